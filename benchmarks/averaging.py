@@ -35,7 +35,7 @@ from hetpeer.bootstrap.authoring.create import create_run
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import DenseCodecName, LinkSettings, TrainingSettings
 from hetpeer.dht.base.errors import HetpeerError
-from hetpeer.peer.children import Child, end_all
+from hetpeer.peer.process.hetpeer_children import Child, end_all
 from tests.wanlab.lab import Lab
 
 LATENCY_MS = 5.0

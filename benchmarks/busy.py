@@ -31,7 +31,7 @@ from benchmarks.endtoend import script
 from benchmarks.swarm import ENDLESS, NEVER, Model, Swarm, make_run, recut, running
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings
-from hetpeer.peer.children import Child, end_all
+from hetpeer.peer.process.hetpeer_children import Child, end_all
 from hetpeer.peer.watching.perfetto import perfetto
 from tests.wanlab.processors import Processor
 

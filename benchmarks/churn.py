@@ -30,12 +30,12 @@ from benchmarks import report
 from benchmarks.baselines.churn_models import Departure, Fleet, losing_work, restarting
 from benchmarks.baselines.forgetful import forgetful
 from hetpeer.dht.base.child_processes import dying_with_us
-from hetpeer.peer.simulate.checks import ViolationError
-from hetpeer.peer.simulate.config import SwarmConfig
-from hetpeer.peer.simulate.coverage import Coverage
-from hetpeer.peer.simulate.numerics import Counting
-from hetpeer.peer.simulate.swarm import Swarm
-from hetpeer.peer.simulate.worker import BACKWARD_S, FORWARD_S
+from hetpeer.peer.simulate.proofs.coverage import Coverage
+from hetpeer.peer.simulate.proofs.invariants import ViolationError
+from hetpeer.peer.simulate.sim_config import SwarmConfig
+from hetpeer.peer.simulate.sim_numerics import Counting
+from hetpeer.peer.simulate.sim_swarm import Swarm
+from hetpeer.peer.simulate.sim_worker import BACKWARD_S, FORWARD_S
 
 SLOWED = 1.1
 """Work of the simulator takes so many times what worker.py says, on average."""

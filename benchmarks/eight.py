@@ -29,7 +29,7 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import LinkSettings, TrainingSettings
 from hetpeer.bootstrap.service.core_config import coordinator_config
 from hetpeer.bootstrap.state.membership import Membership, Volunteer
-from hetpeer.peer.children import end_all
+from hetpeer.peer.process.hetpeer_children import end_all
 from hetpeer.stages.planning.device_network import Network
 from hetpeer.stages.planning.grids.grid_costs import Prices, Traffic
 from hetpeer.stages.planning.grids.grid_search import search

@@ -28,7 +28,7 @@ from benchmarks.networks import network
 from benchmarks.swarm import NEVER, Model, Site, make_run, running
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import LinkSettings, TrainingSettings
-from hetpeer.peer.children import Child, end_all
+from hetpeer.peer.process.hetpeer_children import Child, end_all
 from tests.wanlab.lab import Lab
 
 PEERS = 4

@@ -22,9 +22,9 @@ from hetpeer.bootstrap.authoring.create import create_run
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.dht.base.clock import SystemClock
-from hetpeer.peer.children import Child, end_all
-from hetpeer.peer.demo.feed import LedgerFeed
-from hetpeer.peer.home import Home
+from hetpeer.peer.demo.log_feed import LedgerFeed
+from hetpeer.peer.process.hetpeer_children import Child, end_all
+from hetpeer.peer.process.home import Home
 
 PEERS, VOLUNTEERS = 3, 2
 START_S, GOAL_S = 120.0, 5.0

@@ -24,8 +24,8 @@ from torch import nn
 from benchmarks import gpulanes, gpuswarm, overhead, report
 from hetpeer.averaging.optim.update_rules import Adam, AdamWSettings
 from hetpeer.examples.gpt import GPT
-from hetpeer.peer.daemon.offering import memory_offered, on_gpu
-from hetpeer.peer.daemon.settings import WORKER
+from hetpeer.peer.daemon.machine_offer import memory_offered, on_gpu
+from hetpeer.peer.limits.settings import WORKER
 from hetpeer.stages.block import device as devices
 from hetpeer.stages.block.exact_numerics import squared_norm
 from hetpeer.stages.graph import philox, random_draws

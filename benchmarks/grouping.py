@@ -2,8 +2,8 @@
 
 Four parts, all in virtual time:
 
-* histories of whole grouped runs with faults (peer/simulate/grouped.py): every batch is in the result once;
-* random schedules of the real scheduler with stragglers, arrivals and departures (peer/simulate/grouping.py), with hetpeer's rules and with SDPipe's two;
+* histories of whole grouped runs with faults (peer/simulate/proofs/sim_grouped.py): every batch is in the result once;
+* random schedules of the real scheduler with stragglers, arrivals and departures (peer/simulate/proofs/group_schedules.py), with hetpeer's rules and with SDPipe's two;
 * one decision for 1,000 workers, on this machine's clock;
 * SDPipe's settings (Miao et al., VLDB 2023, section 5): homogeneous, hete-A and hete-B, where a stage sleeps 0.2 or 0.6 s before one
   iteration in ten. Throughput is that of all pipelines, beside no synchronisation at all, all-reduce, and AD-PSGD (Lian et al., ICML 2018) at its best: each
@@ -30,10 +30,10 @@ from hetpeer.averaging.groups.group_scheduler import GroupScheduler, Pipelines
 from hetpeer.averaging.groups.sdpipe import Artifact, Paper
 from hetpeer.averaging.groups.wait_window import Adaptive, Window
 from hetpeer.dht.base.child_processes import dying_with_us
-from hetpeer.peer.simulate.grouped import simulate
-from hetpeer.peer.simulate.grouping import RULES, Watch, schedule
-from hetpeer.peer.simulate.pipelines import Pipelines as Swarm
-from hetpeer.peer.simulate.pipelines import Setting, names
+from hetpeer.peer.simulate.proofs.group_schedules import RULES, Watch, schedule
+from hetpeer.peer.simulate.proofs.sim_grouped import simulate
+from hetpeer.peer.simulate.proofs.sim_pipelines import Pipelines as Swarm
+from hetpeer.peer.simulate.proofs.sim_pipelines import Setting, names
 
 FAULTS = 20
 """Of a history."""

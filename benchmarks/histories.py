@@ -1,7 +1,7 @@
 """Many simulated histories of the protocol under churn: does any break an invariant, or hang?
 
 Each seed is another swarm (stages, cuts, volunteers, slots, latencies, time-outs) with its own faults (peer/simulate/). A history that breaks an
-invariant is named by its seed: `python -m hetpeer.peer.simulate.run --seed N --faults 20` replays it, `…simulate.overlapping …` if it is of `--overlapping`. What is done is
+invariant is named by its seed: `python -m hetpeer.peer.simulate.proofs.histories --seed N --faults 20` replays it, `…simulate.overlapping …` if it is of `--overlapping`. What is done is
 noted chunk by chunk in `--journal`: interrupted, the same command goes on where it was, also at another commit, as long as no module that a history loads differs.
 
     make proof-churn
@@ -27,9 +27,9 @@ from benchmarks.journal import Journal, sources
 from hetpeer.averaging.member.member import Phase
 from hetpeer.bootstrap.state.effects import State
 from hetpeer.dht.base.child_processes import dying_with_us
-from hetpeer.peer.simulate import overlapping
-from hetpeer.peer.simulate.coverage import COORDINATOR_EVENTS, MEMBER_MESSAGES, Coverage
-from hetpeer.peer.simulate.run import simulate
+from hetpeer.peer.simulate.proofs import overlap_histories
+from hetpeer.peer.simulate.proofs.coverage import COORDINATOR_EVENTS, MEMBER_MESSAGES, Coverage
+from hetpeer.peer.simulate.proofs.histories import simulate
 from tests.simulation.cells import IMPOSSIBLE_COORDINATOR, IMPOSSIBLE_MEMBER
 
 CHUNK = 100
@@ -70,7 +70,7 @@ class Tally:
 
 def some(first: int, count: int, faults: int, overlap: bool) -> Tally:
     """The histories of seeds from `first` on; in all of them steps overlap, or as their shape has it."""
-    play = overlapping.simulate if overlap else simulate
+    play = overlap_histories.simulate if overlap else simulate
     coverage, tally, began = Coverage(), Tally(), time.process_time()
     gc.freeze()
     gc.disable()  # a history is small: what it leaves is collected when it is over
@@ -100,7 +100,7 @@ def possible() -> list[str]:
 
 def measure(options: Any) -> dict[str, Any]:
     for kind in (0, 1):
-        overlapping.simulate(kind, Coverage(), faults=1)  # loads all modules that a history needs
+        overlap_histories.simulate(kind, Coverage(), faults=1)  # loads all modules that a history needs
     journal = Journal(
         options.journal, sources=sources(), faults=options.faults, overlapping=options.overlapping
     )

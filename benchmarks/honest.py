@@ -1,6 +1,6 @@
 """Is anybody honest ever banned, by spot checks or for what others say of reduces? Simulated swarms of honest volunteers under faults, until they have made so many contributions.
 
-Each seed is another swarm (peer/simulate/run.py has its shapes) of eight volunteers, of whose contributions a fifth is checked: they die, freeze, leave, lose
+Each seed is another swarm (peer/simulate/proofs/histories.py has its shapes) of eight volunteers, of whose contributions a fifth is checked: they die, freeze, leave, lose
 their lines and come back, the coordinator too; steps overlap, links are narrow, volunteers are moved. Every invariant of the simulator is watched as ever.
 A contribution is what one volunteer counts in one committed step.
 
@@ -18,12 +18,12 @@ from typing import Any
 
 from benchmarks import report
 from hetpeer.bootstrap.trust.step_spot_checks import SpotChecks
-from hetpeer.peer.simulate.arrangements import Arrangements
-from hetpeer.peer.simulate.coverage import Coverage
-from hetpeer.peer.simulate.faults import Faults
-from hetpeer.peer.simulate.numerics import Symbols
-from hetpeer.peer.simulate.run import BLOCKS, LIMIT_S, shape
-from hetpeer.peer.simulate.swarm import Swarm
+from hetpeer.peer.simulate.proofs.arrangements import Arrangements
+from hetpeer.peer.simulate.proofs.coverage import Coverage
+from hetpeer.peer.simulate.proofs.faults import Faults
+from hetpeer.peer.simulate.proofs.histories import BLOCKS, LIMIT_S, shape
+from hetpeer.peer.simulate.sim_numerics import Symbols
+from hetpeer.peer.simulate.sim_swarm import Swarm
 
 SHARE = 0.2
 VOLUNTEERS = 8

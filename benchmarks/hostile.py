@@ -36,7 +36,7 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import LinkSettings, TrainingSettings
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.peer.children import Child, end_all
+from hetpeer.peer.process.hetpeer_children import Child, end_all
 from tests.hostile.attacks import ATTACKS, NOTHING, VARIABLE, Attack
 from tests.wanlab.chaos import homes
 from tests.wanlab.lab import Lab

@@ -27,8 +27,8 @@ from benchmarks import chaos, report
 from benchmarks.lives import Life, Watch, slope
 from benchmarks.memory import KINDS
 from benchmarks.swarm import WITHOUT_END, Model, Swarm, cpu_seconds, make_run, running
-from hetpeer.peer.control.client import ask
-from hetpeer.peer.control.wire import Request
+from hetpeer.peer.control.control_client import ask
+from hetpeer.peer.control.control_messages import Request
 from tests.wanlab.chaos import KINDS as FAULTS
 
 DASHBOARD = "127.0.0.1:0"

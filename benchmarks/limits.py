@@ -29,9 +29,9 @@ from benchmarks.swarm import ENDLESS, NEVER, Model, Swarm, make_run, running
 from hetpeer.bootstrap.audit.audit import Verdict, audit
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings
-from hetpeer.peer.control.client import ask
-from hetpeer.peer.control.wire import Request
-from hetpeer.peer.daemon.configfile import NAME, write
+from hetpeer.peer.control.control_client import ask
+from hetpeer.peer.control.control_messages import Request
+from hetpeer.peer.limits.config_file import NAME, write
 
 VOLUNTEERS, STAGES = 3, 2
 MODEL = Model(width=256, layers=2, heads=4, sequence_length=128)

@@ -26,8 +26,8 @@ from urllib.parse import parse_qs, urlsplit
 from benchmarks import report
 from benchmarks.swarm import WITHOUT_END, Model, Swarm, make_run, running
 from hetpeer.dht.base.errors import LocalError
-from hetpeer.peer.control.client import ask
-from hetpeer.peer.control.wire import Request, Standing
+from hetpeer.peer.control.control_client import ask
+from hetpeer.peer.control.control_messages import Request, Standing
 
 MODEL = Model()
 """Of which a step takes about a second."""

@@ -28,8 +28,8 @@ from benchmarks.networks import VOLUNTEERS, network
 from benchmarks.swarm import ENDLESS, NEVER, Model, Site, Swarm, make_run, running
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import LinkSettings, TrainingSettings
-from hetpeer.peer.planning.devices import devices_in
-from hetpeer.peer.planning.workload import work_of
+from hetpeer.peer.planning.device_files import devices_in
+from hetpeer.peer.planning.model_workload import work_of
 from hetpeer.stages.planning.swarms.pipeline_cuts import Pipelines
 from hetpeer.stages.planning.swarms.swarm_plan import planned
 from tests.wanlab.lab import Lab

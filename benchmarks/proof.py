@@ -28,7 +28,7 @@ from benchmarks.swarm import Model, Site, Swarm, make_run, running
 from hetpeer.bootstrap.audit.audit import audit
 from hetpeer.bootstrap.audit.replay import replay
 from hetpeer.bootstrap.run.settings import TrainingSettings
-from hetpeer.peer.children import COMMAND
+from hetpeer.peer.process.hetpeer_children import COMMAND
 
 SAMPLE_S = 2.0
 STALL_S = 120.0

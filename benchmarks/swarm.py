@@ -1,6 +1,6 @@
 """A real swarm on this machine for benchmarks to look at: one bootstrap node and volunteers, as child processes.
 
-Every process dies with the benchmark (peer/children.py). A swarm can be frozen (SIGSTOP) and thawed, so that
+Every process dies with the benchmark (peer/process/hetpeer_children.py). A swarm can be frozen (SIGSTOP) and thawed, so that
 others can be measured beside it on the same cores; frozen for longer than a lease it would fall apart.
 """
 
@@ -22,8 +22,8 @@ from hetpeer.bootstrap.run.manifest import sign
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import AveragingSettings, LinkSettings, TrainingSettings, TrustSettings
 from hetpeer.dht.base.clock import SystemClock
-from hetpeer.peer.children import COMMAND, Child, end_all
-from hetpeer.peer.demo.feed import LedgerFeed
+from hetpeer.peer.demo.log_feed import LedgerFeed
+from hetpeer.peer.process.hetpeer_children import COMMAND, Child, end_all
 from tests.wanlab.lab import Lab
 
 START_S = 120.0

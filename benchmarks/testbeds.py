@@ -25,9 +25,9 @@ from benchmarks.baselines import swarm_routing
 from benchmarks.scenarios.testbeds import KINDS, NOT_GIVEN, Testbed, testbed
 from hetpeer.dht.base.child_processes import dying_with_us
 from hetpeer.dht.base.errors import LocalError
-from hetpeer.peer.planning.devices import NamedDevices
-from hetpeer.peer.simulate.playing import Places, play
+from hetpeer.peer.planning.device_files import NamedDevices
 from hetpeer.peer.simulate.scenario import Scenario
+from hetpeer.peer.simulate.scenario_run import Places, play
 from hetpeer.stages.planning.swarms.pipeline_cuts import Pipeline, Pipelines
 from hetpeer.stages.planning.swarms.plan_search import Search
 from hetpeer.stages.planning.swarms.swarm_plan import Plan, planned

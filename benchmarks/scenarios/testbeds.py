@@ -13,7 +13,7 @@ from types import MappingProxyType
 import numpy as np
 
 from benchmarks.scenarios.networks import BEST, dt_fm
-from hetpeer.peer.planning.workload import PRESETS, Gpt, preset
+from hetpeer.peer.planning.model_workload import PRESETS, Gpt, preset
 from hetpeer.stages.planning.swarms.plan_inputs import Compression, Devices, Work
 
 GIGA, TERA, GIB = 1e9, 1e12, float(1 << 30)

@@ -9,7 +9,7 @@ from hetpeer.bootstrap.log.contributions import Contributions, Tally
 from hetpeer.bootstrap.log.evidence import Applied
 from hetpeer.bootstrap.log.logged_decision import decisions_of
 from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.peer.cli import audit as command
+from hetpeer.peer.cli.author import audit_command as command
 from tests.bootstrap.court import BLOCKS, Court
 from tests.bootstrap.engine import rewrite_log
 

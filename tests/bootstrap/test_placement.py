@@ -14,11 +14,11 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.place_choice import choose_place
 from hetpeer.bootstrap.state.membership import BlockCost, Membership, Volunteer
 from hetpeer.bootstrap.state.placement import MOST, ranked
-from hetpeer.peer.simulate.config import SwarmConfig
-from hetpeer.peer.simulate.coverage import Coverage
-from hetpeer.peer.simulate.numerics import Counting
-from hetpeer.peer.simulate.swarm import Swarm
-from hetpeer.peer.simulate.wires import Ground
+from hetpeer.peer.simulate.network.wires import Ground
+from hetpeer.peer.simulate.proofs.coverage import Coverage
+from hetpeer.peer.simulate.sim_config import SwarmConfig
+from hetpeer.peer.simulate.sim_numerics import Counting
+from hetpeer.peer.simulate.sim_swarm import Swarm
 from hetpeer.stages.planning.swarms.current_step_time import as_it_is
 from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S, Devices, Work
 from tests.bootstrap.court import Court

@@ -24,7 +24,7 @@ from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig
-from hetpeer.peer.reliable.peer import ReliablePeer
+from hetpeer.peer.reliable.reliable_peer import ReliablePeer
 from tests.swarm.swarm import resign
 
 DECIDED = {"kind": "halt", "why": "the first"}

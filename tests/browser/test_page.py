@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, Dialog, Page, expect
 
-from hetpeer.peer.daemon.settings import Settings, worded
-from hetpeer.peer.web.app import application
-from hetpeer.peer.web.feed import Feed
-from hetpeer.peer.web.page import page_routes
-from hetpeer.peer.web.serving import served
-from hetpeer.peer.where import Where
+from hetpeer.peer.limits.settings import Settings, worded
+from hetpeer.peer.process.web_address import Where
+from hetpeer.peer.web.dashboard_page import page_routes
+from hetpeer.peer.web.http_server import served
+from hetpeer.peer.web.view_feed import Feed
+from hetpeer.peer.web.web_app import application
 
 pytestmark = pytest.mark.browser
 

@@ -20,8 +20,8 @@ def printed(code: str) -> str:
     "modules",
     [
         "hetpeer.dht.kademlia.network_session, hetpeer.dht.kademlia.record_storage, hivemind.dht.node, hivemind.proto.dht_pb2",
-        "hetpeer.peer.daemon.life, hetpeer.peer.web.daemons",
-        "hetpeer.peer.reliable.peer",
+        "hetpeer.peer.daemon.volunteer_life, hetpeer.peer.web.daemon_web",
+        "hetpeer.peer.reliable.reliable_peer",
     ],
 )
 def test_daemons_start_without_torch(modules):

@@ -10,8 +10,8 @@ from hetpeer.bootstrap.run.vouchers import sign_voucher
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.peer.arrival.invites import Invite, _check, destination, make_invite, parse_invite
-from hetpeer.peer.arrival.known import KnownRun, _Book
-from hetpeer.peer.control.wire import Figures, Line, Request, Standing, decode_answer
+from hetpeer.peer.arrival.known_runs import KnownRun, _Book
+from hetpeer.peer.control.control_messages import Figures, Line, Request, Standing, decode_answer
 from tests.fuzz.of_bootstrap import KEY, VOUCHERS
 from tests.fuzz.target import PLACES, RUN, Target, same
 

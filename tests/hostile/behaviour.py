@@ -34,9 +34,9 @@ def install(attack: Callable[[], str]) -> None:
 
 
 def _send_otherwise(attack: Callable[[], str]) -> None:
-    from hetpeer.peer.transport import dataplane
+    from hetpeer.peer.transport import data_plane
 
-    depart = dataplane._departing
+    depart = data_plane._departing
 
     def departing(store: Any, tensor: Any, parcel: Any) -> Any:
         parcel = depart(store, tensor, parcel)
@@ -57,11 +57,11 @@ def _send_otherwise(attack: Callable[[], str]) -> None:
                 return parcel
         return dataclasses.replace(parcel, payload=(wrong,))
 
-    dataplane._departing = departing
+    data_plane._departing = departing
 
 
 def _sit_on_work(attack: Callable[[], str]) -> None:
-    from hetpeer.peer.training.execution import Execution
+    from hetpeer.peer.training.task_execution import Execution
 
     forward = Execution.forward
 
@@ -77,7 +77,7 @@ def _sit_on_work(attack: Callable[[], str]) -> None:
 
 def _say_otherwise(attack: Callable[[], str]) -> None:
     from hetpeer.averaging import messages as m
-    from hetpeer.peer.training.session import ControlSession
+    from hetpeer.peer.training.control_session import ControlSession
 
     tell, said = ControlSession.tell, list[Any]()
     choose = random.Random(0)

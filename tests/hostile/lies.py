@@ -94,8 +94,8 @@ class Liar:
 def install(kind_of: Callable[[str], str]) -> None:
     """Change this process: it lies as `kind_of` says of its id."""
     from hetpeer.averaging.member.held_step import HeldStep
-    from hetpeer.peer.training.proving import Proving
-    from hetpeer.peer.transport.dataplane import DataPlane
+    from hetpeer.peer.training.sum_proof_answers import Proving
+    from hetpeer.peer.transport.data_plane import DataPlane
 
     liar, plan, send, look = Liar(kind_of), HeldStep.plan, DataPlane.send, Proving._slot
 

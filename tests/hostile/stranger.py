@@ -41,7 +41,7 @@ from hetpeer.dht.kademlia.known_keys import MAX_RECORDS, SHARDS, KnownKeys, shar
 from hetpeer.dht.kademlia.validators import MAX_PAYLOAD, MAX_TTL_S, OwnerValidator
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.streams.frames import encode_head as encode_frame_head
-from hetpeer.peer.transport.dataplane import TENSORS
+from hetpeer.peer.transport.data_plane import TENSORS
 from hetpeer.stages.pipeline.routes import Hop
 from tests.dht.identities import identities
 from tests.hostile.attacks import LOOK_S, UnderWay

@@ -26,8 +26,8 @@ from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.streams.frames import encode_head as encode_frame_head
 from hetpeer.dht.streams.stream import Stream
-from hetpeer.peer.transport.dataplane import TENSORS
-from hetpeer.peer.transport.pressure import ACTIVATIONS
+from hetpeer.peer.transport.data_plane import TENSORS
+from hetpeer.peer.transport.link_pressure import ACTIVATIONS
 from hetpeer.stages.pipeline.routes import Hop
 from tests.hostile.stranger import PAUSE_S, Stranger
 from tests.swarm.child import Child

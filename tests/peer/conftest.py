@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hetpeer.peer import console
+from hetpeer.peer.process import console
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.peer.daemon.amounts import (
+from hetpeer.peer.limits.amounts import (
     DAY,
     duration,
     hours,

@@ -13,11 +13,11 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import AveragingSettings, Outer
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.peer.cli import audit, init, result
+from hetpeer.peer.cli.author import audit_command, export_command, init_command
 from tests.bootstrap.engine import DIGITS, Engine, make_author
 
 app = typer.Typer()
-for commands in (init, audit, result):
+for commands in (init_command, audit_command, export_command):
     commands.register(app)
 
 
@@ -157,7 +157,7 @@ def test_export_and_generate(run_path: Path, tmp_path: Path) -> None:
 def test_import_loads_nothing_heavy() -> None:
     code = """
 import sys
-import hetpeer.peer.cli.init, hetpeer.peer.cli.amend, hetpeer.peer.cli.audit, hetpeer.peer.cli.result
+import hetpeer.peer.cli.author.init_command, hetpeer.peer.cli.author.amend_command, hetpeer.peer.cli.author.audit_command, hetpeer.peer.cli.author.export_command
 print(sorted({"torch", "numpy", "hivemind", "pydantic", "cryptography"}.intersection(sys.modules)))
 """
     result = subprocess.run(

@@ -8,14 +8,14 @@ import sys
 import pytest
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.peer import console
 from hetpeer.peer.checkup.findings import Finding
 from hetpeer.peer.cli import main
+from hetpeer.peer.process import console
 
 SAYS = """
 import logging, sys
 from hetpeer.peer.cli.options import configure_logging
-from hetpeer.peer.console import say
+from hetpeer.peer.process.console import say
 
 configure_logging(0, quiet=False)
 sys.stdin.readline()

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.peer.daemon.governor import COOL_S, COOLER_C, GAME_OVER_S, MAINS_S, Governor, Readings
-from hetpeer.peer.daemon.holds import Reason
-from hetpeer.peer.daemon.settings import Layer, Settings, merged
+from hetpeer.peer.limits.governor import COOL_S, COOLER_C, GAME_OVER_S, MAINS_S, Governor, Readings
+from hetpeer.peer.limits.holds import Reason
+from hetpeer.peer.limits.settings import Layer, Settings, merged
 
 BERLIN = ZoneInfo("Europe/Berlin")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.peer.daemon.holds import Holds, Reason
+from hetpeer.peer.limits.holds import Holds, Reason
 
 
 def test_nothing_holds_at_first() -> None:

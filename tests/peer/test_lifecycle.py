@@ -7,11 +7,11 @@ import sys
 import pytest
 
 from hetpeer.dht.base.errors import ExitCode
-from hetpeer.peer.lifecycle import unless
+from hetpeer.peer.process.lifecycle import unless
 
 SIGNALLED = """
 import asyncio, os, signal
-from hetpeer.peer.lifecycle import run_daemon
+from hetpeer.peer.process.lifecycle import run_daemon
 
 async def main(leaving):
     leaving.set()  # its owner wants so
@@ -34,7 +34,7 @@ def test_only_the_second_signal_ends_it_at_once() -> None:
 
 HUNG_UP = """
 import asyncio, os, signal
-from hetpeer.peer.lifecycle import run_daemon
+from hetpeer.peer.process.lifecycle import run_daemon
 
 async def main(leaving):
     for name in {names}:
@@ -70,7 +70,7 @@ def test_a_terminal_that_goes_away_asks_it_to_leave(
 
 FEW_FILES = """
 import resource
-from hetpeer.peer.lifecycle import run_daemon
+from hetpeer.peer.process.lifecycle import run_daemon
 
 async def main(leaving):
     print(*resource.getrlimit(resource.RLIMIT_NOFILE))

@@ -16,7 +16,7 @@ from hetpeer.dht.channels.outbox import Parcel
 from hetpeer.dht.streams.grants import Budget, Grants, Holding
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.transport.link import Link
-from hetpeer.peer.transport.pressure import ACTIVATIONS, CONGESTED_BYTES, Pressure
+from hetpeer.peer.transport.link_pressure import ACTIVATIONS, CONGESTED_BYTES, Pressure
 from tests.dht.loopback import Loopback
 from tests.dht.test_channel import until
 

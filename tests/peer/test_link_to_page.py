@@ -11,16 +11,17 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from hetpeer.dht.base.errors import LocalError, RemoteError
-from hetpeer.peer.cli import dashboard, service
-from hetpeer.peer.cli.status import _show_own
-from hetpeer.peer.control.server import serving
-from hetpeer.peer.control.wire import Request, Standing, decode_answer
-from hetpeer.peer.daemon import systemd
-from hetpeer.peer.web.daemons import _served
-from hetpeer.peer.web.machine import Machine
-from hetpeer.peer.web.token import token_of
-from hetpeer.peer.web.view import View
-from hetpeer.peer.where import Where
+from hetpeer.peer.cli.swarm import dashboard_command
+from hetpeer.peer.cli.swarm.status_command import _show_own
+from hetpeer.peer.cli.volunteer import service_command
+from hetpeer.peer.control.control_messages import Request, Standing, decode_answer
+from hetpeer.peer.control.control_server import serving
+from hetpeer.peer.daemon import systemd_units
+from hetpeer.peer.process.web_address import Where
+from hetpeer.peer.web.access_token import token_of
+from hetpeer.peer.web.daemon_web import _served
+from hetpeer.peer.web.machine_load import Machine
+from hetpeer.peer.web.page_view import View
 
 LINK = "http://127.0.0.1:8787/#token=s3cr3t"
 SHOWN = Standing(state="training", since=1.0, dashboard=LINK)
@@ -40,7 +41,7 @@ async def asked(home: Path, standing: Standing, app: Any, *arguments: str) -> Re
 def command(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
     monkeypatch.delenv("HETPEER_DASHBOARD", raising=False)
     alone = typer.Typer()
-    dashboard.register(alone)
+    dashboard_command.register(alone)
     return alone
 
 
@@ -76,10 +77,10 @@ async def test_that_of_a_service_wherever_its_home_is(
     home = tmp_path / 'a "home" at 50% $x \\n'
     home.mkdir()
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setattr(systemd, "_systemctl", lambda *_: "ActiveState=active\nSubState=running\n")
-    systemd.install(["hetpeer", "join", "--home", str(home), "--name", "--home"])
-    assert systemd.home() == home
-    said = await asked(home, SHOWN, service.commands, "status")
+    monkeypatch.setattr(systemd_units, "_systemctl", lambda *_: "ActiveState=active\nSubState=running\n")
+    systemd_units.install(["hetpeer", "join", "--home", str(home), "--name", "--home"])
+    assert systemd_units.home() == home
+    said = await asked(home, SHOWN, service_command.commands, "status")
     assert said.exit_code == 0, said.output
     assert said.stdout.splitlines()[-1] == f"dashboard at {LINK}"
 

@@ -17,13 +17,13 @@ from hetpeer.averaging.effects import FetchState, StepId
 from hetpeer.averaging.messages import Line
 from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.peer.daemon.settings import WORKER
-from hetpeer.peer.tracing import Trace
-from hetpeer.peer.training import preparing
-from hetpeer.peer.training.execution import Execution
-from hetpeer.peer.training.preparing import StateFetcher
-from hetpeer.peer.transport.posting import Posts
-from hetpeer.peer.transport.tensors import TensorStore
+from hetpeer.peer.limits.settings import WORKER
+from hetpeer.peer.preparation import state_fetcher
+from hetpeer.peer.preparation.state_fetcher import StateFetcher
+from hetpeer.peer.process.span_trace import Trace
+from hetpeer.peer.training.task_execution import Execution
+from hetpeer.peer.transport.tensor_store import TensorStore
+from hetpeer.peer.transport.worker_posts import Posts
 from hetpeer.stages.block.block_state import BlockState, dump, layout_of
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.graph.block_wire import pack_block
@@ -76,7 +76,7 @@ class Held:
 @pytest.fixture
 def held(state: bytes, monkeypatch: pytest.MonkeyPatch) -> Held:
     peer = Held(state)
-    monkeypatch.setattr(preparing, "fetch", peer.fetch)
+    monkeypatch.setattr(state_fetcher, "fetch", peer.fetch)
     return peer
 
 
@@ -140,7 +140,7 @@ async def test_a_state_waits_for_what_is_in_its_way(
         waits.set()
         await sleep(seconds)
 
-    monkeypatch.setattr(preparing.asyncio, "sleep", noticed)
+    monkeypatch.setattr(state_fetcher.asyncio, "sleep", noticed)
     loading = asyncio.ensure_future(room.load(ORDER, [spec]))
     await asyncio.wait_for(waits.wait(), 60.0)
     compute.arena.release(tensor)

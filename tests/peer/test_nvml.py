@@ -11,8 +11,8 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from hetpeer.peer.watching import nvml
-from hetpeer.peer.watching.nvml import GpuLoad, Gpus, GpuState, GpuWatch
+from hetpeer.peer.limits import nvml
+from hetpeer.peer.limits.nvml import GpuLoad, Gpus, GpuState, GpuWatch
 
 FIRST, SECOND, ELSEWHERE = "GPU-0a00", "GPU-0b1c", "GPU-0c2d"
 SOURCE = r"""

@@ -8,10 +8,10 @@ import typer
 from typer.testing import CliRunner
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.peer.cli import join
 from hetpeer.peer.cli.main import app
-from hetpeer.peer.daemon import configfile
-from hetpeer.peer.daemon.settings import KEYS, Merged, Settings, of_environment
+from hetpeer.peer.cli.volunteer import join_command
+from hetpeer.peer.limits import config_file
+from hetpeer.peer.limits.settings import KEYS, Merged, Settings, of_environment
 
 ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC"
 ONCE = {"--bootstrap", "--run", "--home", "--for", "--dry-run", "--trace"}
@@ -39,7 +39,7 @@ OTHER = {
 def options() -> dict[str, list[str]]:
     """The setting that each option's help names → what is typed to give it another value; of others, under their own name, nothing."""
     alone = typer.Typer(add_completion=False)
-    join.register(alone)
+    join_command.register(alone)
     found = {}
     for option in typer.main.get_command(alone).params:
         named = re.search(r"\[(\w+\.\w+)\]$", getattr(option, "help", None) or "")
@@ -61,11 +61,11 @@ def test_every_setting_has_an_option_and_every_other_option_is_of_one_call() -> 
 
 def test_what_an_option_says_is_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Merged] = []
-    effective = configfile.effective
+    effective = config_file.effective
     monkeypatch.delenv("HETPEER_DASHBOARD", raising=False)
-    monkeypatch.setattr(configfile, "effective", lambda *given: found.append(effective(*given)) or found[-1])
-    monkeypatch.setattr(join, "only_checked", lambda _: True)
-    monkeypatch.setattr(join, "need_lan", lambda: None)
+    monkeypatch.setattr(config_file, "effective", lambda *given: found.append(effective(*given)) or found[-1])
+    monkeypatch.setattr(join_command, "only_checked", lambda _: True)
+    monkeypatch.setattr(join_command, "need_lan", lambda: None)
     typed = [word for words in options().values() for word in words]
     done = CliRunner().invoke(app, ["join", "--home", str(tmp_path), "--bootstrap", ADDRESS, *typed])
     assert done.exit_code == 0, done.output
@@ -137,9 +137,9 @@ def test_who_says_hours_means_them(
     words: list[str], mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[Merged] = []
-    effective = configfile.effective
-    monkeypatch.setattr(configfile, "effective", lambda *given: found.append(effective(*given)) or found[-1])
-    monkeypatch.setattr(join, "only_checked", lambda _: True)
+    effective = config_file.effective
+    monkeypatch.setattr(config_file, "effective", lambda *given: found.append(effective(*given)) or found[-1])
+    monkeypatch.setattr(join_command, "only_checked", lambda _: True)
     (tmp_path / "config.toml").write_text('[when]\nmode = "always"\n')
     done = CliRunner().invoke(app, ["join", "--home", str(tmp_path), "--bootstrap", ADDRESS, *words])
     assert done.exit_code == 0, done.output

@@ -13,11 +13,11 @@ import typer
 from hetpeer.bootstrap.run.settings import LinkSettings
 from hetpeer.bootstrap.run.step_workload import of_links
 from hetpeer.dht.base.errors import LocalError
-from hetpeer.peer.cli.plan import Cost, plan
-from hetpeer.peer.cli.plan_grid import Question, plan_grid
-from hetpeer.peer.cli.plan_swarm import SwarmQuestion, plan_swarm
-from hetpeer.peer.planning.devices import read_devices
-from hetpeer.peer.planning.workload import PRESETS, preset, work_of
+from hetpeer.peer.cli.swarm.plan_command import Cost, plan
+from hetpeer.peer.cli.swarm.plan_grid import Question, plan_grid
+from hetpeer.peer.cli.swarm.plan_swarm import SwarmQuestion, plan_swarm
+from hetpeer.peer.planning.device_files import read_devices
+from hetpeer.peer.planning.model_workload import PRESETS, preset, work_of
 from tests.bootstrap.engine import make_run
 from tests.peer.test_cli_main import hetpeer
 

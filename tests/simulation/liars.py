@@ -2,12 +2,12 @@
 
 import dataclasses
 
-from hetpeer.peer.simulate.config import SwarmConfig
-from hetpeer.peer.simulate.coverage import Coverage
-from hetpeer.peer.simulate.faults import Faults
-from hetpeer.peer.simulate.numerics import Symbols
-from hetpeer.peer.simulate.run import LAYOUTS
-from hetpeer.peer.simulate.swarm import Swarm
+from hetpeer.peer.simulate.proofs.coverage import Coverage
+from hetpeer.peer.simulate.proofs.faults import Faults
+from hetpeer.peer.simulate.proofs.histories import LAYOUTS
+from hetpeer.peer.simulate.sim_config import SwarmConfig
+from hetpeer.peer.simulate.sim_numerics import Symbols
+from hetpeer.peer.simulate.sim_swarm import Swarm
 
 BLOCKS = 4
 STEPS = 12

@@ -25,10 +25,10 @@ from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.log.lineage import lineage
 from hetpeer.bootstrap.log.logged_decision import decisions_of
 from hetpeer.bootstrap.log.unused_work import Afterwards, Unused
-from hetpeer.peer.simulate.coverage import Coverage
-from hetpeer.peer.simulate.overlapping import simulate
-from hetpeer.peer.simulate.run import BLOCKS
-from hetpeer.peer.simulate.swarm import Swarm
+from hetpeer.peer.simulate.proofs.coverage import Coverage
+from hetpeer.peer.simulate.proofs.histories import BLOCKS
+from hetpeer.peer.simulate.proofs.overlap_histories import simulate
+from hetpeer.peer.simulate.sim_swarm import Swarm
 
 SEEDS = (*range(8), 14, 17, 22, 26, 40, 52)
 """The last ones have much that comes too late."""

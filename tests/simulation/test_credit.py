@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from hetpeer.peer.simulate.coverage import Coverage
-from hetpeer.peer.simulate.lines import Line
-from hetpeer.peer.simulate.run import Outcome, shape, simulate
-from hetpeer.peer.transport.pressure import ACTIVATIONS
+from hetpeer.peer.simulate.network.sim_lines import Line
+from hetpeer.peer.simulate.proofs.coverage import Coverage
+from hetpeer.peer.simulate.proofs.histories import Outcome, shape, simulate
+from hetpeer.peer.transport.link_pressure import ACTIVATIONS
 
 SEEDS = range(2000, 2030)
 

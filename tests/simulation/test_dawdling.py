@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from hetpeer.bootstrap.coordinator.step_barrier import ADVANCE, SHARE
-from hetpeer.peer.simulate.config import SwarmConfig
-from hetpeer.peer.simulate.coverage import Coverage
-from hetpeer.peer.simulate.numerics import Symbols
-from hetpeer.peer.simulate.run import LAYOUTS
-from hetpeer.peer.simulate.swarm import Swarm
+from hetpeer.peer.simulate.proofs.coverage import Coverage
+from hetpeer.peer.simulate.proofs.histories import LAYOUTS
+from hetpeer.peer.simulate.sim_config import SwarmConfig
+from hetpeer.peer.simulate.sim_numerics import Symbols
+from hetpeer.peer.simulate.sim_swarm import Swarm
 from tests.simulation.liars import BLOCKS, said
 
 CONFIG = SwarmConfig(volunteers=7, layouts=LAYOUTS[1], steps=150, evaluate_every=100, speeds=(1.0,))

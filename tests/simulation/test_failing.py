@@ -6,12 +6,12 @@ That it ends in the state of one machine is looked at in each history.
 import pytest
 
 from hetpeer.bootstrap.state.norm_outliers import ENOUGH
-from hetpeer.peer.simulate.checks import ViolationError
-from hetpeer.peer.simulate.config import SwarmConfig
-from hetpeer.peer.simulate.coverage import Coverage
-from hetpeer.peer.simulate.grouped import GroupedSwarm
-from hetpeer.peer.simulate.numerics import Symbols
-from hetpeer.peer.simulate.run import LAYOUTS
+from hetpeer.peer.simulate.proofs.coverage import Coverage
+from hetpeer.peer.simulate.proofs.histories import LAYOUTS
+from hetpeer.peer.simulate.proofs.invariants import ViolationError
+from hetpeer.peer.simulate.proofs.sim_grouped import GroupedSwarm
+from hetpeer.peer.simulate.sim_config import SwarmConfig
+from hetpeer.peer.simulate.sim_numerics import Symbols
 from tests.simulation.liars import BLOCKS, STEPS, history, said
 
 TWO_STAGES = ((0, 0), (0, 2), (1, 0))

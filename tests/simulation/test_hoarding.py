@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from hetpeer.peer.simulate.config import SwarmConfig
-from hetpeer.peer.simulate.coverage import Coverage
-from hetpeer.peer.simulate.numerics import Symbols
-from hetpeer.peer.simulate.swarm import Swarm
+from hetpeer.peer.simulate.proofs.coverage import Coverage
+from hetpeer.peer.simulate.sim_config import SwarmConfig
+from hetpeer.peer.simulate.sim_numerics import Symbols
+from hetpeer.peer.simulate.sim_swarm import Swarm
 from hetpeer.stages.pipeline import effects as p
 
 STEPS, MICROBATCHES = 24, 48

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hetpeer.peer.simulate.coverage import Coverage
-from hetpeer.peer.simulate.mutants import MUTANTS
-from hetpeer.peer.simulate.run import simulate
+from hetpeer.peer.simulate.proofs.coverage import Coverage
+from hetpeer.peer.simulate.proofs.histories import simulate
+from hetpeer.peer.simulate.proofs.mutants import MUTANTS
 
 QUICK = {
     "parts_as_list": 30,

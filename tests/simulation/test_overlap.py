@@ -1,6 +1,6 @@
 """Steps that overlap: what they win when all goes well, and what they must not do when somebody dies.
 
-A seed that breaks an invariant is replayed by `python -m hetpeer.peer.simulate.overlapping --seed N --faults 20 --steps 10`.
+A seed that breaks an invariant is replayed by `python -m hetpeer.peer.simulate.proofs.overlap_histories --seed N --faults 20 --steps 10`.
 """
 
 from dataclasses import replace
@@ -9,12 +9,12 @@ import pytest
 
 from hetpeer.averaging.effects import StepId
 from hetpeer.bootstrap.log.history import History
-from hetpeer.peer.simulate.config import SwarmConfig
-from hetpeer.peer.simulate.coverage import Coverage
-from hetpeer.peer.simulate.numerics import Symbols
-from hetpeer.peer.simulate.overlapping import simulate
-from hetpeer.peer.simulate.run import BLOCKS
-from hetpeer.peer.simulate.swarm import Swarm
+from hetpeer.peer.simulate.proofs.coverage import Coverage
+from hetpeer.peer.simulate.proofs.histories import BLOCKS
+from hetpeer.peer.simulate.proofs.overlap_histories import simulate
+from hetpeer.peer.simulate.sim_config import SwarmConfig
+from hetpeer.peer.simulate.sim_numerics import Symbols
+from hetpeer.peer.simulate.sim_swarm import Swarm
 from hetpeer.stages.pipeline.pipeline import Pipeline
 
 THREE_STAGES = SwarmConfig(

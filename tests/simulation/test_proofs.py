@@ -6,8 +6,8 @@ That a run ends in the state of one machine is looked at in each history: one fa
 import pytest
 
 from hetpeer.bootstrap.trust.reduce_complaints import CONTRADICTS
-from hetpeer.peer.simulate.config import SwarmConfig
-from hetpeer.peer.simulate.run import LAYOUTS, TIES
+from hetpeer.peer.simulate.proofs.histories import LAYOUTS, TIES
+from hetpeer.peer.simulate.sim_config import SwarmConfig
 from tests.simulation.liars import PAIRS, STEPS, lying, said
 
 SHAPES = {

@@ -8,11 +8,11 @@ from statistics import fmean
 
 import pytest
 
-from hetpeer.peer.simulate.config import SwarmConfig
-from hetpeer.peer.simulate.coverage import Coverage
-from hetpeer.peer.simulate.grouped import GroupedSwarm
-from hetpeer.peer.simulate.numerics import Symbols
-from hetpeer.peer.simulate.run import LAYOUTS, TIES
+from hetpeer.peer.simulate.proofs.coverage import Coverage
+from hetpeer.peer.simulate.proofs.histories import LAYOUTS, TIES
+from hetpeer.peer.simulate.proofs.sim_grouped import GroupedSwarm
+from hetpeer.peer.simulate.sim_config import SwarmConfig
+from hetpeer.peer.simulate.sim_numerics import Symbols
 from tests.simulation.liars import BLOCKS, PAIRS, STEPS, lying, said
 
 KINDS = ["votes", "denies", "tears", "spoils", "objects", "withholds"]

@@ -9,8 +9,8 @@ from statistics import fmean
 import pytest
 
 from hetpeer.bootstrap.state.reputation import LAPSES
-from hetpeer.peer.simulate.config import SwarmConfig
-from hetpeer.peer.simulate.run import LAYOUTS
+from hetpeer.peer.simulate.proofs.histories import LAYOUTS
+from hetpeer.peer.simulate.sim_config import SwarmConfig
 from tests.simulation.liars import history, said
 
 ALL_HOLD_ALL = SwarmConfig(volunteers=4, layouts=LAYOUTS[0], check_share=1.0)

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from hetpeer.bootstrap.log.history import History
-from hetpeer.peer.simulate.checks import Checks
-from hetpeer.peer.simulate.config import SwarmConfig
-from hetpeer.peer.simulate.coverage import Coverage
-from hetpeer.peer.simulate.grouped import GroupedChecks, GroupedSwarm
-from hetpeer.peer.simulate.swarm import Swarm
-from hetpeer.peer.simulate.toynet import ToyNet, _digest
+from hetpeer.peer.simulate.proofs.coverage import Coverage
+from hetpeer.peer.simulate.proofs.invariants import Checks
+from hetpeer.peer.simulate.proofs.sim_grouped import GroupedChecks, GroupedSwarm
+from hetpeer.peer.simulate.proofs.toy_net import ToyNet, _digest
+from hetpeer.peer.simulate.sim_config import SwarmConfig
+from hetpeer.peer.simulate.sim_swarm import Swarm
 
 BLOCKS, STEPS, MICROBATCHES = 8, 12, 6
 THREE = ((0, 2), (2, 4), (4, 8))

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from hetpeer.peer.simulate.config import SwarmConfig
-from hetpeer.peer.simulate.coverage import Coverage
-from hetpeer.peer.simulate.numerics import Symbols
-from hetpeer.peer.simulate.run import LAYOUTS
-from hetpeer.peer.simulate.swarm import Swarm
+from hetpeer.peer.simulate.proofs.coverage import Coverage
+from hetpeer.peer.simulate.proofs.histories import LAYOUTS
+from hetpeer.peer.simulate.sim_config import SwarmConfig
+from hetpeer.peer.simulate.sim_numerics import Symbols
+from hetpeer.peer.simulate.sim_swarm import Swarm
 from tests.simulation.liars import BLOCKS, said
 from tests.simulation.test_failing import TWO_STAGES
 

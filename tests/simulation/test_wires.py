@@ -7,8 +7,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.peer.simulate.wires import Ground, Wires
-from hetpeer.peer.simulate.world import World
+from hetpeer.peer.simulate.network.wires import Ground, Wires
+from hetpeer.peer.simulate.network.world import World
 from hetpeer.stages.planning.swarms.plan_inputs import Devices
 from hetpeer.stages.planning.uplinks import Line, Uplink
 from tests.stages.test_planning_swarms import some_work

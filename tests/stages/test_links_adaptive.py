@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.run.settings import LinkSettings
-from hetpeer.peer.transport.claim import EASE, LEAST, Claim
-from hetpeer.peer.transport.linkbook import RECENT, LinkBook
-from hetpeer.peer.transport.outflow import ARRIVALS, KNOWN, SEEN, SEVERAL, WINDOW_S, WINDOWS
+from hetpeer.peer.transport.link_book import RECENT, LinkBook
+from hetpeer.peer.transport.pace_claim import EASE, LEAST, Claim
+from hetpeer.peer.transport.uplink_rate import ARRIVALS, KNOWN, SEEN, SEVERAL, WINDOW_S, WINDOWS
 from hetpeer.stages.links.adaptive_ratio import coding_for, share_for
 from hetpeer.stages.links.codec import Codec
 from hetpeer.stages.links.link_pace import SLACK, ratio_of

@@ -14,7 +14,7 @@ from benchmarks.scenarios.networks import BEST, REPLICAS, STAGES, dt_fm, regions
 from benchmarks.scenarios.networks import TRAFFIC as DT_FM_TRAFFIC
 from benchmarks.scenarios.orders import at_random, natural
 from hetpeer.dht.base.errors import LocalError
-from hetpeer.peer.cli.plan_grid import Question, plan_grid
+from hetpeer.peer.cli.swarm.plan_grid import Question, plan_grid
 from hetpeer.stages.planning.device_network import Network
 from hetpeer.stages.planning.grids import group_path
 from hetpeer.stages.planning.grids.bottleneck_matching import EXACT, bottlenecks, bounds, matched

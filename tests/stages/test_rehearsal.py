@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hetpeer.peer.training.rehearsing import speed_on
+from hetpeer.peer.preparation.place_rehearsal import speed_on
 from hetpeer.stages.ipc.results import CommandFailedError, Failed, Rehearsed
 from hetpeer.stages.tracing.assemble import Mode
 from hetpeer.stages.tracing.cut import cut_blocks

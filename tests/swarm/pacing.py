@@ -8,16 +8,16 @@ from weakref import WeakSet
 
 def impatient() -> None:
     """A volunteer that gives up missing data within a second."""
-    from hetpeer.peer.training import datasource
+    from hetpeer.peer.preparation import data_source
 
-    datasource.TRIES, datasource.RETRY_S = 2, 0.5
+    data_source.TRIES, data_source.RETRY_S = 2, 0.5
 
 
 def gives_up_soon() -> None:
     """A volunteer that tries twice where nobody answers."""
-    from hetpeer.peer.arrival import rounds
+    from hetpeer.peer.arrival import dial_rounds
 
-    rounds.ROUNDS = 2
+    dial_rounds.ROUNDS = 2
 
 
 def expects_nobody() -> None:
@@ -29,23 +29,23 @@ def expects_nobody() -> None:
 
 def soon_calm() -> None:
     """A reliable peer that waits for who has gone, or for others, for five seconds only before it gives their blocks away."""
-    from hetpeer.peer.reliable import proposing
+    from hetpeer.peer.reliable import plan_proposer
 
-    settled_s, look = proposing.SETTLED_S, proposing.Proposing._look
+    settled_s, look = plan_proposer.SETTLED_S, plan_proposer.Proposing._look
 
     async def hasty(self, service, core):
         missed = core.missing_blocks and core.history.departures
-        proposing.SETTLED_S = 5.0 if missed else settled_s
+        plan_proposer.SETTLED_S = 5.0 if missed else settled_s
         await look(self, service, core)
 
-    proposing.LOOK_S, proposing.Proposing._look = 1.0, hasty
+    plan_proposer.LOOK_S, plan_proposer.Proposing._look = 1.0, hasty
 
 
 def soon_enough() -> None:
     """A reliable peer of a grouped run that looks after those who wait in a forming cluster after five seconds."""
-    from hetpeer.peer.reliable import proposing
+    from hetpeer.peer.reliable import plan_proposer
 
-    proposing.LOOK_S, proposing.SETTLED_S = 1.0, 5.0
+    plan_proposer.LOOK_S, plan_proposer.SETTLED_S = 1.0, 5.0
 
 
 def begins_with(count: str) -> None:
@@ -83,9 +83,9 @@ def patient() -> None:
 
 def polite() -> None:
     """A volunteer that takes its time to say farewell."""
-    from hetpeer.peer.daemon import life
+    from hetpeer.peer.daemon import volunteer_life
 
-    life.FAREWELL_S = 30.0
+    volunteer_life.FAREWELL_S = 30.0
 
 
 def never_impatient() -> None:
@@ -97,13 +97,13 @@ def never_impatient() -> None:
 
 def hasty_stand_in() -> None:
     """A reliable peer that waits for others for a second only, once a step has begun."""
-    from hetpeer.peer.reliable import standin
+    from hetpeer.peer.reliable import stand_in
 
-    is_wanted = standin.StandIn._is_wanted
+    is_wanted = stand_in.StandIn._is_wanted
 
     def wanted_in_a_step(self, peer: str) -> bool:
         service = self._service()
         return service is not None and service.core.step is not None and is_wanted(self, peer)
 
-    standin.PATIENCE_S = 1.0
-    standin.StandIn._is_wanted = wanted_in_a_step
+    stand_in.PATIENCE_S = 1.0
+    stand_in.StandIn._is_wanted = wanted_in_a_step

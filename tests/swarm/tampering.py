@@ -124,10 +124,10 @@ def _sends_once(wrong: Callable[[dict[str, Any], bytes], tuple[dict[str, Any], b
     """The first part of a sum that leaves for somebody else is what `wrong` makes of it. Of two holders the one with the faster line adds up all: this
     one says that its own is slow, or its parts might never leave.
     """
-    from hetpeer.peer.transport import dataplane
-    from hetpeer.peer.transport.linkbook import LinkBook
+    from hetpeer.peer.transport import data_plane
+    from hetpeer.peer.transport.link_book import LinkBook
 
-    depart, paced, left = dataplane._departing, LinkBook.paced, [1]
+    depart, paced, left = data_plane._departing, LinkBook.paced, [1]
     LinkBook.paced = lambda self: paced(self).model_copy(update={"uplink": 1e5})
 
     def damaged(store, tensor, parcel):
@@ -138,7 +138,7 @@ def _sends_once(wrong: Callable[[dict[str, Any], bytes], tuple[dict[str, Any], b
             parcel = dataclasses.replace(parcel, header=header, payload=(payload,))
         return parcel
 
-    dataplane._departing = damaged
+    data_plane._departing = damaged
 
 
 def sends_nan_parameters() -> None:
@@ -153,9 +153,9 @@ def sends_a_short_part() -> None:
 
 def sends_garbage() -> None:
     """A volunteer one of whose encoded bundles is noise, of the right length."""
-    from hetpeer.peer.transport import dataplane
+    from hetpeer.peer.transport import data_plane
 
-    depart, left = dataplane._departing, [1]
+    depart, left = data_plane._departing, [1]
 
     def damaged(store, tensor, parcel):
         parcel = depart(store, tensor, parcel)
@@ -164,7 +164,7 @@ def sends_garbage() -> None:
             parcel = dataclasses.replace(parcel, payload=(b"\xff" * len(parcel.payload[0]),))
         return parcel
 
-    dataplane._departing = damaged
+    data_plane._departing = damaged
 
 
 def sends_opposite() -> None:
@@ -190,9 +190,9 @@ def tears_sums() -> None:
     """A volunteer that adds up something else for others than for itself."""
     import numpy as np
 
-    from hetpeer.peer.transport import dataplane
+    from hetpeer.peer.transport import data_plane
 
-    depart = dataplane._departing
+    depart = data_plane._departing
 
     def torn(store, tensor, parcel):
         parcel = depart(store, tensor, parcel)
@@ -201,14 +201,14 @@ def tears_sums() -> None:
             parcel = dataclasses.replace(parcel, payload=(payload.tobytes(),))
         return parcel
 
-    dataplane._departing = torn
+    data_plane._departing = torn
 
 
 def adds_falsely() -> None:
     """A volunteer that gives everybody the opposite of what it has added up."""
     import numpy as np
 
-    from hetpeer.peer.transport.dataplane import DataPlane
+    from hetpeer.peer.transport.data_plane import DataPlane
 
     send, seen = DataPlane.send, set()
 
@@ -241,9 +241,9 @@ def sends_false_bundles() -> None:
     import numpy as np
 
     from hetpeer.averaging.member.held_step import HeldStep
-    from hetpeer.peer.transport import dataplane
+    from hetpeer.peer.transport import data_plane
 
-    held, depart = HeldStep.__init__, dataplane._departing
+    held, depart = HeldStep.__init__, data_plane._departing
     watched: set[int] = set()
 
     def begun(self, me, place, begin, *more):
@@ -264,12 +264,12 @@ def sends_false_bundles() -> None:
             parcel = dataclasses.replace(parcel, payload=(payload.tobytes(),))
         return parcel
 
-    HeldStep.__init__, dataplane._departing = begun, opposite
+    HeldStep.__init__, data_plane._departing = begun, opposite
 
 
 def killed_after_step_4() -> None:
     """A volunteer that dies with an update in its memory, that of the fifth step or of a later one, and nobody told."""
-    from hetpeer.peer.training.evidence import Evidence
+    from hetpeer.peer.training.evidence_log import Evidence
 
     applied = Evidence.applied
 
@@ -283,7 +283,7 @@ def killed_after_step_4() -> None:
 
 def leaves_after_step_12() -> None:
     """A volunteer whose terminal goes away once it has applied the thirteenth step or a later one: kernel and shell say so."""
-    from hetpeer.peer.training.evidence import Evidence
+    from hetpeer.peer.training.evidence_log import Evidence
 
     applied = Evidence.applied
 
@@ -341,10 +341,10 @@ def _require(status: int) -> None:
 
 def little_memory() -> None:
     """A volunteer whose arena has room for a reduce of the tiny model and a few bundles, not for all that a step keeps."""
-    from hetpeer.peer.daemon import life
+    from hetpeer.peer.daemon import volunteer_life
 
-    config = life.ComputeConfig
-    life.ComputeConfig = lambda **known: config(**(known | {"arena_bytes": LITTLE}))
+    config = volunteer_life.ComputeConfig
+    volunteer_life.ComputeConfig = lambda **known: config(**(known | {"arena_bytes": LITTLE}))
 
 
 def no_room_for_kept() -> None:
@@ -369,15 +369,15 @@ def as_a_service(path: str) -> None:
 
 def an_hour_passes() -> None:
     """A volunteer whose owner's clock is an hour later once there is a file `late` in the home; the machine has not slept."""
-    from hetpeer.peer.daemon import joining
+    from hetpeer.peer.daemon import join_run
 
     late = Path(os.environ["HETPEER_HOME"]) / "late"
 
-    class Clock(joining.SystemClock):
+    class Clock(join_run.SystemClock):
         def boottime(self) -> float:
             return super().boottime() + 3600.0 * late.exists()
 
-    joining.SystemClock = Clock
+    join_run.SystemClock = Clock
 
 
 def sends_nan_for_ever() -> None:

@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.peer.control.client import ask, connected
-from hetpeer.peer.control.wire import Request, Standing
+from hetpeer.peer.control.control_client import ask, connected
+from hetpeer.peer.control.control_messages import Request, Standing
 from tests.swarm.child import LEAVE_S, Child, until
 from tests.swarm.swarm import Swarm, resign
 

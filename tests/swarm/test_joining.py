@@ -9,8 +9,8 @@ import pytest
 from hetpeer.dht.base.errors import ExitCode
 from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.peer.arrival.invites import make_invite, parse_invite
-from hetpeer.peer.home import Home
-from hetpeer.peer.keys import backup, restore
+from hetpeer.peer.process.home import Home
+from hetpeer.peer.process.identity_backup import backup, restore
 from tests.swarm.child import Child, until
 from tests.swarm.swarm import Swarm, resign
 

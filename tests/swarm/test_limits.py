@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks import limits
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.peer.control.client import ask
-from hetpeer.peer.control.wire import Request
+from hetpeer.peer.control.control_client import ask
+from hetpeer.peer.control.control_messages import Request
 from tests.swarm.child import until
 from tests.swarm.swarm import Swarm
 

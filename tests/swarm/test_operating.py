@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hetpeer.dht.base.errors import ExitCode
-from hetpeer.peer.control.client import ask
-from hetpeer.peer.control.wire import Reliable, Request, Standing
+from hetpeer.peer.control.control_client import ask
+from hetpeer.peer.control.control_messages import Reliable, Request, Standing
 from tests.swarm.child import Child, until
 from tests.swarm.swarm import Swarm
 from tests.swarm.test_bad_input import fails, serve

@@ -12,7 +12,7 @@ from hetpeer.bootstrap.log.record_log import read_log
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ExitCode
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.peer.home import Home
+from hetpeer.peer.process.home import Home
 from tests.swarm.child import Child, until
 from tests.swarm.conftest import STEPS
 from tests.swarm.swarm import Swarm, resign

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from hetpeer.dht.base.errors import ExitCode
-from hetpeer.peer.control.client import ask
-from hetpeer.peer.control.wire import Request
+from hetpeer.peer.control.control_client import ask
+from hetpeer.peer.control.control_messages import Request
 from tests.swarm.swarm import Swarm
 from tests.swarm.test_bad_input import fails
 from tests.swarm.test_joining import to_be_held_by_one

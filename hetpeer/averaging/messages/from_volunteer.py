@@ -245,7 +245,7 @@ class Applied(Schema):
 class Paced(Schema):
     """How fast things go here, once a step: what the next step's links aim at (stages/links/adaptive_ratio.py).
 
-    `computing`: seconds of a microbatch at this place; less where it was given none for some steps (peer/transport/claim.py). `links`: seconds that the largest bundle of a microbatch would
+    `computing`: seconds of a microbatch at this place; less where it was given none for some steps (peer/transport/pace_claim.py). `links`: seconds that the largest bundle of a microbatch would
     take to each peer uncompressed, by the rate at which bytes last arrived there. `uplink`: bytes/s of all links together; 0: not known.
     """
 

@@ -15,7 +15,7 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.vouchers import VOUCHER
 from hetpeer.bootstrap.service.admission import Doorkeeper
 from hetpeer.dht.base.detached import aside
-from hetpeer.peer.console import say
+from hetpeer.peer.process.console import say
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from hetpeer.bootstrap.run.durable_files import disk_errors
 from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.dht.identity.addresses import Address, is_far, parse_address
 from hetpeer.dht.node.node import Node, NodeConfig
-from hetpeer.peer.arrival.reach import tell_forever
-from hetpeer.peer.control.attending import attended
-from hetpeer.peer.home import Home
+from hetpeer.peer.arrival.reach_text import tell_forever
+from hetpeer.peer.control.attended_daemon import attended
+from hetpeer.peer.process.home import Home
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

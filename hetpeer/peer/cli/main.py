@@ -16,32 +16,36 @@ from typing import Annotated
 import typer
 
 from hetpeer.dht.base.errors import HetpeerError, LocalError
-from hetpeer.peer.cli import (
-    amend,
-    audit,
-    bench,
-    bootstrap,
-    config,
-    daemon,
-    dashboard,
-    demo,
-    doctor,
-    identity,
-    init,
-    inspect,
-    invite,
-    join,
-    logs,
-    options,
-    plan,
-    result,
-    service,
-    simulate,
-    status,
-    top,
-    trace,
+from hetpeer.peer.cli import options
+from hetpeer.peer.cli.author import (
+    amend_command,
+    audit_command,
+    export_command,
+    init_command,
+    inspect_command,
+    invite_command,
 )
-from hetpeer.peer.console import tell
+from hetpeer.peer.cli.swarm import (
+    bootstrap_command,
+    dashboard_command,
+    demo_command,
+    plan_command,
+    simulate_command,
+    status_command,
+    trace_command,
+)
+from hetpeer.peer.cli.volunteer import (
+    bench_command,
+    config_command,
+    doctor_command,
+    id_command,
+    join_command,
+    logs_command,
+    pause_command,
+    service_command,
+    top_command,
+)
+from hetpeer.peer.process.console import tell
 
 _log = logging.getLogger("hetpeer")
 
@@ -55,28 +59,28 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    join,
-    daemon,
-    config,
-    service,
-    status,
-    top,
-    logs,
-    doctor,
-    bench,
-    dashboard,
-    plan,
-    simulate,
-    bootstrap,
-    invite,
-    init,
-    amend,
-    audit,
-    result,
-    inspect,
-    demo,
-    trace,
-    identity,
+    join_command,
+    pause_command,
+    config_command,
+    service_command,
+    status_command,
+    top_command,
+    logs_command,
+    doctor_command,
+    bench_command,
+    dashboard_command,
+    plan_command,
+    simulate_command,
+    bootstrap_command,
+    invite_command,
+    init_command,
+    amend_command,
+    audit_command,
+    export_command,
+    inspect_command,
+    demo_command,
+    trace_command,
+    id_command,
 ):
     command.register(app)
 

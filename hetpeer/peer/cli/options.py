@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO, TypeVar
 import typer
 
 from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError
-from hetpeer.peer.console import show_from
-from hetpeer.peer.logs.formats import JsonFormatter, PlainFormatter
+from hetpeer.peer.logs.log_formats import JsonFormatter, PlainFormatter
+from hetpeer.peer.process.console import show_from
 
 if TYPE_CHECKING:
     from hetpeer.peer.arrival.invites import Destination
-    from hetpeer.peer.control.wire import Standing
+    from hetpeer.peer.control.control_messages import Standing
 
 T = TypeVar("T")
 
@@ -99,8 +99,8 @@ def only_checked(context: typer.Context) -> bool:
 
 def parse_duration(text: str) -> float:
     """Seconds of `1h30m`, `45m`, `2d`, `90s`. Raises a usage error."""
-    from hetpeer.peer.control.wire import LONGEST_PAUSE_S
-    from hetpeer.peer.daemon.amounts import duration
+    from hetpeer.peer.control.control_messages import LONGEST_PAUSE_S
+    from hetpeer.peer.limits.amounts import duration
 
     try:
         seconds = duration(text)
@@ -127,12 +127,12 @@ def asked(texts: list[str] | None, home: Path | None, run: str = "") -> Destinat
     Raises `LocalError` HP-ADDR-001, HP-ADDR-002, HP-ADDR-003; HP-CTL-001 where `home` is a run's directory, and nobody serves it.
     """
     from hetpeer.peer.arrival.invites import destination
-    from hetpeer.peer.arrival.known import back_to
-    from hetpeer.peer.home import default_home
+    from hetpeer.peer.arrival.known_runs import back_to
+    from hetpeer.peer.process.home import default_home
 
     here = None if texts or run else standing_here(home)
     if here is None and home is not None and not texts and (home / "manifest.hetpeer").exists():
-        from hetpeer.peer.control.client import not_running
+        from hetpeer.peer.control.control_client import not_running
 
         raise not_running(home, f"it is a run's directory: hetpeer bootstrap {home} serves it")
     nearby = here.addresses if here is not None else ()
@@ -147,7 +147,7 @@ def joined_by(texts: list[str], home: Path, run: str = "", *, near: bool = False
     Raises `LocalError` HP-ADDR-001, HP-ADDR-002, HP-ADDR-003.
     """
     from hetpeer.peer.arrival.invites import Destination, destination
-    from hetpeer.peer.arrival.known import back_to
+    from hetpeer.peer.arrival.known_runs import back_to
 
     named = destination(texts, run)
     if named.addresses:
@@ -174,9 +174,9 @@ def need_lan() -> None:
 
 def standing_here(home: Path | None) -> Standing | None:
     """What the daemon that runs from `home` does; None if there is none that answers."""
-    from hetpeer.peer.control.client import ask
-    from hetpeer.peer.control.wire import Request
-    from hetpeer.peer.home import default_home
+    from hetpeer.peer.control.control_client import ask
+    from hetpeer.peer.control.control_messages import Request
+    from hetpeer.peer.process.home import default_home
 
     try:
         return ask(home or default_home(), Request(do="status"))

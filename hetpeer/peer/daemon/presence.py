@@ -18,23 +18,23 @@ from hetpeer.dht.discovery.roster import Roster
 from hetpeer.dht.identity.addresses import Address
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.streams.stream import Stream
-from hetpeer.peer.arrival.arriving import Arrival, arrived
 from hetpeer.peer.arrival.credentials import Credentials, credentials
+from hetpeer.peer.arrival.find_run import Arrival, arrived
 from hetpeer.peer.arrival.invites import Destination
-from hetpeer.peer.arrival.known import known_run
-from hetpeer.peer.arrival.nearby import chosen
-from hetpeer.peer.console import say
-from hetpeer.peer.daemon.amounts import size
-from hetpeer.peer.daemon.progress import VolunteerProgress
-from hetpeer.peer.daemon.settings import Settings
-from hetpeer.peer.daemon.waking import watch_forever
-from hetpeer.peer.home import Home
-from hetpeer.peer.tracing import Trace
-from hetpeer.peer.training.evidence import Evidence
-from hetpeer.peer.training.preparing import RunFiles
-from hetpeer.peer.training.room import Room
+from hetpeer.peer.arrival.known_runs import known_run
+from hetpeer.peer.arrival.lan_notices import chosen
+from hetpeer.peer.daemon.volunteer_progress import VolunteerProgress
+from hetpeer.peer.limits.amounts import size
+from hetpeer.peer.limits.settings import Settings
+from hetpeer.peer.limits.suspend_detection import watch_forever
+from hetpeer.peer.preparation.disk_room import Room
+from hetpeer.peer.preparation.state_fetcher import RunFiles
+from hetpeer.peer.process.console import say
+from hetpeer.peer.process.home import Home
+from hetpeer.peer.process.span_trace import Trace
+from hetpeer.peer.process.web_address import Where
+from hetpeer.peer.training.evidence_log import Evidence
 from hetpeer.peer.training.volunteer import Volunteer
-from hetpeer.peer.where import Where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class JoinOptions:
     sources: Mapping[str, str] = field(default_factory=dict)
     """Where those are from that are no defaults."""
     trace: bool = False
-    """Write down what is done when (tracing.py)."""
+    """Write down what is done when (span_trace.py)."""
     dashboard: Where | None = None
     """Where its dashboard and metrics are served."""
 
@@ -108,7 +108,7 @@ async def present(
     node, signed = arrival.node, arrival.signed
     run = home.run(signed)
     if network.lan:
-        from hetpeer.peer.arrival.lan import announce_forever
+        from hetpeer.peer.arrival.lan_discovery import announce_forever
 
         saying = TaskSet()
         stack.push_async_callback(saying.close)
@@ -160,7 +160,7 @@ async def _nearby(host: str, run: str, home: Home) -> Destination:
 
     Raises `LocalError` HP-ADDR-004, HP-NET-016.
     """
-    from hetpeer.peer.arrival.lan import heard
+    from hetpeer.peer.arrival.lan_discovery import heard
 
     say("looking for a run in the local network")
     found = await heard(host, run)

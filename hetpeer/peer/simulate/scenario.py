@@ -26,8 +26,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.peer.planning.devices import NamedDevices, devices_in, read_devices
-from hetpeer.peer.planning.workload import work_of
+from hetpeer.peer.planning.device_files import NamedDevices, devices_in, read_devices
+from hetpeer.peer.planning.model_workload import work_of
 from hetpeer.stages.planning.swarms.plan_inputs import Work
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -2,7 +2,7 @@
 
 Events from the network and the worker go into the core; its effects are carried out in order. All of it runs on one
 loop, so nothing here needs a lock. One `Volunteer` lives as long as its compute worker: when that dies, everything
-it held is gone, and a new one with a new incarnation begins (joining.py).
+it held is gone, and a new one with a new incarnation begins (join_run.py).
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.dht.discovery.task_board import Board
 from hetpeer.dht.node.node import Node
 from hetpeer.peer.arrival.credentials import Credentials
-from hetpeer.peer.home import Home
-from hetpeer.peer.tracing import Trace
-from hetpeer.peer.training.checking import Checking
-from hetpeer.peer.training.datasource import DataSource
-from hetpeer.peer.training.entering import Entering
-from hetpeer.peer.training.evidence import Evidence
-from hetpeer.peer.training.execution import Execution
-from hetpeer.peer.training.figures import Figures, Offer
-from hetpeer.peer.training.gate import DataGate
-from hetpeer.peer.training.leftovers import LeftoverWatch
-from hetpeer.peer.training.preparing import RunFiles, StateFetcher, keep_trying, prepare_block
-from hetpeer.peer.training.proving import Proving
-from hetpeer.peer.training.reducing import Reducing
-from hetpeer.peer.training.rehearsing import speed_on
-from hetpeer.peer.training.session import ControlSession
-from hetpeer.peer.training.states import HeldStates
-from hetpeer.peer.training.stepwork import Place, StepWork
-from hetpeer.peer.transport.dataplane import DataPlane
-from hetpeer.peer.transport.linkbook import LinkBook
-from hetpeer.peer.transport.posting import Posts
-from hetpeer.peer.transport.schema import Schema, bundles_beside, microbatches_in
-from hetpeer.peer.transport.spill import SpillFile
-from hetpeer.peer.transport.tensors import TensorStore
-from hetpeer.peer.transport.transcoding import Transcoding
+from hetpeer.peer.preparation.data_gate import DataGate
+from hetpeer.peer.preparation.data_source import DataSource
+from hetpeer.peer.preparation.place_rehearsal import speed_on
+from hetpeer.peer.preparation.state_fetcher import RunFiles, StateFetcher, keep_trying, prepare_block
+from hetpeer.peer.process.home import Home
+from hetpeer.peer.process.span_trace import Trace
+from hetpeer.peer.training.control_session import ControlSession
+from hetpeer.peer.training.evidence_log import Evidence
+from hetpeer.peer.training.held_states import HeldStates
+from hetpeer.peer.training.leftover_watch import LeftoverWatch
+from hetpeer.peer.training.reduce_execution import Reducing
+from hetpeer.peer.training.spot_check_answers import Checking
+from hetpeer.peer.training.step_driver import Place, StepWork
+from hetpeer.peer.training.step_entry import Entering
+from hetpeer.peer.training.sum_proof_answers import Proving
+from hetpeer.peer.training.task_execution import Execution
+from hetpeer.peer.training.volunteer_figures import Figures, Offer
+from hetpeer.peer.transport.data_plane import DataPlane
+from hetpeer.peer.transport.link_book import LinkBook
+from hetpeer.peer.transport.link_transcoder import Transcoding
+from hetpeer.peer.transport.spill_file import SpillFile
+from hetpeer.peer.transport.tensor_schema import Schema, bundles_beside, microbatches_in
+from hetpeer.peer.transport.tensor_store import TensorStore
+from hetpeer.peer.transport.worker_posts import Posts
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc.compute import Compute

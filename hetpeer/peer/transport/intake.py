@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from hetpeer.averaging.member.tensor_heads import ActivationHead, GradientHead, Head, ShardHead
 from hetpeer.dht.streams.flow_control import Pool
 from hetpeer.dht.streams.grants import Budget, Grants, Holding
-from hetpeer.peer.transport.pressure import ACTIVATIONS, GRADIENTS, SHARDS, pool_at
-from hetpeer.peer.transport.schema import FLOAT_BYTES, Schema
+from hetpeer.peer.transport.link_pressure import ACTIVATIONS, GRADIENTS, SHARDS, pool_at
+from hetpeer.peer.transport.tensor_schema import FLOAT_BYTES, Schema
 from hetpeer.stages.pipeline.routes import blocks_left
 
 KINDS = 3

@@ -22,7 +22,7 @@ from hetpeer.dht.channels.outbox import Parcel
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.streams.flow_control import Queue
 from hetpeer.dht.streams.stream import Stream
-from hetpeer.peer.transport.pressure import Pressure
+from hetpeer.peer.transport.link_pressure import Pressure
 
 TENSORS: Final = "hetpeer/1/tensors"
 LANES = 3

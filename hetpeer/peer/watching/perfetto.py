@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.peer.tracing import SUFFIX
+from hetpeer.peer.process.span_trace import SUFFIX
 
 ORDER = ("step", "compute", "waits", "send", "receive")
 """Lanes that are shown first."""

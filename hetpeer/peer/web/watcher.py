@@ -6,9 +6,9 @@ import asyncio
 
 from hetpeer.bootstrap.run.durable_files import temporary_folder
 from hetpeer.peer.arrival.invites import Destination
-from hetpeer.peer.lifecycle import unless
-from hetpeer.peer.watching.status import observing
-from hetpeer.peer.where import Where
+from hetpeer.peer.process.lifecycle import unless
+from hetpeer.peer.process.web_address import Where
+from hetpeer.peer.watching.status_reader import observing
 
 
 async def watch(goal: Destination, where: Where, leaving: asyncio.Event) -> None:
@@ -17,7 +17,7 @@ async def watch(goal: Destination, where: Where, leaving: asyncio.Event) -> None
 
 
 async def _watch(goal: Destination, where: Where) -> None:
-    from hetpeer.peer.web.daemons import watcher_served
+    from hetpeer.peer.web.daemon_web import watcher_served
 
     with temporary_folder("watcher") as folder:
         async with observing(goal) as onlooker, watcher_served(where, onlooker, folder):

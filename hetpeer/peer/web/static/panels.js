@@ -1,4 +1,4 @@
-// What is shown of a view (peer/web/view.py), panel by panel. Without a status, while nothing is known of the swarm, only those in OWN.
+// What is shown of a view (peer/web/page_view.py), panel by panel. Without a status, while nothing is known of the swarm, only those in OWN.
 
 import { byId, element, facts, rows } from "./dom.js";
 import { bytes, clock, duration, rate, share, whole } from "./units.js";

@@ -1,0 +1,115 @@
+"""Runs in the local network: what a peer says of itself there, and what of all that is heard is believed. Pure.
+
+Whoever is in the house may say anything. So what is heard is bounded and printable or it is nothing, and it only says where to ask: that a run is the one of this id, and
+who is in it, the run's manifest says (peer/arrival/manifest_fetch.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.identity.addresses import Address, is_far, parse_address
+from hetpeer.dht.kademlia.adverts import printable
+from hetpeer.peer.arrival.invites import MAX_ADDRESSES, RUN_ID, Destination, is_loopback
+
+SERVICE = "_hetpeer._tcp.local."
+VERSION = "1"
+PLACES = ("address", "address-2", "address-3")
+MAX_TEXT = 255
+"""Bytes of one entry, `key=value`: DNS has one byte for its length."""
+MAX_SHOWN = 8
+"""Runs that a line names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A peer is in the run `run` (its id) and listens there. `name` is for people."""
+
+    run: str
+    name: str
+    addresses: tuple[Address, ...]
+
+
+def notice(run: str, name: str, own: Iterable[Address]) -> Notice | None:
+    """What a peer at its `own` addresses says. Those of the house come first, this machine's where there is nothing else; None without any."""
+    direct = [place for place in own if place.socket is not None and not place.relay]
+    beyond = [place for place in direct if place.socket is not None and not is_loopback(place.socket[0])]
+    places = sorted(beyond or direct, key=is_far)[: len(PLACES)]
+    return Notice(run, str(printable(name)), tuple(places)) if places else None
+
+
+def told(said: Notice) -> dict[str, str]:
+    """As the entries of a TXT record."""
+    places = dict(zip(PLACES, map(str, said.addresses), strict=False))
+    entries = {"v": VERSION, "run": said.run, "name": said.name, **places}
+    return {key: text for key, text in entries.items() if len(f"{key}={text}") <= MAX_TEXT}
+
+
+def understood(entries: Mapping[bytes, bytes | None]) -> Notice | None:
+    """What somebody says by the entries of a TXT record; None if that is of no use to us. Never raises."""
+    run, name = _text(entries, "run"), printable(_text(entries, "name"))
+    if _text(entries, "v") != VERSION or not RUN_ID.fullmatch(run):
+        return None
+    places = tuple(place for key in PLACES if (place := _place(_text(entries, key))) is not None)
+    return Notice(run, str(name), places) if places else None
+
+
+def chosen(heard: Iterable[Notice], run: str = "") -> Destination:
+    """Where to: the only run that was heard of, or `run` (an id), by addresses of as many of its peers as an invite has.
+
+    Raises `LocalError`: HP-NET-016 nobody was heard, HP-ADDR-004 there are several runs.
+    """
+    runs: dict[str, list[Notice]] = {}
+    for one in heard:
+        runs.setdefault(one.run, []).append(one)
+    if run and run not in runs:
+        others = f"; heard of were {_listed(runs)}" if runs else ""
+        raise nobody_nearby(f"nobody there says to be in run {run}{others}")
+    if not runs:
+        raise nobody_nearby("nobody there says to be in one")
+    if not run and len(runs) > 1:
+        raise LocalError(
+            "HP-ADDR-004",
+            f"there are {len(runs)} runs in the local network",
+            why=_listed(runs),
+            fix="say which one: hetpeer join --lan --run ID",
+            exit_code=ExitCode.USAGE,
+        )
+    (found,) = (run,) if run else runs
+    turns = zip_longest(*(one.addresses for one in runs[found]))  # everybody's first one before any second
+    places = dict.fromkeys(place for turn in turns for place in turn if place is not None)
+    return Destination(tuple(places)[:MAX_ADDRESSES], found)
+
+
+def nobody_nearby(why: str) -> LocalError:
+    """HP-NET-016: the local network leads to no run."""
+    return LocalError(
+        "HP-NET-016",
+        "no run is found in the local network",
+        why=why,
+        fix="start one of its peers with --lan, too, or give hetpeer join an invite",
+        exit_code=ExitCode.NETWORK,
+    )
+
+
+def _listed(runs: Mapping[str, list[Notice]]) -> str:
+    shown = [f"{peers[0].name or 'one without a name'} (--run {run})" for run, peers in runs.items()]
+    more = f" and {len(shown) - MAX_SHOWN} more" if len(shown) > MAX_SHOWN else ""
+    return ", ".join(shown[:MAX_SHOWN]) + more
+
+
+def _text(entries: Mapping[bytes, bytes | None], key: str) -> str:
+    value = entries.get(key.encode()) or b""
+    return value.decode("ascii", "replace") if len(value) <= MAX_TEXT else ""
+
+
+def _place(text: str) -> Address | None:
+    """An address that can be dialled at once: no name that a server somewhere would be asked for, and no relay."""
+    try:
+        place = parse_address(text)
+    except LocalError:
+        return None
+    return place if place.socket is not None and not place.relay else None

@@ -1,0 +1,150 @@
+"""A run's manifest and its latest amendment, from the peers that serve them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from hetpeer.bootstrap.run.manifest import SignedManifest, read
+from hetpeer.bootstrap.run.owner_signature import AMENDMENT, MANIFEST
+from hetpeer.bootstrap.storage.file_service import FILE_TIMEOUT_S, fetch
+from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError, PeerLostError, RemoteError
+from hetpeer.dht.discovery.roster import Roster
+from hetpeer.dht.identity.addresses import Address
+from hetpeer.dht.node.node import Node
+from hetpeer.peer.arrival.invites import Destination
+from hetpeer.peer.arrival.known_runs import MAX_PLACES, advertised_places
+
+TRIES = 5
+RETRY_S = 1.0
+AMENDMENT_S = 8.0
+MAX_ADVERTISED = 8
+"""Peers that are asked because the DHT names them: anybody can put himself there."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A run's manifest, and the peer that gave it."""
+
+    signed: SignedManifest
+    peer: str
+
+
+async def fetch_manifest(
+    node: Node, named: Sequence[Address], run: str = "", remembered: Destination | None = None
+) -> Found:
+    """The manifest of a run, from the first that gives a sound one, with the latest amendment that any of those asked knows.
+
+    `run`: the id of the run that it must be; empty: whichever is there. Asked are the peers at the `named` addresses; then those
+    that are `remembered` of a run, for that one; then those that the DHT has for the run, if it is known which. All of a kind are
+    asked at once. What is wrong with a peer that nobody named is said, and never raised.
+    Raises `LocalError`: HP-RUN-001, HP-RUN-002, HP-RUN-003 (damaged), HP-RUN-016 (another run's) or HP-NET-006 (nobody serves one).
+    """
+    peers = list(dict.fromkeys(address.peer_id for address in named))
+    goal = run or (remembered.run if remembered is not None else "")
+    places = remembered.addresses if remembered is not None else ()
+    known = [peer for peer in dict.fromkeys(place.peer_id for place in places) if peer not in peers]
+    told: set[str] = set()
+    silent = ""
+    for attempt in range(TRIES):
+        asked = [*peers, *known]
+        refusals: dict[str, HetpeerError] = {}
+        found = await _first(node, peers, run, refusals) or await _first(node, known, goal, refusals)
+        if found is None and goal:
+            others = [peer for peer in await _advertised(node, goal) if peer not in asked]
+            asked += others
+            found = await _first(node, others, goal, refusals)
+        wrong = {peer: why for peer, why in refusals.items() if isinstance(why, LocalError)}
+        if found is None and (blamed := [wrong[peer] for peer in peers if peer in wrong]):
+            raise blamed[0]
+        for peer in wrong.keys() - told:
+            _log.warning("peer %s is not believed: %s; why: %s", peer, wrong[peer].what, wrong[peer].why)
+        told.update(wrong)
+        if found is not None:
+            return replace(found, signed=await amended(node, found.signed, asked))
+        silent = next((refusal.what for refusal in reversed(refusals.values())), silent)
+        if attempt < TRIES - 1:
+            await asyncio.sleep(RETRY_S)
+    raise LocalError(
+        "HP-NET-006",
+        f"no peer is found that serves run {goal}" if goal else "no peer at the given address serves a run",
+        why=silent or "no address was given",
+        fix="check the address with whoever gave it to you; to join through a rendezvous, use an invite",
+        exit_code=ExitCode.NETWORK,
+    )
+
+
+async def _first(
+    node: Node, peers: Sequence[str], run: str, refusals: dict[str, HetpeerError]
+) -> Found | None:
+    """From the first of `peers` that gives it; `refusals` gets what was wrong with others."""
+    asking = [asyncio.ensure_future(_ask(node, peer, run, refusals)) for peer in peers]
+    try:
+        for answer in asyncio.as_completed(asking):
+            found = await answer
+            if found is not None:
+                return found
+        return None
+    finally:
+        for one in asking:
+            one.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+
+async def _ask(node: Node, peer: str, run: str, refusals: dict[str, HetpeerError]) -> Found | None:
+    try:
+        data, _ = await fetch(node, peer, "manifest", MANIFEST.max_bytes, FILE_TIMEOUT_S)
+        return Found(read(bytes(data), run, peer), peer)
+    except HetpeerError as error:
+        refusals[peer] = error
+        return None
+
+
+async def _advertised(node: Node, run: str) -> list[str]:
+    """Peers that say in the DHT that they are in `run`, and that we got through to: reliable ones first, as they say. Never raises."""
+    try:
+        adverts = await Roster(node, run).read()
+    except RemoteError as error:
+        _log.debug("who is in run %s: %s", run, error)
+        return []
+    others = [peer for peer in adverts if peer != node.peer_id]
+    secrets.SystemRandom().shuffle(others)  # others ones each time, should strangers crowd in there
+    others.sort(key=lambda peer: adverts[peer].role == "volunteer")
+    others = others[:MAX_ADVERTISED]
+    met = await asyncio.gather(*(_meet(node, advertised_places(peer, adverts[peer])) for peer in others))
+    return [peer for peer, there in zip(others, met, strict=True) if there]
+
+
+async def _meet(node: Node, places: Sequence[Address]) -> bool:
+    for place in places[:MAX_PLACES]:
+        try:
+            await node.connect(place)
+        except PeerLostError as error:
+            _log.debug("%s: %s", place, error)
+        else:
+            return True
+    return False
+
+
+async def amended(node: Node, signed: SignedManifest, peers: Iterable[str]) -> SignedManifest:
+    """`signed` with the latest amendment that any of `peers` knows. Never raises: who gives none, or a wrong one, does not count."""
+
+    async def ask(peer: str) -> bytes:
+        try:
+            data, _ = await fetch(node, peer, "amendment", AMENDMENT.max_bytes, AMENDMENT_S)
+        except RemoteError as error:
+            _log.debug("no amendment from %s: %s", peer, error)
+            return b""
+        return bytes(data)
+
+    for data in filter(None, await asyncio.gather(*map(ask, dict.fromkeys(peers)))):
+        try:
+            signed = signed.amended(data)
+        except LocalError as error:
+            _log.info("%s", error)
+    return signed

@@ -1,0 +1,49 @@
+"""Whether and how others reach this machine, in plain words: for the person who started a daemon, and for `status`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from hetpeer.dht.node.node import Node
+from hetpeer.dht.reach.reachability import Reach, Standing
+from hetpeer.peer.process.console import say
+
+LOOK_S = 1.5
+
+_log = logging.getLogger(__name__)
+
+
+def words(standing: Standing, relays: Sequence[str]) -> str:
+    """One line, of what is known and through whom (peer ids) we are reached."""
+    tried = f"{standing.peers} peer{'s' if standing.peers != 1 else ''} tried"
+    match standing.reach:
+        case Reach.PUBLIC:
+            return f"this machine takes connections at {standing.ip} port {standing.port} ({tried})"
+        case Reach.PRIVATE if relays:
+            names = ", ".join(f"…{relay[-6:]}" for relay in relays)
+            return f"no connection from outside gets in ({tried}): others come through the relay {names}"
+        case Reach.PRIVATE:
+            return f"no connection from outside gets in ({tried}), and no peer relays: this machine can only call others"
+        case _:
+            return "no peer could say whether connections from outside get in"
+
+
+async def tell_forever(node: Node, *, reliable: bool) -> None:
+    """Say it once, and again when it has changed for good: what holds at two looks in a row.
+
+    A `reliable` peer says nothing while nobody could tell, and warns if nobody gets in.
+    """
+    told, before = "", ""
+    while True:
+        line = words(node.standing, node.relays)
+        known = node.standing.reach is not Reach.UNKNOWN
+        if line not in (told, "") and (not told or line == before) and (known or not reliable):
+            told = line
+            if reliable and node.standing.reach is Reach.PRIVATE:
+                _log.warning("%s; the swarm needs this one to take connections: forward its port", line)
+            else:
+                say(line)
+        before = line
+        await asyncio.sleep(LOOK_S)

@@ -1,0 +1,127 @@
+"""What can be looked at without starting anything: software, memory, disk, limits, clock, the home and who lives there."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import resource
+import shutil
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+from hetpeer.bootstrap.run.durable_files import disk_errors
+from hetpeer.dht.base.errors import LocalError
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.peer.checkup import thresholds
+from hetpeer.peer.checkup.thresholds import Verdict
+from hetpeer.peer.control.control_client import ask
+from hetpeer.peer.control.control_messages import Request
+from hetpeer.peer.daemon import systemd_units
+from hetpeer.peer.process.home import Home
+from hetpeer.peer.process.lifecycle import open_many
+from hetpeer.stages.block import device
+from hetpeer.stages.ipc.arena import no_shared_memory
+
+PACKAGES = ("hetpeer", "torch", "hivemind")
+PROBE_BYTES = 1 << 20
+_TIMEX_BYTES = 208
+"""Of the kernel's struct timex on 64-bit Linux; all zero asks and sets nothing (adjtimex(2))."""
+_NOT_SYNCHRONISED = 5
+
+
+def software() -> Verdict:
+    """Raises `LocalError` HP-SYS-001."""
+    found = {name: version_of(name) for name in PACKAGES}
+    return thresholds.software(sys.version_info[:3], f"{platform.system()} {platform.machine()}", found)
+
+
+def version_of(package: str) -> str:
+    """As installed; empty where it is not."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def memory() -> Verdict:
+    """Raises `LocalError` HP-MEM-003."""
+    machine = device.survey()
+    return thresholds.memory(machine.ram_free_bytes, machine.ram_bytes, machine.cores)
+
+
+def shared_memory() -> Verdict:
+    """Whether daemon and compute worker can share memory. Raises `LocalError` HP-SYS-004."""
+    try:
+        descriptor = os.memfd_create("hetpeer-doctor")
+        try:
+            os.truncate(descriptor, PROBE_BYTES)
+            os.pwrite(descriptor, bytes(PROBE_BYTES), 0)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise no_shared_memory(error) from error
+    return "daemon and compute worker can share it"
+
+
+def open_files() -> Verdict:
+    """As a daemon has it, which raises its own limit. Raises `LocalError` HP-SYS-002."""
+    open_many()
+    return thresholds.open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
+
+
+def clock() -> Verdict:
+    """Whether something keeps it right, as the kernel says; how far it is off, only others know (network_checks.py)."""
+    asked = ctypes.create_string_buffer(_TIMEX_BYTES)
+    state = ctypes.CDLL(None).adjtimex(asked)
+    return thresholds.clock(None if state < 0 else state != _NOT_SYNCHRONISED)
+
+
+def folder(home: Path) -> Verdict:
+    """Whether the home, or the folder in which it will be made, can be written and has room. Raises `LocalError` HP-DISK-*."""
+    there = nearest(home)
+    with disk_errors(home), tempfile.TemporaryFile(dir=there) as file:
+        file.write(bytes(PROBE_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+    return thresholds.disk(shutil.disk_usage(there).free, str(home))
+
+
+def nearest(home: Path) -> Path:
+    """`home`, or of the folders above it the first that is there."""
+    return next(path for path in (home.absolute(), *home.absolute().parents) if os.path.lexists(path))
+
+
+def identity(home: Path) -> Verdict:
+    """Raises `LocalError` HP-ID-001."""
+    key = Home(home).key
+    if not os.path.lexists(key):
+        return "none yet: it is made at the first join"
+    return f"{Identity.load(key).peer_id}, readable by you alone"
+
+
+def daemon(home: Path) -> Verdict:
+    """Who runs from this home. Raises `LocalError` HP-CTL-002, HP-CTL-003."""
+    try:
+        standing = ask(home, Request(do="status"))
+    except LocalError as error:
+        if error.code != "HP-CTL-001":
+            raise
+        return "none runs from this home"
+    return f"one runs from this home: {standing.state}" + (f" ({standing.reason})" if standing.reason else "")
+
+
+def service() -> Verdict:
+    """Whether systemd starts a volunteer, and keeps it when its user logs out."""
+    if not systemd_units.unit_path().exists():
+        return "none is installed: a volunteer ends with the session that it was started in"
+    if systemd_units.lingers():
+        return "installed, and it runs on when you log out"
+    return LocalError(
+        "HP-SVC-003",
+        "the service stops when you log out",
+        why="systemd ends a user's services with the last session unless told otherwise",
+        fix="loginctl enable-linger",
+    )

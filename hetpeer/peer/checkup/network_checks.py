@@ -1,0 +1,123 @@
+"""What only starting something tells: the network process, peers that answer, whether they reach us, and the compute worker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable
+
+from hetpeer.bootstrap.run.durable_files import temporary_folder
+from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.base.errors import HetpeerError, LocalError, RemoteError
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.kademlia.join_handshake import Hello, say_hello
+from hetpeer.dht.node.node import Node, NodeConfig
+from hetpeer.dht.p2pd.p2pd_control import Control
+from hetpeer.dht.p2pd.p2pd_process import P2pd
+from hetpeer.dht.reach.reachability import Standing
+from hetpeer.peer.arrival.invites import Destination
+from hetpeer.peer.arrival.manifest_fetch import fetch_manifest
+from hetpeer.peer.checkup import thresholds
+from hetpeer.peer.checkup.findings import Finding
+from hetpeer.peer.checkup.local_checks import version_of
+from hetpeer.peer.checkup.thresholds import Verdict
+from hetpeer.peer.limits import nvml
+from hetpeer.peer.limits.settings import WORKER
+from hetpeer.peer.watching.human_units import flops_text
+from hetpeer.stages.ipc import block_commands as c
+from hetpeer.stages.ipc.compute import Compute, ComputeConfig
+
+
+async def network_process() -> Verdict:
+    """Whether p2pd starts and listens. Raises `LocalError` HP-NET-003, HP-DISK-*."""
+    with temporary_folder("doctor") as folder:
+        begin = time.monotonic()
+        p2pd = await P2pd.start(NodeConfig(), Identity.create(folder / "identity.key"), port=0)
+        await p2pd.close()
+    return f"p2pd starts, in {time.monotonic() - begin:.1f} s"
+
+
+async def worker() -> Verdict:
+    """Whether the compute worker starts and computes, on what, and how fast: as `hetpeer join` does it.
+
+    Raises `LocalError` HP-GPU-001, HP-GPU-002, HP-GPU-003, and what the worker says of its device.
+    """
+    gpus = await asyncio.to_thread(nvml.gpus)
+    compute = await Compute.start(ComputeConfig(), WORKER)
+    try:
+        speed = (await compute.submit(c.WarmUp())).flops_per_second
+        info = await compute.submit(c.Info())
+    finally:
+        await compute.close()
+    return thresholds.device(
+        info.device_name,
+        on_cpu=info.device == "cpu",
+        speed=f"{flops_text(speed)}/s",
+        torch=version_of("torch"),
+        gpus=gpus,
+    )
+
+
+async def meet(goal: Destination, host: str, port: int) -> AsyncIterator[Finding]:
+    """Join the network of `goal` for a moment, under a new identity, and say what comes of it. Listens at `port` of `host`; 0: any."""
+    with temporary_folder("doctor") as folder:
+        identity = Identity.create(folder / "identity.key")
+        config = NodeConfig(host=host, port=port, peers=goal.addresses, reachability="ask")
+        try:
+            node = await Node.start(config, identity)
+        except LocalError as error:
+            yield Finding.failed("peers", error)
+            return
+        try:
+            yield await judged("peers", _peers(node, goal))
+            yield await judged("reach", _reach(node.standing))
+            yield await judged("run", _run(node, goal))
+        finally:
+            await node.close()
+
+
+async def judged(check: str, look: Awaitable[Verdict]) -> Finding:
+    """The finding of one check."""
+    try:
+        verdict = await look
+    except HetpeerError as error:
+        return Finding.failed(check, error)
+    return Finding.well(check, verdict) if isinstance(verdict, str) else Finding.warned(check, verdict)
+
+
+async def _peers(node: Node, goal: Destination) -> Verdict:
+    """Who of those that were named answers, and how far our clocks are apart."""
+    control = (await node.session()).control
+    peers = list(dict.fromkeys(address.peer_id for address in goal.addresses))
+    answers = await asyncio.gather(*(_hello(control, peer) for peer in peers))
+    hellos = [answer for answer in answers if isinstance(answer, Hello)]
+    silent = [answer for answer in answers if isinstance(answer, RemoteError)]
+    if not hellos:
+        raise silent[0]
+    if silent:
+        return silent[0]
+    apart = max(abs(hello.clock_offset_s) for hello in hellos)
+    many = f"all {len(hellos)} answer" if len(hellos) > 1 else "it answers"
+    return f"{many}; the clock here is {1000 * apart:.0f} ms off at most"
+
+
+async def _hello(control: Control, peer: str) -> Hello | RemoteError:
+    try:
+        return await say_hello(control, SystemClock(), peer)
+    except RemoteError as error:
+        return error
+
+
+async def _reach(standing: Standing) -> Verdict:
+    return thresholds.reach(standing)
+
+
+async def _run(node: Node, goal: Destination) -> Verdict:
+    """Raises as `fetch_manifest` does."""
+    try:
+        signed = (await fetch_manifest(node, goal.addresses, goal.run)).signed
+    except LocalError as error:
+        if goal.run or error.code != "HP-NET-006":
+            raise
+        return error  # a rendezvous serves none, and leads to many
+    return f"{signed.manifest.name}, {signed.run_id}: its manifest is sound"

@@ -1,0 +1,184 @@
+"""What a machine's figures mean for a volunteer. Pure: numbers in, and out comes what is well, an error as a warning, or an error raised.
+
+The bounds are of measured volunteers (README, figures): daemon, worker and p2pd take 0.8 GiB before they hold anything of a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError, RemoteError
+from hetpeer.dht.reach.reachability import Reach, Standing
+from hetpeer.peer.control.control_messages import Setting
+from hetpeer.peer.limits.nvml import Gpus
+from hetpeer.peer.limits.sensors import idle_unknown
+from hetpeer.peer.limits.settings import DEFAULT
+from hetpeer.peer.watching.human_units import bytes_text
+
+Verdict = str | HetpeerError
+"""What is well, or an error that is a warning; a failure is raised."""
+GIB, MIB = 1 << 30, 1 << 20
+LEAST_MEMORY, GOOD_MEMORY = 800 * MIB, 2 * GIB
+LEAST_DISK, GOOD_DISK = 200 * MIB, 5 * GIB
+LEAST_FILES, GOOD_FILES = 128, 1024
+PYTHON = (3, 11)
+PLATFORM = "Linux x86_64"
+HIVEMIND = "1.1.12"
+PORTS = ("network.port", "network.direct_port")
+
+
+def software(python: Sequence[int], platform: str, packages: Mapping[str, str]) -> Verdict:
+    """`packages`: name → version, empty where it is not installed. Raises `LocalError` HP-SYS-001."""
+    missing = [name for name, version in packages.items() if not version]
+    if tuple(python[:2]) < PYTHON or platform != PLATFORM:
+        here = f"this is Python {'.'.join(map(str, python[:3]))} on {platform}"
+        raise _unfit(
+            here, f"hetpeer runs on Python 3.11 or newer, on {PLATFORM}", "install it on such a machine"
+        )
+    if missing:
+        raise _unfit(
+            f"{', '.join(missing)} is not installed",
+            "the installation is not whole",
+            "install hetpeer again, in an environment of its own",
+        )
+    versions = ", ".join(f"{name} {version}" for name, version in packages.items())
+    if packages.get("hivemind") not in (None, HIVEMIND):
+        return _unfit(
+            f"hivemind is {packages['hivemind']}",
+            f"hetpeer was made for {HIVEMIND}, and another package has replaced it",
+            f"pip install hivemind=={HIVEMIND}",
+        )
+    return f"Python {'.'.join(map(str, python[:3]))}, {versions}"
+
+
+def memory(free: int, total: int, cores: int) -> Verdict:
+    """Bytes, and processor cores that this process may use. Raises `LocalError` HP-MEM-003."""
+    said = f"{bytes_text(free)} of {bytes_text(total)} are free"
+    if free >= GOOD_MEMORY:
+        return f"{said}; {cores} processor cores"
+    little = LocalError(
+        "HP-MEM-003",
+        "little memory is free",
+        why=f"{said}, and a volunteer takes {bytes_text(LEAST_MEMORY)} before it holds anything of a model",
+        fix="close other programs, or give this machine (or its container) more memory",
+        exit_code=ExitCode.TOO_SMALL,
+    )
+    if free < LEAST_MEMORY:
+        raise little
+    return little
+
+
+def disk(free: int, where: str) -> Verdict:
+    """Free bytes of the disk that has the folder `where`. Raises `LocalError` HP-DISK-004."""
+    if free >= GOOD_DISK:
+        return f"{where} has room for {bytes_text(free)}"
+    little = LocalError(
+        "HP-DISK-004",
+        f"there is room for {bytes_text(free)} only in {where}",
+        why="graphs, data and what does not fit into memory go there",
+        fix="free some space, or choose a folder on another disk with --home",
+        exit_code=ExitCode.TOO_SMALL,
+    )
+    if free < LEAST_DISK:
+        raise little
+    return little
+
+
+def open_files(soft: int, hard: int) -> Verdict:
+    """The process's limits; -1: none. Raises `LocalError` HP-SYS-002."""
+    if soft == -1 or soft >= GOOD_FILES:
+        return f"{'any number of' if soft == -1 else f'{soft:,}'} files and connections may be open"
+    few = LocalError(
+        "HP-SYS-002",
+        f"only {soft} files and connections may be open at a time",
+        why="each peer that a volunteer works with takes some",
+        fix=f"ulimit -n {GOOD_FILES}"
+        if hard == -1 or hard >= GOOD_FILES
+        else "raise the limit in /etc/security/limits.conf",
+        exit_code=ExitCode.CONFIG,
+    )
+    if soft < LEAST_FILES:
+        raise few
+    return few
+
+
+def clock(kept: bool | None) -> Verdict:
+    """Whether the kernel says that something keeps its clock right; None: it does not say."""
+    if kept:
+        return "it is kept right by a time server, says the kernel"
+    return LocalError(
+        "HP-SYS-003",
+        "nobody is known to keep this machine's clock right",
+        why="the kernel says that it is not synchronised" if kept is False else "the kernel does not say",
+        fix="timedatectl set-ntp true; in a container or virtual machine its host does that: see the clock with --bootstrap",
+    )
+
+
+def settings(told: Mapping[str, Setting], *, running: bool) -> Verdict:
+    """The settings in force and where each is from; `running`: of a volunteer that runs, not of the next one."""
+    changed = [f"{key} {one.value} ({one.source})" for key, one in told.items() if one.source != DEFAULT]
+    usual = [f"{key} {one.value}" for key, one in told.items() if one.source == DEFAULT and one.value]
+    whose = "of the volunteer that runs: " if running else ""
+    return f"{whose}{', '.join(changed) or 'nothing is set'}; by default {', '.join(usual)}"
+
+
+def idle(told: Mapping[str, float], mode: str) -> Verdict:
+    """Who says how many seconds the machine has been idle; `mode` is the setting `when.mode`. Raises `LocalError` HP-SYS-007."""
+    if told:
+        said = ", ".join(f"{who} says {seconds:.0f} s" for who, seconds in told.items())
+        return f"known: {said} without a key or a pointer moved"
+    if mode == "idle":
+        raise idle_unknown()
+    return f"not known here, which only when.mode = idle (--when idle) needs; it is {mode}"
+
+
+def battery(on_battery: bool | None, setting: str) -> Verdict:
+    """Whether the machine runs on its battery, as far as that is known; `setting` is `when.on_battery`."""
+    if on_battery is None:
+        return "there is none, or the kernel does not tell: nothing pauses for it"
+    does = "a volunteer pauses" if setting == "pause" else "a volunteer works on"
+    return f"known: {f'in use now, so {does}' if on_battery else f'on mains; without, {does}'}"
+
+
+def port(told: Mapping[str, Setting], listening: Sequence[str] | None) -> Verdict:
+    """The ports that are named are free, or a volunteer that runs is `listening` at these addresses."""
+    if listening is not None:
+        return f"the volunteer that runs here listens at {', '.join(listening[:2]) or 'none yet'}"
+    named = {key: told[key].value for key in PORTS if told[key].value != "0"}
+    if "network.port" not in named:
+        return "any free one (network.port = 0): name one if a router is to let connections through to it"
+    return f"{', '.join(f'{key} {number}' for key, number in named.items())}: free, and can be listened at"
+
+
+def reach(standing: Standing) -> Verdict:
+    """What peers found who dialled us back."""
+    tried = f"{standing.peers} {'peer' if standing.peers == 1 else 'peers'} tried"
+    match standing.reach:
+        case Reach.PUBLIC:
+            whence = "" if standing.outside else ", from its own network at least"
+            return f"others reach this machine at {standing.ip}{whence} ({tried})"
+        case Reach.PRIVATE:
+            return LocalError(
+                "HP-NET-015",
+                f"no connection from outside gets in ({tried})",
+                why="a router or firewall keeps it out; relays help, and cost some speed",
+                fix="let TCP through to a port of this machine and name that with join --port, or leave it so",
+            )
+        case _:
+            return RemoteError(
+                "HP-NET-014",
+                "whether others reach this machine is not known",
+                why="no peer that was asked dialled it back",
+                fix="nothing: a volunteer asks again, and others too",
+            )
+
+
+def device(name: str, *, on_cpu: bool, speed: str, torch: str, gpus: Gpus) -> Verdict:
+    """What the compute worker found: it computes on `name` at `speed`. `torch`: its version."""
+    if not on_cpu:
+        return f"{name}, {speed} in float32, driver {gpus.driver or 'unknown'}"
+    return gpus.unused(torch) or f"no NVIDIA GPU; a processor core computes {speed} in float32"
+
+
+def _unfit(what: str, why: str, fix: str) -> LocalError:
+    return LocalError("HP-SYS-001", what, why=why, fix=fix, exit_code=ExitCode.CONFIG)

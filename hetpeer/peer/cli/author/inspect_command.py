@@ -1,0 +1,267 @@
+"""`hetpeer inspect`: what a model costs, block by block and stage by stage, of a run or of a function that is no run yet."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hetpeer.peer.cli.options import JsonOption, plain
+from hetpeer.peer.watching.human_units import bytes_text, count_text, flops_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from hetpeer.bootstrap.authoring.model_costs import Inspection
+    from hetpeer.stages.graph.cost_report import OperatorCost
+
+BLOCK_HEADS = ("block", "ops", "params", "bytes", "forward", "backward", "keeps", "sends", "data", "tied")
+STAGE_HEADS = (
+    "stage",
+    "blocks",
+    "FLOPs",
+    "sends",
+    "state",
+    "optimizer",
+    "slots",
+    "flight",
+    "waiting",
+    "working",
+    "peak",
+)
+OPERATOR_HEADS = ("operator", "value", "forward", "backward", "parameters", "keeps", "reads")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command()(inspect)
+
+
+def inspect(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIR | MODULE.PY:FUNCTION", help="A run directory, or a function that returns a model."
+        ),
+    ],
+    *,
+    microbatch_size: Annotated[
+        int,
+        typer.Option(
+            "--microbatch-size",
+            "--batch-size",
+            min=1,
+            help="Of a function: samples that are computed at once.",
+        ),
+    ] = 8,
+    sequence_length: Annotated[int, typer.Option(min=1, help="Of a function: tokens of one sample.")] = 64,
+    stages: Annotated[
+        list[int] | None,
+        typer.Option(metavar="K", help="Of a function: stages of a pipeline, may be repeated (default: 2)."),
+    ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE.PY:FUNCTION", help="Of a function: as for init."),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Of a function: as for init.")] = "float32",
+    recompute: Annotated[bool, typer.Option("--recompute", help="Of a function: as for init.")] = False,
+    block: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Show the operators of this block.")
+    ] = None,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the graph as a picture.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a model costs: its blocks, the stages and their memory. Nothing is trained, and no weights are needed."""
+    from hetpeer.bootstrap.authoring.model_costs import inspect_run, plan_model, text_sample
+
+    if not Path(target).is_dir() and (":" in target or target.endswith(".py")):
+        from hetpeer.bootstrap.run.manifest import validated
+        from hetpeer.bootstrap.run.settings import TrainingSettings
+
+        settings = validated(TrainingSettings, {"dtype": dtype, "recompute": recompute})
+        found = plan_model(
+            target,
+            text_sample(microbatch_size, sequence_length),
+            loss=loss,
+            stages=stages or (),
+            training=settings,
+        )
+    else:
+        found = inspect_run(Path(target))
+    if block is not None and block >= len(found.costs):
+        raise typer.BadParameter(f"there are {len(found.costs)} blocks, from 0", param_hint="--block")
+    if svg is not None:
+        _draw(found, svg)
+    if as_json:
+        print(json.dumps(document(found)))
+    elif plain(sys.stdout):
+        print("\n".join(_lines(found, block)))
+    else:
+        from rich.console import Console
+
+        Console().print(_tables(found, block))
+
+
+def _draw(found: Inspection, path: Path) -> None:
+    from hetpeer.bootstrap.run.durable_files import atomic_write
+    from hetpeer.peer.watching.graph_picture import picture
+
+    stages = [(stage.begin, stage.end) for stage in found.layouts[0]]
+    drawn = picture(found.specs, found.costs, title=found.name, stages=stages)
+    atomic_write(path, drawn.encode())
+
+
+# ── one JSON object ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def document(found: Inspection) -> dict[str, Any]:
+    """All there is, in bytes and FLOPs of one full microbatch."""
+    return {
+        "schema": "hetpeer.inspect/1",
+        "name": found.name,
+        "run": found.run_id or None,
+        "microbatch_size": found.batch,
+        "parameters": found.parameters,
+        "tied": found.tied,
+        "blocks": [
+            {
+                "index": cost.index,
+                "parameters": cost.parameters,
+                "parameter_bytes": cost.parameter_bytes,
+                "flops_forward": cost.flops_forward,
+                "flops_backward": cost.flops_backward,
+                "activation_bytes": cost.activation_bytes,
+                "enters": cost.enters,
+                "leaves": cost.leaves,
+                "data": cost.data,
+                "tied": _tied(found, cost.index),
+                "operators": [_operator_document(operator) for operator in cost.operators],
+            }
+            for cost in found.costs
+        ],
+        "layouts": [
+            [
+                {**asdict(stage), "memory": {**asdict(stage.memory), "total": stage.memory.total}}
+                for stage in layout
+            ]
+            for layout in found.layouts
+        ],
+    }
+
+
+def _operator_document(operator: OperatorCost) -> dict[str, Any]:
+    names = ("name", "op", "flops_forward", "flops_backward", "parameter_bytes", "kept_bytes", "reads")
+    return {name: getattr(operator, name) for name in names}
+
+
+# ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _summary(found: Inspection) -> Iterator[tuple[str, str]]:
+    """The first lines, as (label, text)."""
+    forward, backward = (
+        sum(getattr(cost, f"flops_{way}") for cost in found.costs) for way in ("forward", "backward")
+    )
+    yield ("run", f"{found.name}  {found.run_id}") if found.run_id else ("model", found.name)
+    yield "size", f"{len(found.costs)} blocks, {count_text(found.parameters)} parameters"
+    samples = f"{found.batch} sample{'' if found.batch == 1 else 's'}"
+    yield "microbatch", f"{samples}, {flops_text(forward)} forward, {flops_text(backward)} backward"
+    for name, blocks in found.tied.items():
+        yield "tied", f"{name} in blocks {', '.join(map(str, blocks))}"
+
+
+def _tied(found: Inspection, block: int) -> list[str]:
+    return [name for name, blocks in found.tied.items() if block in blocks]
+
+
+def _block_cells(found: Inspection) -> Iterator[Sequence[str]]:
+    for cost in found.costs:
+        yield (
+            str(cost.index),
+            str(len(cost.operators)),
+            count_text(cost.parameters),
+            bytes_text(cost.parameter_bytes),
+            flops_text(cost.flops_forward),
+            flops_text(cost.flops_backward),
+            bytes_text(cost.activation_bytes),
+            bytes_text(sum(cost.leaves.values())),
+            ", ".join(cost.data),
+            ", ".join(_tied(found, cost.index)),
+        )
+
+
+def _stage_cells(found: Inspection) -> Iterator[Sequence[str]]:
+    for number, layout in enumerate(found.layouts):
+        whole = sum(stage.flops_forward + stage.flops_backward for stage in layout)
+        for place, stage in enumerate(layout):
+            memory = stage.memory
+            share = (stage.flops_forward + stage.flops_backward) / max(whole, 1)
+            yield (
+                f"{number}.{place}" if len(found.layouts) > 1 else str(place),
+                str(stage.begin) if stage.end - stage.begin == 1 else f"{stage.begin}-{stage.end - 1}",
+                f"{share:.0%}",
+                bytes_text(sum(stage.leaves.values())),
+                *map(bytes_text, (memory.state, memory.optimizer, memory.slots)),
+                str(memory.in_flight),
+                *map(bytes_text, (memory.waiting, memory.working, memory.total)),
+            )
+
+
+def _operator_cells(found: Inspection, block: int) -> Iterator[Sequence[str]]:
+    for operator in found.costs[block].operators:
+        yield (
+            operator.op,
+            operator.name,
+            flops_text(operator.flops_forward),
+            flops_text(operator.flops_backward),
+            bytes_text(operator.parameter_bytes),
+            bytes_text(operator.kept_bytes),
+            ", ".join(f"{name} {bytes_text(nbytes)}" for name, nbytes in operator.reads.items()),
+        )
+
+
+def _lines(found: Inspection, block: int | None) -> Iterator[str]:
+    """Plain text, one block, stage or operator a line, each figure with its name."""
+    for label, text in _summary(found):
+        yield f"{label:<12}{text}"
+    for what, heads, rows in _parts(found, block):
+        for row in rows:
+            cells = [f"{head} {cell}" for head, cell in zip(heads[1:], row[1:], strict=True) if cell]
+            yield f"{what:<12}{row[0]}  " + "  ".join(cells)
+
+
+def _tables(found: Inspection, block: int | None) -> RenderableType:
+    """The same for a terminal. Cells are Text, so that no name of the author's is read as markup."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    summary = Table.grid(padding=(0, 2))
+    for label, text in _summary(found):
+        summary.add_row(Text(label, style="bold"), Text(text))
+    tables: list[RenderableType] = [summary]
+    for _, heads, rows in _parts(found, block):
+        table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+        for head in heads:
+            words = head in ("data", "tied", "operator", "value", "reads", "blocks")
+            table.add_column(head, justify="left" if words else "right", overflow="fold")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        tables += ["", table]
+    return Group(*tables)
+
+
+def _parts(
+    found: Inspection, block: int | None
+) -> Iterator[tuple[str, Sequence[str], Iterator[Sequence[str]]]]:
+    """(what a row is, column heads, rows) of each table."""
+    if block is not None:
+        yield "operator", OPERATOR_HEADS, _operator_cells(found, block)
+        return
+    yield "block", BLOCK_HEADS, _block_cells(found)
+    yield "stage", STAGE_HEADS, _stage_cells(found)

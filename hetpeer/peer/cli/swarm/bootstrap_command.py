@@ -1,0 +1,131 @@
+"""`hetpeer bootstrap`: a reliable peer of a run, or a place where peers of any runs meet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hetpeer.peer.cli.options import DashboardOption, HomeOption, need_lan, only_checked, run_loop
+from hetpeer.peer.process.console import tell
+
+if TYPE_CHECKING:
+    from hetpeer.peer.arrival.invites import Invite
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(bootstrap)
+
+
+def bootstrap(
+    context: typer.Context,
+    directory: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="DIR",
+            help="A run directory made by hetpeer init, or where a copy is to be. Without: a rendezvous.",
+            show_default=False,
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",  # noqa: S104
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="TCP port to listen on; 0 takes a free one.")
+    ] = 31330,
+    peers: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ADDR",
+            help="Peers of the run or an invite to it, which give the copy if DIR is not there; or a rendezvous. Repeatable.",
+        ),
+    ] = None,
+    stand_in: Annotated[
+        bool,
+        typer.Option("--stand-in", help="Work on blocks that nobody else holds, until somebody does."),
+    ] = False,
+    keep_places: Annotated[
+        bool,
+        typer.Option(
+            "--keep-places", help="Do not plan: volunteers choose by who holds what, and keep their blocks."
+        ),
+    ] = False,
+    lan: Annotated[
+        bool,
+        typer.Option("--lan", help="Let volunteers of the local network find the run (hetpeer join --lan)."),
+    ] = False,
+    dashboard: DashboardOption = "",
+    home: HomeOption = None,
+) -> None:
+    """Serve a run: rendezvous, data, log and coordinator. Prints what volunteers type.
+
+    Without DIR: a rendezvous and relay for the peers of any runs, which come with --peers.
+    """
+    from hetpeer.peer.arrival.invites import destination
+    from hetpeer.peer.process.home import Home, default_home
+    from hetpeer.peer.process.lifecycle import run_daemon
+
+    goal = destination(peers or ())
+    known = goal.addresses
+
+    place = home or default_home()
+    if directory is None:
+        source = context.get_parameter_source("dashboard")  # the environment's is of daemons that have one
+        shown = source is not None and source.name == "COMMANDLINE"
+        if stand_in or keep_places or lan or shown:
+            raise typer.BadParameter("a rendezvous serves no run: give DIR, or leave the option out")
+        from hetpeer.peer.arrival.rendezvous import RendezvousOptions, serve_rendezvous
+
+        meeting = RendezvousOptions(home=place, host=host, port=port, peers=known)
+        if only_checked(context):
+            return
+        run_daemon(lambda leaving: serve_rendezvous(meeting, leaving, _announce_rendezvous))
+        return
+
+    if lan:
+        need_lan()
+    from hetpeer.bootstrap.run.run_directory import RunDirectory
+    from hetpeer.peer.process.web_address import parse_where
+    from hetpeer.peer.reliable.reliable_peer import BootstrapOptions, serve_run
+    from hetpeer.peer.reliable.run_mirror import mirror
+
+    is_there = not known or (directory / "manifest.hetpeer").exists()
+    options = BootstrapOptions(
+        directory=directory,
+        host=host,
+        port=port,
+        peers=known,
+        stand_in=stand_in,
+        keep_places=keep_places,
+        dashboard=parse_where(dashboard),
+        lan=lan,
+    )
+    if only_checked(context):
+        if is_there:
+            RunDirectory.open(directory)
+        return
+    if not is_there:
+        run_loop(mirror(directory, goal, Home(place)))
+
+    def announce(address: str, invite: Invite) -> None:
+        _announce_run(address, invite, directory)
+
+    halt = run_daemon(lambda leaving: serve_run(options, leaving, announce))
+    tell("stopped; start it again to go on" if halt is None else f"finished: {halt.why}")
+
+
+def _announce_rendezvous(address: str) -> None:
+    typer.echo("a rendezvous: peers of any run meet here, and it serves none itself", err=True)
+    typer.echo(f"hetpeer bootstrap DIR --peers {address}")
+
+
+def _announce_run(address: str, invite: Invite, directory: Path) -> None:
+    from hetpeer.dht.identity.addresses import is_far
+
+    typer.echo(f"hetpeer join --bootstrap {address}\nhetpeer join {invite}")
+    own = [one.socket for one in invite.addresses if one.socket is not None]
+    if own and not any(one.socket is None or is_far(one) for one in invite.addresses):
+        typer.echo(
+            f"its addresses are of this machine or network only; for others: forward TCP port {own[0][1]}, then hetpeer invite {directory} --bootstrap HOST:{own[0][1]}",
+            err=True,
+        )

@@ -1,0 +1,49 @@
+"""`hetpeer dashboard`: a swarm in a browser, for somebody who does not take part; the link to the volunteer's page for its owner."""
+
+from __future__ import annotations
+
+import typer
+
+from hetpeer.peer.cli.options import (
+    BootstrapOption,
+    DashboardOption,
+    HomeOption,
+    InvitesArgument,
+    asked,
+    standing_here,
+    together,
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(dashboard)
+
+
+def dashboard(
+    context: typer.Context,
+    invites: InvitesArgument = None,
+    *,
+    bootstrap: BootstrapOption = None,
+    dashboard: DashboardOption = "",
+    home: HomeOption = None,
+) -> None:
+    """Print the link to the dashboard of the volunteer that runs here. Without one, or with --bootstrap or --dashboard: show a run's
+    swarm in a browser until Ctrl-C, asked through any peer of it, without taking part.
+    """
+    from hetpeer.peer.process.lifecycle import run_daemon
+    from hetpeer.peer.process.web_address import nowhere, parse_where
+    from hetpeer.peer.web.watcher import watch
+
+    source = context.get_parameter_source("dashboard")  # the environment's is of the volunteer's own page
+    another = source is not None and source.name == "COMMANDLINE"
+    named = together(invites, bootstrap)
+    here = None if named or another else standing_here(home)
+    if here is not None and here.dashboard is not None:
+        print(here.dashboard)
+        return
+    where = parse_where(dashboard)
+    if where is None:
+        raise nowhere(dashboard)
+    goal = asked(named, home)
+    run_daemon(lambda leaving: watch(goal, where, leaving))

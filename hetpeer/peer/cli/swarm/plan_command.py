@@ -1,0 +1,220 @@
+"""`hetpeer plan`: how long a swarm's step ought to take, and what it waits for."""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hetpeer.peer.cli.options import (
+    BootstrapOption,
+    HomeOption,
+    InvitesArgument,
+    JsonOption,
+    asked,
+    run_loop,
+    together,
+    watching,
+)
+
+if TYPE_CHECKING:
+    from hetpeer.peer.arrival.invites import Destination
+    from hetpeer.peer.planning.step_prediction import Prediction
+
+WATCH_S = 5.0
+SECONDS, GRID, GB = 10.0, 8, 0.5
+"""What is taken for what nobody gives."""
+
+
+class Cost(enum.StrEnum):
+    """What a plan minimises."""
+
+    DT_FM = "dt-fm"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command()(plan)
+
+
+def plan(
+    invites: InvitesArgument = None,
+    *,
+    bootstrap: BootstrapOption = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Go on predicting until Ctrl-C.")] = False,
+    matrices: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json",
+            help="Plan for devices instead: `latency_ms` and `bandwidth_gbit_s`, N x N lists, from row to column.",
+        ),
+    ] = None,
+    devices: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Plan for devices that differ: TOML or JSON (docs/planning.md)."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR | PRESET",
+            help="Of --devices: a run directory, or a model such as gpt2-xl (default: gpt2).",
+        ),
+    ] = None,
+    microbatches: Annotated[
+        int | None,
+        typer.Option(min=1, max=1_000_000, help="Of --devices: in a step (default: the run's own, or 64)."),
+    ] = None,
+    ratio: Annotated[
+        float | None,
+        typer.Option(
+            min=1.0,
+            max=1000.0,
+            help="Of --devices: slow lines may send activations in so many times fewer bytes (default: as the run's do, or 1).",
+        ),
+    ] = None,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Of --devices: draw the plan as a picture.")
+    ] = None,
+    cost: Annotated[
+        Cost | None,
+        typer.Option(
+            help="Of --matrices. dt-fm, the default: nothing but communication takes time, lines are alike both ways."
+        ),
+    ] = None,
+    stages: Annotated[
+        int | None, typer.Option(min=1, help="Of --matrices: of a pipeline (default: 8).")
+    ] = None,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="Of --matrices: how many pipelines (default: 8).")
+    ] = None,
+    activation_gb: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1e9,
+            help="Of --matrices: what a stage sends to the next for a pipeline's whole batch, in GB (default: 0.5).",
+        ),
+    ] = None,
+    gradient_gb: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1e9, help="Of --matrices: the gradient of a stage, in GB (default: 0.5)."),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="Of --devices and --matrices: processor time, start and end included (default: 10).",
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Of --devices and --matrices: the search depends on nothing else (default: 0).",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+    home: HomeOption = None,
+) -> None:
+    """Predict a running swarm's step from its measured links and blocks, and say what it waits for. Or say who is to do what, of given devices."""
+    if svg is not None and devices is None:
+        raise typer.BadParameter("--svg draws what is planned for --devices")
+    if ratio is not None and devices is None:
+        raise typer.BadParameter("--ratio is of what is planned for --devices")
+    if devices is not None and matrices is not None:
+        raise typer.BadParameter("give --devices or --matrices, not both")
+    traffic = {"--activation-gb": activation_gb, "--gradient-gb": gradient_gb}
+    _finite({"--seconds": seconds, "--ratio": ratio, **traffic})
+    named = together(invites, bootstrap)
+    _only(
+        "a running swarm",
+        devices is None and matrices is None,
+        {"INVITE or --bootstrap": named, "--watch": watch},
+    )
+    _only("--devices", devices is not None, {"--model": model, "--microbatches": microbatches})
+    sizes = {"--stages": stages, "--replicas": replicas}
+    _only("--matrices", matrices is not None, {"--cost": cost, **sizes, **traffic})
+    _only(
+        "--devices or --matrices",
+        devices is not None or matrices is not None,
+        {"--seconds": seconds, "--seed": seed},
+    )
+    if devices is not None:
+        from hetpeer.peer.cli.swarm.plan_swarm import SwarmQuestion, plan_swarm
+
+        asked_of = SwarmQuestion(
+            devices=devices,
+            model="gpt2" if model is None else model,
+            microbatches=microbatches,
+            ratio=ratio,
+            seconds=SECONDS if seconds is None else seconds,
+            seed=seed or 0,
+            svg=svg,
+        )
+        plan_swarm(asked_of, as_json=as_json)
+        return
+    if matrices is not None:
+        from hetpeer.peer.cli.swarm.plan_grid import Question, plan_grid
+
+        asked_for = Question(
+            matrices=matrices,
+            stages=GRID if stages is None else stages,
+            replicas=GRID if replicas is None else replicas,
+            activation_gb=GB if activation_gb is None else activation_gb,
+            gradient_gb=GB if gradient_gb is None else gradient_gb,
+            seconds=SECONDS if seconds is None else seconds,
+            seed=seed or 0,
+        )
+        plan_grid(asked_for, as_json=as_json)
+        return
+    run_loop(_look(asked(named, home), watch=watch, as_json=as_json))
+
+
+def _only(where: str, there: bool, options: Mapping[str, object]) -> None:
+    """Refuse `options` if they are of something else. One that was not given is None, False or empty."""
+    for name, given in options.items():
+        if not there and given is not None and given is not False and given != []:
+            raise typer.BadParameter(f"{name} has no meaning here: it is of {where}")
+
+
+def _finite(options: Mapping[str, float | None]) -> None:
+    """Refuse `options` that are no finite number: limits let NaN through."""
+    for name, given in options.items():
+        if given is not None and not math.isfinite(given):
+            raise typer.BadParameter(f"{name} must be a finite number")
+
+
+async def _look(goal: Destination, *, watch: bool, as_json: bool) -> None:
+    from hetpeer.peer.planning.step_prediction import predict
+    from hetpeer.peer.watching.status_reader import observing
+
+    async with observing(goal) as onlooker:
+
+        async def look() -> None:
+            found = predict(onlooker.signed, await onlooker.adverts())
+            print(json.dumps(found.document()) if as_json else "\n".join(_lines(found)), flush=True)
+
+        await (watching(look, WATCH_S) if watch else look())
+
+
+def _lines(found: Prediction) -> Iterator[str]:
+    """Plain text, one fact a line."""
+    seconds, measured = found.estimate.seconds, found.measured_s
+    yield f"{'run':<10}{found.run}"
+    beside = f"  the last one took {measured:.2f} s ({measured / seconds - 1:+.0%})" if measured else ""
+    between, together = found.estimate.between_s, found.estimate.staleness + 1
+    how = f"{between:.2f} s of it between two steps" if together == 1 else f"{together} at a time"
+    if found.fresh_steps:
+        how += f" after the first {found.fresh_steps}"
+    yield f"{'step':<10}{seconds:.2f} s predicted, {how}{beside}"
+    for member in found.members:
+        blocks = f"blocks {member.blocks[0]}-{member.blocks[1] - 1}"
+        yield f"{'peer':<10}{member.name}  {blocks}  computes {member.computing:.0%}, sends {member.sending:.0%} of the time"
+    what, peer = found.estimate.bottleneck
+    name = next(member.name for member in found.members if member.peer == peer)
+    yield f"{'waits for':<10}{name}, which is {what}"

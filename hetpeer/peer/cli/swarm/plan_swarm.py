@@ -1,0 +1,145 @@
+"""`hetpeer plan --devices FILE --model MODEL`: who takes which blocks, of devices that differ."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hetpeer.peer.planning.device_files import NamedDevices
+    from hetpeer.stages.planning.swarms.pipeline_cuts import Stage
+    from hetpeer.stages.planning.swarms.plan_inputs import Work
+    from hetpeer.stages.planning.swarms.plan_search import Found
+    from hetpeer.stages.planning.swarms.swarm_plan import Plan
+
+SCHEMA = "hetpeer.assignment/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwarmQuestion:
+    """What is asked."""
+
+    devices: Path
+    model: str
+    microbatches: int | None
+    ratio: float | None
+    """How many times fewer bytes slow lines may send; None: as the run says."""
+    seconds: float
+    """Of processor time, this program's start and end included."""
+    seed: int
+    svg: Path | None = None
+    """Where to draw the plan."""
+
+
+def plan_swarm(asked: SwarmQuestion, *, as_json: bool) -> None:
+    """Search, and print the best plan. Raises `LocalError` HP-PLAN-002 … HP-PLAN-005."""
+    from hetpeer.bootstrap.run.durable_files import atomic_write
+    from hetpeer.peer.cli.cpu_limit import within
+    from hetpeer.peer.planning.device_files import read_devices
+    from hetpeer.peer.planning.memory_fit import too_small
+    from hetpeer.peer.planning.model_workload import work_of
+    from hetpeer.peer.watching.plan_picture import plan_picture
+    from hetpeer.stages.planning.swarms.pipeline_cuts import Pipelines
+    from hetpeer.stages.planning.swarms.plan_search import Search
+
+    named = read_devices(asked.devices)
+    work = named.of(work_of(asked.model, asked.microbatches, asked.ratio))
+    found = Search(named.devices, work, asked.seed).run(within(asked.seconds))
+    if found is None:
+        raise too_small(named, work, asked.model)
+    pipelines = Pipelines(named.devices, work)
+    stages = [pipelines.stages(one.devices, one.cuts) for one in found.best.pipelines]
+    if asked.svg is not None:
+        drawn = plan_picture(found.best, stages, named.names, _spared(found.best, named), work)
+        atomic_write(asked.svg, drawn.encode())
+    print(
+        json.dumps(_document(found, stages, named, work))
+        if as_json
+        else "\n".join(_lines(found, named, work))
+    )
+
+
+def _spared(plan: Plan, named: NamedDevices) -> list[str]:
+    used = {device for pipeline in plan.pipelines for device in pipeline.devices}
+    return [name for number, name in enumerate(named.names) if number not in used]
+
+
+def _fronts(plan: Plan, named: NamedDevices) -> list[tuple[str, str, str]]:
+    """(from, to, front) of neighbours in the plan that do not reach each other by themselves."""
+    pairs = (pair for one in plan.pipelines for pair in pairwise(one.devices))
+    both = (way for one, other in pairs for way in ((one, other), (other, one)))
+    return [(named.names[a], named.names[b], named.through[a, b]) for a, b in both if (a, b) in named.through]
+
+
+def _document(
+    found: Found, stages: Sequence[Sequence[Stage]], named: NamedDevices, work: Work
+) -> dict[str, Any]:
+    best = found.best
+    what, device = best.bottleneck
+    return {
+        "schema": SCHEMA,
+        "total_s": best.total_s,
+        "pipeline_s": best.pipeline_s,
+        "sync_s": best.sync_s,
+        "between_s": work.between_s,
+        "microbatches": work.microbatches,
+        "staleness": work.staleness,
+        "averaging": None if work.averaging is None else asdict(work.averaging),
+        "bottleneck": {"what": what, "device": named.names[device]},
+        "pipelines": [
+            {
+                "microbatches": share,
+                "period_s": one.period,
+                "fill_s": one.fill,
+                "stages": [
+                    {
+                        "device": named.names[stage.device],
+                        "blocks": [stage.begin, stage.end],
+                        "computing_s": stage.computing,
+                        "sending_s": stage.sending,
+                        "memory_gib": stage.memory / 2**30,
+                    }
+                    for stage in row
+                ],
+            }
+            for one, share, row in zip(best.pipelines, best.shares, stages, strict=True)
+        ],
+        "fronts": [
+            {"from": sender, "to": to, "through": front} for sender, to, front in _fronts(best, named)
+        ],
+        "spared": _spared(best, named),
+        "cpu_seconds": time.process_time(),
+        "evaluations": found.evaluations,
+    }
+
+
+def _lines(found: Found, named: NamedDevices, work: Work) -> Iterator[str]:
+    """Plain text, one fact a line."""
+    best = found.best
+    what, device = best.bottleneck
+    pipeline_s, sync_s = f"{best.pipeline_s:.2f} s for the pipelines", f"{best.sync_s:.2f} s"
+    parts = f"{pipeline_s}, {sync_s} for the gradients"
+    if work.averaging is not None:
+        parts = f"{pipeline_s}, each with its own, {sync_s} to average"
+    elif work.staleness:
+        parts = f"{work.staleness + 1} at a time, {parts} beside them"
+    if work.between_s:
+        parts += f", {work.between_s:.2f} s between one and the next"
+    yield f"{'step' if work.averaging is None else 'batch':<10}{best.total_s:.2f} s: {parts}"
+    for number, (one, share) in enumerate(zip(best.pipelines, best.shares, strict=True)):
+        stages = " → ".join(
+            f"{named.names[device]} {one.cuts[place]}-{one.cuts[place + 1] - 1}"
+            for place, device in enumerate(one.devices)
+        )
+        yield f"{'pipeline':<10}{number}: {share} microbatches, one in {one.period:.2f} s: {stages}"
+    for sender, to, front in _fronts(best, named):
+        yield f"{'front':<10}{front} passes on what goes from {sender} to {to}"
+    if spared := _spared(best, named):
+        yield f"{'spared':<10}{', '.join(spared)}"
+    yield f"{'waits for':<10}{named.names[device]}, which is {what}"
+    yield f"{'searched':<10}{found.evaluations} plans in {time.process_time():.1f} s of processor time"

@@ -1,0 +1,49 @@
+"""`hetpeer simulate`: what a swarm would do, before there is one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hetpeer.peer.cli.options import JsonOption
+
+if TYPE_CHECKING:
+    from hetpeer.peer.simulate.scenario_run import Outcome
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(simulate)
+
+
+def simulate(
+    scenario: Annotated[
+        Path, typer.Argument(metavar="SCENARIO.toml", help="Devices, a model and what happens to them.")
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Train in virtual time: the real planner, coordinator and volunteers, on the devices and lines of a file."""
+    from hetpeer.peer.simulate.scenario import read_scenario
+    from hetpeer.peer.simulate.scenario_run import play
+
+    outcome = play(read_scenario(scenario))
+    typer.echo(json.dumps(outcome.document()) if as_json else "\n".join(_lines(outcome)))
+
+
+def _lines(outcome: Outcome) -> Iterator[str]:
+    """Plain text, one fact a line."""
+    document = outcome.document()
+    for number, stages in enumerate(document["pipelines"]):
+        places = " → ".join(
+            f"{stage['device']} {stage['blocks'][0]}-{stage['blocks'][1] - 1}" for stage in stages
+        )
+        yield f"{'pipeline':<10}{number}: {places}"
+    yield f"{'predicted':<10}{document['predicted_s']:.2f} s a step"
+    least, most = document["step_s"]["least"], document["step_s"]["most"]
+    yield f"{'step':<10}{outcome.median_s:.2f} s ({least:.2f} to {most:.2f}), {document['steps_an_hour']:.1f} an hour"
+    yield f"{'goodput':<10}{outcome.goodput:.1%} of what was computed was counted"
+    yield f"{'churn':<10}{outcome.departures} departures, {outcome.rollbacks} roll-backs"

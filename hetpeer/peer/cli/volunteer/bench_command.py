@@ -1,0 +1,29 @@
+"""`hetpeer bench`: what this machine can do in a second."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+from hetpeer.peer.cli.options import HomeOption, JsonOption
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(bench)
+
+
+def bench(*, as_json: JsonOption = False, home: HomeOption = None) -> None:
+    """Measure this machine for a few seconds: products of matrices as a volunteer does, memory, the disk of its home, its own network."""
+    from hetpeer.peer.checkup import machine_speeds
+    from hetpeer.peer.process.home import default_home
+    from hetpeer.stages.block.device import survey
+
+    machine, found = survey(), []
+    for speed in machine_speeds.measure(home or default_home(), machine.cores):
+        found.append(speed)
+        if not as_json:
+            print(speed.line(), flush=True)
+    if as_json:
+        print(json.dumps(machine_speeds.document(machine, found)))

@@ -1,0 +1,75 @@
+"""`hetpeer doctor`: is this machine fit for a volunteer, and what is to be done if not?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hetpeer.peer.cli.options import (
+    BootstrapOption,
+    HomeOption,
+    InvitesArgument,
+    JsonOption,
+    run_loop,
+    together,
+)
+
+if TYPE_CHECKING:
+    from hetpeer.peer.arrival.invites import Destination
+    from hetpeer.peer.checkup.findings import Finding
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(doctor)
+
+
+def doctor(
+    invites: InvitesArgument = None,
+    *,
+    bootstrap: BootstrapOption = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write what others need to help you into a new zip file: this, the log, versions.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+    home: HomeOption = None,
+) -> None:
+    """Look whether a volunteer would work here, and say what to do where not; with an address or invite, whether that answers, too.
+
+    Changes nothing, needs no network. The exit status is that of the first failure.
+    """
+    from hetpeer.peer.arrival.invites import destination
+    from hetpeer.peer.checkup import findings
+    from hetpeer.peer.process.home import default_home
+
+    named = together(invites, bootstrap)
+    goal = destination(named) if named else None
+    place = home or default_home()
+    found = run_loop(_examine(place, goal, quiet=as_json))
+    print(json.dumps(findings.document(found)) if as_json else findings.summary(found))
+    if bundle is not None:
+        from hetpeer.peer.checkup.support_bundle import write_bundle
+
+        write_bundle(bundle, place, found)
+        typer.echo(
+            f"{bundle}: addresses and names are taken out; look through it before you give it away", err=True
+        )
+    raise typer.Exit(findings.exit_code(found))
+
+
+async def _examine(home: Path, goal: Destination | None, *, quiet: bool) -> list[Finding]:
+    from hetpeer.peer.checkup.examination import examine
+
+    found = []
+    async for finding in examine(home, goal):
+        found.append(finding)
+        if not quiet:
+            print(finding.line(), flush=True)
+    return found

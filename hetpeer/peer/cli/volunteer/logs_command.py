@@ -1,0 +1,55 @@
+"""`hetpeer logs`: what the volunteer of this machine has said and done, also when it runs no more."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hetpeer.peer.cli.options import HomeOption, plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hetpeer.peer.logs.log_reader import Entry
+
+LOOK_S = 0.3
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(logs)
+
+
+def logs(
+    *,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Go on with what comes, until Ctrl-C.")
+    ] = False,
+    count: Annotated[
+        int, typer.Option("-n", "--lines", min=0, max=100_000, help="How many of the last.")
+    ] = 50,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, as in the file.")] = False,
+    home: HomeOption = None,
+) -> None:
+    """Show the log of the volunteer on this machine, whether it runs or not; with --home DIR of the reliable peer that serves DIR."""
+    from contextlib import closing
+
+    from hetpeer.peer.logs.log_reader import LogReader
+    from hetpeer.peer.process.home import default_home
+
+    with closing(LogReader(home or default_home())) as reader:
+        _show(reader.last(count), as_json)
+        while follow:
+            time.sleep(LOOK_S)
+            _show(reader.news(), as_json)
+
+
+def _show(entries: Iterable[Entry], as_json: bool) -> None:
+    colours = not plain(sys.stdout)
+    for entry in entries:
+        for line in (entry.raw,) if as_json else entry.lines(colours=colours):
+            print(line)
+    sys.stdout.flush()

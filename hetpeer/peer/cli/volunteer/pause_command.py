@@ -1,0 +1,96 @@
+"""`hetpeer pause`, `resume`, `finish` and `stop`: what the owner of a volunteer wants of its daemon."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hetpeer.peer.cli.options import HomeOption, parse_duration
+
+if TYPE_CHECKING:
+    from hetpeer.peer.control.control_messages import Request, Standing
+
+GONE_S = 10.0
+"""A daemon that is stopped has ended within this."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (pause, resume, finish, stop):
+        app.command()(command)
+
+
+def pause(
+    *,
+    duration: Annotated[
+        str, typer.Option("--for", metavar="TIME", help="Go on by itself after so long, like 1h30m.")
+    ] = "",
+    home: HomeOption = None,
+) -> None:
+    """Give this machine's processor and memory back at once, until `hetpeer resume`; the daemon stays."""
+    from hetpeer.peer.control.control_messages import Request
+
+    for_s = parse_duration(duration) if duration else None
+    _tell(_asked(home, Request(do="pause", for_s=for_s)))
+
+
+def resume(*, home: HomeOption = None) -> None:
+    """Go on after `hetpeer pause`."""
+    from hetpeer.peer.control.control_messages import Request
+
+    _tell(_asked(home, Request(do="resume")))
+
+
+def finish(*, home: HomeOption = None) -> None:
+    """Leave the run once the step that is under way is done."""
+    from hetpeer.peer.control.control_messages import Request
+
+    _tell(_asked(home, Request(do="finish")))
+
+
+def stop(*, home: HomeOption = None) -> None:
+    """Leave the run now, as by Ctrl-C; returns when the daemon has ended. With --home DIR: the reliable peer that serves DIR."""
+    from hetpeer.dht.base.errors import LocalError
+    from hetpeer.peer.control.control_client import connected
+    from hetpeer.peer.control.control_messages import Request
+    from hetpeer.peer.process.home import default_home
+
+    with connected(home or default_home()) as daemon:
+        daemon.ask(Request(do="stop"))
+        if not daemon.ended(GONE_S):
+            raise LocalError(
+                "HP-CTL-002",
+                "the daemon has not ended",
+                why=f"it was given {GONE_S:.0f} s",
+                fix="end its process",
+            )
+    typer.echo("stopped")
+
+
+def _asked(home: Path | None, request: Request) -> Standing:
+    from hetpeer.peer.control.control_client import ask
+    from hetpeer.peer.process.home import default_home
+
+    return ask(home or default_home(), request)
+
+
+def _tell(standing: Standing) -> None:
+    typer.echo(standing_text(standing))
+
+
+def standing_text(standing: Standing) -> str:
+    """`paused (user) since 12:04, until 13:34`."""
+    reason = f" ({standing.reason})" if standing.reason else ""
+    until = "" if standing.until is None else f", until {_clock(standing.until)}"
+    ends = "" if standing.ends is None else f"; leaves at {_clock(standing.ends)}"
+    return f"{standing.state}{reason} since {_clock(standing.since)}{until}{ends}"
+
+
+def _clock(seconds: float) -> str:
+    """The time of day, with the date if that is not today's."""
+    then, today = time.localtime(seconds), time.localtime()
+    same = then[:3] == today[:3]
+    return time.strftime("%H:%M" if same else "%Y-%m-%d %H:%M", then)

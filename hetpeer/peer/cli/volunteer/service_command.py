@@ -1,0 +1,130 @@
+"""`hetpeer service`: a volunteer, or a reliable peer, that systemd starts at login."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hetpeer.peer.cli.options import HomeOption, check, standing_here
+from hetpeer.peer.cli.swarm import bootstrap_command
+from hetpeer.peer.cli.volunteer import join_command
+
+if TYPE_CHECKING:
+    from hetpeer.peer.daemon.systemd_units import Unit
+
+commands = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+Folder = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="DIR",
+        show_default=False,
+        help="Of a reliable peer: its run directory; of a rendezvous: the folder that install names. Without: the volunteer.",
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.add_typer(
+        commands,
+        name="service",
+        help="Have systemd start a volunteer or a reliable peer at login (user service).",
+    )
+
+
+@commands.command(context_settings={"ignore_unknown_options": True})
+def install(
+    *,
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[OPTION]...",
+            show_default=False,
+            help="As of `hetpeer join`: --bootstrap ADDR and so on; or `bootstrap DIR ...`, as of `hetpeer bootstrap`.",
+        ),
+    ] = None,
+    home: HomeOption = None,
+) -> None:
+    """Start a volunteer now and at each login, with the options of `hetpeer join`; or with `bootstrap DIR ...` a reliable
+    peer. Replaces the one before.
+    """
+    from hetpeer.peer.daemon import systemd_units
+    from hetpeer.peer.limits.settings import of_environment
+    from hetpeer.peer.process.hetpeer_children import COMMAND
+    from hetpeer.peer.process.home import Home, default_home
+
+    where = (home or default_home()).absolute()
+    place = ("--home", str(where))
+    given = options or []
+    if given[:1] == ["bootstrap"]:
+        words = [*place, *given[1:]]
+        directory = check(bootstrap_command.register, "bootstrap", words)[
+            "directory"
+        ]  # now, and not in a log
+        words = [str(Path(word).absolute()) if Path(word) == directory else word for word in words]
+        folder = Home(where).rendezvous if directory is None else directory
+        _install([*COMMAND, "bootstrap", *words], systemd_units.serving(folder))
+        typer.echo(f"how it is: hetpeer status --home {folder.absolute()}")
+        return
+    words = [*place, *given]
+    check(join_command.register, "join", words)
+    for layer in of_environment(os.environ):
+        typer.echo(f"{layer.source} is of this shell and not of the service: hetpeer config set", err=True)
+    runs = standing_here(where) is not None and not systemd_units.is_active(systemd_units.VOLUNTEER)
+    _install([*COMMAND, "join", *words], systemd_units.VOLUNTEER)
+    if runs:
+        typer.echo(
+            f"a volunteer runs from {where} already: `hetpeer stop` ends it, and the service begins within half a minute",
+            err=True,
+        )
+
+
+def _install(command: Sequence[str], unit: Unit) -> None:
+    from hetpeer.peer.daemon import systemd_units
+
+    systemd_units.install(command, unit)
+    typer.echo(f"installed {systemd_units.unit_path(unit)}")
+    if not systemd_units.lingers():
+        typer.echo("it stops when you log out; to keep it: loginctl enable-linger", err=True)
+
+
+@commands.command()
+def start(folder: Folder = None) -> None:
+    """Start it again, after `hetpeer stop` or `finish`, or anew, with another version of hetpeer."""
+    from hetpeer.peer.daemon import systemd_units
+
+    systemd_units.start(_unit(folder))
+
+
+@commands.command()
+def uninstall(folder: Folder = None) -> None:
+    """Stop it, and start it no more. Its home, or run directory, stays."""
+    from hetpeer.peer.daemon import systemd_units
+
+    systemd_units.uninstall(_unit(folder))
+    typer.echo("uninstalled")
+
+
+@commands.command()
+def status(folder: Folder = None) -> None:
+    """What systemd says of it, and the link to its dashboard."""
+    from hetpeer.peer.daemon import systemd_units
+
+    unit = _unit(folder)
+    said = systemd_units.properties(unit)
+    doing = f": {said['StatusText']}" if said.get("StatusText") else ""
+    typer.echo(f"{said.get('ActiveState', '')} ({said.get('SubState', '')}){doing}")
+    typer.echo(f"{said.get('UnitFileState', '')} {systemd_units.unit_path(unit)}")
+    here = standing_here(folder or systemd_units.home())
+    if here is not None and here.dashboard is not None:
+        typer.echo(f"dashboard at {here.dashboard}")
+
+
+def _unit(folder: Path | None) -> Unit:
+    from hetpeer.peer.daemon import systemd_units
+
+    return systemd_units.VOLUNTEER if folder is None else systemd_units.serving(folder)

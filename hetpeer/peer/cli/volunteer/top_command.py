@@ -1,0 +1,37 @@
+"""`hetpeer top`: the volunteer of this machine, live."""
+
+from __future__ import annotations
+
+import typer
+
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.peer.cli.options import HomeOption
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(top)
+
+
+def top(*, home: HomeOption = None) -> None:
+    """Watch the volunteer of this machine live: what it does, how fast, over which lines. Keys: q quits, p pauses, r resumes."""
+    try:
+        from hetpeer.peer.top.top_screen import Top
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "textual":
+            raise
+        raise LocalError(
+            "HP-SYS-005",
+            "hetpeer top is not installed",
+            why="it draws with the package textual, which no other command needs",
+            fix="pip install 'hetpeer[top]', or use hetpeer status --watch",
+            exit_code=ExitCode.CONFIG,
+        ) from error
+
+    from hetpeer.peer.control.control_client import ask
+    from hetpeer.peer.control.control_messages import Request
+    from hetpeer.peer.process.home import default_home
+
+    place = home or default_home()
+    ask(place, Request(do="status"))  # that nobody is there is said here, and not on a screen
+    Top(place).run()

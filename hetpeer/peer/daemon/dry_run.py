@@ -1,0 +1,92 @@
+"""What `hetpeer join --dry-run` does: all that `join` does before it asks for a place, and nothing that lasts (docs/daemon.md).
+
+It has the home's lock and its own node in the network meanwhile, but nobody of the run hears of it. What stays is this machine's key, and the
+month's bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+
+from hetpeer.averaging.effects import Stop
+from hetpeer.averaging.member.place_choice import choose_place
+from hetpeer.averaging.messages import Place
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.discovery.roster import Roster
+from hetpeer.dht.kademlia.adverts import Advert
+from hetpeer.peer.arrival.credentials import refusal
+from hetpeer.peer.arrival.find_run import Arrival
+from hetpeer.peer.control.control_server import locked
+from hetpeer.peer.daemon.limits_in_force import Governing
+from hetpeer.peer.daemon.owner_wishes import Daemon
+from hetpeer.peer.daemon.presence import JoinOptions, arriving
+from hetpeer.peer.daemon.rejection import rejection
+from hetpeer.peer.daemon.volunteer_life import start_compute
+from hetpeer.peer.limits.amounts import size
+from hetpeer.peer.limits.hold_reasons import paused
+from hetpeer.peer.limits.sensors import Sensors
+from hetpeer.peer.preparation.disk_room import check_room
+from hetpeer.peer.process.console import say
+from hetpeer.peer.process.home import Home
+from hetpeer.peer.process.systemd_notify import Notifier
+from hetpeer.peer.training.early_placement import missing_bytes, places_seen, state_bytes
+from hetpeer.peer.watching.human_units import bytes_text
+
+
+async def try_out(options: JoinOptions) -> None:
+    """Say what would come of joining. Raises the `LocalError` with which `join` would end, and `RemoteError` where the DHT does not answer."""
+    home = Home(options.home)
+    home.identity()
+    daemon = Daemon(SystemClock(), asyncio.Event(), Notifier(""))
+    governing = Governing(options.settings, daemon, home, Sensors(), options.sources)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(locked(home.path))
+        await stack.enter_async_context(governing.running())
+        arrival = await stack.enter_async_context(await arriving(options, home, stays=False))
+        governing.use(arrival.node.throttle)
+        await _foresee(options, home, governing, arrival)
+        if reasons := daemon.holding:
+            say(f"for now it would be {paused(reasons, governing.settings)}")
+    say("it would join; nobody was asked for a place")
+
+
+async def _foresee(options: JoinOptions, home: Home, governing: Governing, arrival: Arrival) -> None:
+    signed, node = arrival.signed, arrival.node
+    run = RunDirectory(home.path / "runs" / signed.run_id, signed)  # which is made by who joins
+    say(
+        f"the run {signed.manifest.name} ({signed.run_id}): its manifest is sound, and of a version that this hetpeer speaks"
+    )
+    if (refused := refusal(run, node.peer_id, options.voucher)) is not None:
+        raise rejection(Stop(refused.why, completed=False, rejected=refused.reason))
+    if bits := signed.manifest.admission.work_bits:
+        say(f"it would first do a proof of work of {bits} bits, unless that is done")
+    async with contextlib.AsyncExitStack() as life:
+        _, offer, _ = await start_compute(home, governing, life)
+    adverts = await Roster(node, signed.run_id).read()
+    place = choose_place(places_seen(run, adverts, offer), offer.memory_bytes)
+    for line in _taking(run, place, adverts):
+        say(line)
+    blocks = range(place.begin, place.end)
+    check_room(run.path.parent, run.run_id, missing_bytes(run, blocks), size(governing.settings.limits.files))
+
+
+def _taking(run: RunDirectory, place: Place, adverts: Mapping[str, Advert]) -> list[str]:
+    """What it would take and fetch, as lines."""
+    manifest, blocks = run.manifest, range(place.begin, place.end)
+    holders = "1 volunteer" if place.holders == 1 else f"{place.holders or 'no'} volunteers"
+    data = sum(shard.bytes for shard in (*manifest.data.train, *manifest.data.heldout))
+    needed = f"{bytes_text(missing_bytes(run, blocks))} of graphs and constants"
+    states = f"{bytes_text(state_bytes(manifest, blocks))} of states at most"
+    taken = (
+        f"blocks {place.begin}-{place.end - 1}, held by {holders} now, with {bytes_text(place.memory_bytes)}"
+    )
+    lines = [
+        f"most likely it would take {taken} of memory",
+        f"it would fetch {needed}, {states}, and what it needs of {bytes_text(data)} of data",
+    ]
+    if not any(advert.role == "coordinator" for advert in adverts.values()):
+        lines.append("nobody coordinates the run just now: it would wait for that")
+    return lines

@@ -1,0 +1,156 @@
+"""From an address to a volunteer at work: what `hetpeer join` does, in order.
+
+Listen to the owner, join the network, fetch and check the manifest; then one life after another: start the compute worker, take
+part, leave. Each part is undone in the reverse order, whatever happens. While the owner holds the volunteer back there is no
+worker. One that dies (most likely: out of memory) is started again a few times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from hetpeer.averaging.effects import Stop
+from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.base.errors import ExitCode
+from hetpeer.peer.control.control_server import serving
+from hetpeer.peer.control.owned_daemon import TICK_S
+from hetpeer.peer.daemon.daemon_figures import figures_of
+from hetpeer.peer.daemon.limits_in_force import Governing
+from hetpeer.peer.daemon.owner_wishes import Daemon, State, Wish
+from hetpeer.peer.daemon.presence import JoinOptions, Presence, no_state, present
+from hetpeer.peer.daemon.volunteer_life import live
+from hetpeer.peer.limits.hold_reasons import explained, paused
+from hetpeer.peer.limits.holds import Reason
+from hetpeer.peer.limits.sensors import Sensors
+from hetpeer.peer.logs.log_files import keeping_log
+from hetpeer.peer.process.console import say
+from hetpeer.peer.process.home import Home
+from hetpeer.peer.process.lifecycle import sweep_memory, unless
+from hetpeer.peer.process.systemd_notify import Notifier
+from hetpeer.peer.training.self_advert import publish_forever, take_leave, workless_advert
+from hetpeer.stages.ipc.compute import WorkerDiedError
+
+MAX_RESTARTS = 3
+RESTART_WINDOW_S = 600.0
+"""A worker that dies more than MAX_RESTARTS times in so long is not started again."""
+SWEEP_S = 0.5
+"""By then nothing of a life that is over runs any more."""
+
+_log = logging.getLogger(__name__)
+
+
+async def join(options: JoinOptions, leaving: asyncio.Event) -> Stop | None:
+    """Take part until the run is over (its Stop), or `leaving` is set or the owner wants it to end (None). Raises `LocalError`."""
+    home = Home(options.home)
+    home.identity()  # and its folder, where the owner finds us
+    daemon = Daemon(SystemClock(), leaving, Notifier.of_environment())
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(daemon.running())
+        if options.for_s is not None:
+            daemon.finish_after(options.for_s)
+        governing = Governing(options.settings, daemon, home, Sensors(), options.sources)
+        daemon.explained_by(lambda reasons: explained(reasons, governing.settings))
+        await stack.enter_async_context(serving(home.path, governing.answer))
+        stack.enter_context(keeping_log(home.path))  # by whoever has the home's lock
+        await stack.enter_async_context(governing.running())
+        ended = daemon.until(Wish.FINISH, Wish.STOP)
+        presence = await unless(ended, present(options, home, stack, lambda: governing.settings))
+        if presence is None:
+            return None
+        governing.use(presence.node.throttle)
+        daemon.joined(presence.node.addresses, lambda: figures_of(presence))
+        if options.dashboard is not None:  # nothing of it is loaded otherwise
+            from hetpeer.peer.web.daemon_web import volunteer_served
+
+            await stack.enter_async_context(volunteer_served(options.dashboard, presence, daemon, governing))
+        stop = await _lives(presence, governing, daemon)
+        await take_leave(presence.roster, presence.node, "volunteer")
+        if presence.progress.thanks:
+            say(presence.progress.thanks)
+        return stop
+
+
+async def _lives(presence: Presence, governing: Governing, daemon: Daemon) -> Stop | None:
+    deaths: deque[float] = deque(maxlen=MAX_RESTARTS)
+    while (wish := daemon.wish) in (Wish.WORK, Wish.PAUSE):
+        if wish is Wish.PAUSE:
+            await _rest(presence, governing, daemon)
+            continue
+        try:
+            stop = await live(presence, daemon, governing)
+        except WorkerDiedError as error:
+            if error.status == ExitCode.NO_DEVICE and governing.keep_device():
+                continue
+            often = len(deaths) == MAX_RESTARTS and time.monotonic() - deaths[0] < RESTART_WINDOW_S
+            if often or error.status >= 0:  # one that ended by itself would do so again
+                raise
+            deaths.append(time.monotonic())
+            _log.warning("%s; a new one is started", error.what)
+            await unless(daemon.until(Wish.FINISH, Wish.STOP), _clear(presence))
+        else:
+            if stop is not None:
+                return stop
+    daemon.stop()
+    return None
+
+
+async def _clear(presence: Presence) -> None:
+    """Nothing of the life that is over takes memory while the next one measures how much is free."""
+    await presence.serve(no_state)
+    await _sweep()
+
+
+async def _rest(presence: Presence, governing: Governing, daemon: Daemon) -> None:
+    """Stay in the network without a worker, for as long as the volunteer is held back."""
+    daemon.does(State.WAITING)
+    reasons = daemon.holding
+    say(paused(reasons, governing.settings))
+    await unless(daemon.until(Wish.WORK, Wish.STOP), _idle(presence, governing, daemon, reasons))
+    if daemon.wish is Wish.WORK:
+        say("going on")
+
+
+async def _idle(presence: Presence, governing: Governing, daemon: Daemon, reasons: Sequence[Reason]) -> None:
+    """Be a peer that holds no state; `reasons` have been told. Never returns."""
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(
+            publish_forever(
+                presence.roster,
+                lambda: workless_advert(presence.node, governing.settings.node.name, "paused"),
+            ),
+            name="advert",
+        )
+        tasks.create_task(presence.mind_sleep(lambda: None), name="sleep")
+        tasks.create_task(_sweep(), name="sweep")
+        tasks.create_task(_serve_files(presence, governing), name="files")
+        tasks.create_task(tell_reasons(governing, daemon, reasons), name="reasons")
+
+
+async def tell_reasons(governing: Governing, daemon: Daemon, told: Sequence[Reason]) -> None:
+    """Say when other reasons hold than were `told`. Never returns."""
+    while True:
+        await asyncio.sleep(TICK_S)
+        if (reasons := daemon.holding) not in (told, ()):
+            told = reasons
+            say(paused(reasons, governing.settings))
+
+
+async def _serve_files(presence: Presence, governing: Governing) -> None:
+    """Give others the run's files for as long as the month's cap allows. Never returns."""
+    served: bool | None = None
+    while True:
+        if served is governing.capped or served is None:
+            served = not governing.capped
+            await (presence.serve(no_state) if served else presence.serve_nothing())
+        await asyncio.sleep(TICK_S)
+
+
+async def _sweep() -> None:
+    """Give back what is left of the life that is over: it is full of circles, and has the arena mapped."""
+    await asyncio.sleep(SWEEP_S)
+    sweep_memory()

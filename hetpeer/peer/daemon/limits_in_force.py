@@ -1,0 +1,219 @@
+"""The limits of a volunteer in force: settings that change while it runs, sensors that are looked at, bytes that are counted.
+
+What follows from the readings is the governor's; here it becomes holds of the daemon, rates of the node and cores of the
+processes (docs/limits.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from types import MappingProxyType
+
+from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.base.errors import HetpeerError, LocalError
+from hetpeer.dht.base.task_set import TaskSet, to_its_end
+from hetpeer.dht.streams.throttle import Throttle
+from hetpeer.peer.control.control_messages import Request, Setting, Standing
+from hetpeer.peer.daemon.owner_wishes import Daemon, Wish
+from hetpeer.peer.limits import monthly_traffic
+from hetpeer.peer.limits.amounts import rate
+from hetpeer.peer.limits.cpu_affinity import restrict
+from hetpeer.peer.limits.governor import Governor, Readings
+from hetpeer.peer.limits.holds import Reason
+from hetpeer.peer.limits.sensor_poll import Lookout
+from hetpeer.peer.limits.sensors import Sensors
+from hetpeer.peer.limits.settings import DEFAULT, Settings, worded
+from hetpeer.peer.process.home import Home
+
+LOOK_S = 2.0
+SAVE_EVERY = 5
+"""Looks between two writings of the month's bytes."""
+RENEWAL_S = 0.5
+"""For so long a volunteer is held whose worker is to be replaced: its life ends, and the next begins."""
+BY_COMMAND = "hetpeer config set"
+"""The source of what was changed while it runs."""
+DEVICE, KEPT = "compute.device", "the worker before"
+"""A setting of which only a worker's start shows whether it can be, and its source where it could not."""
+
+_log = logging.getLogger(__name__)
+
+
+class Governing:
+    """It answers the owner at once, and governs within `running`; its node comes later."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        daemon: Daemon,
+        home: Home,
+        sensors: Sensors,
+        sources: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self.settings = settings
+        self.sources = dict(sources)
+        """Where each setting is from that is no default."""
+        self.readings: Readings | None = None
+        """Of the last look."""
+        self._daemon = daemon
+        self._home = home.path
+        self._sensors = sensors
+        self._lookout = Lookout(sensors)
+        self._clock = SystemClock()
+        self._governor = Governor()
+        self._holding: frozenset[Reason] = frozenset()
+        self._throttle = Throttle()
+        self._counted = 0, 0
+        self._device: str | None = None
+        """The last `compute.device` that a worker was started on."""
+        self._month = self._saved = monthly_traffic.Month(month=_month())
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Limits in force, before a worker is started; the month's bytes are written down at the end.
+
+        Only who has the home's lock may do so: the file is ours.
+        """
+        self._month = self._saved = monthly_traffic.load(self._home, _month())
+        if self.settings.limits.cpu:
+            restrict(self.settings.limits.cpu)
+        await self.look()
+        tasks = TaskSet()
+        tasks.spawn(self._look_forever(), name="limits")
+        try:
+            yield
+        finally:
+            await tasks.close()
+            self.count()
+            self.save()
+
+    def use(self, throttle: Throttle) -> None:
+        """Of the node that there is from now on."""
+        self._throttle = throttle
+        self._set_rates()
+
+    def computes_on(self, asked: str, uuid: str) -> None:
+        """The worker that was started for the device `asked` uses the GPU with this UUID, or none: the sensors heed that one."""
+        self._device = asked
+        self._sensors.computes_on(asked, uuid)
+
+    def keep_device(self) -> bool:
+        """No worker starts on the device in force: the last that one was started on is in force again. False: there is no other."""
+        wanted = self.settings.compute.device
+        if self._device in (None, wanted):
+            return False
+        _log.warning("compute.device is %r again: no worker starts on %r", self._device, wanted)
+        self.settings = self.settings.changed(DEVICE, self._device, "the owner")
+        self.sources[DEVICE] = KEPT
+        return True
+
+    def answer(self, request: Request) -> Standing:
+        """Do what the owner asks for. Raises `LocalError` HP-CONF-003 for a setting that cannot be."""
+        if request.key is not None and request.value is not None:
+            self.change(request.key, request.value)
+        told = {"month_bytes": self.month_bytes, "settings": self.told}
+        return self._daemon.answer(request).model_copy(update=told)
+
+    @property
+    def told(self) -> dict[str, Setting]:
+        """The settings in force, and where each is from, in words."""
+        return told(self.settings, self.sources)
+
+    @property
+    def throttle(self) -> Throttle:
+        """What the node has sent and received, at which rates."""
+        return self._throttle
+
+    @property
+    def month_bytes(self) -> int:
+        """Up and down, in this month, until now."""
+        self.count()
+        return self._month.nbytes
+
+    @property
+    def warnings(self) -> tuple[HetpeerError, ...]:
+        """What the sensors have found."""
+        return self.readings.warnings if self.readings is not None else ()
+
+    @property
+    def holding(self) -> tuple[Reason, ...]:
+        """What holds the volunteer back now, in order."""
+        return self._daemon.holding
+
+    def change(self, key: str, value: str) -> None:
+        """Another value from now on; with a new worker where it takes one. Raises `LocalError` HP-CONF-003."""
+        before, self.settings = self.settings, self.settings.changed(key, value, "the owner")
+        self.sources[key] = BY_COMMAND
+        _log.info("%s is %r from now on", key, value)
+        if self.settings.limits.cpu != before.limits.cpu:
+            restrict(self.settings.limits.cpu)
+        self._set_rates()
+        if self.settings.needs_new_worker(before) and self._daemon.wish is Wish.WORK:
+            self._daemon.hold(Reason.SETTINGS, RENEWAL_S)
+
+    async def look(self) -> None:
+        """Count, read the sensors, and have the daemon held for what follows."""
+        settings = self.settings
+        time.tzset()  # the machine may be in another time zone by now
+        readings = await self._lookout.look(settings, self.month_bytes)
+        self.readings = readings
+        found = self._governor.look(self._clock.boottime(), readings, settings)
+        for reason in found - self._holding:
+            _log.info("held back: %s", reason)
+            self._daemon.hold(reason)
+        for reason in self._holding - found:
+            self._daemon.release(reason)
+        self._holding = found
+
+    def count(self) -> None:
+        """Add what the node has sent and received since the last time."""
+        sent, received = self._throttle.up.nbytes, self._throttle.down.nbytes
+        self._month = self._month.plus(_month(), sent - self._counted[0], received - self._counted[1])
+        self._counted = sent, received
+
+    @property
+    def share(self) -> float:
+        """How much of its time the worker may work, as its GPU's power allows."""
+        return self._governor.share
+
+    @property
+    def capped(self) -> bool:
+        """Whether nothing is to be sent any more in this month."""
+        return Reason.TRANSFER_CAP in self._holding
+
+    def save(self) -> None:
+        """Write the month's bytes down, if there are more. A disk that takes nothing now is no reason to stop."""
+        month = self._month
+        if month == self._saved:
+            return
+        try:
+            monthly_traffic.save(self._home, month)
+            self._saved = month
+        except LocalError as error:
+            _log.warning("the month's bytes are not written down: %s", error)
+
+    async def _look_forever(self) -> None:
+        while True:
+            for _ in range(SAVE_EVERY):
+                await asyncio.sleep(LOOK_S)
+                await self.look()
+            await to_its_end(self.save)
+
+    def _set_rates(self) -> None:
+        self._throttle.up.limit(rate(self.settings.limits.up))
+        self._throttle.down.limit(rate(self.settings.limits.down))
+
+
+def told(settings: Settings, sources: Mapping[str, str]) -> dict[str, Setting]:
+    """`section.key` → value and source, in words."""
+    return {
+        key: Setting(value=worded(value)[:512], source=sources.get(key, DEFAULT)[:512])
+        for key, value in settings.flat().items()
+    }
+
+
+def _month() -> str:
+    return time.strftime("%Y-%m")

@@ -1,0 +1,165 @@
+"""A volunteer's daemon as its owner sees it: what is asked of it, and what it does (docs/daemon.md).
+
+What is asked is one wish at a time. It follows from what holds the volunteer back, from whether it is to finish and whether it
+is to stop; who does something that takes long waits for a wish that ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import math
+from collections.abc import Callable, Sequence
+
+from hetpeer.dht.base.clock import SystemClock
+from hetpeer.peer.control import owned_daemon
+from hetpeer.peer.control.control_messages import Figures, Request, Standing
+from hetpeer.peer.control.owned_daemon import Does, OwnedDaemon
+from hetpeer.peer.limits.holds import Holds, Reason
+from hetpeer.peer.process.console import say
+from hetpeer.peer.process.systemd_notify import Notifier
+
+
+class Wish(enum.Enum):
+    """What the owner wants."""
+
+    WORK = "work"
+    PAUSE = "pause"
+    FINISH = "finish"
+    """Leave with the step that is under way."""
+    STOP = "stop"
+
+
+class State(enum.StrEnum):
+    """What the daemon does, as `status` shows it."""
+
+    STARTING = owned_daemon.STARTING
+    CHECKING = "checking"
+    JOINING = "joining"
+    SYNCING = "syncing"
+    TRAINING = "training"
+    WAITING = "waiting"
+    PAUSED = "paused"
+    DRAINING = owned_daemon.DRAINING
+    STOPPED = owned_daemon.STOPPED
+    FAILED = owned_daemon.FAILED
+
+
+class Daemon(OwnedDaemon):
+    """A volunteer's."""
+
+    def __init__(self, clock: SystemClock, leaving: asyncio.Event, notifier: Notifier) -> None:
+        super().__init__(clock, leaving, notifier)
+        self._holds = Holds()
+        self._finishing = False
+        self._finish_at = math.inf
+        self._changed = asyncio.Event()
+        self._figures: Callable[[], Figures | None] = lambda: None
+        self._explain: Callable[[Sequence[Reason]], str] = lambda _: ""
+        self._wish_known = Wish.WORK
+
+    # ── what is asked ────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def wish(self) -> Wish:
+        """What the owner wants now."""
+        held = bool(self.holding)
+        if self._leaving.is_set() or (self._finishing and held):
+            return Wish.STOP
+        if self._finishing:
+            return Wish.FINISH
+        return Wish.PAUSE if held else Wish.WORK
+
+    @property
+    def holding(self) -> tuple[Reason, ...]:
+        """What holds it back now, in order."""
+        return self._holds.at(self._clock.boottime())
+
+    async def until(self, *wishes: Wish) -> Wish:
+        """Wait for one of `wishes`; returns it."""
+        while (wish := self.wish) not in wishes:
+            await self._changed.wait()
+        return wish
+
+    def hold(self, reason: Reason, for_s: float = math.inf) -> None:
+        """Hold the volunteer back, for so long from now on."""
+        self._holds.hold(reason, self._clock.boottime() + for_s)
+        self.look()
+
+    def release(self, reason: Reason) -> None:
+        """`reason` holds it back no more."""
+        self._holds.release(reason)
+        self.look()
+
+    def finish(self) -> None:
+        """Leave with the step that is under way."""
+        self._finishing = True
+        self.look()
+
+    def finish_after(self, seconds: float) -> None:
+        """Finish by itself so long from now on; time in which the machine sleeps counts."""
+        self._finish_at = self._clock.boottime() + seconds
+
+    def answer(self, request: Request) -> Standing:
+        """Do what the owner asks for."""
+        match request.do:
+            case "pause":
+                self.hold(Reason.USER, math.inf if request.for_s is None else request.for_s)
+            case "resume":
+                self.release(Reason.USER)
+            case "finish":
+                self.finish()
+            case "stop":
+                self.stop()
+        return self.standing
+
+    # ── what it does ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def joined(
+        self, addresses: Callable[[], Sequence[str]], figures: Callable[[], Figures | None] = lambda: None
+    ) -> None:
+        """It is in the network, and reached there; `figures` are what it has to show from now on."""
+        self._figures = figures
+        self.ready(addresses)
+
+    def explained_by(self, explain: Callable[[Sequence[Reason]], str]) -> None:
+        """`explain` says in words what holds it."""
+        self._explain = explain
+
+    @property
+    def standing(self) -> Standing:
+        """For the owner."""
+        known, now, wall = super().standing, self._clock.boottime(), self._clock.wall()
+        left_s = self._holds.until(now) - now
+        is_paused = known.state == State.PAUSED
+        stays = math.isfinite(self._finish_at) and self.wish in (Wish.WORK, Wish.PAUSE)
+        return known.model_copy(
+            update={
+                "why": self._explain(self.holding) if is_paused else "",
+                "until": wall + left_s if is_paused and math.isfinite(left_s) else None,
+                "ends": wall + self._finish_at - now if stays else None,
+                "figures": self._figures(),
+            }
+        )
+
+    def look(self) -> None:
+        """Something may have changed: whoever waits for a wish, and systemd, hear of it."""
+        if not self._finishing and self._clock.boottime() >= self._finish_at:
+            self._finishing = True
+            say("its time is over: it leaves with the step that is under way")
+        wish = self.wish
+        if wish is not self._wish_known:
+            self._wish_known = wish
+            self._changed.set()
+            self._changed = asyncio.Event()
+            if wish is Wish.STOP:
+                self._leaving.set()  # also if a pause ends meanwhile
+        super().look()
+
+    def _doing(self) -> Does:
+        state, reason = self._look()
+        if state in (State.STOPPED, State.FAILED) or self.wish is Wish.WORK:
+            return state, reason
+        if self.wish is Wish.PAUSE:
+            return State.PAUSED, ",".join(self.holding)
+        return State.DRAINING, "finish" if self._finishing else "stop"

@@ -1,0 +1,241 @@
+"""One life of a volunteer: a compute worker is started and measured, takes part, and is ended when its owner wants so.
+
+Whatever ends it early begins with the worker's suspension: from then on it takes no processor time, and what it was doing
+is done again by others (docs/daemon.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+from hetpeer.averaging.effects import Stop
+from hetpeer.averaging.member.member import Phase
+from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.peer.control.owned_daemon import Does
+from hetpeer.peer.daemon.limits_in_force import LOOK_S, Governing
+from hetpeer.peer.daemon.machine_offer import (
+    computes_on,
+    disk_offered,
+    memory_offered,
+    on_gpu,
+    ram_offered,
+    uplink_offered,
+)
+from hetpeer.peer.daemon.owner_wishes import Daemon, State, Wish
+from hetpeer.peer.daemon.presence import Presence
+from hetpeer.peer.daemon.rejection import rejection
+from hetpeer.peer.limits.amounts import rate, share, share_or_bytes
+from hetpeer.peer.limits.settings import WORKER, Settings
+from hetpeer.peer.process.console import say
+from hetpeer.peer.process.home import Home
+from hetpeer.peer.process.lifecycle import freeze_memory, unless
+from hetpeer.peer.training.early_placement import prepare_ahead
+from hetpeer.peer.training.self_advert import (
+    notable_of_volunteer,
+    publish_forever,
+    volunteer_advert,
+    workless_advert,
+)
+from hetpeer.peer.training.volunteer import Volunteer
+from hetpeer.peer.training.volunteer_figures import Offer
+from hetpeer.stages.ipc import block_commands as c
+from hetpeer.stages.ipc.compute import Compute, ComputeConfig
+
+FAREWELL_S = 3.0
+FINISH_S = 600.0
+"""A step that takes longer is not waited for by who is asked to finish."""
+MIN_ARENA_BYTES = 1 << 26
+PACE_S = 0.7
+"""Far below what others wait for a sign of life; what a card draws is looked at at other times than its rests."""
+
+_log = logging.getLogger(__name__)
+
+
+async def live(presence: Presence, daemon: Daemon, governing: Governing) -> Stop | None:
+    """Take part with one compute worker until the run is over (its Stop), or something else than work is wished (None).
+
+    `governing` has the settings, and says at any time how much of its time the worker may work.
+
+    Raises `LocalError`, and `WorkerDiedError` with nothing of the worker left.
+    """
+    daemon.does(State.CHECKING)
+    async with contextlib.AsyncExitStack() as life:
+        other = daemon.until(Wish.PAUSE, Wish.FINISH, Wish.STOP)
+        async with shown_as(State.CHECKING, presence, governing):
+            started = await unless(other, start_compute(presence.home, governing, life))
+        return None if started is None else await _live(presence, *started, daemon, lambda: governing.share)
+
+
+@contextlib.asynccontextmanager
+async def shown_as(state: State, presence: Presence, governing: Governing) -> AsyncIterator[None]:
+    """Others see us meanwhile: a worker takes seconds to start, and so does the first word of a new node to get about."""
+    advert = partial(workless_advert, presence.node, governing.settings.node.name, state.value)
+    company = TaskSet()
+    company.spawn(publish_forever(presence.roster, advert), name="advert")
+    try:
+        yield
+    finally:
+        await company.close()
+
+
+async def start_compute(
+    home: Home, governing: Governing, life: contextlib.AsyncExitStack
+) -> tuple[Compute, Offer, str]:
+    """A compute worker, what this machine can offer with it, and the name of its device. Raises `LocalError` HP-GPU-*."""
+    settings = governing.settings
+    ram = ram_offered(share_or_bytes(settings.limits.ram))
+    compute = await life.enter_async_context(_running_compute(settings, ram))
+    try:
+        speed = (await compute.submit(c.WarmUp())).flops_per_second
+        info = await compute.submit(c.Info())
+    except asyncio.CancelledError:
+        compute.suspend()
+        raise
+    governing.computes_on(settings.compute.device, info.device_uuid)
+    memory = memory_offered(ram, info, share(settings.limits.gpu_memory))
+    say(computes_on(info, memory))
+    disk = disk_offered(home.path, share_or_bytes(settings.limits.disk))
+    offer = Offer(
+        memory_bytes=memory,
+        uplink=uplink_offered(home.uplink(), rate(settings.limits.up)),
+        flops_per_second=speed,
+        disk_bytes=disk,
+        name=settings.node.name,
+        in_ram=not on_gpu(info),
+    )
+    return compute, offer, info.device_name
+
+
+async def _live(
+    presence: Presence,
+    compute: Compute,
+    offer: Offer,
+    device_name: str,
+    daemon: Daemon,
+    share: Callable[[], float],
+) -> Stop | None:
+    files, node, roster = presence.files, presence.node, presence.roster
+    volunteer = Volunteer(
+        node, presence.home, files, compute, offer, presence.credentials, presence.evidence, presence.trace
+    )
+    freeze_memory()
+    name, memory = files.run.manifest.name, offer.memory_bytes
+    _log.info("run %s, %s, offering %d MiB", name, device_name, memory >> 20)
+    daemon.follow(lambda: doing(volunteer.member.phase, in_touch=volunteer.session.is_up))
+    ahead = prepare_ahead(roster, files, offer, lambda: volunteer.admitted)
+    beside = [
+        presence.serve(volunteer.state),
+        publish_forever(
+            roster,
+            lambda: volunteer_advert(volunteer, node, device_name),
+            lambda: notable_of_volunteer(volunteer),
+            volunteer.happens,
+        ),
+        presence.progress.show_forever(volunteer),
+        presence.mind_sleep(volunteer.rejoin),
+        pace_forever(compute, share),
+    ]
+    presence.life.volunteer = volunteer
+    try:
+        return await _take_part(volunteer, compute, ahead, beside, daemon)
+    finally:
+        presence.life.volunteer = None
+        presence.home.note_uplink(volunteer.links.reducing.rate)
+
+
+async def _take_part(
+    volunteer: Volunteer,
+    compute: Compute,
+    ahead: Coroutine[Any, Any, object],
+    beside: Sequence[Coroutine[Any, Any, None]],
+    daemon: Daemon,
+) -> Stop | None:
+    """Work until the run is over or something else is wished; `ahead` may find out that nothing fits us."""
+    work = asyncio.ensure_future(volunteer.run())
+    asked = asyncio.ensure_future(_called_off(volunteer, daemon))
+    preparing = asyncio.ensure_future(ahead)
+    company = TaskSet()
+    for work_beside in beside:
+        company.spawn(work_beside, name="beside the work")
+    try:
+        await asyncio.wait({work, asked, preparing}, return_when=asyncio.FIRST_COMPLETED)
+        if preparing.done():
+            preparing.result()
+            await asyncio.wait({work, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            stop = work.result()
+            if not stop.completed:
+                raise rejection(stop)
+            return stop
+        compute.suspend()
+        _log.info("leaving: telling the swarm")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL_S):
+                await volunteer.farewell()
+        return None
+    finally:
+        await company.close()
+        tasks: list[asyncio.Future[Any]] = [work, asked, preparing]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _called_off(volunteer: Volunteer, daemon: Daemon) -> None:
+    """Return when this life is to end. Who is asked to finish stops when the step that is under way is over."""
+    if await daemon.until(Wish.PAUSE, Wish.FINISH, Wish.STOP) is Wish.FINISH:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FINISH_S):
+                await unless(daemon.until(Wish.STOP), volunteer.step_over())
+        daemon.stop()
+
+
+async def pace_forever(compute: Compute, share: Callable[[], float]) -> None:
+    """Have the worker rest for what `share` leaves of each PACE_S; where that is nothing, until the governor may have changed it."""
+    while True:
+        working_s = PACE_S * share()
+        await asyncio.sleep(working_s if working_s < PACE_S else LOOK_S)
+        if working_s < PACE_S:
+            compute.rest()
+            try:
+                await asyncio.sleep(PACE_S - working_s)
+            finally:
+                compute.wake()
+
+
+def doing(phase: Phase, *, in_touch: bool) -> Does:
+    """What a volunteer in this phase does, `in_touch` with a coordinator or not. Pure."""
+    match phase:
+        case Phase.STOPPED:
+            return State.STOPPED, ""
+        case Phase.JOINING:
+            return State.JOINING, "" if in_touch else "no_coordinator"
+        case _ if not in_touch:
+            return State.WAITING, "no_coordinator"
+        case Phase.PREPARING | Phase.SYNCING:
+            return State.SYNCING, ""
+        case Phase.READY:
+            return State.WAITING, "no_peers"
+        case _:
+            return State.TRAINING, ""
+
+
+@contextlib.asynccontextmanager
+async def _running_compute(settings: Settings, ram: int) -> AsyncIterator[Compute]:
+    config = ComputeConfig(
+        device=settings.compute.device,
+        threads=settings.threads,
+        nice=settings.limits.nice,
+        gpu_memory=share(settings.limits.gpu_memory),
+        arena_bytes=max(ram, MIN_ARENA_BYTES),
+    )
+    compute = await Compute.start(config, WORKER)
+    try:
+        yield compute
+    finally:
+        await compute.close()

@@ -1,0 +1,151 @@
+"""What a volunteer tells the person who started it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from hetpeer.averaging.member.member import Member, Phase
+from hetpeer.bootstrap.run.manifest import Manifest
+from hetpeer.peer.process.console import EVERY_S, LOOK_S, say
+from hetpeer.peer.training.early_placement import state_bytes
+from hetpeer.peer.training.volunteer import Volunteer
+from hetpeer.peer.watching.human_units import bytes_text
+
+PATIENCE_S = 3.0
+"""What takes longer is said."""
+WORTH_TELLING = 1 << 20
+"""Bytes: that much more of a state has come, so it is on its way."""
+STALLED_S = 2 * EVERY_S
+"""What has not become more for so long is waited for."""
+WORKING = frozenset({Phase.TRAINING, Phase.REDUCING, Phase.APPLYING})
+
+
+class Arriving:
+    """How much of a state has come, while it comes. Pure; times are given, in seconds."""
+
+    def __init__(self) -> None:
+        self._before: int | None = None
+        """What had been received when it was asked for."""
+        self._seen = 0
+        self._seen_at = 0.0
+
+    def look(self, received: int, fetching: bool, now: float) -> int | None:
+        """Bytes since the fetching began; None while there are few, or no more come. `received`: of the node, in all."""
+        if not fetching:
+            self._before = None
+            return None
+        if self._before is None:
+            self._before = self._seen = received
+        if received - self._seen >= WORTH_TELLING:
+            self._seen, self._seen_at = received, now
+        comes = self._seen > self._before and now - self._seen_at < STALLED_S
+        return received - self._before if comes else None
+
+
+class VolunteerProgress:
+    """Lines of `hetpeer join`: what it does or waits for, when it changes; while it works, the step every few seconds.
+
+    `received` says how many bytes the node has received.
+    """
+
+    def __init__(self, manifest: Manifest, received: Callable[[], int]) -> None:
+        self._manifest = manifest
+        self._received = received
+        self._arriving = Arriving()
+        self._contributed = False
+        self._place: tuple[int, int] | None = None
+        self._told = ""
+        self._told_at = 0.0
+        self._step = -1
+        self._step_since = 0.0
+        self._microbatches = 0
+        """Of the lives that are over, as the next."""
+        self._credited = 0
+
+    @property
+    def thanks(self) -> str:
+        """What was done in the lives that are over; empty if nothing was."""
+        if not self._microbatches:
+            return ""
+        data = self._manifest.data
+        done = f"thank you: {self._microbatches:,} microbatches were computed here"
+        if not self._credited:
+            return f"{done}, and none of them is in a commit yet"
+        return f"{done}, and commits credited {self._credited * data.tokens_per_sample:,} {data.unit} x blocks for them"
+
+    async def show_forever(self, volunteer: Volunteer) -> None:
+        """Look at `volunteer` twice a second and print what is new."""
+        resting_since = time.monotonic()
+        try:
+            while True:
+                await asyncio.sleep(LOOK_S)
+                now = time.monotonic()
+                if volunteer.session.is_up and volunteer.member.phase in WORKING:
+                    resting_since = now
+                self._show(volunteer, now, now - resting_since)
+        finally:
+            self._microbatches += volunteer.figures.microbatches
+            self._credited += volunteer.figures.credited
+
+    def _show(self, volunteer: Volunteer, now: float, rest_s: float) -> None:
+        """`rest_s`: for so long it has taken no part in a step; 0 while it does."""
+        member = volunteer.member
+        if volunteer.figures.microbatches and not self._contributed:
+            self._contributed = True
+            say("first microbatch done: you are contributing")
+        if member.place not in (None, self._place):
+            self._place = member.place  # it may be ready before we look
+            self._tell(f"getting {_blocks(member)} ready", now)
+        coming = self._arriving.look(self._received(), member.phase is Phase.SYNCING, now)
+        is_due = now - self._told_at >= EVERY_S
+        if not rest_s:
+            if is_due and self._contributed:
+                self._tell(self._step_line(volunteer), now)
+        elif coming is not None and rest_s > PATIENCE_S:
+            if is_due:
+                self._tell(self._state_line(member, coming), now)
+        elif (line := _waiting_line(volunteer, rest_s)) and line != self._told:
+            self._tell(line, now)
+
+    def _tell(self, line: str, now: float) -> None:
+        self._told, self._told_at = line, now
+        say(line)
+
+    def _step_line(self, volunteer: Volunteer) -> str:
+        member, speed = volunteer.member, volunteer.tokens_per_second
+        training, unit = self._manifest.training, self._manifest.data.unit
+        loss = "" if member.loss is None else f"  loss {member.loss:.4f}"
+        you = f"  you {speed:,.0f} {unit}/s" if speed else ""
+        step, now = member.version or 0, time.monotonic()
+        if step != self._step:
+            self._step, self._step_since = step, now
+        slow = now - self._step_since
+        waiting = f"  in this step for {slow:.0f} s" if slow > EVERY_S else ""
+        return f"step {step}/{training.steps}{loss}  {_blocks(member)}{you}{waiting}"
+
+    def _state_line(self, member: Member, received: int) -> str:
+        place = range(*member.place) if member.place is not None else range(0)
+        size = state_bytes(self._manifest, place)
+        return f"fetching the state of {_blocks(member)}: {bytes_text(received)} received, of {bytes_text(size)} at most and the first data"
+
+
+def _waiting_line(volunteer: Volunteer, rest_s: float) -> str:
+    """What a volunteer that takes no part in a step does or waits for; nothing while that is about to change."""
+    member = volunteer.member
+    if not volunteer.session.is_up:
+        return "waiting for the coordinator: it does not answer" if rest_s > PATIENCE_S else ""
+    match member.phase:
+        case Phase.PREPARING:
+            return f"getting {_blocks(member)} ready"
+        case Phase.SYNCING:
+            return f"waiting for the state of {_blocks(member)}" if rest_s > PATIENCE_S else ""
+        case Phase.READY:
+            return "ready; waiting for other volunteers" if rest_s > PATIENCE_S else ""
+        case _:
+            return ""
+
+
+def _blocks(member: Member) -> str:
+    return "" if member.place is None else f"blocks {member.place[0]}-{member.place[1] - 1}"

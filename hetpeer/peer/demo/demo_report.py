@@ -1,0 +1,185 @@
+"""The demo's last part: what the run was worth, proven and written down in OUT.
+
+The audit counts every microbatch in the volunteers' signed logs, the replay trains the same run on one machine with
+plain torch; summary.json, loss.svg, weights.safetensors, weights.metrics.jsonl and sample.txt are what remains.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hetpeer.bootstrap.audit.audit import Verdict, audit
+from hetpeer.bootstrap.audit.replay import Comparison, ReferenceRun, compare, run_reference
+from hetpeer.bootstrap.authoring.export import export, generate
+from hetpeer.bootstrap.log.history import History
+from hetpeer.bootstrap.run.durable_files import atomic_write
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.peer.demo.demo_run import Kill, Trained
+from hetpeer.peer.demo.demo_settings import DemoSettings
+from hetpeer.peer.demo.demo_view import View
+from hetpeer.peer.demo.log_feed import LedgerFeed
+from hetpeer.peer.watching.loss_plot import Mark, loss_curve
+from hetpeer.stages.data.shards import TOKENS
+
+PROMPT_BYTES, SAMPLE_BYTES = 32, 240
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """summary.json. Losses in nats per token, paths relative to OUT."""
+
+    ok: bool
+    problems: Sequence[str]
+    steps: int
+    first_loss: float
+    last_loss: float
+    eval_loss: float
+    """Held-out, after the last step."""
+    tokens_per_second: float
+    """From the first commit to the last, everything that happened between them included."""
+    peers: int
+    killed: int
+    rollbacks: int
+    microbatches_expected: int
+    microbatches_counted: int
+    microbatches_lost: int
+    microbatches_duplicated: int
+    max_relative_loss_difference: float
+    """Between the swarm and one machine."""
+    recovery_seconds: float | None
+    """The longest of all kills, see `feed.recovery_seconds`; None without kills, or if the run ended first."""
+    checkpoint: str
+    export: str
+    plot: str
+    sample: str
+
+    def lines(self, out: Path) -> Iterator[str]:
+        """For people."""
+        yield f"steps         {self.steps} committed, {self.rollbacks} roll-backs"
+        yield f"loss          {self.first_loss:.4f} at first, {self.last_loss:.4f} at last, held-out {self.eval_loss:.4f}"
+        yield f"speed         {self.tokens_per_second:,.0f} tokens/s by {self.peers} volunteers"
+        whole = "" if self.recovery_seconds is None else f", whole again after {self.recovery_seconds:.1f} s"
+        yield f"killed        {self.killed}{whole}"
+        counts = f"{self.microbatches_counted} of {self.microbatches_expected} counted exactly once"
+        yield f"microbatches  {counts}, {self.microbatches_lost} lost, {self.microbatches_duplicated} duplicated"
+        yield f"one machine   losses differ by {self.max_relative_loss_difference:.1e} at most"
+        yield f"files         {out / self.plot}  {out / self.export}  {out / self.sample}"
+        yield from (f"problem       {problem}" for problem in self.problems)
+        yield f"verdict       {'exactly once' if self.ok else 'BROKEN'}"
+
+
+def report(settings: DemoSettings, run: RunDirectory, trained: Trained, view: View) -> Summary:
+    """Prove the run and write everything into OUT. Raises `LocalError` HP-AUDIT-001, HP-DISK-*, HP-CKPT-001."""
+    collect_evidence(settings, run)
+    view.say("counting every microbatch in the volunteers' signed logs")
+    verdict = audit(run.path)
+    view.say("training the same run on one machine, to compare")
+    reference = run_reference(run.path, trained.feed.history.version)
+    comparison = compare(run.path, reference)
+    exported = export(run.path, settings.out / "weights.safetensors")
+    sample = settings.out / "sample.txt"
+    atomic_write(sample, _sample(settings, run))
+    plot = settings.out / "loss.svg"
+    atomic_write(plot, _plot(settings, trained, reference).encode())
+    files = {"checkpoint": run.checkpoints, "export": exported.weights, "plot": plot, "sample": sample}
+    paths = {name: str(path.relative_to(settings.out)) for name, path in files.items()}
+    summary = summarise(settings, trained, verdict, comparison, paths)
+    document = {"schema": "hetpeer.demo/1", **asdict(summary)}
+    atomic_write(settings.out / "summary.json", json.dumps(document, indent=1).encode() + b"\n")
+    return summary
+
+
+def collect_evidence(settings: DemoSettings, run: RunDirectory) -> None:
+    """Put the volunteers' own logs in place of what the coordinator received of them.
+
+    They say at least as much: a volunteer that was killed may have signed more than it could still send.
+    """
+    for number in range(1, settings.peers + 1):
+        events = settings.events_path(number, run.run_id)
+        if events.exists():
+            peer_id = Identity.load(settings.home(number) / "identity.key").peer_id
+            shutil.copyfile(events, run.volunteers / f"{peer_id}.jsonl")
+
+
+def summarise(
+    settings: DemoSettings,
+    trained: Trained,
+    verdict: Verdict,
+    comparison: Comparison,
+    paths: Mapping[str, str],
+) -> Summary:
+    """The figures. `paths` has checkpoint, export, plot and sample."""
+    history = trained.feed.history
+    problems = [*verdict.problems, *comparison.problems, *_missing(settings, history)]
+    recoveries = [kill.recovery_seconds for kill in trained.kills if kill.recovery_seconds is not None]
+    return Summary(
+        ok=verdict.ok and comparison.ok and not problems,
+        problems=problems,
+        steps=history.version,
+        first_loss=float(history.commits[0]["loss"]),
+        last_loss=float(history.commits[history.version - 1]["loss"]),
+        eval_loss=history.evaluations[max(history.evaluations)],
+        tokens_per_second=_speed(trained.feed, settings.tokens_per_step),
+        peers=settings.peers,
+        killed=len(trained.kills),
+        rollbacks=history.rollbacks,
+        microbatches_expected=verdict.microbatches_expected,
+        microbatches_counted=verdict.counted,
+        microbatches_lost=verdict.lost,
+        microbatches_duplicated=verdict.duplicated,
+        max_relative_loss_difference=comparison.max_relative_loss_difference,
+        recovery_seconds=max(recoveries, default=None),
+        **paths,
+    )
+
+
+def _missing(settings: DemoSettings, history: History) -> Iterator[str]:
+    if history.version < settings.steps:
+        yield f"only {history.version} of {settings.steps} steps were committed"
+    if history.checkpoint_version != history.version:
+        yield f"the last checkpoint is of step {history.checkpoint_version}"
+
+
+def _speed(feed: LedgerFeed, tokens_per_step: int) -> float:
+    """Tokens of the surviving steps by the time they took, the first step (everybody still joins) left out."""
+    at = [seen.at for seen in feed.seen if seen.record["kind"] == "commit"]
+    if at[-1] == at[0]:
+        return tokens_per_step / feed.step_seconds()
+    return tokens_per_step * (feed.history.version - 1) / (at[-1] - at[0])
+
+
+def _sample(settings: DemoSettings, run: RunDirectory) -> bytes:
+    """The beginning of the held-out text, gone on with by the trained model."""
+    batches = run.batches()
+    first, *_ = batches.microbatch(0, batches.plan.evaluation.start)[TOKENS]
+    prompt = bytes(first[:PROMPT_BYTES].astype("uint8")).decode(errors="replace")
+    pieces = generate(run.path, prompt, tokens=SAMPLE_BYTES, temperature=0.8, seed=settings.seed)
+    return prompt.encode() + b"".join(pieces) + b"\n"
+
+
+def _plot(settings: DemoSettings, trained: Trained, reference: ReferenceRun) -> str:
+    history = trained.feed.history
+    alone: Sequence[float] = reference.records["losses"]
+    return loss_curve(
+        [(step, float(commit["loss"])) for step, commit in sorted(history.commits.items())],
+        evaluations=sorted(history.evaluations.items()),
+        reference=list(enumerate(alone)),
+        marks=[*_kill_marks(trained.kills), *_rollback_marks(trained.feed)],
+        title=f"{settings.steps} steps by {settings.peers} volunteers, {len(trained.kills)} killed on the way",
+    )
+
+
+def _kill_marks(kills: Sequence[Kill]) -> Iterator[Mark]:
+    for kill in kills:
+        yield Mark(step=kill.step, text=f"{kill.name} killed")
+
+
+def _rollback_marks(feed: LedgerFeed) -> Iterator[Mark]:
+    for seen in feed.seen:
+        if seen.record["kind"] == "rollback":
+            yield Mark(step=seen.record["to_version"], text="rolled back to here", rollback=True)

@@ -1,0 +1,188 @@
+"""The demo's middle part: start everybody, watch the ledger, kill whom the plan says, see the run through."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.dht.base.clock import Clock
+from hetpeer.dht.base.errors import LocalError
+from hetpeer.peer.demo.demo_settings import DemoSettings
+from hetpeer.peer.demo.demo_view import Picture, View
+from hetpeer.peer.demo.log_feed import RECENT, LedgerFeed, recovery_seconds
+from hetpeer.peer.process.hetpeer_children import Child, end_all
+
+TRACE = ("--trace",)
+LOOPBACK = ("--host", "127.0.0.1", "--port", "0")
+POLL_S = 0.05
+START_S = 90.0
+"""Until the bootstrap node answers: importing torch takes long on a busy machine."""
+STALL_S = 150.0
+"""Without a committed step for so long, the demo gives up."""
+LEAVE_S = 20.0
+"""The run is over: volunteers hear of it and end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """A volunteer's violent end, when `step` steps were committed. Recovery as `feed.recovery_seconds` defines it."""
+
+    name: str
+    step: int
+    recovery_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """A run that was seen through to its last step."""
+
+    feed: LedgerFeed
+    kills: Sequence[Kill]
+
+
+async def train(settings: DemoSettings, run: RunDirectory, view: View, clock: Clock) -> Trained:
+    """Run the swarm until the run is finished. No process is left when this returns, raises or is cancelled.
+
+    Raises `LocalError`: HP-DEMO-003 (a process failed), HP-DEMO-004 (nothing moves any more).
+    """
+    children: list[Child] = []
+    try:
+        arguments = ("bootstrap", str(run.path), *LOOPBACK)
+        log = settings.logs / "bootstrap.log"
+        bootstrap = await Child.start("bootstrap node", arguments, home=run.path, log=log)
+        children.append(bootstrap)
+        address = (await bootstrap.next_line(START_S)).split()[-1]
+        view.say(f"bootstrap node at {address}")
+        for number in range(1, settings.peers + 1):
+            children.append(await _volunteer(settings, number, address))  # noqa: PERF401 - one by one: none is missed at the end
+        watch = _Watch(settings, run, view, clock, bootstrap, children[1:])
+        await watch.until_finished()
+        return Trained(feed=watch.feed, kills=watch.kills())
+    finally:
+        await end_all(children)
+
+
+async def _volunteer(settings: DemoSettings, number: int, address: str) -> Child:
+    name = f"volunteer-{number}"
+    arguments = ("join", "--bootstrap", address, "--name", name, *LOOPBACK, *TRACE * settings.trace)
+    return await Child.start(name, arguments, home=settings.home(number), log=settings.logs / f"{name}.log")
+
+
+class _Watch:
+    """Follows one run and carries out its kills."""
+
+    def __init__(
+        self,
+        settings: DemoSettings,
+        run: RunDirectory,
+        view: View,
+        clock: Clock,
+        bootstrap: Child,
+        volunteers: Sequence[Child],
+    ) -> None:
+        self.feed = LedgerFeed(run.log_path, clock)
+        self._settings = settings
+        self._run = run
+        self._view = view
+        self._clock = clock
+        self._bootstrap = bootstrap
+        self._volunteers = volunteers
+        self._random = random.Random(settings.seed)  # noqa: S311 - the same victim for the same seed
+        self._due = list(settings.kill_steps)
+        self._killed: dict[str, tuple[int, float]] = {}
+        self._mourned: set[str] = set()
+        self._moved_at = clock.monotonic()
+
+    async def until_finished(self) -> None:
+        """Return when the bootstrap node has ended after the last step and all volunteers have left."""
+        while self._bootstrap.status is None:
+            self._read_ledger()
+            self._view.show(self._picture())
+            await self._kill_when_due()
+            self._check()
+            await asyncio.sleep(POLL_S)
+        self._read_ledger()
+        self._view.show(self._picture())
+        if self._bootstrap.status or self.feed.history.version < self._settings.steps:
+            raise self._bootstrap.failure()
+        for volunteer in self._alive():
+            await volunteer.finished(LEAVE_S)
+        self._notice_deaths()
+
+    def kills(self) -> list[Kill]:
+        """Who was killed, and what it cost."""
+        return [
+            Kill(name=name, step=step, recovery_seconds=recovery_seconds(self.feed.seen, at))
+            for name, (step, at) in self._killed.items()
+        ]
+
+    def _read_ledger(self) -> None:
+        for seen in self.feed.poll():
+            if seen.record["kind"] == "commit":
+                self._moved_at = seen.at
+            elif seen.record["kind"] == "rollback":
+                self._view.say(f"rolled back to step {seen.record['to_version']}: {seen.record['why']}")
+
+    async def _kill_when_due(self) -> None:
+        while self._due and self.feed.history.version >= self._due[0]:
+            victims = [child for child in self._alive() if self._has_contributed(child)]
+            if not victims:
+                return
+            self._due.pop(0)
+            victim = self._random.choice(victims)
+            step = self.feed.history.version
+            self._killed[victim.name] = (step, self._clock.monotonic())
+            await victim.kill()
+            self._view.say(f"killed {victim.name} (kill -9) after {step} steps")
+
+    def _check(self) -> None:
+        """Raise when the run cannot go on."""
+        self._notice_deaths()
+        if self.feed.history.version == self._settings.steps:
+            return
+        if not self._alive():
+            raise next(v for v in self._volunteers if v.name not in self._killed).failure()
+        if self._clock.monotonic() - self._moved_at > STALL_S:
+            raise LocalError(
+                "HP-DEMO-004",
+                f"no step was committed for {STALL_S:.0f} s",
+                why=f"the bootstrap node's last line: {self._bootstrap.last_line()}",
+                fix=f"read the files in {self._settings.logs}",
+            )
+
+    def _notice_deaths(self) -> None:
+        """A volunteer that fails does not end the demo, others do its work; but it is told."""
+        for volunteer in self._volunteers:
+            if volunteer.status and volunteer.name not in self._killed.keys() | self._mourned:
+                self._mourned.add(volunteer.name)
+                self._view.say(volunteer.failure().line())
+
+    def _alive(self) -> list[Child]:
+        return [volunteer for volunteer in self._volunteers if volunteer.status is None]
+
+    def _has_contributed(self, volunteer: Child) -> bool:
+        number = self._volunteers.index(volunteer) + 1
+        events = self._settings.events_path(number, self._run.run_id)
+        return events.exists() and events.stat().st_size > 0
+
+    def _picture(self) -> Picture:
+        history = self.feed.history
+        last = history.commits.get(history.version - 1)
+        duration = self.feed.step_seconds(RECENT)
+        return Picture(
+            step=history.version,
+            steps=self._settings.steps,
+            loss=None if last is None else float(last["loss"]),
+            eval_loss=history.evaluations[max(history.evaluations)] if history.evaluations else None,
+            tokens_per_second=self._settings.tokens_per_step / duration if duration else 0.0,
+            rollbacks=history.rollbacks,
+            volunteers=self._states(),
+        )
+
+    def _states(self) -> Mapping[str, str]:
+        words = {None: "alive", 0: "done"}
+        states = {volunteer.name: words.get(volunteer.status, "failed") for volunteer in self._volunteers}
+        return states | dict.fromkeys(self._killed, "killed")

@@ -1,0 +1,129 @@
+"""`config.toml` of a volunteer: where it is, what it says, and one setting of it changed while the rest stays as it was typed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.peer.limits.settings import (
+    Layer,
+    Merged,
+    Settings,
+    merged,
+    of_environment,
+    of_file,
+    wrong_setting,
+)
+from hetpeer.peer.process.home import state_home
+from hetpeer.peer.process.web_address import parse_where
+
+NAME = "config.toml"
+
+
+def config_path(home: Path) -> Path:
+    """In `home`; of the usual home, in the user's configuration."""
+    if home.absolute() != state_home().absolute():
+        return home / NAME
+    config = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(config) if config else Path.home() / ".config") / "hetpeer" / NAME
+
+
+def read(path: Path) -> Layer:
+    """What the file says; nothing where there is none. Raises `LocalError` HP-CONF-003."""
+    return of_file(_tables(path, _text(path)), str(path))
+
+
+def effective(home: Path, options: Mapping[str, Any]) -> Merged:
+    """The settings that count for `home`; `options` are those of the command line that were given.
+
+    Raises `LocalError` HP-CONF-003.
+    """
+    file, environment = read(config_path(home)), of_environment(os.environ)
+    return merged([file, *environment, Layer("the command line", options)])
+
+
+def write(path: Path, key: str, value: str) -> None:
+    """Change one setting of the file. Raises as `changed`, and `LocalError` HP-DISK-001, HP-DISK-002: then it is as it was."""
+    text = changed(path, key, value)
+    with disk_errors(path):
+        there = path.resolve()  # it may be a link to where somebody keeps such files
+        there.parent.mkdir(parents=True, exist_ok=True)
+        mode = stat.S_IMODE(there.stat().st_mode) if there.exists() else 0o644
+    atomic_write(there, text.encode(), mode)
+
+
+def changed(path: Path, key: str, value: str) -> str:
+    """What the file would say with one setting changed. Raises `LocalError` HP-CONF-003 for what cannot be, HP-WEB-002 for a dashboard nowhere."""
+    before = read(path)
+    after = merged([Layer(before.source, {**before.values, key: value})]).settings
+    parse_where(after.dashboard.listen)
+    text = edited(_text(path), key, after.flat()[key])
+    if not _says(text, after):
+        raise wrong_setting(key, str(path), "it is not written in one line of its own; change it by hand")
+    return text
+
+
+def edited(text: str, key: str, value: Any) -> str:
+    """The text of a file with `section.key` set: its line replaced, or added to its section, which may be new. Pure."""
+    section, _, name = key.partition(".")
+    line = f"{name} = {_toml(value)}"
+    lines = text.removesuffix("\n").split("\n") if text else []  # splitlines knows ends that TOML does not
+    head = next((n for n, old in enumerate(lines) if re.fullmatch(rf"\s*\[{section}\]\s*(#.*)?", old)), None)
+    if head is None:
+        return "\n".join([*lines, *([""] if lines else []), f"[{section}]", line, ""])
+    end = next((n for n in range(head + 1, len(lines)) if lines[n].lstrip().startswith("[")), len(lines))
+    old = next((n for n in range(head + 1, end) if re.match(rf"\s*{name}\s*=", lines[n])), None)
+    lines[head + 1 if old is None else old : head + 1 if old is None else old + 1] = [line]
+    return "\n".join([*lines, ""])
+
+
+def _says(text: str, settings: Settings) -> bool:
+    try:
+        return merged([of_file(tomllib.loads(text), "")]).settings == settings
+    except (tomllib.TOMLDecodeError, LocalError):
+        return False
+
+
+def _toml(value: Any) -> str:
+    """Of a text, a number, a truth or several texts: JSON's form of these is TOML's, but for characters of other planes."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (
+        FileNotFoundError,
+        NotADirectoryError,
+    ):  # what is wrong with a home that is none is said by who needs it
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, str(error)) from error
+
+
+def _tables(path: Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise _unreadable(path, f"it is no TOML: {error}") from error
+
+
+def _unreadable(path: Path, why: str) -> LocalError:
+    """HP-CONF-003."""
+    return LocalError(
+        "HP-CONF-003",
+        f"the settings in {path} cannot be read",
+        why=why,
+        fix="correct the file, or move it away",
+        exit_code=ExitCode.CONFIG,
+    )

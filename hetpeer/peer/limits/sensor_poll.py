@@ -1,0 +1,46 @@
+"""Looks at the sensors again and again, and never waits for one that hangs: a driver may, and a kernel's file, and an X server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from functools import partial
+
+from hetpeer.dht.base.detached import aside
+from hetpeer.peer.limits.governor import Readings
+from hetpeer.peer.limits.sensors import Sensors, minute_of_day
+from hetpeer.peer.limits.settings import Settings
+
+PATIENCE_S = 5.0
+"""Longer than all programs take that are asked, each of which gets some seconds (sensors.py)."""
+
+_log = logging.getLogger(__name__)
+
+
+class Lookout:
+    """The readings of `sensors`. One look is under way at a time, so that a sensor that hangs takes one thread for ever, not more and more."""
+
+    def __init__(self, sensors: Sensors) -> None:
+        self._sensors = sensors
+        self._under_way: asyncio.Future[Readings] | None = None
+        self._last: Readings | None = None
+        self._silent = False
+
+    async def look(self, settings: Settings, month_bytes: float) -> Readings:
+        """What the sensors say, within PATIENCE_S; where one hangs what they have said last, at this minute and with so many bytes."""
+        asked = self._under_way or aside(partial(self._sensors.read, settings), name="sensors")
+        self._under_way = asked
+        await asyncio.wait([asked], timeout=0.0 if self._silent else PATIENCE_S)
+        if asked.done():
+            self._under_way, self._last = None, asked.result()
+            if self._silent:
+                _log.warning("the sensors answer again")
+            self._silent = False
+        elif not self._silent:
+            self._silent = True
+            _log.warning(
+                "the sensors have not answered for %.0f s: what they have said last counts", PATIENCE_S
+            )
+        minute = minute_of_day()
+        return replace(self._last or Readings(minute=minute), minute=minute, month_bytes=month_bytes)

@@ -1,0 +1,196 @@
+"""What the machine says of itself: battery, whether somebody uses it, temperatures, other programs on the GPUs.
+
+Blocking, and never an error: what cannot be read is None. Each program that is asked gets ASK_S; drivers and kernel take what they take (sensor_poll.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import time
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.peer.limits.governor import Readings
+from hetpeer.peer.limits.nvml import GpuWatch, gpus
+from hetpeer.peer.limits.settings import WORKER, Settings
+from hetpeer.peer.limits.x11_idle import x_idle_s
+
+SUPPLIES = Path("/sys/class/power_supply")
+ASK_S = 2.0
+MUTTER = (
+    *("busctl", "--user", "call", "org.gnome.Mutter.IdleMonitor", "/org/gnome/Mutter/IdleMonitor/Core"),
+    *("org.gnome.Mutter.IdleMonitor", "GetIdletime"),
+)
+LOGIND = ("busctl", "call", "org.freedesktop.login1", "/org/freedesktop/login1")
+_PROPERTIES = ("org.freedesktop.DBus.Properties", "Get", "ss", "org.freedesktop.login1.Manager")
+PROCESSOR = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
+"""Names of chips whose temperatures are the processor's."""
+
+_log = logging.getLogger(__name__)
+
+
+class Sensors:
+    """Reads what the settings ask for, and nothing else."""
+
+    def __init__(self) -> None:
+        self._gpus = GpuWatch()
+        self._used: tuple[str, str] | None = None
+        """Of which `compute.device` it is known what that is, and the GPU's UUID; empty: none."""
+        self._unused: LocalError | None = None
+        """Why torch computes on no GPU, where there is one."""
+        self._asked_unused = False
+        self._told: set[str] = set()
+        """Codes of what was said."""
+
+    def computes_on(self, asked: str, uuid: str) -> None:
+        """A worker that was started for the device `asked` computes on the GPU with this UUID, or on none."""
+        self._used = asked, uuid
+
+    def read(self, settings: Settings) -> Readings:
+        """Now. Takes some milliseconds; seconds where something hangs."""
+        limits, when = settings.limits, settings.when
+        uuid = self._gpu_of(settings.compute.device)
+        self._gpus.heed(uuid)
+        idle, now = idle_s() if when.mode == "idle" else None, time.monotonic()
+        unseen = idle_unknown() if when.mode == "idle" and idle is None else None
+        unused = self._unused if uuid == "" and settings.compute.device != "cpu" else None
+        warnings = tuple(error for error in (unseen, unused) if error is not None)
+        for error in warnings:
+            if error.code not in self._told:
+                self._told.add(error.code)
+                _log.warning("%s", error)
+        return Readings(
+            minute=minute_of_day(),
+            on_battery=on_battery() if when.on_battery == "pause" else None,
+            idle_s=idle,
+            gpu_c=self._gpus.hottest() if limits.temperature_c else None,
+            gpu_w=self._gpus.drawn(now) if limits.gpu_power_w else None,
+            cpu_c=cpu_celsius() if limits.cpu_temperature_c else None,
+            foreign_gpu=self._gpus.foreign_share(_is_ours) if when.yield_to_games else None,
+            gpus=self._gpus.states(now),
+            warnings=warnings,
+        )
+
+    def _gpu_of(self, asked: str) -> str | None:
+        """The UUID of the GPU that the device `asked` is; empty: it is none; None: no worker has said so yet."""
+        if asked == "cpu":
+            return ""
+        if self._used is None or self._used[0] != asked:
+            return None
+        if not self._used[1] and not self._asked_unused:
+            self._asked_unused = True
+            self._unused = gpus().unused(metadata.version("torch"))
+        return self._used[1]
+
+
+def minute_of_day() -> int:
+    """By the local clock, 0…1439."""
+    local = time.localtime()
+    return local.tm_hour * 60 + local.tm_min
+
+
+def on_battery(supplies: Path = SUPPLIES) -> bool | None:
+    """Whether the machine runs on its battery; None where it has none. A mouse's battery is not the machine's."""
+    mains, batteries = list[bool](), list[str]()
+    try:
+        for supply in sorted(supplies.iterdir()):
+            kind, scope = _line(supply / "type"), _line(supply / "scope")
+            if kind in ("Mains", "USB") and (online := _line(supply / "online")):
+                mains.append(online != "0")
+            elif kind == "Battery" and scope != "Device":
+                batteries.append(_line(supply / "status"))
+    except OSError:
+        return None
+    if not batteries:
+        return None
+    if any(mains):
+        return False
+    return "Discharging" in batteries or (bool(mains) and "Charging" not in batteries)
+
+
+def idle_s() -> float | None:
+    """Seconds since somebody used the machine; None if nobody can say.
+
+    As the desktop says: not each of them tells logind, which then takes everybody for busy.
+    """
+    known = [seconds for seconds in (_mutter_idle_s(), x_idle_s()) if seconds is not None]
+    return min(known) if known else _logind_idle_s()
+
+
+def idle_told() -> dict[str, float]:
+    """Who can say how long the machine has been idle → what it says, in seconds."""
+    asked = {"GNOME over D-Bus": _mutter_idle_s, "X11": x_idle_s, "logind": _logind_idle_s}
+    said = {who: ask() for who, ask in asked.items()}
+    return {who: seconds for who, seconds in said.items() if seconds is not None}
+
+
+def idle_unknown() -> LocalError:
+    """HP-SYS-007."""
+    return LocalError(
+        "HP-SYS-007",
+        "whether anybody uses this machine is not known here",
+        why="neither GNOME over D-Bus, nor X11, nor logind says it",
+        fix="hetpeer config set when.mode always, or schedule with hours: with idle it stays paused",
+        exit_code=ExitCode.CONFIG,
+    )
+
+
+def cpu_celsius() -> float | None:
+    """The hottest sensor of the processor."""
+    try:
+        chips = psutil.sensors_temperatures()
+    except (AttributeError, OSError):
+        return None
+    found = [sensor.current for name in PROCESSOR for sensor in chips.get(name, ())]
+    return max(found, default=None)
+
+
+def _mutter_idle_s() -> float | None:
+    found = re.fullmatch(r"t (\d+)", _said(MUTTER))
+    return int(found[1]) / 1000 if found else None
+
+
+def _logind_idle_s() -> float | None:
+    """Since all sessions are idle, as desktops and terminals tell logind. Not idle is 0 s; without a session nobody has said anything."""
+    if (hint := _logind("IdleHint")) == "v b false":
+        return 0.0
+    since = re.fullmatch(r"v t (\d+)", _logind("IdleSinceHint")) if hint == "v b true" else None
+    return max(time.time() - int(since[1]) / 1e6, 0.0) if since and int(since[1]) else None
+
+
+def _logind(name: str) -> str:
+    return _said((*LOGIND, *_PROPERTIES, name))
+
+
+def _said(command: Sequence[str]) -> str:
+    """What a program prints; empty if it cannot."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ASK_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _line(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether the process is no reason to yield: a volunteer's worker, this one's or that of another daemon on this machine; or none that can be seen
+    from here. In a container the driver says the pids of its host: there nobody knows which are its own.
+    """
+    try:
+        return WORKER in psutil.Process(pid).cmdline()
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.AccessDenied:
+        return False

@@ -1,0 +1,236 @@
+"""A volunteer's settings (docs/limits.md): what there is, and which of several sources counts. Pure.
+
+Amounts stay the texts that people typed; whoever uses one reads it with `peer/limits/amounts`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.peer.limits import amounts
+
+PREFIX = "HETPEER_"
+SHORT = {"HETPEER_DASHBOARD": "dashboard.listen"}
+DEFAULT = "default"
+"""The source of what nobody has said."""
+
+
+def _read_by(reader: Callable[[str], object]) -> AfterValidator:
+    def check(text: str) -> str:
+        reader(text)
+        return text
+
+    return AfterValidator(check)
+
+
+def _listed(value: object) -> object:
+    """The environment and the command line have commas."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+Size = Annotated[str, _read_by(amounts.share_or_bytes)]
+Rate = Annotated[str, _read_by(amounts.rate)]
+Hours = Annotated[str, _read_by(amounts.hours)]
+Celsius = Annotated[int, Field(ge=0, le=150)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class NodeSection(_Section):
+    name: Annotated[str, Field(max_length=64)] = ""
+
+
+class ComputeSection(_Section):
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")] = "auto"
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0
+
+
+class LimitsSection(_Section):
+    cpu: Annotated[int, Field(ge=0, le=4096)] = 0
+    nice: Annotated[int, Field(ge=0, le=19)] = 10
+    ram: Size = "50%"
+    gpu_memory: Annotated[str, _read_by(amounts.share)] = "100%"
+    disk: Size = "10%"
+    files: Annotated[str, _read_by(amounts.size)] = "50GiB"
+    up: Rate = "none"
+    down: Rate = "none"
+    transfer_cap: Annotated[str, _read_by(amounts.volume)] = "none"
+    temperature_c: Celsius = 83
+    cpu_temperature_c: Celsius = 0
+    gpu_power_w: Annotated[int, Field(ge=0, le=10_000)] = 0
+
+
+class WhenSection(_Section):
+    mode: Literal["always", "idle", "schedule"] = "always"
+    idle_after: Annotated[str, _read_by(amounts.duration)] = "10m"
+    hours: Annotated[tuple[Hours, ...], BeforeValidator(_listed)] = ()
+    on_battery: Literal["pause", "run"] = "pause"
+    yield_to_games: bool = True
+
+    @model_validator(mode="after")
+    def _a_schedule_has_hours(self) -> Self:
+        if self.mode == "schedule" and not self.hours:
+            raise ValueError("the mode schedule needs hours, such as 22:00-07:00: set when.hours first")
+        return self
+
+
+class NetworkSection(_Section):
+    host: Annotated[str, _read_by(ipaddress.ip_address)] = "0.0.0.0"  # noqa: S104 - other peers must reach us
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    direct_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    lan: bool = False
+
+
+class DashboardSection(_Section):
+    listen: str = ""
+
+
+class Settings(_Section):
+    """All of them, with their defaults."""
+
+    node: NodeSection = NodeSection()
+    compute: ComputeSection = ComputeSection()
+    limits: LimitsSection = LimitsSection()
+    when: WhenSection = WhenSection()
+    network: NetworkSection = NetworkSection()
+    dashboard: DashboardSection = DashboardSection()
+
+    @property
+    def threads(self) -> int:
+        """Of one operator."""
+        return self.compute.threads or self.limits.cpu or 1
+
+    def flat(self) -> dict[str, Any]:
+        """`section.key` → value."""
+        return {f"{name}.{key}": value for name, section in self for key, value in section}
+
+    def needs_new_worker(self, before: Settings) -> bool:
+        """Whether a worker that was started by `before` has to be replaced."""
+        return any(_of_worker(self)[key] != value for key, value in _of_worker(before).items())
+
+    def changed(self, key: str, value: Any, source: str) -> Settings:
+        """The same with one setting changed. Raises `LocalError` HP-CONF-003."""
+        now = Layer("", {name: old for name, old in self.flat().items() if name != key})
+        return merged([now, Layer(source, {key: value})]).settings
+
+
+WORKER = "hetpeer.averaging.worker_main"
+"""The program that computes for a daemon."""
+WITH_WORKER = ("node.name", "compute.device", "limits.nice", "limits.ram", "limits.gpu_memory", "limits.disk")
+AT_START = ("network.host", "network.port", "network.direct_port", "network.lan", "dashboard.listen")
+KEYS = tuple(Settings().flat())
+
+
+def _of_worker(settings: Settings) -> dict[str, Any]:
+    return {key: settings.flat()[key] for key in WITH_WORKER} | {"threads": settings.threads}
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What one source says: `section.key` → value. Later layers beat earlier ones."""
+
+    source: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """Settings, and the source of each that is not a default."""
+
+    settings: Settings
+    sources: Mapping[str, str]
+
+
+def merged(layers: Sequence[Layer]) -> Merged:
+    """What counts. Raises `LocalError` HP-CONF-003 that names key and source."""
+    values: dict[str, dict[str, Any]] = {}
+    sources: dict[str, str] = {}
+    for layer in layers:
+        for dotted, value in layer.values.items():
+            if dotted not in KEYS:
+                raise _unknown(dotted, layer.source)
+            section, _, key = dotted.partition(".")
+            values.setdefault(section, {})[key] = value
+            sources[dotted] = layer.source
+    try:
+        return Merged(Settings.model_validate(values), sources)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"][:2]))
+        if "." not in place:  # of a whole section: nothing but a schedule has hours
+            place = "when.hours"
+        raise wrong_setting(
+            place, sources.get(place, "the default"), first["msg"].removeprefix("Value error, ")
+        ) from error
+
+
+def of_file(tables: Mapping[str, Any], source: str) -> Layer:
+    """The layer of a TOML file."""
+    values: dict[str, Any] = {}
+    for name, table in tables.items():
+        if isinstance(table, Mapping):
+            values |= {f"{name}.{key}": value for key, value in table.items()}
+        else:
+            values[name] = table  # which is no key of ours
+    return Layer(source, values)
+
+
+def of_environment(environment: Mapping[str, str]) -> Sequence[Layer]:
+    """A layer for each variable `HETPEER_<SECTION>_<KEY>`, also for one that is such a name misspelt (`merged` refuses it).
+
+    Others of that prefix are somebody else's; `HETPEER_DASHBOARD` is short for that section's only key.
+    """
+    layers = []
+    for name, text in sorted(
+        environment.items(), key=lambda item: item[0] in SHORT
+    ):  # the short one after the long
+        if not name.startswith(PREFIX):
+            continue
+        section, _, key = name.removeprefix(PREFIX).lower().partition("_")
+        dotted = SHORT.get(name, f"{section}.{key}")
+        if dotted in KEYS or (key and (section in Settings.model_fields or _near(dotted))):
+            layers.append(Layer(f"the environment's {name}", {dotted: text}))
+    return layers
+
+
+def worded(value: object) -> str:
+    """A setting's value as people write it."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def wrong_setting(key: str, source: str, why: str) -> LocalError:
+    """HP-CONF-003."""
+    return LocalError(
+        "HP-CONF-003",
+        f"the setting {key} of {source} cannot be",
+        why=why,
+        fix="correct it; docs/limits.md says what each setting takes",
+        exit_code=ExitCode.CONFIG,
+    )
+
+
+def _unknown(dotted: str, source: str) -> LocalError:
+    near = _near(dotted, 0.6)
+    return wrong_setting(dotted, source, f"there is none of that name{f', but {near}' if near else ''}")
+
+
+def _near(dotted: str, alike: float = 0.8) -> str | None:
+    """The key that is meant, if one is."""
+    return next(iter(difflib.get_close_matches(dotted, KEYS, 1, alike)), None)

@@ -1,0 +1,118 @@
+"""Reading a daemon's log while it may be written, also across its files; the daemon need not run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Self
+
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.printable import escaped
+from hetpeer.peer.logs import log_formats
+from hetpeer.peer.logs.log_files import FILE, OLDER
+
+MAX_LINE = 1 << 20
+"""Bytes; no line of ours is longer."""
+MAX_TIME = 1e11
+"""Seconds since 1970 that any calendar has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One message. `raw` is its line as it is in the file, without the line's end."""
+
+    raw: str
+    time: float
+    level: str
+    event: str
+    traceback: str = ""
+
+    @classmethod
+    def read(cls, raw: str) -> Self | None:
+        """None of a line that is none of a log: a power cut leaves half of one."""
+        try:
+            fields = json.loads(raw)
+            moment, level, event = float(fields["time"]), str(fields["level"]), str(fields["event"])
+            traceback = str(fields.get("traceback", ""))
+        except (ValueError, TypeError, KeyError):
+            return None
+        return cls(raw, moment, level, event, traceback) if 0 <= moment < MAX_TIME else None
+
+    def lines(self, *, colours: bool) -> Iterator[str]:
+        """For people: `2026-11-25 12:04:11 warning what happened`, and a traceback below."""
+        yield log_formats.line(
+            self.time, self.level, self.event, pattern="%Y-%m-%d %H:%M:%S", colours=colours
+        )
+        yield from (f"    {escaped(line)}" for line in self.traceback.splitlines())
+
+
+class LogReader:
+    """Of the daemon of one home. Raises `LocalError` HP-CTL-004 where none has kept a log."""
+
+    def __init__(self, home: Path) -> None:
+        self._path = home / FILE
+        self._rest = b""
+        try:
+            self._file: IO[bytes] = self._path.open("rb")
+        except OSError as error:
+            raise LocalError(
+                "HP-CTL-004",
+                f"there is no log in {home}",
+                why=f"{error.strerror}: no hetpeer has run from there, or it is another user's",
+                fix="say where the one that you mean lives: --home (of a reliable peer: its run directory)",
+                exit_code=ExitCode.NOT_RUNNING,
+            ) from error
+
+    def last(self, count: int) -> list[Entry]:
+        """The newest `count` messages, the oldest first; `news` goes on behind them."""
+        found = deque(self.news(), maxlen=count)
+        for number in range(1, OLDER + 1):
+            if len(found) >= count:
+                break
+            found.extendleft(reversed(self._older(number)[len(found) - count :]))
+        return list(found)
+
+    def news(self) -> list[Entry]:
+        """What was written since the last call, in whichever file it is."""
+        lines = self._lines()
+        if (newer := self._newer()) is not None:
+            lines += self._lines()  # the last ones before it was replaced
+            self.close()
+            self._file, self._rest = newer, b""
+            lines += self._lines()
+        return [entry for line in lines if (entry := Entry.read(line.decode(errors="replace")))]
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _lines(self) -> list[bytes]:
+        *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
+        self._rest = self._rest[-MAX_LINE:]
+        return lines
+
+    def _newer(self) -> IO[bytes] | None:
+        """The file that is written by now, where that is not ours any more."""
+        try:
+            there = self._path.open("rb")
+        except OSError:  # between two names; at the next look it is there
+            return None
+        if os.path.sameopenfile(there.fileno(), self._file.fileno()):
+            there.close()
+            return None
+        return there
+
+    def _older(self, number: int) -> list[Entry]:
+        try:
+            with self._path.with_name(f"{FILE}.{number}").open("rb") as file:
+                if os.path.sameopenfile(
+                    file.fileno(), self._file.fileno()
+                ):  # ours has just become an older one
+                    return []
+                lines = file.read().split(b"\n")
+        except OSError:
+            return []
+        return [entry for line in lines if (entry := Entry.read(line.decode(errors="replace")))]

@@ -1,0 +1,23 @@
+"""What is said of a model that does not fit into the memory of the devices that there are. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.peer.planning.device_files import GIB, NamedDevices
+from hetpeer.stages.planning.swarms.memory_shortage import lacking
+from hetpeer.stages.planning.swarms.plan_inputs import Work
+
+
+def too_small(named: NamedDevices, work: Work, model: str) -> LocalError:
+    """HP-PLAN-005, with what would be enough."""
+    device, missing = lacking(named.devices, work)
+    more = math.ceil(10 * missing / GIB) / 10
+    return LocalError(
+        "HP-PLAN-005",
+        f"{model} does not fit into the memory of these {len(named.names)} devices",
+        why=f"their {named.devices.memory.sum() / GIB:.1f} GiB are too little, or lie in too small pieces",
+        fix=f"it needs {more:.1f} GiB more on {named.names[device]}, or more devices",
+        exit_code=ExitCode.TOO_SMALL,
+    )

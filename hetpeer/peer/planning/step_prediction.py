@@ -1,0 +1,221 @@
+"""What a running swarm's step ought to take, from what its volunteers say of their workers and links. Pure.
+
+Adverts are claims, and so is what follows from them: a prediction informs people and decides nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from hetpeer.bootstrap.coordinator.routing import assign_routes
+from hetpeer.bootstrap.run.manifest import Manifest, SignedManifest
+from hetpeer.bootstrap.state.link_costs import Lines
+from hetpeer.bootstrap.state.volunteer_rates import leaving
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.kademlia.adverts import Advert, LinkNote
+from hetpeer.peer.planning.reduce_traffic import sums_bytes
+from hetpeer.peer.planning.swarm_inventory import believed, uplink_of
+from hetpeer.peer.watching.status_reader import HOLDING
+from hetpeer.stages.pipeline.routes import Roster, Route
+from hetpeer.stages.planning.step_estimate import Estimate, estimate
+from hetpeer.stages.planning.uplinks import Line
+from hetpeer.stages.planning.virtual_swarm import Machine
+
+SCHEMA = "hetpeer.plan/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A volunteer on whose work a step waits."""
+
+    peer: str
+    name: str
+    blocks: tuple[int, int]
+    """[begin, end)."""
+    computing: float
+    """The part of a step in which its worker computes, 0…1."""
+    sending: float
+    """The part of a step in which its uplink carries something, 0…1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Of the swarm as it is."""
+
+    run: str
+    estimate: Estimate
+    measured_s: float | None
+    """What the coordinator says of the last step."""
+    members: tuple[Member, ...]
+    fresh_steps: int = 0
+    """The run's first steps, which do not overlap and are not predicted."""
+
+    def document(self) -> dict[str, Any]:
+        """The object of `--json`."""
+        what, peer = self.estimate.bottleneck
+        return {
+            "schema": SCHEMA,
+            "run": self.run,
+            "predicted_s": self.estimate.seconds,
+            "between_s": self.estimate.between_s,
+            "staleness": self.estimate.staleness,
+            "fresh_steps": self.fresh_steps,
+            "measured_s": self.measured_s,
+            "bottleneck": {"what": what, "peer": peer},
+            "members": [
+                {
+                    "peer": member.peer,
+                    "name": member.name,
+                    "blocks": list(member.blocks),
+                    "computing": member.computing,
+                    "sending": member.sending,
+                }
+                for member in self.members
+            ],
+        }
+
+
+def predict(signed: SignedManifest, adverts: Mapping[str, Advert]) -> Prediction:
+    """A step of the volunteers that work now (`adverts` by peer id).
+
+    Raises `LocalError` HP-PLAN-001 while a block has no holder, or one has not yet measured what a step needs of it.
+    """
+    manifest = signed.manifest
+    working = {
+        peer: advert
+        for peer, advert in sorted(adverts.items())
+        if advert.role == "volunteer" and advert.state in HOLDING and advert.block_begin < advert.block_end
+    }
+    routes = _routes(manifest, working)
+    taking_part = {hop.peer: working[hop.peer] for route in routes.values() for hop in route}
+    machines = {
+        peer: Machine(
+            forward_s=advert.forward_s,
+            backward_s=advert.backward_s,
+            varies=advert.varies,
+            update_s=advert.update_s,
+            uplink=uplink_of(advert) or math.inf,
+        )
+        for peer, advert in taking_part.items()
+    }
+    between = min((a.between_s for a in taking_part.values() if a.between_s), default=0.0)
+    lines = _lines(manifest, routes, taking_part, machines)
+    found = estimate(machines, lines, routes, between, manifest.training.staleness)
+    return Prediction(
+        run=manifest.name,
+        estimate=found,
+        measured_s=_measured(signed, adverts),
+        fresh_steps=manifest.training.fresh_steps,
+        members=tuple(
+            Member(
+                peer=peer,
+                name=advert.name or f"…{peer[-6:]}",
+                blocks=(advert.block_begin, advert.block_end),
+                computing=found.computing[peer],
+                sending=found.sending[peer],
+            )
+            for peer, advert in sorted(taking_part.items(), key=lambda one: (one[1].block_begin, one[0]))
+        ),
+    )
+
+
+def _routes(manifest: Manifest, working: Mapping[str, Advert]) -> dict[int, Route]:
+    """Microbatch → its way, as the coordinator gives them out."""
+    roster = {peer: (advert.block_begin, advert.block_end) for peer, advert in working.items()}
+    for block in range(len(manifest.blocks)):
+        if not any(begin <= block < end for begin, end in roster.values()):
+            raise _too_early(f"nobody holds block {block}")
+    for peer, advert in working.items():
+        if not (advert.forward_s and advert.backward_s):
+            raise _too_early(f"{advert.name or peer[-6:]} has not computed anything yet")
+    speeds = {
+        peer: (advert.block_end - advert.block_begin) / (advert.forward_s + advert.backward_s)
+        for peer, advert in working.items()
+    }
+    return assign_routes(
+        range(manifest.training.microbatches),
+        roster,
+        len(manifest.blocks),
+        speeds,
+        _known_lines(working, roster, speeds, mixed=manifest.trust.spot_checks > 0),
+    )
+
+
+def _known_lines(
+    working: Mapping[str, Advert], roster: Roster, speeds: Mapping[str, float], *, mixed: bool
+) -> Lines:
+    """As the coordinator has them, of what adverts name: lines that bundles went over. Clusters they do not name: any other line is one that leads out of them."""
+    notes, fastest = _notes(working), max(speeds.values())
+    seconds = {}
+    for (peer, to), note in notes.items():
+        if note.activation_bytes:
+            back = notes.get((to, peer))
+            took = note.activation_bytes / note.rate + (back.gradient_bytes / back.rate if back else 0.0)
+            seconds[peer, to] = took * fastest
+    clusters = {peer: number for number, peer in enumerate(working)}
+    return Lines(clusters, seconds, leaving(roster, speeds, mixed=mixed), mixed=mixed)
+
+
+def _notes(working: Mapping[str, Advert]) -> dict[tuple[str, str], LinkNote]:
+    """(From, to) → what the one says of its line there, as far as it is believed; of lines that were measured."""
+    whole = {peer[-8:]: peer for peer in working}
+    return {
+        (peer, whole[note.to]): note.model_copy(update={"rate": believed(note.rate)})
+        for peer, advert in working.items()
+        for note in advert.links
+        if note.rate and note.to in whole
+    }
+
+
+def _lines(
+    manifest: Manifest,
+    routes: Mapping[int, Route],
+    working: Mapping[str, Advert],
+    machines: Mapping[str, Machine],
+) -> dict[tuple[str, str], Line]:
+    """Both ways between any two that follow one another on a route, and from whom to whom gradients go to be added up."""
+    pairs = {(a.peer, b.peer) for route in routes.values() for a, b in pairwise(route)}
+    pairs |= {(b, a) for a, b in pairs}
+    uplinks = {peer: machine.uplink for peer, machine in machines.items() if math.isfinite(machine.uplink)}
+    roster = {peer: (advert.block_begin, advert.block_end) for peer, advert in working.items()}
+    # A reduce is divided by what they say of their uplinks, and not by what a single link carries. The coordinator is told when it is sure, some steps later.
+    said = {peer: believed(advert.uplink) for peer, advert in working.items()}
+    sums = sums_bytes(manifest, routes, roster, said)
+    lines, notes = {}, _notes(working)
+    for sender, to in sorted(pairs | sums.keys()):
+        note = notes.get((sender, to))
+        if note is not None:
+            lines[sender, to] = Line(
+                rate=note.rate,
+                delay_s=working[sender].encode_s + note.trip_s / 2 + working[to].decode_s,
+                activation_bytes=note.activation_bytes,
+                gradient_bytes=note.gradient_bytes,
+                sums_bytes=sums.get((sender, to), 0),
+            )
+        elif (sender, to) in pairs:
+            names = (working[peer].name or peer[-6:] for peer in (sender, to))
+            raise _too_early(f"the link from {' to '.join(names)} is not measured yet")
+        elif sender in uplinks:  # an advert names the slowest links alone
+            lines[sender, to] = Line(rate=uplinks[sender], sums_bytes=sums[sender, to])
+    return lines
+
+
+def _measured(signed: SignedManifest, adverts: Mapping[str, Advert]) -> float | None:
+    speed = max((a.tokens_per_second for p, a in adverts.items() if p in signed.reliable), default=0.0)
+    manifest = signed.manifest
+    tokens = manifest.training.batch_size * manifest.data.tokens_per_sample
+    return tokens / speed if speed else None
+
+
+def _too_early(why: str) -> LocalError:
+    return LocalError(
+        "HP-PLAN-001",
+        "nothing can be predicted yet",
+        why=why,
+        fix="look again in a few steps",
+        exit_code=ExitCode.TRY_LATER,
+    )

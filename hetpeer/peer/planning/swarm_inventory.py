@@ -1,0 +1,240 @@
+"""The devices of a running swarm, as a file to plan for (device_files.py), from what its volunteers say of their workers and lines. Pure.
+
+What was measured in training counts more than what was measured before; what was not measured at all is filled in: a line that nobody has
+used is as fast as its ends let it be, and as far as the middle one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetpeer.bootstrap.run.manifest import Manifest
+from hetpeer.bootstrap.run.step_workload import of_manifest
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.kademlia.adverts import Advert
+from hetpeer.dht.reach.reachability import Reach
+from hetpeer.peer.planning.device_files import BITS, GIB, GIGA, LATENCY_MS, LINE_MBPS, LONGEST_S, MEGA, TERA
+from hetpeer.stages.planning.swarms.current_step_time import holders_at
+from hetpeer.stages.planning.swarms.plan_inputs import Devices, times_forward
+from hetpeer.stages.planning.swarms.swarm_plan import adding_up
+
+Matrix = list[list[float]]
+MBPS = 1e-3, 1e6
+"""Of a line or an uplink, that are believed."""
+RELIABLE = frozenset({"coordinator", "reliable"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """What `read_devices` reads: the fields of each device, and latency and bandwidth from row to column."""
+
+    peers: tuple[str, ...]
+    """Whose devices these are."""
+    devices: tuple[Mapping[str, Any], ...]
+    fronts: tuple[Mapping[str, Any], ...]
+    """Reliable peers through whom some of these are reached."""
+    latency_ms: Matrix
+    """Of the devices, and after them of the fronts, as all matrices."""
+    bandwidth_gbit_s: Matrix
+    between_s: float
+    """From the last work of a step, or its last sum, to the first work of the next."""
+    measured: NDArray[np.bool_]
+    """[i, j]: somebody has said what the line from i to j carries; no part of the file."""
+
+    def document(self) -> dict[str, Any]:
+        """The object of `--json`."""
+        fronts = {"front": [dict(front) for front in self.fronts]} if self.fronts else {}
+        return {
+            "device": [dict(device) for device in self.devices],
+            **fronts,
+            "latency_ms": self.latency_ms,
+            "bandwidth_gbit_s": self.bandwidth_gbit_s,
+            "between_s": self.between_s,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """The file as TOML."""
+        for name, matrix in (("latency_ms", self.latency_ms), ("bandwidth_gbit_s", self.bandwidth_gbit_s)):
+            yield f"{name} = ["
+            yield from (f"    {json.dumps(row)}," for row in matrix)
+            yield "]"
+        yield f"between_s = {json.dumps(self.between_s)}"
+        for kind, entries in (("device", self.devices), ("front", self.fronts)):
+            for entry in entries:
+                yield ""
+                yield f"[[{kind}]]"
+                yield from (f"{name} = {json.dumps(value)}" for name, value in entry.items())
+
+
+def inventory(manifest: Manifest, adverts: Mapping[str, Advert]) -> Inventory:
+    """Of all volunteers (`adverts` by peer id). Raises `LocalError` HP-PLAN-001 if there is none that says what it can do."""
+    known = {
+        peer: advert
+        for peer, advert in sorted(adverts.items())
+        if advert.role == "volunteer" and advert.memory_bytes and _flops(manifest, advert)
+    }
+    if not known:
+        raise LocalError(
+            "HP-PLAN-001",
+            "there is nothing to write down yet",
+            why="no volunteer says what it can do",
+            fix="look again when volunteers have joined",
+            exit_code=ExitCode.TRY_LATER,
+        )
+    fronts = _fronts(known, adverts)
+    both = known | fronts
+    lines = _Lines(known, fronts)
+    names = _names(both)
+    return Inventory(
+        peers=tuple(known),
+        devices=tuple(
+            {
+                "name": names[peer],
+                "tflops": _rounded(_flops(manifest, advert) / TERA, 1e-6, 1e6),
+                "memory_gib": _rounded(advert.memory_bytes / GIB, 1e-6, 1e6),
+                "up_mbps": _rounded(lines.up[peer] * BITS / MEGA, *MBPS),
+                "down_mbps": _rounded(lines.down[peer] * BITS / MEGA, *MBPS),
+                **({"private": True} if advert.reach == Reach.PRIVATE else {}),
+            }
+            for peer, advert in known.items()
+        ),
+        fronts=tuple({"name": names[peer]} for peer in fronts),
+        latency_ms=_matrix(both, lambda a, b: 1e3 * lines.latency(a, b), 0.0, 1e6),
+        bandwidth_gbit_s=_matrix(
+            both,
+            lambda a, b: lines.rate(a, b) * BITS / GIGA,
+            MBPS[0] * MEGA / GIGA,
+            MBPS[1] * MEGA / GIGA,
+            lines.apart,
+        ),
+        between_s=_rounded(_between_s(manifest, known, lines), 0.0, LONGEST_S),
+        measured=np.array([[lines.measured(a, b) for b in known] for a in known]),
+    )
+
+
+def _between_s(manifest: Manifest, known: Mapping[str, Advert], lines: _Lines) -> float:
+    """What volunteers measure from their last work to the update, without what adding up takes of it in the swarm as it stands. Who worked last has waited least."""
+    waited = min((advert.between_s for advert in known.values() if advert.between_s), default=0.0)
+    work = of_manifest(manifest, manifest.training.microbatches)
+    if work.averaging is not None:  # after some batches only
+        return waited
+    amounts = np.ones(len(known))
+    devices = Devices(
+        flops=amounts,
+        memory=amounts,
+        uplink=np.array([lines.up[peer] for peer in known]),
+        latency=np.array([[lines.latency(a, b) for b in known] for a in known]),
+        bandwidth=np.array([[lines.rate(a, b) for b in known] for a in known]),
+    )
+    held = [(advert.block_begin, advert.block_end) for advert in known.values()]
+    return max(0.0, waited - float(adding_up(devices, work, holders_at(held, len(work))).max()))
+
+
+def _fronts(known: Mapping[str, Advert], adverts: Mapping[str, Advert]) -> dict[str, Advert]:
+    """Reliable peers that take connections, and through whom some of the private ones say that they are reached."""
+    named = {end for advert in known.values() if advert.reach == Reach.PRIVATE for end in advert.relays}
+    return {
+        peer: advert
+        for peer, advert in sorted(adverts.items())
+        if advert.role in RELIABLE and advert.reach == Reach.PUBLIC and peer[-8:] in named
+    }
+
+
+class _Lines:
+    """What is known of the lines between `adverts`, and what is taken for the rest. Of the uplinks of `fronts` nothing is known: they are no limit."""
+
+    def __init__(self, adverts: Mapping[str, Advert], fronts: Mapping[str, Advert]) -> None:
+        self._rates, self._trips = {}, {}
+        ends = {peer[-8:]: peer for peer in adverts}
+        for sender, advert in adverts.items():
+            for note in advert.links:
+                if (to := ends.get(note.to)) is not None and note.rate:
+                    self._rates[sender, to] = believed(note.rate)
+                    self._trips[sender, to] = note.trip_s
+        self._usual_trip = median(self._trips.values()) if self._trips else 2e-3 * LATENCY_MS
+        self.up = _filled({peer: uplink_of(advert) for peer, advert in adverts.items()})
+        """Bytes/s that leave each; an unknown one is as the middle of the known."""
+        arriving = {
+            p: max((r for (_, to), r in self._rates.items() if to == p), default=0.0) for p in adverts
+        }
+        self.down = {peer: max(arriving[peer], self.up[peer]) for peer in adverts}
+        """Bytes/s that reach each; no line is taken to be slower than the uplink."""
+        wide = dict.fromkeys(fronts, LINE_MBPS * MEGA / BITS)
+        self.up |= wide
+        self.down |= wide
+        self._private = {p for p, a in adverts.items() if a.reach == Reach.PRIVATE} if fronts else set()
+
+    def rate(self, sender: str, to: str) -> float:
+        """Bytes/s."""
+        return self._rates.get((sender, to)) or min(self.up[sender], self.down[to])
+
+    def apart(self, sender: str, to: str) -> bool:
+        """Both are private, there is a front, and nothing was measured between them."""
+        return {sender, to} <= self._private and (sender, to) not in self._rates
+
+    def measured(self, sender: str, to: str) -> bool:
+        return (sender, to) in self._rates
+
+    def latency(self, sender: str, to: str) -> float:
+        """Seconds, one way: half of the way there and back, whichever end has measured it."""
+        trip = self._trips.get((sender, to)) or self._trips.get((to, sender)) or self._usual_trip
+        return trip / 2
+
+
+def uplink_of(advert: Advert) -> float:
+    """Bytes/s that leave it, as far as it is believed: no less than over its fastest line. 0: not known."""
+    return believed(max(advert.uplink, *(note.rate for note in advert.links), 0.0))
+
+
+def believed(rate: float) -> float:
+    """A `rate` in bytes/s as an advert names it, within what is believed: nobody's claim is to be the end of the arithmetic. 0 stays: not known."""
+    least, most = (mbps * MEGA / BITS for mbps in MBPS)
+    return min(max(rate, least), most) if rate else 0.0
+
+
+def _flops(manifest: Manifest, advert: Advert) -> float:
+    """FLOP/s that its worker reaches: in training if it has trained, else on what it has rehearsed."""
+    blocks = manifest.blocks[advert.block_begin : advert.block_end]
+    seconds = advert.forward_s + advert.backward_s
+    flops = sum(block.flops_forward for block in blocks) * times_forward(manifest.training.recompute)
+    return flops / seconds if flops and seconds else advert.flops_per_second
+
+
+def _filled(amounts: Mapping[str, float]) -> dict[str, float]:
+    known = [amount for amount in amounts.values() if amount]
+    usual = median(known) if known else LINE_MBPS * MEGA / BITS
+    return {peer: amount or usual for peer, amount in amounts.items()}
+
+
+def _names(adverts: Mapping[str, Advert]) -> dict[str, str]:
+    """What people call them; the end of the id where that would be nothing, or somebody else's as well."""
+    often = Counter(advert.name for advert in adverts.values())
+    return {
+        peer: advert.name if advert.name and often[advert.name] == 1 else f"{advert.name}…{peer[-6:]}"
+        for peer, advert in adverts.items()
+    }
+
+
+def _matrix(
+    peers: Mapping[str, Advert],
+    entry: Callable[[str, str], float],
+    least: float,
+    most: float,
+    apart: Callable[[str, str], bool] = lambda _a, _b: False,
+) -> Matrix:
+    return [
+        [0.0 if a == b or apart(a, b) else _rounded(entry(a, b), least, most) for b in peers] for a in peers
+    ]
+
+
+def _rounded(number: float, least: float, most: float) -> float:
+    """As far as anything is what it may be: adverts are claims, and nobody's is to make the file unreadable."""
+    return float(f"{min(max(number, least), most):.4g}")

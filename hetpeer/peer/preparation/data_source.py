@@ -1,0 +1,228 @@
+"""The author's inputs at a volunteer: the shards that its microbatches need, fetched when an id names them or before.
+
+The data order says what later steps need, and who was given an id in one step most likely gets it in the next: those
+shards come in the background, so that in the normal case no id waits for its data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.peer.preparation.state_fetcher import RunFiles
+from hetpeer.stages.data.shards import Arrays, Shard
+from hetpeer.stages.graph.block_spec import BlockSpec
+
+FEW_SHARDS = 2
+"""A step whose samples lie in so few shards needs all of them wherever its microbatches are computed."""
+AHEAD_STEPS, AHEAD_BYTES = 64, 64 * 2**20
+"""How far the background looks: the nearest shards first, until one of the two is reached, or a quarter of what all files may take."""
+TRIES, RETRY_S = 5, 2.0
+"""A shard that nobody has is asked for again; then its microbatches count as failed here."""
+
+_log = logging.getLogger(__name__)
+
+
+class DataSource:
+    """Microbatches for the blocks `specs`, which use some of the author's inputs. Shards are fetched in `tasks`.
+
+    Raises `LocalError` HP-RUN-007 if a block wants inputs that the run's samples do not have.
+    """
+
+    def __init__(self, files: RunFiles, specs: Sequence[BlockSpec], tasks: TaskSet) -> None:
+        manifest = files.run.manifest
+        self._files = files
+        self._tasks = tasks
+        self._batches = files.run.batches()
+        self._plan = self._batches.plan
+        self._steps = manifest.training.steps
+        self._references = {shard.name: shard for shard in (*manifest.data.train, *manifest.data.heldout)}
+        self._blocks = tuple(spec.index for spec in specs if spec.data)
+        self._here: set[str] = set()
+        """Shards that lie on the disk, whole."""
+        self._coming: dict[str, asyncio.Task[None]] = {}
+        self._ahead: asyncio.Task[None] | None = None
+        self._soon: Sequence[Shard] = ()
+        """What the next steps need, as far as the background looks."""
+        self._named: dict[int, set[int]] = {}
+        """Step → the ids that came here, for the last two steps."""
+        self._full: LocalError | None = None
+        """A shard found no room. That matters once a microbatch needs one."""
+        for spec in specs:
+            self._check(spec)
+        files.room.reader = self
+
+    # ── what is asked of it ──────────────────────────────────────────────────────────────────────────────────────
+
+    def concerns(self, step: int, number: int, begin: int, end: int) -> bool:
+        """Whether the blocks [begin, end) here read anything of microbatch `number` of `step`."""
+        known = 0 <= step <= self._steps and 0 <= number < self._plan.evaluation.stop
+        return known and any(begin <= block < end for block in self._blocks)
+
+    def is_ready(self, step: int, number: int) -> bool:
+        """Whether all shards of a microbatch are here."""
+        return self._here.issuperset(shard.name for shard in self._plan.shards(step, number))
+
+    async def make_ready(self, step: int, number: int) -> None:
+        """Return when a microbatch's shards are here, or nobody could give one of them for some time. Raises `LocalError` HP-DISK-005 where one finds no room."""
+        for attempt in range(TRIES):
+            if attempt:
+                await asyncio.sleep(RETRY_S)
+            self._full = None
+            await self._bring(self._plan.shards(step, number))
+            if self._full is not None and await self._want_less(step):
+                self._full = None
+                await self._bring(self._plan.shards(step, number))
+            if self.is_ready(step, number):
+                return
+            if self._full is not None:
+                raise self._full
+
+    def microbatch(self, step: int, number: int) -> Arrays:
+        """Every array of the samples, each [samples of the microbatch, …], held-out microbatches from M on.
+
+        Raises `LocalError` HP-DATA-006 if a shard is not here.
+        """
+        try:
+            return self._batches.microbatch(step, number)
+        except LocalError as error:
+            names = [shard.name for shard in self._plan.shards(step, number)]
+            self._here.difference_update(names)
+            raise LocalError(
+                "HP-DATA-006",
+                f"the data of microbatch {number} of step {step} is not here",
+                why=f"nobody gave us one of {', '.join(names)}",
+                fix="ask the run's author whether the bootstrap node runs",
+                exit_code=ExitCode.NETWORK,
+            ) from error
+
+    # ── looking ahead ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def named(self, step: int, number: int) -> None:
+        """An id of `step` has come here, so it may come here again in the next step."""
+        self._named.setdefault(step, set()).add(number)
+
+    def begun(self, step: int) -> None:
+        """A step begins: fetch in the background what the next ones need."""
+        self._named = {number: ids for number, ids in self._named.items() if abs(number - step) <= 1}
+        ids = sorted(set().union(*self._named.values()))
+        if self._ahead is not None:
+            self._ahead.cancel()
+        self._soon = self._next(step, ids)
+        self._ahead = self._tasks.spawn(self._look_ahead(self._soon), name="data of the next steps")
+
+    async def warm_up(self, step: int) -> None:
+        """Before the first step: bring what it needs wherever its microbatches are computed, as far as it is to be had."""
+        self._soon = [*self._needed(step, ()), *self._held_out()]
+        await self._bring(self._soon)
+
+    def close(self) -> None:
+        """Fetch nothing more."""
+        for task in (*self._coming.values(), self._ahead):
+            if task is not None:
+                task.cancel()
+        if self._files.room.reader is self:
+            self._files.room.reader = None
+
+    def wanted(self) -> frozenset[str]:
+        """Names of the shards that ids here name, that the next steps need or that are just coming: what finds no room is not to push them out."""
+        named = (
+            shard
+            for step, numbers in self._named.items()
+            for number in numbers
+            for shard in self._plan.shards(step, number)
+        )
+        return frozenset(shard.name for shard in (*named, *self._soon, *self._held_out())) | set(self._coming)
+
+    async def _want_less(self, step: int) -> bool:
+        """Want nothing but what ids of this step need, as there is no room for it; False: that is so already."""
+        before = self.wanted()
+        if self._ahead is not None:
+            self._ahead.cancel()
+        if self._coming:
+            await asyncio.wait(self._coming.values())
+        self._soon, self._named = (), {step: self._named.get(step, set())}
+        return self.wanted() != before
+
+    def forget(self, shards: Sequence[str]) -> None:
+        """These files are removed: somebody has to give them to us again."""
+        self._here.difference_update(shards)
+        self._batches.forget()
+
+    async def _look_ahead(self, soon: Iterable[Shard]) -> None:
+        for shard in soon:
+            await self._bring([shard])
+
+    def _next(self, step: int, ids: Sequence[int]) -> list[Shard]:
+        """The shards that the steps after `step` need, the nearest first."""
+        found: dict[Shard, None] = {}
+        room = min(AHEAD_BYTES, self._files.room.limit() / 4)  # what is needed at once is to find some
+        for later in range(step + 1, step + 1 + AHEAD_STEPS):
+            for shard in self._needed(later, ids):
+                if shard not in found:
+                    room -= shard.bytes
+                    if room < 0:
+                        return list(found)
+                    found[shard] = None
+        return list(found)
+
+    def _held_out(self) -> frozenset[Shard]:
+        """What every evaluation needs, wherever its microbatches are computed."""
+        shards = {shard for number in self._plan.evaluation for shard in self._plan.shards(0, number)}
+        return frozenset(shards if len(shards) <= FEW_SHARDS else ())
+
+    def _needed(self, step: int, ids: Iterable[int]) -> Iterator[Shard]:
+        """The shards of a step that we are likely to need."""
+        shards = self._plan.shards_of_step(step) if step < self._steps else []
+        if len(shards) <= FEW_SHARDS:
+            yield from shards
+            return
+        for number in ids:
+            if number < self._plan.microbatches:
+                yield from self._plan.shards(step, number)
+
+    # ── fetching ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _bring(self, shards: Iterable[Shard]) -> None:
+        """Have the shards fetched that are not here; what nobody has stays away."""
+        missing = [shard for shard in dict.fromkeys(shards) if shard.name not in self._here]
+        if missing:
+            await asyncio.wait([self._arrival(shard) for shard in missing])
+
+    def _arrival(self, shard: Shard) -> asyncio.Task[None]:
+        """The one task that fetches `shard`; who waits for it may give up, and it goes on."""
+        if shard.name not in self._coming:
+            task = self._tasks.spawn(self._fetch(shard), name=f"data shard {shard.name}")
+            self._coming[shard.name] = task
+            task.add_done_callback(lambda _: self._coming.pop(shard.name))
+        return self._coming[shard.name]
+
+    async def _fetch(self, shard: Shard) -> None:
+        try:
+            await asyncio.to_thread(self._batches.open, shard)
+        except LocalError:
+            _log.info("fetching data shard %s", shard.name)
+            try:
+                await self._files.fetch_shard(self._references[shard.name])
+            except LocalError as error:
+                if error.code != "HP-DISK-005":
+                    raise
+                self._full = error
+                return
+            await asyncio.to_thread(self._batches.open, shard)
+        self._here.add(shard.name)
+
+    def _check(self, spec: BlockSpec) -> None:
+        for name, tensor in spec.data.items():
+            array = self._plan.sample.get(name)
+            if array is None or (array.dtype, array.shape) != (tensor.dtype, tensor.shape[1:]):
+                raise LocalError(
+                    "HP-RUN-007",
+                    f"block {spec.index} wants an input {name!r} that the run's samples do not have",
+                    why="the run's graph and its data were not made together",
+                    fix="ask the run's author to make the run again",
+                    exit_code=ExitCode.VERSION,
+                )

@@ -1,0 +1,251 @@
+"""Getting ready to work: graphs and buffers of a place, shards of data, and the state of its blocks.
+
+Files come from whoever has them, checked against the manifest's hashes; states from holders or from the coordinator's
+checkpoint, checked by the digest of their bits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from hetpeer.averaging.effects import FetchState
+from hetpeer.bootstrap.run.manifest import FileRef
+from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.run.run_directory import RunDirectory, check_file
+from hetpeer.bootstrap.storage.file_service import fetch, fetch_file, state_name
+from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError, RemoteError
+from hetpeer.dht.base.task_set import going_on
+from hetpeer.dht.node.node import Node
+from hetpeer.peer.arrival.manifest_fetch import amended
+from hetpeer.peer.preparation.disk_room import Room
+from hetpeer.peer.process.home import place_file
+from hetpeer.stages.block.block_state import file_bytes, layout_of, load_constants
+from hetpeer.stages.graph.block_spec import BlockSpec
+from hetpeer.stages.graph.block_wire import read_block
+from hetpeer.stages.ipc import block_commands as c
+from hetpeer.stages.ipc.arena import ArenaFullError, Extent
+from hetpeer.stages.ipc.compute import Compute
+from hetpeer.stages.ipc.results import CommandFailedError, Loaded, Prepared
+
+RETRY_S = 0.3
+PREPARE_RETRY_S = 2.0
+HOPELESS = ("HP-GPU-001", "HP-MEM-")
+"""Codes of what no other copy of a state mends: there is no worker, or no memory for it."""
+ASKED_FIRST = 2
+"""Volunteers that are asked for a shard before the bootstrap node is: they share the work of serving the data."""
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+AT_ONCE = 4
+"""Files that are fetched at a time: a peer has eight streams to another (dht/p2pd/listener.py), and tensors need some."""
+
+
+class RunFiles:
+    """The files of a run on this volunteer's disk; what is missing is fetched from the peers `named`, then from reliable ones, then from others
+    that were met, into what `room` there is.
+    """
+
+    def __init__(
+        self, node: Node, run: RunDirectory, council: Council, named: Iterable[str], room: Room
+    ) -> None:
+        self._node = node
+        self.run = run
+        self.council = council
+        self.room = room
+        self._named = tuple(named)
+        self._met: dict[str, None] = {}
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self.volunteers: tuple[str, ...] = ()
+        """Who takes part, and may have shards of the data."""
+
+    @property
+    def peers(self) -> list[str]:
+        """Whom to ask, in that order."""
+        return list(dict.fromkeys((*self._named, *self.council.peers, *self._met)))
+
+    def meet(self, peers: Iterable[str]) -> None:
+        """These may have files, too."""
+        self._met |= dict.fromkeys(peers)
+
+    async def look_for_amendment(self) -> None:
+        """Ask whomever we know whether the reliable peers are others by now. Raises `LocalError` HP-DISK-*."""
+        others = [peer for peer in (*self.peers, *self.volunteers) if peer != self._node.peer_id]
+        signed = await amended(self._node, self.run.signed, others)
+        if signed.amendment is not None:
+            self.council.learn(signed.amendment.data)
+
+    async def need(self, folder: Path, reference: FileRef) -> Path:
+        """The path of the file, fetched if it is not there or damaged. Raises `RemoteError` HP-SYNC-001, `LocalError` HP-DISK-*."""
+        path = folder / reference.name
+        try:
+            await asyncio.to_thread(check_file, reference, path)
+        except LocalError:
+            await self._fetch(folder, reference, self.peers)
+        return path
+
+    async def fetch_shard(self, shard: FileRef) -> None:
+        """Fetch a shard of the data from any holder. Raises as `need`."""
+        others = [peer for peer in self.volunteers if peer != self._node.peer_id]
+        others.sort(key=lambda peer: hash((peer, shard.name)))  # everybody begins somewhere else
+        peers = dict.fromkeys((*others[:ASKED_FIRST], *self.peers, *others))
+        await self._fetch(self.run.data, shard, peers)
+
+    async def _fetch(self, folder: Path, reference: FileRef, peers: Iterable[str]) -> None:
+        async with self._turns, self.room.for_file(reference.bytes):
+            data = await fetch_file(self._node, peers, reference.blake3, reference.bytes)
+            await asyncio.to_thread(place_file, folder, reference, data)
+
+    async def graph(self, block: int) -> bytes:
+        entry = self.run.manifest.blocks[block]
+        path = await self.need(self.run.path / "graph", entry.graph)
+        return await asyncio.to_thread(path.read_bytes)
+
+    async def buffers(self, block: int) -> bytes | None:
+        """The safetensors file of the block's constants, if it has any."""
+        reference = self.run.manifest.blocks[block].buffers
+        if reference is None:
+            return None
+        path = await self.need(self.run.path / "state", reference)
+        return await asyncio.to_thread(path.read_bytes)
+
+
+class StateFetcher:
+    """Loads the agreed state of blocks into the worker."""
+
+    def __init__(self, node: Node, compute: Compute, reliable: Sequence[str], kept: int) -> None:
+        """The run's optimizer keeps `kept` vectors of each block."""
+        self._node = node
+        self._compute = compute
+        self._reliable = reliable
+        self._vectors = 1 + kept
+
+    async def load(
+        self,
+        order: FetchState,
+        specs: Sequence[BlockSpec],
+    ) -> dict[int, str]:
+        """Load the version that `order` names of every block of `specs`; returns the digests of what was loaded.
+
+        Tries the holders, then the reliable peers' checkpoints, again and again: cancel it when the version is no longer
+        wanted. Raises `WorkerDiedError`, and `LocalError` HP-MEM-* where there is no memory for it: that is no better the next time.
+        """
+        return {spec.index: await self._load_block(order, spec) for spec in specs}
+
+    async def _load_block(self, order: FetchState, spec: BlockSpec) -> str:
+        version, digest = order.version, order.digests.get(spec.index)
+        holders = [p for p in order.sources.get(spec.index, ()) if p != self._node.peer_id]
+        theirs = state_name(order.line.cluster, version, spec.index)
+        stored = state_name(order.origin, version, spec.index)
+        places = [*((peer, theirs) for peer in holders), *((peer, stored) for peer in self._reliable)]
+        limit = file_bytes(layout_of(spec), self._vectors)
+        while True:
+            for peer, name in places:
+                try:
+                    data, _ = await fetch(self._node, peer, name, limit)
+                    loaded = await self._load_into_worker(spec.index, data)
+                except (RemoteError, LocalError) as error:
+                    if isinstance(error, LocalError) and error.code.startswith(HOPELESS):
+                        raise
+                    _log.debug("state of block %d from %s: %s", spec.index, peer[-6:], error)
+                    continue
+                if loaded.version == version and digest in (None, loaded.digest):
+                    return loaded.digest
+                _log.warning("peer %s sent another state of block %d than agreed", peer[-6:], spec.index)
+            await asyncio.sleep(RETRY_S)
+
+    async def _load_into_worker(self, block: int, data: bytearray) -> Loaded:
+        extent = await self._room(len(data))
+        self._compute.arena.view(extent)[:] = data
+
+        async def load() -> Loaded:
+            try:
+                return await self._compute.submit(c.Load(block=block, state=extent))
+            finally:
+                self._compute.arena.release(extent)
+
+        # The version may be no longer wanted; the worker reads all the same, and the extent stays until it has.
+        return await going_on(load())
+
+    async def _room(self, nbytes: int) -> Extent:
+        """In the arena, once steps that end have left it. Raises ArenaFullError where it would take more than all."""
+        while True:
+            try:
+                return self._compute.arena.allocate(nbytes)
+            except ArenaFullError as error:
+                if nbytes > self._compute.arena.capacity:
+                    raise
+                _log.info("a state waits: %s", error)
+            await asyncio.sleep(RETRY_S)
+
+
+async def prepare_block(compute: Compute, files: RunFiles, block: int) -> tuple[BlockSpec, int]:
+    """Load a block's graph and constants into the worker; returns its spec and the room its state needs to be dumped.
+
+    Raises `RemoteError` HP-SYNC-001, `LocalError` HP-RUN-025, `WorkerDiedError`.
+    """
+    manifest = files.run.manifest
+    training = manifest.training
+    graph = await files.graph(block)
+    with _judged(block):
+        spec = await asyncio.to_thread(read_block, graph)
+    groups = tuple((group.pattern, group.changes) for group in training.groups)
+    extents: dict[str, Extent] = {}
+    try:
+        for name, data in (await _constants(files, spec)).items():
+            extents[name] = compute.arena.allocate(len(data))
+            compute.arena.view(extents[name])[:] = data
+        with _judged(block):
+            prepared: Prepared = await compute.submit(
+                c.Prepare(
+                    block=block,
+                    graph=graph,
+                    buffers=extents,
+                    update=training.update,
+                    groups=groups,
+                    keeps=manifest.optimizer_state,
+                    outer=None if manifest.outer is None else manifest.outer.model_dump(),
+                )
+            )
+    finally:
+        for extent in extents.values():
+            compute.arena.release(extent)
+    return spec, prepared.dump_bytes
+
+
+@contextlib.contextmanager
+def _judged(block: int) -> Iterator[None]:
+    """A graph that is refused, by us or by the worker, ends it: no other copy with that hash is another one. Raises `LocalError` HP-RUN-025."""
+    try:
+        yield
+    except (ProtocolError, CommandFailedError) as error:
+        if error.code != "HP-WIRE-001":
+            raise
+        raise LocalError(
+            "HP-RUN-025",
+            f"the graph of block {block} of this run is refused",
+            why=error.what,
+            fix="update hetpeer; where it is the newest, tell the run's author",
+            exit_code=ExitCode.VERSION,
+        ) from error
+
+
+async def _constants(files: RunFiles, spec: BlockSpec) -> dict[str, bytes]:
+    """The raw bytes of the block's constant tensors."""
+    data = await files.buffers(spec.index)
+    return {} if data is None else load_constants(data, spec.buffer_specs)
+
+
+async def keep_trying(get: Callable[[], Awaitable[T]]) -> T:
+    """What `get` gives, once somebody of the run can give it."""
+    while True:
+        try:
+            return await get()
+        except RemoteError as error:
+            _log.warning("%s; trying again", error)
+            await asyncio.sleep(PREPARE_RETRY_S)

@@ -1,0 +1,151 @@
+"""A reliable peer looks for a better division of the blocks while the run that it coordinates goes on (docs/planning.md, "A plan that lives"); in a grouped one, for a cut for
+those who wait for others (docs/averaging.md, "A cut of their own").
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from hetpeer.bootstrap.coordinator.coordinator import Coordinator
+from hetpeer.bootstrap.grouped.grouped_run import Grouped
+from hetpeer.bootstrap.run.manifest import Manifest
+from hetpeer.bootstrap.service.driver import CoordinatorService
+from hetpeer.dht.base.errors import RemoteError
+from hetpeer.dht.discovery.roster import Roster
+from hetpeer.peer.planning.forming_cut import cutting
+from hetpeer.peer.planning.remembered_links import Remembered
+from hetpeer.peer.planning.replan import Proposal, Seating, proposal
+
+LOOK_S = 5.0
+SETTLED_S = 30.0
+"""Nobody has come or gone for so long: it may be worth it. A block that nobody holds for so long: nobody else comes."""
+AGAIN_S = 120.0
+"""After a change nothing is changed for so long, unless somebody comes or goes; after the next one for twice as long, and so on, as what was hoped for of lines that nobody had
+measured may not have come true.
+"""
+DOUBLINGS = 10
+SEARCH_S = 2.0
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Calm:
+    """Whether it is time to look for another division. Pure; `now` in seconds of a clock that only rises."""
+
+    def __init__(self) -> None:
+        self._seating: Seating | None = None
+        self._not_before = 0.0
+        self._rested_at = 0.0
+        self.changes = 0
+        """Since somebody came or went."""
+        self._whole: frozenset[int] = frozenset()
+        """Clusters that lacked nobody at some time since volunteers were moved last."""
+        self.lost: frozenset[int] = frozenset()
+        """Those of them that somebody has left since we last proposed something."""
+
+    def changed(self, now: float) -> None:
+        """We have proposed something."""
+        self.lost = frozenset()
+        self._rested_at = now + AGAIN_S * 2.0 ** min(self.changes, DOUBLINGS)
+        self.changes += 1
+
+    def __call__(self, seating: Seating, now: float) -> bool:
+        """`seating`: who is where now."""
+        if seating != self._seating:
+            before = seating if self._seating is None else self._seating
+            gone = before.seats.keys() - seating.seats.keys()
+            self.lost |= self._whole & {before.seats[peer][0] for peer in gone}
+            if any(before.seats.get(peer, seat) != seat for peer, seat in seating.seats.items()):
+                self._whole = frozenset()
+            self._whole |= seating.whole
+            if self._seating is None or before.seats.keys() != seating.seats.keys():
+                self._rested_at, self.changes = 0.0, 0
+            self._seating, self._not_before = seating, max(now + SETTLED_S, self._rested_at)
+        if now < self._not_before:
+            return False
+        self._not_before = now + AGAIN_S
+        return True
+
+
+class Proposing:
+    """Looks at the run that `service` coordinates (None: another peer does), whose volunteers `roster` shows."""
+
+    def __init__(
+        self, manifest: Manifest, roster: Roster, service: Callable[[], CoordinatorService | None]
+    ) -> None:
+        self._manifest = manifest
+        self._roster = roster
+        self._service = service
+        self._calm = Calm()
+        self._remembered = Remembered()
+        self._seed = 0
+
+    async def look_forever(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            service = self._service()
+            if service is None or service.halted.done():
+                continue
+            try:
+                match service.core:
+                    case Coordinator() as core:
+                        await self._look(service, core)
+                    case Grouped() as grouped:
+                        await self._look_who_waits(service, grouped)
+            except RemoteError as error:
+                _log.debug("what the volunteers say could not be read: %s", error)
+            except ValueError as error:
+                _log.warning("a division of the blocks that is none was found: %s", error)
+            except Exception:  # noqa: BLE001 - the run goes on, and the next look may find a better division
+                _log.exception("the look for a better division of the blocks ended by what it did not expect")
+
+    async def _look(self, service: CoordinatorService, core: Coordinator) -> None:
+        seating = Seating.of(core.members)
+        search = partial(
+            proposal,
+            self._manifest,
+            seating=seating,
+            steps_left=max(1, self._manifest.training.steps - core.done),
+            disappointed=min(self._calm.changes, DOUBLINGS),
+            lost=self._calm.lost,
+        )
+        found = await self._sought(seating, search)
+        if found is not None:
+            self._say(found)
+            self._calm.changed(time.monotonic())
+            service.arrange(found.arrangement)
+
+    async def _look_who_waits(self, service: CoordinatorService, core: Grouped) -> None:
+        """Whether those who wait in a forming cluster can be one by themselves."""
+        forming = core.forming
+        if forming is None:
+            return
+        seating = Seating.of(forming.members)
+        search = partial(cutting, self._manifest, cluster=forming.number, waiting=seating.seats.keys())
+        found = await self._sought(seating, search)
+        if found is not None:
+            places = ", ".join(f"{begin}-{end - 1}" for _, (begin, end) in found.seats)
+            _log.warning("who waits for others is cluster %d, cut into blocks %s", found.cluster, places)
+            service.recut(found)
+
+    async def _sought(self, seating: Seating, search: Callable[..., T | None]) -> T | None:
+        """What `search` finds in SEARCH_S, given what volunteers say now; None while it is not time to look."""
+        if not self._calm(seating, time.monotonic()):
+            return None
+        adverts = self._remembered(await self._roster.read())
+        self._seed += 1
+        until = time.monotonic() + SEARCH_S
+        return await asyncio.to_thread(search, adverts, seed=self._seed, on=lambda: time.monotonic() < until)
+
+    def _say(self, found: Proposal) -> None:
+        what = f"{found.moved} blocks are given to others" if found.moved else "pipelines are made of others"
+        before = f" instead of {found.before_s:.1f}" if found.before_s < float("inf") else ""
+        _log.warning("%s (%.0f s): a step is to take %.1f s%s", what, found.moving_s, found.after_s, before)

@@ -1,0 +1,321 @@
+"""The reliable peer: what `hetpeer bootstrap DIR` does. Rendezvous, files and states, and the coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetpeer.bootstrap.consensus.reconfiguration import Amending
+from hetpeer.bootstrap.consensus.replica import Replica, run_logs
+from hetpeer.bootstrap.log.credit_ranking import encode, ranking
+from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.service.core_config import coordinator_config
+from hetpeer.bootstrap.service.core_interface import is_over
+from hetpeer.bootstrap.service.driver import CONTROL, CoordinatorService
+from hetpeer.bootstrap.service.leader_start import Beginning
+from hetpeer.bootstrap.state.agenda import is_complete
+from hetpeer.bootstrap.state.effects import Halt
+from hetpeer.bootstrap.storage.file_service import PROTOCOL as FILES
+from hetpeer.bootstrap.storage.file_service import FileService
+from hetpeer.bootstrap.storage.replication import Checkpoints
+from hetpeer.bootstrap.storage.run_files import Answer, RunShelf
+from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.channels.channel_server import ChannelServer
+from hetpeer.dht.discovery.roster import Roster
+from hetpeer.dht.identity.addresses import Address
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.node.node import Node
+from hetpeer.dht.p2pd.listener import CONTROL as CONTROL_BUDGET
+from hetpeer.peer.arrival.invite_file import Inviting
+from hetpeer.peer.arrival.invites import Invite
+from hetpeer.peer.arrival.reach_text import tell_forever
+from hetpeer.peer.arrival.rendezvous import join_address, near_address, open_config
+from hetpeer.peer.control.attended_daemon import AttendedDaemon, attended
+from hetpeer.peer.process.lifecycle import freeze_memory
+from hetpeer.peer.process.web_address import Where
+from hetpeer.peer.reliable.checkpoint_catch_up import CatchingUp
+from hetpeer.peer.reliable.plan_proposer import Proposing
+from hetpeer.peer.reliable.reliable_progress import ReliableProgress
+from hetpeer.peer.reliable.reliable_status import doing, figures_of
+from hetpeer.peer.reliable.stand_in import StandIn
+from hetpeer.peer.training.self_advert import (
+    anything,
+    notable_of_reliable,
+    publish_forever,
+    reliable_advert,
+    take_leave,
+)
+
+LAST = ("checkpoint", "evaluation", "dissolved")
+"""One of these is what ends a grouped run."""
+FOLLOW_S = 0.5
+"""Between two looks at what was decided."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BootstrapOptions:
+    """What the run's author asked for."""
+
+    directory: Path
+    host: str
+    port: int
+    peers: tuple[Address, ...] = ()
+    stand_in: bool = False
+    """Whether to work on what nobody else can."""
+    keep_places: bool = False
+    """Whether volunteers choose and keep their blocks by what they hold alone, however slow that is."""
+    dashboard: Where | None = None
+    """Where its dashboard and metrics are served."""
+    lan: bool = False
+    """Whether volunteers of the local network find it there."""
+
+
+class ReliablePeer:
+    """Has its part in the run's log, and coordinates while it leads. `ranks`: whether it says then which places would serve a newcomer's run best."""
+
+    def __init__(self, node: Node, run: RunDirectory, replica: Replica, *, ranks: bool = True) -> None:
+        self._node = node
+        self._run = run
+        self.replica = replica
+        self._checkpoints = Checkpoints(node, run, replica.records, replica.company)
+        self._shelf = RunShelf(run, replica.council, self._checkpoints.state, self.answers)
+        self._ranks = ranks
+        self._looked_at = 0
+        """How many records there were when we last looked whether the run is over."""
+        self._over_before = len(replica.records)
+        """Halts among so many are of an earlier life."""
+        self._halt: Halt | None = None
+        """The last one, unless somebody has reigned since."""
+        self._catching_up = CatchingUp(replica, self._checkpoints)
+        self.service: CoordinatorService | None = None
+        """While it leads."""
+        self.ready = asyncio.Event()
+        """Set once others may come: volunteers to the only reliable peer, or the other reliable peers to one of several."""
+
+    @property
+    def stored(self) -> int:
+        """The version of the newest checkpoint on our disk."""
+        return self._checkpoints.newest
+
+    @property
+    def answers(self) -> Mapping[str, Answer]:
+        """What the log says, for whoever looks at the run."""
+        replica = self.replica
+        return {
+            "credit": lambda peer: encode(ranking(replica.credit.of, peer)),
+            "curves": lambda _: replica.curves.curves.encode(),
+        }
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended, and only its end is told any more."""
+        return self.service is not None and self.service.halted.done()
+
+    async def run(self, leaving: asyncio.Event) -> Halt:
+        """Until the run is over, or when it was over until `leaving`. Raises `LocalError` for a disk that does not keep what must be kept."""
+        await self._checkpoints.serve()
+        refusing = ChannelServer(lambda _peer, _key: None, 0)
+        await self._node.serve(CONTROL, refusing.handle, CONTROL_BUDGET)
+        await self._node.serve(FILES, FileService(self._shelf).handle)
+        if len(self.replica.members) > 1:
+            self.ready.set()
+        works = {
+            asyncio.ensure_future(work)
+            for work in (
+                self.replica.run(),
+                Amending(self._node, self.replica, lambda: self._checkpoints.newest).run(),
+                self._catching_up.look_forever(),
+            )
+        }
+        reigns = asyncio.ensure_future(self._reign_or_follow(leaving))
+        try:
+            done, _ = await asyncio.wait({*works, reigns}, return_when=asyncio.FIRST_COMPLETED)
+            for work in done & works:
+                work.result()
+            return reigns.result()
+        finally:
+            for task in (*works, reigns):
+                task.cancel()
+            await asyncio.gather(*works, reigns, return_exceptions=True)
+
+    async def _reign_or_follow(self, leaving: asyncio.Event) -> Halt:
+        while True:
+            following = asyncio.ensure_future(self._follow())
+            leading = asyncio.ensure_future(self.replica.leading())
+            try:
+                await asyncio.wait({following, leading}, return_when=asyncio.FIRST_COMPLETED)
+                if following.done():
+                    return following.result()
+            finally:
+                for task in (following, leading):
+                    task.cancel()
+                await asyncio.gather(following, leading, return_exceptions=True)
+            halt = await self._reign(leaving)
+            if halt is not None:
+                return halt
+
+    async def _reign(self, leaving: asyncio.Event) -> Halt | None:
+        # A checkpoint may have been decided since we last looked, and a roll-back would ask us for it.
+        await self._catching_up.look()
+        clock = SystemClock()
+        begun = await asyncio.to_thread(
+            Beginning.of, self._run, self.replica.records, clock.monotonic(), ranks=self._ranks
+        )
+        self.service = CoordinatorService(
+            self._node, self._run, self.replica, self._checkpoints, clock, begun
+        )
+        serving = asyncio.ensure_future(self.service.serving.wait())
+        serving.add_done_callback(lambda _: self.ready.set())
+        try:
+            return await self.service.run(leaving)
+        finally:
+            serving.cancel()
+            self.service = None
+
+    async def _follow(self) -> Halt:
+        """Return when the run is over."""
+        while True:
+            if (over := await self._outcome()) is not None:
+                return over
+            await asyncio.sleep(FOLLOW_S)
+
+    async def _outcome(self) -> Halt | None:
+        """How the run has ended, as the log says. A halt of an earlier life is none, and one after which it went on."""
+        if len(self.replica.records) > self._looked_at and await self._is_over():
+            return Halt(f"all {coordinator_config(self._run).steps} steps are committed", completed=True)
+        return self._halt if self.replica.is_current else None
+
+    async def _is_over(self) -> bool:
+        """Whether all steps are done, by what the log has said since this was last asked; halts among that are noted."""
+        records, config = self.replica.records, coordinator_config(self._run)
+        new = records[max(self._looked_at, self._over_before) :]
+        before, self._looked_at = self._looked_at, len(records)
+        for record in new:
+            if record["kind"] == "halt":
+                self._halt = Halt(record["why"], completed=False)
+            elif record["kind"] == "reign":
+                self._halt = None
+        averaging = self._run.manifest.averaging
+        if averaging is None:
+            return is_complete(config, self.replica.history)
+        if before == 0 or any(record["kind"] in LAST for record in new):
+            # all of the log is looked at, and leader and followers wait for nobody who is silent for seconds
+            return await asyncio.to_thread(is_over, config, averaging, records)
+        return False
+
+
+async def serve_run(
+    options: BootstrapOptions, leaving: asyncio.Event, announce: Callable[[str, Invite], None]
+) -> Halt | None:
+    """Take part in the run's log, and coordinate, until the run is over (its Halt) or `leaving` is set (None).
+
+    `announce` gets the address to join at, and the invite, once somebody answers there, and again when another address is learned. Raises `LocalError`.
+    """
+    run = RunDirectory.open(options.directory)
+    await asyncio.to_thread(run.verify)
+    with run_logs(run) as logs:
+        council = Council(run.signed, run.path)
+        async with attended(run.path, run.identity_path, leaving) as daemon:
+            node = await Node.start(
+                open_config(options.host, options.port, options.peers), Identity.load(run.identity_path)
+            )
+
+            def announced(invite: Invite) -> None:
+                daemon.ready(node.addresses)
+                announce(join_address(node), invite)
+
+            try:
+                replica = Replica(node, run, council, logs, SystemClock())
+                peer = ReliablePeer(node, run, replica, ranks=not options.keep_places)
+                daemon.follow(lambda: doing(peer))
+                daemon.shows(lambda: figures_of(run, peer))
+                async with _web(options, node, run, peer, daemon):
+                    return await _take_part(peer, node, run, options, leaving, announced)
+            finally:
+                await node.close()
+
+
+def _web(
+    options: BootstrapOptions, node: Node, run: RunDirectory, peer: ReliablePeer, daemon: AttendedDaemon
+) -> contextlib.AbstractAsyncContextManager[None]:
+    """The web server, if one was asked for: nothing of it is loaded otherwise."""
+    if options.dashboard is None:
+        return contextlib.nullcontext()
+    from hetpeer.peer.web.daemon_web import reliable_served
+
+    return reliable_served(options.dashboard, node, run, peer, daemon)
+
+
+async def _take_part(
+    peer: ReliablePeer,
+    node: Node,
+    run: RunDirectory,
+    options: BootstrapOptions,
+    leaving: asyncio.Event,
+    announce: Callable[[Invite], None],
+) -> Halt | None:
+    freeze_memory()
+    roster = Roster(node, run.run_id)
+    work = asyncio.ensure_future(peer.run(leaving))
+    left = asyncio.ensure_future(leaving.wait())
+    beside = [
+        asyncio.ensure_future(
+            publish_forever(
+                roster,
+                lambda: reliable_advert(peer.service, node),
+                lambda: notable_of_reliable(peer.service),
+                anything,
+            )
+        ),
+        asyncio.ensure_future(ReliableProgress(peer.replica, lambda: peer.service).show_forever()),
+        asyncio.ensure_future(tell_forever(node, reliable=True)),
+    ]
+    if not options.keep_places:
+        beside.append(
+            asyncio.ensure_future(Proposing(run.manifest, roster, lambda: peer.service).look_forever())
+        )
+    if options.stand_in:
+        helper = StandIn(run.path / "stand-in", lambda: peer.service, lambda: near_address(node))
+        beside.append(asyncio.ensure_future(helper.watch_forever()))
+    try:
+        ready = asyncio.ensure_future(peer.ready.wait())
+        await asyncio.wait({work, left, ready}, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if ready.done():
+            inviting = Inviting(node, run, options.peers)
+            if (invite := inviting.renewed()) is not None:
+                announce(invite)
+            beside.append(asyncio.ensure_future(inviting.renew_forever(announce)))
+            if options.lan:
+                from hetpeer.peer.arrival.lan_discovery import announce_forever
+
+                told = announce_forever(node, options.host, run.run_id, run.manifest.name)
+                beside.append(asyncio.ensure_future(told))
+            await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done() and not peer.is_over:
+            await peer.replica.leave()
+            return None
+        halt = await work
+        if not halt.completed:
+            raise LocalError(
+                "HP-RUN-011",
+                "the run was halted",
+                why=halt.why,
+                fix="mend what it says; hetpeer bootstrap goes on at the last committed step",
+                exit_code=ExitCode.RUN_CLOSED,
+            )
+        return halt
+    finally:
+        tasks = [work, left, *beside]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await take_leave(roster, node, "reliable")

@@ -1,0 +1,118 @@
+"""A volunteer of a reliable peer's own, while there is work that nobody else can do (the leftovers of HPS, 3.2).
+
+It is a `hetpeer join` like any other, in a process of its own and with an identity of its own: it finds the place open, fetches
+the state, takes what is left over, and takes its leave when others hold all blocks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from hetpeer.bootstrap.run.durable_files import disk_errors
+from hetpeer.bootstrap.service.driver import CoordinatorService
+from hetpeer.dht.base.errors import LocalError
+from hetpeer.peer.process.hetpeer_children import Child, end_all
+from hetpeer.peer.process.home import Home
+
+LOOK_S = 1.0
+PATIENCE_S = 15.0
+"""A block without a holder for so long: nobody else comes."""
+ENOUGH_S = 60.0
+"""All blocks held by others for so long: it is not needed any more."""
+AGAIN_S = 120.0
+"""After it has ended with an error."""
+
+_log = logging.getLogger(__name__)
+
+
+class Order(enum.Enum):
+    """What is to be done."""
+
+    START = "start"
+    END = "end"
+
+
+class Need:
+    """Whether a stand-in is needed. Pure; `now` in seconds of a clock that only rises."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        """Since when things are not as they should be: it is wanted and not there, or there and not wanted."""
+        self._not_before = float("-inf")
+
+    def failed(self, now: float) -> None:
+        """It ended with an error: it would do so again."""
+        self._not_before = now + AGAIN_S
+
+    def order(self, wanted: bool, works: bool, now: float) -> Order | None:
+        """`wanted`: some block has no other holder; `works`: it is there."""
+        if wanted == works:
+            self._since = None
+            return None
+        self._since = now if self._since is None else self._since
+        patience = PATIENCE_S if wanted else ENOUGH_S
+        if now - self._since < patience or (wanted and now < self._not_before):
+            return None
+        self._since = None
+        return Order.START if wanted else Order.END
+
+
+class StandIn:
+    """Looks at the run that `service` coordinates (None: another peer does). `home` is its own, `address` where to join."""
+
+    def __init__(
+        self, home: Path, service: Callable[[], CoordinatorService | None], address: Callable[[], str]
+    ) -> None:
+        self._home = Home(home)
+        self._service = service
+        self._address = address
+        self._child: Child | None = None
+        self._need = Need()
+
+    async def watch_forever(self) -> None:
+        """Until cancelled; then it ends."""
+        try:
+            peer = self._home.identity().peer_id
+            while True:
+                await asyncio.sleep(LOOK_S)
+                await self._look(peer, asyncio.get_running_loop().time())
+        except LocalError as error:
+            _log.warning("there is no stand-in: %s", error)
+        finally:
+            if self._child is not None:
+                await end_all([self._child])
+
+    async def _look(self, peer: str, now: float) -> None:
+        child = self._child
+        if child is not None and child.status is not None:
+            if child.status:
+                _log.warning("the stand-in ended: %s", child.last_line())
+                self._need.failed(now)
+            child = self._child = None
+        match self._need.order(self._is_wanted(peer), child is not None, now):
+            case Order.START:
+                await self._start()
+            case Order.END if child is not None:
+                _log.warning("others hold all blocks again: the stand-in takes its leave")
+                await end_all([child])
+                self._child = None
+
+    def _is_wanted(self, peer: str) -> bool:
+        """Whether a block has no holder but `peer`, our own."""
+        service = self._service()
+        if service is None or service.halted.done():
+            return False
+        core = service.core
+        places = [place for other, place in core.working().items() if other != peer]
+        return any(not any(i <= b < j for i, j in places) for b in range(service.blocks))
+
+    async def _start(self) -> None:
+        _log.warning("nobody else comes for what is missing: a stand-in takes part")
+        arguments = ("join", "--bootstrap", self._address(), "--name", "stand-in")
+        log = self._home.path / "stand-in.log"
+        with disk_errors(log):
+            self._child = await Child.start("stand-in", arguments, home=self._home.path, log=log)

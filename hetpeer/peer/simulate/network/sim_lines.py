@@ -1,0 +1,120 @@
+"""Tensors between simulated volunteers over links with credit: the very books of the daemon, with room for a frame or two.
+
+What is sent without credit waits; what has come holds its credit until its handle is released. A link belongs to one process
+at each end: when either is gone, what was under way is, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hetpeer.averaging.effects import StepId
+from hetpeer.averaging.member.member import Effect, Member
+from hetpeer.dht.streams.flow_control import Pool, Queue
+from hetpeer.dht.streams.grants import Budget, Grants, Holding
+from hetpeer.peer.transport.link_pressure import ACTIVATIONS, Pressure
+from hetpeer.stages.pipeline.effects import Handle
+
+if TYPE_CHECKING:
+    from hetpeer.peer.simulate.sim_volunteer import Volunteer
+
+Take = Callable[[Member, Handle], Iterable[Effect]]
+"""What becomes of a tensor that arrives, under the receiver's handle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A tensor that is to go to another volunteer."""
+
+    pool: Pool
+    cost: int
+    tag: StepId
+    value: object
+    take: Take
+
+
+class Line:
+    """From one process to another. `frames` is how many bundles of each kind may be there at a time."""
+
+    def __init__(self, sender: Volunteer, receiver: Volunteer, frames: int) -> None:
+        self._sender, self._receiver = sender, receiver
+        self._processes = sender.process, receiver.process
+        self._queue: Queue[Frame] = Queue()
+        self._pressure = Pressure()
+        self._spent: dict[Pool, int] = {}
+        sizes = receiver.swarm.shape.sizes
+        budgets = (
+            Budget(1, frames),
+            Budget(max(sizes.values()), 2 * sum(sizes.values())),
+            Budget(1, frames),
+        )
+        self._grants = Grants(budgets, ACTIVATIONS + len(sizes), Holding(), self._announce)
+        self._lane = self._grants.lane()
+        self._announcing = False
+        self._announce()
+
+    @property
+    def stands(self) -> bool:
+        """Whether both ends are still the processes between which it was opened."""
+        return self._processes == (self._sender.process, self._receiver.process)
+
+    def send(self, frame: Frame) -> None:
+        self._queue.add(frame)
+        self._go_on()
+
+    def nudge(self, pool: Pool, word: Callable[[Member], Iterable[Effect]]) -> None:
+        """Say what an activation that is sent again has to say, if it would have to wait."""
+        if self._queue.is_short(pool, 1):
+            receiver, process = self._receiver, self._processes[1]
+            self._carry(lambda: receiver.later(process, word))
+
+    def end_step(self, step: StepId) -> None:
+        self._queue.forget(step)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while (frame := self._queue.next()) is not None:
+            if frame.cost:
+                self._spent[frame.pool] = self._spent.get(frame.pool, 0) + frame.cost
+            self._leave(frame, dict(self._spent))
+        if self._pressure.judge(self._queue.pools, 0, 0, 0.0):
+            peer, blocks = self._receiver.name, self._pressure.held
+            self._sender.later(self._processes[0], lambda core: core.congested(peer, blocks))
+
+    def _leave(self, frame: Frame, totals: Mapping[Pool, int]) -> None:
+        receiver, process = self._receiver, self._processes[1]
+
+        def arrive(core: Member) -> Iterable[Effect]:
+            self._lane.offered(totals)
+            self._lane.claim(frame.pool, frame.cost)
+            handle = receiver.boxes.new(frame.tag, frame.value, self._sender.name)
+            receiver.boxes.lend(handle, self._lane.settle(frame.pool, frame.cost))
+            return frame.take(core, handle)
+
+        self._carry(lambda: receiver.later(process, arrive))
+
+    def _carry(self, deliver: Callable[[], None]) -> None:
+        network = self._sender.swarm.network
+        network.send(self._sender.name, self._receiver.name, deliver)
+
+    def _announce(self) -> None:
+        """Tell the sender soon what it may send; several times make one."""
+        if self._announcing:
+            return
+        self._announcing = True
+
+        def say() -> None:
+            self._announcing = False
+            told = self._grants.said()
+            sender, process = self._sender, self._processes[0]
+
+            def hear(_core: Member) -> Iterable[Effect]:
+                self._queue.granted(*told)
+                self._go_on()
+                return ()
+
+            sender.swarm.network.send(self._receiver.name, sender.name, lambda: sender.later(process, hear))
+
+        self._sender.swarm.world.after(0.0, say)

@@ -1,0 +1,136 @@
+"""Run seeded histories: `python -m hetpeer.peer.simulate.proofs.histories --seed 17` replays one, `--count` runs many."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hetpeer.averaging.reduce.holder_reduce import LENGTH
+from hetpeer.averaging.reduce.tied_parameters import Tie
+from hetpeer.peer.simulate.proofs.arrangements import Arrangements
+from hetpeer.peer.simulate.proofs.coverage import Coverage
+from hetpeer.peer.simulate.proofs.faults import Faults
+from hetpeer.peer.simulate.sim_config import SwarmConfig
+from hetpeer.peer.simulate.sim_numerics import Symbols
+from hetpeer.peer.simulate.sim_swarm import Swarm
+
+BLOCKS = 4
+FAULTS = 10
+LIMIT_S = 900.0
+"""A history that is not finished after so many virtual seconds hangs; most take 30 to 150."""
+
+LAYOUTS: tuple[tuple[tuple[tuple[int, int], ...], ...], ...] = (
+    (((0, 4),),),
+    (((0, 2), (2, 4)),),
+    (((0, 2), (2, 4)), ((0, 1), (1, 4))),
+    (((0, 1), (1, 3), (3, 4)), ((0, 3), (3, 4))),
+    (((0, 1), (1, 2), (2, 3), (3, 4)), ((0, 4),)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one history."""
+
+    seed: int
+    violation: str | None
+    faults: int
+    events: int
+    virtual_s: float
+    kinds: frozenset[str]
+    """Of the records in its log."""
+    overlapped: int
+    """Steps that had begun before the one that they follow was committed, of those committed."""
+
+    @classmethod
+    def of(cls, seed: int, violation: str | None, swarm: Swarm) -> Outcome:
+        """That of the history of `swarm`."""
+        kinds = frozenset(record["kind"] for record in swarm.log)
+        overlapped = sum(record.get("behind", 0) > 0 for record in swarm.log)
+        world = swarm.world
+        return cls(seed, violation, swarm.faults, world.events, world.now, kinds, overlapped)
+
+
+TIES = (Tie(uses=((0, 10, 60), (BLOCKS - 1, 40, 90))),)
+"""An embedding and a head that share half of their elements."""
+
+
+def simulate(
+    seed: int, coverage: Coverage, *, faults: int = FAULTS, config: SwarmConfig | None = None
+) -> Outcome:
+    """One history with the symbolic model; never raises for a violation, it is in the outcome."""
+    swarm = Swarm(seed, config or shape(seed), Symbols(BLOCKS), coverage)
+    Faults(swarm, faults)
+    if swarm.config.arranged_s:
+        Arrangements(swarm, seed, swarm.config.arranged_s)
+    violation: str | None = None
+    try:
+        swarm.run(LIMIT_S)
+    except (AssertionError, LookupError, TypeError, ValueError) as error:
+        violation = f"{type(error).__name__}: {error}"
+    return Outcome.of(seed, violation, swarm)
+
+
+def shape(seed: int) -> SwarmConfig:
+    """The swarm's shape varies with the seed: stages and cuts, volunteers, slots, latency, patience; every other one has
+    uneven uplinks, and shards that are parts of a share, and steps that overlap; in one of four volunteers are moved.
+    """
+    choose = random.Random(seed)  # noqa: S311 - repeatable, not secret
+    layouts = choose.choice(LAYOUTS)
+    stages = len(layouts[0])
+    return SwarmConfig(
+        volunteers=choose.randint(max(2, stages), 7),
+        layouts=layouts,
+        slot_capacity=choose.choice((1, 2, 3, 6)),
+        ties=choose.choice(((), TIES)),
+        microbatches=choose.randint(4, 8),
+        latency_s=(0.005, choose.choice((0.02, 0.12, 0.5))),
+        stall_s=choose.choice((0.5, 8.0)),
+        reduce_s=choose.choice((1.0, 6.0)),
+        sync_s=choose.choice((2.0, 10.0)),
+        uplinks=((0.0,), (1.0, 5.0, 2.0, 20.0))[seed % 2],
+        shard_length=(LENGTH, 20)[seed % 2],
+        arranged_s=choose.choice((0.0, 0.0, 0.0, 5.0)),
+        staleness=choose.choice((0, 0, 1, 2)),
+        evaluate_every=choose.choice((2, 3, 100)),
+    )
+
+
+def main() -> int:
+    """Command line; exit status 1 if any history breaks an invariant."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=1)
+    parser.add_argument("--faults", type=int, default=FAULTS)
+    parser.add_argument(
+        "--credit", type=int, default=0, help="bundles that a link has room for (default: any)"
+    )
+    options = parser.parse_args()
+    outcomes = [
+        simulate(
+            seed,
+            Coverage(),
+            faults=options.faults,
+            config=dataclasses.replace(shape(seed), credit=options.credit),
+        )
+        for seed in range(options.seed, options.seed + options.count)
+    ]
+    return tell(outcomes)
+
+
+def tell(outcomes: Sequence[Outcome]) -> int:
+    """Print what became of one, or which of many are broken; the exit status."""
+    broken = [outcome for outcome in outcomes if outcome.violation]
+    for outcome in outcomes if len(outcomes) == 1 else broken:
+        print(outcome)
+    injected = sum(outcome.faults for outcome in outcomes)
+    print(f"{len(outcomes)} histories, {injected} faults, {len(broken)} violations")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""What must hold in every history, checked while it happens.
+
+* An update is the sum of exactly the step's ids (F1), the same bits at every holder (F2), on the one state that the
+  log's surviving history names (no holder of another line takes part).
+* A step is computed with a version that is at most so old as the run allows, and everybody with the same one.
+* The log grows by one step at a time, terms and views only rise, and its losses are those of all microbatches.
+* A plan names live holders only, each with exactly the ids that its accepted slot is made of, and every holder that is
+  told a commit has the gradients that it names (F3: a committed result has a copy).
+* What a commit gives its peers as credit is what is theirs in the sums that its holders apply; all credit together is that of the
+  surviving commits.
+* A holder never keeps more than two live slots of a block, and never an id in two of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Hashable, Mapping
+from typing import Any
+
+from hetpeer.averaging import messages as m
+from hetpeer.averaging.effects import RecordApplied
+from hetpeer.bootstrap.log.credit import Contributors, Credit, work_in
+from hetpeer.bootstrap.log.history import History
+from hetpeer.peer.simulate.sim_config import SwarmConfig
+from hetpeer.peer.simulate.sim_numerics import Numerics
+from hetpeer.stages.pipeline.gradient_slots import LIVE, SlotBook
+
+Digests = Mapping[int, str]
+"""Block → digest of a state."""
+
+
+class ViolationError(AssertionError):
+    """An invariant does not hold; the message says which and where."""
+
+
+class Checks:
+    """Watches one history of a run."""
+
+    def __init__(self, numerics: Numerics, config: SwarmConfig) -> None:
+        self._numerics = numerics
+        self._steps = config.steps
+        self._microbatches = config.microbatches
+        self._staleness = config.staleness
+        self._early = config.head_start
+        self._fresh = config.fresh_steps
+        self.history = History()
+        self._commits = 0
+        self._lineage = {0: 0}
+        """Version → the commit that made it, in the surviving history; 0 is the beginning."""
+        self._parents: dict[tuple[int, int, int], tuple[int, int]] = {}
+        """(term, view, step) → the commit that made the version before, and this one."""
+        self._behind: dict[tuple[int, int, int], int] = {}
+        """The same → by how many versions its parameters were behind."""
+        self._states = {(0, b): numerics.digest(numerics.initial(b)) for b in range(numerics.blocks)}
+        """(commit, block) → digest of the state."""
+        self.credit = Credit()
+        self._contributors = Contributors()
+        self._given: dict[Hashable, Mapping[str, int]] = {}
+        """Commit → what it gives."""
+        self._summed: dict[Hashable, dict[int, m.Cover]] = {}
+        """Commit → block → what was applied."""
+
+    def recorded(self, record: Mapping[str, Any]) -> None:
+        """One more record lies durably in the log."""
+        history, kind = self.history, record["kind"]
+        if kind == "reign":
+            require(record["term"] > history.term, f"term {record['term']} after {history.term}")
+        elif kind == "rollback":
+            require(record["view"] > history.view, f"view {record['view']} after {history.view}")
+            kept = record["to_version"]
+            self._lineage = {v: c for v, c in self._lineage.items() if v <= kept}
+        elif kind == "commit":
+            step = record["step"]
+            require(step == history.version, f"step {step} is committed at version {history.version}")
+            exact = self._numerics.check_loss(step, self._microbatches, record["loss"])
+            require(exact, f"step {step} has the loss {record['loss']}")
+            self.is_fresh_enough(step, step, record)
+            self._commits += 1
+            key = (record["term"], record["view"], step)
+            self._parents[key] = (self._lineage[step], self._commits)
+            self._behind[key] = record.get("behind", 0)
+            self._lineage[step + 1] = self._commits
+            self.gives(key, record)
+        history.add(record)
+        self.credit_adds_up(record, len(history.commits))
+
+    def gives(self, commit: Hashable, record: Mapping[str, Any]) -> None:
+        """Commit `commit` is decided, and its record names whose work is in it."""
+        self._contributors.add(record)
+        self._given[commit] = dict(self._contributors.read(record["counted"]))
+
+    def credit_adds_up(self, record: Mapping[str, Any], batches: int) -> None:
+        """With `record`, so many `batches` are in the result: each has given what it can, and none twice."""
+        self.credit.add(record)
+        given, due = self.credit.of, batches * self._microbatches * self._numerics.blocks
+        require(sum(given.values()) == due, f"{sum(given.values())} are credited for {batches} batches")
+        require(min(given.values(), default=1) > 0, f"{given} is credited")
+
+    def credited(self, commit: Hashable, covers: Collection[m.Cover]) -> None:
+        """These were applied for `commit`."""
+        summed = self._summed.setdefault(commit, {})
+        summed |= {cover.block: cover for cover in covers}
+        if len(summed) == self._numerics.blocks:
+            sizes = dict.fromkeys(range(self._microbatches), 1)
+            work = work_in((cover.slots for cover in summed.values()), sizes)
+            require(work == self._given[commit], f"{commit} gives {self._given[commit]}, and counts {work}")
+
+    def is_fresh_enough(self, step: int, batch: int, record: Mapping[str, Any]) -> None:
+        """The parameters of a committed step are those of a version that there was, and not too old."""
+        behind = record.get("behind", 0)
+        most = min(step, self._staleness) if batch >= self._fresh else 0
+        require(0 <= behind <= most, f"step {step} is {behind} versions behind")
+
+    def applied(self, volunteer: str, record: RecordApplied, before: Digests) -> None:
+        """`volunteer` has applied a committed update to the states `before`."""
+        line, step = record.step.line, record.step.number
+        require((line.term, line.view, step) in self._parents, f"{volunteer} applied step {step} uncommitted")
+        parent, commit = self._parents[line.term, line.view, step]
+        behind = self._behind[line.term, line.view, step]
+        require(
+            behind == record.step.behind,
+            f"{volunteer} computed step {step} {record.step.behind} versions behind",
+        )
+        for cover in record.covers:
+            where = f"step {step} block {cover.block}"
+            ids = Counter(i for _, held in cover.slots for i in held)
+            require(ids == Counter(range(self._microbatches)), f"{where}: counted {dict(ids)}")
+            known = self._states.setdefault((parent, cover.block), before[cover.block])
+            require(known == before[cover.block], f"{where}: {volunteer} applied it to another state")
+            after = record.states[cover.block]
+            known = self._states.setdefault((commit, cover.block), after)
+            require(known == after, f"{where}: holders differ at {volunteer}")
+        self.credited((line.term, line.view, step), record.covers)
+
+    def keeps(self, volunteer: str, versions: int, steps: int) -> None:
+        """`volunteer` keeps so many versions of a block, and works on so many steps."""
+        most = self._staleness + 1
+        require(versions <= most, f"{volunteer} keeps {versions} versions of a block, and {most} are enough")
+        require(steps <= most, f"{volunteer} works on {steps} steps, and {most} may overlap")
+
+    def planned(self, roster: Collection[str], plan: m.Plan) -> None:
+        """The coordinator makes a plan."""
+        for cover in plan.covers:
+            holders = {holder for holder, _ in (*cover.slots, *cover.reducers)} | {*cover.receivers}
+            require(
+                holders <= set(roster), f"plan {plan.plan} of step {plan.step} names {holders - set(roster)}"
+            )
+
+    def plan_arrived(self, volunteer: str, slots: SlotBook, plan: m.Plan) -> None:
+        """`volunteer` is told the plan of its step; slots that it refers to were settled before."""
+        accepted = slots.accepted()
+        mine = {} if accepted is None else slots.contents()[accepted]
+        for cover in plan.covers:
+            named = frozenset(dict(cover.slots).get(volunteer, ()))
+            require(
+                named == mine.get(cover.block, frozenset()),
+                f"plan {plan.plan} of step {plan.step} takes {volunteer} for a holder of {set(named)}",
+            )
+
+    def committed(self, volunteer: str, holds: bool) -> None:
+        """`volunteer` is told a commit of the step that it works on."""
+        require(holds, f"{volunteer} is told a commit and does not hold its gradients")
+
+    def folding(self, volunteer: str, slots: SlotBook, blocks: range) -> None:
+        """A backward starts; its gradients are to be folded into a slot."""
+        for block in blocks:
+            require(slots.live(block) <= LIVE, f"{volunteer} keeps {slots.live(block)} slots of {block}")
+            ids = Counter(i for held in slots.contents().values() for i in held.get(block, ()))
+            require(max(ids.values(), default=0) <= 1, f"{volunteer} has an id in two slots of {block}")
+
+    def ended(self, states: Mapping[int, Any]) -> None:
+        """The run is over; `states` is the last checkpoint."""
+        require(sorted(self.history.commits) == list(range(self._steps)), "not every step is committed")
+        commits = self.history.commits
+        bases = [self._bases(step, commits[step].get("behind", 0)) for step in range(self._steps)]
+        for block, state in states.items():
+            exact = self._numerics.check_final(block, bases, state)
+            require(exact, f"block {block} ended in another state than that of one machine")
+
+    def _bases(self, step: int, behind: int) -> list[int]:
+        """Which version each microbatch of `step` is computed with."""
+        early = min(self._early, self._microbatches)
+        return [step - behind] * early + [step] * (self._microbatches - early)
+
+
+def require(holds: bool, what: str) -> None:
+    """Raises `ViolationError` otherwise."""
+    if not holds:
+        raise ViolationError(what)

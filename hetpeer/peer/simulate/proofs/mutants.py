@@ -1,0 +1,330 @@
+"""Seeded bugs: each breaks one rule of the protocol, to show that the simulator would find it.
+
+`with MUTANTS["old_votes"]():` patches the rule for the time of the block. Many of them are bugs that the cores had, or
+that look harmless. docs/protocol.md says how many histories it takes to catch each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from hetpeer.averaging import messages as m
+from hetpeer.averaging.effects import Effect, StepId, SumParts
+from hetpeer.averaging.member import worker_side
+from hetpeer.averaging.member.early_tensors import Due, Origin
+from hetpeer.averaging.member.held_step import HeldStep
+from hetpeer.averaging.member.member import Member
+from hetpeer.averaging.reduce.holder_reduce import Reduction
+from hetpeer.averaging.reduce.tied_parameters import Ties
+from hetpeer.bootstrap.coordinator import reduction
+from hetpeer.bootstrap.coordinator.checkpoint_collection import Saving
+from hetpeer.bootstrap.coordinator.coordinator import Coordinator
+from hetpeer.bootstrap.coordinator.reduction import Reduce
+from hetpeer.bootstrap.coordinator.step_ledger import StepLedger, Verdict
+from hetpeer.bootstrap.state.effects import CollectCheckpoint
+from hetpeer.bootstrap.state.timeouts import Pace
+from hetpeer.peer.simulate.sim_swarm import Swarm
+from hetpeer.stages.pipeline.effects import Handle, TaskKey
+from hetpeer.stages.pipeline.gradient_slots import SlotBook
+from hetpeer.stages.pipeline.pipeline import Pipeline
+
+Mutant = Callable[[], AbstractContextManager[None]]
+
+
+@contextmanager
+def _patched(owner: Any, name: str, replacement: Any) -> Iterator[None]:
+    original = owner.__dict__[name]
+    setattr(owner, name, replacement)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def _answering(kind: type, handler: Callable[..., list[Effect]]) -> AbstractContextManager[None]:
+    """A member answers messages of one kind in another way."""
+    return _patched(Member, "_HANDLERS", {**vars(Member)["_HANDLERS"], kind: handler})
+
+
+# ── counting ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def parts_as_list() -> AbstractContextManager[None]:
+    """A reducer sums parts as they come, a repeated one twice, instead of one per holder."""
+
+    def part(self: Reduction, block: int, index: int, _holder: str, handle: Handle) -> list[Any]:
+        cover, key = self.covers.get(block), (block, index)
+        if cover is None or key in self._summing:
+            return []
+        parts = self._parts.setdefault(key, {})
+        parts[str(len(parts))] = handle
+        if len(parts) < len(cover.slots):
+            return []
+        self._summing.add(key)
+        return [SumParts(self._shards[block][index], tuple(parts.values()))]
+
+    return _patched(Reduction, "part", part)
+
+
+def fold_twice() -> AbstractContextManager[None]:
+    """A gradient is folded into the open slot although a live slot holds that id already."""
+    return _patched(SlotBook, "holds", lambda _self, _microbatch, _block: False)
+
+
+def tied_apart() -> AbstractContextManager[None]:
+    """Holders of one block of a tied parameter update it by that block's uses alone."""
+    divided = reduction.divided
+
+    def without_ties(sums: Any, roster: Any, sizes: Any, _ties: Any, *known: Any, **how: Any) -> Any:
+        return divided(sums, roster, sizes, {}, *known, **how)
+
+    def partners(_self: Ties, _block: int) -> list[int]:
+        return []
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        with _patched(reduction, "divided", without_ties), _patched(Ties, "partners", partners):
+            yield
+
+    return both()
+
+
+def overlaps_count() -> AbstractContextManager[None]:
+    """A report that overlaps with what is counted is accepted as a whole."""
+
+    def count(self: StepLedger, holder: str, block: int, ids: frozenset[int], _verdict: Verdict) -> bool:
+        self._counted[block].update(dict.fromkeys(ids, holder))
+        return True
+
+    return _patched(StepLedger, "_count", count)
+
+
+def dead_still_count() -> AbstractContextManager[None]:
+    """What a dead holder had counted stays counted."""
+    return _patched(StepLedger, "lose", lambda _self, _holder: False)
+
+
+def slots_remembered() -> AbstractContextManager[None]:
+    """Who enters a step again, and numbers its slots from the beginning, gets the answers that the old ones got."""
+    original = StepLedger.lose
+
+    def lose(self: StepLedger, holder: str) -> bool:
+        settled = dict(self._settled)
+        lost = original(self, holder)
+        self._settled = settled
+        return lost
+
+    return _patched(StepLedger, "lose", lose)
+
+
+def evict_ignored() -> AbstractContextManager[None]:
+    """A holder keeps counting what the coordinator has taken from it."""
+    return _patched(Pipeline, "evict", lambda _self, _blocks: [])
+
+
+def seal_early() -> AbstractContextManager[None]:
+    """A slot is sealed while a backward is still being folded into it, which may fail."""
+    original = vars(Pipeline)["_dispatch"]
+
+    def dispatch(self: Pipeline) -> list[Any]:
+        self._folding, folding = 0, self._folding
+        effects: list[Any] = original(self)
+        self._folding += folding
+        return effects
+
+    return _patched(Pipeline, "_dispatch", dispatch)
+
+
+def spoiled_is_done() -> AbstractContextManager[None]:
+    """A backward whose slot was dropped meanwhile counts as done, and is never repeated."""
+    original = Pipeline.backward_done
+
+    def backward_done(self: Pipeline, key: TaskKey, input_gradient: Handle | None) -> list[Any]:
+        task = self._tasks[key]
+        effects = original(self, key, input_gradient)
+        if self._tasks.get(key) is None:
+            self._tasks.enter(task)
+        return effects
+
+    return _patched(Pipeline, "backward_done", backward_done)
+
+
+def part_forgotten() -> AbstractContextManager[None]:
+    """A reducer forgets all parts but the first, and nobody's books notice."""
+    original = vars(Reduction)["part"]
+
+    def part(self: Reduction, block: int, index: int, holder: str, handle: Handle) -> list[Any]:
+        effects: list[Any] = original(self, block, index, holder, handle)
+        return [SumParts(x.shard, x.parts[:1]) if isinstance(x, SumParts) else x for x in effects]
+
+    return _patched(Reduction, "part", part)
+
+
+# ── fencing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def steps_by_number() -> AbstractContextManager[None]:
+    """A tensor belongs to a step by its number alone, whatever line of history or incarnation it is from."""
+
+    def in_step(self: Any, step: StepId) -> HeldStep | None:
+        return next((held for held in self._steps if held.id.number == step.number), None)
+
+    def due(self: HeldStep, origin: Origin) -> Due:
+        current = None if self.reduction is None else self.reduction.number
+        return Due.NOW if origin.plan in (None, current) else Due.LATER
+
+    def at_origin(self: Any, origin: Origin) -> HeldStep | None:
+        return in_step(self, origin.step)
+
+    @contextmanager
+    def all_three() -> Iterator[None]:
+        own, others = (
+            _patched(worker_side.Working, "_in", in_step),
+            _patched(worker_side.Working, "_at_origin", at_origin),
+        )
+        with own, others, _patched(HeldStep, "due", due):
+            yield
+
+    return all_three()
+
+
+def one_entry() -> AbstractContextManager[None]:
+    """Who enters a step again takes what its worker did for the first entry for work of the second."""
+    original = vars(HeldStep)["__init__"]
+
+    def init(self: HeldStep, me: str, place: m.Range, begin: m.Begin, *rest: Any) -> None:
+        original(self, me, place, begin.model_copy(update={"entry": 0}), *rest)
+
+    return _patched(HeldStep, "__init__", init)
+
+
+def old_messages_heard() -> AbstractContextManager[None]:
+    """The coordinator takes messages of any line of history."""
+    original = Coordinator.receive
+
+    def receive(self: Coordinator, peer: str, message: m.Message, now: float) -> list[Any]:
+        if isinstance(getattr(message, "line", None), m.Line):
+            message = message.model_copy(update={"line": self.line})
+        return original(self, peer, message, now)
+
+    return _patched(Coordinator, "receive", receive)
+
+
+def old_votes() -> AbstractContextManager[None]:
+    """Votes on an older plan count for the newer one."""
+    vote, make = Reduce.vote, Reduce.make
+
+    def any_vote(self: Reduce, peer: str, message: m.Vote, *others: Any) -> bool:
+        return vote(self, peer, message.model_copy(update={"plan": self.plan}), *others)
+
+    def keeping(self: Reduce, *arguments: Any) -> Any:
+        votes = dict(self._votes)
+        told = make(self, *arguments)
+        self._votes.update(votes)
+        return told
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        with _patched(Reduce, "vote", any_vote), _patched(Reduce, "make", keeping):
+            yield
+
+    return both()
+
+
+# ── states ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def announce_first() -> AbstractContextManager[None]:
+    """A record becomes durable some time after what it says was announced."""
+    original = Swarm.write
+
+    def write(self: Swarm, record: dict[str, Any]) -> None:
+        reign = self.host.reign
+
+        def late() -> None:
+            if self.coordinator is not None and reign == self.host.reign:
+                original(self, record)
+
+        self.world.after(self.world.random.uniform(0.0, 0.3), late)
+
+    return _patched(Swarm, "write", write)
+
+
+def stale_joiner() -> AbstractContextManager[None]:
+    """A joiner says that it is ready without having loaded the version that it is to have."""
+
+    def fetch(self: Member, message: m.Fetch) -> list[Effect]:
+        assert self.place is not None
+        self.version = message.version
+        self.digests = {b: message.digests.get(b, "") for b in range(*self.place)}
+        return [*self._drop_steps(), self._ready()]
+
+    return _answering(m.Fetch, fetch)
+
+
+def half_loaded() -> AbstractContextManager[None]:
+    """A volunteer still vouches for its old version while a new one is loaded over it, block by block."""
+    original = vars(Member)["_fetch"]
+
+    def fetch(self: Member, message: m.Fetch) -> list[Effect]:
+        held = self.version, self.digests
+        effects: list[Effect] = original(self, message)
+        self.version, self.digests = held
+        return effects
+
+    return _answering(m.Fetch, fetch)
+
+
+def work_goes_on() -> AbstractContextManager[None]:
+    """Work is still begun after the step is decided, on a state that is just being updated."""
+    return _patched(Pipeline, "decided", lambda _self: None)
+
+
+@contextmanager
+def mixed_checkpoint() -> Iterator[None]:
+    """Blocks of another version are taken into a checkpoint, and not compared with what their holders say."""
+    original = Saving.saved
+
+    def saved(self: Saving, _order: CollectCheckpoint, block: int, digest: str, now: float) -> None:
+        if self._order is not None:
+            original(self, self._order, block, digest, now)
+
+    with _patched(Saving, "saved", saved), _patched(Saving, "_false", lambda _self, _words: []):
+        yield
+
+
+# ── liveness ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def fixed_patience() -> AbstractContextManager[None]:
+    """A time-out that is too short for this swarm stays too short."""
+    return _patched(Pace, "ran_out", lambda _self: None)
+
+
+MUTANTS: Mapping[str, Mutant] = {
+    mutant.__name__: mutant
+    for mutant in (
+        parts_as_list,
+        fold_twice,
+        tied_apart,
+        overlaps_count,
+        dead_still_count,
+        slots_remembered,
+        evict_ignored,
+        part_forgotten,
+        seal_early,
+        spoiled_is_done,
+        steps_by_number,
+        one_entry,
+        old_messages_heard,
+        old_votes,
+        announce_first,
+        stale_joiner,
+        half_loaded,
+        work_goes_on,
+        mixed_checkpoint,
+        fixed_patience,
+    )
+}

@@ -1,0 +1,66 @@
+"""Histories in which steps overlap, every other one of clusters that train for themselves and average: Ravnest's way of training.
+
+`python -m hetpeer.peer.simulate.proofs.overlap_histories --seed 17` replays one, `--count` runs many. Seeds 2n and 2n + 1 have the same shape: one is a swarm that trains the
+same step everywhere, in the other one clusters are founded and fall apart, and average, every other four with delay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+
+from hetpeer.peer.simulate.proofs import histories, sim_grouped
+from hetpeer.peer.simulate.proofs.coverage import Coverage
+from hetpeer.peer.simulate.proofs.histories import FAULTS, Outcome, shape
+
+MOST = 3
+"""Staleness, from 1 on."""
+STEPS = 16
+"""Also batches, of a run with clusters."""
+INTERVALS = (2, 4)
+"""Batches between averagings, in turn: with one, no step would begin before the last one's averaging is over."""
+FRESH = 4
+"""Steps that do not overlap at first, less than so many in turn."""
+NEVER = 100
+"""Steps between evaluations: whatever is evaluated begins alone."""
+
+
+def simulate(seed: int, coverage: Coverage, *, faults: int = FAULTS, steps: int = STEPS) -> Outcome:
+    """One history; never raises for a violation, it is in the outcome. `coverage` is of those without clusters, whose coordinator is another."""
+    shaped, clusters = divmod(seed, 2)
+    config = replace(
+        shape(shaped),
+        steps=steps,
+        staleness=1 + shaped // 3 % MOST,
+        fresh_steps=shaped // 5 % FRESH,
+        evaluate_every=NEVER,
+    )
+    if shaped // 4 % 2 == 0:
+        config = replace(config, head_start=1 + shaped // 8 % config.microbatches)
+    if clusters:
+        several = max(config.volunteers, 2 * len(config.layouts[0]))
+        config = replace(config, volunteers=several)
+        interval = INTERVALS[shaped // 2 % 2]
+        outcome = sim_grouped.simulate(shaped, faults=faults, config=config, interval=interval)
+    else:
+        outcome = histories.simulate(shaped, coverage, faults=faults, config=config)
+    return replace(outcome, seed=seed)
+
+
+def main() -> int:
+    """Command line; exit status 1 if any history breaks an invariant."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=1)
+    parser.add_argument("--faults", type=int, default=FAULTS)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    options = parser.parse_args()
+    seeds = range(options.seed, options.seed + options.count)
+    return histories.tell(
+        [simulate(seed, Coverage(), faults=options.faults, steps=options.steps) for seed in seeds]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

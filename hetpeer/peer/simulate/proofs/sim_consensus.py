@@ -1,0 +1,270 @@
+"""Reliable peers that keep one log, simulated: the real core of each, disks that take their time, a network that loses things.
+
+Watched all the time: one leader in a term, and nobody is ever told that another entry is decided at a place. Messages are
+lost, doubled and overtake each other; members die between two effects, freeze, leave, and are added and removed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+from hetpeer.bootstrap.consensus.effects import (
+    Decided,
+    Deposed,
+    Durable,
+    Effect,
+    Leading,
+    RaftConfig,
+    SaveBallot,
+    SaveEntries,
+    Send,
+)
+from hetpeer.bootstrap.consensus.raft import Raft
+from hetpeer.bootstrap.consensus.raft_messages import Entry, Message
+from hetpeer.peer.simulate.network.world import World
+from hetpeer.peer.simulate.proofs.invariants import ViolationError
+
+TICK_S = 0.1
+DISK_S = (0.0, 0.03)
+MakeRaft = Callable[[RaftConfig, Durable, float], Raft]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CouncilConfig:
+    """Of the network; losses and repeats are shares of messages."""
+
+    peers: int = 3
+    latency_s: tuple[float, float] = (0.005, 0.12)
+    lost: float = 0.03
+    doubled: float = 0.05
+    late_s: float = 8.0
+    """How late a doubled message may come."""
+
+
+class Seat:
+    """One member: a process, now and then, and a disk."""
+
+    def __init__(self, council: Council, name: str) -> None:
+        self.name = name
+        self.raft: Raft | None = None
+        self.disk = Durable()
+        self.frozen_until = 0.0
+        self._council = council
+        self._effects: deque[Effect] = deque()
+        self._busy = False
+        self._life = 0
+
+    def start(self) -> None:
+        """A process that knows what is on the disk."""
+        if self.raft is not None:
+            return
+        council, disk = self._council, self.disk
+        self._life += 1
+        self._effects.clear()
+        self._busy = False
+        config = RaftConfig(me=self.name, members=council.first)
+        known = Durable(disk.term, disk.voted_for, disk.entries.copy())
+        self.raft = council.make(config, known, council.world.now)
+        self._tick(self._life)
+
+    def kill(self) -> None:
+        """What is on the disk stays; what was to be done is not."""
+        self.raft = None
+        self._life += 1
+
+    def act(self, act: Callable[[Raft, float], Iterable[Effect]]) -> None:
+        """Something happens to the core, now or when the process is thawed."""
+        world, life = self._council.world, self._life
+        if world.now < self.frozen_until:
+            world.at(self.frozen_until, lambda: self.act(act) if life == self._life else None)
+        elif self.raft is not None:
+            self._effects.extend(act(self.raft, world.now))
+            self._go_on()
+
+    def _tick(self, life: int) -> None:
+        if life == self._life:
+            self.act(lambda raft, now: raft.tick(now))
+            self._council.world.after(TICK_S, lambda: self._tick(life))
+
+    def _go_on(self) -> None:
+        """Effects one after the other; what is saved takes a while."""
+        world = self._council.world
+        while self._effects and not self._busy and self.raft is not None:
+            effect = self._effects.popleft()
+            if isinstance(effect, SaveBallot | SaveEntries):
+                self._busy = True
+                wait = world.random.uniform(*DISK_S)
+                world.after(wait, partial(self._saved, effect, self._life))
+                if isinstance(effect, SaveEntries) and self._council.ambush():
+                    self._die(wait / 2)
+            else:
+                self._council.carry_out(self, effect)
+
+    def _saved(self, effect: SaveBallot | SaveEntries, life: int) -> None:
+        if life != self._life:
+            return
+        if isinstance(effect, SaveBallot):
+            self.disk.term, self.disk.voted_for = effect.term, effect.voted_for
+        else:
+            self.disk.entries.replace(effect.begin, effect.entries)
+        self._busy = False
+        self._go_on()
+        if isinstance(effect, SaveBallot) and self._council.ambush():
+            self._die(0.0)
+
+    def _die(self, delay: float) -> None:
+        self._council.world.after(delay, self.kill)
+        self._council.world.after(delay + 0.05, self.start)
+
+
+class Council:
+    """One history of several seats."""
+
+    def __init__(self, seed: int, config: CouncilConfig, make: MakeRaft = Raft) -> None:
+        self.world = World(seed)
+        self.make = make
+        names = [f"r{number}" for number in range(config.peers)]
+        self.first = tuple(names)
+        self.seats = {name: Seat(self, name) for name in names}
+        self.truth: list[Entry] = []
+        """What is decided."""
+        self.leaders: dict[int, str] = {}
+        self.led_at: list[float] = []
+        """When somebody began to lead."""
+        self.ambushes = 0
+        """So many times more, somebody dies who is saving entries, or has just saved a ballot and said so."""
+        self.calm = False
+        """Nothing is lost or doubled any more."""
+        self._config = config
+        self._cut: set[tuple[str, str]] = set()
+        self._proposed = 0
+
+    def start(self) -> None:
+        for seat in self.seats.values():
+            seat.start()
+
+    def leader(self) -> Seat | None:
+        """Who leads, as the one in the latest term says."""
+        leading = [seat for seat in self.seats.values() if seat.raft is not None and seat.raft.leading]
+        return max(leading, key=lambda seat: seat.raft.term if seat.raft else 0, default=None)
+
+    def propose(self) -> int:
+        """Something for the leader to have decided, if there is one; returns its number."""
+        seat = self.leader()
+        self._proposed += 1
+        record = {"kind": "number", "number": self._proposed}
+        if seat is not None:
+            seat.act(lambda raft, now: raft.propose(record, now) if raft.leading else ())
+        return self._proposed
+
+    def ambush(self) -> bool:
+        """Whether who saves something is to die."""
+        if not self.ambushes or self.world.random.random() < 0.5:
+            return False
+        self.ambushes -= 1
+        return True
+
+    def is_decided(self, number: int) -> bool:
+        return any(entry.record is not None and entry.record.get("number") == number for entry in self.truth)
+
+    def cut(self, source: str, target: str) -> None:
+        """Nothing passes in this direction."""
+        self._cut.add((source, target))
+
+    def heal(self) -> None:
+        self._cut.clear()
+
+    def carry_out(self, seat: Seat, effect: Effect) -> None:
+        """What is not for the disk."""
+        match effect:
+            case Send(to, message):
+                self._send(seat.name, to, message)
+            case Decided(place) if seat.raft is not None:
+                self._check(seat, place, *seat.raft.log.part(place, 1))
+            case Leading(term):
+                if self.leaders.setdefault(term, seat.name) != seat.name:
+                    raise ViolationError(f"{seat.name} and {self.leaders[term]} lead in term {term}")
+                self.led_at.append(self.world.now)
+            case Deposed():
+                pass
+
+    def _check(self, seat: Seat, place: int, entry: Entry) -> None:
+        if place < len(self.truth):
+            if self.truth[place] != entry:
+                raise ViolationError(f"{seat.name} is told another entry at {place}")
+            return
+        if place > len(self.truth):
+            raise ViolationError(f"{seat.name} is told place {place} before {len(self.truth)}")
+        self.truth.append(entry)
+
+    def _send(self, source: str, target: str, message: Message) -> None:
+        random, config = self.world.random, self._config
+        if (source, target) in self._cut or (not self.calm and random.random() < config.lost):
+            return
+        times = 1 + (not self.calm and random.random() < config.doubled)
+        for number in range(times):
+            delay = random.uniform(*config.latency_s) + (random.uniform(0, config.late_s) if number else 0.0)
+            self.world.after(delay, lambda: self._deliver(source, target, message))
+
+    def _deliver(self, source: str, target: str, message: Message) -> None:
+        self.seats[target].act(lambda raft, now: raft.receive(source, message, now))
+
+
+class Trouble:
+    """`count` faults at random times, within `until_s`."""
+
+    def __init__(self, council: Council, count: int, until_s: float) -> None:
+        self._council = council
+        self._random: random.Random = council.world.random
+        self._until_s = until_s
+        for _ in range(count):
+            council.world.at(self._random.uniform(0.0, until_s), self._strike)
+
+    def _strike(self) -> None:
+        council, draw = self._council, self._random
+        seat = draw.choice(list(council.seats.values()))
+        leader = council.leader()
+        if leader is not None and draw.random() < 0.5:
+            seat = leader
+        away = draw.choice((0.05, 1.0, 4.0, 12.0))
+        match draw.randrange(8):
+            case 0 | 1:
+                seat.kill()
+                council.world.after(away, seat.start)
+            case 2:
+                seat.frozen_until = council.world.now + away
+            case 3:
+                for other in council.seats:
+                    council.cut(seat.name, other)
+                    if draw.random() < 0.5:
+                        council.cut(other, seat.name)
+                council.world.after(away, council.heal)
+            case 4:
+                one, other = draw.sample(sorted(council.seats), 2)
+                council.cut(one, other)
+                council.world.after(away, council.heal)
+            case 5:
+                seat.act(lambda raft, _: raft.leave())
+                council.world.after(1.0, seat.kill)
+                council.world.after(1.0 + away, seat.start)
+            case 6:
+                self._change()
+            case 7:
+                council.ambushes += 1
+
+    def _change(self) -> None:
+        """Other members from now on; asked for again and again, as the manifest does."""
+        council, draw = self._council, self._random
+        peers = draw.sample(sorted(council.seats), draw.choice((1, 3, len(council.seats))))
+
+        def ask() -> None:
+            leader = council.leader()
+            if leader is not None:
+                leader.act(lambda raft, now: raft.change(peers, now) if raft.leading else ())
+
+        for number in range(8):
+            council.world.after(0.5 * number, ask)

@@ -1,0 +1,218 @@
+"""A simulated swarm of clusters that average (mode `grouped`), and what must hold in its histories.
+
+* Every update is the sum of exactly one batch's ids; that batch is in no living cluster and nobody else trains it.
+* An averaging adds the parameters of exactly the clusters that its record names, and all holders have the same bits after it.
+* No batch is in any parameters twice, by two trainings. At the end every batch is in them once (docs/averaging.md, "Exactly once").
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hetpeer.averaging import messages as m
+from hetpeer.averaging.effects import RecordApplied
+from hetpeer.averaging.groups.group_scheduler import Pipelines
+from hetpeer.averaging.groups.wait_window import WAITED, Adaptive
+from hetpeer.bootstrap.grouped.grouped_run import Grouped
+from hetpeer.bootstrap.log.credit import Contributors, Credit
+from hetpeer.bootstrap.log.lineage import lineage
+from hetpeer.bootstrap.service.core_interface import Core
+from hetpeer.peer.simulate.proofs.arrangements import Arrangements
+from hetpeer.peer.simulate.proofs.coverage import Coverage
+from hetpeer.peer.simulate.proofs.faults import MOMENTS, OF_CLUSTERS, Faults
+from hetpeer.peer.simulate.proofs.histories import BLOCKS, LIMIT_S, Outcome, shape
+from hetpeer.peer.simulate.proofs.invariants import Checks, Digests, require
+from hetpeer.peer.simulate.sim_config import SwarmConfig
+from hetpeer.peer.simulate.sim_numerics import Chain, Symbols
+from hetpeer.peer.simulate.sim_swarm import Swarm, is_past
+
+INTERVALS = (1, 3)
+"""Batches between averagings, in turn; every other four seeds' averagings are delayed."""
+SLOW_S = (0.2, 1.0, 5.0)
+"""How much later a part of a delayed averaging leaves at most, in turn."""
+SPAN = 1
+WAIT = (1.0, WAITED)
+"""Of an iteration, for company, in turn for eight seeds each: those who wait longer average more."""
+BATCHES = 12
+
+
+def simulate(
+    seed: int, *, faults: int, config: SwarmConfig | None = None, interval: int | None = None
+) -> Outcome:
+    """One history with the symbolic model; never raises for a violation, it is in the outcome. `interval` is that of INTERVALS whose turn it is."""
+    interval, delayed = interval or INTERVALS[seed // 2 % 2], bool(seed // 4 % 2)
+    shaped = config or replace(shape(seed), steps=BATCHES)
+    if delayed:
+        enough = max(shaped.volunteers, 2 * len(shaped.layouts[0]))
+        shaped = replace(shaped, volunteers=enough, part_s=(0.0, SLOW_S[seed % 3]))
+    swarm = GroupedSwarm(seed, shaped, Symbols(BLOCKS), Coverage(), interval=interval, delayed=delayed)
+    Faults(swarm, faults, (*MOMENTS, *OF_CLUSTERS))
+    if shaped.arranged_s:
+        Arrangements(swarm, seed, shaped.arranged_s)
+    violation: str | None = None
+    try:
+        swarm.run(LIMIT_S)
+        made_of = sorted(one["batch"] for one in lineage(swarm.log).records if one["kind"] == "commit")
+        require(made_of == list(range(shaped.steps)), f"by its log the result is made of batches {made_of}")
+        by_log, folded = _credit(swarm.log), swarm.checks.credit.of
+        require(by_log == folded, f"{folded} is credited, and by its log {by_log}")
+    except (AssertionError, LookupError, TypeError, ValueError) as error:
+        violation = f"{type(error).__name__}: {error}"
+    return Outcome.of(seed, violation, swarm)
+
+
+def _credit(log: Sequence[Mapping[str, Any]]) -> Counter[str]:
+    """What a log gives by the lineage of its result, as the audit has it."""
+    contributors = Contributors()
+    for record in log:
+        contributors.add(record)
+    made_of = (one["counted"] for one in lineage(log).records if one["kind"] == "commit")
+    return sum((Counter(dict(contributors.read(counted))) for counted in made_of), Counter())
+
+
+class GroupedSwarm(Swarm):
+    """One history of a grouped run: `config.steps` batches."""
+
+    def __init__(
+        self,
+        seed: int,
+        config: SwarmConfig,
+        numerics: Any,
+        coverage: Any,
+        span: int = SPAN,
+        interval: int = 1,
+        delayed: bool = False,
+    ) -> None:
+        super().__init__(seed, config, numerics, coverage)
+        self.checks: GroupedChecks = GroupedChecks(numerics, config)
+        self._span, self._wait = span, WAIT[seed // 8 % 2]
+        self._interval, self._delayed = interval, delayed
+
+    def _new_core(self) -> Core:
+        scheduler = Pipelines(1, (), self._span, Adaptive(self._span, self._wait))
+        config = self.config.coordinator(self.numerics, self._draw)
+        config = replace(config, averaging_interval=self._interval, averaging_delayed=self._delayed)
+        return Grouped(config, self.log, scheduler, self.world.now)
+
+    def _is_past(self, core: Core, message: m.Message) -> bool:
+        assert isinstance(core, Grouped)
+        theirs = getattr(message, "line", None)
+        cluster = core.clusters.get(theirs.cluster) if isinstance(theirs, m.Line) else None
+        if cluster is None:
+            return isinstance(theirs, m.Line) and theirs.cluster != m.EVERYBODY
+        return is_past(message, cluster.line, cluster.history.version)
+
+
+class GroupedChecks(Checks):
+    """Watches one history of a grouped run."""
+
+    def __init__(self, numerics: Any, config: SwarmConfig) -> None:
+        super().__init__(numerics, config)
+        self.credit = Credit(grouped=config.steps)
+        self._term = 0
+        self._inside: dict[int, list[frozenset[tuple[int, int]]]] = {}
+        """Living cluster → version by version what is in it: (batch, which training of it)."""
+        self._base: dict[int, int] = {}
+        """Cluster → the version from which it began."""
+        self._stored: tuple[int, frozenset[tuple[int, int]]] = (0, frozenset())
+        self._promised: dict[int, frozenset[tuple[int, int]]] = {}
+        """Cluster → what is in the mean that it has not yet installed."""
+        self._trained: Counter[int] = Counter()
+        self._averages: dict[tuple[int, int], frozenset[int]] = {}
+        """(cluster, step) → the clusters that averaged in it."""
+        self._batches: dict[tuple[int, int], int] = {}
+        self._after: dict[tuple[int, int, int], str] = {}
+        """(cluster, version, block) → digest of the state."""
+
+    def recorded(self, record: Mapping[str, Any]) -> None:
+        kind, cluster = record["kind"], record.get("cluster", 0)
+        match kind:
+            case "reign":
+                require(record["term"] > self._term, f"term {record['term']} after {self._term}")
+                self._term = record["term"]
+                self._promised.clear()
+            case "founded":
+                version, stored = self._stored
+                require(record["version"] == version, f"cluster {cluster} begins at {record['version']}")
+                require(cluster not in self._inside, f"cluster {cluster} is founded twice")
+                require(self._fits(stored), f"cluster {cluster} begins with what others have trained again")
+                self._base[cluster], self._inside[cluster] = version, [stored]
+            case "commit":
+                batch, step = record["batch"], record["step"]
+                self._grows(cluster, step)
+                self.is_fresh_enough(step - self._base[cluster], batch, record)
+                exact = self._numerics.check_loss(batch, self._microbatches, record["loss"])
+                require(exact, f"batch {batch} has the loss {record['loss']}")
+                known = {b for known in self._known() for b, _ in known}
+                require(batch not in known, f"batch {batch} is trained though it is somewhere")
+                self._trained[batch] += 1
+                self._batches[cluster, step] = batch
+                self.gives((cluster, step), record)
+                self._inside[cluster].append(self._inside[cluster][-1] | {(batch, self._trained[batch])})
+            case "average" | "installed":
+                copies = dict(record["clusters"])
+                if kind == "average":
+                    mean = [self._inside[number][at - self._base[number]] for number, at in copies.items()]
+                    self._promised |= dict.fromkeys(copies, frozenset().union(*mean))
+                for number, step in record["installed"]:
+                    self._grows(number, step)
+                    self._averages[number, step] = frozenset(copies)
+                    self._inside[number].append(self._inside[number][-1] | self._promised.pop(number))
+            case "checkpoint":
+                at = record["version"] - self._base[cluster]
+                self._stored = (record["version"], self._inside[cluster][at])
+            case "dissolved":
+                self._inside.pop(cluster, None)
+                self._promised.pop(cluster, None)
+            case "rollback":
+                require(False, "a grouped run goes back")
+            case _:
+                pass
+        everything = frozenset().union(*self._known()) if self._inside else self._stored[1]
+        self.credit_adds_up(record, len(everything))
+
+    def _grows(self, cluster: int, step: int) -> None:
+        version = self._base[cluster] + len(self._inside[cluster]) - 1
+        require(step == version, f"step {step} is committed at version {version} of cluster {cluster}")
+
+    def _fits(self, stored: frozenset[tuple[int, int]]) -> bool:
+        others = frozenset().union(*self._known())
+        return len({batch for batch, _ in stored | others}) == len(stored | others)
+
+    def _known(self) -> list[frozenset[tuple[int, int]]]:
+        """What is in living clusters, or will be in them."""
+        return [*(inside[-1] for inside in self._inside.values()), *self._promised.values()]
+
+    def applied(self, volunteer: str, record: RecordApplied, before: Digests) -> None:
+        step, number = record.step, record.step.number
+        cluster = step.line.cluster
+        if not step.group:
+            self.credited((cluster, number), record.covers)
+        members = self._averages.get((cluster, number))
+        if step.group:
+            require(members is not None, f"{volunteer} averaged in step {number} uncommitted")
+        else:
+            require(self._batches.get((cluster, number)) == step.batch, f"{volunteer} applied step {number}")
+        for cover in record.covers:
+            where = f"cluster {cluster} step {number} block {cover.block}"
+            ids = Counter(i for _, held in cover.slots for i in held)
+            expected = members if members is not None else range(self._microbatches)
+            require(ids == Counter(expected), f"{where}: counted {dict(ids)}")
+            known = self._after.setdefault((cluster, number, cover.block), before[cover.block])
+            require(known == before[cover.block], f"{where}: {volunteer} applied it to another state")
+            after = record.states[cover.block]
+            known = self._after.setdefault((cluster, number + 1, cover.block), after)
+            require(known == after, f"{where}: holders differ at {volunteer}")
+
+    def ended(self, states: Mapping[int, Any]) -> None:
+        everything = set(range(self._steps))
+        for inside in self._inside.values():
+            found = [batch for batch, _ in inside[-1]]
+            require(len(found) == len(set(found)), f"a batch is in twice: {sorted(found)}")
+            require(set(found) == everything, f"batches {everything - set(found)} are missing")
+        for block, state in states.items():
+            if isinstance(state, Chain):
+                require(state.batches == everything, f"block {block} lacks {everything - state.batches}")

@@ -1,0 +1,260 @@
+"""A scenario in virtual time: the planner's places, and then the very coordinator and volunteers of the daemon, on devices and lines that take as long as it says."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.peer.planning.memory_fit import too_small
+from hetpeer.peer.simulate.network.wires import Ground
+from hetpeer.peer.simulate.proofs.coverage import Coverage
+from hetpeer.peer.simulate.proofs.invariants import ViolationError
+from hetpeer.peer.simulate.scenario import Scenario
+from hetpeer.peer.simulate.sim_config import SwarmConfig
+from hetpeer.peer.simulate.sim_numerics import Counting
+from hetpeer.peer.simulate.sim_swarm import Swarm
+from hetpeer.stages.planning.swarms.pipeline_cuts import Pipelines
+from hetpeer.stages.planning.swarms.plan_inputs import Devices, Work
+from hetpeer.stages.planning.swarms.plan_search import Search
+from hetpeer.stages.planning.swarms.swarm_plan import Plan, planned
+
+SCHEMA = "hetpeer.simulation/1"
+Range = tuple[int, int]
+Seat = tuple[int, int]
+"""A cluster, and the first block of a place of it."""
+SETTLE = 8
+"""Steps that do not count, at most half of all: volunteers are still coming, and learn their windows."""
+FETCHES = 10
+"""Of all blocks, by the slowest, for which there is time."""
+NUMBERS, SHARD = 100, 10
+"""That a block has here, and of those in a piece: what is added up travels in pieces."""
+TOO_LONG = 50.0
+"""A scenario whose steps take so many times what was predicted does not come to its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Who is where when a scenario begins."""
+
+    devices: tuple[int, ...]
+    """Those that take part."""
+    layouts: tuple[tuple[Range, ...], ...]
+    """The blocks of each place, cluster by cluster."""
+    seats: tuple[Seat, ...]
+    """Of each device; other places are open."""
+    step_s: float
+    """Seconds that a step is predicted to take."""
+    period_s: float
+    """Of a microbatch at the slowest device: what lines that compress aim at."""
+
+    @classmethod
+    def of(cls, plan: Plan) -> Places:
+        """As the plan has it."""
+        layouts = tuple(tuple(pairwise(one.cuts)) for one in plan.pipelines)
+        return cls(
+            devices=tuple(device for one in plan.pipelines for device in one.devices),
+            layouts=layouts,
+            seats=tuple((cluster, begin) for cluster, layout in enumerate(layouts) for begin, _ in layout),
+            step_s=plan.total_s,
+            period_s=max(one.period for one in plan.pipelines),
+        )
+
+    def pipelines(self) -> list[dict[Range, int]]:
+        """Blocks → device, of each cluster that somebody is in."""
+        taken = dict(zip(self.seats, self.devices, strict=True))
+        found = [
+            {place: taken[cluster, place[0]] for place in layout if (cluster, place[0]) in taken}
+            for cluster, layout in enumerate(self.layouts)
+        ]
+        return [one for one in found if one]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a scenario. Seconds are virtual."""
+
+    places: Places
+    names: tuple[str, ...]
+    steps: int
+    """That count; those that were rolled back were done more than once."""
+    counted_s: float
+    """That these took, from the last commit before them to the last of all."""
+    seconds: float
+    """Of the whole run."""
+    step_s: tuple[float, ...]
+    """Of the steps that count."""
+    goodput: float
+    """Block-microbatches that were counted, of those that were computed."""
+    departures: int
+    rollbacks: int
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.step_s)
+
+    def document(self) -> dict[str, Any]:
+        """The object of `--json`."""
+        return {
+            "schema": SCHEMA,
+            "predicted_s": self.places.step_s,
+            "step_s": {"median": self.median_s, "least": min(self.step_s), "most": max(self.step_s)},
+            "steps_an_hour": 3600.0 * self.steps / self.counted_s,
+            "seconds": self.seconds,
+            "goodput": self.goodput,
+            "departures": self.departures,
+            "rollbacks": self.rollbacks,
+            "pipelines": [
+                [{"device": self.names[device], "blocks": list(place)} for place, device in one.items()]
+                for one in self.places.pipelines()
+            ],
+        }
+
+
+def play(scenario: Scenario, places: Places | None = None) -> Outcome:
+    """From `places`, or those of the plan that the scenario asks for. Raises `LocalError` HP-PLAN-005 if nothing fits, HP-SIM-002 if the run does not come to its end."""
+    places = places or Places.of(_plan(scenario))
+    numerics = Counting(len(scenario.work))
+    swarm = Swarm(scenario.seed, _config(scenario, places), numerics, Coverage())
+    assert swarm.config.ground is not None
+    fetching = 0.0
+    for number, volunteer in enumerate(swarm.volunteers.values()):
+        seconds = swarm.config.ground.state_s(number)
+        volunteer.fetch_s = (seconds, seconds)
+        fetching = max(fetching, seconds * len(scenario.work))
+    trouble = Trouble(swarm, scenario)
+    limit = TOO_LONG * places.step_s * scenario.steps + FETCHES * fetching + 3600.0
+    try:
+        swarm.run(limit)
+    except ViolationError as error:
+        raise LocalError(
+            "HP-SIM-002",
+            "the simulated run does not come to its end",
+            why=str(error),
+            fix="give it longer between failures, more devices, or checkpoints more often",
+            exit_code=ExitCode.TOO_SMALL,
+        ) from None
+    commits = [record for record in swarm.log if record["kind"] == "commit"]
+    settled = min(SETTLE, scenario.steps // 2)
+    counted = len(scenario.work) * scenario.work.microbatches * scenario.steps
+    return Outcome(
+        places=places,
+        names=scenario.devices.names,
+        steps=scenario.steps - commits[settled - 1]["step"] - 1,
+        counted_s=trouble.committed_at[-1] - trouble.committed_at[settled - 1],
+        seconds=trouble.committed_at[-1],
+        step_s=tuple(float(commit["seconds"]) for commit in commits[settled:]),
+        goodput=counted / numerics.executed,
+        departures=trouble.departures,
+        rollbacks=sum(record["kind"] == "rollback" for record in swarm.log),
+    )
+
+
+def _plan(scenario: Scenario) -> Plan:
+    devices, work = scenario.devices.devices, scenario.work
+    if scenario.equal_stages is not None:
+        stages, blocks = scenario.equal_stages, len(work)
+        cuts = tuple(blocks * stage // stages for stage in range(stages + 1))
+        pipelines = Pipelines(devices, work)
+        orders = [
+            tuple(range(first, first + stages)) for first in range(0, len(devices) - stages + 1, stages)
+        ]
+        made = [one for order in orders if (one := pipelines.at(order, cuts)) is not None]
+        if not made:
+            raise LocalError(
+                "HP-SIM-001",
+                "the scenario cannot begin",
+                why=f"no {stages} devices in the order of the file have the memory for {stages} equal parts",
+                fix='give other stages, another order, or plan = "search"',
+                exit_code=ExitCode.CONFIG,
+            )
+        return planned(devices, work, made)
+    found = Search(devices, work, scenario.seed).run(lambda: time.process_time() < scenario.seconds)
+    if found is not None:
+        return found.best
+    raise too_small(scenario.devices, scenario.work, scenario.model)
+
+
+def _config(scenario: Scenario, places: Places) -> SwarmConfig:
+    devices = scenario.devices.devices.some(places.devices)
+    defaults = SwarmConfig()
+    return replace(
+        defaults,
+        volunteers=len(devices),
+        layouts=places.layouts,
+        seats=places.seats,
+        steps=scenario.steps,
+        microbatches=scenario.work.microbatches,
+        staleness=scenario.work.staleness,
+        evaluation_microbatches=0,
+        slot_capacity=scenario.work.microbatches,
+        checkpoint_every=scenario.checkpoint_every,
+        latency_s=(float(devices.latency.min()), float(devices.latency.max())),
+        stall_s=15.0,
+        reduce_s=20.0 + _piece_s(devices, scenario.work),
+        sync_s=120.0,
+        speeds=tuple(devices.flops.tolist()),
+        uplinks=tuple(_uplinks(devices)),
+        duplicates=0.0,
+        shard_length=SHARD,
+        ground=Ground(devices=devices, work=scenario.work, target_s=places.period_s),
+    )
+
+
+def _uplinks(devices: Devices) -> list[float]:
+    """Bytes/s of each; where only the pairs are known, what its lines carry together."""
+    apart = ~np.eye(len(devices), dtype=np.bool_)
+    together = np.where(apart, devices.bandwidth, 0.0).sum(axis=1)
+    uplinks: list[float] = np.where(np.isfinite(devices.uplink), devices.uplink, together).tolist()
+    return uplinks
+
+
+def _piece_s(devices: Devices, work: Work) -> float:
+    """Seconds of a piece of the largest block's sum over the slowest line, beside those for all others: pieces are larger here than in life, and a reduce shows no sign of life between them."""
+    piece = float(work.reduced.max()) / work.compression.reduce * SHARD / NUMBERS
+    apart = ~np.eye(len(devices), dtype=np.bool_)
+    slowest = min(float(devices.uplink.min()), float(devices.bandwidth[apart].min(initial=np.inf)))
+    return piece * len(devices) / slowest
+
+
+class Trouble:
+    """What happens to the volunteers of `swarm`."""
+
+    def __init__(self, swarm: Swarm, scenario: Scenario) -> None:
+        self.departures = 0
+        self.committed_at: list[float] = []
+        """When each commit of the log was made."""
+        self._swarm, self._scenario = swarm, scenario
+        swarm.hooks.append(self._committed)
+        if scenario.churn is not None:
+            for name in swarm.volunteers:
+                self._live(name, scenario.churn.mtbf_minutes * 60.0, scenario.churn.away_s)
+
+    def _committed(self, what: str) -> None:
+        swarm, stragglers = self._swarm, self._scenario.stragglers
+        if what != "record commit":
+            return
+        self.committed_at.append(swarm.world.now)
+        if stragglers is not None:
+            for volunteer in swarm.volunteers.values():
+                if volunteer.alive and swarm.world.random.random() < stragglers.chance:
+                    volunteer.worker.hang(stragglers.sleep_s)
+
+    def _live(self, name: str, mtbf_s: float, away_s: float) -> None:
+        """Until it vanishes, after a time that is exponentially distributed; and again."""
+        swarm = self._swarm
+        volunteer = swarm.volunteers[name]
+
+        def vanish() -> None:
+            if swarm.completed is None:
+                volunteer.kill()
+                self.departures += 1
+                swarm.world.after(away_s, volunteer.start)
+                swarm.world.after(away_s, lambda: self._live(name, mtbf_s, away_s))
+
+        swarm.world.after(swarm.world.random.expovariate(1.0 / mtbf_s), vanish)

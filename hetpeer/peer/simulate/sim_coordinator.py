@@ -1,0 +1,74 @@
+"""The process in which a simulated coordinator runs: reign after reign of the real core, which dies, stops, and begins again from its log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from hetpeer.bootstrap.service.core_interface import Core
+from hetpeer.bootstrap.state.effects import Effect
+from hetpeer.peer.simulate.network.world import Gate, World
+from hetpeer.peer.simulate.proofs.coverage import Coverage
+
+TICK_S = 0.25
+
+
+class Host:
+    """`new_core` makes the core of a new reign, `carry_out` does what an effect of it says."""
+
+    def __init__(
+        self,
+        world: World,
+        coverage: Coverage,
+        new_core: Callable[[], Core],
+        carry_out: Callable[[Effect], None],
+    ) -> None:
+        self.core: Core | None = None
+        """None while the coordinator is down."""
+        self.reign = 0
+        self._world = world
+        self._coverage = coverage
+        self._new_core = new_core
+        self._carry_out = carry_out
+        self._gate = Gate(world)
+
+    def start(self) -> None:
+        """A new reign."""
+        self.reign += 1
+        self.core = self._new_core()
+        self._perform(self.core.start())
+        self._tick(self.reign)
+
+    def crash(self) -> None:
+        """SIGKILL. What waits for the process meets nobody."""
+        self.core = None
+        self._gate.open()
+
+    def pause(self, seconds: float) -> None:
+        """SIGSTOP: what arrives waits, time-outs pass."""
+        self._gate.close(seconds)
+
+    def later(self, action: Callable[[], None]) -> None:
+        """Carry out `action` when the process comes to it: at once, unless it is stopped."""
+        self._gate.enter(action)
+
+    def event(self, name: str, act: Callable[[Core, float], Iterable[Effect]]) -> None:
+        """Something happens to the coordinator, if there is one."""
+        if self.core is not None:
+            self._coverage.coordinator[self.core.state.value, name] += 1
+            self._perform(act(self.core, self._world.now))
+
+    def _tick(self, reign: int) -> None:
+        def tick() -> None:
+            if self.core is not None and reign == self.reign:
+                self.event("tick", lambda core, now: core.tick(now))
+                self._world.after(TICK_S, lambda: self._tick(reign))
+
+        self._gate.enter(tick)
+
+    def _perform(self, effects: Iterable[Effect]) -> None:
+        """Carry out effects in order; a fault may crash the process between two of them."""
+        reign = self.reign
+        for effect in effects:
+            if self.core is None or reign != self.reign:
+                return
+            self._carry_out(effect)

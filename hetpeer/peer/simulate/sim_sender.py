@@ -1,0 +1,198 @@
+"""What a process of a simulated volunteer sends to others: tensors, over links with credit or without, and introductions.
+
+Who comes into a step while it runs introduces itself to whomever it sends to, and to those whose notes on the board say that
+they keep something for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from hetpeer.averaging import effects as e
+from hetpeer.averaging.member.held_step import Bundle
+from hetpeer.averaging.member.member import Effect, Member, Origin, StepEffect
+from hetpeer.dht.streams.flow_control import Pool
+from hetpeer.peer.simulate.network.sim_lines import Frame, Line
+from hetpeer.peer.simulate.network.tensor_boxes import Boxes
+from hetpeer.peer.simulate.sim_worker import Answer, Worker
+from hetpeer.peer.transport.link_pressure import GRADIENTS, SHARDS, pool_at
+from hetpeer.stages.pipeline import effects as p
+from hetpeer.stages.pipeline.routes import Hop, blocks_left
+
+if TYPE_CHECKING:
+    from hetpeer.peer.simulate.sim_swarm import Swarm
+
+Deliver = Callable[[Member, Origin, p.Handle], Iterable[Effect]]
+
+
+class Sending:
+    """From volunteer `name` of `swarm`, as `member` orders it. `later` carries out something on the core when the process comes to it."""
+
+    def __init__(
+        self, swarm: Swarm, name: str, member: Member, boxes: Boxes, worker: Worker, later: Answer
+    ) -> None:
+        self._swarm = swarm
+        self._name = name
+        self._member = member
+        self._boxes = boxes
+        self._worker = worker
+        self._later = later
+        self._lines: dict[str, Line] = {}
+        self._introduced: set[str] = set()
+        """Whom we have told that we came into the step in progress while it ran."""
+        self._sent: set[tuple[e.StepId, int, Hop]] = set()
+
+    def end_step(self, step: e.StepId) -> None:
+        """What waits of `step` is not sent any more."""
+        self._sent = {sent for sent in self._sent if sent[0] != step}
+        self._introduced.clear()
+        for line in self._lines.values():
+            line.end_step(step.on_wire)
+
+    # ── tensors ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def send(self, step: e.StepId, effect: StepEffect) -> None:
+        """Carry out an effect that sends something."""
+        freight, origin = self._swarm.freight, self._origin(step)
+        match effect:
+            case p.SendActivation():
+                self._send_activation(step, effect)
+            case p.SendGradient(number, to, border, handle, check):
+                self._carry(
+                    to,
+                    self._worker.checking.bundle_sent(effect, self._boxes.value(handle)),
+                    origin,
+                    lambda core, at, h: core.gradient(at, number, border, h, check),
+                    GRADIENTS,
+                    nbytes=freight.bundle(self._name, to, border, back=True),
+                )
+            case e.SendPart():
+                self._send_part(step, effect)
+            case e.SendResult(shard, to, handle) if (lying := self._worker.checking.lying).gives(to):
+                self._carry(
+                    to,
+                    lying.given(to, self._boxes.value(handle)),
+                    self._origin(step, shard.plan),
+                    lambda core, at, h: core.result(at, shard.block, shard.index, h, shard.length),
+                    SHARDS,
+                    shard.end - shard.begin,
+                    nbytes=freight.reduced(shard),
+                )
+            case e.ShareUplink() | e.SendResult():  # a line here carries one thing after the other
+                pass
+            case _:
+                raise AssertionError(effect)
+
+    def _origin(self, step: e.StepId, plan: int | None = None) -> Origin:
+        return Origin(self._name, self._member.incarnation, step.on_wire, plan)
+
+    def _send_activation(self, step: e.StepId, effect: p.SendActivation) -> None:
+        number, route, attempt = effect.id, effect.route, effect.attempt
+        to, origin, pool = route[0].peer, self._origin(step), pool_at(blocks_left(route))
+        bundle = Bundle(number, route, attempt, effect.check, effect.asks)
+        if not (effect.check or effect.asks):
+            if (step, number, route[0]) in self._sent and (line := self._line(to)) is not None:
+                line.nudge(pool, lambda core: core.nudge(origin, number, route, attempt))
+            self._sent.add((step, number, route[0]))
+        self._carry(
+            to,
+            self._worker.checking.bundle_sent(effect, self._boxes.value(effect.handle)),
+            origin,
+            lambda core, at, h: core.activation(at, bundle, h),
+            pool,
+            nbytes=self._swarm.freight.bundle(self._name, to, route[0].begin),
+        )
+
+    def _send_part(self, step: e.StepId, effect: e.SendPart) -> None:
+        shard, swarm = effect.shard, self._swarm
+        if self._worker.checking.lying.keeps:
+            return
+        origin = self._origin(step, shard.plan)
+
+        def carry(piece: p.Handle) -> None:
+            self._carry(
+                shard.reducer,
+                self._boxes.value(piece),
+                origin,
+                lambda core, at, h: core.part(at, shard.block, shard.index, h),
+                SHARDS,
+                shard.end - shard.begin,
+                nbytes=swarm.freight.reduced(shard),
+            )
+
+        def leave(core: Member) -> Iterable[Effect]:
+            if core.works_on(step):
+                self._worker.export(step, effect, carry)
+            return ()
+
+        late = swarm.world.random.uniform(*swarm.config.part_s) if step.group else 0.0
+        if late:
+            swarm.world.after(late, lambda: self._later(leave))
+        else:
+            leave(self._member)
+
+    def _carry(
+        self,
+        to: str,
+        value: Any,
+        origin: Origin,
+        deliver: Deliver,
+        pool: Pool,
+        cost: int = 1,
+        *,
+        nbytes: float,
+    ) -> None:
+        """Send the `value` of a tensor: the receiver makes a handle of its own, and learns from us what it belongs to."""
+        if self._member.step is not None and self._member.step.entry and to not in self._introduced:
+            self._introduce(to)
+        receiver = self._swarm.volunteers[to]
+        if (line := self._line(to)) is not None:
+            line.send(Frame(pool, cost, origin.step, value, lambda core, h: deliver(core, origin, h)))
+            return
+        self._swarm.freight.carry(
+            self._name,
+            receiver,
+            lambda core: deliver(core, origin, receiver.boxes.new(origin.step, value, self._name)),
+            nbytes,
+        )
+
+    def _line(self, to: str) -> Line | None:
+        """The link with credit to another volunteer, if this history has such."""
+        frames, volunteers = self._swarm.config.credit, self._swarm.volunteers
+        if not frames or to == self._name:
+            return None
+        line = self._lines.get(to)
+        if line is None or not line.stands:
+            line = self._lines[to] = Line(volunteers[self._name], volunteers[to], frames)
+        return line
+
+    # ── leftovers ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def look_at_board(self, core: Member) -> Iterable[Effect]:
+        """Show what we keep for holders that we do not know; when idle, ask for what others keep for us."""
+        step, place, board = core.step, core.place, self._swarm.board
+        if step is not None and place is not None:
+            for border in core.leftovers():
+                board.post(border, self._name, step.on_wire)
+            if core.is_idle:
+                for sender, theirs in board.read(range(*place)):
+                    if theirs == step.on_wire and sender != self._name:
+                        self._introduce(sender)
+        return ()
+
+    def _introduce(self, to: str) -> None:
+        """Say to `to` which blocks we hold in this step. What we send may overtake it."""
+        step, place, swarm = self._member.step, self._member.place, self._swarm
+        assert step is not None
+        assert place is not None
+        self._introduced.add(to)
+        origin, receiver = self._origin(step), swarm.volunteers[to]
+        process = receiver.process
+
+        def say() -> None:
+            swarm.network.send(
+                self._name, to, lambda: receiver.later(process, lambda core: core.introduced(origin, place))
+            )
+
+        swarm.world.after(swarm.board.random.choice((0.0, 0.0, 0.1)), say)

@@ -1,0 +1,320 @@
+"""A simulated swarm: the real cores of one coordinator and some volunteers, a virtual network between them, and a disk.
+
+The coordinator's log and store survive its crashes, its sessions do not. What must hold is watched by invariants.py while
+it happens; at the end the run is complete (liveness) and its final state that of one big machine.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from hetpeer.averaging import messages as m
+from hetpeer.averaging.effects import StepId
+from hetpeer.averaging.member.member import Effect as MemberEffect
+from hetpeer.averaging.member.member import Member, Phase
+from hetpeer.bootstrap.coordinator.coordinator import Coordinator
+from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
+from hetpeer.bootstrap.coordinator.status_view import over_all
+from hetpeer.bootstrap.grouped.cluster_cut import Cutting
+from hetpeer.bootstrap.grouped.grouped_run import Grouped
+from hetpeer.bootstrap.log.history import History
+from hetpeer.bootstrap.service.core_interface import Core
+from hetpeer.bootstrap.state import effects as d
+from hetpeer.peer.simulate.network.freight import Freight
+from hetpeer.peer.simulate.network.sim_board import Board
+from hetpeer.peer.simulate.network.wires import Wires
+from hetpeer.peer.simulate.network.world import Network, World
+from hetpeer.peer.simulate.proofs.coverage import Coverage
+from hetpeer.peer.simulate.proofs.invariants import Checks, ViolationError
+from hetpeer.peer.simulate.sim_config import SwarmConfig
+from hetpeer.peer.simulate.sim_coordinator import Host
+from hetpeer.peer.simulate.sim_numerics import Numerics
+from hetpeer.peer.simulate.sim_store import Store
+from hetpeer.peer.simulate.sim_volunteer import Volunteer
+
+COORDINATOR = "coordinator"
+BEAT_S = 1.0
+DIAL_RETRY_S = 0.5
+ECHO_S = 0.2
+LINGER_S = 3.0
+"""The coordinator does not leave at once when the run is over."""
+
+
+class Swarm:
+    """One history. `numerics` is the arithmetic of all volunteers."""
+
+    def __init__(self, seed: int, config: SwarmConfig, numerics: Numerics, coverage: Coverage) -> None:
+        self.config = config
+        self.numerics = numerics
+        self.shape = config.member(numerics)
+        self.world = World(seed)
+        names = [f"v{number}" for number in range(config.volunteers)]
+        wires = None if config.ground is None else Wires(self.world, names, config.ground)
+        self.network = Network(self.world, config.latency_s, wires)
+        self.freight = Freight(self.world, self.network, wires, config, numerics)
+        self.board = Board(self.world, seed)
+        self.checks = Checks(numerics, config)
+        self.log: list[Mapping[str, Any]] = []
+        self.banned: set[str] = set()
+        self.completed: bool | None = None
+        self.faults = 0
+        self.hooks: list[Callable[[str], None]] = []
+        """Called with what has just happened; faults.py strikes at such moments."""
+        self.sessions = itertools.count(1)
+        self._draw = random.Random(seed).random  # noqa: S311 - repeatable, not secret
+        self._said: dict[tuple[str, str], m.Message] = {}
+        """(receiver, kind) → the last such message on a line of history."""
+        self._coverage = coverage
+        self.host = Host(self.world, coverage, self._new_core, self._carry_out)
+        self._channels: dict[str, int] = {}
+        """Volunteer → its session that the coordinator knows."""
+        machines = zip(names, itertools.cycle(config.speeds), itertools.cycle(config.uplinks))
+        seats = dict(zip(names, config.seats, strict=False))
+        self.volunteers = {
+            name: Volunteer(self, name, speed, uplink, seats.get(name)) for name, speed, uplink in machines
+        }
+        self.store = Store(self.world, self.host, self.volunteers, numerics, self.log)
+
+    @property
+    def coordinator(self) -> Core | None:
+        """None while it is down."""
+        return self.host.core
+
+    # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def run(self, limit_s: float) -> None:
+        """Start everybody and go on until the run is finished; ViolationError if it is not after `limit_s`."""
+        self.start_coordinator()
+        self._beat()
+        self._echo()
+        for index, volunteer in enumerate(self.volunteers.values()):
+            self.world.after(0.3 * index, volunteer.start)
+        self.world.run(limit_s, lambda: self.completed is not None)
+        for name in self.volunteers:
+            self.stream_broken(name)
+            self.stream_resumed(name)
+        self.world.run(self.world.now + LINGER_S, lambda: False)
+        if self.completed is None:
+            state = self.coordinator.state if self.coordinator else None
+            raise ViolationError(
+                f"liveness: not finished after {self.world.now:.0f} virtual seconds ({state})"
+            )
+        if not self.completed:
+            raise ViolationError(f"the run was halted: {self.log[-1]}")
+        last = self.store.last()
+        self.checks.ended(last)
+        for tie in self.config.ties:
+            if len({self.numerics.shared(last[block], begin, end) for block, begin, end in tie.uses}) > 1:
+                raise ViolationError("the copies of a tied parameter differ")
+
+    def start_coordinator(self) -> None:
+        """A new reign from the log."""
+        self._channels = {}
+        self.host.start()
+
+    def _new_core(self) -> Core:
+        config = self.config.coordinator(self.numerics, self._draw)
+        return Coordinator(over_all(config, History.of(self.log)), self.world.now)
+
+    def crash_coordinator(self, away_s: float) -> None:
+        """The coordinator dies; its log stays. Volunteers find out and come back to its successor."""
+        if self.coordinator is None:
+            return
+        self.host.crash()
+        sessions, self._channels = self._channels, {}
+        self.world.after(away_s, self.start_coordinator)
+        for name, session in sessions.items():
+            back = away_s + self.world.random.uniform(0.1, 2.0)
+            self.world.after(back, self.volunteers[name].lost_session(session))
+
+    def _beat(self) -> None:
+        for volunteer in self.volunteers.values():
+            if volunteer.alive and not volunteer.frozen and volunteer.name in self._channels:
+                self.tell(volunteer, m.Heartbeat())
+        self.world.after(BEAT_S, self._beat)
+
+    def arrange(self, arrangement: Arrangement) -> None:
+        """A planner proposes who has which blocks."""
+
+        def proposed(core: Core, now: float) -> Iterable[d.Effect]:
+            assert isinstance(core, Coordinator)
+            return core.arrange(arrangement, now)
+
+        self.host.later(lambda: self.host.event("arrange", proposed))
+
+    def recut(self, cutting: Cutting) -> None:
+        """A planner proposes how those who wait in a forming cluster can be whole."""
+
+        def proposed(core: Core, now: float) -> Iterable[d.Effect]:
+            return core.recut(cutting, now) if isinstance(core, Grouped) else ()
+
+        self.host.later(lambda: self.host.event("recut", proposed))
+
+    def _carry_out(self, effect: d.Effect) -> None:
+        """What the coordinator decides."""
+        match effect:
+            case d.Record(record):
+                self.write(dict(record))
+            case d.Send(to, message):
+                self._check_promise(to, message)
+                self._deliver(to, message)
+            case d.Disconnect(peer):
+                session = self._channels.pop(peer, None)
+                if session is not None:
+                    self.network.send(COORDINATOR, peer, self.volunteers[peer].lost_session(session))
+            case d.CollectCheckpoint():
+                self.store.collect(effect)
+            case d.Halt(_, completed):
+                self.completed = completed
+
+    def _check_promise(self, to: str, message: m.Message) -> None:
+        """Plans are made of live holders, a commit is told to holders of its gradients."""
+        if isinstance(message, m.Plan) and self.coordinator is not None:
+            self.checks.planned(self.coordinator.working(), message)
+        if isinstance(message, m.Commit):
+            volunteer = self.volunteers[to]
+            if volunteer.alive and _works_on(volunteer.member, message):
+                self.checks.committed(to, volunteer.member.holds(message))
+
+    def write(self, record: dict[str, Any]) -> None:
+        """The record is durable."""
+        self.log.append(record)
+        if record["kind"] == "banned":
+            self.banned.add(record["peer"])
+        self.checks.recorded(record)
+        self.happened(f"record {record['kind']}")
+
+    # ── the control streams ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _deliver(self, to: str, message: m.Message) -> None:
+        volunteer, session = self.volunteers.get(to), self._channels.get(to)
+        if volunteer is None or session is None:
+            return
+        process = volunteer.process
+
+        def receive(core: Member) -> Iterable[MemberEffect]:
+            if volunteer.session != session:
+                return ()
+            self._said[to, message.kind] = message
+            self._coverage.member[core.phase.value, message.kind] += 1
+            if isinstance(message, m.Plan) and not message.group and core.phase is not Phase.APPLYING:
+                # one that applies an update looks at what else has arrived afterwards, in order
+                slots = core.slots(StepId(message.line, message.step))
+                if slots is not None:
+                    self.checks.plan_arrived(to, slots, message)
+            return core.receive(message)
+
+        self.network.send(COORDINATOR, to, lambda: volunteer.later(process, receive))
+
+    def tell(self, volunteer: Volunteer, message: m.Message) -> None:
+        """A message to the coordinator. Those of a session that it does not know do not arrive."""
+        process, session, name = volunteer.process, volunteer.session, volunteer.name
+        if not volunteer.worker.checking.says(message):
+            return
+        self.happened(f"tell {message.kind}")
+
+        def arrive() -> None:
+            if volunteer.process != process or volunteer.session != session:
+                return
+            if self.coordinator is None and name not in self._channels:
+                self.world.after(DIAL_RETRY_S, lambda: self.host.later(arrive))
+                return
+            if isinstance(message, m.Hello):
+                self._channels[name] = session
+                if name in self.banned:  # the door's business, which is not simulated
+                    self._deliver(name, m.Rejected(reason="banned", why="banned"))
+                    del self._channels[name]
+                    return
+            if self._channels.get(name) == session:
+                self._said[name, f"from {message.kind}"] = message
+                self.host.event(message.kind, lambda core, now: core.receive(name, message, now))
+
+        self.network.send(name, COORDINATOR, lambda: self.host.later(arrive))
+
+    def _echo(self) -> None:
+        """Somebody hears again what concerns a line of history or a step that is past: it must change nothing."""
+        (name, _), message = self.world.random.choice(list(self._said.items()) or [(("", ""), m.Heartbeat())])
+        volunteer = self.volunteers.get(name)
+        self.world.after(ECHO_S, self._echo)
+        if volunteer is None:
+            return
+
+        def to_volunteer(core: Member) -> Iterable[MemberEffect]:
+            if not is_past(message, core.line, core.version or 0):
+                return ()
+            self._coverage.member[core.phase.value, message.kind] += 1
+            return core.receive(message)
+
+        def to_coordinator() -> None:
+            core = self.coordinator
+            over = core is not None and core.state is d.State.FINISHED
+            if core is not None and (over or self._is_past(core, message)):
+                self.host.event(message.kind, lambda core, now: core.receive(name, message, now))
+
+        if self._said.get((name, message.kind)) is message:
+            volunteer.later(volunteer.process, to_volunteer)
+        else:
+            self.host.later(to_coordinator)
+
+    def _is_past(self, core: Core, message: m.Message) -> bool:
+        """Whether `message` is of a line or a step that is past for the coordinator."""
+        assert isinstance(core, Coordinator)
+        return is_past(message, core.line, core.history.version)
+
+    def stream_broken(self, name: str) -> None:
+        """The coordinator sees the control stream of `name` break."""
+        session = self._channels.get(name)
+
+        def broken() -> None:
+            if session is not None and self._channels.get(name) == session:
+                self.host.event("broken", lambda core, now: core.broken(name, now))
+
+        self.host.later(broken)
+
+    def stream_resumed(self, name: str) -> None:
+        """The control stream of `name` is back, and nothing was lost."""
+        session = self._channels.get(name)
+
+        def resumed() -> None:
+            if session is not None and self._channels.get(name) == session:
+                self.host.event("resumed", lambda core, now: core.resumed(name, now))
+
+        self.host.later(resumed)
+
+    def noticed_death(self, volunteer: Volunteer) -> None:
+        """Streams of a killed process break: the coordinator and its neighbours see it at once."""
+        name = volunteer.name
+        self.world.after(0.05, lambda: self.stream_broken(name))
+        for other in self.volunteers.values():
+            if other is not volunteer and other.alive and self.world.random.random() < 0.5:
+                self.world.after(0.3, functools.partial(other.link_changed, name, is_up=False))
+
+    def stranger(self, message: m.Message) -> None:
+        """Somebody who is no volunteer of this run says something."""
+        self.host.later(
+            lambda: self.host.event(message.kind, lambda core, now: core.receive("stranger", message, now))
+        )
+
+    def happened(self, what: str) -> None:
+        """Something fault hooks may want to strike at."""
+        for hook in list(self.hooks):
+            hook(what)
+
+
+def _works_on(core: Member, message: m.Commit) -> bool:
+    """Whether `message` is of a step that `core` has in progress."""
+    wanted = StepId(message.line, message.step)
+    return not message.group and any(step.on_wire == wanted for step in core.steps)
+
+
+def is_past(message: m.Message, line: m.Line, version: int) -> bool:
+    """Whether `message` is of an older line of history, or of a step that made a version before `version`."""
+    theirs = getattr(message, "line", None)
+    if not isinstance(theirs, m.Line) or isinstance(message, m.Welcome):
+        return False
+    number: int = getattr(message, "step", version)
+    return (theirs.term, theirs.view, number) < (line.term, line.view, version)

@@ -1,0 +1,301 @@
+"""A simulated volunteer: the real member core, driven as the daemon drives it, with a virtual worker and virtual links.
+
+A *process* lives from `start` to `kill`; within it a fenced volunteer gets a new incarnation, and a broken control
+stream a new session. What was under way for an older process or session does not arrive. What it sends is in sim_sender.py, the
+states that it fetches and gives in sim_states.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hetpeer.averaging import effects as e
+from hetpeer.averaging import messages as m
+from hetpeer.averaging.member.member import Effect, InStep, Member, StepEffect
+from hetpeer.averaging.member.place_choice import choose_place
+from hetpeer.peer.simulate.network.sim_board import LOOK_S
+from hetpeer.peer.simulate.network.tensor_boxes import Boxes
+from hetpeer.peer.simulate.network.world import Gate
+from hetpeer.peer.simulate.proofs.sim_checks_answers import Checking
+from hetpeer.peer.simulate.sim_sender import Sending
+from hetpeer.peer.simulate.sim_states import States
+from hetpeer.peer.simulate.sim_worker import Answer, Worker
+from hetpeer.stages.pipeline import effects as p
+from hetpeer.stages.pipeline.gradient_slots import Drop, Merge
+from hetpeer.stages.pipeline.in_flight import Window
+
+if TYPE_CHECKING:
+    from hetpeer.peer.simulate.sim_swarm import Swarm
+
+PREPARE_S = (0.1, 1.0)
+REJOIN_S = 0.2
+WAVERS_S = 0.5
+"""Who wavers does so after this."""
+
+
+class Volunteer:
+    """One process after another of the volunteer `name`. `seat`: cluster and first block of the place that it takes if it can."""
+
+    def __init__(
+        self, swarm: Swarm, name: str, speed: float, uplink: float, seat: tuple[int, int] | None
+    ) -> None:
+        self.swarm = swarm
+        self.name = name
+        self.alive = False
+        self.process = 0
+        self.session = 0
+        self.fetch_s = swarm.config.fetch_s
+        """How long the transfer of one block's state takes."""
+        self.poison: set[int] = set()
+        """Work that is to fail (sim_worker.py)."""
+        self._speed, self._uplink = speed, uplink
+        self._seat = seat
+        self._gate = Gate(swarm.world)
+        self._incarnations = itertools.count(1)
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def start(self, run: str = "sim") -> None:
+        """A fresh process of a volunteer of `run`: nothing in memory but the manifest."""
+        if self.alive:
+            return
+        swarm = self.swarm
+        self.alive = True
+        self._gate = Gate(swarm.world)
+        self.process += 1
+        self.boxes = Boxes()
+        window, later = Window(), self._answer_of(self.process)
+        self.worker = Worker(
+            swarm.world,
+            swarm.numerics,
+            self.boxes,
+            window,
+            self._speed,
+            self.poison,
+            later,
+            Checking(
+                self.name,
+                swarm.numerics,
+                swarm.config.told_by(self.name),
+                checks=swarm.config.check_share > 0,
+            ),
+            swarm.config.ground,
+        )
+        self._preparing = 0
+        hello = m.Hello(
+            run=run,
+            name=self.name,
+            incarnation=next(self._incarnations),
+            flops_per_second=self._speed,
+            uplink=self._uplink,
+        )
+        self.member = Member(self.name, hello, swarm.shape, window)
+        self._sending = Sending(swarm, self.name, self.member, self.boxes, self.worker, later)
+        self._states = States(swarm, self.name, self.member, self.worker, later, lambda: self.fetch_s)
+        self.connect()
+        self._look_at_board(self.process)
+
+    def kill(self) -> None:
+        """SIGKILL: memory and everything under way are gone."""
+        if self.alive:
+            self.alive = False
+            self.swarm.noticed_death(self)
+
+    def freeze(self, seconds: float) -> None:
+        """SIGSTOP for `seconds`: everything that arrives waits."""
+        self._gate.close(seconds)
+
+    @property
+    def frozen(self) -> bool:
+        return self._gate.closed
+
+    def _paced(self) -> m.Paced:
+        """How fast things go here, as far as that is simulated."""
+        place = self.member.place
+        return m.Paced(
+            computing=0.0 if place is None else self.worker.microbatch_s(*place),
+            links=self.swarm.freight.seconds(self.name),
+            uplink=self._uplink,
+        )
+
+    def connect(self) -> None:
+        """A new session with the coordinator; what is told waits until one is there."""
+        self.session = next(self.swarm.sessions)
+        self.perform(self.member.connected())
+
+    def lost_session(self, session: int) -> Callable[[], None]:
+        """The other end has closed `session`, or does not know it."""
+
+        def reconnect(_core: Member) -> Iterable[Effect]:
+            if self.session == session:
+                self.connect()
+            return ()
+
+        process = self.process
+        return lambda: self.later(process, reconnect)
+
+    def later(self, process: int, action: Callable[[Member], Iterable[Effect]]) -> None:
+        """Carry out `action` on the core now, or once thawed; dropped if that process is dead."""
+
+        def act() -> None:
+            if self.alive and process == self.process:
+                self.perform(action(self.member))
+
+        self._gate.enter(act)
+
+    def link_changed(self, peer: str, *, is_up: bool) -> None:
+        """Our link to `peer` breaks or is back."""
+
+        def changed(core: Member) -> Iterable[Effect]:
+            if is_up:
+                core.reachable(peer)
+                return ()
+            return core.unreachable(peer)
+
+        self.later(self.process, changed)
+
+    def refuses(self, peer: str, *, for_now: bool) -> None:
+        """We do not work with `peer` for now, or do again."""
+        self.later(self.process, lambda core: core.refused(peer, for_now))
+
+    def _answer_of(self, process: int) -> Answer:
+        return lambda finish: self.later(process, finish)
+
+    # ── effects ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def perform(self, effects: Iterable[Effect]) -> None:
+        """Carry out effects in order."""
+        for effect in effects:
+            if not self.alive:
+                return
+            self._perform(effect)
+
+    def _perform(self, effect: Effect) -> None:
+        swarm = self.swarm
+        match effect:
+            case InStep(step, inner):
+                self._perform_in_step(step, inner)
+            case e.Tell(message):
+                swarm.tell(self, message)
+                if isinstance(message, m.Ready) and "wavers" in swarm.config.told_by(self.name):
+                    self._waver(self.process)
+            case e.Choose(places):
+                self.perform(self.member.chosen(self._choice(places)))
+            case e.Prepare(begin, end):
+                self._prepare((begin, end))
+            case e.FetchState():
+                if "dawdles" not in swarm.config.told_by(self.name):
+                    self._states.fetch(effect)
+            case e.SaveState():
+                self._states.copy(effect)
+            case e.RecordApplied():
+                if not self.worker.checking.lying.hurries:
+                    swarm.checks.applied(self.name, effect, self.worker.before)
+                versions = max(map(len, self.worker.states.values()))
+                swarm.checks.keeps(self.name, versions, sum(not one.group for one in self.member.steps))
+                if self._uplink:
+                    swarm.tell(self, self._paced())
+            case e.EndStep(step):
+                self._sending.end_step(step)
+                self.boxes.end_step(step)
+                self.boxes.end_step(step.on_wire)
+                self.worker.clear_step(step) if not step.group else self.worker.drop_copies()
+            case e.Leave():
+                process = self.process
+                swarm.world.after(REJOIN_S, lambda: self.later(process, self._rejoin))
+            case e.Stop():
+                self.alive = False
+            case p.Release(handle):
+                self.boxes.release(handle)
+
+    def _perform_in_step(self, step: e.StepId, effect: StepEffect) -> None:
+        worker = self.worker
+        match effect:
+            case p.RunForward():
+                worker.forward(step, effect)
+            case p.RunBackward():
+                slots = self.member.slots(step)
+                assert slots is not None
+                self.swarm.checks.folding(self.name, slots, range(effect.key.begin, effect.end))
+                worker.backward(step, effect)
+            case p.ForgetGraph(key):
+                worker.forget_graph(step, key)
+            case Merge() | Drop():
+                worker.merge_or_drop(step, effect)
+            case e.SumParts():
+                worker.sum(step, effect)
+            case e.Inspect():
+                worker.inspect(step, effect)
+            case e.ApplyUpdate() | e.InstallAverage():
+                worker.apply(step, effect)
+            case p.CompareBundle():
+                worker.compare(step, effect)
+            case e.ShowMarks(asked):
+                worker.show(step, asked)
+            case e.ProveSums():
+                worker.prove(step, effect)
+            case e.TestifyParts(asked):
+                worker.testify(step, asked)
+            case e.KeepCopy():
+                worker.keep_copy(step, effect)
+            case p.Release(handle):
+                self.boxes.release(handle)
+            case _:
+                self._sending.send(step, effect)
+
+    # ── joining ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _choice(self, places: Sequence[m.Place]) -> m.Place:
+        """Which of the open `places` it takes: its seat, or on a ground as the daemon chooses, with memory for any; else, where machines and blocks are alike, the next one."""
+        if self.swarm.config.ground is not None:
+            seats = [place for place in places if place.open and (place.cluster, place.begin) == self._seat]
+            return choose_place(seats or places, sys.maxsize)
+        return min(
+            (place for place in places if place.open),
+            key=lambda q: ((q.cluster, q.begin) != self._seat, q.holders, q.cluster, q.begin),
+        )
+
+    def _prepare(self, place: m.Range) -> None:
+        """Load the graphs of `place`; a later order takes the place of an earlier one."""
+        self._preparing += 1
+        order = self._preparing
+        self._states.forget_copies()
+        self.worker.unload()
+
+        def finish(core: Member) -> Iterable[Effect]:
+            if order != self._preparing:
+                return ()
+            self.worker.graphs_of = place
+            return core.prepared(self._speed)
+
+        process = self.process
+        self.swarm.world.after(
+            self.swarm.world.random.uniform(*PREPARE_S),
+            lambda: self.later(process, lambda _: self._submit(finish)),
+        )
+
+    def _submit(self, finish: Callable[[Member], Iterable[Effect]]) -> Iterable[Effect]:
+        self.worker.submit(0.0, finish)
+        return ()
+
+    def _rejoin(self, core: Member) -> Iterable[Effect]:
+        self.perform(core.reborn(next(self._incarnations)))
+        self.connect()
+        return ()
+
+    def _waver(self, process: int) -> None:
+        """It has just said that it is ready, and takes that back."""
+        doubt = e.Tell(m.Prepared(flops_per_second=self._speed))
+        self.swarm.world.after(WAVERS_S, lambda: self.later(process, lambda _: [doubt]))
+
+    def _look_at_board(self, process: int) -> None:
+        if self.alive and process == self.process:
+            self.later(process, self._sending.look_at_board)
+            self.swarm.world.after(LOOK_S, lambda: self._look_at_board(process))
+
+    def state(self, version: int, block: int) -> Any:
+        """What we give to whoever asks for `block` at `version`; None if we do not have it."""
+        return self._states.give(version, block)

@@ -1,0 +1,108 @@
+"""Joining while no coordinator answers: choose and prepare from what the peers say of themselves in the DHT.
+
+The adverts decide nothing. They tell which blocks are held least, and with which a step would be shortest, so that the files of the likely place are here when
+a coordinator admits us; if it then gives us another place, only those files were fetched in vain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+from hetpeer.averaging.member.place_choice import choose_place
+from hetpeer.averaging.messages import Place
+from hetpeer.bootstrap.run.manifest import Manifest
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.service.core_config import coordinator_config
+from hetpeer.bootstrap.state.membership import Membership, Volunteer
+from hetpeer.bootstrap.state.placement import ranked
+from hetpeer.dht.base.errors import RemoteError
+from hetpeer.dht.discovery.roster import Roster
+from hetpeer.dht.kademlia.adverts import Advert
+from hetpeer.peer.preparation.state_fetcher import RunFiles
+from hetpeer.peer.training.volunteer_figures import Offer
+
+PATIENCE_S = 3.0
+"""A coordinator that has not answered for so long is taken for absent."""
+LOOK_AGAIN_S = 5.0
+FLOAT_BYTES = 4
+
+_log = logging.getLogger(__name__)
+
+
+def places_seen(run: RunDirectory, adverts: Mapping[str, Advert], offer: Offer) -> tuple[Place, ...]:
+    """The places that a coordinator would offer a machine like `offer` if the adverts were all there is."""
+    config = coordinator_config(run)
+    members = Membership(config.layouts, config.costs)
+    for peer, advert in sorted(adverts.items()):
+        if advert.role == "volunteer" and advert.block_begin < advert.block_end:
+            members.volunteers[peer] = _holder(peer, advert)
+            members.adopt(members.volunteers[peer], (advert.block_begin, advert.block_end))
+    newcomer = Volunteer(
+        "",
+        0,
+        0.0,
+        flops_per_second=offer.flops_per_second,
+        product_flops=offer.flops_per_second,
+        memory_bytes=offer.memory_bytes,
+        uplink=offer.uplink,
+    )
+    return ranked(members, newcomer, config.asks)
+
+
+def _holder(peer: str, advert: Advert) -> Volunteer:
+    """What it says of itself, as a coordinator would be told."""
+    return Volunteer(
+        peer,
+        0,
+        0.0,
+        flops_per_second=advert.flops_per_second,
+        product_flops=advert.product_flops,
+        computing=advert.forward_s + advert.backward_s,
+        uplink=max(advert.uplink, *(note.rate for note in advert.links), 0.0),
+    )
+
+
+def state_bytes(manifest: Manifest, blocks: Iterable[int]) -> int:
+    """What the states of `blocks` take on their way, at most."""
+    vectors = 1 + len(manifest.optimizer_state)
+    return sum(manifest.blocks[block].vector_count for block in blocks) * FLOAT_BYTES * vectors
+
+
+def missing_bytes(run: RunDirectory, blocks: Iterable[int]) -> int:
+    """Of the graphs and constants of `blocks`, what is not on this disk yet, by the sizes of the files."""
+    entries = [run.manifest.blocks[block] for block in blocks]
+    needed = [(run.path / "graph" / entry.graph.name, entry.graph.bytes) for entry in entries]
+    needed += [
+        (run.path / "state" / entry.buffers.name, entry.buffers.bytes) for entry in entries if entry.buffers
+    ]
+    return sum(nbytes for path, nbytes in needed if not path.is_file() or path.stat().st_size != nbytes)
+
+
+async def prepare_ahead(
+    roster: Roster, files: RunFiles, offer: Offer, admitted: Callable[[], bool]
+) -> Place | None:
+    """Once a coordinator has been silent for `PATIENCE_S`: fetch the files of the place it is likely to give us.
+
+    Returns that place, or None as soon as `admitted()`. Files come from the peers in the roster. Raises `LocalError`
+    HP-FIT-001 if nothing fits.
+    """
+    await asyncio.sleep(PATIENCE_S)
+    while not admitted():
+        try:
+            adverts = await roster.read()
+            files.meet(adverts)
+            place = choose_place(places_seen(files.run, adverts, offer), offer.memory_bytes)
+            for block in range(place.begin, place.end):
+                await files.graph(block)
+                await files.buffers(block)
+        except RemoteError as error:
+            _log.info("no coordinator answers, and not all files are to be had yet: %s", error.what)
+            await asyncio.sleep(LOOK_AGAIN_S)
+            continue
+        _log.warning(
+            "no coordinator answers; prepared for blocks %d-%d and waiting for it", place.begin, place.end - 1
+        )
+        return place
+    return None

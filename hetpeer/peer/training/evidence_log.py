@@ -1,0 +1,128 @@
+"""What the audit counts: signed lines on what entered each update, in our own log and at the coordinator."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from hetpeer.averaging import effects as e
+from hetpeer.bootstrap.log.volunteer_log import EventLog, read_event
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.discovery.task_board import Leftover
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.peer.process.home import Home
+
+AT_ONCE = 200
+"""Lines that are read at a time."""
+
+
+class Evidence:
+    """One peer's event log of one run."""
+
+    def __init__(self, home: Home, run: RunDirectory, identity: Identity) -> None:
+        self._run_id = run.run_id
+        self._peer = identity.peer_id
+        self._log = EventLog(home.events_path(run), identity)
+        self._found_in: e.StepId | None = None
+        self._most = len(run.manifest.blocks)
+        """Lines on leftovers of a step: for one of each block a coordinator always has room (bootstrap/log/volunteer_log_files)."""
+        self._lines = 0
+        self._found: set[tuple[str, int, int]] = set()
+        """(sender, border, id) of leftovers that are written down for that step."""
+
+    def applied(self, applied: e.RecordApplied, incarnation: int) -> list[str]:
+        """Write down the update of one step, a line for each block; returns the lines. Raises `LocalError` HP-DISK-002."""
+        line, number = applied.step.line, applied.step.number
+        return [
+            self._log.append(
+                {
+                    "kind": "applied",
+                    "run": self._run_id,
+                    "peer": self._peer,
+                    "incarnation": incarnation,
+                    "term": line.term,
+                    "view": line.view,
+                    "cluster": line.cluster,
+                    "step": number,
+                    "batch": applied.step.batch,
+                    "base": applied.step.base,
+                    "group": applied.step.group,
+                    "block": cover.block,
+                    "plan": applied.plan,
+                    "cover": [[holder, list(ids)] for holder, ids in cover.slots],
+                    "gradient": applied.gradients[cover.block],
+                    "state": applied.states[cover.block],
+                }
+            )
+            for cover in applied.covers
+        ]
+
+    def found(self, step: e.StepId, incarnation: int, sender: str, found: Leftover) -> list[str]:
+        """Write down which microbatches the task board showed us; returns the line, unless all are there already, or so many lines that somebody shows us more and more
+        of them to fill our log.
+        """
+        if step != self._found_in:
+            self._found_in, self._found, self._lines = step, set(), 0
+        fresh = [number for number in found.ids if (sender, found.border, number) not in self._found]
+        self._found.update((sender, found.border, number) for number in fresh)
+        if not fresh or self._lines == self._most:
+            return []
+        self._lines += 1
+        return [
+            self._log.append(
+                {
+                    "kind": "leftover",
+                    "run": self._run_id,
+                    "peer": self._peer,
+                    "incarnation": incarnation,
+                    "term": step.line.term,
+                    "view": step.line.view,
+                    "cluster": step.line.cluster,
+                    "step": step.number,
+                    "border": found.border,
+                    "sender": sender,
+                    "ids": fresh,
+                }
+            )
+        ]
+
+    def after(self, last: str) -> Iterator[list[str]]:
+        """Those of our lines that a coordinator lacks, whose last one of this identity is `last` (empty: it has none), some at a time, also those that come meanwhile.
+
+        If that is not in our log, it is from another home, or from before a power cut. Incarnations rise from line to line, wherever
+        they were written: what stands under an earlier one was told before, or comes too late to be told in order. Raises
+        `ProtocolError` unless `last` is a line of this identity.
+        """
+        return self._from(self._after(last))
+
+    def _from(self, number: int) -> Iterator[list[str]]:
+        while some := self._log.lines(number, AT_ONCE):
+            yield some
+            number += len(some)
+
+    def _after(self, last: str) -> int:
+        """Number of the first."""
+        if not last:
+            return 0
+        kept, begin = self._incarnation_of(last), len(self._log)
+        for number in reversed(range(len(self._log))):
+            line = self._log.line(number)
+            if line == last:
+                return number + 1
+            incarnation = json.loads(line)["record"]["incarnation"]
+            if incarnation < kept:
+                break
+            if incarnation > kept:
+                begin = number
+        return begin
+
+    def _incarnation_of(self, line: str) -> int:
+        signer, record = read_event(line)
+        incarnation = record.get("incarnation")
+        if signer != self._peer or not isinstance(incarnation, int):
+            raise ProtocolError("a line that is said to be ours is not")
+        return incarnation
+
+    def close(self) -> None:
+        self._log.close()

@@ -1,0 +1,89 @@
+"""The states that a volunteer gives to others: to joiners what it holds, to the coordinator a copy for the checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+from hetpeer.averaging.effects import SaveState
+from hetpeer.averaging.member.member import Member, Phase
+from hetpeer.averaging.messages import Line
+from hetpeer.bootstrap.storage.file_service import Served
+from hetpeer.dht.base.errors import LocalError
+from hetpeer.peer.transport.worker_posts import Posts
+from hetpeer.stages.ipc.results import CommandFailedError
+
+STATE_WAIT_S = 20.0
+"""A holder that still applies an update keeps whoever asks for the new state waiting so long at most."""
+
+_log = logging.getLogger(__name__)
+
+
+class HeldStates:
+    """States of the blocks of `member`, as the worker has them when they are asked for."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self._posts: Posts | None = None
+        self._rooms: Mapping[int, int] = {}
+        self._snapshots: dict[tuple[Line, int, int], tuple[bytes, str]] = {}
+        """Line of history, version and block → the copy, and its digest: another line's version has another state."""
+        self._changed = asyncio.Event()
+
+    def use(self, posts: Posts | None, rooms: Mapping[int, int]) -> None:
+        """The worker's side of our place, and the bytes that each block's state takes."""
+        self._posts, self._rooms = posts, rooms
+        self._snapshots = {}
+
+    def changed(self) -> None:
+        """Something happened: whoever waits looks again."""
+        self._changed.set()
+
+    def snapshot(self, order: SaveState) -> list[Coroutine[Any, Any, None]]:
+        """Copy states before the next update can change them. Posted now; run what is returned."""
+        assert self._posts is not None
+        at = (order.line, order.version)
+        self._snapshots = {key: kept for key, kept in self._snapshots.items() if key[:2] == at}
+        return [
+            self._keep((*at, block), digest, self._posts.dump(block, self._rooms[block]))
+            for block, digest in order.digests.items()
+        ]
+
+    async def _keep(
+        self, key: tuple[Line, int, int], digest: str, copied: Coroutine[Any, Any, bytes]
+    ) -> None:
+        self._snapshots[key] = (await copied, digest)
+        self._changed.set()
+
+    async def find(self, cluster: int, version: int, block: int) -> Served | None:
+        """The state of `block` at `version`: the checkpoint's copy, or what we hold if that is where we are."""
+        if cluster != self._member.line.cluster:
+            return None
+        try:
+            async with asyncio.timeout(STATE_WAIT_S):
+                while True:
+                    if kept := self._snapshots.get((self._member.line, version, block)):
+                        return Served(kept[0], {"digest": kept[1]})
+                    if self._holds(version, block) and self._posts is not None:
+                        # Posted before anything else can be: an update that comes now is behind it in the worker.
+                        copied = self._posts.dump(block, self._rooms[block])
+                        digest = self._member.digests[block]
+                        return Served(await copied, {"digest": digest})
+                    if not self._may_come(version):
+                        return None
+                    self._changed.clear()
+                    await self._changed.wait()
+        except (TimeoutError, CommandFailedError, LocalError) as error:
+            _log.debug("state of block %d at %d is not given: %s", block, version, error)
+            return None
+
+    def _may_come(self, version: int) -> bool:
+        """Whether the update in progress may lead there; for anything else nobody is kept waiting."""
+        ours = self._member.version
+        return ours is not None and ours <= version <= ours + 1
+
+    def _holds(self, version: int, block: int) -> bool:
+        member = self._member
+        return member.version == version and block in member.digests and member.phase is not Phase.APPLYING

@@ -1,0 +1,294 @@
+"""Carries out the effects of a reduce and of an update with the compute worker, and answers the core."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from hetpeer.averaging import effects as e
+from hetpeer.averaging import messages as m
+from hetpeer.averaging.member.member import Effect, Member
+from hetpeer.averaging.member.tensor_heads import Coded
+from hetpeer.averaging.reduce.tied_parameters import Use
+from hetpeer.peer.training.sum_proof_answers import Proving
+from hetpeer.peer.transport.link_book import LinkBook
+from hetpeer.peer.transport.tensor_schema import FLOAT_BYTES, Schema
+from hetpeer.peer.transport.tensor_store import Tensor
+from hetpeer.peer.transport.worker_posts import Answer, Posts
+from hetpeer.stages.ipc import vector_commands as v
+from hetpeer.stages.ipc.arena import Extent
+from hetpeer.stages.links.codec import Codec, Written, value_bytes
+
+
+class Reducing:
+    """The worker's side of the reduces of one place, of peer `me`."""
+
+    def __init__(
+        self,
+        posts: Posts,
+        schema: Schema,
+        book: LinkBook,
+        me: str,
+        proving: Proving,
+        answer: Callable[[Sequence[Effect]], None],
+    ) -> None:
+        self._posts = posts
+        self._book = book
+        self._store = posts.store
+        self._schema = schema
+        self._answer = answer
+        self._me = me
+        self._codec = Codec.of(schema.links.reduce)
+        self._feedback = schema.links.feedback
+        self._proving = proving
+
+    # ── as others get it ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def outgoing(self, to: str, tensor: Tensor) -> Tensor:
+        """What `to` gets of a part or a sum."""
+        return tensor if to == self._me or tensor.written is None else tensor.written
+
+    @property
+    def coded_smaller(self) -> bool:
+        """Whether shards travel in fewer bytes: then processors are waited for as much as lines, and what leaves says nothing of a line."""
+        return self._codec.values is not None
+
+    def coded(self, elements: int) -> Coded:
+        """What the head says of a shard in the run's codec."""
+        return Coded(codec=str(self._codec), written=(Written(elements),))
+
+    def _rounding(self, step: e.StepId, shard: e.Shard, parts: int = 0) -> v.Rounding | None:
+        """Of our part of `shard`, or of the sum of so many `parts`."""
+        if not self.coded_smaller:
+            return None
+        averages = step.group > 0
+        return v.Rounding(
+            codec=str(self._codec),
+            plan=shard.plan,
+            block=shard.block,
+            begin=shard.begin,
+            keeps=(v.PARAMETERS if averages else v.GRADIENTS)[parts > 0]
+            if averages or self._feedback
+            else "",
+            parts=parts if parts and averages else 1,
+        )
+
+    # ── the effects ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def export(self, step: e.StepId, shard: e.Shard, slot: int, then: Callable[[Tensor], None]) -> Answer:
+        """`then` gets the elements of `shard`, of our slot, STATE or COPY."""
+        piece = self._store.new(step, (shard.end - shard.begin) * FLOAT_BYTES)
+        piece.once = True
+        common: dict[str, Any] = {
+            "block": shard.block,
+            "begin": shard.begin,
+            "end": shard.end,
+            "extent": piece.extent,
+            "rounding": None if shard.reducer == self._me else self._rounding(step, shard),
+        }
+        command = (
+            v.ExportState(**common, copy=slot == e.COPY)
+            if slot in (e.STATE, e.COPY)
+            else v.ExportSlot(**common, step=step.number, slot=slot)
+        )
+        posted = self._posts.post(command, [piece])
+
+        async def answer() -> None:
+            exported = await posted
+            if exported.rounded:
+                self._is_coded(piece, shard)
+            if not piece.released:  # the step may be over meanwhile
+                then(piece)
+
+        return answer()
+
+    def _is_coded(self, tensor: Tensor, shard: e.Shard) -> None:
+        tensor.coded, tensor.length = True, self._coded_bytes(shard.end - shard.begin)
+
+    def _coded_bytes(self, elements: int) -> int:
+        assert self._codec.values is not None
+        return value_bytes(self._codec.values, elements)
+
+    def sum(self, member: Member, step: e.StepId, work: e.SumParts) -> Answer | None:
+        """`SumParts` → `Member.summed`, or `Member.unusable`: parts of another length, or numbers that are not finite. No honest holder sends
+        such: its worker refuses each gradient that is not. A sum of finite parts that is not is everybody's business: it is voted on.
+        """
+        shard = work.shard
+        elements = shard.end - shard.begin
+        parts = [part for part in work.parts if isinstance(part, Tensor)]
+        for place, part in enumerate(parts):
+            if part.extent.nbytes != elements * FLOAT_BYTES:
+                why = f"a shard of {part.extent.nbytes} bytes, and the plan says {elements * FLOAT_BYTES}"
+                self._answer(member.unusable(step, shard, place, why))
+                return None
+        rounding = self._rounding(step, shard, len(parts)) if work.shared else None
+        markings = self._proving.markings(step, work)
+        if (
+            len(parts) == 1 and rounding is None and not markings and not parts[0].sender
+        ):  # our own: nothing is added to zeros
+            total = self._store.share(parts[0])
+
+            async def at_once() -> None:
+                self._answer(member.summed(step, shard, total))
+
+            return at_once()
+        return self._sum(member, step, work, rounding, markings)
+
+    def _sum(
+        self,
+        member: Member,
+        step: e.StepId,
+        work: e.SumParts,
+        rounding: v.Rounding | None,
+        markings: tuple[v.Marking, ...],
+    ) -> Answer:
+        shard = work.shard
+        parts = [part for part in work.parts if isinstance(part, Tensor)]
+        elements = shard.end - shard.begin
+        total = self._store.new(step, elements * FLOAT_BYTES)
+        written = None if rounding is None else self._store.new(step, self._coded_bytes(elements))
+        command = v.Sum(
+            parts=tuple(part.extent for part in parts),
+            into=total.extent,
+            elements=elements,
+            rounding=rounding,
+            rounded=None if written is None else written.extent,
+            begin=shard.begin,
+            markings=markings,
+            robust=step.group > 0 and self._schema.robust,
+        )
+        posted = self._posts.post(command, [*parts, total, written])
+
+        async def answer() -> None:
+            done = await posted
+            lengths = self._proving.received(step, work, done.marks, len(markings))
+            if written is not None and done.rounded:
+                self._is_coded(written, shard)
+                total.written = written
+            elif written is not None:
+                self._store.release(written)
+            if done.unsound:
+                what = "parameters" if step.group else "gradients"
+                self._store.release(total)
+                self._answer(member.unusable(step, shard, done.unsound[0], f"its {what} are not finite"))
+            else:
+                self._answer(member.summed(step, shard, total, lengths))
+
+        return answer()
+
+    def inspect(self, member: Member, step: e.StepId, work: e.Inspect) -> Answer | None:
+        """`Inspect` → `Member.inspected`: shards are joined into the block's whole gradient, tied uses added."""
+        elements = self._schema.elements(work.block)
+        shards = [shard for shard in work.shards if isinstance(shard, Tensor)]
+        if sum(shard.extent.nbytes for shard in shards) != elements * FLOAT_BYTES:
+            return None
+        pieces = [piece for piece in work.pieces if isinstance(piece, Tensor)] if work.closely else []
+        tied = self._add_tied(step, work, shards)
+        whole = len(shards) == 1 and not tied
+        gradient = shards[0] if whole else self._join(step, shards, elements * FLOAT_BYTES)
+        spec = self._schema.specs[work.block]
+
+        async def answer() -> None:
+            for use, total, summed in tied:
+                await summed
+                place = slice(use.begin * FLOAT_BYTES, use.end * FLOAT_BYTES)
+                self._store.view(gradient)[place] = self._store.view(total)
+                self._store.release(total)
+            normed = self._schema.ties.counted(work.block, spec.parameter_count)
+            command = v.Inspect(
+                extent=gradient.extent,
+                elements=elements,
+                normed=normed,
+                pieces=tuple(piece.extent for piece in pieces),
+            )
+            seen = await self._posts.post(command, [gradient, *pieces])
+            if not step.group:
+                self._book.computed("inspect", seen.seconds)
+            norm = seen.squared_norm if seen.finite else math.inf  # not NaN, which is no norm
+            vote = m.BlockVote(block=work.block, digest=seen.digest, squared_norm=norm, finite=seen.finite)
+            looks = [e.Look(digest, finite) for digest, finite in seen.pieces]
+            self._answer(member.inspected(step, work.plan, vote, gradient, looks))
+
+        pinned = self._store.pin([gradient, *pieces])
+        return _finally(answer(), lambda: self._store.unpin(pinned))
+
+    def _add_tied(
+        self, step: e.StepId, work: e.Inspect, own: Sequence[Tensor]
+    ) -> list[tuple[Use, Tensor, Coroutine[Any, Any, Any]]]:
+        """For each tied parameter of the block: where it lies, room for its gradient, and the sum that is under way."""
+        shards: Mapping[int, Sequence[Tensor]] = {
+            work.block: own,
+            **{b: [t for t in piece.shards if isinstance(t, Tensor)] for b, piece in work.tied.items()},
+        }
+        begins = {work.block: 0, **{block: piece.begin for block, piece in work.tied.items()}}
+        joined = {
+            block: self._join(step, parts, sum(part.extent.nbytes for part in parts))
+            for block, parts in (shards.items() if work.tied else ())
+        }
+        sums = []
+        for use, uses in self._schema.ties.of(work.block):
+            total = self._store.new(step, (use.end - use.begin) * FLOAT_BYTES)
+            parts = tuple(
+                Extent(
+                    offset=joined[other.block].extent.offset
+                    + (other.begin - begins[other.block]) * FLOAT_BYTES,
+                    nbytes=total.extent.nbytes,
+                )
+                for other in uses
+            )
+            command = v.Sum(parts=parts, into=total.extent, elements=use.end - use.begin)
+            sums.append((use, total, self._posts.post(command, [*joined.values(), total])))
+        for tensor in joined.values():
+            self._store.release(tensor)  # they are pinned as long as the sums need them
+        return sums
+
+    def _join(self, step: e.StepId, shards: Sequence[Tensor], nbytes: int) -> Tensor:
+        """The shards one behind the other."""
+        whole = self._store.new(step, nbytes)
+        view, offset = self._store.view(whole), 0
+        for shard in shards:
+            view[offset : offset + shard.extent.nbytes] = self._store.view(shard)
+            offset += shard.extent.nbytes
+        return whole
+
+    def apply(self, member: Member, step: e.StepId, work: e.ApplyUpdate | e.InstallAverage) -> Answer:
+        """`ApplyUpdate` or `InstallAverage` → `Member.applied`."""
+        command: v.Apply | v.Install
+        if isinstance(work, e.InstallAverage):
+            assert isinstance(work.total, Tensor)
+            given = work.total
+            command = v.Install(
+                block=work.block, total=given.extent, coefficient=work.coefficient, plan=work.plan
+            )
+        else:
+            assert isinstance(work.gradient, Tensor)
+            given = work.gradient
+            command = v.Apply(
+                block=work.block,
+                gradient=given.extent,
+                coefficient=work.coefficient,
+                plan=work.plan,
+                needed=work.needed,
+                base=step.base,
+                compensation=self._schema.training.compensation,
+                batch=step.batch,
+                workers=work.workers,
+                microbatches=self._schema.training.microbatches,
+            )
+        posted = self._posts.post(command, [given])
+
+        async def answer() -> None:
+            done = await posted
+            if not step.group:
+                self._book.computed("update", done.seconds)
+            self._answer(member.applied(step, work.block, done.digest))
+
+        return answer()
+
+
+async def _finally(work: Answer, then: Callable[[], None]) -> None:
+    try:
+        await work
+    finally:
+        then()

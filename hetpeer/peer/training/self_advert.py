@@ -1,0 +1,188 @@
+"""What a peer says of itself in the DHT, every few seconds: it finds and informs, it never decides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from hetpeer.averaging.member.member import Phase
+from hetpeer.bootstrap.service.driver import CoordinatorService
+from hetpeer.bootstrap.state.effects import State
+from hetpeer.dht.base.errors import RemoteError
+from hetpeer.dht.discovery.roster import Roster
+from hetpeer.dht.kademlia.adverts import LEFT, MAX_LINKS, Advert, LinkNote
+from hetpeer.dht.node.node import Node
+from hetpeer.dht.reach.peer_paths import Path
+from hetpeer.peer.training.volunteer import Volunteer
+from hetpeer.peer.transport.link_book import LinkFigures
+from hetpeer.stages.pipeline.utilization import Occupation
+
+PUBLISH_S = 3.0
+GAP_S = 0.5
+"""Between two adverts at least, however often something in them changes."""
+LOOK_S = 0.2
+"""Between two looks whether something has, however much happens."""
+TTL_S = 30.0
+LEAVE_S = 1.0
+AT_WORK = frozenset({Phase.READY, Phase.TRAINING, Phase.REDUCING, Phase.APPLYING})
+"""Phases of each step: that one follows the other is nothing that others wait for."""
+
+_log = logging.getLogger(__name__)
+
+
+async def _nothing() -> None:
+    """Never returns: for an advert in which nothing is notable."""
+    await asyncio.get_running_loop().create_future()
+
+
+async def anything() -> None:
+    """Returns at once: for who cannot say when something happens."""
+
+
+async def publish_forever(
+    roster: Roster,
+    make: Callable[[], Advert],
+    notable: Callable[[], object] = lambda: None,
+    happens: Callable[[], Awaitable[object]] = _nothing,
+) -> None:
+    """Publish a fresh advert every PUBLISH_S, and sooner once what is `notable` in it has changed, after GAP_S at least.
+
+    `happens` returns once something has happened that may have changed it: nobody looks before that. A store that fails is tried again at
+    the next turn.
+    """
+    while True:
+        told = notable()
+        try:
+            if not await roster.publish(make(), ttl_s=TTL_S):
+                _log.debug("advert not published: no node took it")
+        except RemoteError as error:
+            _log.debug("advert not published: %s", error)
+        await asyncio.sleep(GAP_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PUBLISH_S - GAP_S):
+                await _changed(notable, told, happens)
+
+
+async def _changed(
+    notable: Callable[[], object], told: object, happens: Callable[[], Awaitable[object]]
+) -> None:
+    """Return when what is notable is something else than was `told`."""
+    while notable() == told:
+        await happens()
+        await asyncio.sleep(LOOK_S)
+
+
+async def take_leave(roster: Roster, node: Node, role: str) -> None:
+    """Say that we are gone, so that nobody has to wait until the last advert expires. Takes LEAVE_S at most; never raises."""
+    gone = Advert(role=role, state=LEFT, **_reach(node))
+    with contextlib.suppress(RemoteError, TimeoutError):
+        async with asyncio.timeout(LEAVE_S):
+            await roster.publish(gone, ttl_s=TTL_S)
+
+
+def volunteer_advert(volunteer: Volunteer, node: Node, device_name: str) -> Advert:
+    """Role, blocks and progress of a volunteer."""
+    member = volunteer.member
+    begin, end = member.place or (0, 0)
+    shares = {
+        what: round(share, 3) for what, share in volunteer.figures.shares.lately(time.monotonic()).items()
+    }
+    return Advert(
+        name=volunteer.offer.name,
+        addresses=tuple(node.addresses()[:8]),
+        role="volunteer",
+        state=member.phase.value,
+        block_begin=begin,
+        block_end=end,
+        step=member.version or 0,
+        loss=member.loss,
+        tokens_per_second=volunteer.tokens_per_second,
+        forward_s=volunteer.links.mean("forward"),
+        backward_s=volunteer.links.mean("backward"),
+        varies=round(volunteer.links.varies, 3),
+        encode_s=volunteer.links.mean("encode"),
+        decode_s=volunteer.links.mean("decode"),
+        between_s=volunteer.figures.between_s,
+        update_s=(end - begin) * (volunteer.links.mean("inspect") + volunteer.links.mean("update")),
+        computes=shares[Occupation.COMPUTES],
+        waits_data=shares[Occupation.DATA],
+        waits_room=shares[Occupation.ROOM],
+        uplink=round(volunteer.links.outflow.seen),
+        flops_per_second=float(round(member.flops_per_second)),
+        product_flops=float(round(volunteer.offer.flops_per_second)),
+        memory_bytes=volunteer.offer.memory_bytes,
+        device=device_name[:32],
+        links=tuple(link_notes(volunteer.links.links, node.path)),
+        **_reach(node),
+    )
+
+
+def notable_of_volunteer(volunteer: Volunteer) -> object:
+    """What others want to know of it at once, and not only with its next advert."""
+    member = volunteer.member
+    return member.phase in AT_WORK or member.phase, member.place
+
+
+def notable_of_reliable(service: CoordinatorService | None) -> object:
+    """Likewise: who coordinates, the steps that are committed, and whether it trains."""
+    if service is None:
+        return None
+    state = service.core.state
+    return service.core.done, State.TRAINING if state is State.REDUCING else state
+
+
+def workless_advert(node: Node, name: str, state: str) -> Advert:
+    """Of a volunteer that has no compute worker, since it is held back or since one is being started: it holds nothing."""
+    return Advert(
+        name=name, addresses=tuple(node.addresses()[:8]), role="volunteer", state=state, **_reach(node)
+    )
+
+
+def _reach(node: Node) -> dict[str, Any]:
+    """How others reach us, as fields of an advert."""
+    return {
+        "reach": node.standing.reach.value,
+        "reach_peers": node.standing.peers,
+        "relays": tuple(relay[-8:] for relay in node.relays[:MAX_LINKS]),
+    }
+
+
+def link_notes(links: Mapping[str, LinkFigures], path: Callable[[str], Path | None]) -> list[LinkNote]:
+    """The links that something was sent on, as many as an advert may have; the slowest first."""
+    used = [(peer, figures) for peer, figures in links.items() if figures.sent_bytes]
+    used.sort(key=lambda link: -link[1].seconds)
+    return [
+        LinkNote(
+            to=peer[-8:],
+            rate=round(figures.rate),
+            trip_s=round(figures.trip_s, 4),
+            activation_bytes=figures.activation_bytes,
+            gradient_bytes=figures.gradient_bytes,
+            ratio=round(figures.ratio, 2),
+            saved_bytes=max(figures.raw_bytes - figures.sent_bytes, 0),
+            path=str(path(peer) or ""),
+        )
+        for peer, figures in used[:MAX_LINKS]
+    ]
+
+
+def reliable_advert(service: CoordinatorService | None, node: Node) -> Advert:
+    """Where the run stands, of the peer that coordinates it; that it is there, of another reliable peer."""
+    if service is None:
+        return Advert(
+            addresses=tuple(node.addresses()[:8]), role="reliable", state="following", **_reach(node)
+        )
+    last = [float(commit["loss"]) for commit in service.core.last]
+    return Advert(
+        addresses=tuple(node.addresses()[:8]),
+        role="coordinator",
+        state=service.core.state.value,
+        step=service.core.done,
+        loss=sum(last) / len(last) if last else None,
+        tokens_per_second=service.tokens_per_second(),
+        **_reach(node),
+    )

@@ -1,0 +1,98 @@
+"""Coming into a step while it runs: our word to those who do not know us, and theirs to us (docs/protocol.md, leftovers).
+
+The core decides what an introduction means; here a ticket is checked, the link for the newcomer opened, and what the task board
+showed us written down.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from hetpeer.averaging import messages as m
+from hetpeer.averaging.member.member import Effect, Member, Origin
+from hetpeer.averaging.member.tensor_heads import Introduction
+from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.service.step_tickets import check
+from hetpeer.dht.base import failpoints
+from hetpeer.dht.discovery.task_board import Leftover
+from hetpeer.peer.training.evidence_log import Evidence
+from hetpeer.peer.training.linked_peers import Acquaintances
+from hetpeer.peer.transport.data_plane import DataPlane
+
+_log = logging.getLogger(__name__)
+
+
+class Entering:
+    """That of one volunteer. `perform` carries out the core's effects, `tell` gives a line of evidence to the coordinator."""
+
+    def __init__(
+        self,
+        member: Member,
+        plane: DataPlane,
+        run_id: str,
+        council: Council,
+        evidence: Evidence,
+        perform: Callable[[Sequence[Effect]], None],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._member = member
+        self._plane = plane
+        self._run_id = run_id
+        self._council = council
+        self._evidence = evidence
+        self._perform = perform
+        self._tell = tell
+        self._acquaintances = Acquaintances()
+
+    def begun(self, begin: m.Begin) -> None:
+        """A step begins here: who takes part in it, and how we introduce ourselves to whoever was told before us."""
+        if begin.group:
+            self._acquaintances.averages(begin.roster, self._member.place)
+        self._plane.keep_only({*begin.roster, *self._acquaintances})
+        if begin.behind:
+            return  # everybody in it is told of us, and who comes into the one before it may not be told yet
+        place = self._member.place
+        self._plane.introduction(
+            None
+            if place is None
+            else Introduction(
+                line=begin.line,
+                step=begin.step,
+                incarnation=self._member.incarnation,
+                begin=place[0],
+                end=place[1],
+                ticket=begin.ticket,
+            )
+        )
+
+    def gone(self, message: m.Gone) -> None:
+        """The coordinator says who has left."""
+        self._acquaintances.gone(message.peers)
+        self._plane.dismiss(message.peers)
+
+    def joined(self, message: m.Joined) -> None:
+        """The coordinator says who came in."""
+        for entrant in message.entrants:
+            self._plane.admit(entrant.peer)
+
+    def ask(self, sender: str, found: Leftover) -> None:
+        """The board says that `sender` keeps microbatches for us."""
+        step = self._member.step
+        assert step is not None
+        failpoints.reached("ask_leftovers")
+        for line in self._evidence.found(step, self._member.incarnation, sender, found):
+            self._tell(line)
+        self._plane.introduce(sender)
+
+    def introduced(self, peer: str, head: Introduction) -> None:
+        """`peer` says that it takes part in a step. Raises `ProtocolError` for a ticket that no coordinator has given."""
+        origin, member = Origin(peer, head.incarnation, head.step_id), self._member
+        if not member.knows(origin):
+            if member.step is None or member.step.on_wire != head.step_id or not head.ticket:
+                return  # of another step, or somebody who has left it and does not know yet
+            check(self._run_id, self._council.peers, peer, head)
+            self._plane.admit(peer)
+            blocks = f"{head.begin}-{head.end - 1}"
+            _log.info("%s came into step %d, for blocks %s", peer[-6:], head.step, blocks)
+        self._perform(member.introduced(origin, (head.begin, head.end)))

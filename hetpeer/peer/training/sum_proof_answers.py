@@ -1,0 +1,124 @@
+"""What a volunteer shows of what it has received, sent and got in reduces, as fingerprints: for spot checks and for proofs of sums (docs/trust.md)."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
+
+from hetpeer.averaging import effects as e
+from hetpeer.averaging import messages as m
+from hetpeer.averaging.member.member import Effect
+from hetpeer.averaging.reduce.received_parts import Received
+from hetpeer.peer.transport.tensor_schema import Schema
+from hetpeer.peer.transport.tensor_store import Tensor
+from hetpeer.peer.transport.worker_posts import Answer, Posts
+from hetpeer.stages.block.fingerprint import KEY_BYTES, unpack
+from hetpeer.stages.ipc import results as r
+from hetpeer.stages.ipc import vector_commands as v
+from hetpeer.stages.pipeline.gradient_slots import CHECKS
+
+
+class Proving:
+    """Of one place. `answer` carries out what follows."""
+
+    def __init__(self, posts: Posts, schema: Schema, answer: Callable[[Sequence[Effect]], None]) -> None:
+        self._posts = posts
+        self._schema = schema
+        self._answer = answer
+        self._received = Received(lambda: secrets.token_bytes(KEY_BYTES))
+
+    # ── received ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def markings(self, step: e.StepId, work: e.SumParts) -> tuple[v.Marking, ...]:
+        """How the parts of `work` are fingerprinted, if there are spot checks."""
+        if not self._schema.trust.spot_checks or step.group:
+            return ()
+        return tuple(map(_marking, self._received.wanted(step, work.shard, work.marks)))
+
+    def received(self, step: e.StepId, work: e.SumParts, marks: Sequence[bytes], each: int) -> list[float]:
+        """So they look, `each` so many for one part after the other. Returns how long the parts are, squared."""
+        own = [unpack(one) for one in marks]
+        for place, holder in enumerate(work.holders if own else ()):
+            self._received.add(step, work.shard, holder, own[place * each : (place + 1) * each], work.marks)
+        return [float(one @ one) for one in own[::each]] if each else []
+
+    # ── shown ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def show(self, step: e.StepId, work: e.ShowMarks, given: tuple[m.Given, ...]) -> Answer:
+        """`ShowMarks` → a message to the coordinator: what we have received of a peer, or what is in the slot of a spot check; and what was `given` to compute it."""
+        asked = work.asked
+        posted = [] if asked.peer else [self._slot(step, CHECKS + asked.check, mark) for mark in asked.marks]
+
+        async def answer() -> None:
+            marks = self._received.of(step, asked.plan, asked.peer)
+            if not asked.peer:
+                marks = await _filled(asked.marks, posted)
+            named: dict[str, Any] = {
+                "line": asked.line,
+                "step": asked.step,
+                "check": asked.check,
+                "plan": asked.plan,
+            }
+            shown = m.Shown(**named, marks=marks, given=given)
+            self._answer([e.Tell(shown)])
+
+        return answer()
+
+    def prove(self, step: e.StepId, work: e.ProveSums) -> Answer:
+        """`ProveSums` → a message to the coordinator: what we have sent, and what has come of all."""
+        asked = work.asked
+        sent = [mark for mark in asked.marks if mark.block in work.slots]
+        got = [mark for mark in asked.marks if mark.block in work.sums]
+        parts = [self._slot(step, work.slots[mark.block], mark) for mark in sent]
+        sums = [self._vector(work.sums[mark.block], mark) for mark in got]
+
+        async def answer() -> None:
+            proved = m.Proved(
+                line=asked.line,
+                step=asked.step,
+                plan=asked.plan,
+                parts=await _filled(sent, parts),
+                sums=await _filled(got, sums),
+                key=self._received.key(step, asked.plan),
+            )
+            self._answer([e.Tell(proved)])
+
+        return answer()
+
+    def testify(self, step: e.StepId, asked: m.Testify) -> None:
+        """`TestifyParts` → a message to the coordinator."""
+        received = self._received.testify(step, asked.plan, asked.marks)
+        said = m.Testimony(line=asked.line, step=asked.step, plan=asked.plan, received=received)
+        self._answer([e.Tell(said)])
+
+    def end_step(self, step: e.StepId) -> None:
+        """Nobody will ask for anything of it."""
+        self._received.end_step(step)
+
+    def _slot(self, step: e.StepId, slot: int, mark: m.Mark) -> Coroutine[Any, Any, r.Marked]:
+        return self._posts.post(v.MarkSlot(step=step.number, slot=slot, marking=_marking(mark)), ())
+
+    def _vector(self, shards: Iterable[tuple[e.Shard, Any]], mark: m.Mark) -> Coroutine[Any, Any, r.Marked]:
+        within = [(shard, t) for shard, t in shards if shard.begin < mark.end and mark.begin < shard.end]
+        tensors = [tensor for _, tensor in within if isinstance(tensor, Tensor)]
+        command = v.MarkVector(
+            pieces=tuple(tensor.extent for tensor in tensors),
+            begin=within[0][0].begin if within else mark.begin,
+            marking=_marking(mark),
+        )
+        return self._posts.post(command, tensors)
+
+
+def _marking(mark: m.Mark) -> v.Marking:
+    return v.Marking(block=mark.block, begin=mark.begin, end=mark.end, key=mark.key)
+
+
+async def _filled(
+    marks: Sequence[m.Mark], posted: Sequence[Coroutine[Any, Any, r.Marked]]
+) -> tuple[m.Mark, ...]:
+    """`marks` with their values."""
+    found = [await one for one in posted]
+    return tuple(
+        mark.model_copy(update={"values": one.marks}) for mark, one in zip(marks, found, strict=True)
+    )

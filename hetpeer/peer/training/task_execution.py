@@ -1,0 +1,192 @@
+"""Carries out a step's tasks with the compute worker, and answers the core.
+
+Each method posts its command at once, so that the worker sees commands in the order of the effects, and returns a
+coroutine that waits for the answer. What a command reads or writes stays pinned until it is answered.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from hetpeer.averaging import effects as e
+from hetpeer.averaging.member.member import Effect, Member
+from hetpeer.dht.base.errors import LocalError, ProtocolError
+from hetpeer.dht.base.strikes import Kind, OffenceError
+from hetpeer.peer.preparation.data_source import DataSource
+from hetpeer.peer.transport.link_book import LinkBook
+from hetpeer.peer.transport.tensor_schema import Schema
+from hetpeer.peer.transport.tensor_store import Tensor
+from hetpeer.peer.transport.worker_posts import Answer, Posts
+from hetpeer.stages.graph.random_draws import Draw
+from hetpeer.stages.ipc import block_commands as c
+from hetpeer.stages.ipc.results import NO_MEMORY, CommandFailedError
+from hetpeer.stages.pipeline import effects as p
+from hetpeer.stages.pipeline.in_flight import Window
+
+NOT_FINITE = "HP-NUM-001"
+"""What the worker calls a tensor with NaN or infinity in it (stages/worker/tensor_staging.py)."""
+
+_log = logging.getLogger(__name__)
+
+
+class Execution:
+    """The worker's side of the tasks of one place."""
+
+    def __init__(
+        self,
+        posts: Posts,
+        schema: Schema,
+        data: DataSource | None,
+        book: LinkBook,
+        window: Window,
+        answer: Callable[[Sequence[Effect]], None],
+        offended: Callable[[str, ProtocolError], None],
+    ) -> None:
+        self._offended = offended
+        self._posts = posts
+        self._store = posts.store
+        self._schema = schema
+        self._data = data
+        self._book = book
+        self._window = window
+        self._answer = answer
+        self._sparse: set[tuple[e.StepId, p.TaskKey]] = set()
+        """Tasks whose input came through a sparse codec: so do their gradients."""
+        self._data_tensors: dict[tuple[e.StepId, p.TaskKey], list[Tensor]] = {}
+        self._told_of_memory = False
+
+    # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def forward(self, member: Member, step: e.StepId, work: p.RunForward) -> Answer:
+        """`RunForward` → `Member.forward_done` or `Member.work_failed`."""
+        key, last = work.key, self._schema.specs[work.end - 1]
+        source = work.source if isinstance(work.source, Tensor) else None
+        try:
+            data = self._load_data(step, key, work.end)
+        except LocalError as error:  # a shard that nobody gives us: another peer may have it
+            return self._not_done(member, step, key, error.what)
+        sparse = source is not None and source.sparse
+        if sparse and work.train:
+            self._sparse.add((step, key))
+        layout = self._schema.output_layout(work.end, key.id)
+        output = None if last.loss is not None else self._store.new(step, layout.nbytes, kept=True)
+        command = c.Forward(
+            step=step.number,
+            version=step.version_of(key.id),
+            task=str(key),
+            begin=key.begin,
+            end=work.end,
+            inputs={}
+            if source is None
+            else self._schema.input_layout(key.begin, key.id).within(source.extent),
+            data={name: tensor.extent for name, tensor in data.items()},
+            outputs={} if output is None else layout.within(output.extent),
+            batch=self._schema.batch(key.id),
+            draw=Draw(self._schema.seed, step.batch, key.id, self._schema.training.microbatches),
+            train=work.train,
+            sparse=sparse,
+        )
+        posted = self._posts.post(command, [source, output, *data.values()])
+        if work.train and not key.check:
+            self._window.begun((step, key), work.hops_after, time.monotonic())
+
+        async def answer() -> None:
+            try:
+                done = await posted
+            except CommandFailedError as error:
+                self._drop_data(step, key)
+                self._mind_memory(error)
+                given = self._blame(error, f"task {key}, input", source)
+                self._answer(member.work_failed(step, key, error.what, given))
+                return
+            if work.train:
+                self._book.computed("forward", done.seconds)
+            else:
+                self._drop_data(step, key)
+            self._answer(member.forward_done(step, key, output, done.loss))
+
+        return answer()
+
+    async def _not_done(self, member: Member, step: e.StepId, key: p.TaskKey, why: str) -> None:
+        self._answer(member.work_failed(step, key, why))
+
+    def backward(self, member: Member, step: e.StepId, work: p.RunBackward) -> Answer:
+        """`RunBackward` → `Member.backward_done` or `Member.work_failed`."""
+        key = work.key
+        gradient = work.gradient if isinstance(work.gradient, Tensor) else None
+        layout = self._schema.input_layout(key.begin, key.id, gradients=True)
+        back = self._store.new(step, layout.nbytes, kept=True) if key.begin > 0 else None
+        if back is not None:
+            back.sparse = (step, key) in self._sparse
+        leaving = self._schema.output_layout(work.end, key.id, gradients=True)
+        given = {} if gradient is None else leaving.within(gradient.extent)
+        command = c.Backward(
+            step=step.number,
+            task=str(key),
+            output_gradients=given,
+            input_gradients={} if back is None else layout.within(back.extent),
+            weight=self._schema.batch(key.id) / self._schema.training.batch_size,
+            slot=work.slot,
+            fold=work.fold,
+        )
+        posted = self._posts.post(command, [gradient, back])
+
+        async def answer() -> None:
+            try:
+                done = await posted
+            except CommandFailedError as error:
+                self._mind_memory(error)
+                given = self._blame(error, f"task {key}, gradient of output", gradient)
+                self._answer(member.work_failed(step, key, error.what, given))
+                return
+            finally:
+                self._drop_data(step, key)
+            self._book.computed("backward", done.seconds)
+            if not key.check:
+                self._window.finished((step, key), time.monotonic())
+            self._answer(member.backward_done(step, key, back))
+
+        return answer()
+
+    def _mind_memory(self, error: CommandFailedError) -> None:
+        """Others do the task; that this machine may be no good at this place, its owner hears once."""
+        if error.code == NO_MEMORY and not self._told_of_memory:
+            self._told_of_memory = True
+            _log.warning("a microbatch is left to others, as may be more of them: %s", error)
+
+    def _blame(self, error: CommandFailedError, what: str, given: Tensor | None) -> str:
+        """Whose fault it is, if it is what was sent: an honest peer sends no NaN, as its own worker refuses it."""
+        if given is None or error.code != NOT_FINITE or not error.what.startswith(f"{what}: "):
+            return ""
+        if given.sender:
+            wrong = OffenceError(Kind.NOT_FINITE, "numbers that are not finite", peer=given.sender)
+            self._offended(given.sender, wrong)
+        return given.sender
+
+    def _load_data(self, step: e.StepId, key: p.TaskKey, end: int) -> dict[str, Tensor]:
+        """The author's inputs that the blocks [key.begin, end) use."""
+        names = {name for block in range(key.begin, end) for name in self._schema.specs[block].data}
+        if not names or self._data is None:
+            return {}
+        arrays = self._data.microbatch(step.batch, key.id)
+        tensors: dict[str, Tensor] = {}
+        for name in sorted(names):
+            tensors[name] = self._store.new(step, arrays[name].nbytes)
+            self._store.view(tensors[name])[:] = arrays[name].reshape(-1).view(np.uint8).data
+        self._data_tensors[step, key] = list(tensors.values())
+        return tensors
+
+    def end_step(self, step: e.StepId) -> None:
+        """Microbatches of `step` whose backward never came are forgotten; their tensors end with the step."""
+        for key in [key for key in self._data_tensors if key[0] == step]:
+            del self._data_tensors[key]
+        self._sparse = {key for key in self._sparse if key[0] != step}
+        self._window.end_step(step)
+
+    def _drop_data(self, step: e.StepId, key: p.TaskKey) -> None:
+        for tensor in self._data_tensors.pop((step, key), ()):
+            self._store.release(tensor)

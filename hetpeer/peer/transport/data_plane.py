@@ -1,0 +1,232 @@
+"""Tensors from volunteer to volunteer: one link for each direction of each pair.
+
+Outgoing links are opened when there is something to send and closed when the peer has left. What comes is the receiving side's
+(tensor_receiver.py). Who does what no honest peer does is counted, and after a few times not listened to for a while.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from statistics import median
+from typing import Protocol
+
+from hetpeer.averaging.effects import StepId
+from hetpeer.averaging.member.tensor_heads import (
+    ActivationHead,
+    Head,
+    Introduction,
+    ShardHead,
+    encode_head,
+)
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.channels.outbox import Parcel
+from hetpeer.dht.node.node import Node
+from hetpeer.peer.process.span_trace import Trace
+from hetpeer.peer.transport.intake import cost_of, pool_of
+from hetpeer.peer.transport.link import TENSORS, Link
+from hetpeer.peer.transport.link_book import LinkBook
+from hetpeer.peer.transport.tensor_receiver import Receiving, TensorOwner
+from hetpeer.peer.transport.tensor_schema import Schema
+from hetpeer.peer.transport.tensor_store import Tensor, TensorStore
+from hetpeer.peer.transport.uplink_shares import Pacing
+from hetpeer.stages.ipc.arena import ArenaFullError
+
+
+class PlaneOwner(TensorOwner, Protocol):
+    """What is told of tensors and links."""
+
+    def link_changed(self, peer: str, is_up: bool) -> None:
+        """Our link to `peer` is down, or up again."""
+
+    def link_pressed(self, peer: str, blocks: int | None) -> None:
+        """Our link to `peer` takes no forwards with so many blocks or more left to the loss; None: it takes all."""
+
+    def refused(self, peer: str, for_now: bool) -> None:
+        """We do not work with `peer` for now, or do again."""
+
+
+class DataPlane:
+    """All tensor channels of one volunteer."""
+
+    def __init__(
+        self, node: Node, key: str, tasks: TaskSet, book: LinkBook, trace: Trace, owner: PlaneOwner
+    ) -> None:
+        self._node = node
+        self._key = key
+        self._tasks = tasks
+        self._book = book
+        self._owner = owner
+        self._receiving = Receiving(book, trace, owner)
+        self._pacing = Pacing()
+        self._outgoing: dict[str, Link] = {}
+        self._generation = 0
+        self._members: frozenset[str] = frozenset()
+        self._word: Introduction | None = None
+        self._introduced: set[str] = set()
+        self._schema: Schema | None = None
+        self._store: TensorStore | None = None
+        self.bytes_sent = 0
+        node.watch(self._refused)
+
+    async def start(self) -> None:
+        await self._node.serve(TENSORS, self._receiving.handle)
+
+    @property
+    def bytes_received(self) -> int:
+        return self._receiving.nbytes
+
+    def use(self, schema: Schema | None, store: TensorStore | None) -> None:
+        """The place whose schema incoming tensors must fit; None: nothing is taken."""
+        self._schema, self._store = schema, store
+        self._receiving.use(schema, store)
+
+    def send(self, peer: str, head: Head, tensor: Tensor) -> None:
+        """Queue a tensor for `peer`. Its bytes are read when its turn comes: then it stays in place until they have arrived.
+
+        Raises ArenaFullError if it is for ourselves, on the disk, and there is no room for it.
+        """
+        assert self._store is not None
+        assert self._schema is not None
+        if peer == self._node.peer_id:
+            self._store.bring_back(tensor)
+            shared = self._store.share(tensor)  # what was sent is not changed any more
+            if tensor.once:
+                self._store.release(tensor)
+            self._owner.tensor_arrived(peer, head, shared)
+            return
+        link = self._outgoing.get(peer) or self._open(peer)
+        if self._word is not None and self._word.ticket and peer not in self._introduced:
+            self.introduce(peer)
+        self.bytes_sent += tensor.nbytes
+        cost = cost_of(head, tensor.nbytes, self._schema, sending=True)
+        done = partial(self._arrived, peer, head) if isinstance(head, ShardHead) else None
+        parcel = Parcel(encode_head(head), tag=head.step_id, pool=pool_of(head), cost=cost, done=done)
+        link.send(replace(parcel, depart=partial(_departing, self._store, tensor, parcel)))
+
+    def nudge(self, peer: str, head: ActivationHead, nbytes: int) -> None:
+        """`head` is sent again: its word alone, if its bundle of `nbytes` may have to wait."""
+        if (link := self._outgoing.get(peer)) is not None:
+            word = head.model_copy(update={"nudge": True, "coded": None})
+            link.nudge(Parcel(encode_head(word), tag=head.step_id, pool=pool_of(head)), 2 * nbytes)
+
+    def of_use(self, peer: str, head: Head, tensor: Tensor) -> None:
+        """`tensor` came from `peer`, and is what is waited for here."""
+        self._receiving.of_use(peer, head, tensor.nbytes)
+
+    def introduction(self, word: Introduction | None) -> None:
+        """How we introduce ourselves in this step. With a ticket (we came in later) before the first tensor for each peer."""
+        self._word = word
+        self._introduced.clear()
+
+    def introduce(self, peer: str) -> None:
+        """Say it to `peer` now, and ask for what it keeps for us."""
+        assert self._word is not None
+        self._introduced.add(peer)
+        link = self._outgoing.get(peer) or self._open(peer)
+        link.tell(Parcel(encode_head(self._word), tag=self._word.step_id))
+
+    def share_uplink(self, step: StepId, loads: Mapping[str, int]) -> None:
+        """`step` is reduced, and so much goes to each peer, in any unit: links get the parts of the uplink with which all are done at once."""
+        self._pacing.begin(step, loads)
+        self._pace()
+
+    def end_step(self, step: StepId) -> None:
+        """Tensors of `step` need not be delivered any more; their memory is about to be reused."""
+        reduced = self._pacing.end(step)
+        for link in self._outgoing.values():
+            link.forget(step)
+        if reduced:
+            self._pace()
+
+    def keep_only(self, peers: Iterable[str]) -> None:
+        """The volunteers of the step that begins: close the links to others, and forget how fast they were."""
+        peers = self._members = frozenset(peers)
+        self._book.keep_only(peers)
+        self._receiving.keep_only(peers)
+        self._node.members(peers)
+        for peer in self._outgoing.keys() - peers:
+            self._outgoing.pop(peer).close()
+            self._owner.link_pressed(peer, None)
+
+    def admit(self, peer: str) -> None:
+        """One more volunteer of the step in progress."""
+        if peer not in self._members:
+            self.keep_only(self._members | {peer})
+
+    def dismiss(self, peers: Iterable[str]) -> None:
+        """These have left the step: what is on its way there will not be needed, and its memory is free."""
+        self.keep_only(self._members.difference(peers))
+
+    def close(self) -> None:
+        self.keep_only(())
+        self._receiving.close()
+        self._node.unwatch(self._refused)
+
+    def _open(self, peer: str) -> Link:
+        self._generation += 1
+        link = Link(self._node, peer, f"{self._key}.{self._generation}", self._tasks, self)
+        self._outgoing[peer] = link
+        self._pace()
+        return link
+
+    def _arrived(self, peer: str, head: ShardHead) -> None:
+        if self._pacing.arrived(head.step_id, peer, head.end - head.begin):
+            self._pace()
+
+    def _pace(self) -> None:
+        rates = self._pacing.rates(self._book.reducing.rate)
+        for peer, link in self._outgoing.items():
+            link.pace_to(rates.get(peer, math.inf))
+
+    # ── what links say ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def link_changed(self, peer: str, is_up: bool) -> None:
+        self._owner.link_changed(peer, is_up)
+
+    def link_lost(self, link: Link) -> None:
+        # The peer was restarted: its place in the roster is void too.
+        if self._outgoing.get(link.peer_id) is link:
+            del self._outgoing[link.peer_id]
+            self._owner.link_pressed(link.peer_id, None)
+        self._owner.link_changed(link.peer_id, False)
+
+    def link_moved(self, link: Link) -> None:
+        if link.rate:
+            self._book.measured(link.peer_id, link.rate, link.trip_s)
+        links = self._outgoing.values()
+        busy, arrived = [one for one in links if one.is_busy], sum(one.arrived for one in links)
+        waiting, now = sum(one.waiting for one in busy), time.monotonic()
+        trip_s = median(one.trip_s for one in busy) if busy else 0.0
+        self._book.outflow.look(now, len(busy), arrived, waiting, trip_s)
+        self._book.reducing.look(now, len(busy) if self._pacing.reduces else 0, arrived, waiting, trip_s)
+
+    def link_pressed(self, peer: str, blocks: int | None) -> None:
+        self._owner.link_pressed(peer, blocks)
+
+    def offended(self, peer: str, error: ProtocolError) -> None:
+        self._node.offended(peer, error)
+
+    def _refused(self, peer: str, for_now: bool) -> None:
+        """The node's word on a peer with too many strikes."""
+        self._owner.refused(peer, for_now)
+
+
+def _departing(store: TensorStore, tensor: Tensor, parcel: Parcel) -> Parcel | None:
+    """`parcel` with its payload; None while there is no room to bring it back from the disk."""
+    try:
+        store.bring_back(tensor)
+    except ArenaFullError:
+        return None
+    free = store.leaves(tensor)
+
+    def done() -> None:
+        free()
+        if parcel.done is not None:
+            parcel.done()
+
+    return replace(parcel, payload=(store.view(tensor),), done=done)

@@ -1,0 +1,189 @@
+"""What a volunteer knows of its links, and how it writes the next bundle for each. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import fmean, median, pstdev
+
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.run.settings import LinkSettings
+from hetpeer.peer.transport.pace_claim import Claim
+from hetpeer.peer.transport.uplink_rate import Outflow
+from hetpeer.stages.links.adaptive_ratio import Coding, coding_for, gentler
+from hetpeer.stages.links.codec import Codec
+from hetpeer.stages.links.link_pace import SLACK, ratio_of
+
+RECENT = 33
+"""Microbatches that say how long one takes: a link aims at the middle one, as a busy moment is no slow machine; a step takes all of them."""
+WORK = ("forward", "backward")
+WORTH_S = 0.01
+"""A bundle that takes less on its link is left as it is: such times are those of processes that take turns, not of lines."""
+SQUEEZE_BELOW = 500e6 / 8
+"""Bytes/s; on a faster line zstd takes longer than it saves."""
+
+
+@dataclass(slots=True)
+class LinkFigures:
+    """One outgoing link."""
+
+    rate: float = 0.0
+    """Bytes/s at which our bytes last arrived there, as the peer says; 0: not known."""
+    trip_s: float = 0.0
+    """There and back, at best; 0: not known."""
+    activation_bytes: int = 0
+    """The last activation sent, as it was written."""
+    gradient_bytes: int = 0
+    """The last gradient likewise."""
+    bundle_bytes: int = 0
+    """The largest bundle sent so far, as it lies in memory."""
+    raw_bytes: int = 0
+    """All bundles, as they lie in memory."""
+    sent_bytes: int = 0
+    """The same as they were written."""
+    recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    """The last bundles: (as they lie in memory, as they were written)."""
+
+    @property
+    def seconds(self) -> float:
+        """Of the largest bundle uncompressed."""
+        return self.bundle_bytes / self.rate if self.rate else 0.0
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller its last bundles were: those of its first steps, before its rate was known, say nothing of what it does now."""
+        sent = sum(written for _, written in self.recent)
+        return sum(raw for raw, _ in self.recent) / sent if sent else 1.0
+
+
+class LinkBook:
+    """The links of one volunteer. `settings` are those of the run."""
+
+    def __init__(self, settings: LinkSettings) -> None:
+        self.target = 0.0
+        """Seconds that every link is to take for a microbatch, as the coordinator said; 0: not known."""
+        self.outflow, self.reducing = Outflow(), Outflow()
+        """Of all links together: all the time, and while we reduce, when it is most likely our uplink that they wait for."""
+        self._settings = settings
+        self._forward = Codec.of(settings.codec)
+        self._backward = Codec.of(settings.backward or settings.codec)
+        self._reduce = Codec.of(settings.reduce)
+        self.done: Counter[str] = Counter()
+        """How often what `computed` is told of was done, in all."""
+        self.spent: defaultdict[str, float] = defaultdict(float)
+        """How many seconds it took in all."""
+        self.raw_bytes = 0
+        """All bundles sent so far, to whomever, as they lie in memory."""
+        self.sent_bytes = 0
+        """The same as they were written."""
+        self._computing: dict[str, deque[float]] = {}
+        self._claim = Claim()
+        self._past: set[str] = set()
+        """Of WORK, what was measured before we had nothing to compute: the next time says more than all of that."""
+        self._links: dict[str, LinkFigures] = {}
+
+    @property
+    def links(self) -> Mapping[str, LinkFigures]:
+        """Peer → figures."""
+        return self._links
+
+    @property
+    def feedback(self) -> bool:
+        return self._settings.feedback
+
+    def allows(self, codec: Codec, kind: str) -> bool:
+        """Whether a peer may write a tensor of that kind so: in the codec of the run, or one on the way to it."""
+        limit = {"activation": self._forward, "gradient": self._backward}.get(kind, self._reduce)
+        return codec == limit or codec in gentler(limit)
+
+    def measured(self, peer: str, rate: float, trip_s: float) -> None:
+        """`peer` says at which rate our bytes arrive, in bytes/s; its answer took `trip_s` at best."""
+        link = self._link(peer)
+        link.rate, link.trip_s = rate, trip_s
+
+    def computed(self, what: str, seconds: float) -> None:
+        """A microbatch's `forward` or `backward` took so long here, a bundle to be written (`encode`) or read (`decode`), or a block's sum to be
+        looked at (`inspect`) or its `update`.
+        """
+        times = self._computing.setdefault(what, deque(maxlen=RECENT))
+        if what in self._past:
+            self._past.discard(what)
+            times.clear()
+        times.append(seconds)
+        self.done[what] += 1
+        self.spent[what] += seconds
+
+    def begin_anew(self) -> None:
+        """Other blocks from now on: what was computed was of the last ones."""
+        self._computing.clear()
+        self._claim = Claim(sum(self.done[what] for what in WORK))
+        self._past.clear()
+
+    def mean(self, what: str) -> float:
+        """Seconds of what `computed` is told of, as they add up; 0: not known."""
+        return fmean(self._computing.get(what, (0.0,)))
+
+    @property
+    def varies(self) -> float:
+        """How far single microbatches are from the mean: standard deviation over mean, middling of forwards and backwards; 0: not known."""
+        shares = (
+            pstdev(times) / fmean(times) for what in WORK if any(times := self._computing.get(what, ()))
+        )
+        return fmean([*shares] or [0.0])
+
+    def _typical(self, what: str) -> float:
+        return median(self._computing.get(what, (0.0,)))
+
+    @property
+    def computing(self) -> float:
+        """Seconds of a microbatch here, forward and backward, when nothing else happens."""
+        return sum(map(self._typical, WORK))
+
+    def coding(self, peer: str, nbytes: int, width: float, *, gradient: bool) -> Coding:
+        """How the next bundle for `peer` is written: `nbytes` in memory, `width` for each of its floating-point numbers."""
+        link = self._link(peer)
+        link.bundle_bytes = max(link.bundle_bytes, nbytes)
+        limit = self._backward if gradient else self._forward
+        if not self._settings.adaptive:
+            return coding_for(limit, self._settings.ratio, width)
+        seconds = nbytes / link.rate if link.rate else 0.0
+        aim, most = self.target or self.computing, self._settings.ratio
+        if not aim:
+            return Coding(Codec())
+        needed = ratio_of(seconds, max(aim, WORTH_S), most)
+        return coding_for(limit, needed, width, ratio_of(seconds, max(SLACK * aim, WORTH_S), most))
+
+    def squeezes(self, peer: str) -> bool:
+        """Whether the line to `peer` is slow enough for time to be spent on shorter positions."""
+        return self._link(peer).rate < SQUEEZE_BELOW
+
+    def sent(self, peer: str, raw: int, nbytes: int, *, gradient: bool) -> None:
+        """A bundle of `raw` bytes left as `nbytes`."""
+        link = self._link(peer)
+        if gradient:
+            link.gradient_bytes = nbytes
+        else:
+            link.activation_bytes = nbytes
+        link.raw_bytes += raw
+        link.sent_bytes += nbytes
+        link.recent.append((raw, nbytes))
+        self.raw_bytes += raw
+        self.sent_bytes += nbytes
+
+    def paced(self) -> m.Paced:
+        """What the coordinator is told once a step."""
+        done = sum(self.done[what] for what in WORK)
+        computing = self._claim.say(done, self.computing)
+        if self._claim.idle:
+            self._past.update(WORK)
+        known = {peer: min(link.seconds, m.FASTEST) for peer, link in self._links.items() if link.rate}
+        return m.Paced(computing=computing, links=known, uplink=self.reducing.rate)
+
+    def keep_only(self, peers: frozenset[str]) -> None:
+        """Forget who has left."""
+        for peer in self._links.keys() - peers:
+            del self._links[peer]
+
+    def _link(self, peer: str) -> LinkFigures:
+        return self._links.setdefault(peer, LinkFigures())

@@ -1,0 +1,179 @@
+"""Tensors on their way out and in: bundles written as the link needs it, by the worker, and all that is written so read again."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from hetpeer.averaging import effects as e
+from hetpeer.averaging.member.tensor_heads import ActivationHead, Coded, GradientHead, Head, ShardHead
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.base.strikes import Kind, OffenceError
+from hetpeer.peer.transport.link_book import LinkBook
+from hetpeer.peer.transport.tensor_schema import Schema
+from hetpeer.peer.transport.tensor_store import Tensor
+from hetpeer.peer.transport.worker_posts import Answer, Posts
+from hetpeer.stages.ipc.bundle_layout import BundleLayout
+from hetpeer.stages.ipc.results import CommandFailedError
+from hetpeer.stages.ipc.transfer_commands import Decode, Encode
+from hetpeer.stages.links.adaptive_ratio import Coding
+from hetpeer.stages.links.codec import Codec
+
+WRONG_BYTES = ("HP-WIRE-001", "HP-NUM-001")
+"""What the worker says of a bundle that no honest peer writes."""
+
+BundleHead = ActivationHead | GradientHead
+Send = Callable[[str, BundleHead, Tensor], None]
+Offended = Callable[[str, ProtocolError], None]
+Unread = Callable[[str, BundleHead, str], None]
+
+_log = logging.getLogger(__name__)
+
+
+class Transcoding:
+    """Codecs of one place. `send` puts a tensor on the link to a peer, `offended` counts one that cannot be read, `unread` names the bundle and why."""
+
+    def __init__(
+        self,
+        posts: Posts,
+        schema: Schema,
+        book: LinkBook,
+        me: str,
+        send: Send,
+        offended: Offended,
+        unread: Unread,
+    ) -> None:
+        self._posts = posts
+        self._store = posts.store
+        self._schema = schema
+        self._book = book
+        self._me = me
+        self._send = send
+        self._offended = offended
+        self._unread = unread
+        self._sent: set[tuple[e.StepId, int, int]] = set()
+        """Gradients that a residual has been taken from: a repeated one is sent without."""
+        self._codings: dict[tuple[e.StepId, int, int, bool], Coding] = {}
+        """How a bundle was written first, where that matters."""
+
+    def out(self, step: e.StepId, peer: str, head: BundleHead, tensor: Tensor) -> Answer | None:
+        """Send a bundle; None where it left at once, as it lies in memory. Raises ArenaFullError with nothing done."""
+        gradient = isinstance(head, GradientHead)
+        border = head.border if isinstance(head, GradientHead) else head.route[0].begin
+        layout = (
+            self._schema.input_layout(border, head.id, gradients=True)
+            if gradient
+            else self._schema.output_layout(border, head.id)
+        )
+        if peer == self._me:
+            self._send(peer, head, tensor)
+            return None
+        coding = self._book.coding(peer, layout.nbytes, layout.width, gradient=gradient)
+        if self._schema.trust.spot_checks:  # whoever computes from it again is to get the same
+            coding = self._codings.setdefault((step, head.id, border, gradient), coding)
+        evaluated = (
+            head.id >= self._schema.training.microbatches
+        )  # of the model as it is exported: without cuts
+        if evaluated or coding.codec.values is None or not layout.width:
+            self._book.sent(peer, layout.nbytes, layout.nbytes, gradient=gradient)
+            self._book.computed("encode", 0.0)
+            self._send(peer, head, tensor)
+            return None
+        self._store.bring_back(tensor)
+        held = self._store.pin([tensor])
+        try:
+            into = self._store.new(step, layout.room(coding.codec, coding.share))
+        finally:
+            self._store.unpin(held)
+        into.once = True
+        feedback = self._book.feedback and gradient and coding.codec.sparse and not tensor.sparse
+        if feedback:
+            key = (step, head.id, border)
+            feedback = key not in self._sent
+            self._sent.add(key)
+        command = Encode(
+            codec=str(coding.codec),
+            share=coding.share,
+            squeeze=self._book.squeezes(peer),
+            feedback=f"border {border}" if feedback else "",
+            tensors=layout.tensors(tensor.extent),
+            into=into.extent,
+        )
+        posted, began = self._posts.post(command, [tensor, into]), time.monotonic()
+
+        async def answer() -> None:
+            try:
+                done = await posted
+            except CommandFailedError as error:
+                _log.warning("a bundle is sent as it is: %s", error)
+                self._store.release(into)
+                if not tensor.released:
+                    self._send(peer, head, tensor)
+                return
+            if into.released:  # the step is over
+                return
+            into.length = done.nbytes
+            self._book.computed("encode", time.monotonic() - began)
+            self._book.sent(peer, layout.nbytes, done.nbytes, gradient=gradient)
+            coded = Coded(codec=str(coding.codec), written=done.written)
+            self._send(peer, head.model_copy(update={"coded": coded}), into)
+
+        return answer()
+
+    def into(
+        self, step: e.StepId, peer: str, head: Head, tensor: Tensor, then: Callable[[Tensor], None]
+    ) -> Answer:
+        """`then` gets what `peer` wrote into `tensor`. What cannot be read is dropped: a bundle comes another way, or the plan of a shard is made anew.
+
+        Raises ArenaFullError with nothing done.
+        """
+        assert head.coded is not None
+        layout = layout_of(self._schema, head)
+        codec = Codec.of(head.coded.codec)
+        bundle = self._store.new(step, layout.nbytes)
+        bundle.sparse = codec.sparse
+        self._store.hand_on(tensor, bundle)
+        command = Decode(
+            codec=head.coded.codec,
+            written=head.coded.written,
+            data=tensor.extent,
+            tensors=layout.tensors(bundle.extent),
+        )
+        posted, began = self._posts.post(command, [tensor, bundle]), time.monotonic()
+
+        async def answer() -> None:
+            try:
+                await posted
+            except CommandFailedError as error:
+                _log.warning("%s sent a %s that cannot be read: %s", peer[-6:], head.kind, error)
+                self._store.release(bundle)
+                if error.code in WRONG_BYTES:
+                    self._offended(peer, OffenceError(Kind.UNREADABLE, error.what, peer=peer))
+                    if not isinstance(head, ShardHead):
+                        self._unread(peer, head, error.what)
+                return
+            finally:
+                self._store.release(tensor)
+            if not isinstance(head, ShardHead):
+                self._book.computed("decode", time.monotonic() - began)
+            if not bundle.released:
+                then(bundle)
+
+        return answer()
+
+    def end_step(self, step: e.StepId) -> None:
+        """Nothing of `step` is sent any more."""
+        self._sent = {key for key in self._sent if key[0] != step}
+        self._codings = {key: coding for key, coding in self._codings.items() if key[0] != step}
+
+
+def layout_of(schema: Schema, head: Head) -> BundleLayout:
+    """Of what arrives with `head`."""
+    match head:
+        case GradientHead():
+            return schema.output_layout(head.border, head.id, gradients=True)
+        case ActivationHead():
+            return schema.input_layout(head.route[0].begin, head.id)
+        case ShardHead():
+            return schema.shard_layout(head.end - head.begin)

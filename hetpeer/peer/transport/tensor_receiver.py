@@ -1,0 +1,230 @@
+"""The receiving side of the data plane: what comes over the channels that others have opened.
+
+A head is checked against our graph before a byte of the payload is taken: its block must be ours, its length what the
+schema says, and paid for with credit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
+
+from hetpeer.averaging.member.tensor_heads import (
+    ActivationHead,
+    GradientHead,
+    Head,
+    Introduction,
+    ShardHead,
+    decode_head,
+)
+from hetpeer.dht.base.errors import ProtocolError, RemoteError
+from hetpeer.dht.base.strikes import Kind, OffenceError
+from hetpeer.dht.channels.channel import Channel
+from hetpeer.dht.channels.channel_server import ChannelServer
+from hetpeer.dht.streams.grants import Lane
+from hetpeer.dht.streams.rate_meter import Meter
+from hetpeer.dht.streams.stream import Stream
+from hetpeer.peer.process.span_trace import Trace
+from hetpeer.peer.transport.intake import Intake, cost_of, pool_of
+from hetpeer.peer.transport.link_book import LinkBook
+from hetpeer.peer.transport.link_transcoder import layout_of
+from hetpeer.peer.transport.tensor_schema import FLOAT_BYTES, Schema
+from hetpeer.peer.transport.tensor_store import Tensor, TensorStore
+from hetpeer.stages.ipc.arena import ArenaFullError
+from hetpeer.stages.links.codec import Codec
+
+MAX_PAYLOAD = 1 << 30
+
+
+class TensorOwner(Protocol):
+    """What is told of tensors."""
+
+    def tensor_arrived(self, peer: str, head: Head, tensor: Tensor) -> None:
+        """A tensor of `peer` is here."""
+
+    def unread(self, peer: str, head: ActivationHead | GradientHead, why: str) -> None:
+        """A bundle of `peer` is none by its length or its codec."""
+
+    def nudged(self, peer: str, head: ActivationHead) -> None:
+        """An activation that `peer` sends again waits for credit there."""
+
+    def introduced(self, peer: str, head: Introduction) -> None:
+        """`peer` says which blocks it holds in a step. Raises `ProtocolError` if its ticket is none."""
+
+
+class Receiving:
+    """All incoming tensor channels of one volunteer."""
+
+    def __init__(self, book: LinkBook, trace: Trace, owner: TensorOwner) -> None:
+        self._book = book
+        self._trace = trace
+        self._owner = owner
+        self._intake = Intake()
+        self._meters: dict[str, Meter] = {}
+        self._server = ChannelServer(self._accept, MAX_PAYLOAD, self._meter_of)
+        self._schema: Schema | None = None
+        self._store: TensorStore | None = None
+        self.nbytes = 0
+        """Of all payloads so far."""
+
+    @property
+    def handle(self) -> Callable[[Stream], Awaitable[None]]:
+        """Given to `Node.serve`, which keeps it: the server's own, that lets go of us when it is closed."""
+        return self._server.handle
+
+    def use(self, schema: Schema | None, store: TensorStore | None) -> None:
+        """The place whose schema incoming tensors must fit; None: nothing is taken."""
+        self._schema, self._store = schema, store
+        self._intake.use(schema, 0 if store is None else store.capacity)
+
+    def keep_only(self, peers: frozenset[str]) -> None:
+        """Only these send to us from now on; what others have opened and is down is forgotten."""
+        self._server.keep_only(peers)
+        self._intake.members(peers, {channel.peer_id for channel in self._server})
+        for gone in self._meters.keys() - peers:
+            del self._meters[gone]
+
+    def close(self) -> None:
+        self._server.close()
+
+    def _accept(self, _peer: str, _key: str) -> _Incoming:
+        return _Incoming(self)
+
+    def lane(self, channel: Channel) -> Lane:
+        """The books of a channel that `channel.peer_id` has opened."""
+
+        def announce() -> None:
+            for other in self._server:
+                if other.peer_id == channel.peer_id and other.key == channel.key and other.is_up:
+                    other.announce()
+                    return
+
+        return self._intake.grants(channel.peer_id, channel.key, announce).lane()
+
+    async def take(self, channel: Channel, header: Mapping[str, Any], payload: Stream, length: int) -> None:
+        """Check an incoming tensor's head, take its payload, hand it on."""
+        peer, lane = channel.peer_id, channel.credit
+        assert lane is not None
+        schema, store = self._schema, self._store
+        head = decode_head(header, peer)
+        if isinstance(head, Introduction):
+            if length:
+                raise OffenceError(Kind.LENGTH, f"an introduction of {length} bytes", peer=peer)
+            self._owner.introduced(peer, head)
+            return
+        if schema is None or store is None or not _due(head, schema):
+            await payload.skip()
+            return
+        if not isinstance(head, ShardHead) and head.id >= schema.ids:
+            raise ProtocolError(f"a {head.kind} of microbatch {head.id}, which no step has", peer=peer)
+        if isinstance(head, ActivationHead) and not schema.goes_on(head.route):
+            raise ProtocolError("a route with gaps, or beyond the model", peer=peer)
+        if isinstance(head, ActivationHead) and head.nudge:
+            if length:
+                raise OffenceError(Kind.LENGTH, f"a nudge of {length} bytes", peer=peer)
+            self._owner.nudged(peer, head)
+            return
+        try:
+            self._must_fit(head, schema, peer, length)
+        except OffenceError as error:
+            if not isinstance(head, ShardHead):
+                self._owner.unread(peer, head, error.what)
+            raise
+        pool, cost = pool_of(head), cost_of(head, length, schema, sending=False)
+        lane.claim(pool, cost)
+        try:
+            tensor = store.new(head.step_id, length)
+        except ArenaFullError as error:
+            # Credit is less than the arena, but the rest of it may be in pieces. The sender keeps it and tries again.
+            raise RemoteError("HP-MEM-001", error.what, peer=peer, why=error.why, fix=error.fix) from error
+        pinned = store.pin([tensor])
+        began = self._trace.now()
+        try:
+            await payload.receive_into(store.view(tensor))
+        except BaseException:
+            store.release(tensor)
+            raise
+        finally:
+            store.unpin(pinned)
+        self.nbytes += length
+        self._trace.span(f"from {peer[-6:]}, lane {channel.lane}", _label(head), began, bytes=length)
+        if (
+            tensor.released
+        ):  # its step has ended meanwhile: nobody waits for it, and its memory is another's by now
+            return
+        tensor.sender = peer
+        store.lend(tensor, lane.settle(pool, cost))
+        self._owner.tensor_arrived(peer, head, tensor)
+
+    def of_use(self, peer: str, head: Head, nbytes: int) -> None:
+        """A tensor of `peer` was what is waited for here."""
+        self._intake.of_use(peer, head, nbytes)
+
+    def _meter_of(self, peer: str) -> Meter:
+        return self._meters.setdefault(peer, Meter())
+
+    def _must_fit(self, head: Head, schema: Schema, peer: str, length: int) -> None:
+        """Raises `OffenceError` for a payload of another length than `head` must have."""
+        due = self._due_bytes(head, schema, peer)
+        if length != due:
+            raise OffenceError(Kind.LENGTH, f"a {head.kind} of {length} bytes, not {due}", peer=peer)
+
+    def _due_bytes(self, head: Head, schema: Schema, peer: str) -> int:
+        """The length of its payload, from our own graph and what the run's codec allows."""
+        if head.coded is None:
+            return _nbytes(head, schema)
+        try:
+            codec = Codec.of(head.coded.codec)
+        except ValueError as error:
+            raise OffenceError(Kind.CODEC, "a tensor in an unknown codec", peer=peer) from error
+        if not self._book.allows(codec, head.kind):
+            raise OffenceError(Kind.CODEC, f"a tensor in {codec}, which is not of this run", peer=peer)
+        return layout_of(schema, head).written(codec, head.coded.written)
+
+
+def _due(head: Head, schema: Schema) -> bool:
+    """Whether the tensor is about blocks that we hold, or tied to one of them."""
+    match head:
+        case ActivationHead():
+            return schema.holds(head.route[0].begin) and head.route[0].begin > 0
+        case GradientHead():
+            return schema.holds(head.border - 1)
+        case ShardHead():
+            concerns = schema.holds if head.kind == "part" else schema.observes
+            return concerns(head.block) and head.begin <= head.end <= schema.elements(head.block)
+
+
+def _nbytes(head: Head, schema: Schema) -> int:
+    """The length of its payload, from our own graph."""
+    match head:
+        case ActivationHead():
+            return schema.input_layout(head.route[0].begin, head.id).nbytes
+        case GradientHead():
+            return schema.output_layout(head.border, head.id, gradients=True).nbytes
+        case ShardHead():
+            return (head.end - head.begin) * FLOAT_BYTES
+
+
+def _label(head: Head) -> str:
+    return f"{head.kind} {head.block if isinstance(head, ShardHead) else head.id}"
+
+
+class _Incoming:
+    """The receiver of one peer's tensors."""
+
+    def __init__(self, side: Receiving) -> None:
+        self._side = side
+
+    async def frame(self, channel: Channel, header: Mapping[str, Any], payload: Stream, length: int) -> None:
+        await self._side.take(channel, header, payload, length)
+
+    def beat(self, _channel: Channel) -> None:
+        """Acknowledgements need no answer of ours."""
+
+    def up(self, channel: Channel) -> None:
+        """The sender watches the link; ours is what it may send."""
+        if channel.credit is None:
+            channel.credit = self._side.lane(channel)
+
+    def down(self, _channel: Channel) -> None:
+        """The sender watches the link."""

@@ -1,0 +1,224 @@
+"""The tensors a volunteer keeps in the arena: what the protocol core calls handles.
+
+Every tensor belongs to one step and lives until the core releases it or the step ends. A tensor that the compute
+worker still reads or writes is pinned, one that is on its way to a peer is flying: its memory is given back only
+afterwards, or a stale command could write into somebody else's tensor. What has arrived and is only kept in case it is
+asked for again makes room for others when the arena is full, or as full as the owner's limit leaves it, and waits on the disk.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from hetpeer.averaging.effects import StepId
+from hetpeer.peer.transport.spill_file import SpillFile
+from hetpeer.stages.ipc.arena import Arena, ArenaFullError, Extent
+
+TRIM_STEPS = 64
+"""Every so many steps the arena's free pages go back to the system, so that a peak is not kept for ever."""
+
+
+@dataclass(eq=False, slots=True)
+class Tensor:
+    """A bundle of activations, its gradient, or a piece of a flat gradient, as bytes in the arena."""
+
+    extent: Extent
+    """Where it lies; not to be looked at while it is parked."""
+    step: StepId
+    pins: int = 0
+    flights: int = 0
+    """Links on which its bytes are, or wait for their turn."""
+    parked: Extent | None = None
+    """Where it lies in the spill file, if it is not in the arena."""
+    released: bool = False
+    length: int | None = None
+    """Bytes that mean something, where that is not all of the extent."""
+    sparse: bool = False
+    """Whether its zeros stand for what a codec left out."""
+    coded: bool = False
+    """Whether it is a shard as the run's codec writes it."""
+    written: Tensor | None = None
+    """The same, as the run's codec writes it: what others get."""
+    once: bool = False
+    """Nobody needs it when it has arrived."""
+    sender: str = ""
+    """The peer that it came from."""
+
+    @property
+    def nbytes(self) -> int:
+        """That mean something."""
+        return self.extent.nbytes if self.length is None else self.length
+
+
+class TensorStore:
+    """Allocates tensors in `arena` and frees them step by step; what is kept may go to `spill`."""
+
+    def __init__(self, arena: Arena, spill: SpillFile | None = None) -> None:
+        self.capacity = self._most = arena.capacity
+        self._arena = arena
+        self._spill = spill
+        self._steps: dict[StepId, set[Tensor]] = {}
+        self._kept: dict[Tensor, None] = {}
+        """Those that may be parked when nobody uses them, the oldest first."""
+        self._sharers: Counter[Extent] = Counter()
+        self._lent: dict[Extent, Callable[[], None]] = {}
+        self._ended = 0
+
+    def keep_within(self, nbytes: int) -> None:
+        """From now on what is kept goes to the disk before more than so many bytes of the arena are taken. What cannot go stays, and nobody waits."""
+        self._most = nbytes
+
+    def new(self, step: StepId, nbytes: int, *, kept: bool = False) -> Tensor:
+        """Room for a tensor of `step`, `kept` in case it is asked for again. Raises ArenaFullError."""
+        tensor = self._add(Tensor(self._allocate(nbytes), step))
+        if kept:
+            self._kept[tensor] = None
+        return tensor
+
+    def share(self, tensor: Tensor) -> Tensor:
+        """The same memory with one more owner: released apart, freed with the last. Nobody may write to it any more."""
+        self._sharers[tensor.extent] += 1
+        return self._add(Tensor(tensor.extent, tensor.step, sparse=tensor.sparse))
+
+    def lend(self, tensor: Tensor, back: Callable[[], None]) -> None:
+        """`back` is called when the memory of `tensor` is free again."""
+        self._lent[tensor.extent] = back
+
+    def hand_on(self, tensor: Tensor, other: Tensor) -> None:
+        """What was lent to `tensor` is lent to `other`, which was made of it."""
+        other.sender = tensor.sender
+        if tensor.extent in self._lent:
+            self._lent[other.extent] = self._lent.pop(tensor.extent)
+
+    def _add(self, tensor: Tensor) -> Tensor:
+        self._steps.setdefault(tensor.step, set()).add(tensor)
+        return tensor
+
+    def view(self, tensor: Tensor) -> memoryview:
+        assert tensor.parked is None
+        return self._arena.view(tensor.extent)[: tensor.length]
+
+    def release(self, tensor: Tensor) -> None:
+        """Nobody needs `tensor` any more. Releasing twice is no error: a step's end releases everything."""
+        if tensor.released:
+            return
+        tensor.released = True
+        self._kept.pop(tensor, None)
+        left = self._steps.get(tensor.step, set())
+        left.discard(tensor)
+        if not left:
+            self._steps.pop(tensor.step, None)
+        if tensor.parked is not None:
+            self._unpark(tensor)
+        else:
+            self._let_go(tensor)
+
+    def end_step(self, step: StepId) -> None:
+        """Release every tensor of `step`."""
+        for tensor in list(self._steps.pop(step, ())):
+            self.release(tensor)
+        self._ended += 1
+        if self._ended % TRIM_STEPS == 0:
+            self._arena.trim()
+
+    def close(self) -> None:
+        """What is parked is gone."""
+        if self._spill is not None:
+            self._spill.close()
+
+    # ── in use ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def pin(self, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+        """Keep the memory of `tensors` in place until `unpin`, even if they are released meanwhile."""
+        held = tuple(tensors)
+        for tensor in held:
+            assert tensor.parked is None
+            tensor.pins += 1
+        return held
+
+    def unpin(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            tensor.pins -= 1
+            self._let_go(tensor)
+
+    def leaves(self, tensor: Tensor) -> Callable[[], None]:
+        """Its bytes go to a peer. To be called when they have arrived, or will not."""
+        tensor.flights += 1
+
+        def done() -> None:
+            tensor.flights -= 1
+            if tensor.released:
+                self._let_go(tensor)
+            elif tensor.once and not tensor.flights:
+                self.release(tensor)
+
+        return done
+
+    # ── on the disk ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def bring_back(self, tensor: Tensor) -> None:
+        """It is needed again: in the arena, if it was parked. Raises ArenaFullError."""
+        if tensor.parked is None or tensor.released:
+            return
+        extent = self._allocate(tensor.parked.nbytes)
+        assert self._spill is not None
+        self._spill.get(tensor.parked, self._arena.view(extent))
+        self._unpark(tensor)
+        tensor.extent = extent
+        self._kept[tensor] = None  # the youngest now
+
+    def _allocate(self, nbytes: int) -> Extent:
+        self._keep_within(nbytes)
+        try:
+            return self._arena.allocate(nbytes)
+        except ArenaFullError:
+            for tensor in list(self._kept):
+                if self._park(tensor):
+                    try:
+                        return self._arena.allocate(nbytes)
+                    except ArenaFullError:
+                        continue  # one more
+            raise
+
+    def _keep_within(self, nbytes: int) -> None:
+        """So that `nbytes` more are within the limit, if what is kept can go."""
+        if self._arena.used + nbytes <= self._most or self._spill is None or self._spill.refusal:
+            return
+        for tensor in list(self._kept):
+            if self._park(tensor) and self._arena.used + nbytes <= self._most:
+                return
+
+    def _park(self, tensor: Tensor) -> bool:
+        """Move it to the disk, unless somebody uses it or there is no room."""
+        busy = tensor.pins or tensor.flights or self._sharers[tensor.extent]
+        if busy or self._spill is None:
+            return False
+        place = self._spill.put(self._arena.view(tensor.extent))
+        if place is None:
+            return False
+        tensor.parked = place
+        del self._kept[tensor]
+        self._free(tensor.extent)
+        return True
+
+    def _unpark(self, tensor: Tensor) -> None:
+        assert self._spill is not None
+        assert tensor.parked is not None
+        self._spill.drop(tensor.parked)
+        tensor.parked = None
+
+    def _let_go(self, tensor: Tensor) -> None:
+        """Its memory is free once it is released, and nobody uses it any more."""
+        if tensor.released and not tensor.pins and not tensor.flights:
+            self._free(tensor.extent)
+
+    def _free(self, extent: Extent) -> None:
+        if self._sharers[extent]:
+            self._sharers[extent] -= 1
+            return
+        del self._sharers[extent]
+        self._arena.release(extent)
+        if (back := self._lent.pop(extent, None)) is not None:
+            back()

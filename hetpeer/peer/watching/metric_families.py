@@ -1,0 +1,325 @@
+"""What a daemon measures, as Prometheus has it: names, units and labels. Pure: figures in, metric families out. Docs: metrics.md.
+
+Labels have few values, all known beforehand; a peer's id is never one. What is not known has no sample.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from prometheus_client import Histogram
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    SummaryMetricFamily,
+)
+from prometheus_client.metrics_core import Metric
+
+from hetpeer.peer.limits.nvml import GpuState
+
+PREFIX = "hetpeer_"
+KINDS = (
+    *("commit", "rollback", "checkpoint", "evaluation", "gone", "reign", "arranged", "amendment", "halt"),
+    *("founded", "dissolved", "average", "installed"),
+)
+"""Of records that are told apart."""
+OTHER = "other"
+SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+"""Upper bounds of a histogram's buckets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonFigures:
+    """Of any daemon. Times are seconds, sizes bytes."""
+
+    version: str
+    role: str
+    """volunteer or reliable."""
+    run: str
+    state: str
+    states: tuple[str, ...]
+    """All that it may be in."""
+    started: float
+    """Since 1970."""
+    resident: Mapping[str, int]
+    """Process (daemon, worker, p2pd) → memory that it has."""
+    cpu: Mapping[str, float]
+    """Process → time that it computed."""
+    memory_available: int
+    """On this machine."""
+    disk_free: int
+    """Where its files are."""
+    reach: str
+    """public, private or unknown."""
+    relays: int
+    """Peers through which it is reached."""
+    p2pd_restarts: int
+    transmitted: int
+    """By its node, over streams."""
+    received: int
+    warnings: frozenset[str]
+    """Codes of what is wrong with it now."""
+    warned_of: tuple[str, ...]
+    """All that there may be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitFigures:
+    """What a volunteer may take of its owner's machine; 0 and infinity: any."""
+
+    transmit_rate: float
+    """Bytes/s."""
+    receive_rate: float
+    transfer_cap: float
+    """In a month, up and down."""
+    month_bytes: int
+    cores: int
+    celsius: Mapping[str, int]
+    """gpu, cpu → how hot it may be."""
+    gpu_watts: int
+    holding: frozenset[str]
+    """Why it is held back now."""
+    reasons: tuple[str, ...]
+    """All that there may be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolunteerFigures:
+    """Of a volunteer with a compute worker."""
+
+    connected: bool
+    """Whether a coordinator has it."""
+    step: int | None
+    loss: float | None
+    blocks: int
+    """That it holds."""
+    microbatches: int
+    tokens_per_second: float
+    done: Mapping[str, int]
+    """forward, backward, encode, decode → how often."""
+    spent: Mapping[str, float]
+    """The same → how long in all."""
+    occupied: Mapping[str, float]
+    """What its worker did, or waited for (computes, room, data, step) → how long."""
+    bubble: float
+    """Share of the last minute that it waited while a step ran."""
+    raw_bytes: int
+    sent_bytes: int
+    trips: tuple[float, ...]
+    """There and back, to each peer that it knows it of."""
+    memory_limit: int
+    credit: int | None = None
+    """As a reliable peer said last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReliableFigures:
+    """Of a reliable peer: what its copy of the log says."""
+
+    leading: bool
+    members: int
+    done: int | None
+    """Steps that are committed, or batches."""
+    steps: int
+    loss: float | None
+    stored: int
+    """The version of the newest checkpoint on its disk."""
+    credit: int
+    contributors: int
+    swarm: SwarmFigures | None = None
+    """While it coordinates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwarmFigures:
+    """What the coordinator sees."""
+
+    volunteers: int
+    working: int
+    tokens_per_second: float
+    holders: Mapping[int, int] = field(default_factory=dict)
+    """Block → peers that hold its current state."""
+
+
+def daemon_metrics(seen: DaemonFigures) -> Iterator[Metric]:
+    """Of any daemon."""
+    yield InfoMetricFamily(
+        f"{PREFIX}build",
+        "Version of hetpeer, role and run",
+        {"version": seen.version, "role": seen.role, "run": seen.run},
+    )
+    yield _gauge("start_time_seconds", "When the daemon started, since 1970", seen.started)
+    yield _gauges(
+        "state", "1 for the state it is in", ("state",), {s: float(s == seen.state) for s in seen.states}
+    )
+    yield _gauges(
+        "process_resident_memory_bytes", "Memory of daemon, worker and p2pd", ("process",), seen.resident
+    )
+    yield _counters("process_cpu_seconds", "Time that they computed", ("process",), seen.cpu)
+    yield _gauge("memory_available_bytes", "Memory of this machine that is free", seen.memory_available)
+    yield _gauge("disk_free_bytes", "Disk that is free where the daemon's files are", seen.disk_free)
+    ways = {way: float(way == seen.reach) for way in ("public", "private", "unknown")}
+    yield _gauges(
+        "reachable", "1 for how others reach it: public takes connections, private does not", ("via",), ways
+    )
+    yield _gauge("relay_connections", "Reliable peers through which it is reached", seen.relays)
+    yield _counter("p2pd_restarts", "How often its network process was started again", seen.p2pd_restarts)
+    yield _counter("network_transmit_bytes", "Sent over streams, since it started", seen.transmitted)
+    yield _counter("network_receive_bytes", "Received over streams, since it started", seen.received)
+    wrong = {code: float(code in seen.warnings) for code in seen.warned_of}
+    yield _gauges("warning", "1 for what is wrong with it or its machine", ("code",), wrong)
+
+
+def limit_metrics(seen: LimitFigures) -> Iterator[Metric]:
+    """Of a volunteer's limits."""
+    yield _limit("network_transmit_limit_bytes_per_second", "That it may send", seen.transmit_rate)
+    yield _limit("network_receive_limit_bytes_per_second", "That it may receive", seen.receive_rate)
+    yield _limit("transfer_cap_bytes", "That it may send and receive in a month", seen.transfer_cap)
+    yield _gauge("transfer_month_bytes", "That it has sent and received in this month", seen.month_bytes)
+    yield _limit("cpu_limit_cores", "Processor cores that all of it may use", seen.cores)
+    hot = {what: celsius for what, celsius in seen.celsius.items() if celsius}
+    yield _gauges("temperature_limit_celsius", "At which it pauses", ("of",), hot)
+    yield _limit("gpu_power_limit_watts", "That its GPU may draw on average", seen.gpu_watts)
+    held = {reason: float(reason in seen.holding) for reason in seen.reasons}
+    yield _gauges("held", "1 for each reason that holds it back", ("reason",), held)
+
+
+def gpu_metrics(gpus: Sequence[GpuState], offered: int | None) -> Iterator[Metric]:
+    """Of the GPU that is computed on, or of those that may be it; `offered`: bytes, of the only one."""
+    if not gpus:
+        return
+    cards = GaugeMetricFamily(f"{PREFIX}gpu_info", "Its model", labels=("gpu", "model"))
+    for gpu in gpus:
+        cards.add_metric((str(gpu.number), gpu.load.name), 1.0)
+    yield cards
+
+    def each(name: str, what: str, read: Callable[[GpuState], float | None]) -> Metric:
+        known = {str(gpu.number): value for gpu in gpus if (value := read(gpu)) is not None}
+        return _gauges(name, what, ("gpu",), known)
+
+    yield each("gpu_utilization_ratio", "Of the last moments, that something ran", lambda gpu: gpu.load.busy)
+    yield each("gpu_memory_used_bytes", "By all programs", lambda gpu: gpu.load.memory_used)
+    yield each("gpu_memory_total_bytes", "That it has", lambda gpu: gpu.load.memory_total)
+    yield each("gpu_memory_limit_bytes", "Of it, that is offered", lambda _: offered)
+    yield each("gpu_temperature_celsius", "How hot it is", lambda gpu: gpu.celsius)
+    yield each("gpu_power_watts", "What it draws, on average since the last look", lambda gpu: gpu.watts)
+
+
+def volunteer_metrics(seen: VolunteerFigures) -> Iterator[Metric]:
+    """Of a volunteer."""
+    yield _gauge("coordinator_connected", "Whether a coordinator answers it", seen.connected)
+    yield _gauge("step", "Updates of the parameters that it has", seen.step)
+    yield _gauge("loss", "Of the last committed step", seen.loss)
+    yield _gauge("blocks", "Blocks of the model that it has a place for", seen.blocks)
+    yield _counter("microbatches", "Microbatches run forward and backward here", seen.microbatches)
+    yield _gauge("tokens_per_second", "Tokens, or samples, through its blocks", seen.tokens_per_second)
+    took = SummaryMetricFamily(
+        f"{PREFIX}microbatch_duration_seconds", "Of one, at its blocks", labels=("phase",)
+    )
+    coded = SummaryMetricFamily(
+        f"{PREFIX}bundle_coding_duration_seconds", "To write or read one", labels=("way",)
+    )
+    for family, whats in ((took, ("forward", "backward")), (coded, ("encode", "decode"))):
+        for what in whats:
+            family.add_metric((what,), seen.done.get(what, 0), seen.spent.get(what, 0.0))
+        yield family
+    yield _counters("worker_seconds", "What its worker did, or waited for", ("activity",), seen.occupied)
+    yield _gauge("pipeline_bubble_ratio", "Of the last minute, that it waited for data or room", seen.bubble)
+    yield _counter(
+        "bundle_transmit_bytes", "Activations and gradients sent, as they were written", seen.sent_bytes
+    )
+    yield _counter("bundle_raw_bytes", "The same as they lie in memory", seen.raw_bytes)
+    trips = {"0.5": median(seen.trips), "1": max(seen.trips)} if seen.trips else {}
+    yield _gauges("peer_rtt_seconds", "There and back, over its links", ("quantile",), trips)
+    yield _gauge("memory_limit_bytes", "Memory that it offers", seen.memory_limit)
+    yield _gauge("credit", "Its tokens, or samples, times blocks in the result", seen.credit)
+
+
+def reliable_metrics(seen: ReliableFigures) -> Iterator[Metric]:
+    """Of a reliable peer."""
+    yield _gauge("leading", "Whether it leads the log, and so coordinates", seen.leading)
+    yield _gauge("reliable_peers", "Members of the log", seen.members)
+    yield _gauge("step", "Steps, or batches, that are committed", seen.done)
+    yield _gauge("steps_planned", "Of the whole run", seen.steps)
+    yield _gauge("loss", "Of the last committed step", seen.loss)
+    yield _gauge("checkpoint_step", "Updates in the newest checkpoint on its disk", seen.stored)
+    yield _gauge("credit", "Tokens, or samples, times blocks in the result, of all peers", seen.credit)
+    yield _gauge("contributors", "Peers that have some", seen.contributors)
+    if (swarm := seen.swarm) is not None:
+        peers = {"connected": swarm.volunteers, "working": swarm.working}
+        yield _gauges("swarm_peers", "Volunteers that the coordinator has", ("state",), peers)
+        holders = {str(block): count for block, count in sorted(swarm.holders.items())}
+        yield _gauges("swarm_block_replicas", "Peers with a block's current state", ("block",), holders)
+        yield _gauge(
+            "swarm_tokens_per_second", "Tokens, or samples, of the last step", swarm.tokens_per_second
+        )
+
+
+class LogMetrics:
+    """Of the log's records, in their order: how many there are, and how long what they decide took."""
+
+    def __init__(self) -> None:
+        self._kinds = dict.fromkeys((*KINDS, OTHER), 0)
+        self._steps = _histogram("step_duration_seconds", "From a step's turn to its commit")
+        self._averagings = _histogram(
+            "averaging_duration_seconds",
+            "From the plan to the decision, of a step's gradient or of parameters",
+            "of",
+        )
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """One more."""
+        kind = record["kind"]
+        self._kinds[kind if kind in self._kinds else OTHER] += 1
+        if kind == "commit" and "reduce_seconds" in record:
+            self._steps.observe(record["seconds"])
+            self._averagings.labels("gradient").observe(record["reduce_seconds"])
+        if kind == "average":
+            self._averagings.labels("parameters").observe(record["seconds"])
+
+    def metrics(self) -> Iterator[Metric]:
+        """All that were added."""
+        yield _counters("log_records", "Decisions in the log", ("kind",), self._kinds)
+        yield from self._steps.collect()
+        yield from self._averagings.collect()
+
+
+def _histogram(name: str, what: str, *labels: str) -> Histogram:
+    return Histogram(PREFIX + name, what, labels, buckets=SECONDS, registry=None)
+
+
+def _gauge(name: str, what: str, value: float | None) -> Metric:
+    family = GaugeMetricFamily(PREFIX + name, what)
+    if value is not None:
+        family.add_metric((), value)
+    return family
+
+
+def _limit(name: str, what: str, value: float) -> Metric:
+    """Without a sample where there is none."""
+    return _gauge(name, what, value if value and math.isfinite(value) else None)
+
+
+def _gauges(name: str, what: str, labels: tuple[str], values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(PREFIX + name, what, labels=labels)
+    for label, value in values.items():
+        family.add_metric((label,), value)
+    return family
+
+
+def _counter(name: str, what: str, value: float) -> Metric:
+    family = CounterMetricFamily(PREFIX + name, what)
+    family.add_metric((), value)
+    return family
+
+
+def _counters(name: str, what: str, labels: tuple[str], values: Mapping[str, float]) -> Metric:
+    family = CounterMetricFamily(PREFIX + name, what, labels=labels)
+    for label, value in values.items():
+        family.add_metric((label,), value)
+    return family

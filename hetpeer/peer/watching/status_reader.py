@@ -1,0 +1,271 @@
+"""What a swarm says of itself: run, peers, blocks and their holders, progress. Read through any peer of it.
+
+A short-lived node with an identity of its own joins the DHT, fetches the signed manifest from the peer it joined by,
+and reads everybody's adverts; the bootstrap node need not be there. Adverts are claims, so a status informs and proves
+nothing: `hetpeer audit` proves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from hetpeer.dht.kademlia.adverts import LEFT
+from hetpeer.dht.reach.reachability import Reach
+from hetpeer.peer.watching.swarm_status import (
+    BlockRow,
+    CreditRow,
+    LeftoverRow,
+    LinkRow,
+    PeerRow,
+    Progress,
+    RunCredit,
+    RunName,
+    Swarm,
+    SwarmStatus,
+)
+
+if TYPE_CHECKING:
+    from hetpeer.bootstrap.log.credit_ranking import Contribution, Ranking
+    from hetpeer.bootstrap.log.loss_curves import Curves
+    from hetpeer.bootstrap.run.manifest import Manifest, SignedManifest
+    from hetpeer.dht.discovery.roster import Roster
+    from hetpeer.dht.discovery.task_board import Board, Note
+    from hetpeer.dht.kademlia.adverts import Advert
+    from hetpeer.dht.node.node import Node
+    from hetpeer.peer.arrival.invites import Destination
+    from hetpeer.peer.watching.log_status import FromLog
+
+SLOWEST = 1e-6
+"""Tokens (or samples) a second: no time left is told of what is slower."""
+HOLDING = frozenset({"ready", "training", "reducing", "applying"})
+"""Phases of a volunteer that has the current state of its blocks."""
+
+
+def summarise(
+    signed: SignedManifest,
+    adverts: Mapping[str, Advert],
+    now: float,
+    board: Mapping[str, Sequence[Note]] = MappingProxyType({}),
+    ranking: Ranking | None = None,
+) -> SwarmStatus:
+    """The status that the adverts, the notes on the task board (by peer id) and the ranking by credit give of a run, at `now` seconds
+    since 1970. Pure.
+    """
+    manifest = signed.manifest
+    left = tuple(sorted(adverts.keys() - _there(adverts).keys()))
+    adverts = _there(adverts)
+    closed = {peer[-8:] for peer, advert in adverts.items() if advert.reach == Reach.PRIVATE}
+    rows = tuple(_peer_row(peer, advert, closed) for peer, advert in sorted(adverts.items()))
+    blocks = tuple(
+        BlockRow(block=block.index, holders=tuple(row.peer for row in rows if _has(row, block.index)))
+        for block in manifest.blocks
+    )
+    weakest = min(blocks, key=lambda row: len(row.holders))
+    coordinators = [row for row in rows if row.role == "coordinator" and row.peer in signed.reliable]
+    swarm = Swarm(
+        volunteers=sum(row.role == "volunteer" for row in rows),
+        working=sum(row.holds for row in rows),
+        coordinator=bool(coordinators),
+        tokens_per_second=_speed(coordinators, rows, blocks),
+        weakest_block=weakest.block,
+        weakest_holders=len(weakest.holders),
+    )
+    witnesses = coordinators or [row for row in rows if row.holds]
+    progress = _progress(manifest, witnesses, adverts, swarm.tokens_per_second)
+    state, reason = _state(progress, coordinators, blocks)
+    return SwarmStatus(
+        time=now,
+        state=state,
+        reason=reason,
+        run=RunName(name=manifest.name, id=signed.run_id, unit=manifest.data.unit),
+        peers=rows,
+        left=left,
+        blocks=blocks,
+        unchecked=_unchecked(manifest, rows),
+        leftovers=tuple(_leftovers(board)),
+        progress=progress,
+        swarm=swarm,
+        credit=None if ranking is None else _credit(ranking, adverts),
+    )
+
+
+MAX_CLAIMANTS = 8
+"""Peers that say they coordinate, of whom an amendment that names them is asked for."""
+
+
+@dataclass(slots=True)
+class Onlooker:
+    """Somebody who looks at a swarm without taking part."""
+
+    signed: SignedManifest
+    _node: Node
+    _roster: Roster
+    _board: Board
+    _log: FromLog
+    _identity: str
+    """The peer whose credit is asked for as well."""
+    _present: Sequence[str] = ()
+    """Reliable peers that were there at the last look, the coordinator first."""
+    _ranking: Ranking | None = None
+    """The one that was asked for last."""
+
+    async def adverts(self) -> Mapping[str, Advert]:
+        """What the peers that are there say of themselves now, by peer id. Raises `RemoteError` HP-NET-012 when the DHT does not answer."""
+        return _there(await self._roster.read())
+
+    async def status(self, *, ranked: bool = True) -> SwarmStatus:
+        """The same, put together; unless `ranked`, with the credit that was known before. Raises as `adverts`."""
+        from hetpeer.dht.base.clock import SystemClock
+        from hetpeer.peer.arrival.manifest_fetch import amended
+
+        found, board = await asyncio.gather(self._roster.read(), self._board.read())
+        adverts = _there(found)
+        claimants = {peer for peer, advert in adverts.items() if advert.role == "coordinator"}
+        if claimants.isdisjoint(self.signed.reliable):
+            self.signed = await amended(self._node, self.signed, sorted(claimants)[:MAX_CLAIMANTS])
+        self._present = sorted(
+            adverts.keys() & set(self.signed.reliable), key=lambda peer: peer not in claimants
+        )
+        if ranked:
+            self._ranking = await self._log.ranking(self._present, self._identity)
+        return summarise(self.signed, found, SystemClock().wall(), board, self._ranking)
+
+    async def curves(self) -> Curves | None:
+        """The run's loss curves, as a reliable peer says that was there at the last look. Never raises."""
+        return await self._log.curves(self._present)
+
+
+@asynccontextmanager
+async def observing(goal: Destination, peer: str = "") -> AsyncIterator[Onlooker]:
+    """Join the swarm as an onlooker, to whom `peer`'s credit matters. Raises `LocalError` HP-NET-002 (nobody answers), HP-NET-006 (nobody serves the run), HP-RUN-016."""
+    from hetpeer.bootstrap.run.durable_files import temporary_folder
+    from hetpeer.dht.discovery.roster import Roster
+    from hetpeer.dht.discovery.task_board import Board
+    from hetpeer.dht.identity.peer_identity import Identity
+    from hetpeer.dht.node.node import Node, NodeConfig
+    from hetpeer.peer.arrival.manifest_fetch import fetch_manifest
+    from hetpeer.peer.watching.log_status import FromLog
+
+    with temporary_folder("status") as folder:
+        identity = Identity.create(folder / "identity.key")
+        node = await Node.start(NodeConfig(peers=goal.addresses), identity)
+        try:
+            signed = (await fetch_manifest(node, goal.addresses, goal.run)).signed
+            roster, board = Roster(node, signed.run_id), Board(node, signed.run_id)
+            yield Onlooker(signed, node, roster, board, FromLog(node), peer)
+        finally:
+            await node.close()
+
+
+def _there(adverts: Mapping[str, Advert]) -> dict[str, Advert]:
+    """Without those of who has taken leave."""
+    return {peer: advert for peer, advert in adverts.items() if advert.state != LEFT}
+
+
+def _peer_row(peer: str, advert: Advert, closed: set[str]) -> PeerRow:
+    volunteer = advert.role == "volunteer"
+    place = (advert.block_begin, advert.block_end) if advert.block_begin < advert.block_end else None
+    return PeerRow(
+        peer=peer,
+        name=advert.name,
+        role=advert.role,
+        state=advert.state,
+        blocks=place if volunteer else None,
+        holds=volunteer and place is not None and advert.state in HOLDING,
+        step=advert.step,
+        tokens_per_second=advert.tokens_per_second,
+        computes=advert.computes,
+        waits_data=advert.waits_data,
+        waits_room=advert.waits_room,
+        device=advert.device,
+        reach=advert.reach,
+        reach_peers=advert.reach_peers,
+        relays=advert.relays,
+        links=tuple(
+            LinkRow(
+                to=n.to,
+                bytes_per_second=n.rate,
+                ratio=n.ratio,
+                saved_bytes=n.saved_bytes,
+                path="punched" if n.path == "direct" and {n.to, peer[-8:]} <= closed else n.path,
+            )
+            for n in advert.links
+        ),
+    )
+
+
+def _credit(ranking: Ranking, adverts: Mapping[str, Advert]) -> RunCredit:
+    def row(one: Contribution) -> CreditRow:
+        name = adverts[one.peer].name if one.peer in adverts else ""
+        return CreditRow(peer=one.peer, name=name, rank=one.rank, credit=one.credit)
+
+    return RunCredit(
+        total=ranking.total,
+        contributors=ranking.contributors,
+        first=tuple(map(row, ranking.first)),
+        yours=None if ranking.yours is None else row(ranking.yours),
+    )
+
+
+def _leftovers(board: Mapping[str, Sequence[Note]]) -> Iterator[LeftoverRow]:
+    for sender, notes in sorted(board.items()):
+        for note in notes:
+            for left in note.leftovers:
+                yield LeftoverRow(
+                    block=left.border, sender=sender, step=note.step, microbatches=len(left.ids)
+                )
+
+
+def _unchecked(manifest: Manifest, rows: Sequence[PeerRow]) -> tuple[str, ...]:
+    from hetpeer.bootstrap.trust.checker_choice import unchecked
+
+    if not manifest.trust.spot_checks:
+        return ()
+    roster = {row.peer: row.blocks for row in rows if row.holds and row.blocks is not None}
+    alone = manifest.averaging is not None
+    return tuple(roster if alone else unchecked(roster))  # in a grouped run nobody else is in one's pipeline
+
+
+def _has(row: PeerRow, block: int) -> bool:
+    return row.holds and row.blocks is not None and row.blocks[0] <= block < row.blocks[1]
+
+
+def _speed(coordinators: Sequence[PeerRow], rows: Sequence[PeerRow], blocks: Sequence[BlockRow]) -> float:
+    """The coordinator's figure; without one, what the slowest block's holders do together."""
+    if coordinators:
+        return max(row.tokens_per_second for row in coordinators)
+    speeds = {row.peer: row.tokens_per_second for row in rows}
+    return min(sum(speeds[peer] for peer in block.holders) for block in blocks)
+
+
+def _progress(
+    manifest: Manifest, witnesses: Sequence[PeerRow], adverts: Mapping[str, Advert], speed: float
+) -> Progress:
+    steps = manifest.training.steps
+    furthest = max(witnesses, key=lambda row: row.step, default=None)
+    step = min(furthest.step, steps) if furthest else 0
+    per_step = manifest.training.batch_size * manifest.data.tokens_per_sample
+    return Progress(
+        step=step,
+        steps=steps,
+        loss=adverts[furthest.peer].loss if furthest else None,
+        eta_s=(steps - step) * per_step / speed if speed > SLOWEST else None,
+    )
+
+
+def _state(
+    progress: Progress, coordinators: Sequence[PeerRow], blocks: Sequence[BlockRow]
+) -> tuple[str, str]:
+    missing = [str(block.block) for block in blocks if not block.holders]
+    if progress.step >= progress.steps:
+        return "finished", ""
+    if not coordinators:
+        return "waiting", "no coordinator is there"
+    if missing:
+        return "waiting", f"nobody holds block {', '.join(missing)}"
+    return coordinators[0].state, ""

@@ -1,0 +1,156 @@
+"""What a daemon serves over HTTP: the dashboard and its metrics, of a volunteer, of a reliable peer, of a watcher."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prometheus_client.metrics_core import Metric
+from starlette.routing import BaseRoute
+
+from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.discovery.roster import Roster
+from hetpeer.dht.discovery.task_board import Board
+from hetpeer.peer.control.control_messages import Request
+from hetpeer.peer.daemon.owner_wishes import State
+from hetpeer.peer.process.console import say
+from hetpeer.peer.process.systemd_notify import is_service
+from hetpeer.peer.process.web_address import Where
+from hetpeer.peer.watching.log_status import FromLog
+from hetpeer.peer.watching.status_reader import Onlooker
+from hetpeer.peer.web.access_token import FILE, token_of
+from hetpeer.peer.web.dashboard_page import Orders, page_routes
+from hetpeer.peer.web.http_server import served
+from hetpeer.peer.web.machine_load import Machine
+from hetpeer.peer.web.machine_warnings import Warnings
+from hetpeer.peer.web.metric_sources import (
+    RELIABLE_STATES,
+    DaemonSource,
+    GoverningSource,
+    ReliableSource,
+    VolunteerSource,
+)
+from hetpeer.peer.web.metrics_endpoint import metrics_route
+from hetpeer.peer.web.own_volunteer import you_of
+from hetpeer.peer.web.page_view import View
+from hetpeer.peer.web.view_feed import Feed
+from hetpeer.peer.web.web_app import application
+
+if TYPE_CHECKING:
+    from hetpeer.bootstrap.run.run_directory import RunDirectory
+    from hetpeer.dht.node.node import Node
+    from hetpeer.peer.control.attended_daemon import AttendedDaemon
+    from hetpeer.peer.control.owned_daemon import OwnedDaemon
+    from hetpeer.peer.daemon.limits_in_force import Governing
+    from hetpeer.peer.daemon.owner_wishes import Daemon
+    from hetpeer.peer.daemon.presence import Presence
+    from hetpeer.peer.reliable.reliable_peer import ReliablePeer
+
+
+@contextlib.asynccontextmanager
+async def volunteer_served(
+    where: Where, presence: Presence, daemon: Daemon, governing: Governing
+) -> AsyncIterator[None]:
+    """While the context is open. Raises `LocalError` HP-WEB-001."""
+    node, run, home = presence.node, presence.files.run, presence.home.path
+    onlooker = _onlooker(node, run, FromLog(node))
+    warnings = Warnings(home, lambda: node.standing, lambda: governing.warnings)
+    view = View(onlooker, Machine(home), lambda: you_of(presence, daemon, governing), warnings.look)
+    source = DaemonSource(node, "volunteer", run.manifest.name, home, tuple(State), warnings)
+    metrics = VolunteerSource(
+        source,
+        lambda: daemon.standing.state,
+        lambda: presence.life.volunteer,
+        view.own_credit,
+        GoverningSource(governing),
+    ).metrics
+    orders = {do: lambda do=do: daemon.answer(Request(do=do)) for do in ("pause", "resume", "finish")}
+    async with (
+        _served(where, home, view, orders, metrics, _printed_by(home)) as (link, changed),
+        _shown(daemon, link, changed),
+    ):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def reliable_served(
+    where: Where, node: Node, run: RunDirectory, peer: ReliablePeer, attended: AttendedDaemon
+) -> AsyncIterator[None]:
+    """As `volunteer_served`, without buttons."""
+    manifest = run.manifest
+    warnings = Warnings(run.path, lambda: node.standing)
+    onlooker = _onlooker(node, run, FromLog(node, peer.answers))
+    view = View(onlooker, Machine(run.path), lambda: None, warnings.look)
+    daemon = DaemonSource(node, "reliable", manifest.name, run.path, RELIABLE_STATES, warnings)
+    source = ReliableSource(daemon, peer, manifest.training.steps, grouped=manifest.averaging is not None)
+    async with (
+        _served(where, run.path, view, {}, source.metrics, _printed_by(run.path)) as (link, changed),
+        _shown(attended, link, changed),
+    ):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def watcher_served(where: Where, onlooker: Onlooker, folder: Path) -> AsyncIterator[None]:
+    """As `reliable_served`, of who does not take part, without metrics; `folder` has the token."""
+    view = View(onlooker, Machine(folder), lambda: None)
+    async with _served(where, folder, view, {}, None, f"its token is in {folder / FILE}"):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _shown(daemon: OwnedDaemon, link: str, changed: Callable[[], None]) -> AsyncIterator[None]:
+    """Its owner is told of the page meanwhile, and the page of what the daemon does."""
+    daemon.shown_at(link, changed)
+    try:
+        yield
+    finally:
+        daemon.shown_at("")
+
+
+def _printed_by(home: Path) -> str:
+    return f"hetpeer dashboard --home {home} prints its link"
+
+
+@contextlib.asynccontextmanager
+async def _served(
+    where: Where,
+    folder: Path,
+    view: View,
+    orders: Orders,
+    metrics: Callable[[], Iterable[Metric]] | None,
+    way: str,
+) -> AsyncIterator[tuple[str, Callable[[], None]]]:
+    """Its value is the link, with the token, and what is to be called when the daemon has changed.
+
+    The link is no line for a journal: there `way` says how one gets it.
+    """
+    feed, token = Feed(view.look), token_of(folder)
+
+    def changed() -> None:
+        view.hurry()
+        feed.look_now()
+
+    routes: list[BaseRoute] = page_routes(feed, orders)
+    if metrics is not None:
+        routes.append(metrics_route(metrics))
+    tasks = TaskSet()
+    try:
+        async with served(application(routes, token, private=not where.is_loopback), where) as url:
+            tasks.spawn(feed.run(), name="dashboard")
+            link = f"{url}/#token={token}"
+            say(f"dashboard at {url}/; {way}" if is_service() else f"dashboard at {link}")
+            try:
+                yield link, changed
+            finally:
+                await feed.close()
+    finally:
+        await tasks.close()
+        await view.close()
+
+
+def _onlooker(node: Node, run: RunDirectory, log: FromLog) -> Onlooker:
+    roster, board = Roster(node, run.run_id), Board(node, run.run_id)
+    return Onlooker(run.signed, node, roster, board, log, node.peer_id)

@@ -1,0 +1,67 @@
+"""What is wrong with a daemon that runs, and its machine: what `hetpeer doctor` would warn of, as far as it is seen without asking anybody."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetpeer.dht.base.errors import HetpeerError, LocalError
+from hetpeer.dht.reach.reachability import Reach, Standing
+from hetpeer.peer.checkup import local_checks, thresholds
+from hetpeer.peer.checkup.thresholds import Verdict
+
+CODES = ("HP-DISK-004", "HP-GPU-004", "HP-NET-015", "HP-SYS-002", "HP-SYS-003", "HP-SYS-007")
+"""All that there may be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warned:
+    """One, in words."""
+
+    code: str
+    what: str
+    why: str
+    fix: str
+
+
+class Warnings:
+    """Of a daemon whose files are in `folder`. `reach`: how others reach it; `found`: what its sensors have found."""
+
+    def __init__(
+        self,
+        folder: Path,
+        reach: Callable[[], Standing],
+        found: Callable[[], Iterable[HetpeerError]] = tuple,
+    ) -> None:
+        self._folder = folder
+        self._reach = reach
+        self._found = found
+
+    def look(self) -> tuple[Warned, ...]:
+        """Those that there are now. Takes less than a millisecond."""
+        return tuple(Warned(code=e.code, what=e.what, why=e.why, fix=e.fix) for e in self._errors())
+
+    def _errors(self) -> Iterator[HetpeerError]:
+        looks: tuple[Callable[[], Verdict], ...] = (
+            lambda: thresholds.disk(shutil.disk_usage(self._folder).free, "the daemon's folder"),
+            local_checks.open_files,
+            local_checks.clock,
+            self._reached,
+        )
+        for look in looks:
+            try:
+                verdict = look()
+            except LocalError as error:  # what keeps a volunteer from starting is no more than a warning here
+                verdict = error
+            except OSError:  # the folder is gone: whoever needs it says so
+                continue
+            if isinstance(verdict, HetpeerError):
+                yield verdict
+        yield from self._found()
+
+    def _reached(self) -> Verdict:
+        """That it is not known yet needs nobody: it is asked again."""
+        standing = self._reach()
+        return "" if standing.reach is Reach.UNKNOWN else thresholds.reach(standing)

@@ -1,0 +1,239 @@
+"""Where the figures of metrics come from: the parts of a running daemon, looked at when somebody asks."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+import psutil
+from prometheus_client.metrics_core import Metric
+
+from hetpeer.bootstrap.state.effects import State
+from hetpeer.peer.limits.amounts import rate, volume
+from hetpeer.peer.limits.holds import Reason
+from hetpeer.peer.watching.metric_families import (
+    DaemonFigures,
+    LimitFigures,
+    LogMetrics,
+    ReliableFigures,
+    SwarmFigures,
+    VolunteerFigures,
+    daemon_metrics,
+    gpu_metrics,
+    limit_metrics,
+    reliable_metrics,
+    volunteer_metrics,
+)
+from hetpeer.peer.web.machine_warnings import CODES, Warnings
+from hetpeer.stages.pipeline.utilization import Occupation
+
+if TYPE_CHECKING:
+    from hetpeer.dht.node.node import Node
+    from hetpeer.peer.daemon.limits_in_force import Governing
+    from hetpeer.peer.reliable.reliable_peer import ReliablePeer
+    from hetpeer.peer.training.volunteer import Volunteer
+    from hetpeer.peer.training.volunteer_figures import Offer
+
+FOLLOWING = "following"
+RELIABLE_STATES = (FOLLOWING, *(state.value for state in State))
+
+
+class DaemonSource:
+    """Of any daemon: its node, its processes and the machine. `folder` is where its files are."""
+
+    def __init__(
+        self,
+        node: Node,
+        role: str,
+        run: str,
+        folder: Path,
+        states: tuple[str, ...],
+        warnings: Warnings,
+    ) -> None:
+        self._node = node
+        self._role = role
+        self._run = run
+        self._folder = folder
+        self._states = states
+        self._warnings = warnings
+        self._process = psutil.Process()
+
+    def look(self, state: str) -> DaemonFigures:
+        """Now; takes a few milliseconds."""
+        resident: Counter[str] = Counter()
+        cpu: defaultdict[str, float] = defaultdict(float)
+        for what, process in self._processes():
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                times = process.cpu_times()
+                resident[what] += process.memory_info().rss
+                cpu[what] += times.user + times.system
+        return DaemonFigures(
+            version=version("hetpeer"),
+            role=self._role,
+            run=self._run,
+            state=state,
+            states=self._states,
+            started=self._process.create_time(),
+            resident=resident,
+            cpu=cpu,
+            memory_available=psutil.virtual_memory().available,
+            disk_free=psutil.disk_usage(str(self._folder)).free,
+            reach=self._node.standing.reach.value,
+            relays=len(self._node.relays),
+            p2pd_restarts=self._node.restarts,
+            transmitted=self._node.throttle.up.nbytes,
+            received=self._node.throttle.down.nbytes,
+            warnings=frozenset(warning.code for warning in self._warnings.look()),
+            warned_of=CODES,
+        )
+
+    def _processes(self) -> Iterator[tuple[str, psutil.Process]]:
+        yield "daemon", self._process
+        for child in self._process.children(recursive=True):
+            yield "p2pd" if child.pid == self._node.p2pd_pid else "worker", child
+
+
+class VolunteerSource:
+    """`state`: what the daemon does; `volunteer`: the one that lives now, if one does; `credit`: what it has, as far as is known."""
+
+    def __init__(
+        self,
+        daemon: DaemonSource,
+        state: Callable[[], str],
+        volunteer: Callable[[], Volunteer | None],
+        credit: Callable[[], int | None],
+        governing: GoverningSource,
+    ) -> None:
+        self._daemon = daemon
+        self._state = state
+        self._volunteer = volunteer
+        self._credit = credit
+        self._governing = governing
+
+    def metrics(self) -> Iterator[Metric]:
+        """All there are."""
+        volunteer = self._volunteer()
+        yield from daemon_metrics(self._daemon.look(self._state()))
+        yield from self._governing.metrics(None if volunteer is None else volunteer.offer)
+        if volunteer is not None:
+            yield from volunteer_metrics(_of_volunteer(volunteer, self._credit()))
+
+
+class GoverningSource:
+    """Of the limits in force, and the GPU that is computed on."""
+
+    def __init__(self, governing: Governing) -> None:
+        self._governing = governing
+
+    def metrics(self, offer: Offer | None) -> Iterator[Metric]:
+        """All there are; `offer` is what the volunteer that lives now offers."""
+        readings = self._governing.readings
+        gpus = readings.gpus if readings is not None else ()
+        offered = offer.memory_bytes if offer is not None and not offer.in_ram and len(gpus) == 1 else None
+        yield from limit_metrics(self._figures())
+        yield from gpu_metrics(gpus, offered)
+
+    def _figures(self) -> LimitFigures:
+        governing, limits = self._governing, self._governing.settings.limits
+        return LimitFigures(
+            transmit_rate=rate(limits.up),
+            receive_rate=rate(limits.down),
+            transfer_cap=volume(limits.transfer_cap),
+            month_bytes=governing.month_bytes,
+            cores=limits.cpu,
+            celsius={"gpu": limits.temperature_c, "cpu": limits.cpu_temperature_c},
+            gpu_watts=limits.gpu_power_w,
+            holding=frozenset(governing.holding),
+            reasons=tuple(Reason),
+        )
+
+
+def _of_volunteer(volunteer: Volunteer, credit: int | None) -> VolunteerFigures:
+    member, figures, links = volunteer.member, volunteer.figures, volunteer.links
+    begin, end = member.place or (0, 0)
+    lately = figures.shares.lately(time.monotonic())
+    return VolunteerFigures(
+        connected=volunteer.session.is_up,
+        step=member.version,
+        loss=member.loss,
+        blocks=end - begin,
+        microbatches=figures.microbatches,
+        tokens_per_second=volunteer.tokens_per_second,
+        done=links.done,
+        spent=links.spent,
+        occupied={one.value: seconds for one, seconds in figures.shares.seconds.items()},
+        bubble=lately[Occupation.DATA] + lately[Occupation.ROOM],
+        raw_bytes=links.raw_bytes,
+        sent_bytes=links.sent_bytes,
+        trips=tuple(link.trip_s for link in links.links.values() if link.trip_s),
+        memory_limit=volunteer.offer.memory_bytes,
+        credit=credit,
+    )
+
+
+class ReliableSource:
+    """Of a reliable peer of a run of so many `steps`, or batches if it is `grouped`."""
+
+    def __init__(self, daemon: DaemonSource, peer: ReliablePeer, steps: int, *, grouped: bool) -> None:
+        self._daemon = daemon
+        self._peer = peer
+        self._steps = steps
+        self._grouped = grouped
+        self._log = LogMetrics()
+        self._read = 0
+        """Records of the log that are in it."""
+
+    def metrics(self) -> Iterator[Metric]:
+        """All there are."""
+        peer, records = self._peer, self._peer.replica.records
+        while self._read < len(records):
+            self._log.add(records[self._read])
+            self._read += 1
+        service = peer.service
+        yield from daemon_metrics(
+            self._daemon.look(FOLLOWING if service is None else service.core.state.value)
+        )
+        yield from reliable_metrics(self._figures())
+        yield from self._log.metrics()
+
+    def _figures(self) -> ReliableFigures:
+        replica, service = self._peer.replica, self._peer.service
+        credit, history = replica.credit.of, replica.history
+        swarm = None
+        if service is not None:
+            working = service.core.working()
+            swarm = SwarmFigures(
+                volunteers=service.core.volunteers,
+                working=len(working),
+                tokens_per_second=service.tokens_per_second(),
+                holders={
+                    block: sum(begin <= block < end for begin, end in working.values())
+                    for block in range(service.blocks)
+                },
+            )
+        if service is not None:
+            done, last = service.core.done, service.core.last
+        elif self._grouped:
+            done, last = None, ()  # only who coordinates has the clusters' books
+        else:
+            done, last = (
+                history.version,
+                [history.commits[s] for s in (history.version - 1,) if s in history.commits],
+            )
+        return ReliableFigures(
+            leading=replica.is_leading,
+            members=len(replica.members),
+            done=done,
+            steps=self._steps,
+            loss=fmean(commit["loss"] for commit in last) if last else None,
+            stored=self._peer.stored,
+            credit=sum(credit.values()),
+            contributors=len(credit),
+            swarm=swarm,
+        )

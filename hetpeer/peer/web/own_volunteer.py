@@ -1,0 +1,60 @@
+"""The volunteer whose daemon serves the page, as the page shows it: what it does, its limits, its GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hetpeer.peer.daemon.owner_wishes import State
+from hetpeer.peer.web.page_view import Limits, You
+
+if TYPE_CHECKING:
+    from hetpeer.peer.daemon.limits_in_force import Governing
+    from hetpeer.peer.daemon.owner_wishes import Daemon
+    from hetpeer.peer.daemon.presence import Presence
+
+AT_WORK = frozenset(
+    {State.STARTING, State.CHECKING, State.JOINING, State.SYNCING, State.TRAINING, State.WAITING}
+)
+LIMITS = ("limits", "when")
+"""Sections of the settings that are shown."""
+
+
+def you_of(presence: Presence, daemon: Daemon, governing: Governing) -> You:
+    """Now."""
+    standing, volunteer = daemon.standing, presence.life.volunteer
+    may: tuple[str, ...] = ()
+    if standing.state == State.PAUSED:
+        may = ("resume", "finish")
+    elif standing.state in AT_WORK:
+        may = ("pause", "finish")
+    readings = governing.readings
+    return You(
+        peer=presence.node.peer_id,
+        state=standing.state,
+        reason=standing.reason,
+        why=standing.why,
+        since=standing.since,
+        tokens_per_second=volunteer.tokens_per_second if volunteer is not None else 0.0,
+        microbatches=volunteer.figures.microbatches if volunteer is not None else 0,
+        may=may,
+        limits=Limits(
+            settings=_shown(governing),
+            month_bytes=governing.month_bytes,
+            offered=volunteer.offer.memory_bytes if volunteer is not None else None,
+            on_gpu=volunteer is not None and not volunteer.offer.in_ram,
+        ),
+        gpus=readings.gpus if readings is not None else (),
+    )
+
+
+def _shown(governing: Governing) -> dict[str, dict[str, str]]:
+    """Of a file its name alone: whoever else uses this machine may look at the page."""
+    return {
+        key: {
+            "value": one.value,
+            "source": Path(one.source).name if one.source.startswith("/") else one.source,
+        }
+        for key, one in governing.told.items()
+        if key.partition(".")[0] in LIMITS
+    }

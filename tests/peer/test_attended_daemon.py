@@ -1,0 +1,118 @@
+"""A daemon that its owner asks and stops, and no more; what is shown of a reliable peer."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.peer.cli.swarm.status_text import own_lines
+from hetpeer.peer.control.attended_daemon import AttendedDaemon, attended
+from hetpeer.peer.control.control_client import ask
+from hetpeer.peer.control.control_messages import Member, Reliable, Request, Standing, decode_answer
+from hetpeer.peer.logs.log_reader import LogReader
+from hetpeer.peer.process.systemd_notify import Notifier
+from hetpeer.peer.reliable.reliable_status import doing
+
+ONE, OTHER, THIRD = (f"Qm{'x' * 38}{name}" for name in ("ONE111", "TWO222", "THREE3"))
+RELIABLE = Reliable(
+    pid=1,
+    run="tiny",
+    peer=ONE,
+    leader=ONE,
+    term=3,
+    records=1234,
+    version=120,
+    steps=20000,
+    stored=100,
+    members=(
+        Member(peer=ONE, lacks=0),
+        Member(peer=OTHER, lacks=1, silent_s=75.0),
+        Member(peer=THIRD),
+    ),
+)
+
+
+@pytest.mark.parametrize("do", ["pause", "resume", "finish", "set"])
+def test_what_it_does_not_do(do: Any) -> None:
+    daemon = AttendedDaemon(SystemClock(), asyncio.Event(), Notifier(""))
+    request = Request(do=do, **({"key": "limits.up", "value": "none"} if do == "set" else {}))
+    with pytest.raises(LocalError) as caught:
+        daemon.answer(request)
+    assert (caught.value.code, caught.value.exit_code) == ("HP-CTL-005", ExitCode.USAGE)
+    assert do in caught.value.what
+
+
+async def test_it_lives_in_its_folder_alone(tmp_path: Path) -> None:
+    """One that is stopped has left its last word in its log, and its socket is gone."""
+    leaving, key = asyncio.Event(), tmp_path / "some.key"
+
+    async def lives() -> None:
+        async with attended(tmp_path, key, leaving) as daemon:
+            daemon.does("training")
+            daemon.shows(lambda: RELIABLE)
+            found = await asyncio.to_thread(ask, tmp_path, Request(do="status"))
+            assert (found.state, found.reliable) == ("training", RELIABLE)
+            with pytest.raises(LocalError, match=r"HP-ID-002: .*some\.key"):
+                async with attended(tmp_path, key, asyncio.Event()):
+                    pytest.fail("two live there")
+            found = await asyncio.to_thread(ask, tmp_path, Request(do="stop"))
+            assert (found.state, found.reason, leaving.is_set()) == ("draining", "stop", True)
+            raise LocalError("HP-NET-002", "nobody answers", why="a test", fix="nothing")
+
+    with pytest.raises(LocalError, match="HP-NET-002"):
+        await lives()
+    assert "HP-NET-002: nobody answers" in LogReader(tmp_path).last(1)[0].event
+    assert not (tmp_path / "control.sock").exists()
+
+
+def test_it_travels() -> None:
+    standing = Standing(state="training", since=1.0, reliable=RELIABLE)
+    assert decode_answer(standing.encode()) == standing
+
+
+@pytest.mark.parametrize(
+    ("leader", "said"),
+    [
+        (ONE, "coordinates in term 3; 120/20,000 steps committed, checkpoint 100, 1,234 records"),
+        (OTHER, "follows …TWO222 in term 3; "),
+        ("", "follows nobody in term 3; "),
+    ],
+)
+def test_it_is_shown(leader: str, said: str) -> None:
+    reliable = RELIABLE.model_copy(update={"leader": leader})
+    lines = list(own_lines(Standing(state="training", since=1.0, reliable=reliable)))
+    (_, summary), *members = lines[1:]
+    assert summary.startswith(said)
+    assert members == [
+        ("member", "…ONE111  itself, has all records"),
+        ("member", "…TWO222  lacks 1 record, heard 1m 15s ago"),
+        ("member", "…THREE3  only who coordinates knows more"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("leader", "missing", "is_over", "does"),
+    [
+        (None, None, False, ("following", "no_coordinator")),
+        (ONE, None, False, ("following", "no_coordinator")),  # it has won, and does not serve yet
+        (OTHER, None, False, ("following", "")),
+        (ONE, [0], False, ("waiting", "no_peers")),
+        (ONE, [], False, ("training", "")),
+        (ONE, [], True, ("finished", "")),
+    ],
+)
+async def test_what_a_reliable_peer_does(
+    leader: str | None, missing: list[int] | None, is_over: bool, does: tuple[str, str]
+) -> None:
+    halted = asyncio.get_running_loop().create_future()
+    if is_over:
+        halted.set_result(None)
+    service = SimpleNamespace(halted=halted, core=SimpleNamespace(missing_blocks=missing))
+    peer: Any = SimpleNamespace(
+        replica=SimpleNamespace(leader=leader, me=ONE), service=None if missing is None else service
+    )
+    assert doing(peer) == does

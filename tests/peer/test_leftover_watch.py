@@ -1,0 +1,73 @@
+"""What is asked for on the task board, and what is not any more."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from hetpeer.averaging.effects import StepId
+from hetpeer.averaging.messages import Line
+from hetpeer.dht.discovery.task_board import Leftover, Note
+from hetpeer.peer.training.leftover_watch import LeftoverWatch
+
+STEP = StepId(Line(term=2, view=1), 5, entry=1)
+
+
+class Holder:
+    """Somebody who came into a step while it ran, and has nothing to do; `asked` is whom it has asked."""
+
+    def __init__(self) -> None:
+        self.step: StepId | None = STEP
+        self.place: tuple[int, int] | None = (2, 4)
+        self.is_idle = True
+        self.partners = {"sender"}
+        self.asked: list[tuple[str, int]] = []
+
+    def leftovers(self) -> dict[int, tuple[int, ...]]:
+        return {}
+
+    def ask(self, sender: str, found: Leftover) -> None:
+        assert self.step is not None
+        self.asked.append((sender, found.border))
+
+
+class ReadBoard:
+    """A board whose reading takes a while, in which `meanwhile` happens."""
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        self._meanwhile = meanwhile
+
+    async def read(self, _borders: Iterable[int]) -> dict[str, list[Note]]:
+        await asyncio.sleep(0)
+        self._meanwhile()
+        left = tuple(Leftover(border=border, ids=(1,)) for border in (1, 2, 4))
+        notes = [Note(term=2, view=1, step=step, leftovers=left) for step in (4, 5)]
+        return {"sender": notes, "me": notes}
+
+
+async def looked(holder: Holder, meanwhile: Callable[[], None]) -> list[tuple[str, int]]:
+    watch = LeftoverWatch("me", ReadBoard(meanwhile), holder, holder, 8)  # type: ignore[arg-type]
+    await watch._look(0.0)
+    return holder.asked
+
+
+async def test_who_keeps_work_of_this_step_for_our_blocks_is_asked() -> None:
+    assert await looked(Holder(), lambda: None) == [("sender", 2)]
+
+
+async def test_strangers_and_ids_that_no_step_has_are_passed_over() -> None:
+    holder = Holder()
+    holder.partners = {"somebody else"}
+    assert await looked(holder, lambda: None) == []
+    known = Holder()
+    board = ReadBoard(lambda: None)
+    watch = LeftoverWatch("me", board, known, known, 1)  # type: ignore[arg-type]
+    await watch._look(0.0)
+    assert known.asked == [], "microbatch 1 is none of a step with one"
+
+
+async def test_nobody_is_asked_for_a_step_that_ended_while_the_board_was_read() -> None:
+    holder = Holder()
+
+    def ended() -> None:
+        holder.step = None
+
+    assert await looked(holder, ended) == []

@@ -1,0 +1,424 @@
+"""From what volunteers say of themselves to who has which blocks from now on, and when to look."""
+
+import asyncio
+import itertools
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from hetpeer.bootstrap.coordinator.coordinator import Coordinator
+from hetpeer.bootstrap.coordinator.status_view import over_all
+from hetpeer.bootstrap.grouped.cluster_cut import Cutting
+from hetpeer.bootstrap.log.history import History
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.step_workload import of_manifest
+from hetpeer.bootstrap.service.core_config import IN_FLIGHT
+from hetpeer.bootstrap.service.driver import CoordinatorService
+from hetpeer.bootstrap.state.membership import BlockCost, Membership, Volunteer
+from hetpeer.dht.discovery.roster import Roster
+from hetpeer.dht.kademlia.adverts import Advert, LinkNote
+from hetpeer.peer.planning.device_files import devices_in
+from hetpeer.peer.planning.forming_cut import cutting
+from hetpeer.peer.planning.remembered_links import Remembered
+from hetpeer.peer.planning.replan import Proposal, Seating, _lines, proposal
+from hetpeer.peer.planning.swarm_inventory import inventory
+from hetpeer.peer.reliable import plan_proposer
+from hetpeer.peer.reliable.plan_proposer import AGAIN_S, SETTLED_S, Calm, Proposing
+from hetpeer.peer.simulate.sim_config import SwarmConfig
+from hetpeer.peer.simulate.sim_numerics import Symbols
+from hetpeer.stages.planning.swarms.incremental_plan import Living
+from tests.bootstrap.engine import make_run
+
+BLOCKS = 4
+HALVES = ((0, 2), (2, 4))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """Four blocks, in halves."""
+    return make_run(tmp_path_factory.mktemp("replanning"))
+
+
+def advert(flops_per_second: float, memory_bytes: int = 1 << 30) -> Advert:
+    return Advert(
+        role="volunteer", memory_bytes=memory_bytes, flops_per_second=flops_per_second, uplink=12.5e6
+    )
+
+
+def seating(**places: tuple[int, tuple[int, int]]) -> Seating:
+    clusters = 1 + max(cluster for cluster, _ in places.values())
+    return Seating(layouts=(HALVES,) * clusters, seats=places)
+
+
+def asked(
+    run: RunDirectory, adverts: dict[str, Advert], seats: Seating, looks: int = 2000
+) -> Proposal | None:
+    left = iter(range(looks))
+    return proposal(
+        run.manifest, adverts, seats, steps_left=1000, seed=1, on=lambda: next(left, None) is not None
+    )
+
+
+def test_who_is_left_takes_over_what_nobody_comes_for(run: RunDirectory) -> None:
+    found = asked(run, {"a": advert(1e9)}, seating(a=(0, (0, 2))))
+    assert found is not None
+    assert found.arrangement.seats == {"a": (0, (0, BLOCKS))}
+    assert found.arrangement.fault(BLOCKS) is None
+    assert (found.before_s, found.moved) == (float("inf"), 2)
+
+
+def test_slow_and_fast_change_their_shares(run: RunDirectory) -> None:
+    """A hundred times slower with half of the blocks."""
+    adverts = {"fast": advert(1e7), "slow": advert(1e5)}
+    found = asked(run, adverts, seating(fast=(0, (0, 2)), slow=(0, (2, 4))))
+    assert found is not None
+    assert found.after_s < found.before_s
+    assert found.arrangement.seats.keys() == adverts.keys()
+    _, (begin, end) = found.arrangement.seats["fast"]
+    assert end - begin >= 3
+    assert found.arrangement.fault(BLOCKS) is None
+
+
+def test_whom_the_plan_spares_keeps_a_place(run: RunDirectory) -> None:
+    """Nobody is sent away: who is too slow for a pipeline stays as a further holder."""
+    adverts = {"a": advert(1e7), "b": advert(1e7), "slow": advert(1e2)}
+    seats = seating(a=(0, (0, 2)), slow=(0, (2, 4)), b=(1, (0, 2)))
+    found = asked(run, adverts, seats)
+    assert found is not None
+    assert found.arrangement.seats.keys() == adverts.keys()
+    assert found.arrangement.fault(BLOCKS) is None
+    fast = [found.arrangement.seats[peer] for peer in "ab"]
+    covered = {block for _, place in fast for block in range(*place)}
+    assert covered == set(range(BLOCKS))
+
+
+@pytest.mark.parametrize(("cut", "fetched"), [(1, 0), (3, 1)])
+def test_whom_the_plan_spares_has_as_little_to_fetch_as_can_be(
+    run: RunDirectory, cut: int, fetched: int
+) -> None:
+    """The usual cut has no place like its own: it gets the half in which most of its blocks are, and what it has to fetch is said."""
+    uneven = ((0, cut), (cut, 4))
+    seats = Seating(
+        layouts=(uneven, uneven),
+        seats={"a": (0, (0, cut)), "slow": (0, (cut, 4)), "b": (1, (0, cut))},
+    )
+    left = iter(range(2000))
+    found = proposal(
+        run.manifest.model_copy(update={"layouts": (HALVES,)}),
+        {"a": advert(1e7), "b": advert(1e7), "slow": advert(1e2)},
+        seats,
+        steps_left=1000,
+        seed=1,
+        on=lambda: next(left, None) is not None,
+    )
+    assert found is not None
+    new = {
+        peer: set(range(*place)).difference(range(*seats.seats[peer][1]))
+        for peer, (_, place) in found.arrangement.seats.items()
+    }
+    assert len(new["slow"]) == fetched
+    assert found.moved == sum(map(len, new.values()))
+
+
+def test_whom_the_plan_spares_gets_no_blocks_that_it_has_no_room_for(run: RunDirectory) -> None:
+    uneven = ((0, 1), (1, 4))
+    seats = Seating(
+        layouts=(uneven, uneven),
+        seats={"small": (0, (0, 1)), "a": (0, (1, 4)), "b": (1, (0, 1)), "c": (1, (1, 4))},
+    )
+    adverts = dict.fromkeys("ab", advert(1e7)) | {
+        "c": advert(1e5),
+        "small": advert(1e2, memory_bytes=500_000),
+    }
+    found = asked(run, adverts, seats)
+    assert found is not None
+    assert found.arrangement.fault(BLOCKS) is None
+    work = of_manifest(run.manifest, run.manifest.training.microbatches)
+    needed = work.memory + IN_FLIGHT * work.kept
+    assert needed[slice(*found.arrangement.seats["small"][1])].sum() <= 500_000
+
+
+@pytest.mark.parametrize(
+    "absurd",
+    [
+        {"forward_s": 5e-324, "backward_s": 5e-324, "block_end": 2},
+        {"uplink": 1e18},
+        {"flops_per_second": 1e-320},
+        {"flops_per_second": 1e18},
+        {"links": (LinkNote(to="b", rate=1e-310, trip_s=1e18),)},
+    ],
+)
+def test_what_nobody_can_be_does_not_keep_others_from_planning(
+    run: RunDirectory, absurd: dict[str, Any]
+) -> None:
+    adverts = {"a": advert(1e9), "b": advert(1e9).model_copy(update=absurd)}
+    asked(run, adverts, seating(a=(0, (0, 2)), b=(0, (2, 4))), looks=50)
+    assert asked(run, {"b": adverts["b"]}, seating(b=(0, (0, 2)))) is not None
+
+
+def test_nothing_is_proposed_for_a_swarm_that_is_well_off(run: RunDirectory) -> None:
+    adverts = {"a": advert(1e9), "b": advert(1e9)}
+    first = asked(run, adverts, seating(a=(0, (0, 2)), b=(0, (2, 4))))
+    if first is not None:
+        seats = Seating(
+            layouts=tuple(tuple(layout) for layout in first.arrangement.layouts),
+            seats=first.arrangement.seats,
+        )
+        assert asked(run, adverts, seats) is None
+
+
+PEERS = tuple(f"QmVolunteer{number}" for number in range(8))
+
+
+class World:
+    """Eight that hold halves, in four clusters, and what lines between them really carry, which is known of those in use."""
+
+    def __init__(self, run: RunDirectory, seed: int) -> None:
+        random = np.random.default_rng(seed)
+        training = run.manifest.training
+        many = training.model_copy(update={"batch_size": 64 * training.batch_size})
+        self.manifest = run.manifest.model_copy(update={"training": many})
+        work = of_manifest(self.manifest, self.manifest.training.microbatches)
+        each = work.memory + 3 * (work.kept + 4 * work.crossing.max())
+        self.memory = int(1.1 * max(each[:2].sum(), each[2:].sum()))
+        """Enough for half of the blocks, and not for all."""
+        self.rates = {pair: float(random.lognormal(8.0, 2.0)) for pair in itertools.permutations(PEERS, 2)}
+        self.flops = dict(zip(PEERS, random.uniform(1e6, 1e8, len(PEERS)).tolist(), strict=True))
+        order = random.permutation(PEERS).tolist()
+        self.seats = seating(**{peer: (n // 2, HALVES[n % 2]) for n, peer in enumerate(order)})
+
+    def adverts(self, most: int = 4) -> dict[str, Advert]:
+        """Each names its slowest lines in use: to who comes next, to who came before, and to whom it adds up with."""
+        found = {}
+        for peer, (cluster, (begin, end)) in self.seats.seats.items():
+            met = [
+                other
+                for other, (theirs, (first, last)) in self.seats.seats.items()
+                if other != peer and (most > 4 or theirs == cluster or (first < end and begin < last))
+            ]
+            slowest = sorted((self.rates[peer, other], other) for other in met)[:most]
+            links = tuple(LinkNote(to=other[-8:], rate=rate, trip_s=0.02) for rate, other in slowest)
+            fastest = max(rate for pair, rate in self.rates.items() if pair[0] == peer)
+            own = advert(self.flops[peer], self.memory)
+            found[peer] = own.model_copy(update={"links": links, "uplink": fastest})
+        return found
+
+    def step_s(self) -> float:
+        """What a step really takes."""
+        found = inventory(self.manifest, self.adverts(most=len(PEERS)))
+        devices = devices_in(found.document(), "the truth").devices
+        work = of_manifest(self.manifest, self.manifest.training.microbatches)
+        held = [self.seats.seats[peer][1] for peer in found.peers]
+        lines = _lines(self.seats, found.peers)
+        return Living(devices, work, held, lines, steps=1, seed=0, measured=found.measured).before_s
+
+    def changed(self, remembered: Remembered, seed: int, disappointed: int) -> Proposal | None:
+        """What is proposed now, and done."""
+        left = iter(range(1000))
+        found = proposal(
+            self.manifest,
+            remembered(self.adverts()),
+            self.seats,
+            steps_left=1000,
+            seed=seed,
+            on=lambda: next(left, None) is not None,
+            disappointed=disappointed,
+        )
+        if found is not None:
+            layouts = tuple(tuple(layout) for layout in found.arrangement.layouts)
+            self.seats = Seating(layouts=layouts, seats=found.arrangement.seats)
+        return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_lines_that_nobody_knows_are_tried_a_few_times_and_then_all_stays(
+    run: RunDirectory, seed: int
+) -> None:
+    """Lines differ a thousandfold, and only those in use are known, four of each peer."""
+    world, remembered = World(run, seed), Remembered()
+    begun, changes, looks = world.step_s(), 0, 10
+    last = 0
+    for look in range(looks):
+        if world.changed(remembered, look, changes) is not None:
+            changes, last = changes + 1, look
+    assert changes <= 4
+    assert last < looks - 3
+    assert world.step_s() < begun
+
+
+@pytest.mark.parametrize(
+    "adverts", [{}, {"a": advert(1e9)}, {"a": advert(1e9), "b": Advert(role="volunteer")}]
+)
+def test_nothing_is_proposed_before_everybody_has_said_what_it_can_do(
+    run: RunDirectory, adverts: dict[str, Advert]
+) -> None:
+    assert asked(run, adverts, seating(a=(0, (0, 2)), b=(0, (2, 4)))) is None
+
+
+def test_a_seating_is_the_coordinators() -> None:
+    cost = BlockCost(elements=1, memory_bytes=1, flops=1.0)
+    members = Membership((HALVES,), [cost] * BLOCKS)
+    for number, place in enumerate((None, (2, 4))):
+        members.volunteers[f"v{number}"] = Volunteer(f"v{number}", 1, 0.0, cluster=0, place=place)
+    assert Seating.of(members) == seating(v1=(0, (2, 4)))
+
+
+def test_it_is_calm_when_nobody_came_or_went_for_a_while() -> None:
+    calm, here, fewer = Calm(), seating(a=(0, (0, 2)), b=(0, (2, 4))), seating(a=(0, (0, 2)))
+    looks = itertools.count(100.0, 5.0)
+    changes = [(here, 60), (fewer, 60), (here, 40)]
+    due: list[tuple[int, float]] = []
+    for which, (seats, times) in enumerate(changes):
+        began = None
+        for now in itertools.islice(looks, times):
+            began = now if began is None else began
+            if calm(seats, now):
+                due.append((which, now - began))
+    assert [one for one in due if one[0] == 0] == [
+        (0, SETTLED_S),
+        (0, SETTLED_S + AGAIN_S),
+        (0, SETTLED_S + 2 * AGAIN_S),
+    ]
+    assert [one for one in due if one[0] == 2] == [(2, SETTLED_S), (2, SETTLED_S + AGAIN_S)]
+
+
+def test_who_has_gone_is_missed_until_something_is_proposed() -> None:
+    """Places that nobody has come for yet are no loss."""
+    one, two = seating(a=(0, (0, 2))), seating(a=(0, (0, 2)), b=(0, (2, 4)))
+    calm = Calm()
+    missed = []
+    for seats in (one, two, one, two):
+        calm(seats, 0.0)
+        missed.append(calm.lost)
+    assert missed == [set(), set(), {0}, {0}]
+    calm.changed(0.0)
+    assert not calm.lost
+
+
+def test_who_leaves_a_cluster_that_was_never_whole_is_no_loss_nor_is_who_was_moved() -> None:
+    front, back = (0, 2), (2, 4)
+    filling = seating(a=(0, front), b=(0, back), c=(1, front))
+    moved = seating(a=(0, front), b=(1, front), c=(0, back))
+    calm = Calm()
+    missed = []
+    for seats in (
+        filling,
+        seating(a=(0, front), b=(0, back)),
+        filling,
+        seating(b=(0, back), c=(1, front)),
+        filling,
+        moved,
+        seating(a=(0, front), c=(0, back)),
+    ):
+        calm(seats, 0.0)
+        missed.append(calm.lost)
+        calm.changed(0.0)
+    assert missed == [set(), set(), set(), {0}, set(), set(), set()]
+
+
+def test_each_change_is_followed_by_a_longer_rest_until_somebody_comes_or_goes() -> None:
+    one, other = seating(a=(0, (0, 2)), b=(0, (2, 4))), seating(a=(0, (2, 4)), b=(0, (0, 2)))
+    calm, now, rests = Calm(), 0.0, []
+    for seats in (one, other, one, other):
+        calm(seats, now)
+        begun = now
+        while not calm(seats, now):
+            now += 5.0
+        rests.append(now - begun)
+        calm.changed(now)
+    assert rests == [SETTLED_S, AGAIN_S, 2 * AGAIN_S, 4 * AGAIN_S]
+    assert calm.changes == 4
+    fewer = seating(a=(0, (2, 4)))
+    assert not calm(fewer, now)
+    assert calm.changes == 0
+    assert calm(fewer, now + SETTLED_S)
+
+
+def waiting(run: RunDirectory, adverts: dict[str, Advert], *peers: str) -> Cutting | None:
+    left = iter(range(500))
+    return cutting(run.manifest, adverts, 3, peers, seed=1, on=lambda: next(left, None) is not None)
+
+
+def test_who_waits_and_has_the_memory_gets_all_of_the_model(run: RunDirectory) -> None:
+    assert waiting(run, {"a": advert(1e9)}, "a") == Cutting(cluster=3, seats=[("a", (0, BLOCKS))])
+
+
+def test_those_who_wait_share_the_model_by_their_speed_or_are_two_clusters(run: RunDirectory) -> None:
+    """Each has memory for a half at most, so both are needed; with memory for all of it each is a cluster by itself."""
+    memory = of_manifest(run.manifest, run.manifest.training.microbatches)
+    each = int(0.9 * (memory.memory.sum() + 8 * memory.kept.sum()))
+    found = waiting(run, {"fast": advert(1e7, each), "slow": advert(1e6, each)}, "fast", "slow")
+    assert found is not None
+    assert found.fault(BLOCKS) is None
+    assert found.peers == {"fast", "slow"}
+    adverts = {"fast": advert(1e7), "slow": advert(1e7)}
+    found = waiting(run, adverts, "fast", "slow")
+    assert found is not None
+    assert (len(found.seats), len(found.spared)) == (1, 1)
+
+
+def test_those_who_cannot_hold_it_together_or_have_not_said_what_they_can_wait_on(run: RunDirectory) -> None:
+    assert waiting(run, {"a": advert(1e9, 100_000)}, "a") is None
+    assert waiting(run, {"a": advert(1e9), "b": Advert(role="volunteer")}, "a", "b") is None
+    assert waiting(run, {"a": advert(1e9)}, "a", "b") is None
+
+
+def test_lines_that_are_not_used_any_more_are_remembered_as_long_as_both_are_there() -> None:
+    remembered = Remembered()
+    slow, fast = LinkNote(to="QmPeerB"[-8:], rate=1e3), LinkNote(to="QmPeerC"[-8:], rate=1e6)
+    three = dict.fromkeys(("QmPeerA", "QmPeerB", "QmPeerC"), advert(1e9))
+    remembered({**three, "QmPeerA": three["QmPeerA"].model_copy(update={"links": (slow,)})})
+    later = {**three, "QmPeerA": three["QmPeerA"].model_copy(update={"links": (fast,)})}
+    assert set(remembered(later)["QmPeerA"].links) == {slow, fast}
+    newer = slow.model_copy(update={"rate": 2e3})
+    again = {**three, "QmPeerA": three["QmPeerA"].model_copy(update={"links": (newer,)})}
+    assert set(remembered(again)["QmPeerA"].links) == {newer, fast}
+    del three["QmPeerB"]
+    assert set(remembered(three)["QmPeerA"].links) == {fast}
+    assert not remembered({"QmPeerB": advert(1e9)})["QmPeerB"].links
+
+
+async def test_one_failed_look_is_not_the_last(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(plan_proposer, "LOOK_S", 0.001)
+    looked = asyncio.Event()
+
+    class Failing(Proposing):
+        looks = 0
+
+        async def _look(self, service: CoordinatorService, core: Coordinator) -> None:
+            self.looks += 1
+            if self.looks == 1:
+                raise LookupError(core.state.value)
+            looked.set()
+
+    config = SwarmConfig().coordinator(Symbols(BLOCKS), lambda: 0.0)
+    core = Coordinator(over_all(config, History.of([])), 0.0)
+    service = cast(
+        "CoordinatorService",
+        SimpleNamespace(core=core, halted=asyncio.get_running_loop().create_future()),
+    )
+    looking = asyncio.ensure_future(
+        Failing(run.manifest, cast("Roster", None), lambda: service).look_forever()
+    )
+    await asyncio.wait_for(looked.wait(), 10.0)
+    looking.cancel()
+    assert "LookupError" in caplog.text
+
+
+def test_what_was_moved_is_left_alone_until_it_is_measured_unless_somebody_goes() -> None:
+    before, after = seating(a=(0, (0, 2)), b=(0, (2, 4))), seating(a=(0, (2, 4)), b=(0, (0, 2)))
+    calm = Calm()
+    assert not calm(before, 0.0)
+    assert calm(before, SETTLED_S)
+    calm.changed(SETTLED_S)
+    assert not calm(after, SETTLED_S + 10.0)
+    assert not calm(after, 2 * SETTLED_S + 20.0)
+    assert calm(after, SETTLED_S + AGAIN_S)
+    fewer = seating(a=(0, (2, 4)))
+    calm.changed(200.0)
+    assert not calm(fewer, 210.0)
+    assert calm(fewer, 210.0 + SETTLED_S)

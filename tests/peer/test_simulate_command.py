@@ -1,0 +1,180 @@
+"""`hetpeer simulate`: scenarios in virtual time, with the real planner and protocol."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetpeer.bootstrap.authoring.create import create_run
+from hetpeer.bootstrap.run.settings import AveragingSettings
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.peer.planning.model_workload import work_of
+from hetpeer.peer.simulate.scenario import read_scenario
+from hetpeer.peer.simulate.scenario_run import Outcome, play
+from hetpeer.stages.planning.swarms.plan_inputs import Averaging
+from tests.bootstrap.engine import TRAINING, make_author
+from tests.peer.test_cli_main import hetpeer
+
+HEAD = 'model = "gpt2"\nmicrobatches = 16\nsteps = 6\nseconds = 60.0\n'
+DEVICES = "".join(
+    f'[[device]]\nname = "d{number}"\ntflops = {tflops}\nmemory_gib = 8\nup_mbps = {up}\n'
+    for number, (tflops, up) in enumerate(((4, 200), (2, 100), (2, 100), (1, 50)))
+)
+
+
+def scenario(folder: Path, head: str = HEAD, more: str = "") -> Path:
+    path = folder / "scenario.toml"
+    path.write_text(head + more + DEVICES)
+    return path
+
+
+def played(folder: Path, head: str = HEAD, more: str = "") -> Outcome:
+    return play(read_scenario(scenario(folder, head, more)))
+
+
+EQUAL = HEAD + 'plan = "equal"\nstages = 4\n'
+
+
+def test_steps_take_about_what_the_planner_predicts(tmp_path: Path) -> None:
+    outcome = played(tmp_path, EQUAL)
+    assert outcome.goodput == 1.0
+    assert (outcome.departures, outcome.rollbacks) == (0, 0)
+    assert 0.9 <= outcome.median_s / outcome.places.step_s <= 1.2
+
+
+def test_devices_of_whom_only_the_pairs_are_known_are_simulated_too(tmp_path: Path) -> None:
+    pairs = "bandwidth_gbit_s = [" + ", ".join(["[1, 1, 1, 1]"] * 4) + "]\n"
+    path = tmp_path / "pairs.toml"
+    path.write_text(EQUAL + pairs + re.sub("up_mbps = .*\n", "", DEVICES))
+    outcome = play(read_scenario(path))
+    assert 0.9 <= outcome.median_s / outcome.places.step_s <= 1.2
+
+
+def test_a_searched_plan_is_faster_than_equal_parts_in_the_simulation_too(tmp_path: Path) -> None:
+    head = HEAD.replace("60.0", "1e-9")  # beginnings alone: the same on any machine
+    assert played(tmp_path, head).median_s < 0.8 * played(tmp_path, EQUAL).median_s
+
+
+def test_slow_lines_that_may_compress_are_hidden_behind_computing(tmp_path: Path) -> None:
+    slow = DEVICES.replace("00\n", "0\n").replace("50\n", "5\n")  # a tenth of what they carry
+    path = tmp_path / "slow.toml"
+    steps = []
+    for more in ("", "ratio = 100.0\n"):
+        path.write_text(EQUAL + more + slow)
+        outcome = play(read_scenario(path))
+        steps.append(outcome.median_s)
+        assert 0.9 <= outcome.median_s / outcome.places.step_s <= 1.2
+    assert steps[1] < 0.3 * steps[0]
+
+
+def test_stragglers_and_churn_cost_what_they_cost_and_nothing_is_lost(tmp_path: Path) -> None:
+    still = played(tmp_path, EQUAL)
+    slow = played(tmp_path, EQUAL, "[stragglers]\nchance = 1.0\nsleep_s = 60.0\n")
+    assert slow.median_s > still.median_s + 30.0
+    churned = played(
+        tmp_path, EQUAL.replace("steps = 6", "steps = 12"), "[churn]\nmtbf_minutes = 10\naway_s = 20\n"
+    )
+    assert churned.departures > 0
+    assert churned.goodput < 1.0
+    assert churned.seconds > still.seconds
+    assert churned.document()["steps_an_hour"] == 3600.0 * churned.steps / churned.counted_s
+
+
+@pytest.mark.parametrize("steps", [3, 6, 12])
+def test_as_many_steps_an_hour_as_their_time_says(tmp_path: Path, steps: int) -> None:
+    """Joining is left out of both, and so are the steps in which windows are learned: eight, or half of all."""
+    outcome = played(tmp_path, EQUAL.replace("steps = 6", f"steps = {steps}"))
+    assert outcome.steps == len(outcome.step_s) == steps - min(8, steps // 2)
+    assert outcome.document()["steps_an_hour"] == pytest.approx(3600.0 / outcome.median_s, rel=0.05)
+    assert outcome.seconds > outcome.counted_s
+
+
+def run_of(folder: Path, **settings: Any) -> str:
+    """The first line of a scenario of such a run."""
+    model = make_author(folder / "author")
+    data = [folder / "author" / "text.txt"]
+    run = create_run(folder / "run", model=model, data=data, seed=3, sequence_length=16, **settings)
+    return f'model = "{run.path}"\nsteps = 12\nmicrobatches = 4\nplan = "equal"\nstages = 4\n'
+
+
+def test_steps_of_a_run_overlap_in_the_simulation_as_they_do_in_it(tmp_path: Path) -> None:
+    steps = []
+    slow = re.sub(r"tflops = (\d)", r"tflops = \1e-6", DEVICES)  # the model is small
+    for staleness in (0, 1):
+        folder = tmp_path / str(staleness)
+        folder.mkdir()
+        training = TRAINING.model_copy(update={"staleness": staleness})
+        path = folder / "scenario.toml"
+        path.write_text(run_of(folder, training=training) + slow)
+        outcome = play(read_scenario(path))
+        assert 0.9 <= outcome.median_s / outcome.places.step_s <= 1.2
+        steps.append(outcome.median_s)
+    assert steps[1] < 0.8 * steps[0]
+
+
+def test_a_run_of_pipelines_that_average_is_not_taken_for_an_exact_one(tmp_path: Path) -> None:
+    head = run_of(tmp_path, averaging=AveragingSettings(interval=3))
+    with pytest.raises(LocalError, match="mode grouped") as caught:
+        read_scenario(scenario(tmp_path, head))
+    assert (caught.value.code, caught.value.exit_code) == ("HP-SIM-003", ExitCode.CONFIG)
+    work = work_of(head.split('"')[1], None)
+    assert (work.staleness, work.averaging) == (0, Averaging(interval=3))
+
+
+def test_what_does_not_fit_is_told_with_what_would_be_enough(tmp_path: Path) -> None:
+    head = HEAD.replace("gpt2", "gpt3-1.3b").replace("60.0", "1.0")
+    small = DEVICES.replace("memory_gib = 8", "memory_gib = 4")
+    path = tmp_path / "small.toml"
+    path.write_text(head + small)
+    with pytest.raises(LocalError) as caught:
+        play(read_scenario(path))
+    more = float(str(caught.value.fix).split("it needs ")[1].split(" GiB more on d0")[0])
+    path.write_text(head + small.replace("memory_gib = 4", f"memory_gib = {4 + more}", 1))
+    assert play(read_scenario(path)).median_s > 0
+
+
+def test_a_scenario_is_its_seed(tmp_path: Path) -> None:
+    one, again, other = (played(tmp_path, EQUAL + f"seed = {seed}\n") for seed in (1, 1, 2))
+    assert one.document() == again.document()
+    assert one.seconds != other.seconds
+
+
+def test_the_command_prints_it(tmp_path: Path) -> None:
+    path = scenario(tmp_path, EQUAL)
+    document = json.loads(hetpeer("simulate", str(path), "--json").stdout)
+    assert document["schema"] == "hetpeer.simulation/1"
+    assert [stage["device"] for stage in document["pipelines"][0]] == ["d0", "d1", "d2", "d3"]
+    assert "d0 0-2 → d1 3-5" in hetpeer("simulate", str(path)).stdout
+
+
+@pytest.mark.parametrize(
+    ("head", "more", "code", "word"),
+    [
+        ("steps = 6\n", "", "HP-SIM-001", "model"),
+        (HEAD.replace("steps = 6", "steps = 1"), "", "HP-SIM-001", "steps"),
+        (HEAD + 'plan = "equal"\n', "", "HP-SIM-001", "stages"),
+        (HEAD + 'devices = "other.toml"\n', "", "HP-SIM-001", "one of both"),
+        (HEAD, "[churn]\nmtbf_minutes = 0\n", "HP-SIM-001", "churn.mtbf_minutes"),
+        (HEAD.replace("gpt2", "gpt3-6.7b"), "", "HP-PLAN-005", "memory"),
+        (HEAD.replace("gpt2", "nonsense"), "", "HP-PLAN-004", "nonsense"),
+        ("model = \n", "", "HP-SIM-001", "Invalid"),
+        (HEAD.replace("gpt2", "gpt3-6.7b") + 'plan = "equal"\nstages = 2\n', "", "HP-SIM-001", "equal parts"),
+    ],
+)
+def test_bad_scenarios_are_refused_by_name(
+    tmp_path: Path, head: str, more: str, code: str, word: str
+) -> None:
+    with pytest.raises(LocalError) as caught:
+        play(read_scenario(scenario(tmp_path, head, more)))
+    assert caught.value.code == code
+    assert word in str(caught.value)
+    assert caught.value.exit_code in (ExitCode.CONFIG, ExitCode.TOO_SMALL)
+
+
+def test_who_never_comes_to_the_end_is_told_so(tmp_path: Path) -> None:
+    """Steps of minutes, and everybody vanishes every few seconds."""
+    with pytest.raises(LocalError) as caught:
+        played(tmp_path, EQUAL, "[churn]\nmtbf_minutes = 0.1\naway_s = 30\n")
+    assert caught.value.code == "HP-SIM-002"

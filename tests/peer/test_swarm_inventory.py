@@ -1,0 +1,143 @@
+"""A swarm written down as a file of devices: what was measured, what is taken for the rest, and that a plan can be made of it."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.kademlia.adverts import Advert, LinkNote
+from hetpeer.peer.cli.swarm.plan_swarm import SwarmQuestion, plan_swarm
+from hetpeer.peer.planning.device_files import read_devices
+from hetpeer.peer.planning.swarm_inventory import Inventory, inventory
+from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S
+from tests.bootstrap.engine import make_run
+
+FRONT, BACK, NEW = "QmTheFrontPeer", "QmTheBackPeer1", "QmTheNewcomer1"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """Four blocks."""
+    return make_run(tmp_path_factory.mktemp("inventory"))
+
+
+def volunteer(**fields: object) -> Advert:
+    known: dict[str, object] = {"role": "volunteer", "memory_bytes": 1 << 30, "flops_per_second": 1e9}
+    return Advert(**(known | fields))
+
+
+def swarm(run: RunDirectory) -> Inventory:
+    """Two that train, the one over 20 Mbit/s and 30 ms there and back, the other over 100, and one that is new."""
+    onwards = LinkNote(to=BACK[-8:], rate=2.5e6, trip_s=0.03)
+    backwards = LinkNote(to=FRONT[-8:], rate=12.5e6)
+    adverts = {
+        FRONT: volunteer(
+            name="attic",
+            block_end=2,
+            forward_s=0.1,
+            backward_s=0.3,
+            links=(onwards,),
+            uplink=2e6,
+            between_s=0.4,
+        ),
+        BACK: volunteer(name="attic", block_begin=2, block_end=4, links=(backwards,), between_s=0.6),
+        NEW: volunteer(name="office"),
+        "QmTheReliable1": Advert(role="coordinator", memory_bytes=1 << 30),
+        "QmTheSilentOne": Advert(role="volunteer"),
+    }
+    return inventory(run.manifest, adverts)
+
+
+def test_what_was_measured_and_what_is_taken_for_the_rest(run: RunDirectory) -> None:
+    found = swarm(run)
+    back, front, new = found.devices
+    assert [front["name"], back["name"], new["name"]] == ["attic…ntPeer", "attic…kPeer1", "office"]
+    forward = sum(block.flops_forward for block in run.manifest.blocks[:2])
+    assert front["tflops"] == pytest.approx(3 * forward / 0.4 / 1e12, rel=1e-3)
+    assert new["tflops"] == 1e-3
+    assert (front["up_mbps"], back["up_mbps"], new["up_mbps"]) == (20.0, 100.0, 60.0)
+    assert (front["down_mbps"], back["down_mbps"]) == (100.0, 100.0)
+    latency, bandwidth = np.array(found.latency_ms), np.array(found.bandwidth_gbit_s)
+    assert latency[1, 0] == latency[0, 1] == 15.0
+    assert bandwidth[1, 0] == 0.02
+    assert bandwidth[0, 1] == 0.1
+    assert bandwidth[2, 0] == 0.06
+    assert not latency.diagonal().any()
+    assert found.between_s == 0.4
+
+
+def test_what_sums_take_does_not_lie_between_two_steps(run: RunDirectory) -> None:
+    """Two hold the same blocks, so that each sends its half of a sum and half of the gradients, at 1 MB/s."""
+    gradient_mb = 4 * sum(block.vector_count for block in run.manifest.blocks) / 1e6
+    adverts = {
+        peer: volunteer(block_end=4, uplink=1e6, between_s=gradient_mb + 0.7) for peer in (FRONT, BACK)
+    }
+    found = inventory(run.manifest, adverts)
+    hops = 2 * LATENCY_S
+    assert found.between_s == pytest.approx(0.7 - hops, rel=1e-3)
+    hasty = {peer: advert.model_copy(update={"between_s": 1e-3}) for peer, advert in adverts.items()}
+    assert inventory(run.manifest, hasty).between_s == 0.0
+
+
+@pytest.mark.parametrize("name", ["swarm.toml", "swarm.json"])
+def test_a_plan_is_made_of_it(
+    run: RunDirectory, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = swarm(run)
+    path = tmp_path / name
+    path.write_text(json.dumps(found.document()) if name.endswith("json") else "\n".join(found.lines()))
+    assert read_devices(path).names == tuple(device["name"] for device in found.devices)
+    asked = SwarmQuestion(
+        devices=path, model=str(run.path), ratio=None, microbatches=None, seconds=0.0, seed=0
+    )
+    plan_swarm(asked, as_json=True)
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["total_s"] == pytest.approx(planned["pipeline_s"] + planned["sync_s"] + 0.4)
+    assert planned["between_s"] == 0.4
+
+
+def test_who_is_private_and_through_whom_the_private_reach_each_other(
+    run: RunDirectory, tmp_path: Path
+) -> None:
+    """Two that have used a line have it; others that are both private go through the front."""
+    relays = ("QmTheReliable1"[-8:],)
+    note = LinkNote(to=BACK[-8:], rate=2.5e6, trip_s=0.03)
+    adverts = {
+        FRONT: volunteer(name="a", reach="private", relays=relays, links=(note,), uplink=2e6),
+        BACK: volunteer(name="b", reach="private", relays=relays),
+        NEW: volunteer(name="c", reach="public"),
+        "QmTheReliable1": Advert(role="reliable", reach="public"),
+        "QmTheReliable2": Advert(role="reliable", reach="public"),
+        "QmTheReliable3": Advert(role="coordinator", reach="private"),
+    }
+    found = inventory(run.manifest, adverts)
+    private = {device["name"]: device.get("private", False) for device in found.devices}
+    assert private == {"a": True, "b": True, "c": False}
+    assert [front["name"] for front in found.fronts] == ["…iable1"]
+    back, front = (found.peers.index(peer) for peer in (BACK, FRONT))
+    assert found.bandwidth_gbit_s[front][back] == 0.02
+    assert found.bandwidth_gbit_s[back][front] == 0.0
+    path = tmp_path / "swarm.toml"
+    path.write_text("\n".join(found.lines()))
+    assert tomllib.loads(path.read_text()) == found.document()
+    named = read_devices(path)
+    assert named.through == {(back, front): "…iable1"}
+    assert named.devices.bandwidth[front, back] == 2.5e6
+    alone = inventory(run.manifest, {peer: adverts[peer] for peer in (FRONT, BACK)})
+    path.write_text("\n".join(alone.lines()))
+    assert (read_devices(path).devices.bandwidth[[0, 1], [1, 0]] > 0).all()
+
+
+def test_both_forms_say_the_same(run: RunDirectory) -> None:
+    found = swarm(run)
+    assert tomllib.loads("\n".join(found.lines())) == found.document()
+
+
+def test_a_swarm_without_volunteers(run: RunDirectory) -> None:
+    with pytest.raises(LocalError, match="no volunteer says what it can do") as refused:
+        inventory(run.manifest, {"QmTheSilentOne": Advert(role="volunteer")})
+    assert (refused.value.code, refused.value.exit_code) == ("HP-PLAN-001", ExitCode.TRY_LATER)

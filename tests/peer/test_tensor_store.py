@@ -1,0 +1,76 @@
+"""No byte of the arena is given to somebody else while it is in use, and none stays taken when nobody uses it."""
+
+import random
+from functools import partial
+
+from hetpeer.averaging.effects import StepId
+from hetpeer.averaging.messages import Line
+from hetpeer.peer.transport.tensor_store import TensorStore
+from hetpeer.stages.ipc.arena import Arena
+
+STEPS = [StepId(Line(term=1, view=0), number) for number in range(3)]
+
+
+def test_a_pinned_tensor_outlives_its_step() -> None:
+    arena = Arena(1 << 20)
+    store = TensorStore(arena)
+    tensor = store.new(STEPS[0], 1000)
+    pinned = store.pin([tensor])
+    store.end_step(STEPS[0])
+    assert tensor.released
+    assert arena.used > 0
+    store.unpin(pinned)
+    assert arena.used == 0
+    arena.close()
+
+
+def test_a_tensor_on_its_way_to_a_peer_outlives_its_step() -> None:
+    """Or what is sent would be bytes of whoever gets the memory next."""
+    for once in (False, True):
+        arena = Arena(1 << 20)
+        store = TensorStore(arena)
+        tensor = store.new(STEPS[0], 1000)
+        tensor.once = once
+        arrived = [store.leaves(tensor), store.leaves(tensor)]
+        pinned = store.pin([tensor])
+        arrived[0]()
+        store.end_step(STEPS[0])
+        store.unpin(pinned)
+        assert arena.used > 0
+        arrived[1]()
+        assert arena.used == 0
+        arena.close()
+
+
+def test_a_shared_tensor_is_freed_with_its_last_owner() -> None:
+    arena = Arena(1 << 20)
+    store = TensorStore(arena)
+    tensor = store.new(STEPS[0], 1000)
+    shared = store.share(tensor)
+    store.release(tensor)
+    store.release(tensor)
+    assert arena.used > 0
+    store.release(shared)
+    assert arena.used == 0
+    arena.close()
+
+
+def test_nothing_is_left_whatever_the_order() -> None:
+    """Also of steps that ended before their last tensor came."""
+    arena = Arena(1 << 20)
+    store = TensorStore(arena)
+    chance = random.Random(5)
+    for _ in range(300):
+        tensors = [store.new(chance.choice(STEPS), chance.randrange(2000)) for _ in range(6)]
+        tensors += [store.share(chance.choice(tensors)) for _ in range(2)]
+        pinned = store.pin(chance.sample(tensors, 3))
+        actions = [partial(store.release, tensor) for tensor in tensors]
+        actions += [partial(store.end_step, step) for step in chance.sample(STEPS, 2)]
+        actions += [partial(store.unpin, [tensor]) for tensor in pinned]
+        actions += [store.leaves(tensor) for tensor in chance.choices(tensors, k=3)]
+        chance.shuffle(actions)
+        for act in actions:
+            act()
+        assert arena.used == 0
+        assert not store._steps
+    arena.close()

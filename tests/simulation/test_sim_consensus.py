@@ -1,0 +1,280 @@
+"""Several reliable peers keep one log: nothing decided is lost or decided twice, and somebody leads again soon."""
+
+from collections import Counter
+
+import pytest
+
+from hetpeer.bootstrap.consensus.effects import (
+    Decided,
+    Durable,
+    RaftConfig,
+    Role,
+    SaveBallot,
+    SaveEntries,
+    Send,
+)
+from hetpeer.bootstrap.consensus.raft import Raft
+from hetpeer.bootstrap.consensus.raft_entries import StoredEntries
+from hetpeer.bootstrap.consensus.raft_messages import Append, Appended, Entry, Vote
+from hetpeer.peer.simulate.proofs.invariants import ViolationError
+from hetpeer.peer.simulate.proofs.sim_consensus import Council, CouncilConfig, Trouble
+
+TROUBLE_S, CALM_S = 40.0, 30.0
+FAULTS, PROPOSED = 20, 200
+HISTORIES = 100
+NEW_LEADER_S = 5.0
+
+
+def history(seed: int, make=Raft, faults: int = FAULTS) -> Council:
+    """Faults and proposals for a while, then calm; raises ViolationError."""
+    council = Council(seed, CouncilConfig(peers=(3, 5)[seed % 2]), make)
+    Trouble(council, faults, TROUBLE_S)
+    council.start()
+    for _ in range(PROPOSED):
+        council.world.run(council.world.now + TROUBLE_S / PROPOSED, lambda: False)
+        council.propose()
+    council.calm, council.ambushes = True, 0
+    council.heal()
+    for seat in council.seats.values():
+        seat.start()
+    council.world.run(TROUBLE_S + CALM_S, lambda: False)
+    last = council.propose()
+    council.world.run(council.world.now + 3.0, lambda: council.is_decided(last))
+    if not council.is_decided(last):
+        raise ViolationError("liveness: nothing is decided after all is well again")
+    twice = [n for n, times in Counter(_numbers(council)).items() if times > 1]
+    if twice:
+        raise ViolationError(f"decided twice: {twice}")
+    return council
+
+
+def _numbers(council: Council) -> list[int]:
+    return [entry.record["number"] for entry in council.truth if entry.record and "number" in entry.record]
+
+
+def test_histories():
+    decided = [len(_numbers(history(seed))) for seed in range(HISTORIES)]
+    assert sum(decided) > PROPOSED * HISTORIES / 4
+
+
+def led(seed: int, **settings) -> Council:
+    """One whose first leader is there."""
+    council = Council(seed, CouncilConfig(**settings))
+    council.start()
+    council.world.run(20.0, lambda: council.leader() is not None)
+    return council
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("peers", [3, 5])
+def test_a_leader_that_dies_is_replaced_within_five_seconds(peers, seed):
+    council = led(seed, peers=peers, lost=0.0, doubled=0.0)  # as our channels are
+    number = council.propose()
+    council.world.run(council.world.now + 2.0, lambda: False)
+    for reigns in range(1, peers // 2 + 1):
+        died = council.world.now
+        council.leader().kill()
+        council.world.run(died + NEW_LEADER_S, lambda reigns=reigns: len(council.led_at) > reigns)
+        assert len(council.led_at) == reigns + 1
+        assert council.is_decided(number)
+
+
+def test_a_leader_that_leaves_is_replaced_at_once():
+    council = led(3, lost=0.0, doubled=0.0)
+    leader, at = council.leader(), council.world.now
+    leader.act(lambda raft, _: raft.leave())
+    council.world.run(at + 1.0, lambda: len(council.led_at) > 1)
+    assert council.led_at[-1] - at < 1.0
+    assert council.leader() is not leader
+
+
+def test_the_minority_decides_nothing():
+    council = led(1, lost=0.0, doubled=0.0)
+    leader = council.leader()
+    for other in council.seats:
+        council.cut(leader.name, other)
+        council.cut(other, leader.name)
+    leader.act(lambda raft, now: raft.propose({"kind": "number", "number": -1}, now))
+    council.world.run(council.world.now + 10.0, lambda: False)
+    assert leader.raft.role is not Role.LEADER
+    council.heal()
+    number = council.propose()
+    council.world.run(council.world.now + 5.0, lambda: council.is_decided(number))
+    assert council.is_decided(number)
+    assert not council.is_decided(-1)
+
+
+def test_who_leads_knows_who_lacks_what_and_since_when_it_is_silent():
+    council = led(1, lost=0.0, doubled=0.0)
+    leader = council.leader()
+    one, other = (seat for seat in council.seats.values() if seat is not leader)
+    council.world.run(council.world.now + 2.0, lambda: False)
+
+    def known(at, of):
+        return at.raft.lacks(of.name), at.raft.silent_s(of.name, council.world.now)
+
+    assert known(leader, leader) == (0, None)
+    assert known(leader, one)[0] == known(one, one)[0] == 0
+    assert known(one, other) == (None, None), "who follows knows of itself and of who leads"
+    assert known(one, leader)[0] is None
+    assert known(leader, one)[1] < 1.0
+    assert known(one, leader)[1] < 1.0
+    for name in council.seats:
+        council.cut(name, one.name)
+        council.cut(one.name, name)
+    cut_at = council.world.now
+    for _ in range(3):
+        council.propose()
+        council.world.run(council.world.now + 1.0, lambda: False)
+    assert known(leader, one)[0] == 3
+    assert known(leader, one)[1] > council.world.now - cut_at - 1.0
+    assert known(leader, other)[0] == 0
+    assert known(one, one)[0] == 0, "it cannot know"
+    council.heal()
+    council.world.run(council.world.now + 5.0, lambda: False)
+    leader = council.leader()
+    assert all(leader.raft.lacks(name) == 0 for name in council.seats)
+
+
+def test_who_follows_lacks_what_it_does_not_know_to_be_decided():
+    """What it has beyond that may be another leader's."""
+    entries = [Entry(term=1, record={"kind": "number", "number": number}) for number in range(10)]
+    config = RaftConfig(me="r0", members=("r0", "r1", "r2"))
+    raft = Raft(config, Durable(1, None, StoredEntries(entries)), 0.0)
+    raft.receive("r1", Append(term=2, begin=4, last_term=1, committed=10), 0.0)
+    assert (raft.decided, raft.lacks("r0")) == (4, 6)
+    raft.receive("r1", Append(term=2, begin=4, last_term=1, entries=tuple(entries[4:]), committed=10), 0.0)
+    assert (raft.decided, raft.lacks("r0")) == (10, 0)
+
+
+def test_a_member_that_lost_its_log_is_not_answered_at_once():
+    """It refuses whatever comes after what it had said to have: leader and member would talk without end."""
+    council = led(1, lost=0.0, doubled=0.0)
+    leader, now = council.leader(), council.world.now + 1.0
+    council.propose()
+    council.world.run(now, lambda: False)
+    other = next(seat for seat in council.seats.values() if seat is not leader)
+    empty = Raft(RaftConfig(me=other.name, members=council.first), Durable(), now)
+    (told,) = [e for e in leader.raft.tick(now + 0.5) if isinstance(e, Send) and e.to == other.name]
+    *_, answer = empty.receive(leader.name, told.message, now)
+    assert not answer.message.fits
+    assert leader.raft.receive(other.name, answer.message, now) == []
+    assert leader.raft.lacks(other.name) == 0, "it is what it was: nothing that was decided is decided anew"
+
+
+def test_a_peer_that_is_not_there_is_not_made_a_member():
+    council = Council(1, CouncilConfig(peers=2))
+    council.first = ("r0",)
+    council.seats["r0"].start()
+    council.world.run(5.0, lambda: council.leader() is not None)
+    for _ in range(10):
+        council.seats["r0"].act(lambda raft, now: raft.change(("r0", "r1"), now))
+        council.world.run(council.world.now + 0.5, lambda: False)
+    assert council.seats["r0"].raft.log.members == ("r0",)
+    assert council.leader() is not None
+    council.seats["r1"].start()
+    for _ in range(10):
+        council.seats["r0"].act(lambda raft, now: raft.change(("r0", "r1"), now) if raft.leading else ())
+        council.world.run(council.world.now + 0.5, lambda: False)
+    assert council.seats["r1"].raft.log.members == ("r0", "r1")
+
+
+# ── seeded bugs that the histories must find ─────────────────────────────────────────────────────────────────────────
+
+
+class BlindVoter(Raft):
+    """Does not look at the candidate's log."""
+
+    def _requested(self, peer, request, now):
+        last_term, length = self.log.end
+        return super()._requested(
+            peer, request.model_copy(update={"last_term": last_term + 1, "length": length + 1}), now
+        )
+
+
+class SpeaksBeforeItSaves(Raft):
+    """Says that it has entries before they are durable."""
+
+    def receive(self, peer, message, now):
+        effects = super().receive(peer, message, now)
+        return sorted(effects, key=lambda effect: isinstance(effect, SaveEntries))
+
+
+class OldTermsCount(Raft):
+    """Takes for decided what most have, of whatever term (Raft's figure 8)."""
+
+    def _count(self, now):
+        length = self._followers.had_by_most(self.log.members, self._me, len(self.log))
+        return [*self._decide(length), *super()._count(now)]
+
+
+class KeepsItsOwn(Raft):
+    """Takes entries without asking whether those before are the same."""
+
+    def _append(self, peer, message, now):
+        begin = min(message.begin, len(self.log))
+        return super()._append(
+            peer, message.model_copy(update={"begin": begin, "last_term": self.log.term_before(begin)}), now
+        )
+
+
+class ForgetsItsBallot(Raft):
+    """Term and vote are not durable."""
+
+    def receive(self, peer, message, now):
+        return [e for e in super().receive(peer, message, now) if not isinstance(e, SaveBallot)]
+
+    def tick(self, now):
+        return [e for e in super().tick(now) if not isinstance(e, SaveBallot)]
+
+
+class CommandsAnybody(Raft):
+    """Adds and removes members before the change before is decided."""
+
+    def change(self, peers, now):
+        decided, self.decided = self.decided, len(self.log)
+        try:
+            return super().change(peers, now)
+        finally:
+            self.decided = decided
+
+
+class Half(Raft):
+    """Half of the members are enough."""
+
+    def _is_most(self, peers):
+        return 2 * len(peers.intersection(self.log.members)) >= len(self.log.members) - 1
+
+
+MUTANTS = [
+    BlindVoter,
+    SpeaksBeforeItSaves,
+    OldTermsCount,
+    KeepsItsOwn,
+    ForgetsItsBallot,
+    CommandsAnybody,
+    Half,
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_seeded_bugs_are_found(mutant):
+    for seed in range(400):
+        try:
+            history(seed, mutant)
+        except (ViolationError, AssertionError):
+            return
+    pytest.fail("no history found it")
+
+
+def test_messages_of_others_change_nothing():
+    """Answers of strangers, of old terms, and to what was never asked."""
+    council = led(0, lost=0.0, doubled=0.0)
+    raft, now = council.leader().raft, council.world.now
+    term = raft.term
+    assert raft.receive("stranger", Appended(term=term, fits=True, length=1 << 40), now) == []
+    assert raft.receive("r9", Vote(term=term, granted=True), now) == []
+    assert raft.receive("r0", Appended(term=term - 1, fits=False, length=0), now) == []
+    effects = raft.receive("r2", Appended(term=term, fits=False, length=1 << 40), now)
+    assert all(isinstance(e, Send) for e in effects)
+    assert not any(isinstance(e, Decided) for e in effects)

@@ -1,0 +1,115 @@
+"""Seeded histories of clusters that train batches of their own and average: every batch is in the result exactly once."""
+
+from itertools import islice
+from unittest.mock import patch
+
+import pytest
+
+from hetpeer.averaging.effects import COPY, STATE
+from hetpeer.averaging.member.held_step import HeldStep
+from hetpeer.bootstrap.grouped.averaging_round import Round
+from hetpeer.bootstrap.grouped.cluster import Cluster
+from hetpeer.bootstrap.log.batches import Batches
+from hetpeer.bootstrap.log.credit import Credit
+from hetpeer.peer.simulate.proofs.sim_grouped import simulate
+from hetpeer.peer.simulate.sim_swarm import Swarm
+
+SEEDS = range(24)
+ONCE_BROKEN = (36, 92, 140, 1730)
+"""A copy outlived its averaging; a plan was made and its cluster silenced at once; a checkpoint had a copy of another cluster's state; what was saved
+of one cluster's version counted as another's version of the same number."""
+FAULTS = 20
+OWN_CUTS = (4, 12, 25, 33, 36, 37)
+DELAYED = [seed for seed in range(96) if seed // 4 % 2]
+
+
+def test_histories_with_many_faults_keep_every_invariant():
+    kinds = set()
+    for seed in SEEDS:
+        outcome = simulate(seed, faults=FAULTS)
+        assert outcome.violation is None, outcome
+        assert outcome.faults >= 14, outcome
+        kinds |= outcome.kinds
+    assert kinds >= {"founded", "commit", "average", "installed", "dissolved", "checkpoint", "evaluation"}
+
+
+def test_clusters_with_cuts_of_their_own_average_with_the_others():
+    """In one of four histories a planner cuts forming clusters at random, and coordinators die meanwhile."""
+    cuts = []
+
+    def write(self, record, original=Swarm.write):
+        cuts.extend([record["layout"]] if record["kind"] == "founded" and "layout" in record else [])
+        original(self, record)
+
+    with patch.object(Swarm, "write", write):
+        outcomes = [simulate(seed, faults=FAULTS) for seed in OWN_CUTS]
+    assert [outcome.violation for outcome in outcomes] == [None] * len(outcomes)
+    assert len(cuts) >= len(OWN_CUTS)
+    assert len({len(cut) for cut in cuts}) > 1, "more and fewer stages"
+
+
+@pytest.mark.parametrize("seed", ONCE_BROKEN)
+def test_seeds_that_once_broke_an_invariant(seed):
+    outcome = simulate(seed, faults=FAULTS)
+    assert outcome.violation is None, outcome
+
+
+def test_without_faults_nobody_falls_apart_and_groups_are_formed():
+    outcome = simulate(3, faults=0)
+    assert outcome.violation is None
+    assert "dissolved" not in outcome.kinds
+    assert "average" in outcome.kinds
+
+
+def forgetful(self, record, original=Batches.add):
+    """What a cluster that falls apart was training is not handed out again."""
+    if record["kind"] == "dissolved":
+        self._handed.pop(record["cluster"], None)
+    original(self, record)
+
+
+def alone(self, original=Round._sums):
+    """A cluster is left out of the sum of one block."""
+    sums = original(self)
+    return sums | {0: sums[0][:1]}
+
+
+def anybody(self, original=HeldStep._sums):
+    """A holder sends its parameters for any cluster that a plan names."""
+    slot, ids = original(self)
+    return (slot, {b: frozenset((0,)) for b in ids}) if self.averages else (slot, ids)
+
+
+def live(self, original=HeldStep._sums):
+    """It is not the copy that is averaged but what has become of it."""
+    slot, ids = original(self)
+    return (STATE if slot == COPY else slot), ids
+
+
+def midway(self):
+    """A cluster installs a mean while it trains."""
+    return True
+
+
+def kept(self, record, original=Credit.add):
+    """What falls apart with a cluster stays credited."""
+    if record["kind"] != "dissolved":
+        original(self, record)
+
+
+MUTANTS = {
+    "kept": lambda: patch.object(Credit, "add", kept),
+    "live": lambda: patch.object(HeldStep, "_sums", live),
+    "midway": lambda: patch.object(Cluster, "at_rest", property(midway)),
+    "forgetful": lambda: patch.object(Batches, "add", forgetful),
+    "alone": lambda: patch.object(Round, "_sums", alone),
+    "anybody": lambda: patch.object(HeldStep, "_sums", anybody),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_seeded_bug_is_caught_three_times(name):
+    with MUTANTS[name]():
+        seeds = DELAYED if name in ("live", "midway") else range(32)
+        broken = (seed for seed in seeds if simulate(seed, faults=FAULTS).violation)
+        assert len(list(islice(broken, 3))) == 3
