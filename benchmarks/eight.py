@@ -27,7 +27,7 @@ from benchmarks.swarm import ENDLESS, NEVER, Model, Site, Swarm, make_run, runni
 from hetpeer.averaging.member.place_choice import choose_place
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import LinkSettings, TrainingSettings
-from hetpeer.bootstrap.service.core_config import coordinator_config
+from hetpeer.bootstrap.state.core_config import coordinator_config
 from hetpeer.bootstrap.state.membership import Membership, Volunteer
 from hetpeer.peer.process.hetpeer_children import end_all
 from hetpeer.stages.planning.device_network import Network

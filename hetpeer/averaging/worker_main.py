@@ -11,8 +11,9 @@ import sys
 
 from hetpeer.dht.base import failpoints
 from hetpeer.dht.base.errors import HetpeerError
+from hetpeer.stages.ipc.worker_options import WorkerOptions
 from hetpeer.stages.worker.sandbox import confine
-from hetpeer.stages.worker.worker_loop import WorkerOptions, serve, settle_in
+from hetpeer.stages.worker.worker_loop import serve, settle_in
 
 
 def main(arguments: list[str]) -> int:

@@ -3,7 +3,7 @@
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.state.disputed_pairs import CLOSELY, LONGEST, MAX_PAIRS, REMEMBERED, TIMES, Quarrels
+from hetpeer.bootstrap.conduct.disputed_pairs import CLOSELY, LONGEST, MAX_PAIRS, REMEMBERED, TIMES, Quarrels
 from hetpeer.bootstrap.trust.vote_splits import quarrels, spoilers
 
 LINE = m.Line(term=1, view=0)

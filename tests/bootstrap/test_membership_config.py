@@ -6,12 +6,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
+from hetpeer.bootstrap.admission.admission import Doorkeeper
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.run.amendment import Amendment, Change, sign_amendment
 from hetpeer.bootstrap.run.membership_config import FILE, Council, amend
 from hetpeer.bootstrap.run.owner_signature import AMENDMENT
 from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.bootstrap.service.admission import Doorkeeper
 from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.cli import main

@@ -5,10 +5,10 @@ import math
 import pytest
 
 from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.conduct.norm_outliers import ENOUGH, FACTOR, SHARED, Norms
 from hetpeer.bootstrap.state.effects import State
 from hetpeer.bootstrap.state.failed_microbatches import room_s
 from hetpeer.bootstrap.state.membership import Standing
-from hetpeer.bootstrap.state.norm_outliers import ENOUGH, FACTOR, SHARED, Norms
 from tests.bootstrap.court import kinds, sole_holder
 
 HUGE = 1e290

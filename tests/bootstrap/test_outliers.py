@@ -3,7 +3,7 @@
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.state.outliers import ENOUGH, FACTOR, RECENT, Guard, lengths
+from hetpeer.bootstrap.conduct.outliers import ENOUGH, FACTOR, RECENT, Guard, lengths
 
 LINE = m.Line(term=1, view=0)
 

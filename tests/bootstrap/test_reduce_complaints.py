@@ -3,7 +3,7 @@
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.state.disputed_pairs import Quarrels
+from hetpeer.bootstrap.conduct.disputed_pairs import Quarrels
 from hetpeer.bootstrap.trust.reduce_complaints import HUGE, Complaints
 
 LINE = m.Line(term=1, view=0)

@@ -4,8 +4,8 @@ import pytest
 
 from hetpeer.averaging.messages import BlockVote, Line, Missed, Reducing, Vote
 from hetpeer.averaging.reduce.holder_reduce import LENGTH
+from hetpeer.bootstrap.conduct.disputed_pairs import Quarrels
 from hetpeer.bootstrap.coordinator.reduction import MAX_PLANS, Reduce
-from hetpeer.bootstrap.state.disputed_pairs import Quarrels
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.bootstrap.state.timeouts import Pace
 from hetpeer.dht.base.errors import ProtocolError

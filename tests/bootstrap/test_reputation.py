@@ -1,6 +1,6 @@
 """Who is asked to check, and who is checked in any case."""
 
-from hetpeer.bootstrap.state.reputation import (
+from hetpeer.bootstrap.conduct.reputation import (
     DISPUTES,
     LAPSES,
     MAX_PAIRS,

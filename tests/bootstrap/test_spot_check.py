@@ -3,9 +3,10 @@
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.state.reputation import Part
+from hetpeer.bootstrap.conduct.check_rules import CheckRules
+from hetpeer.bootstrap.conduct.reputation import Part
 from hetpeer.bootstrap.trust.checker_reports import UNDER_WAY, Charge, Piece, Way
-from hetpeer.bootstrap.trust.spot_check import CheckRules, SpotCheck
+from hetpeer.bootstrap.trust.spot_check import SpotCheck
 from hetpeer.bootstrap.trust.verdicts import Outcome, Verdict
 
 TRUE, FALSE, OTHER = b"true", b"false", b"other"

@@ -5,11 +5,11 @@ import math
 import pytest
 
 from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.conduct.check_rules import CheckRules
 from hetpeer.bootstrap.state.effects import State
 from hetpeer.bootstrap.state.failed_microbatches import MAX_FAILURES
 from hetpeer.bootstrap.state.membership import BlockCost
 from hetpeer.bootstrap.trust.reduce_complaints import REFUSED
-from hetpeer.bootstrap.trust.spot_check import CheckRules
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.block.fingerprint import KEY_BYTES, distance
 from tests.bootstrap.court import BLOCKS, Court, failed, kinds, objection, reducing, training

@@ -5,9 +5,10 @@ import random
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.state.reputation import LAPSES, Part, Standings
+from hetpeer.bootstrap.conduct.check_rules import CheckRules
+from hetpeer.bootstrap.conduct.reputation import LAPSES, Part, Standings
 from hetpeer.bootstrap.trust.checker_choice import unchecked
-from hetpeer.bootstrap.trust.spot_check import CheckRules, SpotCheck
+from hetpeer.bootstrap.trust.spot_check import SpotCheck
 from hetpeer.bootstrap.trust.step_spot_checks import SpotChecks
 from hetpeer.bootstrap.trust.verdicts import Outcome, Verdict
 from hetpeer.stages.block.fingerprint import KEY_BYTES

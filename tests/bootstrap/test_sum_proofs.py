@@ -7,7 +7,7 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.reduce.holder_reduce import shares_of
-from hetpeer.bootstrap.trust.spot_check import CheckRules
+from hetpeer.bootstrap.conduct.check_rules import CheckRules
 from hetpeer.bootstrap.trust.sum_proof import Proof
 from hetpeer.bootstrap.trust.sum_proofs import Proofs
 from hetpeer.dht.base.errors import ProtocolError

@@ -29,7 +29,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.member.early_tensors import MAX_EARLY
 from hetpeer.averaging.member.tensor_heads import ActivationHead, ShardHead, encode_head
-from hetpeer.bootstrap.service.driver import CONTROL
+from hetpeer.averaging.messages import CONTROL_PROTOCOL
 from hetpeer.bootstrap.storage.file_service import PROTOCOL as FILES
 from hetpeer.bootstrap.storage.file_service import fetch
 from hetpeer.dht.base.clock import SystemClock
@@ -139,7 +139,7 @@ class Stranger:
                 await self._says(peer, TENSORS, (OPENING, b""), frame)
                 await asyncio.sleep(PAUSE_S)
             junk = ({"n": 1, "a": 0, "m": {}}, b"\x00" * (1 << (10 + number % 12)))
-            await self._says(self._place.peer_id, CONTROL, (OPENING, b""), junk)
+            await self._says(self._place.peer_id, CONTROL_PROTOCOL, (OPENING, b""), junk)
 
     async def early(self) -> None:
         """Shards of no elements, which cost no credit, for a reign and a step that will never be: more than anybody lets wait."""
@@ -158,7 +158,7 @@ class Stranger:
             said = asyncio.ensure_future(
                 self._says(
                     self._place.peer_id,
-                    CONTROL,
+                    CONTROL_PROTOCOL,
                     (OPENING | {"key": key}, b""),
                     ({"n": 1, "a": 0, "m": {}}, hello),
                 )
@@ -216,7 +216,7 @@ class Stranger:
         hello = m.Hello(
             run=self._run, incarnation=1, name=MARKUP, memory_bytes=1 << 46, flops_per_second=1e18
         )
-        async with await node.open(self._place.peer_id, CONTROL) as stream:
+        async with await node.open(self._place.peer_id, CONTROL_PROTOCOL) as stream:
             await stream.send({"key": "one", "has": 0, "begun": False})
             await stream.receive(timeout_s=5)
             await stream.send({"n": 1, "a": 0, "m": {}}, m.encode(hello))

@@ -13,10 +13,10 @@ import pytest
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.member.tensor_heads import ActivationHead, encode_head
+from hetpeer.averaging.messages import CONTROL_PROTOCOL
 from hetpeer.bootstrap.audit.audit import audit
 from hetpeer.bootstrap.audit.replay import ReferenceRun
 from hetpeer.bootstrap.run.settings import LinkSettings
-from hetpeer.bootstrap.service.driver import CONTROL
 from hetpeer.bootstrap.service.rate_limit import SESSIONS
 from hetpeer.bootstrap.storage.file_service import PROTOCOL as FILES
 from hetpeer.bootstrap.storage.file_service import fetch
@@ -88,7 +88,9 @@ async def test_a_stranger_talks_nonsense(swarm: Swarm, reference: ReferenceRun, 
             await disturb_files(node, peer)
         worker.resume()
         while swarm.version < STEPS:
-            await hung_up(node, coordinator, CONTROL, (OPENING, b""), ({"n": 1, "a": 0, "m": {}}, b"\x01"))
+            await hung_up(
+                node, coordinator, CONTROL_PROTOCOL, (OPENING, b""), ({"n": 1, "a": 0, "m": {}}, b"\x01")
+            )
             await asyncio.sleep(PAUSE_S)
         await swarm.finished(bootstrap, *volunteers)
     finally:
@@ -171,7 +173,7 @@ async def disturb_coordinator(node: Node, peer: str) -> None:
         ({"n": 1, "a": 0, "m": {}}, os.urandom(2 << 20)),
         ({"n": -1, "a": "x", "m": 7}, b""),
     ):
-        assert await hung_up(node, peer, CONTROL, (OPENING, b""), frame)
+        assert await hung_up(node, peer, CONTROL_PROTOCOL, (OPENING, b""), frame)
 
 
 async def disturb_volunteer(node: Node, volunteer: Child) -> None:

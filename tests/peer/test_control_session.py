@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hetpeer.averaging import messages as m
+from hetpeer.averaging.messages import CONTROL_PROTOCOL
 from hetpeer.bootstrap.consensus.replica import Replica, run_logs
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.log.record_log import read_log
@@ -18,7 +19,7 @@ from hetpeer.bootstrap.log.volunteer_log import keep_event, read_event, read_eve
 from hetpeer.bootstrap.log.volunteer_log_files import AT_FIRST
 from hetpeer.bootstrap.run.membership_config import Council
 from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.bootstrap.service.driver import CONTROL, CoordinatorService
+from hetpeer.bootstrap.service.driver import CoordinatorService
 from hetpeer.bootstrap.service.leader_start import Beginning
 from hetpeer.bootstrap.service.rate_limit import SESSIONS
 from hetpeer.bootstrap.storage.replication import Checkpoints
@@ -49,7 +50,7 @@ class Network(Loopback):
     async def serve(
         self, protocol: str, handler: Callable[[Stream], Awaitable[None]], _budget: Budget
     ) -> None:
-        if protocol == CONTROL:
+        if protocol == CONTROL_PROTOCOL:
             self.handle = handler
 
     def gone(self) -> None:
@@ -240,7 +241,7 @@ async def test_a_session_after_the_other_is_no_record_after_the_other(
     for number in range(10 * int(SESSIONS[1])):
         one = channel.Channel(network.peer_id, f"1.{number}", rig.session, m.MAX_MESSAGE_BYTES)
         one.send(hello)
-        dialling = asyncio.create_task(dial(network, CONTROL, one))
+        dialling = asyncio.create_task(dial(network, CONTROL_PROTOCOL, one))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(one.drained(), 0.1)
         one.close()

@@ -14,8 +14,8 @@ from hetpeer.bootstrap.grouped.cluster_cut import Cutting
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.step_workload import of_manifest
-from hetpeer.bootstrap.service.core_config import IN_FLIGHT
 from hetpeer.bootstrap.service.driver import CoordinatorService
+from hetpeer.bootstrap.state.core_config import IN_FLIGHT
 from hetpeer.bootstrap.state.membership import BlockCost, Membership, Volunteer
 from hetpeer.dht.discovery.roster import Roster
 from hetpeer.dht.kademlia.adverts import Advert, LinkNote

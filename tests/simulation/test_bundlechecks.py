@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 
-from hetpeer.bootstrap.state.reputation import LAPSES
+from hetpeer.bootstrap.conduct.reputation import LAPSES
 from hetpeer.peer.simulate.proofs.histories import LAYOUTS
 from tests.simulation.liars import history, said
 from tests.simulation.test_spotchecks import TWO_STAGES

@@ -5,7 +5,7 @@ That it ends in the state of one machine is looked at in each history.
 
 import pytest
 
-from hetpeer.bootstrap.state.norm_outliers import ENOUGH
+from hetpeer.bootstrap.conduct.norm_outliers import ENOUGH
 from hetpeer.peer.simulate.proofs.coverage import Coverage
 from hetpeer.peer.simulate.proofs.histories import LAYOUTS
 from hetpeer.peer.simulate.proofs.invariants import ViolationError

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import pytest
 
-from hetpeer.bootstrap.state.reputation import LAPSES
+from hetpeer.bootstrap.conduct.reputation import LAPSES
 from hetpeer.peer.simulate.proofs.histories import LAYOUTS
 from hetpeer.peer.simulate.sim_config import SwarmConfig
 from tests.simulation.liars import history, said

@@ -12,7 +12,8 @@ from hetpeer.stages.ipc import results as r
 from hetpeer.stages.ipc.command import Lane
 from hetpeer.stages.ipc.transfer_commands import ForgetResiduals
 from hetpeer.stages.ipc.worker_frames import PREFIX, FrameReader, decode_result, encode_command
-from hetpeer.stages.worker.worker_loop import WorkerOptions, serve
+from hetpeer.stages.ipc.worker_options import WorkerOptions
+from hetpeer.stages.worker.worker_loop import serve
 
 
 @contextlib.contextmanager

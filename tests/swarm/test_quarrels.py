@@ -3,7 +3,7 @@
 import pytest
 
 from hetpeer.bootstrap.audit.replay import ReferenceRun
-from hetpeer.bootstrap.state.disputed_pairs import TIMES
+from hetpeer.bootstrap.conduct.disputed_pairs import TIMES
 from hetpeer.bootstrap.trust.reduce_complaints import DIFFERS
 from tests.swarm.swarm import Swarm, resign
 

@@ -79,7 +79,7 @@ class ShardHead(_Head):
 
 class Introduction(_Head):
     """A head alone: we hold the blocks [begin, end) in this step, and you may not have heard of it. Who keeps a leftover for
-    these blocks sends it. `ticket` proves it to those who do not know us (bootstrap/service/step_tickets.py).
+    these blocks sends it. `ticket` proves it to those who do not know us (bootstrap/admission/step_tickets.py).
     """
 
     kind: Literal["introduction"] = "introduction"

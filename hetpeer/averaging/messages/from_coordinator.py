@@ -131,7 +131,7 @@ class Begin(Schema):
     entry: Count = 0
     """0 at the step's beginning; the n-th who comes in while it runs has n."""
     ticket: Ticket = b""
-    """For who comes in later: the coordinator's word that it takes part (admission ticket, bootstrap/service/step_tickets.py)."""
+    """For who comes in later: the coordinator's word that it takes part (admission ticket, bootstrap/admission/step_tickets.py)."""
 
 
 class Joined(Schema):

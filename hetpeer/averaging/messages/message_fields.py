@@ -8,6 +8,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fai
 
 from hetpeer.stages.pipeline.routes import Hop
 
+CONTROL_PROTOCOL: Final = "hetpeer/1/control"
+"""Protocol of the channel on which a volunteer and the coordinator exchange messages."""
 WIRE_VERSION: Final = 4
 OLDEST_VERSION: Final = WIRE_VERSION - 1
 """That we work with, too."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.reduce.holder_reduce import LENGTH, NEWS, length_of
 from hetpeer.averaging.reduce.reducer_shares import Load, alike, divide
-from hetpeer.bootstrap.state.disputed_pairs import Quarrels
+from hetpeer.bootstrap.conduct.disputed_pairs import Quarrels
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.bootstrap.state.membership import Range
 from hetpeer.bootstrap.state.timeouts import Pace

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.conduct.outliers import Lengths, lengths
 from hetpeer.bootstrap.coordinator.reduction import Reduce, Sums
 from hetpeer.bootstrap.coordinator.step_ledger import StepLedger
 from hetpeer.bootstrap.state.context import Reign
 from hetpeer.bootstrap.state.effects import Effect, Send
 from hetpeer.bootstrap.state.membership import Range
-from hetpeer.bootstrap.state.outliers import Lengths, lengths
 from hetpeer.bootstrap.state.timeouts import Pace
 from hetpeer.bootstrap.trust.step_spot_checks import SpotChecks
 from hetpeer.bootstrap.trust.sum_proofs import Proofs

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.conduct.disputed_pairs import Quarrels
 from hetpeer.bootstrap.coordinator.reduction import Reduce
 from hetpeer.bootstrap.state.context import Reign
-from hetpeer.bootstrap.state.disputed_pairs import Quarrels
 from hetpeer.bootstrap.state.effects import Effect, Send
 from hetpeer.bootstrap.state.membership import Range
 from hetpeer.bootstrap.state.timeouts import Pace

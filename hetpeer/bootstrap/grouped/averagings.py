@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from hetpeer.bootstrap.conduct.disputed_pairs import Quarrels
 from hetpeer.bootstrap.grouped.averaging_round import Round
 from hetpeer.bootstrap.state.context import Reign
-from hetpeer.bootstrap.state.disputed_pairs import Quarrels
 from hetpeer.bootstrap.state.effects import Effect
 from hetpeer.bootstrap.state.timeouts import Pace
 

@@ -9,17 +9,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.conduct.disputed_pairs import Conduct, Quarrels
+from hetpeer.bootstrap.conduct.norm_outliers import Norms
+from hetpeer.bootstrap.conduct.reputation import Standings
 from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.state.agenda import Agenda
 from hetpeer.bootstrap.state.context import Reign
-from hetpeer.bootstrap.state.disputed_pairs import Conduct, Quarrels
 from hetpeer.bootstrap.state.effects import CoordinatorConfig, Record
 from hetpeer.bootstrap.state.failed_microbatches import Failures
 from hetpeer.bootstrap.state.issue_limits import Allowances
 from hetpeer.bootstrap.state.membership import Membership, Range
-from hetpeer.bootstrap.state.norm_outliers import Norms
-from hetpeer.bootstrap.state.reputation import Standings
 
 NOBODY = -1
 """No cluster has that number."""

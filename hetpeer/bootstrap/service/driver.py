@@ -11,10 +11,12 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.tensor_heads import Introduction
+from hetpeer.averaging.messages import CONTROL_PROTOCOL
+from hetpeer.bootstrap.admission.step_tickets import ticket
 from hetpeer.bootstrap.consensus.replica import DeposedError, Replica
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
@@ -23,7 +25,6 @@ from hetpeer.bootstrap.grouped.grouped_run import Grouped
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.service.leader_start import Beginning
 from hetpeer.bootstrap.service.sessions import Reception
-from hetpeer.bootstrap.service.step_tickets import ticket
 from hetpeer.bootstrap.state import effects as d
 from hetpeer.bootstrap.state.leases import MAX_TICK_S
 from hetpeer.bootstrap.storage.replication import Checkpoints
@@ -36,7 +37,6 @@ from hetpeer.dht.identity.addresses import network_in
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.p2pd.listener import CONTROL as CONTROL_BUDGET
 
-CONTROL: Final = "hetpeer/1/control"
 TICK_S = 0.2
 LINGER_S = 3.0
 SAVE_RETRY_S = 2.0
@@ -86,7 +86,7 @@ class CoordinatorService:
                 self._tasks = tasks
                 works = [tasks.create_task(self._consume()), tasks.create_task(self._until_deposed())]
                 self._queue(self.core.start())
-                await self._node.serve(CONTROL, self._reception.handle, CONTROL_BUDGET)
+                await self._node.serve(CONTROL_PROTOCOL, self._reception.handle, CONTROL_BUDGET)
                 self.serving.set()
                 works.append(tasks.create_task(self._tick()))
                 halt = await self.halted

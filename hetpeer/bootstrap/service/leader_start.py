@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hetpeer.bootstrap.admission.admission import Doorkeeper
 from hetpeer.bootstrap.log.history import Record
 from hetpeer.bootstrap.log.volunteer_log_files import VolunteerLogs
 from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.bootstrap.service.admission import Doorkeeper
-from hetpeer.bootstrap.service.core_config import coordinator_config
 from hetpeer.bootstrap.service.core_interface import Core, new_core
+from hetpeer.bootstrap.state.core_config import coordinator_config
 
 
 @dataclass(frozen=True, slots=True)

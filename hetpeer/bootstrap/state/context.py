@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetpeer.averaging.messages import Finished, Line
+from hetpeer.bootstrap.conduct.disputed_pairs import Quarrels
+from hetpeer.bootstrap.conduct.norm_outliers import Norms
+from hetpeer.bootstrap.conduct.outliers import Guard
+from hetpeer.bootstrap.conduct.reputation import Standings
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.log.unused_work import Afterwards
 from hetpeer.bootstrap.state.agenda import Agenda
-from hetpeer.bootstrap.state.disputed_pairs import Quarrels
 from hetpeer.bootstrap.state.effects import CoordinatorConfig, Record, State
 from hetpeer.bootstrap.state.failed_microbatches import Failures
 from hetpeer.bootstrap.state.issue_limits import Allowances
 from hetpeer.bootstrap.state.membership import Membership
-from hetpeer.bootstrap.state.norm_outliers import Norms
-from hetpeer.bootstrap.state.outliers import Guard
-from hetpeer.bootstrap.state.reputation import Standings
 
 
 @dataclass(slots=True)

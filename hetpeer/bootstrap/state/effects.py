@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.conduct.check_rules import CheckRules
 from hetpeer.bootstrap.state.membership import PLAIN, BlockCost, Range
-from hetpeer.bootstrap.trust.spot_check import CheckRules
 from hetpeer.stages.planning.swarms import plan_inputs
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
+from hetpeer.bootstrap.conduct.check_rules import CheckRules
+from hetpeer.bootstrap.conduct.reputation import Standings
 from hetpeer.bootstrap.state.membership import Range
-from hetpeer.bootstrap.state.reputation import Standings
-from hetpeer.bootstrap.trust.spot_check import CheckRules, SpotCheck
+from hetpeer.bootstrap.trust.spot_check import SpotCheck
 
 
 def fellows(peer: str, roster: Mapping[str, Range]) -> list[str]:

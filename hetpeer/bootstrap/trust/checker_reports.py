@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.state.reputation import Duty, Part
+from hetpeer.bootstrap.conduct.reputation import Duty, Part
 
 UNDER_WAY = 2
 """So many microbatches a checker computes once more at a time: they are not in its window."""

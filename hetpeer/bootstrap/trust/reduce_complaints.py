@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.state.disputed_pairs import Pair, Quarrels
+from hetpeer.bootstrap.conduct.disputed_pairs import Pair, Quarrels
 from hetpeer.bootstrap.state.membership import Range
 from hetpeer.bootstrap.trust.vote_splits import quarrels, spoilers
 

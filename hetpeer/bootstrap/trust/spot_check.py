@@ -7,38 +7,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.state.reputation import Duty, Part
+from hetpeer.bootstrap.conduct.check_rules import CheckRules
+from hetpeer.bootstrap.conduct.reputation import Duty, Part
 from hetpeer.bootstrap.trust.checker_reports import Opinion, Piece, Source, Way, Word
 from hetpeer.bootstrap.trust.verdicts import Case, Outcome, Verdict, marks_of
-
-EQUAL = 1e-9
-"""Relative distance of two fingerprints of the same bits, as different processors add float64."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckRules:
-    """What the manifest says of them, and of proofs of sums. `draw`: a number in [0, 1), and `key`: of a fingerprint, that nobody can foresee."""
-
-    share: float = 0.0
-    """Of contributions that are checked."""
-    tolerance: float = 1e-3
-    """Relative distance of two honest sums, at most."""
-    proves: bool = True
-    """Sums are proven before they are committed."""
-    draw: Callable[[], float]
-    key: Callable[[], bytes]
-    distance: Callable[[bytes, bytes], float]
-
-    def same(self, one: bytes, other: bytes) -> bool:
-        """Whether two fingerprints are of the same."""
-        return self.distance(one, other) <= self.tolerance
-
-    def equal(self, one: bytes, other: bytes) -> bool:
-        """Whether two fingerprints are of the same bits."""
-        return self.distance(one, other) <= EQUAL
 
 
 class SpotCheck:

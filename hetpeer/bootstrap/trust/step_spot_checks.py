@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.conduct.check_rules import CheckRules
+from hetpeer.bootstrap.conduct.reputation import Duty, Part, Standings
 from hetpeer.bootstrap.state.effects import Effect, Send
 from hetpeer.bootstrap.state.membership import Range
-from hetpeer.bootstrap.state.reputation import Duty, Part, Standings
 from hetpeer.bootstrap.trust.checker_choice import Circle
 from hetpeer.bootstrap.trust.checker_reports import Opinion, Piece, Way
-from hetpeer.bootstrap.trust.spot_check import CheckRules, SpotCheck
+from hetpeer.bootstrap.trust.spot_check import SpotCheck
 from hetpeer.bootstrap.trust.verdicts import Outcome, Verdict
 from hetpeer.stages.block.fingerprint import KEY_BYTES
 from hetpeer.stages.pipeline.routes import Hop, Route, rest_of

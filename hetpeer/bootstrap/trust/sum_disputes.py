@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.state.disputed_pairs import Pair
+from hetpeer.bootstrap.conduct.disputed_pairs import Pair
 from hetpeer.bootstrap.trust.sum_proof import Claim
 from hetpeer.bootstrap.trust.verdicts import Same
 

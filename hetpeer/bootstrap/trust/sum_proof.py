@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.reduce.holder_reduce import shares_of
-from hetpeer.bootstrap.state.disputed_pairs import Pair
-from hetpeer.bootstrap.trust.spot_check import EQUAL, CheckRules
+from hetpeer.bootstrap.conduct.check_rules import EQUAL, CheckRules
+from hetpeer.bootstrap.conduct.disputed_pairs import Pair
 from hetpeer.bootstrap.trust.verdicts import marks_of
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.block.fingerprint import KEY_BYTES, Expected, is_fingerprint

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.state.disputed_pairs import Pair
+from hetpeer.bootstrap.conduct.check_rules import CheckRules
+from hetpeer.bootstrap.conduct.disputed_pairs import Pair
 from hetpeer.bootstrap.state.effects import Effect, Send
-from hetpeer.bootstrap.trust.spot_check import CheckRules
 from hetpeer.bootstrap.trust.sum_disputes import Trial
 from hetpeer.bootstrap.trust.sum_proof import Claim, Proof
 

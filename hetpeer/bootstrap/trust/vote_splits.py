@@ -12,7 +12,7 @@ from collections.abc import Collection, Hashable, Mapping
 from itertools import combinations
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.state.disputed_pairs import Pair
+from hetpeer.bootstrap.conduct.disputed_pairs import Pair
 
 ALIKE = 1e-6
 """Norms of the same bits, as different processors add them."""

@@ -12,8 +12,8 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
+from hetpeer.averaging.messages import CONTROL_PROTOCOL
 from hetpeer.bootstrap.run.manifest import SignedManifest
-from hetpeer.bootstrap.service.driver import CONTROL
 from hetpeer.dht.base.errors import LocalError, RemoteError
 from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.dht.discovery.roster import Roster
@@ -105,7 +105,7 @@ async def _arrive(
 @contextlib.asynccontextmanager
 async def _running(config: NodeConfig, home: Home) -> AsyncIterator[Node]:
     node = await Node.start(config, home.identity())
-    node.may_cut(CONTROL, TENSORS)
+    node.may_cut(CONTROL_PROTOCOL, TENSORS)
     node.may_go_directly(TENSORS)
     telling = TaskSet()
     telling.spawn(tell_forever(node, reliable=False), name="words on reachability")

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from hetpeer.averaging.reduce.holder_reduce import shards_of
 from hetpeer.averaging.reduce.tied_parameters import Ties
+from hetpeer.bootstrap.conduct.disputed_pairs import Quarrels
 from hetpeer.bootstrap.coordinator.reduction import divided
 from hetpeer.bootstrap.run.manifest import Manifest
-from hetpeer.bootstrap.state.disputed_pairs import Quarrels
 from hetpeer.peer.transport.tensor_schema import FLOAT_BYTES
 from hetpeer.stages.links.codec import Codec, value_bytes
 from hetpeer.stages.pipeline.routes import Roster, Route

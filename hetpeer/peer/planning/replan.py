@@ -14,7 +14,7 @@ import numpy as np
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.run.step_workload import of_manifest
-from hetpeer.bootstrap.service.core_config import IN_FLIGHT
+from hetpeer.bootstrap.state.core_config import IN_FLIGHT
 from hetpeer.bootstrap.state.membership import Membership, Range
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.kademlia.adverts import Advert

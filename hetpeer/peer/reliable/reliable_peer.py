@@ -9,16 +9,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetpeer.averaging.messages import CONTROL_PROTOCOL
 from hetpeer.bootstrap.consensus.reconfiguration import Amending
 from hetpeer.bootstrap.consensus.replica import Replica, run_logs
 from hetpeer.bootstrap.log.credit_ranking import encode, ranking
 from hetpeer.bootstrap.run.membership_config import Council
 from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.bootstrap.service.core_config import coordinator_config
 from hetpeer.bootstrap.service.core_interface import is_over
-from hetpeer.bootstrap.service.driver import CONTROL, CoordinatorService
+from hetpeer.bootstrap.service.driver import CoordinatorService
 from hetpeer.bootstrap.service.leader_start import Beginning
 from hetpeer.bootstrap.state.agenda import is_complete
+from hetpeer.bootstrap.state.core_config import coordinator_config
 from hetpeer.bootstrap.state.effects import Halt
 from hetpeer.bootstrap.storage.file_service import PROTOCOL as FILES
 from hetpeer.bootstrap.storage.file_service import FileService
@@ -41,16 +42,11 @@ from hetpeer.peer.process.lifecycle import freeze_memory
 from hetpeer.peer.process.web_address import Where
 from hetpeer.peer.reliable.checkpoint_catch_up import CatchingUp
 from hetpeer.peer.reliable.plan_proposer import Proposing
+from hetpeer.peer.reliable.reliable_advert import notable_of_reliable, reliable_advert
 from hetpeer.peer.reliable.reliable_progress import ReliableProgress
 from hetpeer.peer.reliable.reliable_status import doing, figures_of
 from hetpeer.peer.reliable.stand_in import StandIn
-from hetpeer.peer.training.self_advert import (
-    anything,
-    notable_of_reliable,
-    publish_forever,
-    reliable_advert,
-    take_leave,
-)
+from hetpeer.peer.training.self_advert import anything, publish_forever, take_leave
 
 LAST = ("checkpoint", "evaluation", "dissolved")
 """One of these is what ends a grouped run."""
@@ -123,7 +119,7 @@ class ReliablePeer:
         """Until the run is over, or when it was over until `leaving`. Raises `LocalError` for a disk that does not keep what must be kept."""
         await self._checkpoints.serve()
         refusing = ChannelServer(lambda _peer, _key: None, 0)
-        await self._node.serve(CONTROL, refusing.handle, CONTROL_BUDGET)
+        await self._node.serve(CONTROL_PROTOCOL, refusing.handle, CONTROL_BUDGET)
         await self._node.serve(FILES, FileService(self._shelf).handle)
         if len(self.replica.members) > 1:
             self.ready.set()

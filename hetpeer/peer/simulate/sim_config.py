@@ -9,9 +9,9 @@ from hetpeer.averaging.effects import EVERY_ID
 from hetpeer.averaging.member.step_vote import Shape
 from hetpeer.averaging.reduce.holder_reduce import LENGTH
 from hetpeer.averaging.reduce.tied_parameters import Tie, Ties
+from hetpeer.bootstrap.conduct.check_rules import CheckRules
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.bootstrap.state.membership import BlockCost
-from hetpeer.bootstrap.trust.spot_check import CheckRules
 from hetpeer.peer.simulate.network.wires import Ground
 from hetpeer.peer.simulate.sim_numerics import Numerics
 from hetpeer.stages.block.fingerprint import KEY_BYTES, distance

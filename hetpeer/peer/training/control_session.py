@@ -15,8 +15,8 @@ from itertools import chain
 from typing import Any
 
 from hetpeer.averaging import messages as m
+from hetpeer.averaging.messages import CONTROL_PROTOCOL
 from hetpeer.bootstrap.run.membership_config import Council
-from hetpeer.bootstrap.service.driver import CONTROL
 from hetpeer.dht.base.errors import PeerLostError
 from hetpeer.dht.channels.channel import Channel
 from hetpeer.dht.channels.channel_server import dial
@@ -92,7 +92,12 @@ class ControlSession:
         self._has_all = False
         self._opened()
         try:
-            await dial(self._node, CONTROL, channel, PATIENCE_S if len(self._council.peers) > 1 else math.inf)
+            await dial(
+                self._node,
+                CONTROL_PROTOCOL,
+                channel,
+                PATIENCE_S if len(self._council.peers) > 1 else math.inf,
+            )
         except PeerLostError as error:
             _log.info("new session with the coordinator: %s", error.why)
             self._turn += 1

@@ -14,7 +14,7 @@ from hetpeer.averaging.member.place_choice import choose_place
 from hetpeer.averaging.messages import Place
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.bootstrap.service.core_config import coordinator_config
+from hetpeer.bootstrap.state.core_config import coordinator_config
 from hetpeer.bootstrap.state.membership import Membership, Volunteer
 from hetpeer.bootstrap.state.placement import ranked
 from hetpeer.dht.base.errors import RemoteError

@@ -10,8 +10,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from hetpeer.averaging.member.member import Phase
-from hetpeer.bootstrap.service.driver import CoordinatorService
-from hetpeer.bootstrap.state.effects import State
 from hetpeer.dht.base.errors import RemoteError
 from hetpeer.dht.discovery.roster import Roster
 from hetpeer.dht.kademlia.adverts import LEFT, MAX_LINKS, Advert, LinkNote
@@ -78,7 +76,7 @@ async def _changed(
 
 async def take_leave(roster: Roster, node: Node, role: str) -> None:
     """Say that we are gone, so that nobody has to wait until the last advert expires. Takes LEAVE_S at most; never raises."""
-    gone = Advert(role=role, state=LEFT, **_reach(node))
+    gone = Advert(role=role, state=LEFT, **reach_fields(node))
     with contextlib.suppress(RemoteError, TimeoutError):
         async with asyncio.timeout(LEAVE_S):
             await roster.publish(gone, ttl_s=TTL_S)
@@ -117,7 +115,7 @@ def volunteer_advert(volunteer: Volunteer, node: Node, device_name: str) -> Adve
         memory_bytes=volunteer.offer.memory_bytes,
         device=device_name[:32],
         links=tuple(link_notes(volunteer.links.links, node.path)),
-        **_reach(node),
+        **reach_fields(node),
     )
 
 
@@ -127,22 +125,14 @@ def notable_of_volunteer(volunteer: Volunteer) -> object:
     return member.phase in AT_WORK or member.phase, member.place
 
 
-def notable_of_reliable(service: CoordinatorService | None) -> object:
-    """Likewise: who coordinates, the steps that are committed, and whether it trains."""
-    if service is None:
-        return None
-    state = service.core.state
-    return service.core.done, State.TRAINING if state is State.REDUCING else state
-
-
 def workless_advert(node: Node, name: str, state: str) -> Advert:
     """Of a volunteer that has no compute worker, since it is held back or since one is being started: it holds nothing."""
     return Advert(
-        name=name, addresses=tuple(node.addresses()[:8]), role="volunteer", state=state, **_reach(node)
+        name=name, addresses=tuple(node.addresses()[:8]), role="volunteer", state=state, **reach_fields(node)
     )
 
 
-def _reach(node: Node) -> dict[str, Any]:
+def reach_fields(node: Node) -> dict[str, Any]:
     """How others reach us, as fields of an advert."""
     return {
         "reach": node.standing.reach.value,
@@ -168,21 +158,3 @@ def link_notes(links: Mapping[str, LinkFigures], path: Callable[[str], Path | No
         )
         for peer, figures in used[:MAX_LINKS]
     ]
-
-
-def reliable_advert(service: CoordinatorService | None, node: Node) -> Advert:
-    """Where the run stands, of the peer that coordinates it; that it is there, of another reliable peer."""
-    if service is None:
-        return Advert(
-            addresses=tuple(node.addresses()[:8]), role="reliable", state="following", **_reach(node)
-        )
-    last = [float(commit["loss"]) for commit in service.core.last]
-    return Advert(
-        addresses=tuple(node.addresses()[:8]),
-        role="coordinator",
-        state=service.core.state.value,
-        step=service.core.done,
-        loss=sum(last) / len(last) if last else None,
-        tokens_per_second=service.tokens_per_second(),
-        **_reach(node),
-    )

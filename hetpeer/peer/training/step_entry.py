@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.member import Effect, Member, Origin
 from hetpeer.averaging.member.tensor_heads import Introduction
+from hetpeer.bootstrap.admission.step_tickets import check
 from hetpeer.bootstrap.run.membership_config import Council
-from hetpeer.bootstrap.service.step_tickets import check
 from hetpeer.dht.base import failpoints
 from hetpeer.dht.discovery.task_board import Leftover
 from hetpeer.peer.training.evidence_log import Evidence

@@ -20,7 +20,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.member import Effect, InStep, Member, Origin, Phase
 from hetpeer.averaging.member.place_choice import choose_place
 from hetpeer.averaging.member.tensor_heads import ActivationHead, Introduction
-from hetpeer.bootstrap.service.core_config import shape_of
+from hetpeer.bootstrap.state.core_config import shape_of
 from hetpeer.bootstrap.storage.file_service import Served
 from hetpeer.dht.base import failpoints
 from hetpeer.dht.base.errors import LocalError

@@ -28,7 +28,7 @@ from hetpeer.stages.ipc.block_commands import Info, Shutdown
 from hetpeer.stages.ipc.command import Command
 from hetpeer.stages.ipc.results import CommandFailedError, Failed, Result
 from hetpeer.stages.ipc.worker_frames import FrameReader, decode_result, encode_command
-from hetpeer.stages.worker.worker_loop import WorkerOptions
+from hetpeer.stages.ipc.worker_options import WorkerOptions
 
 START_S = 120.0
 """Seconds until the first answer: importing torch takes 2 s on an idle machine, a minute on a laptop busy with games."""

@@ -7,7 +7,6 @@ never outlives its daemon. Its entry point is averaging/worker_main.py, where th
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
 import os
@@ -15,9 +14,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Self
 
 from hetpeer.dht.base import failpoints
@@ -26,36 +24,12 @@ from hetpeer.stages.ipc.block_commands import Shutdown
 from hetpeer.stages.ipc.command import Command, Lane
 from hetpeer.stages.ipc.results import Done, Result, failed
 from hetpeer.stages.ipc.worker_frames import FrameReader, decode_command, encode_result
+from hetpeer.stages.ipc.worker_options import WorkerOptions
 
 PR_SET_PDEATHSIG = 1
 RECEIVE_BYTES = 1 << 20
 
 Execute = Callable[[Command[Any]], Result]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOptions:
-    """What the daemon tells the worker on its command line. `socket` and `arena` are inherited descriptors."""
-
-    socket: int
-    arena: int
-    parent: int
-    device: str
-    threads: int
-    nice: int
-    gpu_memory: float
-
-    def arguments(self) -> list[str]:
-        return [f"--{name}={getattr(self, name)}" for name in self.__slots__]
-
-    @classmethod
-    def parse(cls, arguments: Sequence[str]) -> WorkerOptions:
-        parser = argparse.ArgumentParser(description="hetpeer's compute worker; started by its daemon")
-        for name in ("socket", "arena", "parent", "threads", "nice"):
-            parser.add_argument(f"--{name}", type=int, required=True)
-        parser.add_argument("--device", required=True)
-        parser.add_argument("--gpu_memory", type=float, required=True)
-        return cls(**vars(parser.parse_args(arguments)))
 
 
 def settle_in(options: WorkerOptions) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.conduct.norm_outliers import ENOUGH
 from hetpeer.bootstrap.state.failed_microbatches import MAX_FAILURES
-from hetpeer.bootstrap.state.norm_outliers import ENOUGH
 from hetpeer.peer.simulate.sim_numerics import Numerics
 from hetpeer.stages.block.fingerprint import pack, unpack
 

@@ -8,12 +8,12 @@ import secrets
 from hetpeer.averaging.effects import EVERY_ID
 from hetpeer.averaging.member.step_vote import Shape
 from hetpeer.averaging.reduce.tied_parameters import Ties
+from hetpeer.bootstrap.conduct.check_rules import CheckRules
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.step_workload import of_links, of_manifest
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.bootstrap.state.membership import BlockCost
-from hetpeer.bootstrap.trust.spot_check import CheckRules
 from hetpeer.stages.block.fingerprint import KEY_BYTES, distance
 from hetpeer.stages.pipeline.gradient_slots import LIVE
 

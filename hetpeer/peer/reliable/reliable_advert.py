@@ -1,0 +1,35 @@
+"""The advert of a reliable peer in the DHT."""
+
+from __future__ import annotations
+
+from hetpeer.bootstrap.service.driver import CoordinatorService
+from hetpeer.bootstrap.state.effects import State
+from hetpeer.dht.kademlia.adverts import Advert
+from hetpeer.dht.node.node import Node
+from hetpeer.peer.training.self_advert import reach_fields
+
+
+def notable_of_reliable(service: CoordinatorService | None) -> object:
+    """What others are to hear at once: who coordinates, committed steps, and whether the run trains."""
+    if service is None:
+        return None
+    state = service.core.state
+    return service.core.done, State.TRAINING if state is State.REDUCING else state
+
+
+def reliable_advert(service: CoordinatorService | None, node: Node) -> Advert:
+    """Progress of the run if this peer coordinates it; otherwise only that it is there."""
+    if service is None:
+        return Advert(
+            addresses=tuple(node.addresses()[:8]), role="reliable", state="following", **reach_fields(node)
+        )
+    last = [float(commit["loss"]) for commit in service.core.last]
+    return Advert(
+        addresses=tuple(node.addresses()[:8]),
+        role="coordinator",
+        state=service.core.state.value,
+        step=service.core.done,
+        loss=sum(last) / len(last) if last else None,
+        tokens_per_second=service.tokens_per_second(),
+        **reach_fields(node),
+    )
