@@ -1,0 +1,1 @@
+"""The command line, the daemons, and everything that a person sees."""

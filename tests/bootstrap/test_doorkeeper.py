@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.admission.admission import Admitted, Doorkeeper
 from hetpeer.bootstrap.admission.proof_of_work import find_proof, is_proof
-from hetpeer.bootstrap.admission.vouchers import (
+from hetpeer.bootstrap.run.amendment import Amendment
+from hetpeer.bootstrap.run.manifest import public_bytes
+from hetpeer.bootstrap.run.settings import AdmissionSettings
+from hetpeer.bootstrap.run.vouchers import (
     VOUCHER,
     Voucher,
     as_text,
@@ -17,9 +20,6 @@ from hetpeer.bootstrap.admission.vouchers import (
     read_voucher,
     sign_voucher,
 )
-from hetpeer.bootstrap.run.amendment import Amendment
-from hetpeer.bootstrap.run.manifest import public_bytes
-from hetpeer.bootstrap.run.settings import AdmissionSettings
 
 RUN, OTHER_RUN = "3f" * 16, "a0" * 16
 OWNER, STRANGER = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()

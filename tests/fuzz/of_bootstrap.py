@@ -19,14 +19,6 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.tensor_heads import Introduction
 from hetpeer.bootstrap.admission import step_tickets
 from hetpeer.bootstrap.admission.admission import Admitted, Doorkeeper
-from hetpeer.bootstrap.admission.vouchers import (
-    VOUCHER,
-    Voucher,
-    as_text,
-    of_text,
-    read_voucher,
-    sign_voucher,
-)
 from hetpeer.bootstrap.consensus import raft_messages as raft
 from hetpeer.bootstrap.log import credit_ranking, loss_curves
 from hetpeer.bootstrap.log.evidence import Applied, Event, read_record
@@ -37,6 +29,14 @@ from hetpeer.bootstrap.run.amendment import Amendment, SignedAmendment, read_ame
 from hetpeer.bootstrap.run.manifest import Manifest, SignedManifest, public_bytes, read, sign, validated
 from hetpeer.bootstrap.run.owner_signature import AMENDMENT, MANIFEST, Kind
 from hetpeer.bootstrap.run.settings import AdmissionSettings
+from hetpeer.bootstrap.run.vouchers import (
+    VOUCHER,
+    Voucher,
+    as_text,
+    of_text,
+    read_voucher,
+    sign_voucher,
+)
 from hetpeer.bootstrap.storage.replication import _Keep
 from hetpeer.dht.base.errors import LocalError, ProtocolError
 from hetpeer.dht.streams.frames import decode_header

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from pydantic import ValidationError
 
-from hetpeer.bootstrap.admission.vouchers import sign_voucher
+from hetpeer.bootstrap.run.vouchers import sign_voucher
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.peer.arrival.invites import Invite, _check, destination, make_invite, parse_invite

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from hetpeer.bootstrap.admission.vouchers import new_voucher, sign_voucher
 from hetpeer.bootstrap.run.amendment import Amendment, sign_amendment
 from hetpeer.bootstrap.run.manifest import SignedManifest, sign
 from hetpeer.bootstrap.run.manifest import read as read_manifest
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import AdmissionSettings
+from hetpeer.bootstrap.run.vouchers import new_voucher, sign_voucher
 from hetpeer.peer.arrival.credentials import refusal
 from tests.bootstrap.engine import make_run
 

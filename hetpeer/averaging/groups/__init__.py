@@ -1,0 +1,1 @@
+"""Who averages with whom, and when, in runs of clusters."""

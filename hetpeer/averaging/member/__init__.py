@@ -1,0 +1,1 @@
+"""The pure core of a volunteer: from the handshake to the applied update."""

@@ -59,7 +59,7 @@ class Hello(Schema):
     """Of the line that it was on."""
     held: Many[Held] = ()
     voucher: Annotated[bytes, Field(max_length=512)] = b""
-    """Of the invite by which it came, if the run asks for one (bootstrap/admission/vouchers.py)."""
+    """Of the invite by which it came, if the run asks for one (bootstrap/run/vouchers.py)."""
     work: Annotated[bytes, Field(max_length=8)] = b""
     """Its proof of work, if the run asks for one (bootstrap/admission/proof_of_work.py)."""
 

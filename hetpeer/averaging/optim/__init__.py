@@ -1,0 +1,1 @@
+"""Update rules, the outer optimizer and the learning rate."""

@@ -1,0 +1,1 @@
+"""A reduce at a holder: who sums how much, parts in, sums out."""

@@ -12,9 +12,9 @@ from typing import Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.admission.proof_of_work import is_proof
-from hetpeer.bootstrap.admission.vouchers import read_voucher
 from hetpeer.bootstrap.run.amendment import Amendment
 from hetpeer.bootstrap.run.settings import AdmissionSettings
+from hetpeer.bootstrap.run.vouchers import read_voucher
 
 Record = Mapping[str, Any]
 

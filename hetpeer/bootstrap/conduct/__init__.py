@@ -1,0 +1,1 @@
+"""What volunteers have earned and forfeited: reputation, disputed pairs, outliers."""

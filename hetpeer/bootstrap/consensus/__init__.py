@@ -1,0 +1,1 @@
+"""Raft: one log on several reliable peers, and who of them coordinates."""

@@ -1,0 +1,1 @@
+"""Runs of clusters that train batches of their own and average."""

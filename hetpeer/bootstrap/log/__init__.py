@@ -1,0 +1,1 @@
+"""The coordinator's log and what follows from it: history, credit, curves, evidence."""

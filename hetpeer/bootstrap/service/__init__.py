@@ -1,0 +1,1 @@
+"""The coordinator at work: its core driven by channels, the clock and the disk."""

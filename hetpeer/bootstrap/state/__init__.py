@@ -1,0 +1,1 @@
+"""What the coordinator knows: members, leases, time-outs, places, limits."""

@@ -1,0 +1,1 @@
+"""Checkpoints, their copies, and the service that hands out files and states."""

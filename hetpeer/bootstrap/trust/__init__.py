@@ -1,0 +1,1 @@
+"""Spot checks, proofs of sums, and what follows from them."""

@@ -1,0 +1,1 @@
+"""What everything stands on: clock, errors, tasks with an owner, reading untrusted bytes."""

@@ -1,0 +1,1 @@
+"""Channels: ordered, exactly-once messages over streams that break."""

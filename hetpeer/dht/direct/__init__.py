@@ -1,0 +1,1 @@
+"""Direct TLS streams between peers whose ports can be reached."""

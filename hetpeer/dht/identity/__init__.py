@@ -1,0 +1,1 @@
+"""Who a peer is, and the addresses at which it can be found."""

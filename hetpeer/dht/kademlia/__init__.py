@@ -1,0 +1,1 @@
+"""hivemind's DHT node on our terms: signed records, bounded storage, joining."""

@@ -1,0 +1,1 @@
+"""`Node`: one place in the network, session after session."""

@@ -1,0 +1,1 @@
+"""Whether others can reach us, relays, and which path leads to whom."""

@@ -1,0 +1,1 @@
+"""From an invite or an address into the network of a run."""

@@ -11,9 +11,9 @@ from pathlib import Path
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.admission.admission import Doorkeeper
 from hetpeer.bootstrap.admission.proof_of_work import MAX_NONCE_BYTES, find_proof, is_proof
-from hetpeer.bootstrap.admission.vouchers import VOUCHER
 from hetpeer.bootstrap.run.durable_files import atomic_write
 from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.vouchers import VOUCHER
 from hetpeer.dht.base.detached import aside
 from hetpeer.peer.process.console import say
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from urllib.parse import quote, unquote
 
-from hetpeer.bootstrap.admission.vouchers import as_text, of_text
+from hetpeer.bootstrap.run.vouchers import as_text, of_text
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.addresses import Address, far_first, parse_address
 
@@ -35,7 +35,7 @@ class Invite:
     run: str
     addresses: tuple[Address, ...]
     voucher: bytes = b""
-    """Shown at the door of a run that asks for one (bootstrap/admission/vouchers.py): then the link is a secret."""
+    """Shown at the door of a run that asks for one (bootstrap/run/vouchers.py): then the link is a secret."""
 
     def __str__(self) -> str:
         parts = [_safe(address.text) for address in self.addresses]

@@ -1,0 +1,1 @@
+"""`hetpeer demo`: a whole run on one machine."""

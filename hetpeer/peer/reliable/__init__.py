@@ -1,0 +1,1 @@
+"""A reliable peer: files, states, the coordinator, a stand-in."""

@@ -1,0 +1,1 @@
+"""A volunteer at work: the member core driven by links, the compute worker and the disk."""

@@ -1,0 +1,1 @@
+"""Tensors from volunteer to volunteer: links, memory, what is spilled to disk."""

@@ -1,0 +1,1 @@
+"""What a swarm looks like: status, metrics, pictures."""

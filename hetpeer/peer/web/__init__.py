@@ -1,0 +1,1 @@
+"""The dashboard and the metrics, over HTTP."""

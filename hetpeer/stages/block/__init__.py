@@ -1,0 +1,1 @@
+"""A block and its training state: computation, parameter groups, fingerprints, device."""

@@ -1,0 +1,1 @@
+"""The author's samples as shards, and the order in which microbatches read them."""

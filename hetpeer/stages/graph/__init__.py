@@ -1,0 +1,1 @@
+"""The model as data: operators, blocks, their bytes, their checks and their cost."""

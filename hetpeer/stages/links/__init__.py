@@ -1,0 +1,1 @@
+"""Codecs: activations and gradients in fewer bytes."""

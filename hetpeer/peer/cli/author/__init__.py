@@ -1,0 +1,1 @@
+"""Commands of who makes a run: init, inspect, invite, amend, audit, export."""

@@ -47,8 +47,8 @@ def invite(
     qr: Annotated[bool, typer.Option("--qr", help="Draw it as a QR code, too.")] = False,
 ) -> None:
     """Print the invite to a run: what others give to hetpeer join."""
-    from hetpeer.bootstrap.admission.vouchers import new_voucher, sign_voucher
     from hetpeer.bootstrap.run.run_directory import RunDirectory
+    from hetpeer.bootstrap.run.vouchers import new_voucher, sign_voucher
     from hetpeer.peer.arrival.invite_file import kept_invite, name_addresses, named_addresses, own_address
     from hetpeer.peer.cli.options import parse_duration
 

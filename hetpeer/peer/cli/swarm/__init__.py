@@ -1,0 +1,1 @@
+"""Commands about a swarm: bootstrap, status, plan, simulate, dashboard, demo."""

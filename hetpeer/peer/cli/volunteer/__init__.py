@@ -1,0 +1,1 @@
+"""Commands of who contributes a machine: join, pause, config, doctor, service."""

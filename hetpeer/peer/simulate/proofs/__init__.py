@@ -1,0 +1,1 @@
+"""Faults, invariants, liars and mutants: what the simulator proves the protocol with."""
