@@ -1,4 +1,4 @@
-"""Every command that README and the guides show is one that there is, with options that it has; and the author's guide, done.
+"""Every command that README and the guides show exists, with its options; and the commands of the author's guide, run.
 
 tests/swarm/test_doc_commands.py gives those of the other pages.
 """
@@ -28,6 +28,7 @@ PAGES = (
     "docs/volunteers.md",
     "docs/operations.md",
     "docs/authors.md",
+    "docs/training.md",
     "docs/machine.md",
     "docs/joining.md",
 )
