@@ -1,11 +1,15 @@
 """Which tests run in one process of pytest-xdist, and in which order; what no test is failed for."""
 
+import gc
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from tests.amounts import PROOF_PROFILE
+
 settings.register_profile("hetpeer", deadline=None)  # a busy machine is no bug; pytest bounds the whole test
+settings.register_profile(PROOF_PROFILE, settings.get_profile("hetpeer"))
 settings.load_profile("hetpeer")
 ALONE = "mark.alone"
 LONG = {"test_chaos", "test_versions", "test_leftovers", "test_grid", "test_histories", "test_doc_commands"}
@@ -14,10 +18,16 @@ LONG |= {"test_demo", "test_mutants", "zoo", "nat"}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Who wants only what is to run alone imports only the files that have such tests: the others take half a minute."""
-    if config.option.markexpr != "alone" or collection_path.suffix != ".py":
+    """`-m alone` imports only the files that have such tests: importing the others takes half a minute."""
+    if not config.option.markexpr.startswith("alone") or collection_path.suffix != ".py":
         return None
     return True if ALONE not in collection_path.read_text() else None
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector off what stays for the whole run: the modules and the tests themselves."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -16,6 +16,7 @@ from hetpeer.bootstrap.storage.checkpoints import CheckpointStore, initial_recor
 from hetpeer.dht.base.errors import LocalError, ProtocolError
 from hetpeer.stages.block import block_state
 from hetpeer.stages.block.block_state import BlockState
+from tests.amounts import mostly_proof
 
 KEPT = ("exp_avg", "exp_avg_sq")
 
@@ -109,15 +110,16 @@ def test_damaged_checkpoint_is_refused(store: CheckpointStore, fresh: RunDirecto
         store.load(record, 0)
 
 
-def test_the_writer_may_be_killed_anywhere(store: CheckpointStore, fresh: RunDirectory) -> None:
-    """SIGKILL at 200 calls into C, from the first byte of a checkpoint to its record in the log: the old or the new one loads."""
+@pytest.mark.parametrize("deaths", mostly_proof([20, 200], [20]))
+def test_the_writer_may_be_killed_anywhere(store: CheckpointStore, fresh: RunDirectory, deaths: int) -> None:
+    """SIGKILL at calls into C, from a checkpoint's first byte to its record in the log: the old or the new one loads."""
     older = make_checkpoint(store, 10)
     with closing(Log.open(fresh.log_path)) as log:
         log.append(older)
     before = fresh.log_path.read_bytes()
     calls = write_and_die(store, fresh, at=0)
     found = []
-    for at in np.linspace(1, calls, 200, dtype=int).tolist():
+    for at in np.linspace(1, calls, deaths, dtype=int).tolist():
         fresh.log_path.write_bytes(before)
         write_and_die(store, fresh, at)
         with closing(Log.open(fresh.log_path)) as log:

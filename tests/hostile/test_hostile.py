@@ -98,6 +98,7 @@ async def test_a_stranger_talks_nonsense(swarm: Swarm, reference: ReferenceRun, 
     swarm.exact(reference)
 
 
+@pytest.mark.proof
 async def test_a_stranger_that_is_early_and_begins_sessions_without_end(
     swarm: Swarm, reference: ReferenceRun, tmp_path: Path
 ) -> None:
@@ -130,6 +131,7 @@ async def with_liar(swarm: Swarm, wrong: str) -> tuple[list[Child], Child]:
     return [bootstrap, *map(swarm.volunteer, "abc")], liar
 
 
+@pytest.mark.proof
 async def test_who_sends_rubbish_for_ever_is_gone_around(swarm: Swarm, reference: ReferenceRun) -> None:
     """In the place of somebody honest: nothing halts, and the rest of the run is trained without it."""
     (bootstrap, *honest), liar = await with_liar(swarm, "sends_nan_for_ever")
@@ -140,6 +142,7 @@ async def test_who_sends_rubbish_for_ever_is_gone_around(swarm: Swarm, reference
     swarm.exact(reference)
 
 
+@pytest.mark.proof
 async def test_whose_part_of_a_sum_is_none_is_named_and_others_add_up(
     swarm: Swarm, reference: ReferenceRun
 ) -> None:

@@ -145,6 +145,7 @@ def invite_of(process: subprocess.Popen[str]) -> str:
     return line.split()[2]
 
 
+@pytest.mark.proof
 @pytest.mark.swarm
 def test_the_authors_guide_from_a_module_to_its_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -117,6 +117,7 @@ async def test_a_state_for_which_there_is_no_memory_ends_it_and_is_not_fetched_a
     assert (await fetcher(compute).load(ORDER, [spec])).keys() == {0}
 
 
+@pytest.mark.proof
 async def test_a_state_that_is_larger_than_the_arena_ends_it_too(spec: BlockSpec, held: Held) -> None:
     compute = await prepared(spec, STATE_BYTES // 2)
     try:
@@ -127,6 +128,7 @@ async def test_a_state_that_is_larger_than_the_arena_ends_it_too(spec: BlockSpec
     assert (caught.value.code, caught.value.exit_code, held.asked) == ("HP-MEM-001", ExitCode.TOO_SMALL, 1)
 
 
+@pytest.mark.proof
 async def test_a_state_waits_for_what_is_in_its_way(
     compute: Compute, spec: BlockSpec, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,11 @@ def played(dawdlers):
     return swarm.world.now - trained, trained
 
 
-@pytest.mark.parametrize("dawdlers", [("v6",), ("v4", "v5", "v6")], ids=["one", "three"])
+@pytest.mark.parametrize(
+    "dawdlers",
+    [pytest.param(("v6",), marks=pytest.mark.proof), ("v4", "v5", "v6")],
+    ids=["one", "three"],
+)
 def test_what_is_waited_in_vain_is_a_share_of_the_time_that_is_trained(dawdlers):
     without, _ = played(())
     waited, trained = played(dawdlers)

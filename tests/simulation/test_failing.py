@@ -12,13 +12,14 @@ from hetpeer.peer.simulate.proofs.invariants import ViolationError
 from hetpeer.peer.simulate.proofs.sim_grouped import GroupedSwarm
 from hetpeer.peer.simulate.sim_config import SwarmConfig
 from hetpeer.peer.simulate.sim_numerics import Symbols
+from tests.amounts import mostly_proof
 from tests.simulation.liars import BLOCKS, STEPS, history, said
 
 TWO_STAGES = ((0, 0), (0, 2), (1, 0))
 """Of three volunteers, the second holds its blocks alone."""
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", mostly_proof(range(3), [0]))
 def test_two_that_fail_and_blame_everybody_halt_nothing(seed):
     lies = {"v2": "fails", "v3": "blames"}
     swarm = history(SwarmConfig(volunteers=4, layouts=LAYOUTS[0], lies=lies), seed)
@@ -26,7 +27,7 @@ def test_two_that_fail_and_blame_everybody_halt_nothing(seed):
     assert {record["peer"] for record in said(swarm, "gone")} <= lies.keys()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", mostly_proof(range(3), [0]))
 def test_a_sole_holder_that_fails_is_replaced_by_who_can_be_spared(seed):
     config = SwarmConfig(
         volunteers=3, layouts=LAYOUTS[1], steps=STEPS, lies={"v1": "fails"}, seats=TWO_STAGES
@@ -75,7 +76,7 @@ def inflating(volunteers, seed):
     return history(config, seed)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", mostly_proof(range(3), [0]))
 def test_a_sole_holder_that_makes_nothing_of_everybodys_update_is_replaced(seed):
     swarm = inflating(3, seed)
     """What it says later is against the word of who holds them, too, by then."""

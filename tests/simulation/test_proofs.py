@@ -8,6 +8,7 @@ import pytest
 from hetpeer.bootstrap.trust.reduce_complaints import CONTRADICTS
 from hetpeer.peer.simulate.proofs.histories import LAYOUTS, TIES
 from hetpeer.peer.simulate.sim_config import SwarmConfig
+from tests.amounts import mostly_proof
 from tests.simulation.liars import PAIRS, STEPS, lying, said
 
 SHAPES = {
@@ -57,7 +58,7 @@ def test_who_covers_what_it_adds_by_what_it_says_of_a_share_is_turned_out(shape)
 
 
 @pytest.mark.parametrize("lie", ["frames", "disowns", "frames+perjures"])
-@pytest.mark.parametrize("shape", PAIRS)
+@pytest.mark.parametrize("shape", mostly_proof(PAIRS, [*PAIRS][:1]))
 def test_where_it_is_word_against_word_the_run_goes_on_with_one_of_the_two(lie, shape):
     swarm, _ = history(PAIRS[shape], lie)
     assert not said(swarm, "banned")
@@ -65,13 +66,13 @@ def test_where_it_is_word_against_word_the_run_goes_on_with_one_of_the_two(lie, 
 
 
 @pytest.mark.parametrize("lie", ["frames", "disowns", "frames+perjures"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", mostly_proof(range(3), [1]))
 def test_with_steps_that_overlap_and_faults_besides(lie, seed):
     swarm, liar = history(SHAPES["two stages"], lie, seed, faults=4, staleness=seed % 2)
     assert {record["peer"] for record in said(swarm, "banned")} <= {liar}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", mostly_proof(range(3), [1]))
 def test_honest_volunteers_come_and_go_and_nobody_is_in_quarrel_over_what_was_sent(seed):
     swarm, _ = history(list(SHAPES.values())[seed], seed=seed, faults=8, staleness=seed % 2)
     assert not [record for record in said(swarm, "quarrel") if "is not what was sent" in record["why"]]

@@ -53,12 +53,14 @@ def difference(losses, seed, bases=None):
     return max(abs(mine - one) / one for mine, one in zip(losses, alone, strict=True))
 
 
+@pytest.mark.proof
 def test_the_curve_through_many_kills_is_that_of_one_process():
     losses, swarm = curve(0, KILLS)
     assert swarm.faults == KILLS
     assert difference(losses, 0) <= GATE
 
 
+@pytest.mark.proof
 def test_steps_that_overlap_have_the_curve_of_one_process_with_the_same_delays():
     staleness = 2
     losses, swarm = curve(0, KILLS // 2, STEPS // 2, staleness=staleness, evaluate_every=20)

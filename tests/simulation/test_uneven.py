@@ -12,6 +12,7 @@ from hetpeer.peer.simulate.proofs.sim_grouped import GroupedChecks, GroupedSwarm
 from hetpeer.peer.simulate.proofs.toy_net import ToyNet, _digest
 from hetpeer.peer.simulate.sim_config import SwarmConfig
 from hetpeer.peer.simulate.sim_swarm import Swarm
+from tests.amounts import mostly_proof
 
 BLOCKS, STEPS, MICROBATCHES = 8, 12, 6
 THREE = ((0, 2), (2, 4), (4, 8))
@@ -146,7 +147,7 @@ def test_both_share_a_step(monkeypatch):
     assert together >= STEPS // 2
 
 
-@pytest.mark.parametrize("delayed", [False, True])
+@pytest.mark.parametrize("delayed", mostly_proof([False, True], [True]))
 def test_each_trains_batches_of_its_own_and_they_average(monkeypatch, delayed):
     net = Recorder()
     witness = Witness(GroupedChecks, monkeypatch)

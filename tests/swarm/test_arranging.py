@@ -20,6 +20,7 @@ async def test_who_is_left_takes_over_what_nobody_comes_for(swarm: Swarm, refere
     swarm.exact(reference)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     "place",
     [

@@ -46,6 +46,7 @@ class Homes:
         return self.children[node].helpers().get("worker")
 
 
+@pytest.mark.proof
 @needs_lab
 async def test_every_microbatch_counts_once_whatever_happens(swarm: Swarm) -> None:
     training = swarm.run.manifest.training.model_copy(update={"steps": ENDLESS})

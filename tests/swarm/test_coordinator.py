@@ -45,6 +45,7 @@ async def test_bootstrap_is_killed_and_finds_no_room(swarm: Swarm, reference: Re
     swarm.exact(reference)
 
 
+@pytest.mark.proof
 async def test_a_volunteer_comes_back_before_the_coordinator_does(
     swarm: Swarm, reference: ReferenceRun
 ) -> None:

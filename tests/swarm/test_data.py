@@ -24,6 +24,7 @@ async def test_a_shard_that_comes_late_delays_the_run_only(swarm: Swarm, referen
     swarm.exact(reference)
 
 
+@pytest.mark.proof
 async def test_a_shard_that_nobody_has_halts_the_run(swarm: Swarm) -> None:
     """Its microbatches are handed from one volunteer to the other first; no daemon falls over it."""
     bootstrap = await swarm.bootstrap(together=3)

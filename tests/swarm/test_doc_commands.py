@@ -146,6 +146,7 @@ class Reader:
         return child, child.printed.splitlines()
 
 
+@pytest.mark.proof
 async def test_every_command_that_is_shown_does_what_it_says(swarm: Swarm, tmp_path: Path) -> None:
     training = swarm.run.manifest.training.model_copy(update={"steps": 100_000})
     swarm.run = resign(swarm.run, training=training)

@@ -98,6 +98,7 @@ async def test_what_falls_apart_with_a_killed_volunteer_is_trained_again(swarm: 
     assert max(sent) < 0.3 * max(vectors)
 
 
+@pytest.mark.proof
 async def test_who_waits_alone_and_has_the_memory_is_a_cluster(swarm: Swarm) -> None:
     """Three for two stages: the third, or whoever comes so much earlier than the next, holds all of the model in one stage, and averages with the others."""
     volunteers = await clusters_of_two(swarm, "abc", steps=ENDLESS, checkpoint_every=4, before="soon_enough")
@@ -114,6 +115,7 @@ async def test_who_waits_alone_and_has_the_memory_is_a_cluster(swarm: Swarm) -> 
     await swarm.left_in_order(volunteers)
 
 
+@pytest.mark.proof
 async def test_who_sends_what_cannot_be_averaged_is_named_and_others_add_up(swarm: Swarm) -> None:
     volunteers = await clusters_of_two(swarm, "abc", steps=ENDLESS, checkpoint_every=4)
     wrongs = {"sends_nan_parameters": "its parameters are not finite", "sends_a_short_part": "a shard of"}
@@ -126,6 +128,7 @@ async def test_who_sends_what_cannot_be_averaged_is_named_and_others_add_up(swar
     await swarm.left_in_order(volunteers)
 
 
+@pytest.mark.proof
 async def test_a_coordinator_that_dies_goes_on_with_the_clusters_that_are_there(swarm: Swarm) -> None:
     """With an outer optimizer, whose state is in the checkpoints, and after two batches each."""
     outer = Outer(learning_rate=0.7, momentum=0.5)

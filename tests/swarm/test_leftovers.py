@@ -76,6 +76,7 @@ async def test_a_leftover_reaches_a_holder_that_its_sender_never_knew(
     swarm.exact(reference)
 
 
+@pytest.mark.proof
 async def test_the_reliable_peer_completes_what_nobody_else_does(swarm: Swarm) -> None:
     """Of more microbatches than the sender's memory holds: most of them waited on its disk."""
     training = swarm.run.manifest.training.model_copy(update={"steps": 1, "batch_size": 2 * MANY})
@@ -93,6 +94,7 @@ async def test_the_reliable_peer_completes_what_nobody_else_does(swarm: Swarm) -
     swarm.exact(run_reference(swarm.run.path, 1))
 
 
+@pytest.mark.proof
 async def test_all_that_is_kept_may_wait_on_the_disk(swarm: Swarm, reference: ReferenceRun) -> None:
     """Of both stages: the limit of memory is kept at the cost of the disk, and nothing waits for room."""
     bootstrap = await swarm.bootstrap()

@@ -15,6 +15,7 @@ from tests.swarm.swarm import Swarm
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
 
+@pytest.mark.proof
 async def test_what_takes_a_new_worker_takes_no_new_volunteer(swarm: Swarm) -> None:
     """Its network process stays, its worker goes, and the run is exact."""
     one, volunteers = await swarm.without_end(before="sleepy")

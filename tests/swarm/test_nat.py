@@ -39,6 +39,7 @@ async def both_go(watcher: Child, volunteers: list[Child], way: tuple[str, list[
     await until(lambda: said() == [way, way], lambda: f"the way of both: {said()}", 100.0)
 
 
+@pytest.mark.proof
 @needs_lab
 async def test_closed_volunteers_train_through_a_relay_that_dies(swarm: Swarm) -> None:
     """Both stages are held by volunteers that accept no connection. The relay's p2pd is killed in the middle.

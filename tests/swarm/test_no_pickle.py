@@ -7,6 +7,7 @@ from tests.swarm.swarm import Swarm
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
 
+@pytest.mark.proof
 async def test_nobody_needs_pickle(swarm: Swarm) -> None:
     """`pickle.load`, `pickle.loads`, `Unpickler` and `torch.load` raise in every process, also in workers."""
     one, volunteers = await swarm.without_end("without_pickle", serves="without_pickle")

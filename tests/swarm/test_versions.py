@@ -11,6 +11,7 @@ pytestmark = [pytest.mark.swarm, pytest.mark.timeout(600)]
 ENDLESS, SOME = 100_000, 2
 
 
+@pytest.mark.proof
 async def test_one_after_the_other_is_upgraded_and_no_step_is_lost(swarm: Swarm) -> None:
     """The reliable peer first, as docs/operations.md says, then the volunteers; each is killed, and started again as another version."""
     training = swarm.run.manifest.training.model_copy(update={"steps": ENDLESS, "checkpoint_every": 5})
