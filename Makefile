@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 PY := $(BIN)/python
 
-.PHONY: setup lint format test fuzz audit-deps browser screenshots grid demo proof proof-3 proof-4 proof-5 proof-6 proof-7 proof-8 proof-9 proof-10 proof-churn proof-async proof-averaging chaos hostile gpu clean
+.PHONY: setup lint format test proof-tests fuzz audit-deps browser screenshots grid demo proof proof-3 proof-4 proof-5 proof-6 proof-7 proof-8 proof-9 proof-10 proof-churn proof-async proof-averaging chaos hostile gpu clean
 
 setup: .venv/.stamp
 
@@ -27,8 +27,15 @@ format: setup
 # Dozens of processes start from the same sources: compile them once even where the environment says otherwise.
 test: export PYTHONDONTWRITEBYTECODE =
 test: setup
-	$(PY) -m pytest -q -n 3 --dist loadgroup --no-loadscope-reorder -m 'not grid and not alone'
-	$(PY) -m pytest -q -m alone
+	$(PY) -m pytest -q -n 3 --dist loadgroup --no-loadscope-reorder -m 'not grid and not proof and not alone'
+	$(PY) -m pytest -q -m 'alone and not proof'
+
+# What takes minutes: long swarms, grids, many seeds, all examples (docs/testing.md). An hour.
+proof-tests: export PYTHONDONTWRITEBYTECODE =
+proof-tests: setup
+	$(PY) -m pytest -q -n 3 --dist loadgroup --no-loadscope-reorder --hypothesis-profile=proof \
+	    -m '(proof or hypothesis) and not grid and not alone'
+	$(PY) -m pytest -q -m 'alone and proof'
 
 # Every decoder of bytes from outside, a million times each: hours. Interrupted, it goes on where it was (fuzz-run).
 fuzz: setup
@@ -60,7 +67,7 @@ grid: setup
 demo: setup
 	$(BIN)/hetpeer demo --peers 4 --steps 60 --kill 1 --out demo-run
 
-proof: setup
+proof: proof-tests
 	$(PY) -m benchmarks.proof
 
 proof-3: setup
