@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks import report
 from benchmarks.journal import Journal, sources
 from hetpeer.averaging.member.member import Phase
-from hetpeer.bootstrap.state.effects import State
+from hetpeer.bootstrap.state.effects import CoordinatorState
 from hetpeer.dht.base.child_processes import dying_with_us
 from hetpeer.peer.simulate.proofs import overlap_histories
 from hetpeer.peer.simulate.proofs.coverage import COORDINATOR_EVENTS, MEMBER_MESSAGES, Coverage
@@ -89,9 +89,9 @@ def some(first: int, count: int, faults: int, overlap: bool) -> Tally:
 
 def possible() -> list[str]:
     """Cells of both machines, but those that no history can reach, each with its reason (tests/simulation/cells.py)."""
-    coordinator = set(product((state.value for state in State), COORDINATOR_EVENTS))
+    coordinator = set(product((state.value for state in CoordinatorState), COORDINATOR_EVENTS))
     member = set(product((phase.value for phase in Phase), MEMBER_MESSAGES))
-    told = {(state.value, "paced") for state in State}  # said by the daemon alone
+    told = {(state.value, "paced") for state in CoordinatorState}  # said by the daemon alone
     return sorted(
         [" ".join(("coordinator", *cell)) for cell in coordinator - IMPOSSIBLE_COORDINATOR.keys() - told]
         + [" ".join(("member", *cell)) for cell in member - IMPOSSIBLE_MEMBER.keys()]

@@ -4,10 +4,10 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.groups.group_scheduler import Pipelines
 from hetpeer.averaging.groups.wait_window import Adaptive
 from hetpeer.averaging.member.place_choice import choose_place
-from hetpeer.bootstrap.grouped.cluster_cut import Cutting
-from hetpeer.bootstrap.grouped.grouped_run import Grouped
+from hetpeer.bootstrap.grouped.cluster_cut import ClusterCut
+from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
-from hetpeer.bootstrap.state.membership import BlockCost
+from hetpeer.bootstrap.state.membership import BlockDemand
 from tests.bootstrap.court import BLOCKS, CONFIG, note
 
 FIRST, LAST, WHOLE = (0, 1), (1, BLOCKS), (0, BLOCKS)
@@ -21,10 +21,10 @@ class Waiting:
         self.records = list(records)
         self.now = 1.0
         memory = memory or [1] * layout[-1][1]
-        costs = [BlockCost(elements=10, memory_bytes=each, flops=1.0) for each in memory]
+        costs = [BlockDemand(elements=10, memory_bytes=each, flops=1.0) for each in memory]
         changes |= {"layouts": (layout,), "costs": costs, "steps": steps}
         config = CoordinatorConfig(**(CONFIG | changes))
-        self.core = Grouped(config, records, Pipelines(1, (), 2, Adaptive(2)), 0.0)
+        self.core = GroupedRun(config, records, Pipelines(1, (), 2, Adaptive(2)), 0.0)
         self.sent = {}
         self.do(self.core.start())
 
@@ -82,7 +82,7 @@ class Waiting:
             self.do(self.core.tick(self.now))
 
     def recut(self, *seats, spared=(), cluster=0):
-        cutting = Cutting(cluster=cluster, seats=seats, spared=frozenset(spared))
+        cutting = ClusterCut(cluster=cluster, seats=seats, spared=frozenset(spared))
         self.do(self.core.recut(cutting, 1.0))
 
     def of(self, kind):

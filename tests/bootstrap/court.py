@@ -6,8 +6,14 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.coordinator.status_view import over_all
 from hetpeer.bootstrap.log.history import History
-from hetpeer.bootstrap.state.effects import CollectCheckpoint, CoordinatorConfig, Record, Send, State
-from hetpeer.bootstrap.state.membership import BlockCost
+from hetpeer.bootstrap.state.effects import (
+    CollectCheckpoint,
+    CoordinatorConfig,
+    CoordinatorState,
+    Record,
+    Send,
+)
+from hetpeer.bootstrap.state.membership import BlockDemand
 from hetpeer.stages.block.fingerprint import KEY_BYTES, PLACES, pack
 
 BLOCKS = 2
@@ -20,7 +26,7 @@ CONFIG = {
     "checkpoint_every": 2,
     "clip_norm": 1.0,
     "layouts": (((0, BLOCKS),),),
-    "costs": [BlockCost(elements=10, memory_bytes=1, flops=1.0)] * BLOCKS,
+    "costs": [BlockDemand(elements=10, memory_bytes=1, flops=1.0)] * BLOCKS,
 }
 
 
@@ -167,7 +173,7 @@ class Court:
         """All of `peers` get the state and a step begins."""
         for peer in peers:
             self.ready(peer)
-        while self.core.state is not State.TRAINING:
+        while self.core.state is not CoordinatorState.TRAINING:
             for peer in peers:
                 if (peer, "fetch") in self.sent:
                     self.ready(peer)
@@ -237,16 +243,16 @@ def halted_court():
     court = training()
     for peer in ("a", "b", "a", "b"):
         failed(court, peer)
-    assert court.core.state is State.FINISHED
+    assert court.core.state is CoordinatorState.FINISHED
     return court
 
 
 COURTS = {
-    State.WAITING: waiting,
-    State.SYNCING: syncing,
-    State.TRAINING: training,
-    State.REDUCING: reducing,
-    State.FINISHED: finished,
+    CoordinatorState.WAITING: waiting,
+    CoordinatorState.SYNCING: syncing,
+    CoordinatorState.TRAINING: training,
+    CoordinatorState.REDUCING: reducing,
+    CoordinatorState.FINISHED: finished,
 }
 
 

@@ -216,8 +216,8 @@ def test_the_log_says_why_it_fell_apart_and_what_it_gave_up(how):
 
 def test_who_was_turned_out_of_one_cluster_is_known_in_the_next():
     one = Waiting().comes("a", "b").comes("c", "d")
-    first, second = one.core.clusters[0].reign.quarrels, one.core.clusters[1].reign.quarrels
+    first, second = one.core.clusters[0].context.quarrels, one.core.clusters[1].context.quarrels
     for _ in range(3):
         first.turned_out("liar", shunned=True)
     assert second.is_done_with("liar")
-    assert one.core.clusters[0].reign.norms is one.core.clusters[1].reign.norms
+    assert one.core.clusters[0].context.norms is one.core.clusters[1].context.norms

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.state.effects import CollectCheckpoint, Record, Send, State
+from hetpeer.bootstrap.state.effects import CollectCheckpoint, CoordinatorState, Record, Send
 from tests.bootstrap.court import COURTS, Court, halted_court, kinds, objection, reducing, training
 
 
-@pytest.mark.parametrize("state", State, ids=lambda state: state.value)
+@pytest.mark.parametrize("state", CoordinatorState, ids=lambda state: state.value)
 def test_the_courts_are_in_the_state_they_claim(state):
     assert COURTS[state]().core.state is state
 
@@ -24,13 +24,15 @@ def test_a_run_that_is_over_needs_no_volunteer():
     commits = [{"kind": "commit", "step": step, "loss": 1.0} for step in range(4)]
     sealed = {"kind": "checkpoint", "version": 4, "blocks": ["x", "y"]}
     over = Court([*commits, sealed])
-    assert over.core.state is State.FINISHED
+    assert over.core.state is CoordinatorState.FINISHED
     assert over.records == [*commits, sealed]
-    assert Court(commits).core.state is State.WAITING
-    assert Court([*commits, sealed], evaluation_microbatches=1).core.state is State.WAITING
+    assert Court(commits).core.state is CoordinatorState.WAITING
+    assert Court([*commits, sealed], evaluation_microbatches=1).core.state is CoordinatorState.WAITING
 
 
-@pytest.mark.parametrize("state", [s for s in State if s is not State.FINISHED], ids=lambda s: s.value)
+@pytest.mark.parametrize(
+    "state", [s for s in CoordinatorState if s is not CoordinatorState.FINISHED], ids=lambda s: s.value
+)
 def test_events_that_need_no_decision(state):
     court = COURTS[state]()
     court.hello("z")
@@ -85,13 +87,13 @@ def test_a_step_goes_on_without_those_who_are_not_in_it():
     assert court.tell("c", m.Sealed(line=court.line, step=0, slot=0, contents=(), losses={})) == []
     effects = court.tell("c", m.Farewell())
     assert [x for x in effects if isinstance(x, Send)] == []
-    assert court.core.state is State.TRAINING
+    assert court.core.state is CoordinatorState.TRAINING
 
 
 def test_what_a_lost_holder_had_counted_is_done_again():
     court = reducing()
     court.tell("a", m.Farewell())
-    assert court.core.state is State.TRAINING
+    assert court.core.state is CoordinatorState.TRAINING
     court.sealed("b", (0, 1))
     assert court.sent["b", "plan"].covers[0].slots == (("b", (0, 1)),)
 
@@ -160,7 +162,7 @@ def test_at_the_end_nobody_waits_for_an_older_checkpoint():
     court.commit("a", "b")
     assert court.order.version == 2
     court.save()
-    assert court.core.state is State.FINISHED
+    assert court.core.state is CoordinatorState.FINISHED
 
 
 def test_a_saver_that_loses_its_state_does_not_hold_up_the_end():
@@ -175,10 +177,10 @@ def test_the_run_is_finished_when_the_last_checkpoint_is_durable():
     court = Court(steps=1, evaluation_microbatches=1, checkpoint_every=5).begin("a")
     court.tell("a", m.Evaluated(line=court.line, step=0, losses={2: 3.0}))
     court.commit("a")
-    assert (court.core.state, court.core.step) == (State.TRAINING, 1)
+    assert (court.core.state, court.core.step) == (CoordinatorState.TRAINING, 1)
     assert court.tell("a", m.Evaluated(line=court.line, step=1, losses={2: 2.0}))
     court.save()
-    assert court.core.state is State.FINISHED
+    assert court.core.state is CoordinatorState.FINISHED
     assert court.sent["a", "finished"].completed
     assert court.core.history.evaluations == {0: 3.0, 1: 2.0}
 
@@ -204,4 +206,4 @@ def test_after_the_end_nothing_is_decided():
     assert court.core.saved(order, 0, "x", court.now) == []
     assert court.core.not_saved(order, court.now) == []
     assert len(court.records) == before
-    assert court.core.state is State.FINISHED
+    assert court.core.state is CoordinatorState.FINISHED

@@ -3,8 +3,8 @@
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.state.effects import Disconnect, State
-from hetpeer.bootstrap.state.membership import Standing
+from hetpeer.bootstrap.state.effects import CoordinatorState, Disconnect
+from hetpeer.bootstrap.state.membership import LifeCycle
 from tests.bootstrap.court import COURTS, Court, finished, halted_court, kinds, training
 
 
@@ -48,17 +48,19 @@ def test_an_older_incarnation_is_fenced_and_a_newer_one_displaces():
     assert court.told("a", effects) == ["welcome"]
 
 
-@pytest.mark.parametrize("state", [s for s in State if s is not State.FINISHED], ids=lambda s: s.value)
+@pytest.mark.parametrize(
+    "state", [s for s in CoordinatorState if s is not CoordinatorState.FINISHED], ids=lambda s: s.value
+)
 def test_a_new_session_of_the_same_incarnation_begins_anew(state):
     """Nothing of the old session counts any more; the place is kept where it fits."""
     court = COURTS[state]()
-    court.hello("a", place=(0, 2)) if state is State.WAITING else None
+    court.hello("a", place=(0, 2)) if state is CoordinatorState.WAITING else None
     court.hello("a", place=(0, 2))
     volunteer = court.core.members.volunteers["a"]
-    assert (volunteer.standing, volunteer.place) == (Standing.JOINING, (0, 2))
+    assert (volunteer.life_cycle, volunteer.place) == (LifeCycle.JOINING, (0, 2))
     assert court.sent["a", "welcome"].member
-    if state in (State.TRAINING, State.REDUCING):
-        assert court.core.state is State.TRAINING
+    if state in (CoordinatorState.TRAINING, CoordinatorState.REDUCING):
+        assert court.core.state is CoordinatorState.TRAINING
         assert court.sent["b", "gone"].peers == ("a",)
 
 
@@ -77,7 +79,7 @@ def test_a_ready_that_does_not_prove_its_whole_place_is_not_believed():
     assert court.tell("a", m.Ready(line=court.line, version=0, held=held)) == []
     old = tuple(m.Held(block=b, version=7, digest="") for b in (0, 1))
     assert court.tell("a", m.Ready(line=court.line, version=0, held=old)) == []
-    assert court.core.state is State.SYNCING
+    assert court.core.state is CoordinatorState.SYNCING
 
 
 def test_bits_that_differ_from_the_checkpoint_are_fenced():

@@ -3,7 +3,7 @@
 import pytest
 
 from hetpeer.bootstrap.coordinator.routing import Assignments, assign_routes
-from hetpeer.bootstrap.state.issue_limits import FORGIVEN, LEAST, MAX_PEERS, Allowances
+from hetpeer.bootstrap.state.issue_limits import FORGIVEN, LEAST, MAX_PEERS, IssueLimits
 from hetpeer.bootstrap.state.timeouts import few
 
 IDS = 64
@@ -11,86 +11,86 @@ HANDFUL = few(IDS)
 STEPS = 64
 
 
-def given(allowances, steps, does=lambda _number: 0):
+def given(issue_limits, steps, does=lambda _number: 0):
     """How many ids h is given in each of `steps`; it counts as many of them as it `does`, and the rest is taken from it."""
     found = []
     for _ in range(steps):
-        limit = allowances.limits(("h", "a"), IDS).get("h", IDS // 2)
+        limit = issue_limits.limits(("h", "a"), IDS).get("h", IDS // 2)
         counts = does(limit)
-        allowances.judge({"h": limit - counts, "a": 1}, {"h": counts, "a": IDS // 2}, IDS)
+        issue_limits.judge({"h": limit - counts, "a": 1}, {"h": counts, "a": IDS // 2}, IDS)
         found.append(limit)
     return found
 
 
 def faults(number):
-    allowances = Allowances()
+    issue_limits = IssueLimits()
     for _ in range(number):
-        allowances.judge({"h": 5}, {"a": 20}, IDS)
-    return allowances
+        issue_limits.judge({"h": 5}, {"a": 20}, IDS)
+    return issue_limits
 
 
 def test_nobody_has_a_limit_at_first_and_honest_ones_never():
-    allowances = Allowances()
-    assert allowances.limits(("a", "h"), IDS) == {}
+    issue_limits = IssueLimits()
+    assert issue_limits.limits(("a", "h"), IDS) == {}
     for _ in range(STEPS):
-        allowances.judge({"a": 6, "b": 1}, {"a": 30, "b": 34}, IDS)
-    assert allowances.limits(("a", "b"), IDS) == {}
+        issue_limits.judge({"a": 6, "b": 1}, {"a": 30, "b": 34}, IDS)
+    assert issue_limits.limits(("a", "b"), IDS) == {}
 
 
 @pytest.mark.parametrize("times", [1, 2, 3, 5])
 def test_it_is_halved_each_time(times):
-    allowances = faults(times)
-    tried = [allowances.limits(("h",), IDS)["h"] for _ in range(STEPS)]
+    issue_limits = faults(times)
+    tried = [issue_limits.limits(("h",), IDS)["h"] for _ in range(STEPS)]
     assert sum(tried) == STEPS / 2**times * HANDFUL
     assert set(tried) == {0, HANDFUL}
 
 
 def test_who_hoards_for_ever_is_asked_ever_less_and_never_not_at_all():
-    allowances = faults(0)
-    assert given(allowances, 200)[0] == IDS // 2
-    assert sum(given(allowances, 200)) <= 2 * HANDFUL
+    issue_limits = faults(0)
+    assert given(issue_limits, 200)[0] == IDS // 2
+    assert sum(given(issue_limits, 200)) <= 2 * HANDFUL
     for _ in range(100):
-        allowances.judge({"h": 5}, {}, IDS)
-    assert sum(allowances.limits(("h",), IDS)["h"] for _ in range(int(2 / LEAST))) == 2 * HANDFUL
+        issue_limits.judge({"h": 5}, {}, IDS)
+    assert sum(issue_limits.limits(("h",), IDS)["h"] for _ in range(int(2 / LEAST))) == 2 * HANDFUL
 
 
 def test_who_works_again_is_back_within_a_dozen_steps_and_forgiven_later():
-    allowances = faults(1)
-    share = given(allowances, 12, does=lambda limit: min(limit, IDS // 2))
+    issue_limits = faults(1)
+    share = given(issue_limits, 12, does=lambda limit: min(limit, IDS // 2))
     assert share[0] == 0
     assert share[-1] >= IDS // 2
     assert sorted(share) == share
-    given(allowances, STEPS, does=lambda _limit: IDS // 2)
-    assert "h" not in allowances
+    given(issue_limits, STEPS, does=lambda _limit: IDS // 2)
+    assert "h" not in issue_limits
 
 
 def test_several_are_tried_one_after_the_other():
-    allowances, peers = Allowances(), ("a", "b", "c")
+    issue_limits, peers = IssueLimits(), ("a", "b", "c")
     for _ in range(3):
-        allowances.judge(dict.fromkeys(peers, 9), {}, 100)
-    given = [allowances.limits(peers, 100) for _ in range(24)]
+        issue_limits.judge(dict.fromkeys(peers, 9), {}, 100)
+    given = [issue_limits.limits(peers, 100) for _ in range(24)]
     assert max(sum(step.values()) for step in given) == few(100)
     assert all(sum(step[peer] for step in given) >= 2 * few(100) for peer in peers), "each in its turn"
 
 
 def test_who_works_for_a_while_and_then_hoards_falls_deeper():
-    allowances = Allowances()
+    issue_limits = IssueLimits()
     good = {"h": IDS // 2}
     falls = []
     for _ in range(4):
-        allowances.judge({"h": IDS // 2}, {}, IDS)
-        falls.append(allowances._limited["h"].handfuls)
+        issue_limits.judge({"h": IDS // 2}, {}, IDS)
+        falls.append(issue_limits._limited["h"].handfuls)
         for _ in range(8):
-            allowances.judge({}, good, IDS)
+            issue_limits.judge({}, good, IDS)
     assert falls == sorted(falls, reverse=True)
     assert falls[-1] < 0.5 / 2**3 * FORGIVEN**24 * 1.01
 
 
 def test_so_many_are_remembered():
-    allowances = Allowances()
+    issue_limits = IssueLimits()
     for number in range(MAX_PEERS + 10):
-        allowances.judge({f"peer {number}": 1}, {}, IDS)
-    assert len(allowances._limited) == MAX_PEERS
+        issue_limits.judge({f"peer {number}": 1}, {}, IDS)
+    assert len(issue_limits._limited) == MAX_PEERS
 
 
 # ── in the routes of a step ──────────────────────────────────────────────────────────────────────────────────────

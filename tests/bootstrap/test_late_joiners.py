@@ -1,7 +1,7 @@
 """Who comes into a step while it runs: in somebody's place, or to share its work."""
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.state.effects import State
+from hetpeer.bootstrap.state.effects import CoordinatorState
 from tests.bootstrap.court import Court, kinds, one_each
 
 
@@ -9,14 +9,14 @@ def test_a_step_waits_for_a_new_holder_while_its_state_can_be_had():
     court = one_each()
     court.sealed("a", (0, 1), blocks=(0, 1))
     effects = court.tell("b", m.Farewell())
-    assert (kinds(effects), court.core.state) == (["gone"], State.TRAINING)
+    assert (kinds(effects), court.core.state) == (["gone"], CoordinatorState.TRAINING)
     assert court.told("c", court.prepare("c")) == ["fetch"]
     effects = court.ready("c")
     begin = court.sent["c", "begin"]
     assert (begin.entry, set(begin.roster), begin.incarnations) == (1, {"a", "c"}, {"a": 1, "c": 1})
     assert court.told("a", effects) == []  # nobody is told: who needs it will hear it from the newcomer
     court.sealed("c", (0, 1), blocks=(1, 2))
-    assert court.core.state is State.REDUCING
+    assert court.core.state is CoordinatorState.REDUCING
     assert kinds([*court.vote("a"), *court.vote("c")]) == ["commit"]
 
 
@@ -30,7 +30,9 @@ def test_a_holder_that_comes_back_with_its_state_goes_on_with_the_step():
     court.ready("b")
     assert court.sent["b", "begin"].entry == 1
     court.sealed("a", (0, 1), blocks=(0, 1))
-    assert court.core.state is State.TRAINING  # what it had counted died with its place in the step
+    assert (
+        court.core.state is CoordinatorState.TRAINING
+    )  # what it had counted died with its place in the step
     effects = court.sealed("b", (0, 1), blocks=(1, 2))
     assert court.sent["b", "settled"].refused == ()
     assert "plan" in court.told("b", effects)
@@ -64,7 +66,7 @@ def test_an_orphaned_step_is_given_up_for_somebody_who_can_be_spared():
     assert court.core.members.volunteers["c"].place == (0, 1)
     court.tell("b", m.Farewell())
     court.tick(4.0)
-    assert court.core.state is State.TRAINING
+    assert court.core.state is CoordinatorState.TRAINING
     assert kinds(court.tick(2.0)) == ["rollback"]
 
 
@@ -108,7 +110,7 @@ def test_nobody_comes_into_a_step_that_is_being_reduced():
     court.ready("b")
     assert ("b", "begin") not in court.sent
     court.vote("a")
-    assert court.core.state is State.SYNCING  # it was too late: the next step waits for it
+    assert court.core.state is CoordinatorState.SYNCING  # it was too late: the next step waits for it
     court.ready("b")
     assert "b" in court.sent["a", "begin"].roster
 
@@ -124,5 +126,5 @@ def test_nobody_fetches_for_the_rest_of_a_step_that_is_almost_done():
     court.sealed("b", (38, 39))
     for peer in "ab":
         court.vote(peer)
-    assert court.core.state is State.TRAINING  # nobody is waited for who can come in later
+    assert court.core.state is CoordinatorState.TRAINING  # nobody is waited for who can come in later
     assert court.sent["c", "fetch"].version == 1

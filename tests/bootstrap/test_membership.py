@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.averaging.member.place_choice import choose_place
-from hetpeer.bootstrap.state.membership import BlockCost, Membership, Standing, Volunteer
+from hetpeer.bootstrap.state.membership import BlockDemand, LifeCycle, Membership, Volunteer
 
-COSTS = [BlockCost(elements=10, memory_bytes=10 * (n + 1), flops=float(n)) for n in range(4)]
+COSTS = [BlockDemand(elements=10, memory_bytes=10 * (n + 1), flops=float(n)) for n in range(4)]
 EVEN, UNEVEN = ((0, 2), (2, 4)), ((0, 1), (1, 4))
 
 
@@ -14,8 +14,8 @@ def members(*layouts):
     return Membership(layouts or (EVEN, UNEVEN), COSTS)
 
 
-def join(book, peer, cluster=0, place=None, standing=Standing.READY, **facts):
-    volunteer = Volunteer(peer, 1, 0.0, standing=standing, **facts)
+def join(book, peer, cluster=0, place=None, life_cycle=LifeCycle.READY, **facts):
+    volunteer = Volunteer(peer, 1, 0.0, life_cycle=life_cycle, **facts)
     book.volunteers[peer] = volunteer
     if place is not None:
         assert book.claim(volunteer, cluster, place)
@@ -70,7 +70,7 @@ def test_holders_are_those_that_are_ready():
     book = members()
     join(book, "b", 0, (0, 2))
     join(book, "a", 1, (0, 1))
-    join(book, "c", 0, (2, 4), Standing.PREPARED)
+    join(book, "c", 0, (2, 4), LifeCycle.PREPARED)
     assert book.holders(0) == ["a", "b"]
     assert book.uncovered() == [2, 3]
     assert book.uncovered({"x": (1, 4)}) == [0]
@@ -93,19 +93,19 @@ def test_a_new_version_leaves_behind_who_did_not_make_it():
     book = members()
     ready = join(book, "a", 0, (0, 2))
     behind = join(book, "b", 0, (2, 4))
-    fetching = join(book, "c", 1, (0, 1), Standing.SYNCING)
-    joining = join(book, "d", 1, (1, 4), Standing.JOINING)
+    fetching = join(book, "c", 1, (0, 1), LifeCycle.SYNCING)
+    joining = join(book, "d", 1, (1, 4), LifeCycle.JOINING)
     ready.digests = {0: "x"}
     book.outdate(["a"])
-    assert [v.standing for v in (ready, behind, fetching, joining)] == [
-        Standing.READY,
-        Standing.PREPARED,
-        Standing.PREPARED,
-        Standing.JOINING,
+    assert [v.life_cycle for v in (ready, behind, fetching, joining)] == [
+        LifeCycle.READY,
+        LifeCycle.PREPARED,
+        LifeCycle.PREPARED,
+        LifeCycle.JOINING,
     ]
     assert ready.digests == {}
     book.start_over()
-    assert {v.standing for v in book.volunteers.values()} == {Standing.JOINING}
+    assert {v.life_cycle for v in book.volunteers.values()} == {LifeCycle.JOINING}
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 5), st.booleans()), max_size=20))
@@ -138,7 +138,7 @@ def test_words_about_whom_one_shuns_count_between_those_who_take_part_and_who_sh
         one.append(join(book, first, cluster, (0, 2)))
         behind.append(join(book, second, cluster, (2, 4)))
     for number in range(50):
-        join(book, f"idle {number}", standing=Standing.JOINING).shuns = frozenset("a")
+        join(book, f"idle {number}", life_cycle=LifeCycle.JOINING).shuns = frozenset("a")
     assert book.shunned() == set()
     one[0].shuns = frozenset(("x", "nobody"))
     assert book.shunned() == {frozenset("ax")}

@@ -6,9 +6,9 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.conduct.norm_outliers import ENOUGH, FACTOR, SHARED, Norms
-from hetpeer.bootstrap.state.effects import State
+from hetpeer.bootstrap.state.effects import CoordinatorState
 from hetpeer.bootstrap.state.failed_microbatches import room_s
-from hetpeer.bootstrap.state.membership import Standing
+from hetpeer.bootstrap.state.membership import LifeCycle
 from tests.bootstrap.court import kinds, sole_holder
 
 HUGE = 1e290
@@ -77,7 +77,7 @@ def test_a_sole_holder_cannot_make_nothing_of_everybodys_update():
     assert "fenced" in court.told("b", effects)
     (gone,) = [record for record in court.records if record["kind"] == "gone"]
     assert "the norm of block 1 in step 20 is" in gone["why"]
-    assert court.core._reign.failures.rests("b"), "others are moved there meanwhile"
+    assert court.core._context.failures.rests("b"), "others are moved there meanwhile"
 
 
 def test_a_model_that_has_such_a_step_goes_on_all_the_same():
@@ -85,11 +85,11 @@ def test_a_model_that_has_such_a_step_goes_on_all_the_same():
     court = stages()
     step(court, "a", "b", norms={"b": HUGE})
     court.hello("b", incarnation=2, place=(1, 2))
-    until = court.now + room_s(court.core._reign.config) + 10.0
-    while court.core.state is not State.TRAINING and court.now < until:
+    until = court.now + room_s(court.core._context.config) + 10.0
+    while court.core.state is not CoordinatorState.TRAINING and court.now < until:
         for peer in "ab":
             court.tell(peer, m.Heartbeat())
-            if court.core.members.volunteers[peer].standing is Standing.JOINING:
+            if court.core.members.volunteers[peer].life_cycle is LifeCycle.JOINING:
                 court.tell(peer, m.Prepared())
             court.ready(peer)
         court.tick(1.0)

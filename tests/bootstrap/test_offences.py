@@ -4,17 +4,17 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.step_ledger import MAX_REOPENED
-from hetpeer.bootstrap.state.effects import Halt, Send, State
+from hetpeer.bootstrap.state.effects import CoordinatorState, Halt, Send
 from hetpeer.bootstrap.state.failed_microbatches import (
     ALONE,
     ENOUGH,
     LONE,
     MAX_FAILURES,
-    Failure,
+    FailedMicrobatch,
     Failures,
     room_s,
 )
-from hetpeer.bootstrap.state.membership import Standing
+from hetpeer.bootstrap.state.membership import LifeCycle
 from hetpeer.dht.base.errors import ProtocolError
 from tests.bootstrap.court import BLOCKS, Court, failed, kinds, one_each, sole_holder
 
@@ -61,7 +61,7 @@ def test_a_report_that_no_honest_holder_makes_is_an_offence_and_changes_nothing(
     assert not court.sent
     assert court.core._steps.first.ledger.undone() == set(IDS)
     report(court, "a", part(IDS))
-    assert court.core.state is State.REDUCING, "the same slot, as it should be"
+    assert court.core.state is CoordinatorState.REDUCING, "the same slot, as it should be"
 
 
 def test_losses_of_other_ids_are_an_offence_too(court):
@@ -74,7 +74,7 @@ def test_reports_that_are_refused_again_and_again_open_an_id_a_few_times(court):
     handed = [tasks(report(court, "a", part(IDS, 1, 2), slot=slot, losses={})) for slot in range(50)]
     assert handed == [len(IDS)] * MAX_REOPENED + [0] * (50 - MAX_REOPENED)
     court.sent.clear()
-    for _ in range(int(court.core._reign.config.stall_s) + 1):
+    for _ in range(int(court.core._context.config.stall_s) + 1):
         for peer in "ab":
             court.tell(peer, m.Heartbeat())
         court.tick(1.0)
@@ -170,7 +170,7 @@ def test_nothing_is_sent_to_who_does_not_work_with_its_sender():
 def test_who_accuses_everybody_halts_nothing():
     court = Court().begin("a", "b", "c")
     effects = [unusable(court, "a", given) for given in ("b", "c", "a", "nobody", "b", "c")]
-    assert court.core.state is not State.FINISHED
+    assert court.core.state is not CoordinatorState.FINISHED
     assert [bool(told) for told in effects] == [True] * MAX_FAILURES + [False] * 3
 
 
@@ -210,12 +210,12 @@ def test_two_that_say_that_all_others_are_to_blame_halt_nothing():
         *((other, x) for x in (other, *honest[1:])),
     ):
         assert not halts(unusable(court, peer, given))
-    assert court.core.state is State.TRAINING
+    assert court.core.state is CoordinatorState.TRAINING
     handed = ways._routes[0][0].peer
     assert handed in honest
     court.sealed(handed, (0,))
     court.sealed(next(peer for peer in honest if peer != handed), (1,))
-    assert court.core.state is State.REDUCING
+    assert court.core.state is CoordinatorState.REDUCING
 
 
 def test_one_of_two_that_fails_always_makes_nothing_of_the_other_failing_once():
@@ -227,7 +227,7 @@ def test_one_of_two_that_fails_always_makes_nothing_of_the_other_failing_once():
     for _ in range(MAX_FAILURES - 1):
         assert not halts(failed(court, liar))
     assert court.core._steps.first._ways._routes[0][0].peer == honest
-    assert court.core.state is State.TRAINING
+    assert court.core.state is CoordinatorState.TRAINING
 
 
 def test_a_failure_counts_only_of_whom_the_microbatch_may_have_come_to():
@@ -258,7 +258,7 @@ def others_come(court, *peers, besides=()):
             court.tell(peer, m.Prepared())
         for peer in peers:
             court.ready(peer)
-    assert court.core.state is State.TRAINING
+    assert court.core.state is CoordinatorState.TRAINING
     (moved,) = [peer for peer in peers if court.core.members.volunteers[peer].place == (1, 2)]
     return moved
 
@@ -278,7 +278,7 @@ def comes_back(court, peer, place, incarnation):
 def test_a_sole_holder_that_fails_makes_room_and_somebody_else_goes_on():
     court = sole_holder("c", sync_s=SYNC_S)
     fails_alone(court, "b")
-    assert court.core.state is not State.FINISHED
+    assert court.core.state is not CoordinatorState.FINISHED
     court.sent.clear()
     comes_back(court, "b", (1, 2), incarnation=2)
     moved = others_come(court, "a", "c", besides="b")
@@ -297,12 +297,12 @@ def test_a_sole_holder_is_asked_again_when_it_has_made_room_for_a_while():
     comes_back(court, "b", (1, 2), incarnation=2)
     court.tell("a", m.Prepared())
     court.ready("a")
-    later(court, room_s(court.core._reign.config) - 5.0, "a", "b")
+    later(court, room_s(court.core._context.config) - 5.0, "a", "b")
     court.sent.pop(("b", "fetch"), None)
     later(court, 10.0, "a", "b")
     court.ready("b")
     assert "b" in court.sent["a", "begin"].roster
-    assert court.core.state is State.TRAINING
+    assert court.core.state is CoordinatorState.TRAINING
 
 
 def test_it_says_so_at_once_that_it_has_the_state_and_has_to_wait_all_the_same():
@@ -311,7 +311,7 @@ def test_it_says_so_at_once_that_it_has_the_state_and_has_to_wait_all_the_same()
     court.hello("b", incarnation=2, place=(1, 2), held=(m.Held(block=1, version=0, digest=""),))
     court.ready("b")
     assert court.core.missing_blocks == [1]
-    assert court.core.members.volunteers["b"].standing is Standing.PREPARED
+    assert court.core.members.volunteers["b"].life_cycle is LifeCycle.PREPARED
 
 
 def test_a_model_that_nobody_can_compute_ends_the_run_once_others_have_tried():
@@ -361,16 +361,16 @@ def test_one_that_fails_alone_ends_it_as_nobody_comes(visitor, rooms):
     while not ended:
         ended, turns = halts(fails_alone(court, "a")), turns + 1
         comes_back(court, "a", (0, 2), incarnation=1 + turns)
-        while not ended and court.core.state is not State.TRAINING:
+        while not ended and court.core.state is not CoordinatorState.TRAINING:
             later(court, 1.0, "a")
             court.ready("a")
-    assert court.now - began == pytest.approx(rooms * room_s(court.core._reign.config), abs=10.0)
+    assert court.now - began == pytest.approx(rooms * room_s(court.core._context.config), abs=10.0)
     assert turns == rooms + 1
     assert "non-finite" in ended[0].why
 
 
 def test_one_of_several_pipelines_is_not_alone_though_nobody_else_is_in_it():
-    failure, minutes = Failure(0, (0,), ("a",), "non-finite"), 140.0
+    failure, minutes = FailedMicrobatch(0, (0,), ("a",), "non-finite"), 140.0
     for elsewhere, final in ((None, True), (lambda: False, False)):
         failures = Failures(elsewhere)
         failures.met("a")
@@ -381,19 +381,19 @@ def test_one_of_several_pipelines_is_not_alone_though_nobody_else_is_in_it():
 def test_what_was_committed_after_all_is_held_against_nobody():
     court = sole_holder("c", sync_s=SYNC_S)
     fails_alone(court, "b")
-    assert court.core._reign.failures._failed
+    assert court.core._context.failures._failed
     others_come(court, "a", "c")
     for peer in "ac":
         court.sealed(peer, (0, 1), blocks=court.core.members.volunteers[peer].place)
     for peer in "ac":
         court.vote(peer)
     assert court.core.history.version == 1
-    assert not court.core._reign.failures._failed
+    assert not court.core._context.failures._failed
 
 
 def test_a_successor_knows_of_no_failures_and_halts_nothing_because_of_them():
     court = sole_holder(sync_s=SYNC_S)
     fails_alone(court, "b")
     again = Court(court.records, layouts=STAGES, sync_s=SYNC_S)
-    assert not again.core._reign.failures.rests("b")
-    assert again.core.state is State.WAITING
+    assert not again.core._context.failures.rests("b")
+    assert again.core.state is CoordinatorState.WAITING

@@ -4,7 +4,7 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
-from hetpeer.bootstrap.state.effects import Record, Send, State
+from hetpeer.bootstrap.state.effects import CoordinatorState, Record, Send
 from tests.bootstrap.court import BLOCKS, Court
 
 
@@ -60,14 +60,14 @@ def test_a_younger_step_is_counted_and_reduced_when_it_is_its_turn():
     one = court().begin("a", "b")
     effects = one.count("a", step=1)
     assert one.told("a", effects) == ["settled"]
-    assert one.core.state is State.TRAINING
+    assert one.core.state is CoordinatorState.TRAINING
     effects = one.count("a", step=0)
     assert one.told("a", effects) == ["settled", "plan"]
     assert one.sent["a", "plan"].step == 0
     one.vote("a")
     effects = one.vote("b")
     assert one.told("b", effects) == ["commit", "begin", "plan"]
-    assert (one.sent["b", "plan"].step, one.core.state) == (1, State.REDUCING)
+    assert (one.sent["b", "plan"].step, one.core.state) == (1, CoordinatorState.REDUCING)
 
 
 def test_nobody_waits_for_a_younger_step():
@@ -145,7 +145,7 @@ def test_who_never_gets_ready_does_not_keep_them_apart_for_ever():
         one.commit("a")
         one.tick(0.2)
         one.tell("b", m.Heartbeat())
-        while one.core.state not in (State.TRAINING, State.REDUCING):
+        while one.core.state not in (CoordinatorState.TRAINING, CoordinatorState.REDUCING):
             one.tick(0.2)
             one.tell("b", m.Heartbeat())
             one.tell("a", m.Heartbeat())
@@ -165,7 +165,7 @@ def test_the_run_stands_still_for_an_arrangement():
         for peer in ("a", "b"):
             begins += begun(one.vote(peer))
         assert begins == [], step
-    assert one.core.state is State.WAITING
+    assert one.core.state is CoordinatorState.WAITING
     assert one.sent["a", "save"].version == 2
     one.save()
     assert (one.sent["a", "granted"].begin, one.sent["a", "granted"].end) == (1, 2)

@@ -3,7 +3,7 @@
 import pytest
 
 from hetpeer.bootstrap.consensus.raft_entries import Entries, StoredEntries
-from hetpeer.bootstrap.consensus.raft_messages import Entry
+from hetpeer.bootstrap.consensus.raft_messages import LogEntry
 from hetpeer.bootstrap.log.history import RECENT, History
 from hetpeer.bootstrap.log.packed_records import PackedRecords
 
@@ -51,17 +51,17 @@ def test_what_is_on_a_shelf_is_read_from_there_and_takes_no_bytes_here() -> None
 
 
 def test_entries_that_are_replaced_take_their_members_with_them() -> None:
-    log = Entries(("a", "b"), StoredEntries([Entry(term=1, record={"kind": "members", "peers": ["a"]})]))
+    log = Entries(("a", "b"), StoredEntries([LogEntry(term=1, record={"kind": "members", "peers": ["a"]})]))
     assert log.members == ("a",)
     assert log.changed_at == 1
     log.replace(
-        1, (Entry(term=1, record={"kind": "members", "peers": ["a", "c"]}), Entry(term=2, record=None))
+        1, (LogEntry(term=1, record={"kind": "members", "peers": ["a", "c"]}), LogEntry(term=2, record=None))
     )
     assert log.members == ("a", "c")
     assert log.end == (2, 3)
-    log.replace(1, (Entry(term=3, record=None),))
+    log.replace(1, (LogEntry(term=3, record=None),))
     assert log.members == ("a",)
-    assert log.part(0, 9)[1:] == (Entry(term=3, record=None),)
+    assert log.part(0, 9)[1:] == (LogEntry(term=3, record=None),)
     log.replace(0, ())
     assert log.members == ("a", "b")
     assert log.end == (0, 0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.place_choice import choose_place
-from hetpeer.bootstrap.state.membership import BlockCost, Membership, Volunteer
+from hetpeer.bootstrap.state.membership import BlockDemand, Membership, Volunteer
 from hetpeer.bootstrap.state.placement import MOST, ranked
 from hetpeer.peer.simulate.network.wires import Ground
 from hetpeer.peer.simulate.proofs.coverage import Coverage
@@ -50,7 +50,7 @@ def singles(count):
 def swarm(work, *holders, memory=1):
     """A table with `holders`: (block, TFLOP/s, other facts)."""
     costs = [
-        BlockCost(elements=1, memory_bytes=memory * (block + 1), flops=f)
+        BlockDemand(elements=1, memory_bytes=memory * (block + 1), flops=f)
         for block, f in enumerate(work.flops)
     ]
     book = Membership((singles(len(work)),), costs)
@@ -183,7 +183,9 @@ def test_no_claim_is_the_end_of_it(claims):
 
 def joined(machines, work, layout, *, by_steps, departures=()):
     """The table after `machines`, (FLOP/s, bytes/s) each, have come one after the other."""
-    costs = [BlockCost(elements=1, memory_bytes=1 + block % 2, flops=f) for block, f in enumerate(work.flops)]
+    costs = [
+        BlockDemand(elements=1, memory_bytes=1 + block % 2, flops=f) for block, f in enumerate(work.flops)
+    ]
     book = Membership((layout,), costs, dict(departures))
     for number, (flops, uplink) in enumerate(machines):
         volunteer = Volunteer(f"v{number:02}", 1, 0.0, flops_per_second=flops, uplink=uplink)
@@ -239,7 +241,7 @@ def test_steps_are_shorter_than_where_all_choose_by_who_holds_what(count, stages
 
 def test_of_several_who_want_the_same_place_one_gets_it_and_the_others_look_again():
     work = asks([2, 6, 6, 2])
-    costs = [BlockCost(elements=1, memory_bytes=1, flops=f) for f in work.flops]
+    costs = [BlockDemand(elements=1, memory_bytes=1, flops=f) for f in work.flops]
     court = Court(layouts=(singles(4),), costs=costs, asks=work)
     wanted = {}
     for peer, tflops in (("a", 2), ("b", 6), ("c", 6)):

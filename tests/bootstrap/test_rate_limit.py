@@ -2,14 +2,14 @@
 
 import pytest
 
-from hetpeer.bootstrap.service.rate_limit import BYTES, MESSAGES, SESSIONS, Hearing
+from hetpeer.bootstrap.service.rate_limit import BYTES, MESSAGES, SESSIONS, RateLimit
 
 BEGAN = 100.0
 
 
 def listened(within_s: float, nbytes: int, *, session: bool) -> int:
     """How many such messages of a peer that never pauses."""
-    hearing, now, heard = Hearing(BEGAN), BEGAN, 0
+    hearing, now, heard = RateLimit(BEGAN), BEGAN, 0
     while True:
         now += hearing.wait(now, session=session) + 1e-9
         if now > BEGAN + within_s:
@@ -33,7 +33,7 @@ def test_what_never_pauses_is_heard_at_its_rate_after_the_first(
 
 def test_who_says_little_never_waits() -> None:
     """A hundred messages a second of 10 kB, and a session every ten seconds."""
-    hearing = Hearing(BEGAN)
+    hearing = RateLimit(BEGAN)
     for tick in range(20_000):
         now, session = BEGAN + tick / 100.0, tick % 1000 == 0
         assert hearing.wait(now, session=session) == 0.0
@@ -41,7 +41,7 @@ def test_who_says_little_never_waits() -> None:
 
 
 def test_what_is_rested_is_as_new() -> None:
-    hearing = Hearing(BEGAN)
+    hearing = RateLimit(BEGAN)
     assert hearing.is_rested(BEGAN)
     hearing.heard(100, session=True)
     assert not hearing.is_rested(BEGAN + 1.0)

@@ -5,8 +5,8 @@ import pytest
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
 from hetpeer.bootstrap.log.history import History
-from hetpeer.bootstrap.state.effects import CollectCheckpoint, Record, State
-from hetpeer.bootstrap.state.membership import Standing
+from hetpeer.bootstrap.state.effects import CollectCheckpoint, CoordinatorState, Record
+from hetpeer.bootstrap.state.membership import LifeCycle
 from tests.bootstrap.court import Court
 
 WHOLE, FRONT, BACK = (0, 2), (0, 1), (1, 2)
@@ -37,7 +37,7 @@ def test_volunteers_are_moved_once_the_next_version_is_stored():
     assert arrange(court, DIVIDED) == []
     effects = court.commit("a", "b")
     assert [x.version for x in effects if isinstance(x, CollectCheckpoint)] == [1]
-    assert court.core.state is State.WAITING
+    assert court.core.state is CoordinatorState.WAITING
     assert places(court) == {"a": WHOLE, "b": WHOLE}
     court.save()
     assert places(court) == {"a": FRONT, "b": BACK}
@@ -53,7 +53,7 @@ def test_a_checkpoint_that_takes_too_long_holds_the_run_up_once():
     for _ in range(4):
         court.commit("a", "b")
         began = court.now
-        while court.core.state is State.WAITING:
+        while court.core.state is CoordinatorState.WAITING:
             for peer in ("a", "b"):
                 court.tell(peer, m.Heartbeat())
             court.tick(1.0)
@@ -85,7 +85,7 @@ def test_they_go_on_when_they_have_the_state_of_their_new_blocks():
     assert court.sent["a", "fetch"].sources == {0: ()}
     for peer in ("a", "b"):
         court.ready(peer)
-    assert court.core.state is State.TRAINING
+    assert court.core.state is CoordinatorState.TRAINING
     assert court.sent["b", "begin"].roster == {"a": FRONT, "b": BACK}
 
 
@@ -96,9 +96,9 @@ def test_who_keeps_its_blocks_is_not_told_anything():
     del court.sent["b", "granted"]
     court.save()
     volunteer = court.core.members.volunteers["b"]
-    assert (volunteer.cluster, volunteer.place, volunteer.standing) == (1, WHOLE, Standing.READY)
+    assert (volunteer.cluster, volunteer.place, volunteer.life_cycle) == (1, WHOLE, LifeCycle.READY)
     assert ("b", "granted") not in court.sent
-    assert court.core.state is State.TRAINING  # it holds all that is needed
+    assert court.core.state is CoordinatorState.TRAINING  # it holds all that is needed
 
 
 @pytest.mark.parametrize(
@@ -123,12 +123,12 @@ def test_a_proposal_is_void_when_things_are_not_as_they_were(change):
             court.tick()
         case "the checkpoint takes too long":
             court.commit("a", "b")
-            while court.core.state is State.WAITING:
+            while court.core.state is CoordinatorState.WAITING:
                 for peer in ("a", "b"):
                     court.tell(peer, m.Heartbeat())
                 court.tick(5.0)
-            assert court.now > 100.0 + court.core._reign.config.sync_s
-    assert court.core.state is State.TRAINING
+            assert court.now > 100.0 + court.core._context.config.sync_s
+    assert court.core.state is CoordinatorState.TRAINING
     assert arranged(court) == []
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from hetpeer.bootstrap.consensus.raft_messages import Append, Entry
-from hetpeer.bootstrap.consensus.reconfiguration import Amending
+from hetpeer.bootstrap.consensus.raft_messages import Append, LogEntry
+from hetpeer.bootstrap.consensus.reconfiguration import Reconfiguration
 from hetpeer.bootstrap.consensus.replica import Replica, run_logs
 from hetpeer.bootstrap.log.record_log import Log, read_log
 from hetpeer.bootstrap.run.amendment import Amendment, sign_amendment
@@ -117,7 +117,7 @@ async def amend_anew(run: RunDirectory, latest: bytes) -> None:
             replica = Replica(node, run, council, logs, SystemClock())
             works = [asyncio.ensure_future(replica.run())]
             await replica.leading()
-            works.append(asyncio.ensure_future(Amending(node, replica, lambda: 0).run()))
+            works.append(asyncio.ensure_future(Reconfiguration(node, replica, lambda: 0).run()))
             async with asyncio.timeout(5.0):
                 while council.data != latest:
                     await asyncio.sleep(0.01)
@@ -160,7 +160,7 @@ async def outcomes(run: RunDirectory, leader: str) -> list[Halt | None]:
             peer = ReliablePeer(node, run, replica)
             running = asyncio.ensure_future(replica.run())
             for term, records, decided in ((1, first, 5), (2, again, 5), (2, last, 6)):
-                entries = tuple(Entry(term=term, record=record) for record in records)
+                entries = tuple(LogEntry(term=term, record=record) for record in records)
                 message = Append(term=2, begin=begin, last_term=last_term, entries=entries, committed=decided)
                 replica.received(leader, message)
                 begin, last_term = begin + len(entries), term

@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from hetpeer.bootstrap.coordinator.routing import Assignments, assign_routes
-from hetpeer.bootstrap.state.link_costs import Lines
-from hetpeer.bootstrap.state.membership import BlockCost, Membership, Standing, Volunteer
+from hetpeer.bootstrap.state.link_costs import LinkCosts
+from hetpeer.bootstrap.state.membership import BlockDemand, LifeCycle, Membership, Volunteer
 from hetpeer.stages.pipeline.routes import Hop
 
 BLOCKS = 4
@@ -50,7 +50,7 @@ def test_who_is_back_keeps_what_was_to_pass_it() -> None:
     assert ways.share("b", 1.0) == {}
 
 
-def routed(lines: Lines, speeds: dict[str, float] | None = None) -> Counter[tuple[str, ...]]:
+def routed(lines: LinkCosts, speeds: dict[str, float] | None = None) -> Counter[tuple[str, ...]]:
     """How many of twelve ids go which way through two clusters of two stages."""
     roster = {"a1": (0, 2), "a2": (2, 4), "b1": (0, 2), "b2": (2, 4)}
     routes = assign_routes(IDS, roster, BLOCKS, speeds or {}, lines)
@@ -62,31 +62,31 @@ CROSSED = {"a1": 0, "b2": 0, "b1": 1, "a2": 1}
 
 
 def test_ids_stay_in_their_cluster_where_all_else_is_equal() -> None:
-    assert routed(Lines()) == {("a1", "a2"): 6, ("b1", "b2"): 6}
-    assert routed(Lines(CROSSED)) == {("a1", "b2"): 6, ("b1", "a2"): 6}
+    assert routed(LinkCosts()) == {("a1", "a2"): 6, ("b1", "b2"): 6}
+    assert routed(LinkCosts(CROSSED)) == {("a1", "b2"): 6, ("b1", "a2"): 6}
 
 
 def test_the_load_counts_for_more_than_the_cluster() -> None:
     """Of each cluster another half is slow: the fast halves work together."""
-    ways = routed(Lines(CROSSED), {"a1": 4.0, "a2": 4.0, "b1": 1.0, "b2": 1.0})
+    ways = routed(LinkCosts(CROSSED), {"a1": 4.0, "a2": 4.0, "b1": 1.0, "b2": 1.0})
     assert ways["a1", "a2"] >= 8
 
 
 def test_slow_lines_are_avoided_where_faster_ones_are_known() -> None:
     slow = {("a1", "a2"): 40.0, ("b1", "b2"): 40.0}
     fast = {("a1", "b2"): 1.0, ("b1", "a2"): 1.0}
-    ways = routed(Lines({"a1": 0, "a2": 0, "b1": 1, "b2": 1}, slow | fast))
+    ways = routed(LinkCosts({"a1": 0, "a2": 0, "b1": 1, "b2": 1}, slow | fast))
     assert ways["a1", "b2"] + ways["b1", "a2"] >= 10
 
 
 def test_a_line_that_was_never_used_is_not_taken_to_be_faster_than_the_known_ones() -> None:
     slow = {("a1", "a2"): 40.0, ("b1", "b2"): 40.0}
-    assert routed(Lines({"a1": 0, "a2": 0, "b1": 1, "b2": 1}, slow)) == {("a1", "a2"): 6, ("b1", "b2"): 6}
+    assert routed(LinkCosts({"a1": 0, "a2": 0, "b1": 1, "b2": 1}, slow)) == {("a1", "a2"): 6, ("b1", "b2"): 6}
 
 
 def test_a_coordinator_knows_lines_from_what_volunteers_say() -> None:
     """In the time of a block at the fastest, there and back together."""
-    members = Membership([[(0, 2), (2, 4)]], [BlockCost(elements=1, memory_bytes=1, flops=1.0)] * BLOCKS)
+    members = Membership([[(0, 2), (2, 4)]], [BlockDemand(elements=1, memory_bytes=1, flops=1.0)] * BLOCKS)
     said = {"a": ((0, 2), 2.0, 0.2, {"b": 1.0, "gone": 9.0}), "b": ((2, 4), 1.0, 0.4, {"a": 0.5})}
     for peer, (place, speed, computing, links) in said.items():
         members.volunteers[peer] = Volunteer(
@@ -94,7 +94,7 @@ def test_a_coordinator_knows_lines_from_what_volunteers_say() -> None:
             1,
             0.0,
             speed,
-            standing=Standing.READY,
+            life_cycle=LifeCycle.READY,
             cluster=0,
             place=place,
             computing=computing,
@@ -107,7 +107,7 @@ def test_a_coordinator_knows_lines_from_what_volunteers_say() -> None:
 
 def test_neither_a_small_block_nor_a_liar_makes_lines_dear() -> None:
     """An embedding takes a hundredth of a block of middle size, and somebody computes in no time, as it says: a line is as dear as what takes as long at a peer."""
-    costs = [BlockCost(elements=1, memory_bytes=1, flops=flops) for flops in (0.04, 2.0, 1.0, 0.96)]
+    costs = [BlockDemand(elements=1, memory_bytes=1, flops=flops) for flops in (0.04, 2.0, 1.0, 0.96)]
     members = Membership([[(0, 1), (1, 2), (2, 3), (3, 4)]], costs)
     for number, (peer, computing) in enumerate((("a", 0.004), ("b", 0.2), ("c", 1e-9), ("d", 0.096))):
         members.volunteers[peer] = Volunteer(
@@ -115,7 +115,7 @@ def test_neither_a_small_block_nor_a_liar_makes_lines_dear() -> None:
             1,
             0.0,
             1.0,
-            standing=Standing.READY,
+            life_cycle=LifeCycle.READY,
             place=(number, number + 1),
             computing=computing,
             links={"b": 0.1},

@@ -11,7 +11,7 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.service import rate_limit, sessions
-from hetpeer.bootstrap.service.sessions import GIVEN_UP, LOOK_S, Reception
+from hetpeer.bootstrap.service.sessions import GIVEN_UP, LOOK_S, VolunteerSessions
 from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.channels.channel import Channel
 from hetpeer.dht.channels.channel_server import dial
@@ -27,7 +27,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.heard: list[m.Message] = []
-        self.reception = Reception(self, SystemClock())
+        self.reception = VolunteerSessions(self, SystemClock())
 
     def received(self, peer: str, message: m.Message) -> None:
         if isinstance(message, m.Hello) and message.run == "run":

@@ -3,7 +3,7 @@
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.state.effects import State
+from hetpeer.bootstrap.state.effects import CoordinatorState
 from tests.bootstrap.court import BLOCKS, Court, kinds
 
 
@@ -94,7 +94,7 @@ def test_where_it_is_word_against_word_the_run_goes_back_to_what_all_had_and_one
     other = ({"a", "b"} - {one}).pop()
     court.prepare_again(other)
     court.prepare(one)
-    assert court.core.state is State.TRAINING, "nobody waits for who rests"
+    assert court.core.state is CoordinatorState.TRAINING, "nobody waits for who rests"
     court.commit(other)
     assert court.order.version == 1, "so that the next time costs less"
 

@@ -6,9 +6,9 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.conduct.check_rules import CheckRules
-from hetpeer.bootstrap.state.effects import State
+from hetpeer.bootstrap.state.effects import CoordinatorState
 from hetpeer.bootstrap.state.failed_microbatches import MAX_FAILURES
-from hetpeer.bootstrap.state.membership import BlockCost
+from hetpeer.bootstrap.state.membership import BlockDemand
 from hetpeer.bootstrap.trust.reduce_complaints import REFUSED
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.block.fingerprint import KEY_BYTES, distance
@@ -44,10 +44,10 @@ def test_links_aim_at_what_was_last_said_in_whatever_state():
     court.commit("a", "b")
     assert court.sent["a", "begin"].target == court.sent["b", "begin"].target == 2.0
     pace("a", 6.0, b=20.0)  # as long as the slowest computes
-    while court.core.state is State.TRAINING and court.core.step < 3:
+    while court.core.state is CoordinatorState.TRAINING and court.core.step < 3:
         court.commit("a", "b")
     assert court.sent["a", "begin"].target == 6.0
-    assert {State.TRAINING, State.REDUCING} <= seen
+    assert {CoordinatorState.TRAINING, CoordinatorState.REDUCING} <= seen
 
 
 def test_a_step_is_committed_when_all_holders_voted_alike():
@@ -82,7 +82,7 @@ def test_votes_count_for_their_plan_only_and_for_all_blocks_of_the_voter():
     court.vote("a")
     short = m.Vote(line=court.line, step=0, plan=1, blocks=())
     assert court.tell("b", short) == []
-    assert court.core.state is State.REDUCING
+    assert court.core.state is CoordinatorState.REDUCING
 
 
 def test_messages_of_another_line_or_step_change_nothing():
@@ -95,7 +95,7 @@ def test_messages_of_another_line_or_step_change_nothing():
 def test_sums_that_are_no_numbers_whoever_adds_them_up_halt_the_run_by_name():
     court = Court().begin("a", "b", "c")
     court.count("a")
-    while court.core.state is not State.FINISHED:
+    while court.core.state is not CoordinatorState.FINISHED:
         for peer in "abc":
             effects = court.vote(peer, finite=False)
     assert kinds(effects) == ["halt"]
@@ -130,7 +130,7 @@ def test_votes_that_differ_are_taken_again_and_looked_at_closely():
     court.vote("a")
     effects = court.vote("b", digest="other")
     assert "fenced" in [kind for peer in "ab" for kind in court.told(peer, effects)], "nobody else adds up"
-    assert court.core.state is not State.FINISHED
+    assert court.core.state is not CoordinatorState.FINISHED
 
 
 def test_who_was_turned_out_does_not_come_into_the_same_step_again():
@@ -160,7 +160,7 @@ def test_plans_that_died_with_their_holders_do_not_make_a_split_vote_fatal():
 
 def test_who_says_that_shards_arrive_oftener_than_there_are_is_not_believed():
     court = reducing()
-    for _ in range(10 * int(court.core._reign.config.reduce_s)):
+    for _ in range(10 * int(court.core._context.config.reduce_s)):
         court.tick(1.0)
         court.tell("a", m.Heartbeat())
         court.tell("b", m.Reducing(line=court.line, step=0, plan=court.sent["a", "plan"].plan))
@@ -168,10 +168,10 @@ def test_who_says_that_shards_arrive_oftener_than_there_are_is_not_believed():
 
 
 def test_a_plan_that_goes_on_is_not_given_up_however_slow_it_is():
-    large = BlockCost(elements=1 << 27, memory_bytes=1, flops=1.0)
+    large = BlockDemand(elements=1 << 27, memory_bytes=1, flops=1.0)
     court = Court(costs=[large] * BLOCKS).begin("a", "b")
     court.count("a")
-    reduce_s = court.core._reign.config.reduce_s
+    reduce_s = court.core._context.config.reduce_s
 
     def second(plan):
         court.tick(1.0)
@@ -205,7 +205,7 @@ def test_who_sends_what_cannot_be_added_has_to_come_back_and_its_work_is_done_ag
     court = training()
     court.sealed("a", (0,))
     court.sealed("b", (1,))
-    assert court.core.state is State.REDUCING
+    assert court.core.state is CoordinatorState.REDUCING
     assert court.tell("a", objection(court, "b", plan=2)) == []
     assert court.tell("a", objection(court, "stranger")) == []
     assert court.told("b", court.tell("a", objection(court, "b"))) == ["fenced"]
@@ -252,7 +252,7 @@ def test_the_last_ids_are_hedged_once_when_they_take_unusually_long():
     court.tick(3.0)
     assert not court.sent
     court.sealed(tasks[0].route[0].peer, (38, 39), slot=2)
-    assert court.core.state is State.REDUCING
+    assert court.core.state is CoordinatorState.REDUCING
 
 
 def test_nothing_is_hedged_before_anything_was_counted_nor_many_at_once():

@@ -3,8 +3,8 @@
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.state.effects import State
-from hetpeer.bootstrap.state.membership import Standing
+from hetpeer.bootstrap.state.effects import CoordinatorState
+from hetpeer.bootstrap.state.membership import LifeCycle
 from tests.bootstrap.court import Court
 
 
@@ -12,15 +12,15 @@ def test_a_joiner_is_waited_for_but_not_for_ever():
     court = Court(sync_s=5.0).begin("a")
     court.prepare("b")
     court.commit("a")
-    assert court.core.state is State.SYNCING
+    assert court.core.state is CoordinatorState.SYNCING
     assert court.sent["b", "fetch"].sources == {0: ("a",), 1: ("a",)}
     for _ in range(6):
         court.tell("a", m.Heartbeat())
         court.tell("b", m.Heartbeat())
         court.tick(1.0)
-    assert (court.core.state, court.core.step) == (State.TRAINING, 1)
+    assert (court.core.state, court.core.step) == (CoordinatorState.TRAINING, 1)
     court.commit("a")
-    assert (court.core.state, court.sent["b", "fetch"].version) == (State.SYNCING, 2)
+    assert (court.core.state, court.sent["b", "fetch"].version) == (CoordinatorState.SYNCING, 2)
 
 
 def test_who_never_gets_ready_is_waited_for_ever_less():
@@ -30,7 +30,7 @@ def test_who_never_gets_ready_is_waited_for_ever_less():
     for _ in range(7):
         court.commit("a")
         began = court.now
-        while court.core.state is State.SYNCING:
+        while court.core.state is CoordinatorState.SYNCING:
             for peer in ("a", "b"):
                 court.tell(peer, m.Heartbeat())
             court.tick()
@@ -66,7 +66,7 @@ def test_who_is_prepared_and_waits_for_the_border_is_counted_on():
             court.tell(peer, m.Heartbeat())
         court.tick(0.5)
     newcomer = court.core.members.volunteers["c"]
-    assert (newcomer.standing, newcomer.slow) == (Standing.PREPARED, False)
+    assert (newcomer.life_cycle, newcomer.slow) == (LifeCycle.PREPARED, False)
 
 
 def test_a_gap_is_filled_by_somebody_redundant_once_the_state_can_be_had():
@@ -95,7 +95,7 @@ def test_after_a_restart_holders_have_their_time_to_come_back():
     again.hello("a", place=(0, 2), held=(m.Held(block=0, version=1, digest=""),))
     assert (again.sent["a", "welcome"].member, again.sent["a", "welcome"].version) == (True, 1)
     again.ready("a")
-    assert (again.core.state, again.core.step) == (State.TRAINING, 1)
+    assert (again.core.state, again.core.step) == (CoordinatorState.TRAINING, 1)
     late = Court(court.records)
     late.hello("a")
     for _ in range(20):
@@ -110,7 +110,7 @@ def test_after_a_restart_holders_have_their_time_to_come_back():
 def waited(court, *peers):
     """Seconds until the next step begins, while `peers` live."""
     began = court.now
-    while court.core.state is State.SYNCING:
+    while court.core.state is CoordinatorState.SYNCING:
         for peer in peers:
             court.tell(peer, m.Heartbeat())
         court.tick()
@@ -150,7 +150,7 @@ def test_who_says_that_it_was_late_for_what_it_was_not_told_to_fetch_is_not_wait
     court.vote("a")
     court.applied("a")
     assert court.core.members.volunteers["b"].missed == 0
-    assert court.core.state is State.TRAINING
+    assert court.core.state is CoordinatorState.TRAINING
 
 
 def test_however_many_come_and_are_not_ready_they_hold_up_a_share_of_the_time():
@@ -178,13 +178,13 @@ def test_who_needs_a_long_wait_gets_it_though_others_waste_all_there_is():
     court.prepare("slow")
     for _ in range(40):
         trained(court, 4, "slow", stranger)
-        if court.core.state is State.SYNCING:
+        if court.core.state is CoordinatorState.SYNCING:
             break
     for _ in range(9):  # its line needs so long
         for peer in ("a", "slow", stranger):
             court.tell(peer, m.Heartbeat())
         court.tick(1.0)
-    assert court.core.state is State.SYNCING
+    assert court.core.state is CoordinatorState.SYNCING
     court.ready("slow")
     waited(court, "a", "slow", stranger)
     assert "slow" in court.sent["a", "begin"].roster
@@ -199,7 +199,7 @@ def test_who_takes_back_that_it_is_ready_rests_and_does_not_come_in_unasked():
     court.tell("c", m.Farewell())
     court.prepare("c")  # waited for at the border
     court.commit("a")
-    assert court.core.state is State.SYNCING
+    assert court.core.state is CoordinatorState.SYNCING
     court.ready("b")
     assert "b" not in court.core.working(), "nor into the next one"
     court.ready("c")

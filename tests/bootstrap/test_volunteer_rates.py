@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from hetpeer.bootstrap.coordinator.routing import assign_routes
-from hetpeer.bootstrap.state.membership import BlockCost, Membership, Standing, Volunteer
+from hetpeer.bootstrap.state.membership import BlockDemand, LifeCycle, Membership, Volunteer
 from hetpeer.bootstrap.state.volunteer_rates import MOST
 from hetpeer.stages.planning.swarms.plan_inputs import Compression
 
@@ -17,11 +17,11 @@ INT8 = Compression(forward=3.97, backward=3.97)
 
 def swarm(places: dict[str, tuple[int, tuple[int, int]]], flops: tuple[float, ...]) -> Membership:
     """Volunteers that reach a FLOP/s each: name → cluster and blocks."""
-    costs = [BlockCost(elements=1, memory_bytes=1, flops=one) for one in flops]
+    costs = [BlockDemand(elements=1, memory_bytes=1, flops=one) for one in flops]
     members = Membership([[(0, len(flops))]], costs)
     for name, (cluster, place) in places.items():
         members.volunteers[name] = Volunteer(
-            name, 1, 0.0, 1.0, standing=Standing.READY, cluster=cluster, place=place
+            name, 1, 0.0, 1.0, life_cycle=LifeCycle.READY, cluster=cluster, place=place
         )
     return members
 

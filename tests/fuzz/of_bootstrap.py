@@ -211,15 +211,15 @@ def introduction(data: bytes) -> Introduction:
 
 RAFT = [
     raft.RequestVote(term=3, length=9, last_term=2, pre=True),
-    raft.Vote(term=3, granted=True),
+    raft.VoteReply(term=3, granted=True),
     raft.Append(
         term=3,
         begin=9,
         last_term=2,
         committed=9,
         entries=(
-            raft.Entry(term=3, record=None),
-            raft.Entry(
+            raft.LogEntry(term=3, record=None),
+            raft.LogEntry(
                 term=3, record={"kind": "commit", "step": 1, "losses": {1: 2.5}, "cover": [["Qm", [1, 2]]]}
             ),
         ),

@@ -20,7 +20,7 @@ from hetpeer.bootstrap.log.volunteer_log_files import AT_FIRST
 from hetpeer.bootstrap.run.membership_config import Council
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.service.driver import CoordinatorService
-from hetpeer.bootstrap.service.leader_start import Beginning
+from hetpeer.bootstrap.service.leader_start import LeaderStart
 from hetpeer.bootstrap.service.rate_limit import SESSIONS
 from hetpeer.bootstrap.storage.replication import Checkpoints
 from hetpeer.dht.base.clock import SystemClock
@@ -119,7 +119,7 @@ class Rig:
                 await replica.leading()
                 checkpoints = Checkpoints(network, self._run, replica.records, replica.company)
                 clock = SystemClock()
-                begun = Beginning.of(self._run, replica.records, clock.monotonic())
+                begun = LeaderStart.of(self._run, replica.records, clock.monotonic())
                 service = CoordinatorService(network, self._run, replica, checkpoints, clock, begun)
                 await service.run(asyncio.Event())
             finally:

@@ -16,7 +16,7 @@ import pytest_asyncio
 import uvloop
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.consensus.reconfiguration import Amending
+from hetpeer.bootstrap.consensus.reconfiguration import Reconfiguration
 from hetpeer.bootstrap.consensus.replica import Replica, run_logs
 from hetpeer.bootstrap.log.record_log import Log
 from hetpeer.bootstrap.run.amendment import Change
@@ -226,7 +226,7 @@ async def test_an_amendment_whose_number_is_taken(network: Network, tmp_path: Pa
     taken = amended(first, Change(ban=(network.asker.peer_id,)))
     with run_logs(run) as logs:
         replica = Replica(network.server, run, taken, logs, SystemClock())
-        amending = asyncio.ensure_future(Amending(network.server, replica, lambda: 0).run())
+        amending = asyncio.ensure_future(Reconfiguration(network.server, replica, lambda: 0).run())
         try:
             with pytest.raises(LocalError) as caught:
                 await deliver(

@@ -10,13 +10,13 @@ import pytest
 
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.coordinator.status_view import over_all
-from hetpeer.bootstrap.grouped.cluster_cut import Cutting
+from hetpeer.bootstrap.grouped.cluster_cut import ClusterCut
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.step_workload import of_manifest
 from hetpeer.bootstrap.service.driver import CoordinatorService
 from hetpeer.bootstrap.state.core_config import IN_FLIGHT
-from hetpeer.bootstrap.state.membership import BlockCost, Membership, Volunteer
+from hetpeer.bootstrap.state.membership import BlockDemand, Membership, Volunteer
 from hetpeer.dht.discovery.roster import Roster
 from hetpeer.dht.kademlia.adverts import Advert, LinkNote
 from hetpeer.peer.planning.device_files import devices_in
@@ -258,7 +258,7 @@ def test_nothing_is_proposed_before_everybody_has_said_what_it_can_do(
 
 
 def test_a_seating_is_the_coordinators() -> None:
-    cost = BlockCost(elements=1, memory_bytes=1, flops=1.0)
+    cost = BlockDemand(elements=1, memory_bytes=1, flops=1.0)
     members = Membership((HALVES,), [cost] * BLOCKS)
     for number, place in enumerate((None, (2, 4))):
         members.volunteers[f"v{number}"] = Volunteer(f"v{number}", 1, 0.0, cluster=0, place=place)
@@ -336,13 +336,13 @@ def test_each_change_is_followed_by_a_longer_rest_until_somebody_comes_or_goes()
     assert calm(fewer, now + SETTLED_S)
 
 
-def waiting(run: RunDirectory, adverts: dict[str, Advert], *peers: str) -> Cutting | None:
+def waiting(run: RunDirectory, adverts: dict[str, Advert], *peers: str) -> ClusterCut | None:
     left = iter(range(500))
     return cutting(run.manifest, adverts, 3, peers, seed=1, on=lambda: next(left, None) is not None)
 
 
 def test_who_waits_and_has_the_memory_gets_all_of_the_model(run: RunDirectory) -> None:
-    assert waiting(run, {"a": advert(1e9)}, "a") == Cutting(cluster=3, seats=[("a", (0, BLOCKS))])
+    assert waiting(run, {"a": advert(1e9)}, "a") == ClusterCut(cluster=3, seats=[("a", (0, BLOCKS))])
 
 
 def test_those_who_wait_share_the_model_by_their_speed_or_are_two_clusters(run: RunDirectory) -> None:

@@ -4,7 +4,7 @@ tests/simulation/test_histories.py fails for a cell that is neither reached nor 
 """
 
 from hetpeer.averaging.member.member import Phase
-from hetpeer.bootstrap.state.effects import State
+from hetpeer.bootstrap.state.effects import CoordinatorState
 from hetpeer.peer.simulate.proofs.coverage import MEMBER_MESSAGES
 
 _OVER = "after Finished or Rejected the driver ends, and with it the core"
@@ -32,10 +32,10 @@ STEERED_COORDINATOR = {
     ("finished", "objection"),
     ("finished", "saved"),
     ("finished", "not_saved"),
-    *((state.value, "paced") for state in State),
+    *((state.value, "paced") for state in CoordinatorState),
     *(
         (state.value, kind)
-        for state in State
+        for state in CoordinatorState
         for kind in ("checked", "compared", "shown", "proved", "testimony")
     ),
 }

@@ -12,7 +12,7 @@ import pytest
 from hetpeer.averaging.member.member import Phase
 from hetpeer.bootstrap.coordinator import commits
 from hetpeer.bootstrap.log.credit import Credit, work_in
-from hetpeer.bootstrap.state.effects import State
+from hetpeer.bootstrap.state.effects import CoordinatorState
 from hetpeer.peer.simulate.proofs.coverage import COORDINATOR_EVENTS, MEMBER_MESSAGES, Coverage
 from hetpeer.peer.simulate.proofs.histories import simulate
 from tests.amounts import mostly_proof
@@ -48,7 +48,7 @@ def test_histories_with_many_faults_keep_every_invariant_and_reach_every_cell():
 
 
 def test_the_lists_name_cells_that_exist():
-    coordinator = set(product((state.value for state in State), COORDINATOR_EVENTS))
+    coordinator = set(product((state.value for state in CoordinatorState), COORDINATOR_EVENTS))
     member = set(product((phase.value for phase in Phase), MEMBER_MESSAGES))
     assert IMPOSSIBLE_COORDINATOR.keys() | STEERED_COORDINATOR <= coordinator
     assert IMPOSSIBLE_MEMBER.keys() | STEERED_MEMBER <= member

@@ -8,14 +8,14 @@ from hetpeer.bootstrap.consensus.effects import (
     Decided,
     Durable,
     RaftConfig,
-    Role,
+    RaftRole,
     SaveBallot,
     SaveEntries,
-    Send,
+    SendRaft,
 )
 from hetpeer.bootstrap.consensus.raft import Raft
 from hetpeer.bootstrap.consensus.raft_entries import StoredEntries
-from hetpeer.bootstrap.consensus.raft_messages import Append, Appended, Entry, Vote
+from hetpeer.bootstrap.consensus.raft_messages import Append, Appended, LogEntry, VoteReply
 from hetpeer.peer.simulate.proofs.invariants import ViolationError
 from hetpeer.peer.simulate.proofs.sim_consensus import Council, CouncilConfig, Trouble
 
@@ -96,7 +96,7 @@ def test_the_minority_decides_nothing():
         council.cut(other, leader.name)
     leader.act(lambda raft, now: raft.propose({"kind": "number", "number": -1}, now))
     council.world.run(council.world.now + 10.0, lambda: False)
-    assert leader.raft.role is not Role.LEADER
+    assert leader.raft.role is not RaftRole.LEADER
     council.heal()
     number = council.propose()
     council.world.run(council.world.now + 5.0, lambda: council.is_decided(number))
@@ -138,7 +138,7 @@ def test_who_leads_knows_who_lacks_what_and_since_when_it_is_silent():
 
 def test_who_follows_lacks_what_it_does_not_know_to_be_decided():
     """What it has beyond that may be another leader's."""
-    entries = [Entry(term=1, record={"kind": "number", "number": number}) for number in range(10)]
+    entries = [LogEntry(term=1, record={"kind": "number", "number": number}) for number in range(10)]
     config = RaftConfig(me="r0", members=("r0", "r1", "r2"))
     raft = Raft(config, Durable(1, None, StoredEntries(entries)), 0.0)
     raft.receive("r1", Append(term=2, begin=4, last_term=1, committed=10), 0.0)
@@ -155,7 +155,7 @@ def test_a_member_that_lost_its_log_is_not_answered_at_once():
     council.world.run(now, lambda: False)
     other = next(seat for seat in council.seats.values() if seat is not leader)
     empty = Raft(RaftConfig(me=other.name, members=council.first), Durable(), now)
-    (told,) = [e for e in leader.raft.tick(now + 0.5) if isinstance(e, Send) and e.to == other.name]
+    (told,) = [e for e in leader.raft.tick(now + 0.5) if isinstance(e, SendRaft) and e.to == other.name]
     *_, answer = empty.receive(leader.name, told.message, now)
     assert not answer.message.fits
     assert leader.raft.receive(other.name, answer.message, now) == []
@@ -273,8 +273,8 @@ def test_messages_of_others_change_nothing():
     raft, now = council.leader().raft, council.world.now
     term = raft.term
     assert raft.receive("stranger", Appended(term=term, fits=True, length=1 << 40), now) == []
-    assert raft.receive("r9", Vote(term=term, granted=True), now) == []
+    assert raft.receive("r9", VoteReply(term=term, granted=True), now) == []
     assert raft.receive("r0", Appended(term=term - 1, fits=False, length=0), now) == []
     effects = raft.receive("r2", Appended(term=term, fits=False, length=1 << 40), now)
-    assert all(isinstance(e, Send) for e in effects)
+    assert all(isinstance(e, SendRaft) for e in effects)
     assert not any(isinstance(e, Decided) for e in effects)

@@ -7,7 +7,7 @@ import pytest
 
 from hetpeer.averaging.effects import COPY, STATE
 from hetpeer.averaging.member.held_step import HeldStep
-from hetpeer.bootstrap.grouped.averaging_round import Round
+from hetpeer.bootstrap.grouped.averaging_round import AveragingRound
 from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.log.batches import Batches
 from hetpeer.bootstrap.log.credit import Credit
@@ -70,7 +70,7 @@ def forgetful(self, record, original=Batches.add):
     original(self, record)
 
 
-def alone(self, original=Round._sums):
+def alone(self, original=AveragingRound._sums):
     """A cluster is left out of the sum of one block."""
     sums = original(self)
     return sums | {0: sums[0][:1]}
@@ -104,7 +104,7 @@ MUTANTS = {
     "live": lambda: patch.object(HeldStep, "_sums", live),
     "midway": lambda: patch.object(Cluster, "at_rest", property(midway)),
     "forgetful": lambda: patch.object(Batches, "add", forgetful),
-    "alone": lambda: patch.object(Round, "_sums", alone),
+    "alone": lambda: patch.object(AveragingRound, "_sums", alone),
     "anybody": lambda: patch.object(HeldStep, "_sums", anybody),
 }
 

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from hetpeer.bootstrap.consensus.raft_entries import StoredEntries
-from hetpeer.bootstrap.consensus.raft_messages import Entry, Message
+from hetpeer.bootstrap.consensus.raft_messages import LogEntry, Message
 
 SPREAD = 0.75
 """How far patience varies."""
@@ -23,7 +23,7 @@ class RaftConfig:
     """A leader is thought gone when nothing was heard for so long, and for up to SPREAD times that longer."""
 
 
-class Role(enum.Enum):
+class RaftRole(enum.Enum):
     """Of a member; a candidate first asks whether it would be elected."""
 
     FOLLOWER = "follower"
@@ -54,11 +54,11 @@ class SaveEntries:
     """Make durable that the log is its first `begin` entries and then these."""
 
     begin: int
-    entries: tuple[Entry, ...]
+    entries: tuple[LogEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendRaft:
     """To another member. It may get lost."""
 
     to: str
@@ -84,4 +84,4 @@ class Deposed:
     """We lead no longer. What was proposed and not decided may be decided yet, or lost."""
 
 
-Effect = SaveBallot | SaveEntries | Send | Decided | Leading | Deposed
+Effect = SaveBallot | SaveEntries | SendRaft | Decided | Leading | Deposed

@@ -21,21 +21,21 @@ from hetpeer.bootstrap.consensus.effects import (
     Effect,
     Leading,
     RaftConfig,
-    Role,
+    RaftRole,
     SaveBallot,
     SaveEntries,
-    Send,
+    SendRaft,
 )
 from hetpeer.bootstrap.consensus.raft_entries import MEMBERS, Entries
 from hetpeer.bootstrap.consensus.raft_followers import Followers
 from hetpeer.bootstrap.consensus.raft_messages import (
     Append,
     Appended,
-    Entry,
+    LogEntry,
     Message,
     RequestVote,
     TakeOver,
-    Vote,
+    VoteReply,
 )
 
 
@@ -52,7 +52,7 @@ class Raft:
         """So many entries are decided, as far as we know."""
         self._said_decided = 0
         """And as the leader has said; of some we may not know yet that we have them as it does, or we lack them."""
-        self.role = Role.FOLLOWER
+        self.role = RaftRole.FOLLOWER
         self.leader: str | None = None
         self.leading = False
         """Whether proposals may come."""
@@ -69,14 +69,14 @@ class Raft:
 
     def tick(self, now: float) -> list[Effect]:
         """Time passes. To be called a few times in `heartbeat_s`."""
-        if self.role is Role.LEADER:
+        if self.role is RaftRole.LEADER:
             return self._lead_on(now)
         if now >= self._deadline and self._may_run():
             self.leader = None
             return self._ask(now)
-        if self.role is Role.FOLLOWER or now < self._beat_at:
+        if self.role is RaftRole.FOLLOWER or now < self._beat_at:
             return []
-        asking = self.role is Role.ASKING  # what we asked, or the answer, may be lost
+        asking = self.role is RaftRole.ASKING  # what we asked, or the answer, may be lost
         return self._canvass(self.term + asking, now, pre=asking)
 
     def receive(self, peer: str, message: Message, now: float) -> list[Effect]:
@@ -84,7 +84,7 @@ class Raft:
         match message:
             case RequestVote():
                 return self._requested(peer, message, now)
-            case Vote():
+            case VoteReply():
                 return self._voted(peer, message, now)
             case Append():
                 return self._append(peer, message, now)
@@ -121,7 +121,7 @@ class Raft:
     def leave(self) -> list[Effect]:
         """We are about to go: whoever has most of the log takes over as soon as it has all."""
         others = self._others()
-        if self.role is not Role.LEADER or not others:
+        if self.role is not RaftRole.LEADER or not others:
             return []
         self._successor = max(others, key=lambda peer: (self._followers.match(peer), peer))
         return self._hand_over()
@@ -129,13 +129,13 @@ class Raft:
     def lacks(self, peer: str) -> int | None:
         """So many entries `peer` lacks: of ours, if it follows us; of what the leader has decided, of ourselves. None: it is not known here."""
         if peer == self._me:
-            return 0 if self.role is Role.LEADER else max(self._said_decided - self.decided, 0)
-        return len(self.log) - self._followers.match(peer) if self.role is Role.LEADER else None
+            return 0 if self.role is RaftRole.LEADER else max(self._said_decided - self.decided, 0)
+        return len(self.log) - self._followers.match(peer) if self.role is RaftRole.LEADER else None
 
     def silent_s(self, peer: str, now: float) -> float | None:
         """Seconds since `peer`, which follows or leads us, last answered or spoke; None: no word of it is to be expected here, or none has come."""
-        heard = self._followers.answered_at(peer) if self.role is Role.LEADER else None
-        if self.role is not Role.LEADER and peer == self.leader:
+        heard = self._followers.answered_at(peer) if self.role is RaftRole.LEADER else None
+        if self.role is not RaftRole.LEADER and peer == self.leader:
             heard = self._heard_at
         return None if heard is None else now - heard
 
@@ -160,14 +160,14 @@ class Raft:
 
     def _ask(self, now: float) -> list[Effect]:
         """Pre-vote: a member that was cut off must not depose anybody when it is back."""
-        self.role, self._votes = Role.ASKING, {self._me}
+        self.role, self._votes = RaftRole.ASKING, {self._me}
         self._deadline = now + self._patience()
         if self._is_most(self._votes):
             return self._run(now)
         return self._canvass(self.term + 1, now, pre=True)
 
     def _run(self, now: float, *, transfer: bool = False) -> list[Effect]:
-        self.role, self._votes = Role.CANDIDATE, {self._me}
+        self.role, self._votes = RaftRole.CANDIDATE, {self._me}
         self.term, self._voted_for, self.leader = self.term + 1, self._me, None
         self._deadline = now + self._patience()
         ballot = SaveBallot(self.term, self._voted_for)
@@ -179,21 +179,21 @@ class Raft:
         self._beat_at = now + self._config.heartbeat_s
         last_term, length = self.log.end
         request = RequestVote(term=term, length=length, last_term=last_term, pre=pre, transfer=transfer)
-        return [Send(peer, request) for peer in self._others() if peer not in self._votes]
+        return [SendRaft(peer, request) for peer in self._others() if peer not in self._votes]
 
     def _requested(self, peer: str, request: RequestVote, now: float) -> list[Effect]:
-        led = self.role is Role.LEADER or now - self._heard_at < self._config.election_s
+        led = self.role is RaftRole.LEADER or now - self._heard_at < self._config.election_s
         complete = (request.last_term, request.length) >= self.log.end
         if request.pre:
             granted = request.term > self.term and complete and not led
             if (
-                granted and self.role is Role.ASKING
+                granted and self.role is RaftRole.ASKING
             ):  # two at a time would split the votes: one of them gives way
                 granted = ((request.last_term, request.length), peer) > (self.log.end, self._me)
                 if granted:
                     self._follow(None, now)
             term = request.term if granted else self.term
-            return [Send(peer, Vote(term=term, granted=granted, pre=True))]
+            return [SendRaft(peer, VoteReply(term=term, granted=granted, pre=True))]
         if request.term > self.term and led and not request.transfer:
             return []
         effects = self._see(request.term, now)
@@ -202,12 +202,12 @@ class Raft:
             self._voted_for = peer
             self._deadline = now + self._patience()
             effects.append(SaveBallot(self.term, peer))
-        return [*effects, Send(peer, Vote(term=self.term, granted=granted))]
+        return [*effects, SendRaft(peer, VoteReply(term=self.term, granted=granted))]
 
-    def _voted(self, peer: str, vote: Vote, now: float) -> list[Effect]:
+    def _voted(self, peer: str, vote: VoteReply, now: float) -> list[Effect]:
         if not vote.granted:
             return self._see(vote.term, now)
-        awaited = (Role.ASKING, self.term + 1) if vote.pre else (Role.CANDIDATE, self.term)
+        awaited = (RaftRole.ASKING, self.term + 1) if vote.pre else (RaftRole.CANDIDATE, self.term)
         if (self.role, vote.term) != awaited:
             return []
         self._votes.add(peer)
@@ -216,13 +216,13 @@ class Raft:
         return self._run(now) if vote.pre else self._win(now)
 
     def _taking_over(self, peer: str, message: TakeOver, now: float) -> list[Effect]:
-        if (self.role, self.leader, self.term) != (Role.FOLLOWER, peer, message.term):
+        if (self.role, self.leader, self.term) != (RaftRole.FOLLOWER, peer, message.term):
             return []
         return self._run(now, transfer=True)
 
     def _win(self, now: float) -> list[Effect]:
         """A leader knows what is decided once an entry of its own term is (section 8)."""
-        self.role, self.leader = Role.LEADER, self._me
+        self.role, self.leader = RaftRole.LEADER, self._me
         self._followers, self._learners, self._successor = Followers(self._others(), now), (), None
         self._beat_at = now + self._config.heartbeat_s
         return self._extend(None, now)
@@ -235,10 +235,10 @@ class Raft:
         return [SaveBallot(term, None), *self._follow(None, now)]
 
     def _follow(self, leader: str | None, now: float) -> list[Effect]:
-        was, self.role, self.leader = self.role, Role.FOLLOWER, leader
+        was, self.role, self.leader = self.role, RaftRole.FOLLOWER, leader
         self.leading = False
         self._deadline = now + self._patience()
-        return [Deposed()] if was is Role.LEADER else []
+        return [Deposed()] if was is RaftRole.LEADER else []
 
     # ── the leader ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -253,10 +253,10 @@ class Raft:
         return [self._update(peer) for peer in (*self._others(), *self._learners)]
 
     def _update(self, peer: str) -> Effect:
-        return Send(peer, self._followers.append(peer, self.log, self.term, self.decided))
+        return SendRaft(peer, self._followers.append(peer, self.log, self.term, self.decided))
 
     def _extend(self, record: dict[str, Any] | None, now: float) -> list[Effect]:
-        place, entry = len(self.log), Entry(term=self.term, record=record)
+        place, entry = len(self.log), LogEntry(term=self.term, record=record)
         self.log.replace(place, (entry,))
         others = self._others()
         self._followers.welcome(others, now)
@@ -267,7 +267,7 @@ class Raft:
         if answer.term > self.term:
             return self._see(answer.term, now)
         known = peer in self.log.members or peer in self._learners
-        if self.role is not Role.LEADER or answer.term < self.term or not known:
+        if self.role is not RaftRole.LEADER or answer.term < self.term or not known:
             return []
         lacks = self._followers.answered(peer, answer, len(self.log), now)
         return [*([self._update(peer)] if lacks else []), *self._count(now), *self._hand_over()]
@@ -290,20 +290,20 @@ class Raft:
         if successor is None or self._followers.match(successor) < len(self.log):
             return []
         self._successor = None
-        return [Send(successor, TakeOver(term=self.term))]
+        return [SendRaft(successor, TakeOver(term=self.term))]
 
     # ── the log ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _append(self, peer: str, message: Append, now: float) -> list[Effect]:
         if message.term < self.term:
-            return [Send(peer, Appended(term=self.term, fits=False, length=len(self.log)))]
+            return [SendRaft(peer, Appended(term=self.term, fits=False, length=len(self.log)))]
         effects = [*self._see(message.term, now), *self._follow(peer, now)]
         self._heard_at = now
         self._said_decided = message.committed
         begin, log = message.begin, self.log
         if begin > len(log) or log.term_before(begin) != message.last_term:
             again = len(log) if begin > len(log) else log.conflict(begin)
-            return [*effects, Send(peer, Appended(term=self.term, fits=False, length=again))]
+            return [*effects, SendRaft(peer, Appended(term=self.term, fits=False, length=again))]
         place, entries = begin, message.entries
         while entries and place < len(log) and log.term_at(place) == entries[0].term:
             place, entries = place + 1, entries[1:]
@@ -313,7 +313,7 @@ class Raft:
             effects.append(SaveEntries(place, entries))
         length = begin + len(message.entries)
         effects += self._decide(min(message.committed, length))
-        return [*effects, Send(peer, Appended(term=self.term, fits=True, length=length))]
+        return [*effects, SendRaft(peer, Appended(term=self.term, fits=True, length=length))]
 
     def _decide(self, length: int) -> list[Effect]:
         told: list[Effect] = [Decided(place) for place in range(self.decided, length)]

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import overload
 
-from hetpeer.bootstrap.consensus.raft_messages import Entry
+from hetpeer.bootstrap.consensus.raft_messages import LogEntry
 from hetpeer.bootstrap.log.history import Record
 from hetpeer.bootstrap.log.packed_records import PackedRecords
 
@@ -14,29 +14,29 @@ MEMBERS = "members"
 """Kind of the record that says who the members are, from its place in the log on: `{"kind": "members", "peers": [...]}`."""
 
 
-class StoredEntries(Sequence[Entry]):
+class StoredEntries(Sequence[LogEntry]):
     """Entries in order, in as few bytes as they take."""
 
-    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+    def __init__(self, entries: Iterable[LogEntry] = ()) -> None:
         self.terms = array("Q")
         self.records = PackedRecords()
         """None where a leader only begins its term."""
         self.replace(0, tuple(entries))
 
     @overload
-    def __getitem__(self, place: int) -> Entry: ...
+    def __getitem__(self, place: int) -> LogEntry: ...
     @overload
-    def __getitem__(self, place: slice) -> list[Entry]: ...
-    def __getitem__(self, place: int | slice) -> Entry | list[Entry]:
+    def __getitem__(self, place: slice) -> list[LogEntry]: ...
+    def __getitem__(self, place: int | slice) -> LogEntry | list[LogEntry]:
         if isinstance(place, slice):
             pairs = zip(self.terms[place], self.records[place], strict=True)
-            return [Entry(term=term, record=record) for term, record in pairs]
-        return Entry(term=self.terms[place], record=self.records[place])
+            return [LogEntry(term=term, record=record) for term, record in pairs]
+        return LogEntry(term=self.terms[place], record=self.records[place])
 
     def __len__(self) -> int:
         return len(self.terms)
 
-    def replace(self, begin: int, entries: Sequence[Entry]) -> None:
+    def replace(self, begin: int, entries: Sequence[LogEntry]) -> None:
         """The first `begin` ones and then these."""
         self.terms[begin:] = array("Q", (entry.term for entry in entries))
         self.records.put(begin, (entry.record for entry in entries))
@@ -70,7 +70,7 @@ class Entries:
         """The term of the entry there."""
         return self._entries.terms[place]
 
-    def part(self, begin: int, most: int) -> tuple[Entry, ...]:
+    def part(self, begin: int, most: int) -> tuple[LogEntry, ...]:
         """At most so many entries from place `begin` on."""
         return tuple(self._entries[begin : begin + most])
 
@@ -98,7 +98,7 @@ class Entries:
         """How long the log must be for the last change of members to be in it."""
         return self._memberships[-1][0] + 1 if self._memberships else 0
 
-    def replace(self, begin: int, entries: Sequence[Entry]) -> None:
+    def replace(self, begin: int, entries: Sequence[LogEntry]) -> None:
         """The log is its first `begin` entries and then these."""
         self._entries.replace(begin, entries)
         self._memberships = [one for one in self._memberships if one[0] < begin]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hetpeer.bootstrap.consensus.effects import Durable, SaveBallot, SaveEntries
-from hetpeer.bootstrap.consensus.raft_messages import Entry
+from hetpeer.bootstrap.consensus.raft_messages import LogEntry
 from hetpeer.bootstrap.log.record_log import Log
 
 
@@ -50,5 +50,5 @@ def _folded(frames: Iterable[dict[str, Any]]) -> Durable:
         if frame["kind"] == "ballot":
             durable.term, durable.voted_for = frame["term"], frame["for"]
         else:
-            durable.entries.replace(frame["place"], (Entry(term=frame["term"], record=frame["record"]),))
+            durable.entries.replace(frame["place"], (LogEntry(term=frame["term"], record=frame["record"]),))
     return durable

@@ -18,7 +18,7 @@ MAX_MESSAGE_BYTES: Final = 65 << 20
 """A message carries at least one entry, and a record may have 64 MiB."""
 
 
-class Entry(Schema):
+class LogEntry(Schema):
     """One record of the replicated log. `record` is None where a leader only begins its term."""
 
     term: Count
@@ -37,7 +37,7 @@ class RequestVote(Schema):
     """The leader itself wants us to take over: its being alive is no reason to refuse."""
 
 
-class Vote(Schema):
+class VoteReply(Schema):
     """The answer to RequestVote; `term` is the candidate's where it is granted."""
 
     kind: Literal["vote"] = "vote"
@@ -53,7 +53,7 @@ class Append(Schema):
     term: Count
     begin: Count
     last_term: Count
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[LogEntry, ...] = ()
     committed: Count
     """So many entries are decided."""
 
@@ -74,7 +74,7 @@ class TakeOver(Schema):
     term: Count
 
 
-Message = RequestVote | Vote | Append | Appended | TakeOver
+Message = RequestVote | VoteReply | Append | Appended | TakeOver
 
 _MESSAGE: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])
 

@@ -55,7 +55,7 @@ async def offer(node: Node, peer: str, data: bytes) -> Told:
     return Told(sequence, in_effect, checkpoint, bytes(known))
 
 
-class Amending:
+class Reconfiguration:
     """At the reliable peer that `node` is; `checkpoint` is the version of the newest one on its disk."""
 
     def __init__(self, node: Node, replica: Replica, checkpoint: Callable[[], int]) -> None:

@@ -207,7 +207,7 @@ class Replica:
             match effect:
                 case e.SaveBallot() | e.SaveEntries():
                     await to_its_end(self._journal.save, effect)
-                case e.Send(to, message):
+                case e.SendRaft(to, message):
                     self._say(to, message)
                 case e.Decided(place):
                     await self._decided(place)

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.state.context import Reign
+from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import CollectCheckpoint, Effect, Send
 from hetpeer.bootstrap.trust.state_agreement import Agreement
 
 
-class Saving:
+class CheckpointCollection:
     """At most one checkpoint is collected at a time."""
 
-    def __init__(self, reign: Reign, agreement: Agreement) -> None:
-        self._reign = reign
+    def __init__(self, context: CoordinatorContext, agreement: Agreement) -> None:
+        self._context = context
         self._agreement = agreement
         self._order: CollectCheckpoint | None = None
         self._digests: dict[int, str] = {}
@@ -32,28 +32,28 @@ class Saving:
 
     def begin(self, *, wanted: bool = False) -> list[Effect]:
         """At a step border: collect the current version if that is due, or `wanted` now."""
-        reign, version = self._reign, self._reign.version
-        due = reign.agenda.saves(version) or self._again or wanted
-        if not due or reign.stored or self.under_way or reign.members.uncovered():
+        context, version = self._context, self._context.version
+        due = context.agenda.saves(version) or self._again or wanted
+        if not due or context.stored or self.under_way or context.members.uncovered():
             return []
-        if self._order is not None and not (wanted or reign.agenda.over):
+        if self._order is not None and not (wanted or context.agenda.over):
             return []  # an older one takes longer than until the next is due: it is worth more than none at all
-        self._order = order = CollectCheckpoint(reign.line, version, self._choose())
+        self._order = order = CollectCheckpoint(context.line, version, self._choose())
         self._digests, self._settled, self._again = {}, None, False
         effects: list[Effect] = [order]
         for peer in sorted(set(order.savers.values())):
             blocks = tuple(b for b, p in order.savers.items() if p == peer)
-            effects.append(Send(peer, m.Save(line=reign.line, version=version, blocks=blocks)))
+            effects.append(Send(peer, m.Save(line=context.line, version=version, blocks=blocks)))
         return effects
 
     @property
     def under_way(self) -> bool:
         """Whether the current version is being collected."""
-        return self._order is not None and self._order.version == self._reign.version
+        return self._order is not None and self._order.version == self._context.version
 
     def _choose(self) -> dict[int, str]:
         """A holder for each block, the work shared evenly; after each failure another one comes first."""
-        members = self._reign.members
+        members = self._context.members
         load: dict[str, int] = {}
         savers: dict[int, str] = {}
         for block in range(members.blocks):
@@ -68,7 +68,7 @@ class Saving:
         """The state of `block` lies durably in the store. Of an order that is not the current one it is nothing."""
         if order == self._order and block in order.savers:
             self._digests[block] = digest
-            self._until = now + self._reign.config.lease_s
+            self._until = now + self._context.config.lease_s
 
     def look(self, now: float) -> list[Effect]:
         """The last state makes it a checkpoint, when it is certain that they are the right ones."""
@@ -79,7 +79,7 @@ class Saving:
             return []
         digests = [self._digests[b] for b in sorted(self._digests)]
         self.abandon()
-        return [self._reign.log(kind="checkpoint", version=order.version, blocks=digests)]
+        return [self._context.log(kind="checkpoint", version=order.version, blocks=digests)]
 
     def false(self, now: float) -> dict[str, str]:
         """Who has given another state than most say that it is, with the reason; that checkpoint has failed."""

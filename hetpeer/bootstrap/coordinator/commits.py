@@ -12,52 +12,54 @@ from hetpeer.bootstrap.coordinator.step import CoordinatedStep
 from hetpeer.bootstrap.coordinator.step_ledger import clip_coefficient
 from hetpeer.bootstrap.log.credit import work_in, written
 from hetpeer.bootstrap.log.history import History
-from hetpeer.bootstrap.state.context import Reign
+from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect, Send
 from hetpeer.bootstrap.trust.verdicts import Verdict
 
 
 def commit(
-    reign: Reign, step: CoordinatedStep, decision: Mapping[int, m.BlockVote], now: float
+    context: CoordinatorContext, step: CoordinatedStep, decision: Mapping[int, m.BlockVote], now: float
 ) -> list[Effect]:
     """`step` is committed by `decision`: the log says so, and then those who work on it are told."""
-    outliers = _outliers(reign, step, decision)
-    record = _commit_record(step, decision, reign, now)
-    logged = reign.log(**record, **({"outliers": outliers} if outliers else {}))
-    reign.norms.committed(step.batch, record["norm"], usual=not outliers)
-    reign.guard.committed(step.sums.lengths if step.sums.checks.wanted else {})
+    outliers = _outliers(context, step, decision)
+    record = _commit_record(step, decision, context, now)
+    logged = context.log(**record, **({"outliers": outliers} if outliers else {}))
+    context.norms.committed(step.batch, record["norm"], usual=not outliers)
+    context.guard.committed(step.sums.lengths if step.sums.checks.wanted else {})
     effects: list[Effect] = [logged]
     if step.ledger.evaluation:
-        effects.append(reign.log(**evaluation_record(step)))
+        effects.append(context.log(**evaluation_record(step)))
     return effects + [Send(peer, commit_message(logged.record)) for peer in sorted(step.roster)]
 
 
-def refused(reign: Reign, step: CoordinatedStep, decision: Mapping[int, m.BlockVote]) -> dict[str, str]:
+def refused(
+    context: CoordinatorContext, step: CoordinatedStep, decision: Mapping[int, m.BlockVote]
+) -> dict[str, str]:
     """Whose norm alone would make nothing of everybody's update, with what is said to it: others are to find it, too, if there are any."""
     return {
         peer: f"the norm of block {block} in step {step.number} is {times:.1e} times that of a usual update, and nobody else holds it"
-        for block, (peer, times) in _outliers(reign, step, decision).items()
-        if reign.norms.refuses(step.batch, block)
+        for block, (peer, times) in _outliers(context, step, decision).items()
+        if context.norms.refuses(step.batch, block)
     }
 
 
 def _outliers(
-    reign: Reign, step: CoordinatedStep, decision: Mapping[int, m.BlockVote]
+    context: CoordinatorContext, step: CoordinatedStep, decision: Mapping[int, m.BlockVote]
 ) -> dict[int, tuple[str, float]]:
     """Block → its only holder, and how many times as long as a usual update it says that it is."""
-    if reign.config.clip_norm is None:
+    if context.config.clip_norm is None:
         return {}
     holders = {
         block: [peer for peer, (begin, end) in step.roster.items() if begin <= block < end]
         for block in decision
     }
     alone = [block for block, peers in holders.items() if len(peers) == 1]
-    found = reign.norms.outliers(decision, alone)
+    found = context.norms.outliers(decision, alone)
     return {block: (holders[block][0], times) for block, times in sorted(found.items())}
 
 
 def _commit_record(
-    step: CoordinatedStep, decision: Mapping[int, m.BlockVote], reign: Reign, now: float
+    step: CoordinatedStep, decision: Mapping[int, m.BlockVote], context: CoordinatorContext, now: float
 ) -> dict[str, Any]:
     """What the log says of `step`: its plan, loss, gradient digests, the global norm with what follows from it, and who counted how much."""
     norm = math.sqrt(math.fsum(vote.squared_norm for vote in decision.values()))
@@ -72,13 +74,13 @@ def _commit_record(
         "plan": step.sums.reduce.plan,
         "loss": step.ledger.train_loss(step.sizes),
         "norm": norm,
-        "coefficient": clip_coefficient(norm, reign.config.clip_norm),
+        "coefficient": clip_coefficient(norm, context.config.clip_norm),
         "gradients": {block: vote.digest for block, vote in sorted(decision.items())},
-        **written(work_in(step.sums.covers.values(), step.sizes), reign.history.contributors),
+        **written(work_in(step.sums.covers.values(), step.sizes), context.history.contributors),
         "seconds": now - step.sums.awaited_at,
         "reduce_seconds": now - step.sums.reduce.began_at,
         **step.ledger.unused.written(),
-        **({"afterwards": afterwards} if (afterwards := reign.afterwards.take()) else {}),
+        **({"afterwards": afterwards} if (afterwards := context.afterwards.take()) else {}),
     }
 
 
@@ -90,69 +92,69 @@ def given_up(step: CoordinatedStep) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class Found:
+class CheckFindings:
     """What has come of spot checks: what the log says, who is to be turned away, with the reason, and why the steps under way are to be begun anew."""
 
     logged: list[Effect] = field(default_factory=list)
     out: dict[str, str] = field(default_factory=dict)
     anew: str = ""
 
-    def ban(self, reign: Reign, peer: str, why: str, about: Mapping[str, Any]) -> None:
+    def ban(self, context: CoordinatorContext, peer: str, why: str, about: Mapping[str, Any]) -> None:
         """`peer` has lied; who was kept apart from it need not be any more."""
         self.out[peer] = why
-        self.logged.append(reign.log(kind="banned", peer=peer, why=why, **about))
-        reign.standings.banned(peer)
+        self.logged.append(context.log(kind="banned", peer=peer, why=why, **about))
+        context.standings.banned(peer)
 
 
-def found_out(reign: Reign, step: CoordinatedStep) -> Found:
+def found_out(context: CoordinatorContext, step: CoordinatedStep) -> CheckFindings:
     """Of the spot checks of `step` that have ended. Where bundles are in question, others have computed from them, too: all of that is done again, without who is convicted, or
     with two apart of whom one is false.
     """
-    found = Found()
+    found = CheckFindings()
     for check in step.sums.checks.take():
         verdict, culprit, against, apart, witness = check.outcome
         about = {"step": step.number, "checked": check.peer, "checkers": check.checkers}
         if verdict is Verdict.CONVICTED:
             false = "what it gave" if culprit == check.peer else "its word as a checker"
             why = f"{false} in step {step.number} is not what two others found"
-            found.ban(reign, culprit, why, about)
+            found.ban(context, culprit, why, about)
         elif verdict is Verdict.EVADED:
             found.out[culprit] = "it does not say what it has computed from"
         elif verdict is Verdict.DISPUTED:
-            reign.standings.disputed(against, culprit)
-            found.logged.append(reign.log(kind="dispute", peers=[against, culprit], **about))
+            context.standings.disputed(against, culprit)
+            found.logged.append(context.log(kind="dispute", peers=[against, culprit], **about))
         known = {pair for pair in apart if not pair & found.out.keys()}
-        if known != apart or reign.standings.part(known, witness):
+        if known != apart or context.standings.part(known, witness):
             found.anew = f"bundles in step {step.number} may be false: {against or culprit} is in question"
-            for peer in sorted(_shunned(reign, known)):
+            for peer in sorted(_shunned(context, known)):
                 why = "most of those next to it cannot work with it, and two others found them right"
-                found.ban(reign, peer, why, about)
+                found.ban(context, peer, why, about)
     return found
 
 
-def quarrelled(reign: Reign, step: CoordinatedStep) -> list[Effect]:
+def quarrelled(context: CoordinatorContext, step: CoordinatedStep) -> list[Effect]:
     """Who is in quarrel with whom after the plans of `step`: the log says so."""
     return [
-        reign.log(kind="quarrel", step=step.number, **news) for news in step.sums.reduce.complaints.news()
+        context.log(kind="quarrel", step=step.number, **news) for news in step.sums.reduce.complaints.news()
     ]
 
 
-def done_with(reign: Reign, step: int, out: Mapping[str, str]) -> list[Effect]:
+def done_with(context: CoordinatorContext, step: int, out: Mapping[str, str]) -> list[Effect]:
     """Who of those turned out because of `step`, with the reason for each, is not to come back: the log says so."""
-    done = [peer for peer in out if reign.quarrels.is_done_with(peer)]
-    return [reign.log(kind="banned", peer=peer, why=out[peer], step=step) for peer in done]
+    done = [peer for peer in out if context.quarrels.is_done_with(peer)]
+    return [context.log(kind="banned", peer=peer, why=out[peer], step=step) for peer in done]
 
 
-def _shunned(reign: Reign, pairs: Iterable[frozenset[str]]) -> set[str]:
+def _shunned(context: CoordinatorContext, pairs: Iterable[frozenset[str]]) -> set[str]:
     """Who of these has false bundles with most of those who hold the blocks before its own, or behind them."""
-    places = {v.peer: v.place for v in reign.members.volunteers.values() if v.place is not None}
+    places = {v.peer: v.place for v in context.members.volunteers.values() if v.place is not None}
     found = set()
     for peer in {peer for pair in pairs for peer in pair} & places.keys():
         for block in (places[peer][0] - 1, places[peer][1]):
             next_to_it = [
                 other for other, (begin, end) in places.items() if begin <= block < end and other != peer
             ]
-            if reign.standings.is_shunned(peer, next_to_it):
+            if context.standings.is_shunned(peer, next_to_it):
                 found.add(peer)
     return found
 

@@ -20,25 +20,32 @@ from hetpeer.bootstrap.coordinator.commits import (
     refused,
 )
 from hetpeer.bootstrap.coordinator.failure_handling import Losing
-from hetpeer.bootstrap.coordinator.handshake import Admission
+from hetpeer.bootstrap.coordinator.handshake import Handshake
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
 from hetpeer.bootstrap.coordinator.step import CoordinatedStep
-from hetpeer.bootstrap.state.context import Reign
-from hetpeer.bootstrap.state.effects import CollectCheckpoint, Disconnect, Effect, Halt, Send, State
-from hetpeer.bootstrap.state.failed_microbatches import Failure, room_s
-from hetpeer.bootstrap.state.membership import Standing, Volunteer
+from hetpeer.bootstrap.state.context import CoordinatorContext
+from hetpeer.bootstrap.state.effects import (
+    CollectCheckpoint,
+    CoordinatorState,
+    Disconnect,
+    Effect,
+    Halt,
+    Send,
+)
+from hetpeer.bootstrap.state.failed_microbatches import FailedMicrobatch, room_s
+from hetpeer.bootstrap.state.membership import LifeCycle, Volunteer
 
 
 class Coordinator(Losing):
     """One reign; the constructor's effects are in `start`."""
 
-    def __init__(self, reign: Reign, now: float) -> None:
-        super().__init__(reign, now)
-        self._admission = Admission(self._reign)
+    def __init__(self, context: CoordinatorContext, now: float) -> None:
+        super().__init__(context, now)
+        self._handshake = Handshake(self._context)
 
     def start(self) -> list[Effect]:
         """The first effects of a reign. Of a run that is over there is nothing left to decide."""
-        if self._reign.agenda.over and self._reign.stored:
+        if self._context.agenda.over and self._context.stored:
             return self._complete()
         return super().start()
 
@@ -54,7 +61,7 @@ class Coordinator(Losing):
                 Send(peer, m.Fenced(why="the coordinator does not know this volunteer")),
                 Disconnect(peer),
             ]
-        if self.state is State.FINISHED:
+        if self.state is CoordinatorState.FINISHED:
             return []
         self._leases.heard(peer, now)
         handler = self._HANDLERS.get(type(message))
@@ -66,83 +73,83 @@ class Coordinator(Losing):
 
     def saved(self, order: CollectCheckpoint, block: int, digest: str, now: float) -> list[Effect]:
         """The state of `block` that `order` asks for has arrived and lies durably in the checkpoint store."""
-        self._saving.saved(order, block, digest, now)
+        self._checkpoints.saved(order, block, digest, now)
         return self._seal(now)
 
     def arrange(self, arrangement: Arrangement, now: float) -> list[Effect]:
         """A planner proposes who has which blocks from now on: at the next border, once the version of then is stored. A step that waits for a holder
         is given up for it. Nothing happens if others are here by now than those it was made for. Raises `ValueError` for an arrangement that is none.
         """
-        if self.state is State.FINISHED or not self._arranging.propose(arrangement, now):
+        if self.state is CoordinatorState.FINISHED or not self._rebalancing.propose(arrangement, now):
             return []
         if orphaned := self._steps.orphaned:
             return self._roll_back(f"nobody comes for block {orphaned[0]}: others take it over", now)
-        return self._cross(now) if self._reign.resting else []
+        return self._cross(now) if self._context.resting else []
 
     def tick(self, now: float) -> list[Effect]:
         """Time passes: leases, graces and dead-lines. To be called a few times a second."""
-        if self.state is State.FINISHED:
+        if self.state is CoordinatorState.FINISHED:
             return []
         self._excuse(self._leases.tick(now), now)
-        self._border.look(now)
-        effects = self._make_room(now) if self._reign.failures.wake(now) else []
+        self._barrier.look(now)
+        effects = self._make_room(now) if self._context.failures.wake(now) else []
         effects += [*self._lose(self._leases.expired(now), now), *self._judge(now), *self._seal(now)]
         match self.state:
-            case State.WAITING:
+            case CoordinatorState.WAITING:
                 effects += self._waited(now)
-            case State.SYNCING:
+            case CoordinatorState.SYNCING:
                 effects += self._cross(now)
-            case State.TRAINING | State.REDUCING:
+            case CoordinatorState.TRAINING | CoordinatorState.REDUCING:
                 effects += self._patience(now)
         return effects
 
     def _excuse(self, pause_s: float, now: float) -> None:
         """We did not run for so long: it counts against nobody."""
-        self._border.excuse(pause_s, now)
+        self._barrier.excuse(pause_s, now)
 
     # ── joining ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _hello(self, peer: str, hello: m.Hello, now: float) -> list[Effect]:
-        refusal = self._admission.refuse(peer, hello)
+        refusal = self._handshake.refuse(peer, hello)
         if refusal:
             return refusal
-        self._reign.failures.met(peer)
+        self._context.failures.met(peer)
         known = {peer: "came back as a new session"} if peer in self.members.volunteers else {}
-        return [*self._lose(known, now), *self._admission.welcome(peer, hello, now)]
+        return [*self._lose(known, now), *self._handshake.welcome(peer, hello, now)]
 
     def _claim(self, volunteer: Volunteer, message: m.Claim, _now: float) -> list[Effect]:
-        return self._admission.claim(volunteer, message)
+        return self._handshake.claim(volunteer, message)
 
     def _prepared(self, volunteer: Volunteer, message: m.Prepared, now: float) -> list[Effect]:
         if volunteer.place is None:
             return []
         volunteer.flops_per_second = message.flops_per_second or volunteer.flops_per_second
         line = self.line
-        effects = self._relapsed(volunteer, now) if volunteer.standing is Standing.READY else []
+        effects = self._relapsed(volunteer, now) if volunteer.life_cycle is LifeCycle.READY else []
         if self.line != line:
             return effects  # the run went back, and asks everybody to prepare
-        volunteer.standing = Standing.PREPARED
+        volunteer.life_cycle = LifeCycle.PREPARED
         return effects + self._make_room(now)
 
     def _ready(self, volunteer: Volunteer, message: m.Ready, now: float) -> list[Effect]:
-        complete = self._admission.holds(volunteer, message.held, message.version)
-        if not complete or volunteer.standing is Standing.READY:
+        complete = self._handshake.holds(volunteer, message.held, message.version)
+        if not complete or volunteer.life_cycle is LifeCycle.READY:
             return []
-        told = self._border.fetched(volunteer, message.version, now)
+        told = self._barrier.fetched(volunteer, message.version, now)
         current, step = message.version == self.history.version, self._steps.fresh
-        border = self._reign.resting and not self._border.may_rest(volunteer)
-        taken = border or self._entering.takes(step, volunteer)
-        if not (current and taken) or self._border.keeps_out(volunteer):
-            volunteer.standing = Standing.PREPARED
+        border = self._context.resting and not self._barrier.may_rest(volunteer)
+        taken = border or self._late_joiners.takes(step, volunteer)
+        if not (current and taken) or self._barrier.keeps_out(volunteer):
+            volunteer.life_cycle = LifeCycle.PREPARED
             volunteer.missed += told  # else it could be late as often as it likes, for a wait of everybody's
             return self._make_room(now)
-        volunteer.standing, volunteer.missed = Standing.READY, 0
-        self._border.in_time(volunteer)
+        volunteer.life_cycle, volunteer.missed = LifeCycle.READY, 0
+        self._barrier.in_time(volunteer)
         self._agreement.hear(volunteer, message.held)
         line, effects = self.line, self._judge(now)
         if self.line != line or self.members.volunteers.get(volunteer.peer) is not volunteer:
             return effects
-        if step is not None and self._entering.takes(step, volunteer):
+        if step is not None and self._late_joiners.takes(step, volunteer):
             assert volunteer.place is not None
             speed = self.members.rates()[volunteer.peer]
             entered = step.enter(volunteer.peer, volunteer.incarnation, volunteer.place, speed, now)
@@ -151,12 +158,12 @@ class Coordinator(Losing):
 
     def _make_room(self, now: float) -> list[Effect]:
         """Somebody can take a state: at a border, or to come into the step that runs."""
-        return self._cross(now) if self._reign.resting else self._admit(now)
+        return self._cross(now) if self._context.resting else self._admit(now)
 
     def _admit(self, now: float) -> list[Effect]:
         """Who is to come into the step that runs fetches its state."""
         step = self._steps.fresh
-        return [] if step is None else self._entering.fetch(step, now)
+        return [] if step is None else self._late_joiners.fetch(step, now)
 
     def _paced(self, volunteer: Volunteer, message: m.Paced, _now: float) -> list[Effect]:
         volunteer.computing, volunteer.links = message.computing, message.links
@@ -175,34 +182,34 @@ class Coordinator(Losing):
 
     def _cross(self, now: float) -> list[Effect]:
         """Between two steps: save, finish, move volunteers, let joiners fetch, or begin the next step."""
-        reign, arranging = self._reign, self._arranging
-        effects = self._saving.begin(wanted=arranging.pending)
-        if reign.agenda.over:
-            if reign.stored:
+        context, arranging = self._context, self._rebalancing
+        effects = self._checkpoints.begin(wanted=arranging.pending)
+        if context.agenda.over:
+            if context.stored:
                 return effects + self._complete()
-            reign.state = State.WAITING
+            context.state = CoordinatorState.WAITING
             return effects
         if arranging.waits(now):
-            reign.state = State.WAITING
+            context.state = CoordinatorState.WAITING
             return effects
-        if arranging.pending and reign.stored:
+        if arranging.pending and context.stored:
             effects += arranging.enact()
-        effects += self._border.admit_joiners(now)
-        if self._border.must_wait(now):
+        effects += self._barrier.admit_joiners(now)
+        if self._barrier.must_wait(now):
             return effects
         return effects + self._begin_or_wait(now)
 
     def _begin_or_wait(self, now: float) -> list[Effect]:
-        reign = self._reign
+        context = self._context
         if self.members.uncovered():
-            self._border.wait(now)
+            self._barrier.wait(now)
             return []
-        work = reign.agenda.take()
+        work = context.agenda.take()
         if work is None:
-            reign.state = State.WAITING
+            context.state = CoordinatorState.WAITING
             return []
-        reign.state = State.TRAINING
-        self._border.leave()
+        context.state = CoordinatorState.TRAINING
+        self._barrier.leave()
         begun = self._steps.open(work, now)
         return [*begun, *self._admit(now), *self._overlap(now)]
 
@@ -210,25 +217,25 @@ class Coordinator(Losing):
         """The next steps begin before those under way are committed, if nobody and nothing waits for the border between two steps."""
         if not self._steps.may_overlap or self.members.uncovered():
             return []
-        if self._arranging.pending or self._border.expects():
+        if self._rebalancing.pending or self._barrier.expects():
             return []
         return self._steps.overlap(now)
 
     def _waited(self, now: float) -> list[Effect]:
         if not self.members.uncovered():
             return self._cross(now)
-        if self._border.too_late(now):
+        if self._barrier.too_late(now):
             return self._roll_back("the holders of the last version did not come back in time", now)
-        return self._border.fill_gap(now)
+        return self._barrier.fill_gap(now)
 
     def _complete(self) -> list[Effect]:
-        return self._end(f"all {self._reign.config.steps} steps are committed", completed=True)
+        return self._end(f"all {self._context.config.steps} steps are committed", completed=True)
 
     def _end(self, why: str, *, completed: bool) -> list[Effect]:
-        self._reign.state = State.FINISHED
+        self._context.state = CoordinatorState.FINISHED
         given_up = self._steps.clear()
-        record = [] if completed else [self._reign.log(kind="halt", why=why, **given_up)]
-        told = self._reign.end = m.Finished(why=why, completed=completed)
+        record = [] if completed else [self._context.log(kind="halt", why=why, **given_up)]
+        told = self._context.end = m.Finished(why=why, completed=completed)
         return [*record, *(Send(peer, told) for peer in self.members.volunteers), Halt(why, completed)]
 
     # ── one step ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -239,14 +246,14 @@ class Coordinator(Losing):
         step = self._steps.numbered(number)
         if step is None and isinstance(message, m.Sealed):
             ids = {microbatch for part in message.contents for microbatch in part.ids}
-            self._reign.afterwards.late(number, volunteer.peer, ids)
+            self._context.afterwards.late(number, volunteer.peer, ids)
         if step is None or volunteer.peer not in step.roster:
             return []
         return [*step.receive(volunteer.peer, message, now), *self._follow(step, now)]
 
     def _follow(self, step: CoordinatedStep, now: float) -> list[Effect]:
         """What became of the step, as the log says it and the run's state."""
-        return [*quarrelled(self._reign, step), *self._outcome(step, now)]
+        return [*quarrelled(self._context, step), *self._outcome(step, now)]
 
     def _outcome(self, step: CoordinatedStep, now: float) -> list[Effect]:
         if step.trouble is not None:
@@ -254,8 +261,8 @@ class Coordinator(Losing):
         if (failure := step.failed()) is not None:
             return self._could_not(failure, now)
         if out := step.sums.turned_out():
-            return [*done_with(self._reign, step.number, out), *self._fence(out, now)]
-        found, line = found_out(self._reign, step), self.line
+            return [*done_with(self._context, step.number, out), *self._fence(out, now)]
+        found, line = found_out(self._context, step), self.line
         logged = found.logged
         if out := {peer: why for peer, why in found.out.items() if peer in self.members.volunteers}:
             logged += self._fence(out, now)
@@ -266,25 +273,27 @@ class Coordinator(Losing):
         if step.sums.decision is not None:
             if differing := self._judge(now, last=True):
                 return [*logged, *differing]
-            if alone := refused(self._reign, step, step.sums.decision):
+            if alone := refused(self._context, step, step.sums.decision):
                 self._make_room_for_others(list(alone), now)
                 return [*logged, *self._fence(alone, now)]
-            self._saving.settle()
+            self._checkpoints.settle()
             return [*logged, *self._commit(step, step.sums.decision, now)]
         if step.evaluated_only:
             self._steps.remove(step)
-            self._reign.state = State.WAITING
-            return [self._reign.log(**evaluation_record(step)), *self._cross(now)]
-        self._reign.state = State.REDUCING if self._steps.first.sums.under_way else State.TRAINING
+            self._context.state = CoordinatorState.WAITING
+            return [self._context.log(**evaluation_record(step)), *self._cross(now)]
+        self._context.state = (
+            CoordinatorState.REDUCING if self._steps.first.sums.under_way else CoordinatorState.TRAINING
+        )
         return logged
 
-    def _could_not(self, failure: Failure, now: float) -> list[Effect]:
+    def _could_not(self, failure: FailedMicrobatch, now: float) -> list[Effect]:
         """Nobody who holds some block can compute what the step asks: others are to try, if there are any, before it is the run's end."""
         for peer in failure.holders:
             self.members.volunteers[peer].slow = True
         replaceable = self.members.spare() is not None
-        seconds = room_s(self._reign.config)
-        if self._reign.failures.are_final(failure, seconds, now, replaceable=replaceable):
+        seconds = room_s(self._context.config)
+        if self._context.failures.are_final(failure, seconds, now, replaceable=replaceable):
             return self._end(failure.why, completed=False)
         self._make_room_for_others(failure.holders, now)
         return self._fence(dict.fromkeys(failure.holders, failure.why), now)
@@ -292,20 +301,20 @@ class Coordinator(Losing):
     def _patience(self, now: float) -> list[Effect]:
         step = self._steps.first
         if mute := step.sums.mute(now):
-            self._reign.quarrels.waited_in_vain(mute)
+            self._context.quarrels.waited_in_vain(mute)
             return self._fence(mute, now)
-        if self._entering.hopeless(step, now):
+        if self._late_joiners.hopeless(step, now):
             return self._roll_back(f"nobody comes for block {step.orphaned[0]}", now)
         return [*self._steps.tick(now), *self._follow(step, now), *self._overlap(now)]
 
     def _commit(self, step: CoordinatedStep, decision: Mapping[int, m.BlockVote], now: float) -> list[Effect]:
-        effects = commit(self._reign, step, decision, now)
+        effects = commit(self._context, step, decision, now)
         self._steps.committed(step)
         self.members.outdate(step.roster)
         if not self._steps:
-            self._reign.state = State.WAITING
+            self._context.state = CoordinatorState.WAITING
             return effects + self._cross(now)
-        effects += self._saving.begin(wanted=self._arranging.pending)
+        effects += self._checkpoints.begin(wanted=self._rebalancing.pending)
         following = self._steps.first
         return [
             *effects,
@@ -315,9 +324,9 @@ class Coordinator(Losing):
         ]
 
     def _applied(self, volunteer: Volunteer, message: m.Applied, now: float) -> list[Effect]:
-        if message.step != self.history.version - 1 or volunteer.standing is not Standing.READY:
+        if message.step != self.history.version - 1 or volunteer.life_cycle is not LifeCycle.READY:
             return []
-        if volunteer.digests or not self._admission.holds(volunteer, message.held, self.history.version):
+        if volunteer.digests or not self._handshake.holds(volunteer, message.held, self.history.version):
             return []
         self._agreement.hear(volunteer, message.held)
         return [*self._judge(now), *self._seal(now)]
@@ -329,7 +338,7 @@ class Coordinator(Losing):
         effects = self._turn_out(out, found.made, now)
         if found.torn is None:
             return effects
-        quarrels, line = self._reign.quarrels, self.line
+        quarrels, line = self._context.quarrels, self.line
         why = f"holders of block {found.torn[0]} have different states"
         one = quarrels.blamed(found.torn[1])
         quarrels.turned_out(one, shunned=False)
@@ -337,15 +346,15 @@ class Coordinator(Losing):
         effects += self._fence({one: why}, now)
         if self.line == line:
             effects += self._roll_back(why, now)
-        self._saving.soon()
+        self._checkpoints.soon()
         return effects
 
     def _seal(self, now: float) -> list[Effect]:
         """The checkpoint that is collected may be complete by now."""
-        if false := self._saving.false(now):
+        if false := self._checkpoints.false(now):
             return self._turn_out(false, false, now)
-        effects = self._saving.look(now)
-        return effects + (self._cross(now) if effects and self._reign.resting else [])
+        effects = self._checkpoints.look(now)
+        return effects + (self._cross(now) if effects and self._context.resting else [])
 
     _HANDLERS: Mapping[type, Callable[..., list[Effect]]] = {
         m.Claim: _claim,

@@ -9,30 +9,30 @@ need not be given up for an orphaned block: everybody else keeps what is done, a
 from __future__ import annotations
 
 from hetpeer.bootstrap.coordinator.step import CoordinatedStep
-from hetpeer.bootstrap.coordinator.step_barrier import PAYS, Border
-from hetpeer.bootstrap.state.context import Reign
+from hetpeer.bootstrap.coordinator.step_barrier import PAYS, StepBarrier
+from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect
-from hetpeer.bootstrap.state.membership import Standing, Volunteer
+from hetpeer.bootstrap.state.membership import LifeCycle, Volunteer
 
 
-class Entering:
+class LateJoiners:
     """The side door of one reign."""
 
-    def __init__(self, reign: Reign, border: Border) -> None:
-        self._reign = reign
-        self._border = border
+    def __init__(self, context: CoordinatorContext, border: StepBarrier) -> None:
+        self._context = context
+        self._barrier = border
         self._hopeless_since: float | None = None
 
     def can_wait(self, step: CoordinatedStep) -> bool:
         """Whether `step` may go on without a holder of some block: others can have its state, and there is work to keep."""
-        return self._reign.stored and bool(step.roster)
+        return self._context.stored and bool(step.roster)
 
     def fetch(self, step: CoordinatedStep, now: float) -> list[Effect]:
         """Volunteers who are prepared for blocks of `step` are told to fetch their state, if there is time enough to be of use."""
         return [
-            self._border.fetch(volunteer, now)
+            self._barrier.fetch(volunteer, now)
             for volunteer in self._outside(step)
-            if volunteer.standing is Standing.PREPARED
+            if volunteer.life_cycle is LifeCycle.PREPARED
             and (self._is_missing(step, volunteer) or self._pays(step, volunteer, now))
         ]
 
@@ -45,19 +45,19 @@ class Entering:
 
     def hopeless(self, step: CoordinatedStep, now: float) -> bool:
         """Whether nobody prepares for an orphaned block for too long, while a redundant volunteer could move there."""
-        members, blocks = self._reign.members, step.orphaned
+        members, blocks = self._context.members, step.orphaned
         coming = {b for v in self._outside(step) if not v.slow for b in range(*(v.place or (0, 0)))}
         if coming.issuperset(blocks):
             self._hopeless_since = None
             return False
         if self._hopeless_since is None:
             self._hopeless_since = now
-        return now - self._hopeless_since >= self._reign.config.move_s and members.spare() is not None
+        return now - self._hopeless_since >= self._context.config.move_s and members.spare() is not None
 
     def _outside(self, step: CoordinatedStep) -> list[Volunteer]:
         """Who could come in."""
-        here = [v for v in self._reign.members.volunteers.values() if v.place is not None]
-        return [v for v in here if v.peer not in step.roster and not self._reign.failures.rests(v.peer)]
+        here = [v for v in self._context.members.volunteers.values() if v.place is not None]
+        return [v for v in here if v.peer not in step.roster and not self._context.failures.rests(v.peer)]
 
     def _is_missing(self, step: CoordinatedStep, volunteer: Volunteer) -> bool:
         """Whether the step cannot end without somebody at its place."""
@@ -66,6 +66,6 @@ class Entering:
     def _pays(self, step: CoordinatedStep, volunteer: Volunteer, now: float) -> bool:
         if step.shuts_out(volunteer.peer) or step.sums.under_way:
             return False
-        if not self._border.available(volunteer.place):
+        if not self._barrier.available(volunteer.place):
             return False
-        return step.remaining_s(now) >= PAYS * self._border.fetch_s
+        return step.remaining_s(now) >= PAYS * self._barrier.fetch_s

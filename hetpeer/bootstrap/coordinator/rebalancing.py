@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.coordinator.checkpoint_collection import Saving
-from hetpeer.bootstrap.state.context import Reign
+from hetpeer.bootstrap.coordinator.checkpoint_collection import CheckpointCollection
+from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect, Send
-from hetpeer.bootstrap.state.membership import Range, Standing
+from hetpeer.bootstrap.state.membership import LifeCycle, Range
 
 RESTS = 10
 """After a wait for a checkpoint that was not complete in time, so many such waits pass before the next; then twice as many."""
@@ -46,29 +46,29 @@ def _rises(borders: Sequence[int]) -> bool:
     return all(one < other for one, other in pairwise(borders))
 
 
-class Arranging:
+class Rebalancing:
     """At most one proposal waits; it is void once anybody came or left, or the checkpoint that it waits for failed or takes too long."""
 
-    def __init__(self, reign: Reign, saving: Saving) -> None:
-        self._reign = reign
-        self._saving = saving
+    def __init__(self, context: CoordinatorContext, saving: CheckpointCollection) -> None:
+        self._context = context
+        self._checkpoints = saving
         self._proposal: Arrangement | None = None
         self._failures = 0
         """Of checkpoints, before it was made."""
         self._until: float | None = None
         """So long the run stands still for the checkpoint."""
-        self._rest_s = RESTS * reign.config.sync_s
+        self._rest_s = RESTS * context.config.sync_s
         self._not_before = 0.0
         """No proposal is taken before: the last one made the run stand still in vain."""
 
     def propose(self, arrangement: Arrangement, now: float) -> bool:
         """Whether it can come into effect as things are. Raises `ValueError` for one that is none."""
-        if fault := arrangement.fault(self._reign.members.blocks):
+        if fault := arrangement.fault(self._context.members.blocks):
             raise ValueError(fault)
         if now < self._not_before:
             return False
         self._until = self._until if self.pending else None
-        self._proposal, self._failures = arrangement, self._saving.failures
+        self._proposal, self._failures = arrangement, self._checkpoints.failures
         return self.pending
 
     def void(self) -> None:
@@ -81,17 +81,17 @@ class Arranging:
         proposal = self._proposal
         if proposal is None:
             return False
-        present = {v.peer for v in self._reign.members.volunteers.values() if v.place is not None}
-        if proposal.seats.keys() != present or self._saving.failures != self._failures:
+        present = {v.peer for v in self._context.members.volunteers.values() if v.place is not None}
+        if proposal.seats.keys() != present or self._checkpoints.failures != self._failures:
             self._proposal = None
         return self._proposal is not None
 
     def waits(self, now: float) -> bool:
         """At a border: whether the run stands still until the checkpoint is complete. Not longer than it would for a newcomer."""
-        if not (self.pending and self._saving.under_way):
+        if not (self.pending and self._checkpoints.under_way):
             return False
         if self._until is None:
-            self._until = now + self._reign.config.sync_s
+            self._until = now + self._context.config.sync_s
         if now > self._until:
             self._proposal, self._not_before = None, now + self._rest_s
             self._rest_s *= 2
@@ -100,12 +100,12 @@ class Arranging:
     def enact(self) -> list[Effect]:
         """Everybody has the place that the proposal says; who gets other blocks is told."""
         assert self._proposal is not None
-        assert self._reign.stored
+        assert self._context.stored
         proposal, self._proposal = self._proposal, None
-        self._rest_s = RESTS * self._reign.config.sync_s
-        members = self._reign.members
+        self._rest_s = RESTS * self._context.config.sync_s
+        members = self._context.members
         effects: list[Effect] = [
-            self._reign.log(
+            self._context.log(
                 kind="arranged", layouts=[[list(place) for place in layout] for layout in proposal.layouts]
             )
         ]
@@ -115,9 +115,9 @@ class Arranging:
             volunteer.cluster = cluster
             if place == volunteer.place:
                 continue
-            volunteer.place, volunteer.standing = place, Standing.JOINING
+            volunteer.place, volunteer.life_cycle = place, LifeCycle.JOINING
             volunteer.digests, volunteer.witness, volunteer.missed = {}, False, 0
             volunteer.computing, volunteer.links = 0.0, {}  # they were those of the other blocks
-            granted = m.Granted(line=self._reign.line, begin=place[0], end=place[1])
+            granted = m.Granted(line=self._context.line, begin=place[0], end=place[1])
             effects.append(Send(peer, granted))
         return effects

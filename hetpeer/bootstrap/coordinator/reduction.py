@@ -15,7 +15,7 @@ from hetpeer.averaging.reduce.reducer_shares import Load, alike, divide
 from hetpeer.bootstrap.conduct.disputed_pairs import Quarrels
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.bootstrap.state.membership import Range
-from hetpeer.bootstrap.state.timeouts import Pace
+from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts
 from hetpeer.bootstrap.trust.reduce_complaints import Complaints, reducers
 from hetpeer.bootstrap.trust.vote_splits import same_bits
 from hetpeer.dht.base.errors import ProtocolError
@@ -47,7 +47,7 @@ class Reduce:
         config: CoordinatorConfig,
         uplinks: Mapping[str, float],
         known: Quarrels,
-        pace: Pace,
+        pace: AdaptiveTimeouts,
         now: float,
         *,
         guarded: bool = False,

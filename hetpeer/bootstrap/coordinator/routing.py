@@ -13,7 +13,7 @@ from types import MappingProxyType
 from zlib import crc32
 
 from hetpeer.averaging.messages import Task
-from hetpeer.bootstrap.state.link_costs import Lines
+from hetpeer.bootstrap.state.link_costs import LinkCosts
 from hetpeer.stages.pipeline.routes import Hop, Roster, Route, cheapest_path, splice, stands
 
 BEEN, IDLE = 1e4, 5e3
@@ -39,14 +39,14 @@ def assign_routes(
     roster: Roster,
     blocks: int,
     speeds: Mapping[str, float],
-    lines: Lines | None = None,
+    lines: LinkCosts | None = None,
     limits: Mapping[str, int] = MappingProxyType({}),
     apart: Collection[frozenset[str]] = frozenset(),
 ) -> dict[int, Route]:
     """A route over blocks 0..`blocks` for every id. `roster` must cover every block. `limits`: peer → how many it is given at most, if others can do
     the rest. Nothing passes between two that are to be kept `apart`, if there is another way.
     """
-    lines, left = lines or Lines(), dict(limits)
+    lines, left = lines or LinkCosts(), dict(limits)
     fastest = max(speeds.values(), default=1.0)
     slowness = {peer: fastest / max(speeds.get(peer, fastest), 1e-9) for peer in roster}
     load = dict.fromkeys(roster, 0.0)
@@ -64,7 +64,7 @@ def assign_routes(
     return routes
 
 
-def _path(roster: Roster, begin: int, end: int, cost: Mapping[str, float], lines: Lines) -> Route | None:
+def _path(roster: Roster, begin: int, end: int, cost: Mapping[str, float], lines: LinkCosts) -> Route | None:
     """The cheapest, with lines and all; in swarms of more than some dozens a cheap one, and where routes are to be mixed one that settles where to begin before it looks at lines."""
     beginnings = 1 if lines.mixed or not roster else max(1, LOOKS // len(roster))
     return cheapest_path(roster, begin, end, cost, lines, beginnings)
@@ -76,7 +76,7 @@ def _around(
     end: int,
     cost: Mapping[str, float],
     apart: Collection[frozenset[str]],
-    lines: Lines | None = None,
+    lines: LinkCosts | None = None,
 ) -> Route | None:
     """A cheap path (`_path`) on which nothing passes between two that are `apart`: without whichever of them is apart from more others. Where that is not found in a few looks, one on
     which little does. None if some block has no holder.
@@ -88,7 +88,7 @@ def _around(
         )
 
     def between(sender: str, to: str) -> float:
-        return (lines or Lines())(sender, to) + APART * (frozenset((sender, to)) in apart)
+        return (lines or LinkCosts())(sender, to) + APART * (frozenset((sender, to)) in apart)
 
     others, route = dict(roster), cheap(roster)
     for _ in range(TRIES):
@@ -125,7 +125,7 @@ class Assignments:
         speeds: Mapping[str, float],
         undone: Callable[[], set[int]],
         counted: Callable[[int, int], str | None],
-        lines: Lines | None = None,
+        lines: LinkCosts | None = None,
         limits: Mapping[str, int] = MappingProxyType({}),
         apart: Collection[frozenset[str]] = frozenset(),
     ) -> None:

@@ -9,50 +9,50 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.coordinator.checkpoint_collection import Saving
-from hetpeer.bootstrap.coordinator.steps import UnderWay
+from hetpeer.bootstrap.coordinator.checkpoint_collection import CheckpointCollection
+from hetpeer.bootstrap.coordinator.steps import StepQueue
 from hetpeer.bootstrap.log.history import History
-from hetpeer.bootstrap.state.agenda import InOrder
-from hetpeer.bootstrap.state.context import Reign
-from hetpeer.bootstrap.state.effects import CollectCheckpoint, CoordinatorConfig, Effect, State
+from hetpeer.bootstrap.state.agenda import SequentialAgenda
+from hetpeer.bootstrap.state.context import CoordinatorContext
+from hetpeer.bootstrap.state.effects import CollectCheckpoint, CoordinatorConfig, CoordinatorState, Effect
 from hetpeer.bootstrap.state.leases import Leases
 from hetpeer.bootstrap.state.membership import Membership
 from hetpeer.bootstrap.trust.state_agreement import Agreement
 
 
-def over_all(config: CoordinatorConfig, history: History) -> Reign:
+def over_all(config: CoordinatorConfig, history: History) -> CoordinatorContext:
     """A new reign over a run with one history, whose batches are trained in order."""
     line = m.Line(term=history.term + 1, view=history.view)
     arranged = [[(begin, end) for begin, end in layout] for layout in history.arranged]
     members = Membership(config.layouts, config.costs, history.departures, arranged=arranged)
-    return Reign(config, history, InOrder(config, history), line, members)
+    return CoordinatorContext(config, history, SequentialAgenda(config, history), line, members)
 
 
 class Reigning:
     """A new reign, before anything has happened in it."""
 
-    def __init__(self, reign: Reign, now: float) -> None:
-        self._reign = reign
-        self._leases = Leases(self._reign, now)
-        self._agreement = Agreement(self._reign)
-        self._saving = Saving(self._reign, self._agreement)
-        self._steps = UnderWay(self._reign)
+    def __init__(self, context: CoordinatorContext, now: float) -> None:
+        self._context = context
+        self._leases = Leases(self._context, now)
+        self._agreement = Agreement(self._context)
+        self._checkpoints = CheckpointCollection(self._context, self._agreement)
+        self._steps = StepQueue(self._context)
 
     @property
-    def state(self) -> State:
-        return self._reign.state
+    def state(self) -> CoordinatorState:
+        return self._context.state
 
     @property
     def members(self) -> Membership:
-        return self._reign.members
+        return self._context.members
 
     @property
     def history(self) -> History:
-        return self._reign.history
+        return self._context.history
 
     @property
     def line(self) -> m.Line:
-        return self._reign.line
+        return self._context.line
 
     @property
     def step(self) -> int | None:
@@ -83,7 +83,7 @@ class Reigning:
 
     def start(self) -> list[Effect]:
         """The first effects of a reign: its term is durable before anything is said in its name."""
-        return [self._reign.log(kind="reign", term=self.line.term)]
+        return [self._context.log(kind="reign", term=self.line.term)]
 
     def broken(self, peer: str, now: float) -> list[Effect]:
         """The stream of `peer` broke; it may come back within the grace."""
@@ -97,5 +97,5 @@ class Reigning:
 
     def not_saved(self, order: CollectCheckpoint, _now: float) -> list[Effect]:
         """The checkpoint that `order` asks for could not be collected: it is tried again at the next border."""
-        self._saving.failed(order)
+        self._checkpoints.failed(order)
         return []

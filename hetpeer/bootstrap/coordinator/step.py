@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.routing import Assignments
 from hetpeer.bootstrap.coordinator.step_ledger import StepLedger
-from hetpeer.bootstrap.coordinator.step_sum import Summing
-from hetpeer.bootstrap.state.context import Reign
-from hetpeer.bootstrap.state.effects import Effect, Send, Work
-from hetpeer.bootstrap.state.failed_microbatches import Failure, Reports
+from hetpeer.bootstrap.coordinator.step_sum import StepReduction
+from hetpeer.bootstrap.state.context import CoordinatorContext
+from hetpeer.bootstrap.state.effects import Effect, NextStep, Send
+from hetpeer.bootstrap.state.failed_microbatches import FailedMicrobatch, FailureReports
 from hetpeer.bootstrap.state.membership import Range
-from hetpeer.bootstrap.state.timeouts import Lull, Pace, few
+from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts, ProgressTimer, few
 from hetpeer.dht.base.errors import ProtocolError
 
 
@@ -26,17 +26,17 @@ class CoordinatedStep:
 
     def __init__(
         self,
-        reign: Reign,
-        work: Work,
-        pace: Pace,
+        context: CoordinatorContext,
+        work: NextStep,
+        pace: AdaptiveTimeouts,
         now: float,
         behind: int = 0,
     ) -> None:
-        config, members = reign.config, reign.members
+        config, members = context.config, context.members
         first = config.microbatches
         train = range(first if work.trains else 0)
         evaluation = range(first, first + (config.evaluation_microbatches if work.evaluates else 0))
-        self.number = reign.version + behind
+        self.number = context.version + behind
         self.behind = behind
         """So many versions older than `number` are the parameters with which it is computed."""
         self.batch = work.batch
@@ -46,16 +46,16 @@ class CoordinatedStep:
         self.ledger = StepLedger(train, evaluation, members.blocks)
         self.sizes = dict(enumerate(config.sizes))
         """Training id → how many samples it has."""
-        self._failure: Failure | None = None
-        self._reign = reign
+        self._failure: FailedMicrobatch | None = None
+        self._context = context
         self._pace = pace
-        self.line = reign.line
+        self.line = context.line
         self._blocks = members.blocks
         self._incarnations = {peer: members.volunteers[peer].incarnation for peer in self.roster}
         self._entries = 0
         self._entrants: dict[str, m.Entrant] = {}
         """Who came in later and was not made known to everybody."""
-        self._targets = members.targets(config.link_ratio, reign.allowances.limited)
+        self._targets = members.targets(config.link_ratio, context.issue_limits.limited)
         self._ways = Assignments(
             (*train, *evaluation),
             self.roster,
@@ -64,12 +64,14 @@ class CoordinatedStep:
             self.ledger.undone,
             self.ledger.holder,
             members.lines(config.compression, self._targets, mixed=config.spot_checks),
-            reign.allowances.limits(self.roster, len(train) or len(evaluation)),
-            reign.standings.apart | members.shunned(),
+            context.issue_limits.limits(self.roster, len(train) or len(evaluation)),
+            context.standings.apart | members.shunned(),
         )
-        self.sums = Summing(reign, self.number, self.roster, self.ledger, self._ways.trodden, pace, now)
-        self._failures = Reports()
-        self._lull = Lull(now)
+        self.sums = StepReduction(
+            context, self.number, self.roster, self.ledger, self._ways.trodden, pace, now
+        )
+        self._failures = FailureReports()
+        self._lull = ProgressTimer(now)
         self.stalls = 0
         """Times that its work was handed out again since anything was counted."""
 
@@ -82,7 +84,7 @@ class CoordinatedStep:
             line=self.line,
             step=self.number,
             batch=self.batch,
-            microbatches=self._reign.config.microbatches,
+            microbatches=self._context.config.microbatches,
             roster=dict(self.roster),
             incarnations=dict(self._incarnations),
             tasks=tasks,
@@ -94,7 +96,7 @@ class CoordinatedStep:
     @property
     def is_next(self) -> bool:
         """Whether all steps before it are committed: one is reduced at a time."""
-        return self.number == self._reign.version
+        return self.number == self._context.version
 
     @property
     def evaluated_only(self) -> bool:
@@ -106,7 +108,7 @@ class CoordinatedStep:
         """Why the run cannot go on."""
         return self.sums.trouble
 
-    def failed(self) -> Failure | None:
+    def failed(self) -> FailedMicrobatch | None:
         """What all who hold some block have failed, since this was last asked."""
         failure, self._failure = self._failure, None
         return failure
@@ -201,7 +203,7 @@ class CoordinatedStep:
             why = f"microbatch {message.id} of step {self.number} failed {times} times: {message.why}"
             why = why[: m.MAX_TEXT]
             holders = [p for p, (begin, end) in self.roster.items() if any(begin <= b < end for b in blocks)]
-            self._failure = Failure(self.batch, blocks, tuple(sorted(holders)), why)
+            self._failure = FailedMicrobatch(self.batch, blocks, tuple(sorted(holders)), why)
             return []
         again = self._hand_out({message.id}, self._failures.who_else(message.id, self.roster, self._blocks))
         return [*again, *self.part(peer, culprit)]
@@ -236,13 +238,13 @@ class CoordinatedStep:
         self._lull.over(now)
         begin = Send(peer, self._begin(peer, (), self._entries))
         fresh = self._hand_out(self._ways.without_beginning() & self.ledger.undone())
-        shared = {} if peer in self._reign.allowances else self._ways.share(peer, speed)
+        shared = {} if peer in self._context.issue_limits else self._ways.share(peer, speed)
         known = self._make_known() if shared else []
         return [begin, *fresh, *known, *(self._tell(first, tasks) for first, tasks in sorted(shared.items()))]
 
     def shuts_out(self, peer: str) -> bool:
         """Whether `peer` was turned out of it, or rests, and the others get on without."""
-        return not self.stalls and (peer in self.sums.unwanted or self._reign.quarrels.rests(peer))
+        return not self.stalls and (peer in self.sums.unwanted or self._context.quarrels.rests(peer))
 
     def leave(self, peers: Iterable[str]) -> list[str]:
         """Strike `peers` off the roster; returns those that were on it."""
@@ -281,7 +283,7 @@ class CoordinatedStep:
 
     def is_overdue(self, now: float) -> bool:
         """Whether nothing was counted for too long, though every block has a holder and no sum is under way."""
-        patience = self._pace.patience(self._reign.config.stall_s)
+        patience = self._pace.patience(self._context.config.stall_s)
         return not self.sums.under_way and not self.orphaned and now - self._lull.since >= patience
 
     def again(self, now: float) -> list[Effect]:

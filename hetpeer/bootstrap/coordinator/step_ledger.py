@@ -22,7 +22,7 @@ MAX_REOPENED = 3
 
 
 @dataclass(slots=True)
-class Verdict:
+class SlotVerdict:
     """What became of a report: blocks that do not count, holders whose sums were displaced, ids open again."""
 
     refused: tuple[int, ...] = ()
@@ -53,14 +53,14 @@ class StepLedger:
 
     def report(
         self, holder: str, slot: int, contents: Sequence[Contents], losses: Mapping[int, float]
-    ) -> Verdict | None:
+    ) -> SlotVerdict | None:
         """`holder` has sealed `slot`. Its last slot, reported twice, gets the same answer and changes nothing; one before that gets none. What is
         said of the last block counts with the losses of its ids: a commit without one would be no number.
         """
         settled, known = self._settled.get(holder, (-1, ()))
         if slot <= settled:
-            return Verdict(refused=known) if slot == settled else None
-        verdict = Verdict()
+            return SlotVerdict(refused=known) if slot == settled else None
+        verdict = SlotVerdict()
         refused: list[int] = []
         last = len(self._counted) - 1
         for part in contents:
@@ -88,7 +88,7 @@ class StepLedger:
         self._reopened.update((holder, i) for i in fresh)
         return fresh
 
-    def _count(self, holder: str, block: int, ids: frozenset[int], verdict: Verdict) -> bool:
+    def _count(self, holder: str, block: int, ids: frozenset[int], verdict: SlotVerdict) -> bool:
         counted = self._counted[block]
         rivals = {counted[i] for i in ids if i in counted}
         if rivals:

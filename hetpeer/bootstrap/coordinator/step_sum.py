@@ -11,42 +11,42 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.conduct.outliers import Lengths, lengths
 from hetpeer.bootstrap.coordinator.reduction import Reduce, Sums
 from hetpeer.bootstrap.coordinator.step_ledger import StepLedger
-from hetpeer.bootstrap.state.context import Reign
+from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect, Send
 from hetpeer.bootstrap.state.membership import Range
-from hetpeer.bootstrap.state.timeouts import Pace
+from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts
 from hetpeer.bootstrap.trust.step_spot_checks import SpotChecks
 from hetpeer.bootstrap.trust.sum_proofs import Proofs
 from hetpeer.stages.pipeline.routes import Route
 
 
-class Summing:
+class StepReduction:
     """Of step `number`; `roster` is the step's own, as it changes, `trodden` says which way an id has gone."""
 
     def __init__(
         self,
-        reign: Reign,
+        context: CoordinatorContext,
         number: int,
         roster: Mapping[str, Range],
         ledger: StepLedger,
         trodden: Callable[[int], Route],
-        pace: Pace,
+        pace: AdaptiveTimeouts,
         now: float,
     ) -> None:
-        config = reign.config
+        config = context.config
         self.reduce = Reduce(
-            config, reign.members.uplinks(), reign.quarrels, pace, now, guarded=config.spot_checks
+            config, context.members.uplinks(), context.quarrels, pace, now, guarded=config.spot_checks
         )
         self.covers: Mapping[int, Sequence[Sums]] = {}
         """Block → whose slots, with which ids, the latest plan adds."""
         elements = [cost.elements for cost in config.costs]
         self.proofs = Proofs(
-            config.checks if config.proves else None, reign.line, number, dict(enumerate(elements))
+            config.checks if config.proves else None, context.line, number, dict(enumerate(elements))
         )
         self.checks = SpotChecks(
             config.checks,
-            reign.standings,
-            reign.line,
+            context.standings,
+            context.line,
             number,
             roster,
             elements,
@@ -56,12 +56,12 @@ class Summing:
         """Since when the step is waited for: all before it are committed."""
         self.unwanted: set[str] = set()
         """Who was turned out of its reduce: the others are to end it among themselves, if they can."""
-        self._line, self._number = reign.line, number
-        self._quarrels = reign.quarrels
-        self._members = reign.members
+        self._line, self._number = context.line, number
+        self._quarrels = context.quarrels
+        self._members = context.members
         self._roster = roster
         self._ledger = ledger
-        self._guard = reign.guard
+        self._guard = context.guard
         self._pace = pace
         self._reduce_s = config.reduce_s
         self._told: dict[int, m.Cover] = {}

@@ -11,18 +11,18 @@ from typing import Any
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.commits import given_up
 from hetpeer.bootstrap.coordinator.step import CoordinatedStep
-from hetpeer.bootstrap.state.context import Reign
-from hetpeer.bootstrap.state.effects import Effect, Send, Work
-from hetpeer.bootstrap.state.timeouts import Pace
+from hetpeer.bootstrap.state.context import CoordinatorContext
+from hetpeer.bootstrap.state.effects import Effect, NextStep, Send
+from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts
 
 
-class UnderWay:
+class StepQueue:
     """Those of one reign, in their order: the first is the next to be committed."""
 
-    def __init__(self, reign: Reign) -> None:
-        self._reign = reign
+    def __init__(self, context: CoordinatorContext) -> None:
+        self._context = context
         self._steps: list[CoordinatedStep] = []
-        self.pace = Pace()
+        self.pace = AdaptiveTimeouts()
         """How patient to be with them."""
 
     def __len__(self) -> int:
@@ -45,36 +45,36 @@ class UnderWay:
 
     # ── they begin and end ───────────────────────────────────────────────────────────────────────────────────────
 
-    def open(self, work: Work, now: float) -> list[Effect]:
+    def open(self, work: NextStep, now: float) -> list[Effect]:
         """A step begins, beside those under way if there are any."""
-        step = CoordinatedStep(self._reign, work, self.pace, now, behind=len(self._steps))
+        step = CoordinatedStep(self._context, work, self.pace, now, behind=len(self._steps))
         self._steps.append(step)
         return step.begin()
 
     @property
     def may_overlap(self) -> bool:
         """Whether the next one may begin before the first is committed."""
-        return 0 < len(self._steps) <= self._reign.config.staleness
+        return 0 < len(self._steps) <= self._context.config.staleness
 
     def overlap(self, now: float) -> list[Effect]:
         """The next ones begin, as far as their staleness allows."""
         effects: list[Effect] = []
-        while self.may_overlap and (work := self._reign.agenda.take(len(self._steps))) is not None:
+        while self.may_overlap and (work := self._context.agenda.take(len(self._steps))) is not None:
             effects += self.open(work, now)
         return effects
 
     def committed(self, step: CoordinatedStep) -> None:
         """`step` is done, and all went well."""
         self.pace.committed()
-        self._reign.quarrels.committed()
-        self._reign.failures.committed(step.batch)
-        self._reign.allowances.judge(step.taken, step.counted(), len(step.ledger.ids))
-        self._reign.afterwards.committed(step.number, step.roster, step.ledger.ids)
+        self._context.quarrels.committed()
+        self._context.failures.committed(step.batch)
+        self._context.issue_limits.judge(step.taken, step.counted(), len(step.ledger.ids))
+        self._context.afterwards.committed(step.number, step.roster, step.ledger.ids)
         self._steps.remove(step)
 
     def remove(self, step: CoordinatedStep) -> None:
         """`step` is done: it has looked at the state, and changed nothing."""
-        self._reign.failures.committed(step.batch)
+        self._context.failures.committed(step.batch)
         self._steps.remove(step)
 
     def clear(self) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class UnderWay:
 
     def without(self, left: Mapping[int, Sequence[str]], now: float) -> list[Effect]:
         """The steps go on without those who have `left` them."""
-        gone = m.Gone(line=self._reign.line, peers=_once(peer for peers in left.values() for peer in peers))
+        gone = m.Gone(line=self._context.line, peers=_once(peer for peers in left.values() for peer in peers))
         others = sorted({peer for step in self._steps for peer in step.roster})
         effects: list[Effect] = [Send(peer, gone) for peer in others]
         for step in self._steps:

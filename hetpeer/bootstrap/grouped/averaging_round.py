@@ -13,21 +13,21 @@ from typing import Any
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.conduct.disputed_pairs import Quarrels
 from hetpeer.bootstrap.coordinator.reduction import Reduce
-from hetpeer.bootstrap.state.context import Reign
+from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect, Send
 from hetpeer.bootstrap.state.membership import Range
-from hetpeer.bootstrap.state.timeouts import Pace
+from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts
 
 
-class Round:
+class AveragingRound:
     """Group `number` of the clusters with these reigns, all at rest and whole. `delayed`: they train on meanwhile."""
 
     def __init__(
         self,
         number: int,
-        reigns: Mapping[int, Reign],
+        reigns: Mapping[int, CoordinatorContext],
         known: Quarrels,
-        pace: Pace,
+        pace: AdaptiveTimeouts,
         now: float,
         *,
         delayed: bool,
@@ -35,16 +35,22 @@ class Round:
         self.number = number
         self.delayed = delayed
         self.began_at = now
-        self._copies = {cluster: (reign.line, reign.version) for cluster, reign in sorted(reigns.items())}
-        self._rosters = {cluster: dict(reign.members.roster()) for cluster, reign in sorted(reigns.items())}
+        self._copies = {
+            cluster: (context.line, context.version) for cluster, context in sorted(reigns.items())
+        }
+        self._rosters = {
+            cluster: dict(context.members.roster()) for cluster, context in sorted(reigns.items())
+        }
         self._incarnations = {
             peer: reigns[cluster].members.volunteers[peer].incarnation
             for cluster, roster in self._rosters.items()
             for peer in roster
         }
-        uplinks = {peer: rate for reign in reigns.values() for peer, rate in reign.members.uplinks().items()}
+        uplinks = {
+            peer: rate for context in reigns.values() for peer, rate in context.members.uplinks().items()
+        }
         self._says_length = all(
-            reign.members.speak(m.SAYS_LENGTH, reign.members.roster()) for reign in reigns.values()
+            context.members.speak(m.SAYS_LENGTH, context.members.roster()) for context in reigns.values()
         )
         first = next(iter(reigns.values()))
         self._blocks = first.members.blocks

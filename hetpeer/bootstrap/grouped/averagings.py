@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hetpeer.bootstrap.conduct.disputed_pairs import Quarrels
-from hetpeer.bootstrap.grouped.averaging_round import Round
-from hetpeer.bootstrap.state.context import Reign
+from hetpeer.bootstrap.grouped.averaging_round import AveragingRound
+from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect
-from hetpeer.bootstrap.state.timeouts import Pace
+from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts
 
 Record = Mapping[str, Any]
 
@@ -24,7 +24,7 @@ class Averagings:
     def __init__(self, interval: int, *, delayed: bool) -> None:
         self._interval = interval
         self._delayed = delayed
-        self._rounds: dict[int, Round] = {}
+        self._rounds: dict[int, AveragingRound] = {}
         """Cluster → what it takes part in."""
         self._promised: dict[int, Record] = {}
         """Cluster → what it will install."""
@@ -34,7 +34,7 @@ class Averagings:
         """
         self._groups = 0
         """The last group. No number is used twice."""
-        self._pace = Pace()
+        self._pace = AdaptiveTimeouts()
         self.quarrels = Quarrels()
 
     def add(self, record: Record) -> None:
@@ -55,11 +55,11 @@ class Averagings:
 
     # ── who stands where ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def under_way(self) -> list[Round]:
+    def under_way(self) -> list[AveragingRound]:
         """Each once."""
         return list(dict.fromkeys(self._rounds.values()))
 
-    def of(self, cluster: int) -> Round | None:
+    def of(self, cluster: int) -> AveragingRound | None:
         """What it takes part in."""
         return self._rounds.get(cluster)
 
@@ -82,10 +82,12 @@ class Averagings:
         """It found no others at `version`: it trains on as if it had averaged."""
         self._since[cluster] = version
 
-    def begin(self, reigns: Mapping[int, Reign], now: float, *, last: bool) -> list[Effect]:
+    def begin(self, reigns: Mapping[int, CoordinatorContext], now: float, *, last: bool) -> list[Effect]:
         """Clusters with these reigns, two or more, average; `last`: nothing is trained after it, so nobody trains on meanwhile."""
         self._groups += 1
-        one = Round(self._groups, reigns, self.quarrels, self._pace, now, delayed=self._delayed and not last)
+        one = AveragingRound(
+            self._groups, reigns, self.quarrels, self._pace, now, delayed=self._delayed and not last
+        )
         self._rounds |= dict.fromkeys(one.clusters, one)
         self._since |= one.copies
         return one.begin(now)

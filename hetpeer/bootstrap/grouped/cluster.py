@@ -12,11 +12,11 @@ from typing import Any
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.commits import average_message
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
-from hetpeer.bootstrap.grouped.cluster_cut import Cutting
-from hetpeer.bootstrap.state.context import Reign
-from hetpeer.bootstrap.state.effects import Effect, Send, State
+from hetpeer.bootstrap.grouped.cluster_cut import ClusterCut
+from hetpeer.bootstrap.state.context import CoordinatorContext
+from hetpeer.bootstrap.state.effects import CoordinatorState, Effect, Send
 from hetpeer.bootstrap.state.failed_microbatches import room_s
-from hetpeer.bootstrap.state.membership import Standing, Volunteer
+from hetpeer.bootstrap.state.membership import LifeCycle, Volunteer
 
 STALLS = 6
 """So often in a row a step's work is handed out again in vain, each time after twice as long: a quarter of an hour in which nothing is counted."""
@@ -25,10 +25,10 @@ STALLS = 6
 class Cluster(Coordinator):
     """The coordinator of cluster `reign.line.cluster`."""
 
-    def __init__(self, reign: Reign, now: float, *, founded: bool) -> None:
-        super().__init__(reign, now)
+    def __init__(self, context: CoordinatorContext, now: float, *, founded: bool) -> None:
+        super().__init__(context, now)
         self.founded = founded
-        self._whole_by = now + reign.config.return_s
+        self._whole_by = now + context.config.return_s
         """Who is to hold its blocks has so long to come back, or to fetch them."""
         self.dissolved: str | None = None
         """Why it has fallen apart."""
@@ -40,8 +40,8 @@ class Cluster(Coordinator):
         """Whether it fell apart because its holders did not have then what they were to fetch."""
 
     @property
-    def reign(self) -> Reign:
-        return self._reign
+    def context(self) -> CoordinatorContext:
+        return self._context
 
     @property
     def number(self) -> int:
@@ -52,7 +52,9 @@ class Cluster(Coordinator):
         """Whether all its places are taken by volunteers that are prepared for them, and do not rest."""
         present = self.members.volunteers.values()
         ready = [
-            v.place for v in present if v.standing is not Standing.JOINING and not self._border.keeps_out(v)
+            v.place
+            for v in present
+            if v.life_cycle is not LifeCycle.JOINING and not self._barrier.keeps_out(v)
         ]
         return not self.members.uncovered(
             {str(n): place for n, place in enumerate(ready) if place is not None}
@@ -65,7 +67,7 @@ class Cluster(Coordinator):
 
     @property
     def at_rest(self) -> bool:
-        return self._reign.resting
+        return self._context.resting
 
     def has_room(self, place: tuple[int, int]) -> bool:
         """Whether `place` is one of its places, and open."""
@@ -74,7 +76,7 @@ class Cluster(Coordinator):
 
     def refuse(self, peer: str, hello: m.Hello) -> list[Effect]:
         """The answer to a session that is older than the one that is here."""
-        return self._admission.refuse(peer, hello)
+        return self._handshake.refuse(peer, hello)
 
     def dismiss(self, peer: str, now: float) -> list[Effect]:
         """A new session of `peer` has begun: the one that is here is over."""
@@ -99,42 +101,42 @@ class Cluster(Coordinator):
 
     def _yields_to(self, volunteer: Volunteer) -> bool:
         """Whether those who are too slow for their places make room for it. Else those who rest would take each other's."""
-        return not self._border.keeps_out(volunteer)
+        return not self._barrier.keeps_out(volunteer)
 
     @property
     def forming(self) -> bool:
         """Whether it waits for volunteers: some place of it is open."""
         return not self.founded and self.dissolved is None and any(p.open for p in self.members.places())
 
-    def recut(self, cutting: Cutting) -> list[Effect]:
+    def recut(self, cutting: ClusterCut) -> list[Effect]:
         """It is forming, and those who are here have these places from now on. Whom the cut spares the caller has taken out."""
         self.members.recut([place for _, place in cutting.seats])
         told: list[Effect] = []
         for peer, place in cutting.seats:
             volunteer = self.members.volunteers[peer]
             if volunteer.place != place:
-                volunteer.place, volunteer.standing = place, Standing.JOINING
+                volunteer.place, volunteer.life_cycle = place, LifeCycle.JOINING
                 told.append(Send(peer, m.Granted(line=self.line, begin=place[0], end=place[1])))
         return told
 
     def found(self, now: float, patience: int) -> list[Effect]:
         """The run's log says from what it begins: it has so many times the sync time-out to get that."""
         self.founded = self._fetches = True
-        self._whole_by = now + patience * self._reign.config.sync_s
+        self._whole_by = now + patience * self._context.config.sync_s
         return self.go_on(now)
 
     def go_on(self, now: float) -> list[Effect]:
         """There may be something to do again."""
-        return self._cross(now) if self._reign.resting else []
+        return self._cross(now) if self._context.resting else []
 
     def moves_on(self) -> None:
         """An averaging is about to be its next version: what was said of the states of this one is final."""
-        self._saving.settle()
+        self._checkpoints.settle()
 
     def installs(self, record: Mapping[str, Any], now: float) -> list[Effect]:
         """The averaging of `record` is its next version; that is in the log."""
         roster = self.members.roster()
-        message = average_message(record, self.number, self._reign.version - 1)
+        message = average_message(record, self.number, self._context.version - 1)
         told: list[Effect] = [Send(peer, message) for peer in sorted(roster)]
         self._steps.pace.committed()
         self.members.outdate(roster)
@@ -160,16 +162,16 @@ class Cluster(Coordinator):
             if self._fetches:
                 self.late = True
                 behind = [
-                    v.peer for v in self.members.volunteers.values() if v.standing is not Standing.READY
+                    v.peer for v in self.members.volunteers.values() if v.life_cycle is not LifeCycle.READY
                 ]
-                self._reign.failures.idle(behind, room_s(self._reign.config), now)
+                self._context.failures.idle(behind, room_s(self._context.config), now)
             return self._roll_back("the holders of its blocks did not come in time", now)
         return self._cross(now)
 
     def _patience(self, now: float) -> list[Effect]:
         effects = super()._patience(now)
         if self.dissolved is None and len(self._steps) and self._steps.first.stalls >= STALLS:
-            self._reign.failures.idle(self.members.volunteers, room_s(self._reign.config), now)
+            self._context.failures.idle(self.members.volunteers, room_s(self._context.config), now)
             effects += self._roll_back("nothing was computed for too long", now)
         return effects
 
@@ -196,8 +198,8 @@ class Cluster(Coordinator):
             return []
         self.given_up = self._steps.clear()
         self.dissolved = why
-        self._reign.state = State.WAITING
-        self._saving.abandon()
+        self._context.state = CoordinatorState.WAITING
+        self._checkpoints.abandon()
         return []
 
     def _complete(self) -> list[Effect]:

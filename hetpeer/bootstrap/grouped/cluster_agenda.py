@@ -13,11 +13,11 @@ from hetpeer.bootstrap.grouped.averagings import Averagings
 from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.grouped.cluster_list import Clusters
 from hetpeer.bootstrap.log.batches import Batches
-from hetpeer.bootstrap.state.effects import CoordinatorConfig, Work
+from hetpeer.bootstrap.state.effects import CoordinatorConfig, NextStep
 from hetpeer.bootstrap.state.membership import Volunteer
 
 
-class Sharing:
+class ClusterAgendas:
     """All methods take clusters by their numbers."""
 
     def __init__(
@@ -55,14 +55,14 @@ class Sharing:
 
     # ── what clusters ask ────────────────────────────────────────────────────────────────────────────────────────
 
-    def take(self, number: int, ahead: int) -> Work | None:
+    def take(self, number: int, ahead: int) -> NextStep | None:
         """What `number` does next, beside `ahead` steps under way."""
         cluster = self._clusters[number]
         if self._averagings.stops(number):
             return None
         if self._ending:
             evaluates = cluster is self.heir and not self._evaluated and not ahead
-            return Work(self._config.steps, trains=False, evaluates=True) if evaluates else None
+            return NextStep(self._config.steps, trains=False, evaluates=True) if evaluates else None
         if self._averagings.due(number, cluster.history.version + ahead):
             return None
         batch = self._batches.take(number)
@@ -74,7 +74,7 @@ class Sharing:
             return None
         averages = cluster.history.averages
         last = len(averages[max(averages)]["clusters"]) if averages else 1
-        return Work(batch, evaluates=due, workers=last if self._config.corrected else 1)
+        return NextStep(batch, evaluates=due, workers=last if self._config.corrected else 1)
 
     def _evaluates(self, batch: int) -> bool:
         config = self._config
@@ -139,16 +139,16 @@ class _Share:
 
     over = False
 
-    def __init__(self, sharing: Sharing, clusters: Clusters, number: int) -> None:
-        self._sharing = sharing
+    def __init__(self, agendas: ClusterAgendas, clusters: Clusters, number: int) -> None:
+        self._agendas = agendas
         self._clusters = clusters
         self._number = number
 
-    def take(self, ahead: int = 0) -> Work | None:
-        return self._sharing.take(self._number, ahead)
+    def take(self, ahead: int = 0) -> NextStep | None:
+        return self._agendas.take(self._number, ahead)
 
     def saves(self, version: int) -> bool:  # noqa: ARG002 - whatever its version
-        return self._sharing.saves(self._number)
+        return self._agendas.saves(self._number)
 
     def logged(self, record: Mapping[str, Any]) -> None:
         self._clusters.logged(self._number, record)

@@ -10,7 +10,7 @@ from hetpeer.bootstrap.state.membership import Range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cutting:
+class ClusterCut:
     """Of forming cluster `cluster`."""
 
     cluster: int

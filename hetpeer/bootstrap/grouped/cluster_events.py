@@ -12,39 +12,39 @@ from typing import Any
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.grouped.averagings import Averagings
 from hetpeer.bootstrap.grouped.cluster import Cluster
-from hetpeer.bootstrap.grouped.cluster_agenda import Sharing
+from hetpeer.bootstrap.grouped.cluster_agenda import ClusterAgendas
 from hetpeer.bootstrap.grouped.cluster_list import Clusters
-from hetpeer.bootstrap.grouped.group_queue import Waiting
-from hetpeer.bootstrap.grouped.unassigned import Door
+from hetpeer.bootstrap.grouped.group_queue import GroupQueue
+from hetpeer.bootstrap.grouped.unassigned import UnassignedVolunteers
 from hetpeer.bootstrap.state.effects import (
     CollectCheckpoint,
     CoordinatorConfig,
+    CoordinatorState,
     Effect,
     Halt,
     Send,
-    State,
 )
 
 
-class Course:
+class ClusterEvents:
     """Of the clusters and volunteers that the others know, from the beginning of a reign."""
 
     def __init__(
         self,
         config: CoordinatorConfig,
         clusters: Clusters,
-        sharing: Sharing,
+        agendas: ClusterAgendas,
         averagings: Averagings,
-        waiting: Waiting,
-        door: Door,
+        queue: GroupQueue,
+        unassigned: UnassignedVolunteers,
     ) -> None:
         self._config = config
         self._clusters = clusters
-        self._sharing = sharing
+        self._agendas = agendas
         self._averagings = averagings
-        self._waiting = waiting
-        self._door = door
-        self.state = State.WAITING
+        self._queue = queue
+        self._unassigned = unassigned
+        self.state = CoordinatorState.WAITING
 
     def by(self, cluster: Cluster, effects: list[Effect]) -> list[Effect]:
         """What `cluster` decides concerns the others, too."""
@@ -61,7 +61,7 @@ class Course:
     def settle(self, effects: list[Effect], now: float) -> list[Effect]:
         """All that can be done at once, after `effects`, is done."""
         done = list(effects)
-        while self.state is not State.FINISHED:
+        while self.state is not CoordinatorState.FINISHED:
             more = (
                 self._bury(now)
                 or self._decide(now)
@@ -77,7 +77,7 @@ class Course:
 
     def tick(self, now: float) -> list[Effect]:
         """Who has stood in line for long enough is put into groups."""
-        return self.settle(self._form(self._waiting.tick(now), now), now)
+        return self.settle(self._form(self._queue.tick(now), now), now)
 
     # ── clusters come and go ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -90,13 +90,13 @@ class Course:
         for cluster in fallen:
             for volunteer in cluster.members.volunteers.values():
                 spared = volunteer.homeless()
-                effects += self._door.enter(spared, self._sharing.places(spared, now))
-        return effects + self._form(self._waiting.leave(numbers, now), now)
+                effects += self._unassigned.enter(spared, self._agendas.places(spared, now))
+        return effects + self._form(self._queue.leave(numbers, now), now)
 
     def _found(self, now: float) -> list[Effect]:
         """A cluster has all its volunteers: it begins from the last checkpoint. One of the others is asked to store what it has, if need be."""
         forming = next((c for c in self._clusters if not c.founded and c.complete), None)
-        if forming is None or not self._sharing.may_found:
+        if forming is None or not self._agendas.may_found:
             return []
         version = forming.history.checkpoint_version
         number, cut = forming.number, forming.members.layout(forming.number)
@@ -117,7 +117,7 @@ class Course:
         record = self._averagings.decided(now)
         if record is None:
             return []
-        self._waiting.averaged(record["seconds"])
+        self._queue.averaged(record["seconds"])
         return self._log_average(record, "average", [number for number, _ in record["clusters"]], now)
 
     def _install(self, now: float) -> list[Effect]:
@@ -142,16 +142,16 @@ class Course:
 
     def _line_up(self, now: float) -> list[Effect]:
         """Who has trained its batches waits for a group."""
-        if not self._sharing.trains_on:
+        if not self._agendas.trains_on:
             return []
         for cluster in self._clusters:
             number = cluster.number
-            if cluster.whole and not self._waiting.knows(number):
+            if cluster.whole and not self._queue.knows(number):
                 self._clusters.patience = max(1, self._clusters.patience // 2)
                 base = (cluster.history.base or {}).get("cluster")
-                return self._form(self._waiting.join(number, base, now), now) or self._line_up(now)
-            if self._is_ready(cluster) and not self._waiting.waits(number):
-                return self._form(self._waiting.line_up(number, now), now) or self._line_up(now)
+                return self._form(self._queue.join(number, base, now), now) or self._line_up(now)
+            if self._is_ready(cluster) and not self._queue.waits(number):
+                return self._form(self._queue.line_up(number, now), now) or self._line_up(now)
         return []
 
     def _is_ready(self, cluster: Cluster) -> bool:
@@ -170,7 +170,7 @@ class Course:
     def _average(self, members: Sequence[Cluster], now: float, *, last: bool = False) -> list[Effect]:
         effects: list[Effect] = []
         if len(members) > 1:
-            effects += self._averagings.begin({c.number: c.reign for c in members}, now, last=last)
+            effects += self._averagings.begin({c.number: c.context for c in members}, now, last=last)
         for alone in members if len(members) == 1 else ():
             self._averagings.skip(alone.number, alone.history.version)
         for cluster in members:
@@ -183,24 +183,24 @@ class Course:
     def _finish(self, now: float) -> list[Effect]:
         """All batches are in: everybody averages with everybody, one evaluates and stores what has become of it."""
         living = self._clusters.living
-        if self._sharing.trains_on or not living or not all(c.whole and c.at_rest for c in living):
+        if self._agendas.trains_on or not living or not all(c.whole and c.at_rest for c in living):
             return []
         if any(self._averagings.busy(cluster.number) for cluster in living):
             return []
-        if not self._sharing.agreed:
-            self._waiting.close(now)
+        if not self._agendas.agreed:
+            self._queue.close(now)
             return self._average(living, now, last=True)
-        heir = self._sharing.heir
-        return self.complete() if self._sharing.over else self.by(heir, heir.go_on(now))
+        heir = self._agendas.heir
+        return self.complete() if self._agendas.over else self.by(heir, heir.go_on(now))
 
     def complete(self) -> list[Effect]:
         """Nothing is left to do."""
         return self._close(m.Finished(why=f"all {self._config.steps} batches are committed", completed=True))
 
     def _close(self, end: m.Finished, but: Cluster | None = None) -> list[Effect]:
-        self.state = State.FINISHED
+        self.state = CoordinatorState.FINISHED
         told: list[Effect] = [
             Send(peer, end) for c in self._clusters if c is not but for peer in c.members.volunteers
         ]
         halt: list[Effect] = [Halt(end.why, end.completed)] if but is None else []
-        return [*told, *self._door.close(end), *halt]
+        return [*told, *self._unassigned.close(end), *halt]

@@ -15,10 +15,10 @@ from hetpeer.bootstrap.conduct.reputation import Standings
 from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.state.agenda import Agenda
-from hetpeer.bootstrap.state.context import Reign
+from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import CoordinatorConfig, Record
 from hetpeer.bootstrap.state.failed_microbatches import Failures
-from hetpeer.bootstrap.state.issue_limits import Allowances
+from hetpeer.bootstrap.state.issue_limits import IssueLimits
 from hetpeer.bootstrap.state.membership import Membership, Range
 
 NOBODY = -1
@@ -27,7 +27,7 @@ MOST_PATIENT = 8
 """Nobody stores anything while a cluster fetches what was stored: not for longer than a quarter of an hour."""
 
 
-class Book(Protocol):
+class LogFold(Protocol):
     """Something that follows from the log."""
 
     def add(self, record: Mapping[str, Any]) -> None:
@@ -38,7 +38,7 @@ class Clusters:
     """Of a new reign over the run whose log says `records`; none is open yet. `books` are kept beside the clusters' own histories."""
 
     def __init__(
-        self, config: CoordinatorConfig, records: Iterable[Mapping[str, Any]], books: Sequence[Book]
+        self, config: CoordinatorConfig, records: Iterable[Mapping[str, Any]], books: Sequence[LogFold]
     ) -> None:
         self._config = config
         self._books = books
@@ -47,7 +47,7 @@ class Clusters:
         self._mentioned: dict[int, History] = {}
         """And of those that it mentions and that are not open yet."""
         self._clusters: dict[int, Cluster] = {}
-        self._allowances = Allowances()
+        self._issue_limits = IssueLimits()
         self._standings = Standings()
         self._failures = Failures(elsewhere=lambda: len(self.living) > 1)
         self._conduct = Conduct()
@@ -115,19 +115,19 @@ class Clusters:
         members = Membership([cut], config.costs, history.departures, only=number)
         line = m.Line(term=self.term, view=0, cluster=number)
         self._numbers = max(self._numbers, number + 1)
-        reign = Reign(
+        context = CoordinatorContext(
             config,
             history,
             agenda,
             line,
             members,
-            self._allowances,
+            self._issue_limits,
             self._standings,
             self._failures,
             Quarrels(self._conduct),
             norms=self._norms,
         )
-        self._clusters[number] = cluster = Cluster(reign, now, founded=founded)
+        self._clusters[number] = cluster = Cluster(context, now, founded=founded)
         return cluster
 
     def usual(self, number: int) -> Sequence[Range]:

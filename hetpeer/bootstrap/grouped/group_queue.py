@@ -13,7 +13,7 @@ STAGE = 0
 Groups = list[tuple[int, ...]]
 
 
-class Waiting:
+class GroupQueue:
     """All methods take clusters by their numbers and return the groups that come of it. `scheduler` knows no worker yet."""
 
     def __init__(self, scheduler: GroupScheduler) -> None:

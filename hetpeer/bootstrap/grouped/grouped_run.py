@@ -12,30 +12,30 @@ from typing import Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.groups.group_scheduler import GroupScheduler
-from hetpeer.bootstrap.grouped.averaging_round import Round
+from hetpeer.bootstrap.grouped.averaging_round import AveragingRound
 from hetpeer.bootstrap.grouped.averagings import Averagings
 from hetpeer.bootstrap.grouped.cluster import Cluster
-from hetpeer.bootstrap.grouped.cluster_agenda import Sharing
-from hetpeer.bootstrap.grouped.cluster_cut import Cutting
-from hetpeer.bootstrap.grouped.cluster_events import Course
+from hetpeer.bootstrap.grouped.cluster_agenda import ClusterAgendas
+from hetpeer.bootstrap.grouped.cluster_cut import ClusterCut
+from hetpeer.bootstrap.grouped.cluster_events import ClusterEvents
 from hetpeer.bootstrap.grouped.cluster_list import Clusters
-from hetpeer.bootstrap.grouped.group_queue import Waiting
-from hetpeer.bootstrap.grouped.unassigned import Door
+from hetpeer.bootstrap.grouped.group_queue import GroupQueue
+from hetpeer.bootstrap.grouped.unassigned import UnassignedVolunteers
 from hetpeer.bootstrap.log.batches import Batches
 from hetpeer.bootstrap.state.effects import (
     CollectCheckpoint,
     CoordinatorConfig,
+    CoordinatorState,
     Disconnect,
     Effect,
     Send,
-    State,
 )
 from hetpeer.bootstrap.state.membership import Volunteer
 
 MUTE = "it did not vote on three plans"
 
 
-class Grouped:
+class GroupedRun:
     """One reign over the run whose log says `records`. `scheduler` knows no worker yet."""
 
     def __init__(
@@ -49,49 +49,49 @@ class Grouped:
         self._batches = Batches(config.steps)
         self._averagings = Averagings(config.averaging_interval, delayed=config.averaging_delayed)
         self.clusters = Clusters(config, records, (self._batches, self._averagings))
-        self._sharing = Sharing(config, self.clusters, self._batches, self._averagings)
-        self._sharing.begin(now)
-        self._door = Door(config, self.clusters.term, now)
-        self._course = Course(
-            config, self.clusters, self._sharing, self._averagings, Waiting(scheduler), self._door
+        self._agendas = ClusterAgendas(config, self.clusters, self._batches, self._averagings)
+        self._agendas.begin(now)
+        self._unassigned = UnassignedVolunteers(config, self.clusters.term, now)
+        self._events = ClusterEvents(
+            config, self.clusters, self._agendas, self._averagings, GroupQueue(scheduler), self._unassigned
         )
 
     def start(self) -> list[Effect]:
         """The first effects of a reign: its term is durable before anything is said in its name."""
         record = self.clusters.log(kind="reign", term=self.clusters.term)
-        return [record, *(self._course.complete() if self.over else [])]
+        return [record, *(self._events.complete() if self.over else [])]
 
     @property
-    def state(self) -> State:
-        return self._course.state
+    def state(self) -> CoordinatorState:
+        return self._events.state
 
     @property
     def over(self) -> bool:
         """Whether nothing is left to do: all batches are in, averaged, evaluated and stored."""
-        return self._sharing.over
+        return self._agendas.over
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, peer: str, message: m.Message, now: float) -> list[Effect]:
         """A message of `peer` (the transport's word, not the message's)."""
-        if self.state is State.FINISHED and not isinstance(message, m.Hello):
+        if self.state is CoordinatorState.FINISHED and not isinstance(message, m.Hello):
             return []
         if isinstance(message, m.Hello):
-            return self._course.settle(self._hello(peer, message, now), now)
+            return self._events.settle(self._hello(peer, message, now), now)
         cluster = self.clusters.of(peer)
         if cluster is not None:
-            return self._course.settle(self._to(cluster, peer, message, now), now)
-        if peer not in self._door:
+            return self._events.settle(self._to(cluster, peer, message, now), now)
+        if peer not in self._unassigned:
             return [
                 Send(peer, m.Fenced(why="the coordinator does not know this volunteer")),
                 Disconnect(peer),
             ]
-        self._door.heard(peer, now)
+        self._unassigned.heard(peer, now)
         match message:
             case m.Claim():
-                return self._course.settle(self._claim(peer, message), now)
+                return self._events.settle(self._claim(peer, message), now)
             case m.Farewell():
-                self._door.leave(peer)
+                self._unassigned.leave(peer)
                 return [Disconnect(peer)]
             case _:
                 return []
@@ -99,14 +99,14 @@ class Grouped:
     def _to(self, cluster: Cluster, peer: str, message: m.Message, now: float) -> list[Effect]:
         """`cluster`'s volunteer says something to it, or of an averaging."""
         if not isinstance(message, m.OfPlan) or not message.group:
-            return self._course.by(cluster, cluster.receive(peer, message, now))
+            return self._events.by(cluster, cluster.receive(peer, message, now))
         one = self._averagings.of(cluster.number)
         if one is None or (message.line, message.group) != (cluster.line, one.number):
             return []
         cluster.resumed(peer, now)
         return [*one.receive(peer, message, now), *self._quarrelled(one, now)]
 
-    def _quarrelled(self, one: Round, now: float) -> list[Effect]:
+    def _quarrelled(self, one: AveragingRound, now: float) -> list[Effect]:
         """Who of an averaging is in quarrel, and who has to go."""
         complaints = one.reduce.complaints
         told = [self.clusters.log(kind="quarrel", group=one.number, **news) for news in complaints.news()]
@@ -120,7 +120,7 @@ class Grouped:
                 effects.append(self.clusters.log(kind="banned", peer=peer, why=why))
             cluster = self.clusters.of(peer)
             if cluster is not None:
-                effects += self._course.by(cluster, cluster.silence([peer], why, now))
+                effects += self._events.by(cluster, cluster.silence([peer], why, now))
         return effects
 
     def broken(self, peer: str, now: float) -> list[Effect]:
@@ -128,7 +128,7 @@ class Grouped:
         cluster = self.clusters.of(peer)
         if cluster is not None:
             return cluster.broken(peer, now)
-        self._door.broken(peer, now)
+        self._unassigned.broken(peer, now)
         return []
 
     def resumed(self, peer: str, now: float) -> list[Effect]:
@@ -136,7 +136,7 @@ class Grouped:
         cluster = self.clusters.of(peer)
         if cluster is not None:
             return cluster.resumed(peer, now)
-        self._door.heard(peer, now)
+        self._unassigned.heard(peer, now)
         return []
 
     def saved(self, order: CollectCheckpoint, block: int, digest: str, now: float) -> list[Effect]:
@@ -145,7 +145,7 @@ class Grouped:
         if saver is None:
             return []
         effects = saver.saved(order, block, digest, now)
-        return self._course.settle(self._course.by(saver, effects), now)
+        return self._events.settle(self._events.by(saver, effects), now)
 
     def not_saved(self, order: CollectCheckpoint, now: float) -> list[Effect]:
         """The checkpoint could not be collected: it is tried again at the next border."""
@@ -157,14 +157,14 @@ class Grouped:
         """The cluster in which volunteers wait for others."""
         return next((c for c in self.clusters if c.forming and c.members.volunteers), None)
 
-    def recut(self, cutting: Cutting, now: float) -> list[Effect]:
+    def recut(self, cutting: ClusterCut, now: float) -> list[Effect]:
         """A planner has found how those who wait for others can be a cluster. Nothing happens if others are there by now than those it was made for.
         Raises `ValueError` for a cut that is none.
         """
         if fault := cutting.fault(self._blocks):
             raise ValueError(fault)
         cluster = self.clusters.get(cutting.cluster)
-        if self.state is State.FINISHED or cluster is None or not cluster.forming:
+        if self.state is CoordinatorState.FINISHED or cluster is None or not cluster.forming:
             return []
         if cutting.peers != cluster.members.volunteers.keys():
             return []
@@ -172,18 +172,18 @@ class Grouped:
         effects = cluster.recut(cutting)
         for volunteer in spared:
             effects += self._to_door(volunteer.homeless(), now)
-        return self._course.settle(effects, now)
+        return self._events.settle(effects, now)
 
     def tick(self, now: float) -> list[Effect]:
         """Time passes. To be called a few times a second."""
-        if self.state is State.FINISHED:
+        if self.state is CoordinatorState.FINISHED:
             return []
-        effects = [*self._door.tick(now), *self._course.settle(self._silence(now), now)]
+        effects = [*self._unassigned.tick(now), *self._events.settle(self._silence(now), now)]
         for cluster in list(self.clusters):
-            effects += self._course.by(cluster, cluster.tick(now))
-        effects = self._course.settle(effects, now)
+            effects += self._events.by(cluster, cluster.tick(now))
+        effects = self._events.settle(effects, now)
         effects += self._averagings.tick(now)
-        return effects + self._course.tick(now)
+        return effects + self._events.tick(now)
 
     def _silence(self, now: float) -> list[Effect]:
         """Who does not vote on what it averages has to come back."""
@@ -197,7 +197,7 @@ class Grouped:
 
     @property
     def volunteers(self) -> int:
-        return sum(cluster.volunteers for cluster in self.clusters) + len(self._door)
+        return sum(cluster.volunteers for cluster in self.clusters) + len(self._unassigned)
 
     def working(self) -> dict[str, m.Range]:
         return {peer: place for c in self.clusters for peer, place in c.working().items()}
@@ -221,19 +221,19 @@ class Grouped:
 
     def _hello(self, peer: str, hello: m.Hello, now: float) -> list[Effect]:
         known = self.clusters.of(peer)
-        refusal = self._door.refuse(peer, hello) or ([] if known is None else known.refuse(peer, hello))
+        refusal = self._unassigned.refuse(peer, hello) or ([] if known is None else known.refuse(peer, hello))
         if refusal:
             return refusal
-        effects = [] if known is None else self._course.by(known, known.dismiss(peer, now))
-        if peer in self._door:
-            self._door.leave(peer)
+        effects = [] if known is None else self._events.by(known, known.dismiss(peer, now))
+        if peer in self._unassigned:
+            self._unassigned.leave(peer)
         back = self.clusters.get(hello.cluster)
         if back is not None and hello.place is not None and back.has_room(hello.place):
-            return effects + self._course.by(back, back.receive(peer, hello, now))
+            return effects + self._events.by(back, back.receive(peer, hello, now))
         return effects + self._to_door(Volunteer.of(peer, hello, now), now)
 
     def _claim(self, peer: str, claim: m.Claim) -> list[Effect]:
-        cluster, volunteer = self.clusters.get(claim.cluster), self._door.leave(peer)
+        cluster, volunteer = self.clusters.get(claim.cluster), self._unassigned.leave(peer)
         spared = None if cluster is None else cluster.enter(volunteer, claim)
         if cluster is None or spared is None:
             return self._to_door(volunteer, volunteer.heard_at)
@@ -244,4 +244,4 @@ class Grouped:
 
     def _to_door(self, volunteer: Volunteer, now: float) -> list[Effect]:
         """It has no place, and chooses one."""
-        return self._door.enter(volunteer, self._sharing.places(volunteer, now))
+        return self._unassigned.enter(volunteer, self._agendas.places(volunteer, now))

@@ -6,10 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.coordinator.handshake import Admission
+from hetpeer.bootstrap.coordinator.handshake import Handshake
 from hetpeer.bootstrap.log.history import History
-from hetpeer.bootstrap.state.context import Reign
-from hetpeer.bootstrap.state.effects import CoordinatorConfig, Disconnect, Effect, Send, State, Work
+from hetpeer.bootstrap.state.context import CoordinatorContext
+from hetpeer.bootstrap.state.effects import (
+    CoordinatorConfig,
+    CoordinatorState,
+    Disconnect,
+    Effect,
+    NextStep,
+    Send,
+)
 from hetpeer.bootstrap.state.leases import Leases
 from hetpeer.bootstrap.state.membership import Membership, Volunteer
 
@@ -19,7 +26,7 @@ class _Nothing:
 
     over = False
 
-    def take(self, ahead: int = 0) -> Work | None:  # noqa: ARG002
+    def take(self, ahead: int = 0) -> NextStep | None:  # noqa: ARG002
         return None
 
     def saves(self, version: int) -> bool:  # noqa: ARG002
@@ -29,41 +36,41 @@ class _Nothing:
         """It writes nothing."""
 
 
-class Door:
+class UnassignedVolunteers:
     """Volunteers without a place, on the line of everybody in `term`."""
 
     def __init__(self, config: CoordinatorConfig, term: int, now: float) -> None:
         line = m.Line(term=term, view=0, cluster=m.EVERYBODY)
-        self._reign = Reign(
+        self._context = CoordinatorContext(
             config, History(whole=False), _Nothing(), line, Membership((), config.costs, only=m.EVERYBODY)
         )
-        self._admission = Admission(self._reign)
-        self._leases = Leases(self._reign, now)
+        self._handshake = Handshake(self._context)
+        self._leases = Leases(self._context, now)
 
     def refuse(self, peer: str, hello: m.Hello) -> list[Effect]:
         """The answer to a volunteer who cannot take part; nothing if it can."""
-        return self._admission.refuse(peer, hello)
+        return self._handshake.refuse(peer, hello)
 
     def close(self, end: m.Finished) -> list[Effect]:
         """The run is over: those who wait are told, and so is who still comes."""
-        self._reign.state, self._reign.end = State.FINISHED, end
-        return [Send(peer, end) for peer in self._reign.members.volunteers]
+        self._context.state, self._context.end = CoordinatorState.FINISHED, end
+        return [Send(peer, end) for peer in self._context.members.volunteers]
 
     def __len__(self) -> int:
-        return len(self._reign.members.volunteers)
+        return len(self._context.members.volunteers)
 
     def __contains__(self, peer: str) -> bool:
-        return peer in self._reign.members.volunteers
+        return peer in self._context.members.volunteers
 
     def enter(self, volunteer: Volunteer, places: Sequence[m.Place]) -> list[Effect]:
         """`volunteer` may choose from `places`."""
-        self._reign.members.volunteers[volunteer.peer] = volunteer
-        welcome = m.Welcome(line=self._reign.line, version=0, member=False, places=tuple(places))
+        self._context.members.volunteers[volunteer.peer] = volunteer
+        welcome = m.Welcome(line=self._context.line, version=0, member=False, places=tuple(places))
         return [Send(volunteer.peer, welcome)]
 
     def leave(self, peer: str) -> Volunteer:
         """It has a place now, or is gone."""
-        return self._reign.members.volunteers.pop(peer)
+        return self._context.members.volunteers.pop(peer)
 
     def heard(self, peer: str, now: float) -> None:
         self._leases.heard(peer, now)

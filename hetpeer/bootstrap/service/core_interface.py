@@ -11,11 +11,11 @@ from hetpeer.averaging.groups.group_scheduler import Pipelines
 from hetpeer.averaging.groups.wait_window import Adaptive, Window
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.coordinator.status_view import over_all
-from hetpeer.bootstrap.grouped.grouped_run import Grouped
+from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.run.settings import AveragingSettings
 from hetpeer.bootstrap.state.agenda import is_complete
-from hetpeer.bootstrap.state.effects import CollectCheckpoint, CoordinatorConfig, Effect, State
+from hetpeer.bootstrap.state.effects import CollectCheckpoint, CoordinatorConfig, CoordinatorState, Effect
 
 Record = Mapping[str, Any]
 
@@ -24,7 +24,7 @@ class Core(Protocol):
     """Messages and time in, effects out (effects.py)."""
 
     @property
-    def state(self) -> State: ...
+    def state(self) -> CoordinatorState: ...
 
     def start(self) -> list[Effect]: ...
 
@@ -68,7 +68,7 @@ def new_core(
     """A new reign over the run whose log says `records`."""
     if averaging is None:
         return Coordinator(over_all(config, History.of(records, whole=False)), now)
-    return Grouped(config, records, Pipelines(1, (), averaging.span, window_of(averaging)), now)
+    return GroupedRun(config, records, Pipelines(1, (), averaging.span, window_of(averaging)), now)
 
 
 def window_of(averaging: AveragingSettings) -> Window:
@@ -88,4 +88,4 @@ def is_over(
     """Whether nothing is left to do of the run whose log says `records`."""
     if averaging is None:
         return is_complete(config, History.of(records, whole=False))
-    return Grouped(config, records, Pipelines(1, (), averaging.span, Window(0.0)), 0.0).over
+    return GroupedRun(config, records, Pipelines(1, (), averaging.span, Window(0.0)), 0.0).over

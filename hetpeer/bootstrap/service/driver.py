@@ -20,11 +20,11 @@ from hetpeer.bootstrap.admission.step_tickets import ticket
 from hetpeer.bootstrap.consensus.replica import DeposedError, Replica
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
-from hetpeer.bootstrap.grouped.cluster_cut import Cutting
-from hetpeer.bootstrap.grouped.grouped_run import Grouped
+from hetpeer.bootstrap.grouped.cluster_cut import ClusterCut
+from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.bootstrap.service.leader_start import Beginning
-from hetpeer.bootstrap.service.sessions import Reception
+from hetpeer.bootstrap.service.leader_start import LeaderStart
+from hetpeer.bootstrap.service.sessions import VolunteerSessions
 from hetpeer.bootstrap.state import effects as d
 from hetpeer.bootstrap.state.leases import MAX_TICK_S
 from hetpeer.bootstrap.storage.replication import Checkpoints
@@ -55,7 +55,7 @@ class CoordinatorService:
         replica: Replica,
         checkpoints: Checkpoints,
         clock: Clock,
-        begun: Beginning,
+        begun: LeaderStart,
     ) -> None:
         self._node = node
         self._run = run
@@ -65,7 +65,7 @@ class CoordinatorService:
         self.core, self._door, self._logs = begun.core, begun.door, begun.logs
         self._networks: dict[str, str] = {}
         """From which each that is here came: its stream may be down when another one comes."""
-        self._reception = Reception(self, clock)
+        self._reception = VolunteerSessions(self, clock)
         self._effects: asyncio.Queue[d.Effect] = asyncio.Queue()
         self._collecting: asyncio.Task[None] | None = None
         self._amend()
@@ -263,9 +263,9 @@ class CoordinatorService:
         if isinstance(self.core, Coordinator):
             self._queue(self.core.arrange(arrangement, self._clock.monotonic()))
 
-    def recut(self, cutting: Cutting) -> None:
+    def recut(self, cutting: ClusterCut) -> None:
         """A planner proposes how those who wait in a forming cluster can be whole."""
-        if isinstance(self.core, Grouped):
+        if isinstance(self.core, GroupedRun):
             self._queue(self.core.recut(cutting, self._clock.monotonic()))
 
     def broken(self, peer: str) -> None:

@@ -14,7 +14,7 @@ from hetpeer.bootstrap.state.core_config import coordinator_config
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class LeaderStart:
     """Of a reign: the core, who may come in, and what volunteers have said."""
 
     core: Core
@@ -22,7 +22,9 @@ class Beginning:
     logs: VolunteerLogs
 
     @classmethod
-    def of(cls, run: RunDirectory, records: Sequence[Record], now: float, *, ranks: bool = True) -> Beginning:
+    def of(
+        cls, run: RunDirectory, records: Sequence[Record], now: float, *, ranks: bool = True
+    ) -> LeaderStart:
         """That follows from `records`, at `now`. `ranks`: whether places are compared for whoever comes. To be called in a thread: a log of months takes
         seconds, in which a leader that does not beat would not be one any more.
         """

@@ -36,7 +36,7 @@ class _Tokens:
         return self._left >= self._most
 
 
-class Hearing:
+class RateLimit:
     """Of one peer, whatever channels it opens. Times are seconds of a clock that only rises."""
 
     def __init__(self, now: float) -> None:

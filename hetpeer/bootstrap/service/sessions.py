@@ -1,7 +1,7 @@
 """The sessions of volunteers with a coordinator: who was let in, how much each is listened to, and when a session is over.
 
 A session is a channel (dht/channels/channel.py) that begins with a Hello. Who holds one without being let in loses it, and so does who lets what it is told
-pile up. What is said, and answered, is the business of the `Host` (driver.py).
+pile up. What is said, and answered, is the business of the `SessionHost` (driver.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.service.rate_limit import Hearing
+from hetpeer.bootstrap.service.rate_limit import RateLimit
 from hetpeer.dht.base.clock import Clock
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.channels.channel import Channel
@@ -31,7 +31,7 @@ MAX_UNHEARD = 32 << 20
 _log = logging.getLogger(__name__)
 
 
-class Host(Protocol):
+class SessionHost(Protocol):
     """Who is told what happens in sessions."""
 
     def received(self, peer: str, message: m.Message) -> None:
@@ -44,10 +44,10 @@ class Host(Protocol):
         """The stream of `peer` is there, or there again."""
 
 
-class Reception:
+class VolunteerSessions:
     """All sessions of one reign."""
 
-    def __init__(self, host: Host, clock: Clock) -> None:
+    def __init__(self, host: SessionHost, clock: Clock) -> None:
         self.host = host
         self._clock = clock
         self.inside: set[str] = set()
@@ -56,7 +56,7 @@ class Reception:
         """Those that had a session at the last look, and were not let in."""
         self._broken: Counter[str] = Counter()
         """Who was let in, and whose stream is broken → looks since then."""
-        self._hearings: dict[str, Hearing] = {}
+        self._hearings: dict[str, RateLimit] = {}
         self._looked = clock.monotonic()
         self._channels = ChannelServer(self._accept, m.MAX_MESSAGE_BYTES, lanes=1)
 
@@ -109,7 +109,7 @@ class Reception:
     async def in_turn(self, peer: str, message: m.Message, nbytes: int) -> None:
         """Return when a message of `peer` may be listened to."""
         session = isinstance(message, m.Hello)
-        hearing = self._hearings.setdefault(peer, Hearing(self._clock.monotonic()))
+        hearing = self._hearings.setdefault(peer, RateLimit(self._clock.monotonic()))
         if wait := hearing.wait(self._clock.monotonic(), session=session):
             await asyncio.sleep(wait)
         hearing.heard(nbytes, session=session)
@@ -129,7 +129,7 @@ class Reception:
 class _Session:
     """The receiver of one volunteer's control channel."""
 
-    def __init__(self, reception: Reception, peer: str) -> None:
+    def __init__(self, reception: VolunteerSessions, peer: str) -> None:
         self._reception = reception
         self._peer = peer
         self._begun = False

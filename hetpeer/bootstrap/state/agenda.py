@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from hetpeer.bootstrap.log.history import History
-from hetpeer.bootstrap.state.effects import CoordinatorConfig, Work
+from hetpeer.bootstrap.state.effects import CoordinatorConfig, NextStep
 
 
 class Agenda(Protocol):
     """What a coordinator is to do."""
 
-    def take(self, ahead: int = 0) -> Work | None:
+    def take(self, ahead: int = 0) -> NextStep | None:
         """The work of the step that begins now, `ahead` of the next to be committed; None: there is none for now. Who looks at parameters
         needs the newest: nothing is evaluated ahead, nor are the run's first batches trained so, if they are to be fresh.
         """
@@ -31,21 +31,21 @@ class Agenda(Protocol):
         """Whether nothing will be left to do once the current version is stored."""
 
 
-class InOrder:
+class SequentialAgenda:
     """All batches of the run one by one: step n trains batch n."""
 
     def __init__(self, config: CoordinatorConfig, history: History) -> None:
         self._config = config
         self._history = history
 
-    def take(self, ahead: int = 0) -> Work | None:
+    def take(self, ahead: int = 0) -> NextStep | None:
         steps, batch = self._config.steps, self._history.version + ahead
         due = self._config.evaluation_microbatches > 0 and (
             batch % self._config.evaluate_every == 0 or batch == steps
         )
         if self.over or (ahead and (due or batch < self._config.fresh_steps or batch >= steps)):
             return None
-        return Work(batch, batch < steps, due)
+        return NextStep(batch, batch < steps, due)
 
     def saves(self, version: int) -> bool:
         return version % self._config.checkpoint_every == 0 or version == self._config.steps
@@ -62,4 +62,4 @@ class InOrder:
 
 def is_complete(config: CoordinatorConfig, history: History) -> bool:
     """Whether nothing is left to do of an exact run: trained, evaluated, and its last state stored."""
-    return InOrder(config, history).over and history.stored
+    return SequentialAgenda(config, history).over and history.stored

@@ -18,14 +18,14 @@ from hetpeer.bootstrap.conduct.reputation import Standings
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.log.unused_work import Afterwards
 from hetpeer.bootstrap.state.agenda import Agenda
-from hetpeer.bootstrap.state.effects import CoordinatorConfig, Record, State
+from hetpeer.bootstrap.state.effects import CoordinatorConfig, CoordinatorState, Record
 from hetpeer.bootstrap.state.failed_microbatches import Failures
-from hetpeer.bootstrap.state.issue_limits import Allowances
+from hetpeer.bootstrap.state.issue_limits import IssueLimits
 from hetpeer.bootstrap.state.membership import Membership
 
 
 @dataclass(slots=True)
-class Reign:
+class CoordinatorContext:
     """One reign: from a start of the coordinator to its end."""
 
     config: CoordinatorConfig
@@ -33,14 +33,14 @@ class Reign:
     agenda: Agenda
     line: Line
     members: Membership
-    allowances: Allowances = field(default_factory=Allowances)
+    issue_limits: IssueLimits = field(default_factory=IssueLimits)
     standings: Standings = field(default_factory=Standings)
     failures: Failures = field(default_factory=Failures)
     quarrels: Quarrels = field(default_factory=Quarrels)
     guard: Guard = field(default_factory=Guard)
     norms: Norms = field(default_factory=Norms)
     afterwards: Afterwards = field(default_factory=Afterwards)
-    state: State = State.WAITING
+    state: CoordinatorState = CoordinatorState.WAITING
     end: Finished | None = None
     """How the run ended, once it is FINISHED."""
 
@@ -57,7 +57,7 @@ class Reign:
     @property
     def resting(self) -> bool:
         """Whether we stand between two steps."""
-        return self.state in (State.WAITING, State.SYNCING)
+        return self.state in (CoordinatorState.WAITING, CoordinatorState.SYNCING)
 
     @property
     def sealed(self) -> Mapping[int, str]:

@@ -13,7 +13,7 @@ from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.step_workload import of_links, of_manifest
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
-from hetpeer.bootstrap.state.membership import BlockCost
+from hetpeer.bootstrap.state.membership import BlockDemand
 from hetpeer.stages.block.fingerprint import KEY_BYTES, distance
 from hetpeer.stages.pipeline.gradient_slots import LIVE
 
@@ -52,7 +52,7 @@ def coordinator_config(run: RunDirectory, *, ranks: bool = True) -> CoordinatorC
         ),
         ties={block.index: Ties(manifest.ties).partners(block.index) for block in manifest.blocks},
         costs=[
-            BlockCost(
+            BlockDemand(
                 elements=block.vector_count,
                 # parameters, what the optimizer keeps, the gradient, slots; activations
                 memory_bytes=(2 + manifest.kept + LIVE) * block.parameter_bytes

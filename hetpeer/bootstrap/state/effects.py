@@ -12,7 +12,7 @@ from typing import Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.conduct.check_rules import CheckRules
-from hetpeer.bootstrap.state.membership import PLAIN, BlockCost, Range
+from hetpeer.bootstrap.state.membership import PLAIN, BlockDemand, Range
 from hetpeer.stages.planning.swarms import plan_inputs
 
 
@@ -39,7 +39,7 @@ class CoordinatorConfig:
     fresh_steps: int = 0
     """But not those that train the first so many batches."""
     layouts: Sequence[Sequence[Range]]
-    costs: Sequence[BlockCost]
+    costs: Sequence[BlockDemand]
     asks: plan_inputs.Work | None = None
     """What a step asks of its holders and their lines, by which places are compared for whoever comes; None: they are not."""
     ties: Mapping[int, Sequence[int]] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class CoordinatorConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class NextStep:
     """What a step does: train batch `batch`, or only look at the state with held-out microbatches (`trains` False)."""
 
     batch: int
@@ -94,7 +94,7 @@ class Work:
     """Of how many clusters' updates the mean is likely to be taken."""
 
 
-class State(enum.Enum):
+class CoordinatorState(enum.Enum):
     """docs/protocol.md, coordinator states."""
 
     WAITING = "waiting"

@@ -34,7 +34,7 @@ def room_s(config: CoordinatorConfig) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailedMicrobatch:
     """All `holders` of each of `blocks` have failed a microbatch of `batch`; `why` says which, how often, and what they say of it."""
 
     batch: int
@@ -43,7 +43,7 @@ class Failure:
     why: str
 
 
-class Reports:
+class FailureReports:
     """What is said to have failed in one step."""
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class Failures:
         self._idle: Counter[str] = Counter()
         """With whom nothing was computed → how often."""
 
-    def are_final(self, failure: Failure, room_s: float, now: float, *, replaceable: bool) -> bool:
+    def are_final(self, failure: FailedMicrobatch, room_s: float, now: float, *, replaceable: bool) -> bool:
         """Note `failure`. Whether nothing else is to be tried; `replaceable`: somebody can be put where they were, within `room_s`."""
         fewest = ENOUGH if replaceable or (self._elsewhere is not None and self._elsewhere()) else 2
         rooms = LONE if len(self._met) == 1 and self._elsewhere is None else ALONE

@@ -39,7 +39,7 @@ class _Allowance:
     """Handfuls after the next fault."""
 
 
-class Allowances:
+class IssueLimits:
     """Those of one reign."""
 
     def __init__(self) -> None:

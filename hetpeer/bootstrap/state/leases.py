@@ -6,7 +6,7 @@ back is fenced by its incarnation.
 
 from __future__ import annotations
 
-from hetpeer.bootstrap.state.context import Reign
+from hetpeer.bootstrap.state.context import CoordinatorContext
 
 MAX_TICK_S = 1.0
 """Between two ticks; more than that, and it was us who slept (a suspended machine)."""
@@ -15,15 +15,15 @@ MAX_TICK_S = 1.0
 class Leases:
     """The leases of one reign that began at `now`."""
 
-    def __init__(self, reign: Reign, now: float) -> None:
-        self._reign = reign
+    def __init__(self, context: CoordinatorContext, now: float) -> None:
+        self._context = context
         self._ticked_at = now
 
     def tick(self, now: float) -> float:
         """Seconds for which we did not listen since the last tick: nobody is gone because of that."""
         pause = max(0.0, now - self._ticked_at - MAX_TICK_S)
         self._ticked_at = now
-        for volunteer in self._reign.members.volunteers.values():
+        for volunteer in self._context.members.volunteers.values():
             volunteer.heard_at = min(now, volunteer.heard_at + pause)
             if volunteer.broken_at is not None:
                 volunteer.broken_at = min(now, volunteer.broken_at + pause)
@@ -31,8 +31,8 @@ class Leases:
 
     def expired(self, now: float) -> dict[str, str]:
         """Volunteers that are not heard any more, with the reason to think so."""
-        config, gone = self._reign.config, {}
-        for peer, volunteer in self._reign.members.volunteers.items():
+        config, gone = self._context.config, {}
+        for peer, volunteer in self._context.members.volunteers.items():
             if volunteer.broken_at is not None and now - volunteer.broken_at > config.grace_s:
                 gone[peer] = "stream broken"
             elif now - volunteer.heard_at > config.lease_s:
@@ -41,12 +41,12 @@ class Leases:
 
     def broken(self, peer: str, now: float) -> None:
         """The stream of `peer` broke; it may come back within the grace."""
-        volunteer = self._reign.members.volunteers.get(peer)
+        volunteer = self._context.members.volunteers.get(peer)
         if volunteer is not None and volunteer.broken_at is None:
             volunteer.broken_at = now
 
     def heard(self, peer: str, now: float) -> None:
         """A message, or its stream is back."""
-        volunteer = self._reign.members.volunteers.get(peer)
+        volunteer = self._context.members.volunteers.get(peer)
         if volunteer is not None:
             volunteer.broken_at, volunteer.heard_at = None, now

@@ -15,7 +15,7 @@ SLIGHT = 0.5
 """To leave one's cluster, in the time of a block at the fastest peer: as much as nothing, but not where all else is equal."""
 
 
-class Lines:
+class LinkCosts:
     """`clusters`: peer → its cluster; `seconds`: (from, to) → of a microbatch, there and back, in the time of a block at the fastest peer, where it was measured. `leaving`: the price of
     leaving one's cluster where it was not. `mixed`: routes are to lead to many others now and then, whatever that costs.
 

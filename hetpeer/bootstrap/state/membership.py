@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from hetpeer.averaging.messages import Hello, Place
-from hetpeer.bootstrap.state.link_costs import Lines
+from hetpeer.bootstrap.state.link_costs import LinkCosts
 from hetpeer.bootstrap.state.link_targets import targets
 from hetpeer.bootstrap.state.volunteer_rates import lines, rates
 from hetpeer.stages.planning.swarms.plan_inputs import Compression
@@ -23,7 +23,7 @@ RECENT = 0.3
 """Weight of the last word on an uplink."""
 
 
-class Standing(enum.Enum):
+class LifeCycle(enum.Enum):
     """A volunteer's standing: JOINING has no state, PREPARED wants it, SYNCING fetches it, READY works."""
 
     JOINING = "joining"
@@ -46,7 +46,7 @@ class Volunteer:
     """In a product of large matrices; the same number where it has tried nothing else; 0: not said."""
     memory_bytes: int = 0
     name: str = ""
-    standing: Standing = Standing.JOINING
+    life_cycle: LifeCycle = LifeCycle.JOINING
     cluster: int = -1
     place: Range | None = None
     slow: bool = False
@@ -86,7 +86,7 @@ class Volunteer:
         """The same without a place."""
         return replace(
             self,
-            standing=Standing.JOINING,
+            life_cycle=LifeCycle.JOINING,
             cluster=-1,
             place=None,
             slow=False,
@@ -102,7 +102,7 @@ class Volunteer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockCost:
+class BlockDemand:
     """What a block asks of its holder: numbers in its vector, bytes of state and of kept activations, forward FLOPs of a microbatch."""
 
     elements: int
@@ -118,7 +118,7 @@ class Membership:
     def __init__(
         self,
         layouts: Sequence[Sequence[Range]],
-        costs: Sequence[BlockCost],
+        costs: Sequence[BlockDemand],
         departures: Mapping[str, int] = MappingProxyType({}),
         only: int | None = None,
         arranged: Sequence[Sequence[Range]] = (),
@@ -239,7 +239,7 @@ class Membership:
         return {
             v.peer: v.place
             for v in self.volunteers.values()
-            if v.standing is Standing.READY and v.place is not None
+            if v.life_cycle is LifeCycle.READY and v.place is not None
         }
 
     def held_only_by(self, volunteers: Iterable[Volunteer]) -> list[int]:
@@ -251,15 +251,15 @@ class Membership:
         """A new version was made by `roster`: all others are behind, and nobody has said its digests yet."""
         for volunteer in self.volunteers.values():
             volunteer.digests, volunteer.witness = {}, volunteer.peer in roster
-            behind = volunteer.standing in (Standing.READY, Standing.SYNCING)
+            behind = volunteer.life_cycle in (LifeCycle.READY, LifeCycle.SYNCING)
             if behind and volunteer.peer not in roster:
-                volunteer.standing = Standing.PREPARED
+                volunteer.life_cycle = LifeCycle.PREPARED
                 volunteer.missed += 1
 
     def start_over(self) -> None:
         """Another version holds: everybody has to prepare again."""
         for volunteer in self.volunteers.values():
-            volunteer.digests, volunteer.standing = {}, Standing.JOINING
+            volunteer.digests, volunteer.life_cycle = {}, LifeCycle.JOINING
 
     def holders(self, block: int) -> list[str]:
         """Ready holders of `block`, in a fixed order."""
@@ -303,7 +303,7 @@ class Membership:
         targets: Mapping[str, float] = MappingProxyType({}),
         *,
         mixed: bool = False,
-    ) -> Lines:
+    ) -> LinkCosts:
         """What lies between the ready volunteers. `targets`: what their lines aim at; `mixed`: everybody is to meet many others."""
         return lines(self._ready(), self.rates(), compression, targets, mixed=mixed)
 

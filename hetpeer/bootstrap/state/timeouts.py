@@ -14,7 +14,7 @@ LULL_S = 1.0
 LONGER = 2.0
 
 
-class Pace:
+class AdaptiveTimeouts:
     """How patient to be: a time-out that proves too short for this swarm doubles, and shrinks slowly with each commit."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Pace:
         self._before, self._blamed, self._needed = None, False, 0.0
 
 
-class Lull:
+class ProgressTimer:
     """When something was last counted in a step, which began at `now`, and how long it took at most until something was."""
 
     def __init__(self, now: float) -> None:

@@ -9,12 +9,12 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from hetpeer.bootstrap.state.link_costs import SLIGHT, Lines
+from hetpeer.bootstrap.state.link_costs import SLIGHT, LinkCosts
 from hetpeer.stages.pipeline.routes import Roster
 from hetpeer.stages.planning.swarms.plan_inputs import Compression
 
 if TYPE_CHECKING:
-    from hetpeer.bootstrap.state.membership import BlockCost, Volunteer
+    from hetpeer.bootstrap.state.membership import BlockDemand, Volunteer
 
 MOST = 100.0
 """Nobody is taken to be more than so many times as fast as the middle one."""
@@ -22,7 +22,7 @@ LEAST = 0.01
 """No block is taken to be lighter than this part of the middle one: what has no product of matrices takes time, too."""
 
 
-def rates(ready: Collection[Volunteer], costs: Sequence[BlockCost]) -> dict[str, float]:
+def rates(ready: Collection[Volunteer], costs: Sequence[BlockDemand]) -> dict[str, float]:
     """Blocks that each does in a second with a microbatch, there and back, on average over its place.
 
     By what it took in training, if it has said so: it has others to do beside, limits, and blocks that are heavier than others. Else by what it reached before, on these blocks or in products of matrices:
@@ -49,7 +49,7 @@ def lines(
     targets: Mapping[str, float],
     *,
     mixed: bool = False,
-) -> Lines:
+) -> LinkCosts:
     """What lies between them, in the time of a block at the fastest by `speeds`, those of `rates`. Lines take as long as `compression` makes it; adaptive ones aim at their senders' `targets` in seconds. To leave one's cluster on a line that nobody has used is as dear as one microbatch more
     is to a peer, in the mean: clusters are made of neighbours, and others that have the next blocks may be far away. `mixed`: for nothing, where all else is equal, since spot checks find out who gives something
     false to several others, and of two that meet each other alone nobody knows who lies.
@@ -65,7 +65,7 @@ def lines(
                 for pair in ((volunteer.peer, peer), (peer, volunteer.peer)):  # back as well
                     seconds[pair] = seconds.get(pair, 0.0) + carried
     price = leaving({v.peer: v.place for v in ready if v.place is not None}, speeds, mixed=mixed)
-    return Lines({v.peer: v.cluster for v in ready}, seconds, price, mixed=mixed)
+    return LinkCosts({v.peer: v.cluster for v in ready}, seconds, price, mixed=mixed)
 
 
 def leaving(roster: Roster, speeds: Mapping[str, float], *, mixed: bool = False) -> float:

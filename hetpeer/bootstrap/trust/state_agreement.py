@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.state.context import Reign
-from hetpeer.bootstrap.state.membership import Standing, Volunteer
+from hetpeer.bootstrap.state.context import CoordinatorContext
+from hetpeer.bootstrap.state.membership import LifeCycle, Volunteer
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +40,18 @@ class _Words:
 class Agreement:
     """On the version that holds now; the words themselves are the volunteers' (`Volunteer.digests`)."""
 
-    def __init__(self, reign: Reign) -> None:
-        self._reign = reign
+    def __init__(self, context: CoordinatorContext) -> None:
+        self._context = context
         self._open: set[int] = set()
         """Blocks of which different things were said."""
 
     def hear(self, volunteer: Volunteer, held: Sequence[m.Held]) -> None:
         """`volunteer` says what it holds of the current version."""
         volunteer.digests = {one.block: one.digest for one in held}
-        for other in self._reign.members.volunteers.values():
-            if other.standing is Standing.READY:
+        for other in self._context.members.volunteers.values():
+            if other.life_cycle is LifeCycle.READY:
                 self._compare(volunteer.digests, other.digests)
-        self._compare(volunteer.digests, self._reign.sealed)
+        self._compare(volunteer.digests, self._context.sealed)
 
     def _compare(self, mine: Mapping[int, str], theirs: Mapping[int, str]) -> None:
         self._open.update(block for block in mine.keys() & theirs.keys() if mine[block] != theirs[block])
@@ -80,9 +80,9 @@ class Agreement:
 
     def _words(self, block: int) -> _Words:
         found = _Words()
-        for volunteer in self._reign.members.volunteers.values():
+        for volunteer in self._context.members.volunteers.values():
             begin, end = volunteer.place or (0, 0)
-            if volunteer.standing is not Standing.READY or not begin <= block < end:
+            if volunteer.life_cycle is not LifeCycle.READY or not begin <= block < end:
                 continue
             if block in volunteer.digests:
                 found.said[volunteer.peer] = volunteer.digests[block]
@@ -94,8 +94,8 @@ class Agreement:
 
     def _right(self, block: int, words: _Words, *, last: bool) -> str | None:
         """What most witnesses say, or all who have spoken, if there are none."""
-        if block in self._reign.sealed:
-            return self._reign.sealed[block]
+        if block in self._context.sealed:
+            return self._context.sealed[block]
         heard = Counter(words.said[peer] for peer in words.witnesses & words.said.keys())
         voters = heard.total() if last else len(words.witnesses)
         if not voters:

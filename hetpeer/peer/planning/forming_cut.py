@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
 
-from hetpeer.bootstrap.grouped.cluster_cut import Cutting
+from hetpeer.bootstrap.grouped.cluster_cut import ClusterCut
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.run.step_workload import of_manifest
 from hetpeer.dht.base.errors import LocalError
@@ -26,7 +26,7 @@ def cutting(
     *,
     seed: int,
     on: Callable[[], bool],
-) -> Cutting | None:
+) -> ClusterCut | None:
     """The fastest pipeline of the best plan that is found for those who are `waiting`, while `on` is true. Who is in another one, or in none, is spared, and may be in the next
     forming cluster. None if they cannot hold the model together, or somebody has not said yet what it can do.
     """
@@ -44,6 +44,6 @@ def cutting(
         return None
     best = min(plan.best.pipelines, key=lambda pipeline: pipeline.seconds(work.microbatches))
     seats = [(peers[d], place) for d, place in zip(best.devices, pairwise(best.cuts), strict=True)]
-    return Cutting(
+    return ClusterCut(
         cluster=cluster, seats=seats, spared=frozenset(waiting).difference(peer for peer, _ in seats)
     )

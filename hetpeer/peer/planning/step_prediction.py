@@ -13,7 +13,7 @@ from typing import Any
 
 from hetpeer.bootstrap.coordinator.routing import assign_routes
 from hetpeer.bootstrap.run.manifest import Manifest, SignedManifest
-from hetpeer.bootstrap.state.link_costs import Lines
+from hetpeer.bootstrap.state.link_costs import LinkCosts
 from hetpeer.bootstrap.state.volunteer_rates import leaving
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.kademlia.adverts import Advert, LinkNote
@@ -147,7 +147,7 @@ def _routes(manifest: Manifest, working: Mapping[str, Advert]) -> dict[int, Rout
 
 def _known_lines(
     working: Mapping[str, Advert], roster: Roster, speeds: Mapping[str, float], *, mixed: bool
-) -> Lines:
+) -> LinkCosts:
     """As the coordinator has them, of what adverts name: lines that bundles went over. Clusters they do not name: any other line is one that leads out of them."""
     notes, fastest = _notes(working), max(speeds.values())
     seconds = {}
@@ -157,7 +157,7 @@ def _known_lines(
             took = note.activation_bytes / note.rate + (back.gradient_bytes / back.rate if back else 0.0)
             seconds[peer, to] = took * fastest
     clusters = {peer: number for number, peer in enumerate(working)}
-    return Lines(clusters, seconds, leaving(roster, speeds, mixed=mixed), mixed=mixed)
+    return LinkCosts(clusters, seconds, leaving(roster, speeds, mixed=mixed), mixed=mixed)
 
 
 def _notes(working: Mapping[str, Advert]) -> dict[tuple[str, str], LinkNote]:

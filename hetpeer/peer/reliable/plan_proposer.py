@@ -12,7 +12,7 @@ from functools import partial
 from typing import TypeVar
 
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
-from hetpeer.bootstrap.grouped.grouped_run import Grouped
+from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.service.driver import CoordinatorService
 from hetpeer.dht.base.errors import RemoteError
@@ -98,7 +98,7 @@ class Proposing:
                 match service.core:
                     case Coordinator() as core:
                         await self._look(service, core)
-                    case Grouped() as grouped:
+                    case GroupedRun() as grouped:
                         await self._look_who_waits(service, grouped)
             except RemoteError as error:
                 _log.debug("what the volunteers say could not be read: %s", error)
@@ -123,7 +123,7 @@ class Proposing:
             self._calm.changed(time.monotonic())
             service.arrange(found.arrangement)
 
-    async def _look_who_waits(self, service: CoordinatorService, core: Grouped) -> None:
+    async def _look_who_waits(self, service: CoordinatorService, core: GroupedRun) -> None:
         """Whether those who wait in a forming cluster can be one by themselves."""
         forming = core.forming
         if forming is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hetpeer.bootstrap.service.driver import CoordinatorService
-from hetpeer.bootstrap.state.effects import State
+from hetpeer.bootstrap.state.effects import CoordinatorState
 from hetpeer.dht.kademlia.adverts import Advert
 from hetpeer.dht.node.node import Node
 from hetpeer.peer.training.self_advert import reach_fields
@@ -14,7 +14,7 @@ def notable_of_reliable(service: CoordinatorService | None) -> object:
     if service is None:
         return None
     state = service.core.state
-    return service.core.done, State.TRAINING if state is State.REDUCING else state
+    return service.core.done, CoordinatorState.TRAINING if state is CoordinatorState.REDUCING else state
 
 
 def reliable_advert(service: CoordinatorService | None, node: Node) -> Advert:

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetpeer.averaging.messages import CONTROL_PROTOCOL
-from hetpeer.bootstrap.consensus.reconfiguration import Amending
+from hetpeer.bootstrap.consensus.reconfiguration import Reconfiguration
 from hetpeer.bootstrap.consensus.replica import Replica, run_logs
 from hetpeer.bootstrap.log.credit_ranking import encode, ranking
 from hetpeer.bootstrap.run.membership_config import Council
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.service.core_interface import is_over
 from hetpeer.bootstrap.service.driver import CoordinatorService
-from hetpeer.bootstrap.service.leader_start import Beginning
+from hetpeer.bootstrap.service.leader_start import LeaderStart
 from hetpeer.bootstrap.state.agenda import is_complete
 from hetpeer.bootstrap.state.core_config import coordinator_config
 from hetpeer.bootstrap.state.effects import Halt
@@ -127,7 +127,7 @@ class ReliablePeer:
             asyncio.ensure_future(work)
             for work in (
                 self.replica.run(),
-                Amending(self._node, self.replica, lambda: self._checkpoints.newest).run(),
+                Reconfiguration(self._node, self.replica, lambda: self._checkpoints.newest).run(),
                 self._catching_up.look_forever(),
             )
         }
@@ -163,7 +163,7 @@ class ReliablePeer:
         await self._catching_up.look()
         clock = SystemClock()
         begun = await asyncio.to_thread(
-            Beginning.of, self._run, self.replica.records, clock.monotonic(), ranks=self._ranks
+            LeaderStart.of, self._run, self.replica.records, clock.monotonic(), ranks=self._ranks
         )
         self.service = CoordinatorService(
             self._node, self._run, self.replica, self._checkpoints, clock, begun

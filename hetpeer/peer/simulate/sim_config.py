@@ -11,7 +11,7 @@ from hetpeer.averaging.reduce.holder_reduce import LENGTH
 from hetpeer.averaging.reduce.tied_parameters import Tie, Ties
 from hetpeer.bootstrap.conduct.check_rules import CheckRules
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
-from hetpeer.bootstrap.state.membership import BlockCost
+from hetpeer.bootstrap.state.membership import BlockDemand
 from hetpeer.peer.simulate.network.wires import Ground
 from hetpeer.peer.simulate.sim_numerics import Numerics
 from hetpeer.stages.block.fingerprint import KEY_BYTES, distance
@@ -100,7 +100,9 @@ class SwarmConfig:
             asks=None if self.ground is None else self.ground.work,
             link_ratio=compression.forward,
             compression=compression,
-            costs=[BlockCost(elements=numerics.sizes[block], memory_bytes=1, flops=1.0) for block in blocks],
+            costs=[
+                BlockDemand(elements=numerics.sizes[block], memory_bytes=1, flops=1.0) for block in blocks
+            ],
             ties={block: ties.partners(block) for block in blocks},
             stall_s=self.stall_s,
             reduce_s=self.reduce_s,

@@ -19,8 +19,8 @@ from hetpeer.averaging.member.member import Member, Phase
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
 from hetpeer.bootstrap.coordinator.status_view import over_all
-from hetpeer.bootstrap.grouped.cluster_cut import Cutting
-from hetpeer.bootstrap.grouped.grouped_run import Grouped
+from hetpeer.bootstrap.grouped.cluster_cut import ClusterCut
+from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.service.core_interface import Core
 from hetpeer.bootstrap.state import effects as d
@@ -146,11 +146,11 @@ class Swarm:
 
         self.host.later(lambda: self.host.event("arrange", proposed))
 
-    def recut(self, cutting: Cutting) -> None:
+    def recut(self, cutting: ClusterCut) -> None:
         """A planner proposes how those who wait in a forming cluster can be whole."""
 
         def proposed(core: Core, now: float) -> Iterable[d.Effect]:
-            return core.recut(cutting, now) if isinstance(core, Grouped) else ()
+            return core.recut(cutting, now) if isinstance(core, GroupedRun) else ()
 
         self.host.later(lambda: self.host.event("recut", proposed))
 
@@ -251,7 +251,7 @@ class Swarm:
 
         def to_coordinator() -> None:
             core = self.coordinator
-            over = core is not None and core.state is d.State.FINISHED
+            over = core is not None and core.state is d.CoordinatorState.FINISHED
             if core is not None and (over or self._is_past(core, message)):
                 self.host.event(message.kind, lambda core, now: core.receive(name, message, now))
 

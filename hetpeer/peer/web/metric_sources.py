@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import psutil
 from prometheus_client.metrics_core import Metric
 
-from hetpeer.bootstrap.state.effects import State
+from hetpeer.bootstrap.state.effects import CoordinatorState
 from hetpeer.peer.limits.amounts import rate, volume
 from hetpeer.peer.limits.holds import Reason
 from hetpeer.peer.watching.metric_families import (
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from hetpeer.peer.training.volunteer_figures import Offer
 
 FOLLOWING = "following"
-RELIABLE_STATES = (FOLLOWING, *(state.value for state in State))
+RELIABLE_STATES = (FOLLOWING, *(state.value for state in CoordinatorState))
 
 
 class DaemonSource:

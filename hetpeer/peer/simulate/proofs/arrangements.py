@@ -10,8 +10,8 @@ from random import Random
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
 from hetpeer.bootstrap.grouped.cluster import Cluster
-from hetpeer.bootstrap.grouped.cluster_cut import Cutting
-from hetpeer.bootstrap.grouped.grouped_run import Grouped
+from hetpeer.bootstrap.grouped.cluster_cut import ClusterCut
+from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.state.membership import Range
 from hetpeer.peer.simulate.sim_swarm import Swarm
 
@@ -34,7 +34,7 @@ class Arrangements:
             peers = [v.peer for v in core.members.volunteers.values() if v.place is not None]
             if peers:
                 self._swarm.arrange(_any_of(peers, core.members.blocks, self._random))
-        elif isinstance(core, Grouped) and (forming := core.forming) is not None:
+        elif isinstance(core, GroupedRun) and (forming := core.forming) is not None:
             self._swarm.recut(_any_cut(forming, self._random))
         if self._swarm.completed is None:
             self._propose_later()
@@ -54,10 +54,10 @@ def _any_of(peers: list[str], blocks: int, random: Random) -> Arrangement:
     return Arrangement(layouts, seats)
 
 
-def _any_cut(forming: Cluster, random: Random) -> Cutting:
+def _any_cut(forming: Cluster, random: Random) -> ClusterCut:
     """Some of those who wait, in any order, with any cut; the others are spared."""
     peers, blocks = sorted(forming.members.volunteers), forming.members.blocks
     chosen = random.sample(peers, random.randint(1, min(blocks, len(peers))))
     borders = [0, *sorted(random.sample(range(1, blocks), len(chosen) - 1)), blocks]
     seats = list(zip(chosen, pairwise(borders), strict=True))
-    return Cutting(cluster=forming.number, seats=seats, spared=frozenset(peers).difference(chosen))
+    return ClusterCut(cluster=forming.number, seats=seats, spared=frozenset(peers).difference(chosen))

@@ -9,7 +9,7 @@ from itertools import product
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.member import Phase
-from hetpeer.bootstrap.state.effects import State
+from hetpeer.bootstrap.state.effects import CoordinatorState
 
 Cell = tuple[str, str]
 """(state, event), by their names."""
@@ -42,7 +42,7 @@ class Coverage:
     member: Counter[Cell] = field(default_factory=Counter)
 
     def unreached_coordinator(self) -> set[Cell]:
-        cells = product((state.value for state in State), COORDINATOR_EVENTS)
+        cells = product((state.value for state in CoordinatorState), COORDINATOR_EVENTS)
         return set(cells) - set(self.coordinator)
 
     def unreached_member(self) -> set[Cell]:

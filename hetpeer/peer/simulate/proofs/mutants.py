@@ -19,12 +19,12 @@ from hetpeer.averaging.member.member import Member
 from hetpeer.averaging.reduce.holder_reduce import Reduction
 from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.bootstrap.coordinator import reduction
-from hetpeer.bootstrap.coordinator.checkpoint_collection import Saving
+from hetpeer.bootstrap.coordinator.checkpoint_collection import CheckpointCollection
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.coordinator.reduction import Reduce
-from hetpeer.bootstrap.coordinator.step_ledger import StepLedger, Verdict
+from hetpeer.bootstrap.coordinator.step_ledger import SlotVerdict, StepLedger
 from hetpeer.bootstrap.state.effects import CollectCheckpoint
-from hetpeer.bootstrap.state.timeouts import Pace
+from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts
 from hetpeer.peer.simulate.sim_swarm import Swarm
 from hetpeer.stages.pipeline.effects import Handle, TaskKey
 from hetpeer.stages.pipeline.gradient_slots import SlotBook
@@ -94,7 +94,7 @@ def tied_apart() -> AbstractContextManager[None]:
 def overlaps_count() -> AbstractContextManager[None]:
     """A report that overlaps with what is counted is accepted as a whole."""
 
-    def count(self: StepLedger, holder: str, block: int, ids: frozenset[int], _verdict: Verdict) -> bool:
+    def count(self: StepLedger, holder: str, block: int, ids: frozenset[int], _verdict: SlotVerdict) -> bool:
         self._counted[block].update(dict.fromkeys(ids, holder))
         return True
 
@@ -285,13 +285,18 @@ def work_goes_on() -> AbstractContextManager[None]:
 @contextmanager
 def mixed_checkpoint() -> Iterator[None]:
     """Blocks of another version are taken into a checkpoint, and not compared with what their holders say."""
-    original = Saving.saved
+    original = CheckpointCollection.saved
 
-    def saved(self: Saving, _order: CollectCheckpoint, block: int, digest: str, now: float) -> None:
+    def saved(
+        self: CheckpointCollection, _order: CollectCheckpoint, block: int, digest: str, now: float
+    ) -> None:
         if self._order is not None:
             original(self, self._order, block, digest, now)
 
-    with _patched(Saving, "saved", saved), _patched(Saving, "_false", lambda _self, _words: []):
+    with (
+        _patched(CheckpointCollection, "saved", saved),
+        _patched(CheckpointCollection, "_false", lambda _self, _words: []),
+    ):
         yield
 
 
@@ -300,7 +305,7 @@ def mixed_checkpoint() -> Iterator[None]:
 
 def fixed_patience() -> AbstractContextManager[None]:
     """A time-out that is too short for this swarm stays too short."""
-    return _patched(Pace, "ran_out", lambda _self: None)
+    return _patched(AdaptiveTimeouts, "ran_out", lambda _self: None)
 
 
 MUTANTS: Mapping[str, Mutant] = {

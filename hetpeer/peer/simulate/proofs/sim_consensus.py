@@ -21,10 +21,10 @@ from hetpeer.bootstrap.consensus.effects import (
     RaftConfig,
     SaveBallot,
     SaveEntries,
-    Send,
+    SendRaft,
 )
 from hetpeer.bootstrap.consensus.raft import Raft
-from hetpeer.bootstrap.consensus.raft_messages import Entry, Message
+from hetpeer.bootstrap.consensus.raft_messages import LogEntry, Message
 from hetpeer.peer.simulate.network.world import World
 from hetpeer.peer.simulate.proofs.invariants import ViolationError
 
@@ -130,7 +130,7 @@ class Council:
         names = [f"r{number}" for number in range(config.peers)]
         self.first = tuple(names)
         self.seats = {name: Seat(self, name) for name in names}
-        self.truth: list[Entry] = []
+        self.truth: list[LogEntry] = []
         """What is decided."""
         self.leaders: dict[int, str] = {}
         self.led_at: list[float] = []
@@ -181,7 +181,7 @@ class Council:
     def carry_out(self, seat: Seat, effect: Effect) -> None:
         """What is not for the disk."""
         match effect:
-            case Send(to, message):
+            case SendRaft(to, message):
                 self._send(seat.name, to, message)
             case Decided(place) if seat.raft is not None:
                 self._check(seat, place, *seat.raft.log.part(place, 1))
@@ -192,7 +192,7 @@ class Council:
             case Deposed():
                 pass
 
-    def _check(self, seat: Seat, place: int, entry: Entry) -> None:
+    def _check(self, seat: Seat, place: int, entry: LogEntry) -> None:
         if place < len(self.truth):
             if self.truth[place] != entry:
                 raise ViolationError(f"{seat.name} is told another entry at {place}")

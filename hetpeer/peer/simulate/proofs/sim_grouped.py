@@ -16,7 +16,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import RecordApplied
 from hetpeer.averaging.groups.group_scheduler import Pipelines
 from hetpeer.averaging.groups.wait_window import WAITED, Adaptive
-from hetpeer.bootstrap.grouped.grouped_run import Grouped
+from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.log.credit import Contributors, Credit
 from hetpeer.bootstrap.log.lineage import lineage
 from hetpeer.bootstrap.service.core_interface import Core
@@ -95,10 +95,10 @@ class GroupedSwarm(Swarm):
         scheduler = Pipelines(1, (), self._span, Adaptive(self._span, self._wait))
         config = self.config.coordinator(self.numerics, self._draw)
         config = replace(config, averaging_interval=self._interval, averaging_delayed=self._delayed)
-        return Grouped(config, self.log, scheduler, self.world.now)
+        return GroupedRun(config, self.log, scheduler, self.world.now)
 
     def _is_past(self, core: Core, message: m.Message) -> bool:
-        assert isinstance(core, Grouped)
+        assert isinstance(core, GroupedRun)
         theirs = getattr(message, "line", None)
         cluster = core.clusters.get(theirs.cluster) if isinstance(theirs, m.Line) else None
         if cluster is None:
