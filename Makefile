@@ -1,18 +1,13 @@
 # Everything a newcomer or CI needs. `make setup` is quick when nothing changed.
-PYTHON ?= python3.11
+# The Python of .venv; empty: the newest that works of those found, 3.11 to 3.14.
+PYTHON ?=
 BIN := .venv/bin
 PY := $(BIN)/python
 
 .PHONY: setup lint format test proof-tests fuzz audit-deps browser screenshots grid demo proof proof-3 proof-4 proof-5 proof-6 proof-7 proof-8 proof-9 proof-10 proof-churn proof-async proof-averaging chaos hostile gpu clean
 
-setup: .venv/.stamp
-
-.venv/.stamp: pyproject.toml constraints.txt
-	@command -v $(PYTHON) >/dev/null || { echo "hetpeer needs Python 3.11; set PYTHON=/path/to/python3.11"; exit 3; }
-	test -x $(PY) || $(PYTHON) -m venv .venv
-	$(PY) -m pip install -q -c constraints.txt torch==2.13.0
-	$(PY) -m pip install -q -c constraints.txt -e '.[dev]'
-	@touch $@
+setup:
+	@sh scripts/setup.sh $(PYTHON)
 
 lint: setup
 	$(BIN)/ruff check .
