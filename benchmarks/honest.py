@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks import report
-from hetpeer.bootstrap.trust.step_spot_checks import SpotChecks
+from hetpeer.bootstrap.trust.step_spot_checks import StepSpotChecks
 from hetpeer.peer.simulate.proofs.arrangements import Arrangements
 from hetpeer.peer.simulate.proofs.coverage import Coverage
 from hetpeer.peer.simulate.proofs.faults import Faults
@@ -50,14 +50,14 @@ class Tally:
 
     def count_checks(self) -> None:
         """Every spot check that ends from now on."""
-        take = SpotChecks.take
+        take = StepSpotChecks.take
 
-        def taken(checks: SpotChecks) -> Any:
+        def taken(checks: StepSpotChecks) -> Any:
             ended = take(checks)
             self.checks.update(check.outcome.verdict.value for check in ended)
             return ended
 
-        SpotChecks.take = taken  # type: ignore[method-assign]
+        StepSpotChecks.take = taken  # type: ignore[method-assign]
 
     def add(self, seed: int, faults: int) -> None:
         """One more history."""

@@ -26,7 +26,7 @@ import psutil
 
 from benchmarks import report
 from benchmarks.swarm import ENDLESS, NEVER, Model, Swarm, make_run, running
-from hetpeer.bootstrap.audit.audit import Verdict, audit
+from hetpeer.bootstrap.audit.audit import AuditVerdict, audit
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.peer.control.control_client import ask
@@ -140,7 +140,7 @@ def training(microbatches: int) -> TrainingSettings:
     )
 
 
-async def judged(run: RunDirectory) -> Verdict:
+async def judged(run: RunDirectory) -> AuditVerdict:
     """What the audit says once the volunteers' logs have come up to the last commit; what is lost stays lost."""
     verdict = audit(run.path)
     for _ in range(JUDGED_TIMES):

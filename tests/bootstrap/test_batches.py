@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from hetpeer.bootstrap.log.batches import Batches
+from hetpeer.bootstrap.log.batches import BatchLineage
 
 
 def founded(cluster, version=0):
@@ -26,7 +26,7 @@ def install(cluster, step):
 
 
 def books(*records, count=6):
-    batches = Batches(count)
+    batches = BatchLineage(count)
     for record in records:
         batches.add(record)
     return batches
@@ -129,7 +129,7 @@ def test_a_log_that_is_read_again_leaves_open_what_nobody_committed():
 @pytest.mark.parametrize("seed", range(20))
 def test_all_batches_come_in_whatever_falls_apart(seed):
     """Against sets: a batch is trained only when it is in nobody, and in the end all are in."""
-    choose, batches, inside, versions = random.Random(seed), Batches(30), {}, {}
+    choose, batches, inside, versions = random.Random(seed), BatchLineage(30), {}, {}
     stored, training, next_cluster = (0, frozenset()), {}, 0
     promised = {}
     for _ in range(2000):

@@ -5,8 +5,8 @@ from typer.testing import CliRunner
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.audit.audit import audit
-from hetpeer.bootstrap.log.contributions import Contributions, Tally
-from hetpeer.bootstrap.log.evidence import Applied
+from hetpeer.bootstrap.log.contributions import ContributionLog, Tally
+from hetpeer.bootstrap.log.evidence import AppliedEvent
 from hetpeer.bootstrap.log.logged_decision import decisions_of
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.peer.cli.author import audit_command as command
@@ -31,7 +31,7 @@ def committed(one):
 def named(one, state, *more):
     """(why, peer, step, id) of what the list has in that state."""
     surviving = [d for record in one.records for d in decisions_of(record)]
-    each = Contributions(one.records, surviving, {}, 2, BLOCKS)
+    each = ContributionLog(one.records, surviving, {}, 2, BLOCKS)
     return [(c.why, *c.peers, c.step, c.id) for c in each if c.state == state]
 
 
@@ -109,12 +109,12 @@ def commit(step, **changes):
 
 
 def said(step, base, peer="a", ids=(0, 1)):
-    return Applied.model_construct(peer=peer, step=step, base=base, cover=[(peer, list(ids))])
+    return AppliedEvent.model_construct(peer=peer, step=step, base=base, cover=[(peer, list(ids))])
 
 
 def listed(records, applied, early=None):
     surviving = [d for record in records for d in decisions_of(record)]
-    return Contributions(records, surviving, applied, 2, 1, early)
+    return ContributionLog(records, surviving, applied, 2, 1, early)
 
 
 def test_used_is_signed_where_holders_name_the_id_once_and_the_base():

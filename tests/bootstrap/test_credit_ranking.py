@@ -4,8 +4,8 @@ import msgpack
 import pytest
 
 from hetpeer.bootstrap.log.credit_ranking import FIRST, MAX_BYTES, decode, encode, ranking
-from hetpeer.bootstrap.run.membership_config import Council
-from hetpeer.bootstrap.storage.run_files import RunShelf
+from hetpeer.bootstrap.run.membership_config import MembershipConfig
+from hetpeer.bootstrap.storage.run_files import ServedRunFiles
 from hetpeer.dht.base.errors import ProtocolError
 
 NAMES = [f"Qm{'x' * 40}{number:04}".replace("0", "o") for number in range(1, 151)]
@@ -50,9 +50,9 @@ async def test_the_shelf_has_it_where_the_log_is(fresh, tmp_path):
     async def nothing(*_numbers):
         return None
 
-    council = Council(fresh.signed, tmp_path)
-    volunteers = RunShelf(fresh, council, nothing)
-    reliable = RunShelf(fresh, council, nothing, {"credit": lambda peer: encode(ranking(CREDIT, peer))})
+    council = MembershipConfig(fresh.signed, tmp_path)
+    volunteers = ServedRunFiles(fresh, council, nothing)
+    reliable = ServedRunFiles(fresh, council, nothing, {"credit": lambda peer: encode(ranking(CREDIT, peer))})
     async with volunteers.find("credit") as served:
         assert served is None
     async with reliable.find("credit/a/b") as served:

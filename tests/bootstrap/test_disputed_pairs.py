@@ -3,7 +3,14 @@
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.conduct.disputed_pairs import CLOSELY, LONGEST, MAX_PAIRS, REMEMBERED, TIMES, Quarrels
+from hetpeer.bootstrap.conduct.disputed_pairs import (
+    CLOSELY,
+    LONGEST,
+    MAX_PAIRS,
+    REMEMBERED,
+    TIMES,
+    DisputedPairs,
+)
 from hetpeer.bootstrap.trust.vote_splits import quarrels, spoilers
 
 LINE = m.Line(term=1, view=0)
@@ -15,7 +22,7 @@ def pairs(*names):
 
 @pytest.fixture
 def known():
-    return Quarrels()
+    return DisputedPairs()
 
 
 # ── what is remembered ───────────────────────────────────────────────────────────────────────────────────────────

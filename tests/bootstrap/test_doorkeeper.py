@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.admission.admission import Admitted, Doorkeeper
+from hetpeer.bootstrap.admission.admission import Admission, Admitted
 from hetpeer.bootstrap.admission.proof_of_work import find_proof, is_proof
 from hetpeer.bootstrap.run.amendment import Amendment
 from hetpeer.bootstrap.run.manifest import public_bytes
@@ -41,7 +41,7 @@ def with_voucher(data):
 
 
 def door(policy="open", records=(), **settings):
-    return Doorkeeper(RUN, public_bytes(OWNER), AdmissionSettings(policy=policy, **settings), records)
+    return Admission(RUN, public_bytes(OWNER), AdmissionSettings(policy=policy, **settings), records)
 
 
 def amendment(sequence=1, **lists):

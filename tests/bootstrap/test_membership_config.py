@@ -6,10 +6,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
-from hetpeer.bootstrap.admission.admission import Doorkeeper
+from hetpeer.bootstrap.admission.admission import Admission
 from hetpeer.bootstrap.log.history import History
-from hetpeer.bootstrap.run.amendment import Amendment, Change, sign_amendment
-from hetpeer.bootstrap.run.membership_config import FILE, Council, amend
+from hetpeer.bootstrap.run.amendment import Amendment, MembershipChange, sign_amendment
+from hetpeer.bootstrap.run.membership_config import FILE, MembershipConfig, amend
 from hetpeer.bootstrap.run.owner_signature import AMENDMENT
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
@@ -28,13 +28,13 @@ def signed(fresh: RunDirectory, sequence: int, *peers: str) -> bytes:
 
 
 def test_the_latest_amendment_counts(fresh: RunDirectory, others: list[str]) -> None:
-    council = Council(fresh.signed, fresh.path)
+    council = MembershipConfig(fresh.signed, fresh.path)
     assert (council.peers, council.sequence, council.data) == (fresh.manifest.coordinators, 0, b"")
     assert council.learn(signed(fresh, 2, others[0]))
     assert not council.learn(signed(fresh, 1, others[1]))
     assert not council.learn(signed(fresh, 2, others[1]))
     assert (council.peers, council.sequence) == ((others[0],), 2)
-    again = Council(fresh.signed, fresh.path)
+    again = MembershipConfig(fresh.signed, fresh.path)
     assert (again.peers, again.data) == (council.peers, council.data)
 
 
@@ -45,7 +45,7 @@ def test_of_two_amendments_with_one_number_the_recorded_one_counts(
         signed(fresh, number, peer)
         for number, peer in ((2, others[0]), (2, others[1]), (1, *others[2:]), (3, others[2]))
     )
-    council = Council(fresh.signed, fresh.path)
+    council = MembershipConfig(fresh.signed, fresh.path)
     assert council.learn(one)
     assert [council.learn(data, instead=True) for data in (one, older, another, another)] == [
         False,
@@ -53,7 +53,7 @@ def test_of_two_amendments_with_one_number_the_recorded_one_counts(
         True,
         False,
     ]
-    assert Council(fresh.signed, fresh.path).data == council.data == another
+    assert MembershipConfig(fresh.signed, fresh.path).data == council.data == another
     records = [
         {"kind": "amendment", "sequence": n, "data": data.hex()}
         for n, data in ((2, another), (2, one), (1, older))
@@ -66,22 +66,30 @@ def test_of_two_amendments_with_one_number_the_recorded_one_counts(
 
 
 def test_an_amendment_is_seen_where_it_is_written(fresh: RunDirectory, others: list[str]) -> None:
-    council = Council(fresh.signed, fresh.path)
+    council = MembershipConfig(fresh.signed, fresh.path)
     assert (
-        amend(fresh.signed, fresh.path, fresh.owner_key(), Change(coordinators=tuple(others))).sequence == 1
+        amend(
+            fresh.signed, fresh.path, fresh.owner_key(), MembershipChange(coordinators=tuple(others))
+        ).sequence
+        == 1
     )
     assert council.sequence == 0
     council.look()
     assert (council.peers, council.sequence) == (tuple(others), 1)
-    assert amend(fresh.signed, fresh.path, fresh.owner_key(), Change(coordinators=(others[2],))).sequence == 2
+    assert (
+        amend(
+            fresh.signed, fresh.path, fresh.owner_key(), MembershipChange(coordinators=(others[2],))
+        ).sequence
+        == 2
+    )
 
 
 def test_an_amendment_changes_what_it_says_and_keeps_the_rest(fresh: RunDirectory, others: list[str]) -> None:
     first = fresh.signed.reliable
     for change, banned, listed, revoked in (
-        (Change(ban=(others[0], others[1]), enlist=(others[2],)), others[:2], others[2:], ()),
-        (Change(unban=(others[0],), revoke=("0" * 16,)), others[1:2], others[2:], ("0" * 16,)),
-        (Change(ban=(others[1],), unlist=(others[2],)), others[1:2], [], ("0" * 16,)),
+        (MembershipChange(ban=(others[0], others[1]), enlist=(others[2],)), others[:2], others[2:], ()),
+        (MembershipChange(unban=(others[0],), revoke=("0" * 16,)), others[1:2], others[2:], ("0" * 16,)),
+        (MembershipChange(ban=(others[1],), unlist=(others[2],)), others[1:2], [], ("0" * 16,)),
     ):
         council = amend(fresh.signed, fresh.path, fresh.owner_key(), change)
         latest = council.amendment
@@ -89,7 +97,7 @@ def test_an_amendment_changes_what_it_says_and_keeps_the_rest(fresh: RunDirector
         assert (latest.banned, latest.listed, latest.revoked) == (tuple(banned), tuple(listed), revoked)
         assert council.peers == first
     assert len(council.data) < 1000
-    many = Change(ban=tuple(f"Qm{number:044}".replace("0", "A") for number in range(257)))
+    many = MembershipChange(ban=tuple(f"Qm{number:044}".replace("0", "A") for number in range(257)))
     with pytest.raises(LocalError, match="HP-RUN-001"):
         amend(fresh.signed, fresh.path, fresh.owner_key(), many)
 
@@ -97,10 +105,10 @@ def test_an_amendment_changes_what_it_says_and_keeps_the_rest(fresh: RunDirector
 def test_whoever_is_unbanned_is_pardoned_once(fresh: RunDirectory, others: list[str]) -> None:
     pardons = []
     for change in (
-        Change(unban=(others[0],)),
-        Change(enlist=(others[2],)),
-        Change(unban=(others[0], others[1])),
-        Change(ban=(others[1],)),
+        MembershipChange(unban=(others[0],)),
+        MembershipChange(enlist=(others[2],)),
+        MembershipChange(unban=(others[0], others[1])),
+        MembershipChange(ban=(others[1],)),
     ):
         latest = amend(fresh.signed, fresh.path, fresh.owner_key(), change).amendment
         assert latest is not None
@@ -112,11 +120,11 @@ def test_whoever_is_unbanned_is_pardoned_once(fresh: RunDirectory, others: list[
 def test_the_command_lets_in_again_whom_others_have_convicted(fresh: RunDirectory, others: list[str]) -> None:
     manifest, peer = fresh.manifest, others[0]
     banned = {"kind": "banned", "peer": peer, "why": "false sums", "step": 3}
-    door = Doorkeeper(fresh.run_id, manifest.owner, manifest.admission, [banned])
+    door = Admission(fresh.run_id, manifest.owner, manifest.admission, [banned])
     assert door.bans(peer)
     done = CliRunner().invoke(main.app, ["amend", str(fresh.path), "--unban", peer])
     assert f"pardoned {peer}" in done.stdout.splitlines()
-    latest = Council(fresh.signed, fresh.path).amendment
+    latest = MembershipConfig(fresh.signed, fresh.path).amendment
     assert latest is not None
     door.amended(latest)
     assert not door.bans(peer)
@@ -125,14 +133,14 @@ def test_the_command_lets_in_again_whom_others_have_convicted(fresh: RunDirector
 def test_who_is_told_keeps_it(fresh: RunDirectory, others: list[str], tmp_path: Path) -> None:
     told = fresh.signed.amended(signed(fresh, 1, others[0]))
     (folder := tmp_path / "home").mkdir()
-    assert Council(told, folder).peers == (others[0],)
-    assert Council(fresh.signed, folder).peers == (others[0],)
+    assert MembershipConfig(told, folder).peers == (others[0],)
+    assert MembershipConfig(fresh.signed, folder).peers == (others[0],)
 
 
 def test_a_wrong_number_of_peers_is_no_amendment(fresh: RunDirectory, others: list[str]) -> None:
     for peers in (others[:2], [others[0]] * 3, ["nobody"]):
         with pytest.raises(LocalError) as caught:
-            amend(fresh.signed, fresh.path, fresh.owner_key(), Change(coordinators=tuple(peers)))
+            amend(fresh.signed, fresh.path, fresh.owner_key(), MembershipChange(coordinators=tuple(peers)))
         assert (caught.value.code, caught.value.exit_code) == ("HP-RUN-001", ExitCode.CONFIG)
     assert not (fresh.path / FILE).exists()
 
@@ -149,7 +157,7 @@ def test_strangers_cannot_amend(fresh: RunDirectory, others: list[str]) -> None:
         fresh.signed.data,
         *(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :] for at in range(len(good))),
     ]
-    council = Council(fresh.signed, fresh.path)
+    council = MembershipConfig(fresh.signed, fresh.path)
     for data in forged:
         with pytest.raises(LocalError) as caught:
             council.learn(data)
@@ -160,13 +168,13 @@ def test_strangers_cannot_amend(fresh: RunDirectory, others: list[str]) -> None:
     assert council.sequence == 0
     (fresh.path / FILE).write_bytes(forged[0])
     with pytest.raises(LocalError, match="HP-RUN-013"):
-        Council(fresh.signed, fresh.path)
+        MembershipConfig(fresh.signed, fresh.path)
 
 
 def test_of_many_wrong_fields_the_first_is_named(fresh: RunDirectory) -> None:
     data = AMENDMENT.seal({"run_id": 7, "sequence": 1, "coordinators": [7] * 500}, fresh.owner_key())
     with pytest.raises(LocalError, match="run_id: Input should be a valid string") as caught:
-        Council(fresh.signed, fresh.path).learn(data)
+        MembershipConfig(fresh.signed, fresh.path).learn(data)
     assert len(caught.value.line()) < 500
 
 

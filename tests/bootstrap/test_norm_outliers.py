@@ -5,7 +5,7 @@ import math
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.conduct.norm_outliers import ENOUGH, FACTOR, SHARED, Norms
+from hetpeer.bootstrap.conduct.norm_outliers import ENOUGH, FACTOR, SHARED, NormOutliers
 from hetpeer.bootstrap.state.effects import CoordinatorState
 from hetpeer.bootstrap.state.failed_microbatches import room_s
 from hetpeer.bootstrap.state.membership import LifeCycle
@@ -23,7 +23,7 @@ def votes(*norms):
 
 @pytest.fixture
 def norms():
-    known = Norms()
+    known = NormOutliers()
     for batch in range(ENOUGH):
         known.committed(batch, 2.0, usual=True)
     return known
@@ -33,7 +33,7 @@ def test_it_is_measured_by_what_whole_updates_usually_are(norms):
     assert norms.outliers(votes(1.0, 2.1 * FACTOR), alone=[1]) == {1: pytest.approx(1.05 * FACTOR)}
     assert norms.outliers(votes(1.0, 1.9 * FACTOR), alone=[1]) == {}
     assert norms.outliers(votes(1.0, math.sqrt(HUGE)), alone=[]) == {}, "others have found the same"
-    assert Norms().outliers(votes(1.0, math.sqrt(HUGE)), alone=[1]) == {}, "nobody knows what is usual"
+    assert NormOutliers().outliers(votes(1.0, math.sqrt(HUGE)), alone=[1]) == {}, "nobody knows what is usual"
 
 
 def test_where_blocks_of_several_holders_are_as_long_it_is_the_models_doing(norms):

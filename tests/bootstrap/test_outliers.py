@@ -3,7 +3,7 @@
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.conduct.outliers import ENOUGH, FACTOR, RECENT, Guard, lengths
+from hetpeer.bootstrap.conduct.outliers import ENOUGH, FACTOR, RECENT, LengthOutliers, lengths
 
 LINE = m.Line(term=1, view=0)
 
@@ -13,7 +13,7 @@ def seen(length, block=0, peer="a", ids=1):
 
 
 def usual(length=1.0, times=ENOUGH):
-    guard = Guard()
+    guard = LengthOutliers()
     for _ in range(times):
         guard.committed(seen(length))
     return guard
@@ -30,7 +30,7 @@ def test_sums_of_many_ids_may_grow_by_their_number_or_by_its_root():
     guard = usual()
     assert guard.unusual(seen(400.0, ids=400)) == set(), "they point the same way"
     assert guard.unusual(seen(20.0 * FACTOR, ids=400)) == set()
-    noise = Guard()
+    noise = LengthOutliers()
     for _ in range(ENOUGH):
         noise.committed(seen(20.0, ids=400))
     assert noise.unusual(seen(1.0)) == set(), "one id of the same noise is 20 times as long by its number"

@@ -3,15 +3,15 @@
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.conduct.disputed_pairs import Quarrels
-from hetpeer.bootstrap.trust.reduce_complaints import HUGE, Complaints
+from hetpeer.bootstrap.conduct.disputed_pairs import DisputedPairs
+from hetpeer.bootstrap.trust.reduce_complaints import HUGE, ReduceComplaints
 
 LINE = m.Line(term=1, view=0)
 
 
 def complaints(*peers, known=None, reducers=None):
     """All of `peers` hold block 0, have sums of it, and add it up."""
-    one = Complaints(known or Quarrels(), {})
+    one = ReduceComplaints(known or DisputedPairs(), {})
     cover = m.Cover(
         block=0,
         slots=tuple((peer, (number,)) for number, peer in enumerate(peers)),
@@ -44,7 +44,7 @@ def test_what_is_known_of_two_turns_nobody_out_while_a_third_adds_up():
 
 
 def test_of_two_who_is_in_quarrel_with_others_too_has_to_go():
-    known = Quarrels()
+    known = DisputedPairs()
     known.add({frozenset("bc"), frozenset("bd")})
     one = complaints("a", "b", known=known)
     one.proven({0: {frozenset("ab")}})
@@ -126,7 +126,7 @@ def test_who_gives_no_sums_adds_up_no_more():
 
 
 def test_a_reducer_that_waits_for_a_part_is_excused():
-    known = Quarrels()
+    known = DisputedPairs()
     one = complaints("a", "b", "c", "d", known=known)
     for peer in "ab":
         missed(one, peer, sums="c")

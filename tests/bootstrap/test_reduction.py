@@ -4,7 +4,7 @@ import pytest
 
 from hetpeer.averaging.messages import BlockVote, Line, Missed, Reducing, Vote
 from hetpeer.averaging.reduce.holder_reduce import LENGTH
-from hetpeer.bootstrap.conduct.disputed_pairs import Quarrels
+from hetpeer.bootstrap.conduct.disputed_pairs import DisputedPairs
 from hetpeer.bootstrap.coordinator.reduction import MAX_PLANS, Reduce
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts
@@ -26,20 +26,20 @@ def vote(plan=1, digests=("x", "y"), *, finite=True):
 
 
 def reduce():
-    one = Reduce(CONFIG, {}, Quarrels(), AdaptiveTimeouts(), 0.0)
+    one = Reduce(CONFIG, {}, DisputedPairs(), AdaptiveTimeouts(), 0.0)
     told = one.make(SUMS, ROSTER, 0.0)
     assert told.keys() == ROSTER.keys()
     return one
 
 
 def test_a_plan_names_sums_in_the_callers_order():
-    told = Reduce(CONFIG, {}, Quarrels(), AdaptiveTimeouts(), 0.0).make(SUMS, ROSTER, 0.0)
+    told = Reduce(CONFIG, {}, DisputedPairs(), AdaptiveTimeouts(), 0.0).make(SUMS, ROSTER, 0.0)
     assert [cover.slots for cover in told["b"]] == [(("a", (0, 1)),), (("a", (0,)), ("b", (1,)))]
     assert {cover.receivers for cover in told["b"]} == {("a", "b")}
 
 
 def test_who_only_sends_is_told_of_that_block_alone():
-    told = Reduce(CONFIG, {}, Quarrels(), AdaptiveTimeouts(), 0.0).make(
+    told = Reduce(CONFIG, {}, DisputedPairs(), AdaptiveTimeouts(), 0.0).make(
         {0: [("c", (0,))], 1: [("b", (0,))]}, {"a": (0, 1), "b": (1, 2), "c": (1, 2)}, 0.0
     )
     assert [c.block for c in told["a"]] == [0]
@@ -87,7 +87,7 @@ def test_differing_votes_ask_for_another_plan_whose_votes_say_what_has_come_from
 
 
 def test_who_is_in_quarrel_adds_up_nothing_and_only_if_others_can():
-    known = Quarrels()
+    known = DisputedPairs()
     known.add([frozenset("ab")])
     told = Reduce(CONFIG, {}, known, AdaptiveTimeouts(), 0.0).make(SUMS, ROSTER | {"c": (0, 2)}, 0.0)
     assert [[peer for peer, _ in cover.reducers] for cover in told["c"]] == [["c"], ["c"]]
@@ -138,7 +138,7 @@ def test_what_a_step_needed_is_waited_for_in_the_next_ones_and_never_more():
 
     def step(gap_s: float) -> bool:
         """Whether a reduce whose sums come so far apart ran out of time on its way."""
-        one, now = Reduce(CONFIG, {}, Quarrels(), pace, 0.0), 0.0
+        one, now = Reduce(CONFIG, {}, DisputedPairs(), pace, 0.0), 0.0
         one.make(SUMS, ROSTER, now)
         voided = False
         while one.overdue(now + gap_s - 1e-6):
@@ -168,8 +168,10 @@ def test_shards_are_shorter_where_many_add_up_and_all_of_them_understand_that():
         {b: [(peer, (n,)) for n, peer in enumerate(many)] for b in (0, 1)},
     )
     for says_length, length in ((False, 0), (True, LENGTH // 3)):
-        one = Reduce(CONFIG, {}, Quarrels(), AdaptiveTimeouts(), 0.0)
+        one = Reduce(CONFIG, {}, DisputedPairs(), AdaptiveTimeouts(), 0.0)
         told = one.make(sums, roster, 0.0, says_length=says_length)
         assert {cover.length for cover in told["v00"]} == {length}
-    told = Reduce(CONFIG, {}, Quarrels(), AdaptiveTimeouts(), 0.0).make(SUMS, ROSTER, 0.0, says_length=True)
+    told = Reduce(CONFIG, {}, DisputedPairs(), AdaptiveTimeouts(), 0.0).make(
+        SUMS, ROSTER, 0.0, says_length=True
+    )
     assert {cover.length for cover in told["a"]} == {0}, "as usual"

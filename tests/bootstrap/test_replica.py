@@ -17,7 +17,7 @@ from hetpeer.bootstrap.consensus.reconfiguration import Reconfiguration
 from hetpeer.bootstrap.consensus.replica import Replica, run_logs
 from hetpeer.bootstrap.log.record_log import Log, read_log
 from hetpeer.bootstrap.run.amendment import Amendment, sign_amendment
-from hetpeer.bootstrap.run.membership_config import FILE, Council
+from hetpeer.bootstrap.run.membership_config import FILE, MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.state.effects import Halt
 from hetpeer.dht.base.clock import SystemClock
@@ -36,7 +36,7 @@ async def leading(run: RunDirectory) -> AsyncIterator[Replica]:
     node = await Node.start(NodeConfig(), Identity.load(run.identity_path))
     try:
         with run_logs(run) as logs:
-            replica = Replica(node, run, Council(run.signed, run.path), logs, SystemClock())
+            replica = Replica(node, run, MembershipConfig(run.signed, run.path), logs, SystemClock())
             async with asyncio.TaskGroup() as tasks:
                 running = tasks.create_task(replica.run())
                 await replica.leading()
@@ -111,7 +111,7 @@ def test_what_is_folded_has_the_records_that_there_are(
 async def amend_anew(run: RunDirectory, latest: bytes) -> None:
     """Lead again, until what the directory says of the reliable peers is `latest`."""
     node = await Node.start(NodeConfig(), Identity.load(run.identity_path))
-    council = Council(run.signed, run.path)
+    council = MembershipConfig(run.signed, run.path)
     try:
         with run_logs(run) as logs:
             replica = Replica(node, run, council, logs, SystemClock())
@@ -144,7 +144,7 @@ def test_the_recorded_one_of_two_amendments_with_one_number_is_not_undone(fresh:
     (fresh.path / FILE).write_bytes(other)
     uvloop.run(amend_anew(fresh, recorded))
     assert list(read_log(fresh.log_path)) == [record]
-    assert Council(fresh.signed, fresh.path).data == recorded
+    assert MembershipConfig(fresh.signed, fresh.path).data == recorded
 
 
 async def outcomes(run: RunDirectory, leader: str) -> list[Halt | None]:
@@ -156,7 +156,7 @@ async def outcomes(run: RunDirectory, leader: str) -> list[Halt | None]:
     found, begin, last_term = [], 0, 0
     try:
         with run_logs(run) as logs:
-            replica = Replica(node, run, Council(run.signed, run.path), logs, SystemClock())
+            replica = Replica(node, run, MembershipConfig(run.signed, run.path), logs, SystemClock())
             peer = ReliablePeer(node, run, replica)
             running = asyncio.ensure_future(replica.run())
             for term, records, decided in ((1, first, 5), (2, again, 5), (2, last, 6)):

@@ -7,8 +7,8 @@ from hetpeer.bootstrap.conduct.reputation import (
     MAX_PEERS,
     RECENT,
     WATCHED,
-    Part,
-    Standings,
+    CheckDuty,
+    Reputation,
 )
 
 
@@ -18,19 +18,19 @@ def watched(standings, peer, contributions=2 * WATCHED):
 
 def lapse(standings, *peers, times=LAPSES):
     for _ in range(times):
-        standings.lapsed([[(peer, Part.CHECKS) for peer in peers]])
+        standings.lapsed([[(peer, CheckDuty.CHECKS) for peer in peers]])
 
 
 def test_who_lets_three_checks_in_a_row_lapse_is_not_asked_again_and_is_checked_for_a_while():
-    standings = Standings()
+    standings = Reputation()
     lapse(standings, "a", times=LAPSES - 1)
     assert not standings.is_mute("a")
-    standings.answered([("a", Part.CHECKS)])
+    standings.answered([("a", CheckDuty.CHECKS)])
     lapse(standings, "a", times=LAPSES - 1)
     assert not watched(standings, "a"), "not in a row"
     lapse(standings, "a", times=1)
     assert standings.is_mute("a")
-    standings.answered([("a", Part.CHECKS)])
+    standings.answered([("a", CheckDuty.CHECKS)])
     assert standings.is_mute("a")
     assert watched(standings, "a") == WATCHED
     lapse(standings, "a")
@@ -38,25 +38,27 @@ def test_who_lets_three_checks_in_a_row_lapse_is_not_asked_again_and_is_checked_
 
 
 def test_who_holds_up_several_checks_of_a_step_has_done_so_once():
-    standings = Standings()
+    standings = Reputation()
     for _ in range(LAPSES - 1):
-        standings.lapsed([[("a", Part.CHECKS)], [("a", Part.CHECKS), ("b", Part.LENDS)]] * LAPSES)
+        standings.lapsed(
+            [[("a", CheckDuty.CHECKS)], [("a", CheckDuty.CHECKS), ("b", CheckDuty.LENDS)]] * LAPSES
+        )
     assert not standings.is_mute("a")
     lapse(standings, "a", times=1)
     assert standings.is_mute("a")
 
 
 def test_who_shows_or_lends_has_not_checked_yet():
-    standings = Standings()
+    standings = Reputation()
     for _ in range(LAPSES):
         assert not standings.is_mute("a")
         lapse(standings, "a", times=1)
-        standings.answered([("a", Part.SHOWS), ("a", Part.LENDS)])
+        standings.answered([("a", CheckDuty.SHOWS), ("a", CheckDuty.LENDS)])
     assert standings.is_mute("a")
 
 
 def test_what_somebody_known_for_it_may_have_held_up_is_held_against_nobody_else():
-    standings = Standings()
+    standings = Reputation()
     lapse(standings, "a")
     lapse(standings, "a", "b", times=9)
     assert not standings.is_mute("b")
@@ -66,19 +68,23 @@ def test_what_somebody_known_for_it_may_have_held_up_is_held_against_nobody_else
 
 
 def test_whom_all_checks_of_a_step_have_waited_for_has_held_them_up_alone():
-    standings = Standings()
-    silent = ("d", Part.COMPARES)
+    standings = Reputation()
+    silent = ("d", CheckDuty.COMPARES)
     for _ in range(LAPSES):
-        standings.lapsed([[("a", Part.CHECKS), silent], [("b", Part.CHECKS), silent, ("e", Part.LENDS)]])
+        standings.lapsed(
+            [[("a", CheckDuty.CHECKS), silent], [("b", CheckDuty.CHECKS), silent, ("e", CheckDuty.LENDS)]]
+        )
     assert [peer for peer in "abde" if standings.is_mute(peer)] == ["d"]
     for _ in range(LAPSES):
-        standings.lapsed([[("a", Part.CHECKS), silent], [("a", Part.CHECKS)], [("b", Part.CHECKS)]])
+        standings.lapsed(
+            [[("a", CheckDuty.CHECKS), silent], [("a", CheckDuty.CHECKS)], [("b", CheckDuty.CHECKS)]]
+        )
     assert standings.is_mute("a"), "nobody is in all of the others"
     assert standings.is_mute("b")
 
 
 def test_who_is_in_dispute_with_three_others_is_checked_for_a_while():
-    standings = Standings()
+    standings = Reputation()
     for other in ("b", "c", "b", "b"):
         standings.disputed("a", other)
     assert not watched(standings, "a")
@@ -90,14 +96,14 @@ def test_who_is_in_dispute_with_three_others_is_checked_for_a_while():
 
 
 def test_disputes_are_forgotten_after_a_hundred_contributions():
-    standings = Standings()
+    standings = Reputation()
     for number in range(DISPUTES):
         standings.disputed("a", str(number))
         assert not watched(standings, "a", RECENT)
 
 
 def test_it_remembers_so_many_and_no_more():
-    standings = Standings()
+    standings = Reputation()
     lapse(standings, "a")
     for number in range(MAX_PEERS):
         standings.contributes(str(number))
@@ -106,7 +112,7 @@ def test_it_remembers_so_many_and_no_more():
 
 
 def test_who_is_apart_from_most_of_its_neighbours_is_shunned():
-    standings = Standings()
+    standings = Reputation()
     one, other, third = (frozenset(pair) for pair in ("ab", "ac", "ad"))
     assert standings.part([one, frozenset("a")])
     assert standings.apart == {one}
@@ -121,7 +127,7 @@ def test_who_is_apart_from_most_of_its_neighbours_is_shunned():
 
 
 def test_who_was_apart_from_one_that_is_banned_is_not_blamed_for_it():
-    standings = Standings()
+    standings = Reputation()
     standings.part([frozenset("ab"), frozenset("ac"), frozenset("ad")])
     standings.banned("b")
     assert standings.apart == {frozenset("ac"), frozenset("ad")}
@@ -130,7 +136,7 @@ def test_who_was_apart_from_one_that_is_banned_is_not_blamed_for_it():
 
 
 def test_what_one_checker_alone_has_found_is_forgotten_with_it():
-    standings = Standings()
+    standings = Reputation()
     standings.part([frozenset("ab")], "w")
     standings.part([frozenset("ac")], "v")
     standings.banned("w")
@@ -138,7 +144,7 @@ def test_what_one_checker_alone_has_found_is_forgotten_with_it():
 
 
 def test_what_two_checkers_find_later_is_no_longer_the_word_of_one():
-    standings = Standings()
+    standings = Reputation()
     standings.part([frozenset("ab"), frozenset("ac")], "w")
     assert not standings.is_shunned("a", "bc")
     assert not standings.part([frozenset("ab"), frozenset("ac")])
@@ -148,6 +154,6 @@ def test_what_two_checkers_find_later_is_no_longer_the_word_of_one():
 
 
 def test_no_more_pairs_are_kept_apart_than_so_many():
-    standings = Standings()
+    standings = Reputation()
     assert standings.part(frozenset(("a", str(number))) for number in range(MAX_PAIRS))
     assert not standings.part([frozenset("bc")])

@@ -4,14 +4,14 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.conduct.check_rules import CheckRules
-from hetpeer.bootstrap.conduct.reputation import Part
-from hetpeer.bootstrap.trust.checker_reports import UNDER_WAY, Charge, Piece, Way
+from hetpeer.bootstrap.conduct.reputation import CheckDuty
+from hetpeer.bootstrap.trust.checker_reports import UNDER_WAY, Charge, CheckedPiece, CheckRoute
 from hetpeer.bootstrap.trust.spot_check import SpotCheck
-from hetpeer.bootstrap.trust.verdicts import Outcome, Verdict
+from hetpeer.bootstrap.trust.verdicts import CheckOutcome, CheckVerdict
 
 TRUE, FALSE, OTHER = b"true", b"false", b"other"
 KEYS = {"r1": b"1", "r2": b"2"}
-PIECE = Piece(0, 0, 1)
+PIECE = CheckedPiece(0, 0, 1)
 LINE = m.Line(term=1, view=0)
 RULES = CheckRules(
     tolerance=0.5,
@@ -46,7 +46,7 @@ def check(received, *opinions):
         assert not one.complete
         one.shown(peer, [mark(reducer, values) for reducer in received], ())
     for peer in heard:
-        assert one.silent == {(peer, Part.EXPLAINS)}
+        assert one.silent == {(peer, CheckDuty.EXPLAINS)}
         one.shown(peer, (), ())
     assert one.complete
     return one
@@ -66,16 +66,16 @@ def test_who_shows_several_fingerprints_of_a_block_shows_none():
 @pytest.mark.parametrize(
     ("received", "opinions", "verdict", "culprit"),
     [
-        ((TRUE, TRUE), (TRUE,), Verdict.PASSED, ""),
-        ((FALSE, FALSE), (TRUE,), Verdict.OPEN, ""),
-        ((FALSE, FALSE), (TRUE, TRUE), Verdict.CONVICTED, "c"),
-        ((TRUE, TRUE), (FALSE, TRUE), Verdict.CONVICTED, "a"),
-        ((FALSE, FALSE), (TRUE, OTHER), Verdict.DISPUTED, "a"),
-        ((FALSE, TRUE), (TRUE,), Verdict.DISPUTED, "r1"),
-        ((TRUE, b""), (TRUE,), Verdict.PASSED, ""),
-        ((b"", b""), (TRUE,), Verdict.LAPSED, ""),
-        ((FALSE, b""), (TRUE, TRUE), Verdict.DISPUTED, "a"),
-        ((TRUE, TRUE), (b"", TRUE), Verdict.CONVICTED, "a"),
+        ((TRUE, TRUE), (TRUE,), CheckVerdict.PASSED, ""),
+        ((FALSE, FALSE), (TRUE,), CheckVerdict.OPEN, ""),
+        ((FALSE, FALSE), (TRUE, TRUE), CheckVerdict.CONVICTED, "c"),
+        ((TRUE, TRUE), (FALSE, TRUE), CheckVerdict.CONVICTED, "a"),
+        ((FALSE, FALSE), (TRUE, OTHER), CheckVerdict.DISPUTED, "a"),
+        ((FALSE, TRUE), (TRUE,), CheckVerdict.DISPUTED, "r1"),
+        ((TRUE, b""), (TRUE,), CheckVerdict.PASSED, ""),
+        ((b"", b""), (TRUE,), CheckVerdict.LAPSED, ""),
+        ((FALSE, b""), (TRUE, TRUE), CheckVerdict.DISPUTED, "a"),
+        ((TRUE, TRUE), (b"", TRUE), CheckVerdict.CONVICTED, "a"),
     ],
 )
 def test_two_of_three_decide_on_sums_and_one_reducer_convicts_nobody(received, opinions, verdict, culprit):
@@ -87,12 +87,12 @@ def test_two_of_three_decide_on_sums_and_one_reducer_convicts_nobody(received, o
 
 def test_where_there_is_no_third_it_is_a_dispute():
     outcome = check({"r1": FALSE, "r2": FALSE}, TRUE).judge(RULES, alone=True)
-    assert outcome == Outcome(Verdict.DISPUTED, "a", "c", witness="a")
+    assert outcome == CheckOutcome(CheckVerdict.DISPUTED, "a", "c", witness="a")
 
 
 def test_a_checker_has_two_at_a_time_and_counts_what_it_was_asked():
     one = SpotCheck(1, "c", "a")
-    one.accepted(Piece(number, 0, 1) for number in range(4))
+    one.accepted(CheckedPiece(number, 0, 1) for number in range(4))
     (opinion,) = one.opinions
     assert [piece.id for piece in opinion.next()] == list(range(UNDER_WAY))
     assert opinion.next() == []
@@ -119,25 +119,25 @@ def word(peer, border, *, back, about="a", differ=(), alike=()):
 
 def test_a_piece_is_checked_when_those_have_spoken_who_have_got_something_of_it():
     one = SpotCheck(1, "c", "a")
-    one.accepted([Piece(0, 2, 4)])
+    one.accepted([CheckedPiece(0, 2, 4)])
     (opinion,) = one.opinions
     (piece,) = opinion.next()
-    assert one.goes(opinion, piece, Way("u", "a", "d"))
-    assert not one.goes(opinion, piece, Way("u", "a", "d")), "that is told"
+    assert one.goes(opinion, piece, CheckRoute("u", "a", "d"))
+    assert not one.goes(opinion, piece, CheckRoute("u", "a", "d")), "that is told"
     assert opinion.awaited == {
-        ("a", Part.CHECKS),
-        ("u", Part.LENDS),
-        ("u", Part.COMPARES),
-        ("d", Part.ANSWERS),
-        ("d", Part.COMPARES),
+        ("a", CheckDuty.CHECKS),
+        ("u", CheckDuty.LENDS),
+        ("u", CheckDuty.COMPARES),
+        ("d", CheckDuty.ANSWERS),
+        ("d", CheckDuty.COMPARES),
     }
-    assert one.goes(opinion, piece, Way("u", "a", "e")), "somebody else has the gradient by now"
+    assert one.goes(opinion, piece, CheckRoute("u", "a", "e")), "somebody else has the gradient by now"
     assert not one.compared("d", word("d", 4, back=False, differ=("c",)))
     assert one.compared("e", word("e", 4, back=False, alike=("c",)))
     assert not one.compared("e", word("e", 4, back=False, differ=("c",))), "once"
     assert one.done("a", 0, 2)
     assert not one.computed
-    assert opinion.awaited == {("a", Part.CHECKS), ("u", Part.COMPARES)}, "it may not have got it"
+    assert opinion.awaited == {("a", CheckDuty.CHECKS), ("u", CheckDuty.COMPARES)}, "it may not have got it"
     assert not one.compared("u", word("u", 2, back=True, about="b")), "that is not of this checker"
     assert one.compared("u", word("u", 2, back=True, differ=("c", "x")))
     assert one.computed
@@ -149,11 +149,11 @@ def test_a_piece_is_checked_when_those_have_spoken_who_have_got_something_of_it(
 def computed_beside(*neighbours):
     """C is checked by "a" in one microbatch for each of these, who have got what came of it and have said nothing yet."""
     one = SpotCheck(1, "c", "a")
-    one.accepted(Piece(number, 0, 4) for number in range(len(neighbours)))
+    one.accepted(CheckedPiece(number, 0, 4) for number in range(len(neighbours)))
     (opinion,) = one.opinions
     for number, neighbour in enumerate(neighbours):
         opinion.next()
-        assert one.goes(opinion, Piece(number, 0, 4), Way("a", "a", neighbour))
+        assert one.goes(opinion, CheckedPiece(number, 0, 4), CheckRoute("a", "a", neighbour))
         assert one.done("a", number, 0)
     assert one.finished
     assert not one.computed
@@ -172,15 +172,15 @@ def test_who_is_mute_is_not_waited_for_and_may_speak_all_the_same():
     assert one.computed
     assert not opinion.awaited
     assert one.answered == {
-        ("a", Part.CHECKS),
-        ("d", Part.ANSWERS),
-        ("e", Part.ANSWERS),
-        ("e", Part.COMPARES),
+        ("a", CheckDuty.CHECKS),
+        ("d", CheckDuty.ANSWERS),
+        ("e", CheckDuty.ANSWERS),
+        ("e", CheckDuty.COMPARES),
     }
     assert one.compared("d", said(0, "d", differ=("c",)))
     assert not one.compared("d", said(0, "d", alike=("c",))), "once"
     assert opinion.charge("c", back=False) == Charge(frozenset("d"), 2)
-    assert ("d", Part.COMPARES) in one.answered
+    assert ("d", CheckDuty.COMPARES) in one.answered
 
 
 def test_silence_does_not_make_others_most_of_those_who_could_compare():
@@ -193,7 +193,7 @@ def test_silence_does_not_make_others_most_of_those_who_could_compare():
     assert not charge.may_be_true
     assert one.compared("f", said(2, "f", differ=("c",)))
     assert opinion.charge("c", back=False).may_be_true
-    assert not {("a", Part.CHECKS), ("g", Part.COMPARES)} & one.answered, (
+    assert not {("a", CheckDuty.CHECKS), ("g", CheckDuty.COMPARES)} & one.answered, (
         "it may not have been sent to that one"
     )
 
@@ -209,10 +209,10 @@ def test_who_is_accused_after_sums_are_shown_is_heard_all_the_same():
 
 def test_nobody_is_asked_about_itself():
     one = SpotCheck(1, "c", "a")
-    one.accepted([Piece(0, 2, 4)])
+    one.accepted([CheckedPiece(0, 2, 4)])
     (opinion,) = one.opinions
     (piece,) = opinion.next()
-    one.goes(opinion, piece, Way("c", "a", "a"))
+    one.goes(opinion, piece, CheckRoute("c", "a", "a"))
     assert one.done("a", 0, 2)
     assert one.computed
 
@@ -223,15 +223,15 @@ def test_it_knows_who_has_not_shown_anything():
     one.void()
     one.ask(4, KEYS)
     one.received("r1", (mark("r1", TRUE),))
-    assert one.silent == {("r2", Part.SHOWS)}
+    assert one.silent == {("r2", CheckDuty.SHOWS)}
     one.received("r2", ())
-    assert one.silent == {("a", Part.SHOWS)}
-    assert one.took_part == {(peer, Part.SHOWS) for peer in KEYS}
+    assert one.silent == {("a", CheckDuty.SHOWS)}
+    assert one.took_part == {(peer, CheckDuty.SHOWS) for peer in KEYS}
 
 
 def test_it_is_of_exactly_what_the_plan_adds():
     one = SpotCheck(1, "c", "a")
-    one.accepted([Piece(0, 0, 2), Piece(1, 0, 1)])
+    one.accepted([CheckedPiece(0, 0, 2), CheckedPiece(1, 0, 1)])
     assert one.is_of({0: [("c", (0, 1)), ("d", (2,))], 1: [("c", (0,)), ("d", (1, 2))]})
     assert not one.is_of({0: [("c", (0,)), ("d", (1, 2))], 1: [("c", (0,)), ("d", (1, 2))]})
 

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from hetpeer.bootstrap.storage import state_cache
-from hetpeer.bootstrap.storage.state_cache import AT_LEAST_S, FRESH_S, Lending
+from hetpeer.bootstrap.storage.state_cache import AT_LEAST_S, FRESH_S, StateCache
 from hetpeer.dht.base.errors import ProtocolError
 
 SIZE = 100
@@ -25,7 +25,7 @@ class Store:
         self.absent: set[str] = set()
         self.here: list[str] = []
         self.most = self.made = 0
-        self.lending = Lending(self._find, len)
+        self.lending = StateCache(self._find, len)
         self.cut: list[str] = []
         self.users: dict[str, AsyncExitStack] = {}
 

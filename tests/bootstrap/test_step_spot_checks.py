@@ -6,11 +6,11 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.conduct.check_rules import CheckRules
-from hetpeer.bootstrap.conduct.reputation import LAPSES, Part, Standings
+from hetpeer.bootstrap.conduct.reputation import LAPSES, CheckDuty, Reputation
 from hetpeer.bootstrap.trust.checker_choice import unchecked
 from hetpeer.bootstrap.trust.spot_check import SpotCheck
-from hetpeer.bootstrap.trust.step_spot_checks import SpotChecks
-from hetpeer.bootstrap.trust.verdicts import Outcome, Verdict
+from hetpeer.bootstrap.trust.step_spot_checks import StepSpotChecks
+from hetpeer.bootstrap.trust.verdicts import CheckOutcome, CheckVerdict
 from hetpeer.stages.block.fingerprint import KEY_BYTES
 from hetpeer.stages.pipeline.routes import Hop
 from tests.bootstrap.court import Court
@@ -24,7 +24,9 @@ def step(seed=0, standings=None, peers=PEERS):
     rules = CheckRules(share=1.0, draw=chance.random, key=bytes, distance=lambda _one, _other: 0.0)
     line, roster = m.Line(term=1, view=0), dict.fromkeys(peers, (0, 6))
     way = (Hop("a", 0, 6),)
-    return SpotChecks(rules, standings or Standings(), line, 3, roster, [10] * 6, lambda _id: way), roster
+    return StepSpotChecks(
+        rules, standings or Reputation(), line, 3, roster, [10] * 6, lambda _id: way
+    ), roster
 
 
 def counts(checks, peer, microbatch):
@@ -70,9 +72,9 @@ def test_nobody_can_foresee_by_whom():
 
 
 def test_who_does_not_answer_checks_nobody():
-    standings = Standings()
+    standings = Reputation()
     for _ in range(LAPSES):
-        standings.lapsed([[("a", Part.CHECKS)]])
+        standings.lapsed([[("a", CheckDuty.CHECKS)]])
     assert "a" not in checkers(0, standings).values()
 
 
@@ -113,7 +115,7 @@ class Stages:
             distance=lambda one, other: float(one != other),
         )
         self.line = m.Line(term=1, view=0)
-        self.checks = SpotChecks(rules, standings, self.line, 0, roster, [10] * 6, ways.__getitem__)
+        self.checks = StepSpotChecks(rules, standings, self.line, 0, roster, [10] * 6, ways.__getitem__)
         sums = tuple(self.pieces.items())
         self.covers = dict.fromkeys(range(3), sums)
         reducers = tuple((peer, 1) for peer in before)
@@ -158,13 +160,13 @@ class Stages:
 
 
 def test_sums_need_no_word_of_a_silent_neighbour_and_it_alone_is_held_to_account():
-    standings = Standings()
+    standings = Reputation()
     for _ in range(LAPSES):
-        assert Stages(standings, silent="h").run() == ([Verdict.PASSED] * 4, True)
+        assert Stages(standings, silent="h").run() == ([CheckVerdict.PASSED] * 4, True)
     assert [peer for peer in "abcdefgh" if standings.is_mute(peer)] == ["h"]
-    assert Stages(standings, silent="h").run() == ([Verdict.PASSED] * 4, False), "nobody waits for it"
-    assert Verdict.CONVICTED in Stages(standings, liar="a", silent="h").run()[0]
-    assert Verdict.CONVICTED in Stages(Standings(), liar="a", silent="h").run()[0], "nor before"
+    assert Stages(standings, silent="h").run() == ([CheckVerdict.PASSED] * 4, False), "nobody waits for it"
+    assert CheckVerdict.CONVICTED in Stages(standings, liar="a", silent="h").run()[0]
+    assert CheckVerdict.CONVICTED in Stages(Reputation(), liar="a", silent="h").run()[0], "nor before"
 
 
 def test_who_holds_what_no_other_holds_in_one_piece_is_checked_by_nobody_and_that_is_known():
@@ -193,7 +195,9 @@ def test_who_leaves_while_it_turns_out_that_it_has_lied_is_gone_once():
     court.begin_prepared(*"abdce")
     checks = court.core._steps.first.sums.checks
     ended, checks._checks[2] = SpotCheck(1, "a", "d"), SpotCheck(2, "d", "a")
-    checks._end(ended, Outcome(Verdict.DISPUTED, "b", "a", frozenset({frozenset("ab"), frozenset("ac")})))
+    checks._end(
+        ended, CheckOutcome(CheckVerdict.DISPUTED, "b", "a", frozenset({frozenset("ab"), frozenset("ac")}))
+    )
     court.tell("a", m.Farewell())
     assert "a" not in court.core.members.volunteers
     assert [record["kind"] for record in court.records if record.get("peer") == "a"].count("banned") == 1

@@ -8,8 +8,8 @@ import pytest
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.reduce.holder_reduce import shares_of
 from hetpeer.bootstrap.conduct.check_rules import CheckRules
-from hetpeer.bootstrap.trust.sum_proof import Proof
-from hetpeer.bootstrap.trust.sum_proofs import Proofs
+from hetpeer.bootstrap.trust.sum_proof import SumProof
+from hetpeer.bootstrap.trust.sum_proofs import StepSumProofs
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.block.fingerprint import KEY_BYTES, distance, fingerprint, pack, unpack
 from tests.bootstrap.court import Court
@@ -50,7 +50,7 @@ class Swarm:
         self.besides = {}
         """Who → what it adds to its part where a share is asked for: not where the whole is."""
         self.rules = rules(np.random.default_rng(seed).random)
-        self.proofs = Proofs(self.rules, LINE, 3, {0: ELEMENTS})
+        self.proofs = StepSumProofs(self.rules, LINE, 3, {0: ELEMENTS})
         self.plan = 0
         self.covers = {}
         self.secrets = {}
@@ -314,7 +314,7 @@ def test_what_is_rounded_is_not_false_and_what_is_huge_hides_nothing():
 
 def test_nothing_is_asked_about_a_block_with_one_holder_or_without_parameters():
     for peers, elements in (("a", ELEMENTS), ("abc", 0)):
-        proofs = Proofs(rules(), LINE, 0, {0: elements})
+        proofs = StepSumProofs(rules(), LINE, 0, {0: elements})
         proofs.plan(1, [cover(peers)])
         assert proofs.begin() == []
         assert proofs.over
@@ -323,7 +323,7 @@ def test_nothing_is_asked_about_a_block_with_one_holder_or_without_parameters():
 
 def test_of_many_blocks_some_are_asked_for_that_nobody_can_foresee():
     blocks = range(2 * m.MOST_MARKS)
-    proof = Proof(
+    proof = SumProof(
         1,
         [cover("ab", block) for block in blocks],
         dict.fromkeys(blocks, 10),
@@ -356,7 +356,7 @@ def test_where_half_say_that_it_is_false_it_is_added_up_anew():
 
 def test_so_many_claims_are_looked_into_as_fit_into_messages():
     blocks = range(3 * m.MOST_MARKS)
-    proofs = Proofs(rules(), LINE, 3, dict.fromkeys(blocks, ELEMENTS))
+    proofs = StepSumProofs(rules(), LINE, 3, dict.fromkeys(blocks, ELEMENTS))
     covers = [cover("abc", block) for block in blocks]
     proofs.plan(1, covers)
     for effect in proofs.begin():
@@ -395,7 +395,7 @@ def test_under_which_key_it_has_received_everybody_says_before_it_knows_what_is_
 
 
 def test_who_does_not_answer_is_waited_for():
-    proofs = Proofs(rules(), LINE, 3, {0: ELEMENTS})
+    proofs = StepSumProofs(rules(), LINE, 3, {0: ELEMENTS})
     proofs.plan(1, [cover("abc")])
     assert not proofs.silent, "not all have voted"
     assert proofs.begin()

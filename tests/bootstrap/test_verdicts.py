@@ -3,8 +3,8 @@
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.trust.checker_reports import Opinion, Word
-from hetpeer.bootstrap.trust.verdicts import Case, Outcome, Verdict
+from hetpeer.bootstrap.trust.checker_reports import AwaitedWord, CheckerReport
+from hetpeer.bootstrap.trust.verdicts import CheckCase, CheckOutcome, CheckVerdict
 
 OUT, BACK = (7, False), (3, True)
 """Border, and whether it is the gradient."""
@@ -15,9 +15,9 @@ TRUE = {"d": "alike", "e": "alike", "f": "alike"}
 def opinion(checker, said, where=OUT, given="", suspect="c"):
     """`said`: neighbour → what it thinks of the checker's bundle; `given`: who has given the checker something, and what."""
     border, back = where
-    one = Opinion(checker)
+    one = CheckerReport(checker)
     for number, (neighbour, thinks) in enumerate(said.items()):
-        word = Word(neighbour, number, border, back)
+        word = AwaitedWord(neighbour, number, border, back)
         one._awaited.add(word)
         assert one.said(word, *{"alike": ((suspect,), ()), "differs": ((), (suspect,)), "": ((), ())}[thinks])
     one.given = sources(given)
@@ -31,7 +31,7 @@ def sources(given):
 
 
 def judged(*opinions, given="", alone=False):
-    return Case("c", {}, sources(given), opinions, lambda one, other: one == other).judge(alone=alone)
+    return CheckCase("c", {}, sources(given), opinions, lambda one, other: one == other).judge(alone=alone)
 
 
 def against(*accusers):
@@ -42,17 +42,17 @@ def against(*accusers):
 @pytest.mark.parametrize(
     ("first", "second", "verdict", "culprit", "apart"),
     [
-        (against("d", "e"), against("d", "e"), Verdict.CONVICTED, "c", {"cd", "ce"}),
-        (against("d", "e", "f"), against("d", "e"), Verdict.CONVICTED, "c", {"cd", "ce"}),
-        (against("d", "e"), TRUE, Verdict.CONVICTED, "a", set()),
-        (against("d"), against("d"), Verdict.DISPUTED, "d", {"cd"}),
-        (against("d"), TRUE, Verdict.DISPUTED, "d", set()),
-        (against("d", "e"), against("f"), Verdict.DISPUTED, "a", set()),
-        ({"d": "differs"}, {"d": "differs"}, Verdict.DISPUTED, "d", {"cd"}),
+        (against("d", "e"), against("d", "e"), CheckVerdict.CONVICTED, "c", {"cd", "ce"}),
+        (against("d", "e", "f"), against("d", "e"), CheckVerdict.CONVICTED, "c", {"cd", "ce"}),
+        (against("d", "e"), TRUE, CheckVerdict.CONVICTED, "a", set()),
+        (against("d"), against("d"), CheckVerdict.DISPUTED, "d", {"cd"}),
+        (against("d"), TRUE, CheckVerdict.DISPUTED, "d", set()),
+        (against("d", "e"), against("f"), CheckVerdict.DISPUTED, "a", set()),
+        ({"d": "differs"}, {"d": "differs"}, CheckVerdict.DISPUTED, "d", {"cd"}),
     ],
 )
 def test_more_than_one_and_most_of_them_and_a_third_convict(where, first, second, verdict, culprit, apart):
-    assert judged(opinion("a", first, where)).verdict is Verdict.OPEN
+    assert judged(opinion("a", first, where)).verdict is CheckVerdict.OPEN
     outcome = judged(opinion("a", first, where), opinion("b", second, where))
     assert outcome.verdict is verdict
     assert outcome.culprit == culprit
@@ -61,42 +61,42 @@ def test_more_than_one_and_most_of_them_and_a_third_convict(where, first, second
 
 def test_a_checker_is_not_convicted_by_what_others_have_not_said_yet_of_a_second_one():
     first, second = opinion("a", against("d", "e")), opinion("b", {"f": "alike"})
-    second._awaited.add(Word("d", 7, *OUT))
+    second._awaited.add(AwaitedWord("d", 7, *OUT))
     outcome = judged(first, second, alone=True)
-    assert outcome.verdict is Verdict.DISPUTED
+    assert outcome.verdict is CheckVerdict.DISPUTED
     assert outcome.apart == frozenset(map(frozenset, ("cd", "ce")))
     assert outcome.witness == "a"
-    assert second.said(Word("d", 7, *OUT), ("c",), ())
+    assert second.said(AwaitedWord("d", 7, *OUT), ("c",), ())
     assert judged(first, second).culprit == "a"
 
 
 def test_nobody_says_anything_against_it_or_has_anything_to_compare():
-    assert judged(opinion("a", TRUE)).verdict is Verdict.PASSED
-    assert judged(opinion("a", {"d": ""})).verdict is Verdict.LAPSED
+    assert judged(opinion("a", TRUE)).verdict is CheckVerdict.PASSED
+    assert judged(opinion("a", {"d": ""})).verdict is CheckVerdict.LAPSED
 
 
 def test_who_has_been_given_something_else_than_both_checkers_is_not_convicted():
     """Its lender has lent something else than it had sent, or it says so falsely: both are kept apart."""
     two = (opinion("a", against("d", "e"), given="u x"), opinion("b", against("d", "e"), given="u x"))
-    assert judged(*two, given="u x").verdict is Verdict.CONVICTED
-    assert judged(*two, given="v x").verdict is Verdict.CONVICTED, "it is the same, whoever gave it"
+    assert judged(*two, given="u x").verdict is CheckVerdict.CONVICTED
+    assert judged(*two, given="v x").verdict is CheckVerdict.CONVICTED, "it is the same, whoever gave it"
     outcome = judged(*two, given="u y")
-    assert outcome == Outcome(Verdict.DISPUTED, "u", "c", frozenset({frozenset("cu")}))
+    assert outcome == CheckOutcome(CheckVerdict.DISPUTED, "u", "c", frozenset({frozenset("cu")}))
     outcome = judged(*two, given="v y")
     assert outcome.apart == frozenset(map(frozenset, ("cu", "cv"))), "one of these two, or it lies itself"
-    assert judged(*two).verdict is Verdict.CONVICTED, "it has no excuse"
+    assert judged(*two).verdict is CheckVerdict.CONVICTED, "it has no excuse"
 
 
 def test_a_checker_that_has_been_given_something_else_is_not_convicted():
     first, second = opinion("a", against("d", "e"), given="u y"), opinion("b", TRUE, given="u x")
     outcome = judged(first, second, given="u x")
-    assert outcome == Outcome(Verdict.DISPUTED, "u", "a")
+    assert outcome == CheckOutcome(CheckVerdict.DISPUTED, "u", "a")
 
 
 def test_who_sends_on_something_false_to_one_before_it_and_one_behind_it_is_contradicted_by_two():
     first = opinion("a", {"d": "differs"}, OUT)
     first.accusations |= opinion("a", {"u": "differs"}, BACK).accusations
-    assert judged(first, opinion("b", {"d": "alike"}, OUT)) == Outcome(Verdict.CONVICTED, "a")
+    assert judged(first, opinion("b", {"d": "alike"}, OUT)) == CheckOutcome(CheckVerdict.CONVICTED, "a")
 
 
 def test_two_opinions_of_different_things_convict_nobody():
@@ -105,15 +105,15 @@ def test_two_opinions_of_different_things_convict_nobody():
         opinion("b", against("d", "e"), given="u y"),
     )
     outcome = judged(first, second, given="u x")
-    assert outcome.verdict is Verdict.DISPUTED
+    assert outcome.verdict is CheckVerdict.DISPUTED
     assert outcome.apart == frozenset(map(frozenset, ("cd", "ce"))), "both find the same"
 
 
 def test_what_somebody_else_gave_is_found_false_too():
     """It was not counted, but others have computed from it."""
     said = (opinion("a", {"d": "differs"}, suspect="x"), opinion("b", {"d": "differs"}, suspect="x"))
-    assert judged(said[0]).verdict is Verdict.OPEN
-    assert judged(*said) == Outcome(Verdict.DISPUTED, "d", "x", frozenset({frozenset("dx")}))
+    assert judged(said[0]).verdict is CheckVerdict.OPEN
+    assert judged(*said) == CheckOutcome(CheckVerdict.DISPUTED, "d", "x", frozenset({frozenset("dx")}))
 
 
 def test_without_a_third_nobody_is_convicted_and_the_two_are_kept_apart():
@@ -122,5 +122,7 @@ def test_without_a_third_nobody_is_convicted_and_the_two_are_kept_apart():
     assert outcome.apart == frozenset(map(frozenset, ("cd", "ce")))
     assert outcome.witness == "a", "it is the word of one checker"
     assert judged(first, given="u y", alone=True).apart == frozenset({frozenset("cu")})
-    assert Case("c", {}, {}, [first], str.__eq__).unfinished().verdict is Verdict.DISPUTED
-    assert Case("c", {}, {}, [opinion("a", TRUE)], str.__eq__).unfinished().verdict is Verdict.LAPSED
+    assert CheckCase("c", {}, {}, [first], str.__eq__).unfinished().verdict is CheckVerdict.DISPUTED
+    assert (
+        CheckCase("c", {}, {}, [opinion("a", TRUE)], str.__eq__).unfinished().verdict is CheckVerdict.LAPSED
+    )

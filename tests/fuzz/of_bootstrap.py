@@ -18,16 +18,16 @@ from pydantic import ValidationError
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.tensor_heads import Introduction
 from hetpeer.bootstrap.admission import step_tickets
-from hetpeer.bootstrap.admission.admission import Admitted, Doorkeeper
+from hetpeer.bootstrap.admission.admission import Admission, Admitted
 from hetpeer.bootstrap.consensus import raft_messages as raft
 from hetpeer.bootstrap.log import credit_ranking, loss_curves
-from hetpeer.bootstrap.log.evidence import Applied, Event, read_record
+from hetpeer.bootstrap.log.evidence import AppliedEvent, Event, read_record
 from hetpeer.bootstrap.log.record_log import _frame, read_log
 from hetpeer.bootstrap.log.volunteer_log import Record, read_event, sign_event
 from hetpeer.bootstrap.run import canonical_bytes
 from hetpeer.bootstrap.run.amendment import Amendment, SignedAmendment, read_amendment, sign_amendment
 from hetpeer.bootstrap.run.manifest import Manifest, SignedManifest, public_bytes, read, sign, validated
-from hetpeer.bootstrap.run.owner_signature import AMENDMENT, MANIFEST, Kind
+from hetpeer.bootstrap.run.owner_signature import AMENDMENT, MANIFEST, SignedKind
 from hetpeer.bootstrap.run.settings import AdmissionSettings
 from hetpeer.bootstrap.run.vouchers import (
     VOUCHER,
@@ -46,18 +46,20 @@ KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 OWNER = public_bytes(KEY)
 
 
-def sealed(kind: Kind, body: bytes) -> bytes:
+def sealed(kind: SignedKind, body: bytes) -> bytes:
     """A file whose owner has signed whatever `body` is."""
     signature = KEY.sign(f"hetpeer {kind.name}\0".encode() + body)
     return canonical_bytes.pack({kind.name: body, "signature": signature})
 
 
-def body_of(kind: Kind, data: bytes) -> bytes:
+def body_of(kind: SignedKind, data: bytes) -> bytes:
     body: bytes = canonical_bytes.unpack(data)[kind.name]
     return body
 
 
-def both(kind: Kind, read_one: Callable[[bytes], Any], refuses: type[Exception]) -> Callable[[bytes], Any]:
+def both(
+    kind: SignedKind, read_one: Callable[[bytes], Any], refuses: type[Exception]
+) -> Callable[[bytes], Any]:
     """Of a file that the owner signed, and of a body that is signed now."""
 
     def decode(data: bytes) -> Any:
@@ -163,7 +165,7 @@ VOUCHERS = [
 ]
 
 
-def signed(kind: Kind, files: Iterable[bytes]) -> Iterable[bytes]:
+def signed(kind: SignedKind, files: Iterable[bytes]) -> Iterable[bytes]:
     for data in files:
         yield data
         yield body_of(kind, data)
@@ -177,8 +179,8 @@ def door(data: bytes) -> Any:
     hello = m.decode(data)
     if not isinstance(hello, m.Hello):
         raise ProtocolError("no hello")
-    decided = Doorkeeper(RUN, OWNER, AdmissionSettings(policy="invited")).judge(A, hello, 0.0, "", ())
-    work = Doorkeeper(RUN, OWNER, AdmissionSettings(work_bits=3)).judge(A, hello, 0.0, "", ())
+    decided = Admission(RUN, OWNER, AdmissionSettings(policy="invited")).judge(A, hello, 0.0, "", ())
+    work = Admission(RUN, OWNER, AdmissionSettings(work_bits=3)).judge(A, hello, 0.0, "", ())
     return decided, work
 
 
@@ -317,7 +319,7 @@ def testimony(data: bytes) -> Event | None:
 
 
 def is_evidence(found: Event | None) -> None:
-    if isinstance(found, Applied):
+    if isinstance(found, AppliedEvent):
         assert hash(found.key) is not None
         found.tally()
 

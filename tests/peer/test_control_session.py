@@ -17,12 +17,12 @@ from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.log.record_log import read_log
 from hetpeer.bootstrap.log.volunteer_log import keep_event, read_event, read_events, sign_event
 from hetpeer.bootstrap.log.volunteer_log_files import AT_FIRST
-from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.service.driver import CoordinatorService
 from hetpeer.bootstrap.service.leader_start import LeaderStart
 from hetpeer.bootstrap.service.rate_limit import SESSIONS
-from hetpeer.bootstrap.storage.replication import Checkpoints
+from hetpeer.bootstrap.storage.replication import CheckpointReplication
 from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.channels import channel
@@ -84,7 +84,7 @@ class Rig:
         self.lines: list[str] = []
         self.session = ControlSession(
             network,
-            Council(run.signed, run.path),
+            MembershipConfig(run.signed, run.path),
             self._hello,
             lambda _: None,
             self._after,
@@ -112,12 +112,12 @@ class Rig:
         """One reign of the only reliable peer."""
         network: Any = self._network
         with run_logs(self._run) as logs:
-            council = Council(self._run.signed, self._run.path)
+            council = MembershipConfig(self._run.signed, self._run.path)
             replica = Replica(network, self._run, council, logs, SystemClock())
             running = asyncio.create_task(replica.run())
             try:
                 await replica.leading()
-                checkpoints = Checkpoints(network, self._run, replica.records, replica.company)
+                checkpoints = CheckpointReplication(network, self._run, replica.records, replica.company)
                 clock = SystemClock()
                 begun = LeaderStart.of(self._run, replica.records, clock.monotonic())
                 service = CoordinatorService(network, self._run, replica, checkpoints, clock, begun)

@@ -16,11 +16,11 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.member.tensor_heads import ActivationHead
 from hetpeer.bootstrap.authoring.create import create_run
-from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.bootstrap.storage.file_service import PROTOCOL, FileService
-from hetpeer.bootstrap.storage.run_files import RunShelf
+from hetpeer.bootstrap.storage.run_files import ServedRunFiles
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.dht.identity.addresses import parse_address
@@ -72,7 +72,8 @@ class Peers:
         shutil.copytree(self.author.path, run.path)
         node = await self._start(name)
         await node.serve(
-            PROTOCOL, FileService(RunShelf(run, Council(run.signed, run.path), _no_state)).handle
+            PROTOCOL,
+            FileService(ServedRunFiles(run, MembershipConfig(run.signed, run.path), _no_state)).handle,
         )
         return node, run
 
@@ -86,7 +87,7 @@ class Peers:
         files = RunFiles(
             node,
             run,
-            Council(run.signed, run.path),
+            MembershipConfig(run.signed, run.path),
             [peer.peer_id for peer in peers],
             Room(run.path.parent, run.run_id, lambda: self.room),
         )
@@ -393,7 +394,7 @@ def test_a_block_that_wants_other_inputs_is_refused(
     author: RunDirectory, changes: dict[str, TensorSpec], tmp_path: Path
 ) -> None:
     spec = author.block_spec(author.manifest.blocks[0])
-    files = RunFiles(None, author, Council(author.signed, author.path), (), None)
+    files = RunFiles(None, author, MembershipConfig(author.signed, author.path), (), None)
     with pytest.raises(LocalError, match=f"{next(iter(changes))!r}") as caught:
         DataSource(files, [replace(spec, data=changes)], TaskSet())
     assert (caught.value.code, caught.value.exit_code) == ("HP-RUN-007", ExitCode.VERSION)

@@ -19,15 +19,15 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.consensus.reconfiguration import Reconfiguration
 from hetpeer.bootstrap.consensus.replica import Replica, run_logs
 from hetpeer.bootstrap.log.record_log import Log
-from hetpeer.bootstrap.run.amendment import Change
-from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.run.amendment import MembershipChange
+from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.state.effects import CollectCheckpoint
 from hetpeer.bootstrap.storage import replication
 from hetpeer.bootstrap.storage.checkpoints import Record, record_of
 from hetpeer.bootstrap.storage.file_service import PROTOCOL, FileService, Served, fetch, fetch_file
-from hetpeer.bootstrap.storage.replication import KEEP, Checkpoints
-from hetpeer.bootstrap.storage.run_files import RunShelf
+from hetpeer.bootstrap.storage.replication import KEEP, CheckpointReplication
+from hetpeer.bootstrap.storage.run_files import ServedRunFiles
 from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import ExitCode, LocalError, RemoteError
 from hetpeer.dht.identity.addresses import Address, parse_address
@@ -113,7 +113,7 @@ async def network(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Net
             known = tuple(address_of(node) for node in nodes)
             nodes.append(await Node.start(NodeConfig(peers=known), Identity.create(folder / name)))
         states = States(run)
-        shelf = RunShelf(run, Council(run.signed, run.path), states.find)
+        shelf = ServedRunFiles(run, MembershipConfig(run.signed, run.path), states.find)
         await nodes[0].serve(PROTOCOL, FileService(shelf).handle)
         yield Network(run, *nodes, states)
     finally:
@@ -175,13 +175,15 @@ async def test_a_reliable_peer_gets_one_copy_of_a_run(
     monkeypatch.setattr(manifest_fetch, "RETRY_S", 0.1)
     home, first, second = Home(tmp_path / "home"), tmp_path / "first", tmp_path / "second"
     shutil.copytree(network.run.path, tmp_path / "run")
-    council = amended(tmp_path / "run", Change(coordinators=(home.reliable_identity().peer_id,)))
+    council = amended(tmp_path / "run", MembershipChange(coordinators=(home.reliable_identity().peer_id,)))
     node = await Node.start(NodeConfig(), Identity.create(tmp_path / "node.key"))
     try:
         goal = Destination((address_of(node),))
         with pytest.raises(LocalError, match="HP-NET-006"):
             await mirror(first, goal, home)
-        await node.serve(PROTOCOL, FileService(RunShelf(network.run, council, network.states.find)).handle)
+        await node.serve(
+            PROTOCOL, FileService(ServedRunFiles(network.run, council, network.states.find)).handle
+        )
         await mirror(first, goal, home)
         assert RunDirectory.open(first).run_id == network.run.run_id
         shutil.rmtree(first)
@@ -193,7 +195,7 @@ async def test_a_reliable_peer_gets_one_copy_of_a_run(
         assert not second.exists()
         home.reliable_key.unlink()
         council.learn(
-            amended(tmp_path / "run", Change(coordinators=(home.reliable_identity().peer_id,))).data
+            amended(tmp_path / "run", MembershipChange(coordinators=(home.reliable_identity().peer_id,))).data
         )
         await mirror(second, goal, home)
     finally:
@@ -210,7 +212,7 @@ async def test_an_address_to_listen_on_that_is_none(network: Network) -> None:
 
 async def test_an_amendment_that_nobody_takes(network: Network, tmp_path: Path) -> None:
     shutil.copytree(network.run.path, tmp_path / "run")
-    council = amended(tmp_path / "run", Change(coordinators=(network.empty.peer_id,)))
+    council = amended(tmp_path / "run", MembershipChange(coordinators=(network.empty.peer_id,)))
     with pytest.raises(LocalError) as caught:
         await deliver(council, [address_of(network.empty)])
     assert (caught.value.code, caught.value.exit_code) == ("HP-RUN-018", ExitCode.NETWORK)
@@ -223,19 +225,20 @@ async def test_an_amendment_whose_number_is_taken(network: Network, tmp_path: Pa
     for folder in (first, second):
         shutil.copytree(network.run.path, folder)
     run = RunDirectory.open(first)
-    taken = amended(first, Change(ban=(network.asker.peer_id,)))
+    taken = amended(first, MembershipChange(ban=(network.asker.peer_id,)))
     with run_logs(run) as logs:
         replica = Replica(network.server, run, taken, logs, SystemClock())
         amending = asyncio.ensure_future(Reconfiguration(network.server, replica, lambda: 0).run())
         try:
             with pytest.raises(LocalError) as caught:
                 await deliver(
-                    amended(second, Change(ban=(network.empty.peer_id,))), [address_of(network.server)]
+                    amended(second, MembershipChange(ban=(network.empty.peer_id,))),
+                    [address_of(network.server)],
                 )
             assert (caught.value.code, caught.value.exit_code) == ("HP-RUN-023", ExitCode.CONFIG)
             assert caught.value.what.startswith("amendment 1 changes nothing")
-            assert Council(run.signed, second).data == taken.data
-            again = amended(second, Change(ban=(network.empty.peer_id,)))
+            assert MembershipConfig(run.signed, second).data == taken.data
+            again = amended(second, MembershipChange(ban=(network.empty.peer_id,)))
             await deliver(again, [address_of(network.server)])
             assert (again.sequence, taken.data) == (2, again.data)
         finally:
@@ -247,7 +250,7 @@ async def test_an_amendment_whose_number_is_taken(network: Network, tmp_path: Pa
 class Keeper:
     """The checkpoints of `network.asker`, one of three reliable peers of which it knows no other; and where they are."""
 
-    checkpoints: Checkpoints
+    checkpoints: CheckpointReplication
     network: Network
     run: RunDirectory
     others: Sequence[str]
@@ -274,7 +277,7 @@ def keeper(network: Network, tmp_path: Path) -> Keeper:
     shutil.copytree(network.run.path, tmp_path / "run")
     run = RunDirectory.open(tmp_path / "run")
     others = [Identity.create(tmp_path / name).peer_id for name in ("b", "c")]
-    return Keeper(Checkpoints(network.asker, run, (), lambda: others), network, run, others)
+    return Keeper(CheckpointReplication(network.asker, run, (), lambda: others), network, run, others)
 
 
 async def test_a_checkpoint_that_too_few_reliable_peers_keep(keeper: Keeper) -> None:
@@ -362,7 +365,7 @@ async def test_a_checkpoint_of_the_log_whose_files_are_not_here(
     with closing(Log.open(run.log_path)) as log:
         log.append(older, newest)
     with run_logs(run) as logs:
-        replica = Replica(network.asker, run, Council(run.signed, run.path), logs, SystemClock())
+        replica = Replica(network.asker, run, MembershipConfig(run.signed, run.path), logs, SystemClock())
         peer = ReliablePeer(network.asker, run, replica)
         assert peer.stored == 0
         for _ in range(3):

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.storage.file_service import PROTOCOL, FileService, Served
-from hetpeer.bootstrap.storage.run_files import RunShelf
+from hetpeer.bootstrap.storage.run_files import ServedRunFiles
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.discovery.roster import Roster
 from hetpeer.dht.identity.addresses import Address, parse_address
@@ -58,20 +58,24 @@ async def nothing(*_: int) -> None:
 
 
 async def serve(node: Node, run: RunDirectory, home: Path) -> None:
-    await node.serve(PROTOCOL, FileService(RunShelf(run, Council(run.signed, home), nothing)).handle)
+    await node.serve(
+        PROTOCOL, FileService(ServedRunFiles(run, MembershipConfig(run.signed, home), nothing)).handle
+    )
 
 
 async def serve_damaged(node: Node, run: RunDirectory) -> None:
     """Hand out a manifest of which a byte is another one."""
 
-    class Damaged(RunShelf):
+    class Damaged(ServedRunFiles):
         @contextlib.asynccontextmanager
         async def find(self, name: str) -> AsyncIterator[Served | None]:
             data = bytearray(run.signed.data)
             data[-1] ^= 1
             yield Served(data, {})
 
-    await node.serve(PROTOCOL, FileService(Damaged(run, Council(run.signed, run.path), nothing)).handle)
+    await node.serve(
+        PROTOCOL, FileService(Damaged(run, MembershipConfig(run.signed, run.path), nothing)).handle
+    )
 
 
 async def keep_silent(node: Node) -> None:

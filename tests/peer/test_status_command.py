@@ -15,11 +15,11 @@ import uvloop
 
 from hetpeer.bootstrap.log.credit_ranking import ranking
 from hetpeer.bootstrap.run.manifest import DataSettings
-from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import AveragingSettings, LinkSettings, TrustSettings
 from hetpeer.bootstrap.storage.file_service import PROTOCOL, FileService
-from hetpeer.bootstrap.storage.run_files import RunShelf
+from hetpeer.bootstrap.storage.run_files import ServedRunFiles
 from hetpeer.dht.base.errors import ExitCode
 from hetpeer.dht.discovery.roster import Roster
 from hetpeer.dht.identity.addresses import parse_address
@@ -254,7 +254,9 @@ async def serve_and_ask(run: RunDirectory, home: Path) -> list[tuple[int, str, s
 
     node = await Node.start(NodeConfig(), Identity.create(home / "identity.key"))
     try:
-        await node.serve(PROTOCOL, FileService(RunShelf(run, Council(run.signed, home), nothing)).handle)
+        await node.serve(
+            PROTOCOL, FileService(ServedRunFiles(run, MembershipConfig(run.signed, home), nothing)).handle
+        )
         advert = volunteer(
             0, len(run.manifest.blocks), name="alpha", step=1, loss=4.5, addresses=tuple(node.addresses())
         )

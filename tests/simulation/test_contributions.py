@@ -18,13 +18,13 @@ from hetpeer.bootstrap.log.contributions import (
     REDONE,
     TAKEN_BACK,
     USED,
-    Contributions,
+    ContributionLog,
 )
-from hetpeer.bootstrap.log.evidence import Applied
+from hetpeer.bootstrap.log.evidence import AppliedEvent
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.log.lineage import lineage
 from hetpeer.bootstrap.log.logged_decision import decisions_of
-from hetpeer.bootstrap.log.unused_work import Afterwards, Unused
+from hetpeer.bootstrap.log.unused_work import LateWork, Unused
 from hetpeer.peer.simulate.proofs.coverage import Coverage
 from hetpeer.peer.simulate.proofs.histories import BLOCKS
 from hetpeer.peer.simulate.proofs.overlap_histories import simulate
@@ -88,7 +88,7 @@ class Played:
         line, step = record.step.line, record.step
         for cover in record.covers:
             key = line.cluster, line.view, step.number, record.plan, cover.block
-            said = Applied.model_construct(
+            said = AppliedEvent.model_construct(
                 kind="applied", peer=volunteer, step=step.number, base=step.base, cover=cover.slots
             )
             self.applied[key].append(said)
@@ -103,7 +103,7 @@ class Played:
     def contributions(self):
         microbatches = self.swarm.config.microbatches
         early = self.swarm.config.head_start
-        return Contributions(self.swarm.log, self.surviving, self.applied, microbatches, BLOCKS, early)
+        return ContributionLog(self.swarm.log, self.surviving, self.applied, microbatches, BLOCKS, early)
 
 
 def is_told(history):
@@ -196,7 +196,7 @@ def unread(self):
 
 
 MUTANTS = {
-    "afterwards": lambda: patch.object(Afterwards, "late", gone),
+    "afterwards": lambda: patch.object(LateWork, "late", gone),
     "late": lambda: patch.object(Unused, "late", deaf),
     "lost": lambda: patch.object(Unused, "lost", deaf),
     "given up": lambda: patch.object(StepLedger, "give_up", unread),

@@ -9,7 +9,7 @@ from hetpeer.averaging.effects import COPY, STATE
 from hetpeer.averaging.member.held_step import HeldStep
 from hetpeer.bootstrap.grouped.averaging_round import AveragingRound
 from hetpeer.bootstrap.grouped.cluster import Cluster
-from hetpeer.bootstrap.log.batches import Batches
+from hetpeer.bootstrap.log.batches import BatchLineage
 from hetpeer.bootstrap.log.credit import Credit
 from hetpeer.peer.simulate.proofs.sim_grouped import simulate
 from hetpeer.peer.simulate.sim_swarm import Swarm
@@ -63,7 +63,7 @@ def test_without_faults_nobody_falls_apart_and_groups_are_formed():
     assert "average" in outcome.kinds
 
 
-def forgetful(self, record, original=Batches.add):
+def forgetful(self, record, original=BatchLineage.add):
     """What a cluster that falls apart was training is not handed out again."""
     if record["kind"] == "dissolved":
         self._handed.pop(record["cluster"], None)
@@ -103,7 +103,7 @@ MUTANTS = {
     "kept": lambda: patch.object(Credit, "add", kept),
     "live": lambda: patch.object(HeldStep, "_sums", live),
     "midway": lambda: patch.object(Cluster, "at_rest", property(midway)),
-    "forgetful": lambda: patch.object(Batches, "add", forgetful),
+    "forgetful": lambda: patch.object(BatchLineage, "add", forgetful),
     "alone": lambda: patch.object(AveragingRound, "_sums", alone),
     "anybody": lambda: patch.object(HeldStep, "_sums", anybody),
 }

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from hetpeer.bootstrap.audit.audit import Verdict, audit
+from hetpeer.bootstrap.audit.audit import AuditVerdict, audit
 from hetpeer.bootstrap.audit.replay import ReferenceRun, compare, run_reference
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.log.record_log import read_log
@@ -196,7 +196,7 @@ class Swarm:
         for child in children:
             assert await child.ended(within_s) == 0, f"{child.name}:\n{child.said}"
 
-    def judged(self) -> Verdict:
+    def judged(self) -> AuditVerdict:
         """What the audit says of it: exactly once, by the volunteers' signed logs."""
         verdict = audit(self.run.path)
         assert verdict.ok, verdict.problems

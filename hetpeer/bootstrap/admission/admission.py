@@ -26,7 +26,7 @@ class Admitted:
     record: dict[str, Any] | None = None
 
 
-class Doorkeeper:
+class Admission:
     """Of the run `run_id` of `owner` (a public key)."""
 
     def __init__(

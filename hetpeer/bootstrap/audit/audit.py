@@ -15,9 +15,9 @@ from pathlib import Path
 
 from hetpeer.bootstrap.audit.credit_claims import check_credit
 from hetpeer.bootstrap.audit.log_order import out_of_order, undecided
-from hetpeer.bootstrap.audit.majority import Heard
-from hetpeer.bootstrap.log.contributions import Contribution, Contributions, Tally
-from hetpeer.bootstrap.log.evidence import Applied, Found, Key, Testimony
+from hetpeer.bootstrap.audit.majority import MajorityStatements
+from hetpeer.bootstrap.log.contributions import Contribution, ContributionLog, Tally
+from hetpeer.bootstrap.log.evidence import AppliedEvent, Evidence, Key, LeftoverEvent
 from hetpeer.bootstrap.log.history import History, Record
 from hetpeer.bootstrap.log.lineage import lineage
 from hetpeer.bootstrap.log.logged_decision import Decision, decisions_of
@@ -47,7 +47,7 @@ RULES: Mapping[str, str] = {
 
 
 @dataclass(slots=True)
-class Verdict:
+class AuditVerdict:
     """What the audit found. `ok` is the answer; the rest says why."""
 
     run: str
@@ -97,7 +97,7 @@ class Verdict:
             self.problems.append(problem)
 
 
-def audit(directory: Path, *, contributions: bool = False) -> Verdict:
+def audit(directory: Path, *, contributions: bool = False) -> AuditVerdict:
     """Check a run directory: its files, its log and the volunteers' logs in `volunteers/`. `contributions`: list each of them, too.
 
     While the run is served it is right as well, up to the last steps of which everything has been told.
@@ -111,11 +111,11 @@ def audit(directory: Path, *, contributions: bool = False) -> Verdict:
     served = in_use(run.log_path)
     records = list(read_log(run.log_path))
     history = History.of(records)
-    said = Testimony.read(run.volunteers, run.run_id)
-    heard = Heard.of(said.applied)
+    said = Evidence.read(run.volunteers, run.run_id)
+    heard = MajorityStatements.of(said.applied)
     decided = list(read_log(run.log_path)) if served else records
     """What has been decided by the time that it was told."""
-    verdict = Verdict(
+    verdict = AuditVerdict(
         run=run.run_id,
         steps_planned=run.manifest.training.steps,
         rollbacks=history.rollbacks,
@@ -136,7 +136,7 @@ def audit(directory: Path, *, contributions: bool = False) -> Verdict:
     _check_checkpoints(records, heard.applied, {(one.cluster, one.step + 1) for one in awaited}, verdict)
     _check_lives(said.lives, verdict)
     verdict.leftovers = len(_counted_leftovers(records, said.found, heard.applied))
-    each = Contributions(
+    each = ContributionLog(
         records, surviving, heard.applied, training.microbatches, blocks, training.head_start
     )
     verdict.contributed = each.tally()
@@ -147,8 +147,8 @@ def audit(directory: Path, *, contributions: bool = False) -> Verdict:
 def _check_steps(
     manifest: Manifest,
     surviving: Sequence[Decision],
-    heard: Heard,
-    verdict: Verdict,
+    heard: MajorityStatements,
+    verdict: AuditVerdict,
 ) -> None:
     """F1 to F3: count the microbatches of every step that is part of the result, and the clusters of every averaging."""
     trained = [one for one in surviving if one.trains]
@@ -200,8 +200,8 @@ def _check_credit(
     manifest: Manifest,
     surviving: Sequence[Decision],
     records: Sequence[Record],
-    applied: Mapping[Key, list[Applied]],
-    verdict: Verdict,
+    applied: Mapping[Key, list[AppliedEvent]],
+    verdict: AuditVerdict,
 ) -> None:
     """C1, and who has how much."""
     training = manifest.training
@@ -212,7 +212,7 @@ def _check_credit(
         verdict.complain(problem, "C1")
 
 
-def _surviving(manifest: Manifest, records: Sequence[Record], verdict: Verdict) -> list[Decision]:
+def _surviving(manifest: Manifest, records: Sequence[Record], verdict: AuditVerdict) -> list[Decision]:
     """What the run's parameters are made of. In a grouped run no batch may be in them twice."""
     if manifest.averaging is None:
         history = History.of(records)
@@ -226,7 +226,7 @@ def _surviving(manifest: Manifest, records: Sequence[Record], verdict: Verdict) 
 
 
 def _told(
-    surviving: Sequence[Decision], applied: Mapping[Key, list[Applied]], blocks: int
+    surviving: Sequence[Decision], applied: Mapping[Key, list[AppliedEvent]], blocks: int
 ) -> tuple[list[Decision], list[Decision]]:
     """Those of which somebody has told at each block, or that are older than such a one of their cluster; and the newest others, `ON_THE_WAY` at most."""
     awaited: dict[int, list[Decision]] = {}
@@ -246,7 +246,7 @@ def _gap(step: int) -> Record:
     return {"kind": "commit", "view": 0, "step": step, "plan": -1, "gradients": {}}
 
 
-def _disagreements(one: Decision, block: int, events: Sequence[Applied]) -> Iterator[str]:
+def _disagreements(one: Decision, block: int, events: Sequence[AppliedEvent]) -> Iterator[str]:
     """What is wrong between the holders of one block at one step, and between them and the commit."""
     if not events:
         return
@@ -260,9 +260,9 @@ def _disagreements(one: Decision, block: int, events: Sequence[Applied]) -> Iter
 
 def _check_checkpoints(
     records: Iterable[Record],
-    applied: Mapping[Key, list[Applied]],
+    applied: Mapping[Key, list[AppliedEvent]],
     awaited: Collection[tuple[int, int]],
-    verdict: Verdict,
+    verdict: AuditVerdict,
 ) -> None:
     """F4: a checkpoint must hold the very states that holders say came out of the last step before it; of those `awaited` (cluster, version) not all have said so yet."""
     states = {(event.step + 1, event.block, event.state) for events in applied.values() for event in events}
@@ -274,7 +274,7 @@ def _check_checkpoints(
                     verdict.complain(problem, "F4")
 
 
-def _check_lives(lives: Mapping[str, Sequence[Applied]], verdict: Verdict) -> None:
+def _check_lives(lives: Mapping[str, Sequence[AppliedEvent]], verdict: AuditVerdict) -> None:
     """F5: in the order of its log a volunteer's incarnations rise, and within a view it applies each step of a block once."""
     for peer, events in lives.items():
         incarnation = 0
@@ -292,7 +292,7 @@ def _check_lives(lives: Mapping[str, Sequence[Applied]], verdict: Verdict) -> No
 
 
 def _counted_leftovers(
-    records: Sequence[Record], found: Iterable[Found], applied: Mapping[Key, list[Applied]]
+    records: Sequence[Record], found: Iterable[LeftoverEvent], applied: Mapping[Key, list[AppliedEvent]]
 ) -> set[tuple[int, int, int]]:
     """(cluster, step, id) of microbatches that the board showed to a volunteer, and whose gradient is that volunteer's there."""
     plans = {(one.cluster, one.view, one.step): one.plan for r in records for one in decisions_of(r)}

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from hetpeer.bootstrap.log.credit import Contributors, work_in
-from hetpeer.bootstrap.log.evidence import Applied, Key
+from hetpeer.bootstrap.log.evidence import AppliedEvent, Key
 from hetpeer.bootstrap.log.history import Record
 from hetpeer.bootstrap.log.logged_decision import Decision
 
@@ -14,7 +14,7 @@ from hetpeer.bootstrap.log.logged_decision import Decision
 def check_credit(
     surviving: Iterable[Decision],
     records: Iterable[Record],
-    applied: Mapping[Key, Sequence[Applied]],
+    applied: Mapping[Key, Sequence[AppliedEvent]],
     sizes: Mapping[int, int],
     blocks: int,
 ) -> tuple[Counter[str], list[str]]:

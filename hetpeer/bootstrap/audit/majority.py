@@ -9,22 +9,22 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hetpeer.bootstrap.log.evidence import Applied, Key
+from hetpeer.bootstrap.log.evidence import AppliedEvent, Key
 
 
 @dataclass(slots=True)
-class Heard:
+class MajorityStatements:
     """What is left of what was said, when it is compared."""
 
-    applied: dict[Key, list[Applied]] = field(default_factory=dict)
+    applied: dict[Key, list[AppliedEvent]] = field(default_factory=dict)
     """What most say; everything where nothing is what most say."""
     torn: dict[Key, list[str]] = field(default_factory=dict)
     """Where nothing is → who speaks of it."""
-    outvoted: dict[str, list[Applied]] = field(default_factory=dict)
+    outvoted: dict[str, list[AppliedEvent]] = field(default_factory=dict)
     """Who has said something else than most → what."""
 
     @classmethod
-    def of(cls, applied: Mapping[Key, Sequence[Applied]]) -> Heard:
+    def of(cls, applied: Mapping[Key, Sequence[AppliedEvent]]) -> MajorityStatements:
         """Each volunteer has one voice; none who says two things of the same."""
         heard = cls()
         for key, events in applied.items():
@@ -50,7 +50,7 @@ class Heard:
         """A line for each who was outvoted, and for each who speaks of what is not among the updates `decided`."""
         for peer, events in sorted(self.outvoted.items()):
             yield f"{peer} has signed something else than most who applied the same: {_where(events)}"
-        undecided: dict[str, list[Applied]] = {}
+        undecided: dict[str, list[AppliedEvent]] = {}
         for event in (event for events in self.applied.values() for event in events):
             if event.key[:4] not in decided:
                 undecided.setdefault(event.peer, []).append(event)
@@ -58,7 +58,7 @@ class Heard:
             yield f"{peer} has signed what was never committed: {_where(events)}"
 
 
-def _where(events: Sequence[Applied]) -> str:
+def _where(events: Sequence[AppliedEvent]) -> str:
     first = events[0]
     cluster = f" of cluster {first.cluster}" if first.cluster else ""
     where = f"step {first.step}{cluster} block {first.block}"

@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
-class Gates:
+class EquivalenceGates:
     """How far the blocks' numbers may be from the module's."""
 
     loss: float
@@ -41,8 +41,8 @@ class Gates:
     """The same as a part of the whole model's: a gradient that is zero but for rounding has no digits to compare."""
 
 
-EXACT = Gates(loss=1e-4, gradient=1e-4, floor=1e-5)
-ROUNDED = Gates(loss=0.1, gradient=0.5, floor=0.05)
+EXACT = EquivalenceGates(loss=1e-4, gradient=1e-4, floor=1e-5)
+ROUNDED = EquivalenceGates(loss=0.1, gradient=0.5, floor=0.05)
 """Of a bf16 run, whose blocks round at every border what autocast does not: only what is clearly wrong is found."""
 
 

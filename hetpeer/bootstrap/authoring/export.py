@@ -29,7 +29,7 @@ FIELDS = ("step", "cluster", "batch", "loss", "norm", "seconds", "term", "view",
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
+class ExportedWeights:
     """What was written: the weights after `version` updates, and the curve of `steps` steps."""
 
     weights: Path
@@ -38,7 +38,7 @@ class Exported:
     steps: int
 
 
-def export(directory: Path, out: Path) -> Exported:
+def export(directory: Path, out: Path) -> ExportedWeights:
     """Write the newest checkpoint's parameters to `out` (safetensors) and the curve beside it: of `w.safetensors`, `w.metrics.jsonl`.
 
     Without a checkpoint the initial state is exported, version 0. Raises `LocalError`: HP-CKPT-001 if the checkpoint
@@ -55,7 +55,7 @@ def export(directory: Path, out: Path) -> Exported:
     atomic_write(out, save(weights, metadata=metadata))
     metrics, curve = out.with_name(f"{out.stem}.metrics.jsonl"), _curve(run, records)
     atomic_write(metrics, "".join(json.dumps(line) + "\n" for line in curve).encode())
-    return Exported(
+    return ExportedWeights(
         weights=out, metrics=metrics, version=version, steps=sum(p["kind"] == "step" for p in curve)
     )
 

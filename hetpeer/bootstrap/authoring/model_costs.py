@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class StageCost:
     """A stage of a layout: blocks [begin, end), for a full microbatch."""
 
     begin: int
@@ -39,7 +39,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inspection:
+class ModelCosts:
     """A model in blocks and all that they cost."""
 
     name: str
@@ -47,7 +47,7 @@ class Inspection:
     """Empty for a model that is planned."""
     specs: Sequence[BlockSpec]
     costs: Sequence[BlockCost]
-    layouts: Sequence[Sequence[Stage]]
+    layouts: Sequence[Sequence[StageCost]]
     tied: Mapping[str, Sequence[int]]
     """Parameters that several blocks use -> those blocks."""
 
@@ -63,7 +63,7 @@ class Inspection:
         return sum(counts.values())
 
 
-def inspect_run(directory: Path) -> Inspection:
+def inspect_run(directory: Path) -> ModelCosts:
     """Of a run directory. Raises `LocalError` HP-RUN-*."""
     run = RunDirectory.open(directory)
     manifest = run.manifest
@@ -79,7 +79,7 @@ def plan_model(
     loss: str | None = None,
     stages: Sequence[int] = (),
     training: TrainingSettings,
-) -> Inspection:
+) -> ModelCosts:
     """Of the author's function `model` ("module.py:function"), for a microbatch like `sample` (tensors on meta).
 
     `stages` as for `create_run`; of `training` its way to compute counts. Raises `LocalError` HP-MODEL-*.
@@ -115,19 +115,19 @@ def _inspection(
     layouts: Sequence[Sequence[tuple[int, int]]],
     kept: int,
     microbatches: int | None,
-) -> Inspection:
+) -> ModelCosts:
     from hetpeer.stages.graph.cost_report import block_cost, tied_parameters
     from hetpeer.stages.worker.memory_footprint import stage_memory
 
     costs = [block_cost(spec) for spec in specs]
-    return Inspection(
+    return ModelCosts(
         name=name,
         run_id=run_id,
         specs=specs,
         costs=costs,
         layouts=[
             [
-                Stage(
+                StageCost(
                     begin=begin,
                     end=end,
                     flops_forward=sum(cost.flops_forward for cost in costs[begin:end]),

@@ -41,7 +41,7 @@ class Conduct:
         self.vain = Counter({peer: times // 2 for peer, times in self.vain.items() if times > 1})
 
 
-class Quarrels:
+class DisputedPairs:
     """Those of one reign; in a run of several clusters those of one of them, and `conduct` is that of all."""
 
     def __init__(self, conduct: Conduct | None = None) -> None:

@@ -25,7 +25,7 @@ ENOUGH = 20
 Decision = Mapping[int, m.BlockVote]
 
 
-class Norms:
+class NormOutliers:
     """Of the updates of one reign, of all its clusters."""
 
     def __init__(self) -> None:

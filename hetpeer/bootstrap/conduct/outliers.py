@@ -40,7 +40,7 @@ def lengths(votes: Mapping[str, m.Vote], covers: Iterable[m.Cover]) -> Lengths:
     return found
 
 
-class Guard:
+class LengthOutliers:
     """What is usual, in one reign."""
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ MAX_PEERS = 4096
 """That are remembered; of those before them nothing is known."""
 
 
-class Part(enum.Enum):
+class CheckDuty(enum.Enum):
     """What somebody does in a check. Who does one of them need not do another."""
 
     CHECKS = "checks"
@@ -36,14 +36,14 @@ class Part(enum.Enum):
     EXPLAINS = "explains"
 
 
-Duty = tuple[str, Part]
+Duty = tuple[str, CheckDuty]
 """A peer, and what it is to do."""
 
 
 @dataclass(slots=True)
-class _Record:
+class _PeerRecord:
     contributions: int = 0
-    lapses: Counter[Part] = field(default_factory=Counter)
+    lapses: Counter[CheckDuty] = field(default_factory=Counter)
     """In a row."""
     watched: int = 0
     """So many contributions are checked in any case."""
@@ -51,18 +51,18 @@ class _Record:
     """With whom → contributions until then."""
 
 
-class Standings:
+class Reputation:
     """Those of one reign."""
 
     def __init__(self) -> None:
-        self._known: dict[str, _Record] = {}
+        self._known: dict[str, _PeerRecord] = {}
         self.apart: set[frozenset[str]] = set()
         """Pairs between which no bundle is to pass: one of the two has given the other something false, or says so falsely."""
         self._witness: dict[frozenset[str], str] = {}
         """Those of them of which one checker alone says so."""
 
-    def _of(self, peer: str) -> _Record:
-        known = self._known.setdefault(peer, _Record())
+    def _of(self, peer: str) -> _PeerRecord:
+        known = self._known.setdefault(peer, _PeerRecord())
         if len(self._known) > MAX_PEERS:
             del self._known[next(iter(self._known))]
         return known

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from hetpeer.bootstrap.consensus.replica import DeposedError, Replica
-from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.owner_signature import AMENDMENT
 from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError, RemoteError
 from hetpeer.dht.node.node import Node
@@ -64,7 +64,7 @@ class Reconfiguration:
         self._checkpoint = checkpoint
 
     @property
-    def _council(self) -> Council:
+    def _council(self) -> MembershipConfig:
         return self._replica.council
 
     @property

@@ -23,7 +23,7 @@ from hetpeer.bootstrap.consensus.run_credit import credit_in
 from hetpeer.bootstrap.log.history import History, Record
 from hetpeer.bootstrap.log.loss_curves import GroupedCurves, LogCurves
 from hetpeer.bootstrap.log.record_log import FirstRecords, Log
-from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base import failpoints
 from hetpeer.dht.base.clock import Clock
@@ -71,7 +71,9 @@ def run_logs(run: RunDirectory) -> Iterator[RunLogs]:
 class Replica:
     """Of the run in `run`, at the peer whose `node` it is; `run()` it for as long as the files are open."""
 
-    def __init__(self, node: Node, run: RunDirectory, council: Council, logs: RunLogs, clock: Clock) -> None:
+    def __init__(
+        self, node: Node, run: RunDirectory, council: MembershipConfig, logs: RunLogs, clock: Clock
+    ) -> None:
         self._node = node
         self.council = council
         self._journal, self._ledger = journal, ledger = logs.journal, logs.ledger

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import CollectCheckpoint, Effect, Send
-from hetpeer.bootstrap.trust.state_agreement import Agreement
+from hetpeer.bootstrap.trust.state_agreement import StateAgreement
 
 
 class CheckpointCollection:
     """At most one checkpoint is collected at a time."""
 
-    def __init__(self, context: CoordinatorContext, agreement: Agreement) -> None:
+    def __init__(self, context: CoordinatorContext, agreement: StateAgreement) -> None:
         self._context = context
         self._agreement = agreement
         self._order: CollectCheckpoint | None = None

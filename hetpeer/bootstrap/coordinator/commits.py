@@ -14,7 +14,7 @@ from hetpeer.bootstrap.log.credit import work_in, written
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect, Send
-from hetpeer.bootstrap.trust.verdicts import Verdict
+from hetpeer.bootstrap.trust.verdicts import CheckVerdict
 
 
 def commit(
@@ -114,13 +114,13 @@ def found_out(context: CoordinatorContext, step: CoordinatedStep) -> CheckFindin
     for check in step.sums.checks.take():
         verdict, culprit, against, apart, witness = check.outcome
         about = {"step": step.number, "checked": check.peer, "checkers": check.checkers}
-        if verdict is Verdict.CONVICTED:
+        if verdict is CheckVerdict.CONVICTED:
             false = "what it gave" if culprit == check.peer else "its word as a checker"
             why = f"{false} in step {step.number} is not what two others found"
             found.ban(context, culprit, why, about)
-        elif verdict is Verdict.EVADED:
+        elif verdict is CheckVerdict.EVADED:
             found.out[culprit] = "it does not say what it has computed from"
-        elif verdict is Verdict.DISPUTED:
+        elif verdict is CheckVerdict.DISPUTED:
             context.standings.disputed(against, culprit)
             found.logged.append(context.log(kind="dispute", peers=[against, culprit], **about))
         known = {pair for pair in apart if not pair & found.out.keys()}

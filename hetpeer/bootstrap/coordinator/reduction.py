@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.reduce.holder_reduce import LENGTH, NEWS, length_of
 from hetpeer.averaging.reduce.reducer_shares import Load, alike, divide
-from hetpeer.bootstrap.conduct.disputed_pairs import Quarrels
+from hetpeer.bootstrap.conduct.disputed_pairs import DisputedPairs
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.bootstrap.state.membership import Range
 from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts
-from hetpeer.bootstrap.trust.reduce_complaints import Complaints, reducers
+from hetpeer.bootstrap.trust.reduce_complaints import ReduceComplaints, reducers
 from hetpeer.bootstrap.trust.vote_splits import same_bits
 from hetpeer.dht.base.errors import ProtocolError
 
@@ -46,7 +46,7 @@ class Reduce:
         self,
         config: CoordinatorConfig,
         uplinks: Mapping[str, float],
-        known: Quarrels,
+        known: DisputedPairs,
         pace: AdaptiveTimeouts,
         now: float,
         *,
@@ -60,7 +60,7 @@ class Reduce:
         """The votes of all holders on each block's sum, once they agree."""
         self.trouble: str | None = None
         """Why there will be no decision."""
-        self.complaints = Complaints(known, config.ties)
+        self.complaints = ReduceComplaints(known, config.ties)
         self.closely: tuple[int, ...] = ()
         """Blocks whose votes are to name what has come from each reducer."""
         self._config = config
@@ -223,7 +223,7 @@ def divided(
     sizes: Mapping[int, int],
     ties: Mapping[int, Sequence[int]],
     uplinks: Mapping[str, float],
-    known: Quarrels,
+    known: DisputedPairs,
     choose: Choice = anybody,
     *,
     guarded: bool = False,

@@ -17,7 +17,7 @@ from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import CollectCheckpoint, CoordinatorConfig, CoordinatorState, Effect
 from hetpeer.bootstrap.state.leases import Leases
 from hetpeer.bootstrap.state.membership import Membership
-from hetpeer.bootstrap.trust.state_agreement import Agreement
+from hetpeer.bootstrap.trust.state_agreement import StateAgreement
 
 
 def over_all(config: CoordinatorConfig, history: History) -> CoordinatorContext:
@@ -34,7 +34,7 @@ class Reigning:
     def __init__(self, context: CoordinatorContext, now: float) -> None:
         self._context = context
         self._leases = Leases(self._context, now)
-        self._agreement = Agreement(self._context)
+        self._agreement = StateAgreement(self._context)
         self._checkpoints = CheckpointCollection(self._context, self._agreement)
         self._steps = StepQueue(self._context)
 

@@ -15,8 +15,8 @@ from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect, Send
 from hetpeer.bootstrap.state.membership import Range
 from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts
-from hetpeer.bootstrap.trust.step_spot_checks import SpotChecks
-from hetpeer.bootstrap.trust.sum_proofs import Proofs
+from hetpeer.bootstrap.trust.step_spot_checks import StepSpotChecks
+from hetpeer.bootstrap.trust.sum_proofs import StepSumProofs
 from hetpeer.stages.pipeline.routes import Route
 
 
@@ -40,10 +40,10 @@ class StepReduction:
         self.covers: Mapping[int, Sequence[Sums]] = {}
         """Block → whose slots, with which ids, the latest plan adds."""
         elements = [cost.elements for cost in config.costs]
-        self.proofs = Proofs(
+        self.proofs = StepSumProofs(
             config.checks if config.proves else None, context.line, number, dict(enumerate(elements))
         )
-        self.checks = SpotChecks(
+        self.checks = StepSpotChecks(
             config.checks,
             context.standings,
             context.line,

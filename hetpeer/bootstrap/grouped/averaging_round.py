@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.conduct.disputed_pairs import Quarrels
+from hetpeer.bootstrap.conduct.disputed_pairs import DisputedPairs
 from hetpeer.bootstrap.coordinator.reduction import Reduce
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect, Send
@@ -26,7 +26,7 @@ class AveragingRound:
         self,
         number: int,
         reigns: Mapping[int, CoordinatorContext],
-        known: Quarrels,
+        known: DisputedPairs,
         pace: AdaptiveTimeouts,
         now: float,
         *,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hetpeer.bootstrap.conduct.disputed_pairs import Quarrels
+from hetpeer.bootstrap.conduct.disputed_pairs import DisputedPairs
 from hetpeer.bootstrap.grouped.averaging_round import AveragingRound
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect
@@ -35,7 +35,7 @@ class Averagings:
         self._groups = 0
         """The last group. No number is used twice."""
         self._pace = AdaptiveTimeouts()
-        self.quarrels = Quarrels()
+        self.quarrels = DisputedPairs()
 
     def add(self, record: Record) -> None:
         """Fold one more record of the log."""

@@ -12,7 +12,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.grouped.averagings import Averagings
 from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.grouped.cluster_list import Clusters
-from hetpeer.bootstrap.log.batches import Batches
+from hetpeer.bootstrap.log.batches import BatchLineage
 from hetpeer.bootstrap.state.effects import CoordinatorConfig, NextStep
 from hetpeer.bootstrap.state.membership import Volunteer
 
@@ -21,7 +21,7 @@ class ClusterAgendas:
     """All methods take clusters by their numbers."""
 
     def __init__(
-        self, config: CoordinatorConfig, clusters: Clusters, batches: Batches, averagings: Averagings
+        self, config: CoordinatorConfig, clusters: Clusters, batches: BatchLineage, averagings: Averagings
     ) -> None:
         self._config = config
         self._clusters = clusters

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.conduct.disputed_pairs import Conduct, Quarrels
-from hetpeer.bootstrap.conduct.norm_outliers import Norms
-from hetpeer.bootstrap.conduct.reputation import Standings
+from hetpeer.bootstrap.conduct.disputed_pairs import Conduct, DisputedPairs
+from hetpeer.bootstrap.conduct.norm_outliers import NormOutliers
+from hetpeer.bootstrap.conduct.reputation import Reputation
 from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.state.agenda import Agenda
@@ -48,10 +48,10 @@ class Clusters:
         """And of those that it mentions and that are not open yet."""
         self._clusters: dict[int, Cluster] = {}
         self._issue_limits = IssueLimits()
-        self._standings = Standings()
+        self._standings = Reputation()
         self._failures = Failures(elsewhere=lambda: len(self.living) > 1)
         self._conduct = Conduct()
-        self._norms = Norms()
+        self._norms = NormOutliers()
         self.patience = 1
         """So many times the sync time-out a cluster has to get its parameters."""
         self.saver: Cluster | None = None
@@ -124,7 +124,7 @@ class Clusters:
             self._issue_limits,
             self._standings,
             self._failures,
-            Quarrels(self._conduct),
+            DisputedPairs(self._conduct),
             norms=self._norms,
         )
         self._clusters[number] = cluster = Cluster(context, now, founded=founded)

@@ -21,7 +21,7 @@ from hetpeer.bootstrap.grouped.cluster_events import ClusterEvents
 from hetpeer.bootstrap.grouped.cluster_list import Clusters
 from hetpeer.bootstrap.grouped.group_queue import GroupQueue
 from hetpeer.bootstrap.grouped.unassigned import UnassignedVolunteers
-from hetpeer.bootstrap.log.batches import Batches
+from hetpeer.bootstrap.log.batches import BatchLineage
 from hetpeer.bootstrap.state.effects import (
     CollectCheckpoint,
     CoordinatorConfig,
@@ -46,7 +46,7 @@ class GroupedRun:
         now: float,
     ) -> None:
         self._blocks = len(config.costs)
-        self._batches = Batches(config.steps)
+        self._batches = BatchLineage(config.steps)
         self._averagings = Averagings(config.averaging_interval, delayed=config.averaging_delayed)
         self.clusters = Clusters(config, records, (self._batches, self._averagings))
         self._agendas = ClusterAgendas(config, self.clusters, self._batches, self._averagings)

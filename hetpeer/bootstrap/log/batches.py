@@ -17,7 +17,7 @@ PROMISED = 1 << 62
 """In place of a version: it will be in when the cluster installs a mean that is decided."""
 
 
-class Batches:
+class BatchLineage:
     """`count` batches. All methods take clusters by their numbers."""
 
     def __init__(self, count: int) -> None:

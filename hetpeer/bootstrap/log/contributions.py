@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hetpeer.bootstrap.log import unused_work
-from hetpeer.bootstrap.log.evidence import Applied, Key
+from hetpeer.bootstrap.log.evidence import AppliedEvent, Key
 from hetpeer.bootstrap.log.history import Record
 from hetpeer.bootstrap.log.logged_decision import Decision
 
@@ -66,7 +66,7 @@ class Tally:
     """Surviving steps of which the log does not say what was late or lost: a version before wrote it."""
 
 
-class Contributions:
+class ContributionLog:
     """Of the run whose log says `records`, of which the decisions `surviving` are in the result; `applied` is what volunteers have signed. Ids from
     `early` on are computed with the version of their step; None: none are, where steps overlap.
     """
@@ -75,7 +75,7 @@ class Contributions:
         self,
         records: Sequence[Record],
         surviving: Iterable[Decision],
-        applied: Mapping[Key, Sequence[Applied]],
+        applied: Mapping[Key, Sequence[AppliedEvent]],
         microbatches: int,
         blocks: int,
         early: int | None = None,
@@ -189,7 +189,7 @@ def _of(record: Record, cluster: int, view: int) -> Contribution:
     )
 
 
-def _peers(said: Sequence[Sequence[Applied]]) -> Mapping[int, Collection[str]]:
+def _peers(said: Sequence[Sequence[AppliedEvent]]) -> Mapping[int, Collection[str]]:
     """Id → who has computed it, block by block, as one holder of each says."""
     peers: defaultdict[int, dict[str, None]] = defaultdict(dict)
     for events in said:
@@ -199,7 +199,7 @@ def _peers(said: Sequence[Sequence[Applied]]) -> Mapping[int, Collection[str]]:
     return peers
 
 
-def _signed(said: Sequence[Sequence[Applied]], base: int) -> AbstractSet[int]:
+def _signed(said: Sequence[Sequence[AppliedEvent]], base: int) -> AbstractSet[int]:
     """Ids that are once in what every holder of every block says that it has applied, computed with version `base`. Nothing if of some block nobody says
     anything. Who does not say with which version, as before steps overlapped, means that of the step itself.
     """

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import msgpack
 
-from hetpeer.bootstrap.log.batches import Batches
+from hetpeer.bootstrap.log.batches import BatchLineage
 
 Record = Mapping[str, Any]
 Cover = Iterable[tuple[str, Collection[int]]]
@@ -138,7 +138,7 @@ class _Batches:
     """Of a grouped run of so many: those that a living cluster has, whichever trained them."""
 
     def __init__(self, count: int) -> None:
-        self._batches = Batches(count)
+        self._batches = BatchLineage(count)
         self._count = 0
         self.counting: set[int] = set()
 

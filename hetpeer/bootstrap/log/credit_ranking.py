@@ -19,7 +19,7 @@ MAX_BYTES: Final = 1 << 15
 Amount = Annotated[int, Field(ge=0, lt=2**53)]
 
 
-class Contribution(BaseModel):
+class RankedPeer(BaseModel):
     """What one peer has, in tokens (or samples) times blocks."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
@@ -39,9 +39,9 @@ class Ranking(BaseModel):
     """Of all peers together."""
     contributors: Amount
     """How many have some."""
-    first: Annotated[tuple[Contribution, ...], Field(max_length=FIRST, strict=False)]
+    first: Annotated[tuple[RankedPeer, ...], Field(max_length=FIRST, strict=False)]
     """Who has most, of all who have some."""
-    yours: Contribution | None = None
+    yours: RankedPeer | None = None
     """Of the peer that was asked for."""
 
 
@@ -54,13 +54,13 @@ def ranking(credit: Mapping[str, int], peer: str = "") -> Ranking:
         own = credit.get(peer, 0)
         rank = 1 + sum(amount > own for amount in credit.values()) if own else 0
         try:
-            yours = Contribution(peer=peer, credit=own, rank=rank)
+            yours = RankedPeer(peer=peer, credit=own, rank=rank)
         except ValidationError as error:
             raise ProtocolError("credit of a peer id that is none") from error
     return Ranking(
         total=sum(credit.values()),
         contributors=len(credit),
-        first=tuple(Contribution(peer=one, credit=amount, rank=1 + higher[amount]) for one, amount in most),
+        first=tuple(RankedPeer(peer=one, credit=amount, rank=1 + higher[amount]) for one, amount in most),
         yours=yours,
     )
 

@@ -22,7 +22,7 @@ Key = tuple[int, int, int, int, int]
 """Cluster, view, step, plan and block: what was applied where."""
 
 
-class Applied(BaseModel):
+class AppliedEvent(BaseModel):
     """A volunteer's word that it updated a block: with the sum of these slots, and to this state. `group` above 0: it averaged."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -65,7 +65,7 @@ class Applied(BaseModel):
         return Counter(microbatch for _, ids in self.cover for microbatch in ids)
 
 
-class Found(BaseModel):
+class LeftoverEvent(BaseModel):
     """A volunteer's word that the task board led it to microbatches that `sender` kept, whose bundles enter block `border`."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -81,25 +81,25 @@ class Found(BaseModel):
     ids: list[Count]
 
 
-Event = Applied | Found
+Event = AppliedEvent | LeftoverEvent
 _EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
 _KINDS = ("applied", "leftover")
 
 
 @dataclass(slots=True)
-class Testimony:
+class Evidence:
     """All that is said, and what is no evidence because of its form."""
 
     volunteers: int = 0
-    applied: dict[Key, list[Applied]] = field(default_factory=lambda: defaultdict(list))
-    lives: dict[str, list[Applied]] = field(default_factory=dict)
+    applied: dict[Key, list[AppliedEvent]] = field(default_factory=lambda: defaultdict(list))
+    lives: dict[str, list[AppliedEvent]] = field(default_factory=dict)
     """Volunteer → the same, in the order of its log."""
-    found: list[Found] = field(default_factory=list)
+    found: list[LeftoverEvent] = field(default_factory=list)
     unsound: list[str] = field(default_factory=list)
     """Lines that count for nothing, with the reason."""
 
     @classmethod
-    def read(cls, folder: Path, run_id: str) -> Testimony:
+    def read(cls, folder: Path, run_id: str) -> Evidence:
         """The logs in `folder`, one for each volunteer, named after it."""
         testimony = cls()
         for path in sorted(folder.glob("*.jsonl")):
@@ -111,7 +111,7 @@ class Testimony:
                     why = error.what if isinstance(error, ProtocolError) else "not a valid event"
                     testimony.unsound.append(f"{path.name} line {number}: {why}")
                     continue
-                if isinstance(event, Applied):
+                if isinstance(event, AppliedEvent):
                     testimony.applied[event.key].append(event)
                     testimony.lives.setdefault(event.peer, []).append(event)
                 elif event is not None:

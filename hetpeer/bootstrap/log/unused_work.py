@@ -35,7 +35,7 @@ class Unused:
         return {"late": entries(self._late), "lost": entries(self._lost)}
 
 
-class Afterwards:
+class LateWork:
     """What is reported of steps that are committed already: the next commit record says so."""
 
     def __init__(self) -> None:

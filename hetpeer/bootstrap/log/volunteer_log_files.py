@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from hetpeer.bootstrap.log.evidence import Applied, read_record
+from hetpeer.bootstrap.log.evidence import AppliedEvent, read_record
 from hetpeer.bootstrap.log.history import Record
 from hetpeer.bootstrap.log.logged_decision import decisions_of
 from hetpeer.bootstrap.log.volunteer_log import keep_event, last_event, read_event
@@ -82,5 +82,5 @@ class VolunteerLogs:
             event = read_record(signer, record, peer, self._run_id)
         except ValidationError as error:
             raise ProtocolError("an event that is none", peer=peer, why=str(error)[:500]) from None
-        about = repr((event.incarnation, event.key)) if isinstance(event, Applied) else line
+        about = repr((event.incarnation, event.key)) if isinstance(event, AppliedEvent) else line
         return blake2b(f"{peer} {about}".encode(), digest_size=16).digest()

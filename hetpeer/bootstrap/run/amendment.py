@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import AfterValidator, Field, ValidationError
 
 from hetpeer.bootstrap.run.owner_signature import AMENDMENT
-from hetpeer.bootstrap.run.settings import Entry, Positive
+from hetpeer.bootstrap.run.settings import ManifestPart, Positive
 from hetpeer.bootstrap.run.vouchers import Serial
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.untrusted import first_wrong
@@ -38,7 +38,7 @@ MAX_LISTED = 256
 Peers = Annotated[tuple[PeerId, ...], Field(max_length=MAX_LISTED)]
 
 
-class Amendment(Entry):
+class Amendment(ManifestPart):
     """What the owner signs."""
 
     run_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -55,7 +55,7 @@ class Amendment(Entry):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class MembershipChange:
     """What an amendment says otherwise than the one before."""
 
     coordinators: tuple[str, ...] = ()

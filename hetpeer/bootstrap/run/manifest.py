@@ -26,8 +26,8 @@ from hetpeer.bootstrap.run.settings import (
     AdmissionSettings,
     AveragingSettings,
     Count,
-    Entry,
     LinkSettings,
+    ManifestPart,
     Outer,
     Positive,
     TrainingSettings,
@@ -62,7 +62,7 @@ Range = tuple[Count, Count]
 Model = TypeVar("Model", bound=BaseModel)
 
 
-class FileRef(Entry):
+class FileRef(ManifestPart):
     """A file by name, blake3 (64 hex digits) and size; `name` is relative to its kind's folder of the run."""
 
     name: Name
@@ -76,7 +76,7 @@ class ShardRef(FileRef):
     samples: Positive
 
 
-class BlockEntry(Entry):
+class BlockEntry(ManifestPart):
     """One block: its graph, its initial state and what it costs per microbatch."""
 
     index: Count
@@ -95,7 +95,7 @@ class BlockEntry(Entry):
     output_bytes: Count
 
 
-class ArrayRef(Entry):
+class ArrayRef(ManifestPart):
     """One array of a sample, without the dimension of the samples."""
 
     dtype: Annotated[str, Field(pattern=f"^({'|'.join(DTYPES)})$")]
@@ -107,7 +107,7 @@ class ArrayRef(Entry):
         return ITEM_BYTES[self.dtype] * math.prod(self.shape)
 
 
-class DataSettings(Entry):
+class DataSettings(ManifestPart):
     """What a sample consists of, and the shards that hold the samples (stages/data)."""
 
     kind: Literal["text", "arrays"]
@@ -149,7 +149,7 @@ class DataSettings(Entry):
         return "tok" if self.kind == "text" else "samples"
 
 
-class Manifest(Entry):
+class Manifest(ManifestPart):
     """Everything that defines a run. Cluster c of the swarm cuts the model as `layouts[c % len(layouts)]` says."""
 
     wire_version: int = WIRE_VERSION

@@ -8,7 +8,7 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from hetpeer.bootstrap.run.amendment import Amendment, Change, sign_amendment
+from hetpeer.bootstrap.run.amendment import Amendment, MembershipChange, sign_amendment
 from hetpeer.bootstrap.run.durable_files import atomic_write
 from hetpeer.bootstrap.run.manifest import SignedManifest, validated
 from hetpeer.dht.base.errors import LocalError, ProtocolError
@@ -18,7 +18,7 @@ FILE: Final = "amendment.hetpeer"
 _log = logging.getLogger(__name__)
 
 
-class Council:
+class MembershipConfig:
     """Of the run that `signed` describes. The latest amendment is kept in `folder`: nobody who saw one goes back.
 
     Raises `LocalError` HP-RUN-013, HP-DISK-*.
@@ -89,9 +89,11 @@ class Council:
         return True
 
 
-def amend(signed: SignedManifest, folder: Path, owner_key: Ed25519PrivateKey, change: Change) -> Council:
+def amend(
+    signed: SignedManifest, folder: Path, owner_key: Ed25519PrivateKey, change: MembershipChange
+) -> MembershipConfig:
     """Sign another amendment of the run in `folder`. Raises `LocalError` HP-RUN-001, HP-RUN-013, HP-DISK-*."""
-    council = Council(signed, folder)
+    council = MembershipConfig(signed, folder)
     changed = change.fields(council.amendment, council.peers)
     fields = {"run_id": signed.run_id, "sequence": council.sequence + 1, **changed}
     council.learn(sign_amendment(validated(Amendment, fields), owner_key))

@@ -15,7 +15,7 @@ from hetpeer.bootstrap.run.canonical_bytes import pack, unpack
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class SignedKind:
     """A kind of file, at most `max_bytes` long."""
 
     name: str
@@ -26,7 +26,7 @@ class Kind:
         canonical = pack(fields)
         return pack({self.name: canonical, "signature": owner_key.sign(self._signed(canonical))})
 
-    def open(self, data: bytes) -> Sealed:
+    def open(self, data: bytes) -> SignedFile:
         """What is in a file. Exactly one spelling of it is accepted: raises ValueError, TypeError or KeyError for any other."""
         if len(data) > self.max_bytes:
             raise ValueError(f"it has {len(data)} bytes")
@@ -35,14 +35,14 @@ class Kind:
         flat = len(envelope) == 2 and isinstance(canonical, bytes) and isinstance(signature, bytes)
         if not flat or pack(envelope) != data:  # nothing in it is deep when it is packed
             raise ValueError(f"no {self.name}")
-        return Sealed(canonical, self._signed(canonical), signature)
+        return SignedFile(canonical, self._signed(canonical), signature)
 
     def _signed(self, canonical: bytes) -> bytes:
         return f"hetpeer {self.name}\0".encode() + canonical
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
+class SignedFile:
     """The content of a signed file; nobody has looked at the signature yet."""
 
     canonical: bytes
@@ -58,5 +58,5 @@ class Sealed:
         Ed25519PublicKey.from_public_bytes(owner).verify(self._signature, self._signed)
 
 
-MANIFEST: Final = Kind("manifest", 16 * 2**20)
-AMENDMENT: Final = Kind("amendment", 2**16)
+MANIFEST: Final = SignedKind("manifest", 16 * 2**20)
+AMENDMENT: Final = SignedKind("amendment", 2**16)

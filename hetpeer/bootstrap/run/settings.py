@@ -17,13 +17,13 @@ Setting = bool | int | float | str | tuple[float, ...] | tuple[tuple[float, floa
 """One setting of an update rule, as the compute worker is told it (stages/block/parameter_groups.py)."""
 
 
-class Entry(BaseModel):
+class ManifestPart(BaseModel):
     """A part of the manifest. Unknown fields are ignored, so that later versions may add some."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
-class ParameterGroup(Entry):
+class ParameterGroup(ManifestPart):
     """Parameters whose name matches `pattern` (as the shell has them) and what differs for them; None: as the others."""
 
     pattern: Annotated[str, Field(min_length=1, max_length=200)]
@@ -57,7 +57,7 @@ def parameter_group(text: str) -> dict[str, str | float]:
     return fields
 
 
-class AdmissionSettings(Entry):
+class AdmissionSettings(ManifestPart):
     """Who may take part (docs/admission.md)."""
 
     policy: Literal["open", "invited", "listed"] = "open"
@@ -67,7 +67,7 @@ class AdmissionSettings(Entry):
     """Volunteers of one network at a time; 0: any number."""
 
 
-class TrustSettings(Entry):
+class TrustSettings(ManifestPart):
     """How numbers of volunteers are checked (docs/trust.md)."""
 
     spot_checks: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -78,7 +78,7 @@ CodecName = Literal["none", "bf16", "fp16", "int8", "int4", "topk-bf16", "topk-i
 DenseCodecName = Literal["none", "bf16", "fp16", "int8", "int4"]
 
 
-class LinkSettings(Entry):
+class LinkSettings(ManifestPart):
     """How tensors travel between volunteers (docs/links.md)."""
 
     codec: CodecName = "none"
@@ -99,7 +99,7 @@ class LinkSettings(Entry):
         return self.codec != "none" or self.backward not in (None, "none") or self.reduce != "none"
 
 
-class Outer(Entry):
+class Outer(ManifestPart):
     """An outer optimizer: Nesterov's momentum over what averagings move (DiLoCo; averaging/optim/outer_optimizer.py)."""
 
     learning_rate: Annotated[float, Field(gt=0, le=2)] = 0.7
@@ -110,7 +110,7 @@ class Outer(Entry):
         return "outer_anchor", "outer_momentum"
 
 
-class AveragingSettings(Entry):
+class AveragingSettings(ManifestPart):
     """Mode `grouped`: clusters train batches of their own and average with those that are ready (docs/averaging.md)."""
 
     span: Positive = 10
@@ -129,7 +129,7 @@ class AveragingSettings(Entry):
     """Whether what is far from the others' parameters is clipped: so a few clusters cannot move the mean far."""
 
 
-class AdamW(Entry):
+class AdamW(ManifestPart):
     """Loshchilov & Hutter (2019), as torch has it."""
 
     name: Literal["AdamW"] = "AdamW"
@@ -142,7 +142,7 @@ class AdamW(Entry):
         return "exp_avg", "exp_avg_sq"
 
 
-class NAdam(Entry):
+class NAdam(ManifestPart):
     """Dozat (2016), as torch has it, with AdamW's weight decay: Nesterov's look-ahead makes up for gradients that are some updates old
     (Ajanthan et al., ICML 2025).
     """
@@ -158,7 +158,7 @@ class NAdam(Entry):
         return "exp_avg", "exp_avg_sq"
 
 
-class SGD(Entry):
+class SGD(ManifestPart):
     """Stochastic gradient descent, as torch has it."""
 
     name: Literal["SGD"] = "SGD"
@@ -170,7 +170,7 @@ class SGD(Entry):
         return ("momentum_buffer",) if self.momentum else ()
 
 
-class TrainingSettings(Entry):
+class TrainingSettings(ManifestPart):
     """How the run trains. A step updates the parameters once, by `batch_size` samples."""
 
     steps: Positive = 60

@@ -39,7 +39,7 @@ class Author(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
+class FunctionRole:
     """What a function of the author's is for, and the error that says why it cannot be used."""
 
     name: str
@@ -51,24 +51,24 @@ class Role:
         return LocalError(self.code, what, why=why, fix=self.fix, exit_code=ExitCode.CONFIG)
 
 
-MODEL: Final = Role(
+MODEL: Final = FunctionRole(
     "model",
     "HP-MODEL-006",
     "give --model path/to/module.py:function, a function without arguments that returns a torch.nn.Module",
 )
-LOSS: Final = Role(
+LOSS: Final = FunctionRole(
     "loss",
     "HP-MODEL-008",
     "give --loss path/to/module.py:function, a function of the model's outputs and the batch that returns the mean loss",
 )
-DATA: Final = Role(
+DATA: Final = FunctionRole(
     "data",
     "HP-DATA-004",
     "give --data path/to/module.py:function, a function without arguments that yields mappings of names to numpy arrays",
 )
 
 
-def absolute_reference(reference: str, role: Role = MODEL) -> str:
+def absolute_reference(reference: str, role: FunctionRole = MODEL) -> str:
     """`module.py:function` with the module's absolute path. Raises the role's `LocalError` unless the file exists."""
     module, colon, function = reference.rpartition(":")
     path = Path(module).expanduser()
@@ -121,7 +121,7 @@ def author_samples(reference: str) -> Iterator[Any]:
         yield sample
 
 
-def _load_function(reference: str, role: Role) -> Callable[..., Any]:
+def _load_function(reference: str, role: FunctionRole) -> Callable[..., Any]:
     module_name, _, function_name = absolute_reference(reference, role).rpartition(":")
     path = Path(module_name)
     with _author_errors(reference, role):
@@ -152,7 +152,7 @@ def _load_module(path: Path, _content: bytes) -> ModuleType:
 
 
 @contextmanager
-def _author_errors(reference: str, role: Role) -> Iterator[None]:
+def _author_errors(reference: str, role: FunctionRole) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:  # the author's code may raise anything

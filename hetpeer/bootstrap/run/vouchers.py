@@ -10,15 +10,15 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import Field
 
-from hetpeer.bootstrap.run.owner_signature import Kind
-from hetpeer.bootstrap.run.settings import Entry, Positive
+from hetpeer.bootstrap.run.owner_signature import SignedKind
+from hetpeer.bootstrap.run.settings import ManifestPart, Positive
 
-VOUCHER: Final = Kind("voucher", 512)
+VOUCHER: Final = SignedKind("voucher", 512)
 
 Serial = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 
 
-class Voucher(Entry):
+class Voucher(ManifestPart):
     """What the owner signs."""
 
     run_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hetpeer.bootstrap.admission.admission import Doorkeeper
+from hetpeer.bootstrap.admission.admission import Admission
 from hetpeer.bootstrap.log.history import Record
 from hetpeer.bootstrap.log.volunteer_log_files import VolunteerLogs
 from hetpeer.bootstrap.run.run_directory import RunDirectory
@@ -18,7 +18,7 @@ class LeaderStart:
     """Of a reign: the core, who may come in, and what volunteers have said."""
 
     core: Core
-    door: Doorkeeper
+    door: Admission
     logs: VolunteerLogs
 
     @classmethod
@@ -31,6 +31,6 @@ class LeaderStart:
         manifest = run.manifest
         return cls(
             core=new_core(coordinator_config(run, ranks=ranks), manifest.averaging, records, now),
-            door=Doorkeeper(run.run_id, manifest.owner, manifest.admission, records),
+            door=Admission(run.run_id, manifest.owner, manifest.admission, records),
             logs=VolunteerLogs(run.volunteers, run.run_id, manifest, records),
         )

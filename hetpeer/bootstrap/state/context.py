@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetpeer.averaging.messages import Finished, Line
-from hetpeer.bootstrap.conduct.disputed_pairs import Quarrels
-from hetpeer.bootstrap.conduct.norm_outliers import Norms
-from hetpeer.bootstrap.conduct.outliers import Guard
-from hetpeer.bootstrap.conduct.reputation import Standings
+from hetpeer.bootstrap.conduct.disputed_pairs import DisputedPairs
+from hetpeer.bootstrap.conduct.norm_outliers import NormOutliers
+from hetpeer.bootstrap.conduct.outliers import LengthOutliers
+from hetpeer.bootstrap.conduct.reputation import Reputation
 from hetpeer.bootstrap.log.history import History
-from hetpeer.bootstrap.log.unused_work import Afterwards
+from hetpeer.bootstrap.log.unused_work import LateWork
 from hetpeer.bootstrap.state.agenda import Agenda
 from hetpeer.bootstrap.state.effects import CoordinatorConfig, CoordinatorState, Record
 from hetpeer.bootstrap.state.failed_microbatches import Failures
@@ -34,12 +34,12 @@ class CoordinatorContext:
     line: Line
     members: Membership
     issue_limits: IssueLimits = field(default_factory=IssueLimits)
-    standings: Standings = field(default_factory=Standings)
+    standings: Reputation = field(default_factory=Reputation)
     failures: Failures = field(default_factory=Failures)
-    quarrels: Quarrels = field(default_factory=Quarrels)
-    guard: Guard = field(default_factory=Guard)
-    norms: Norms = field(default_factory=Norms)
-    afterwards: Afterwards = field(default_factory=Afterwards)
+    quarrels: DisputedPairs = field(default_factory=DisputedPairs)
+    guard: LengthOutliers = field(default_factory=LengthOutliers)
+    norms: NormOutliers = field(default_factory=NormOutliers)
+    afterwards: LateWork = field(default_factory=LateWork)
     state: CoordinatorState = CoordinatorState.WAITING
     end: Finished | None = None
     """How the run ended, once it is FINISHED."""

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from blake3 import blake3
 
-from hetpeer.bootstrap.storage.state_cache import Lending
+from hetpeer.bootstrap.storage.state_cache import StateCache
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.streams.stream import Stream
@@ -52,7 +52,7 @@ class FileService:
     """The answering side; give `handle` to `Node.serve`."""
 
     def __init__(self, shelf: Shelf) -> None:
-        self._lending = Lending(shelf.find, lambda served: len(memoryview(served.data).cast("B")))
+        self._lending = StateCache(shelf.find, lambda served: len(memoryview(served.data).cast("B")))
 
     async def handle(self, stream: Stream) -> None:
         request = (await stream.receive(timeout_s=ASK_S)).header

@@ -42,7 +42,7 @@ class _Keep(Schema):
     blocks: Annotated[tuple[Digest, ...], Field(min_length=1, max_length=1 << 12)]
 
 
-class Checkpoints:
+class CheckpointReplication:
     """On the disk of the peer that `node` is; `records` are those of the log, `company` the other reliable peers."""
 
     def __init__(

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from types import MappingProxyType
 
-from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.storage.file_service import Served
 
@@ -17,7 +17,7 @@ Answer = Callable[[str], bytes]
 """What follows a name's slash, if anything does → what is served. Raises `ProtocolError` where nothing can be."""
 
 
-class RunShelf:
+class ServedRunFiles:
     """Serves `run`'s manifest, its latest amendment, the files of it that are here, and states from `states`.
 
     `answers`: by name, what the run's log says where it is.
@@ -26,7 +26,7 @@ class RunShelf:
     def __init__(
         self,
         run: RunDirectory,
-        council: Council,
+        council: MembershipConfig,
         states: StateSource,
         answers: Mapping[str, Answer] = MappingProxyType({}),
     ) -> None:

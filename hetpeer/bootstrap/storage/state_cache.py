@@ -41,7 +41,7 @@ class _Copy(Generic[T]):
         return now - self.lent_at - AT_LEAST_S - self.nbytes / SLOW
 
 
-class Lending(Generic[T]):
+class StateCache(Generic[T]):
     """What `find` gives, which keeps it in place for as long as its context is open; `size` says how many bytes that takes."""
 
     def __init__(

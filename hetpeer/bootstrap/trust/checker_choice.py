@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 from hetpeer.bootstrap.conduct.check_rules import CheckRules
-from hetpeer.bootstrap.conduct.reputation import Standings
+from hetpeer.bootstrap.conduct.reputation import Reputation
 from hetpeer.bootstrap.state.membership import Range
 from hetpeer.bootstrap.trust.spot_check import SpotCheck
 
@@ -24,10 +24,10 @@ def unchecked(roster: Mapping[str, Range]) -> list[str]:
     return sorted(peer for peer in roster if not fellows(peer, roster))
 
 
-class Circle:
+class CheckerChoice:
     """The checkers of a step whose `roster` changes, as anybody comes or leaves, in the circle in which everybody checks the one before it."""
 
-    def __init__(self, rules: CheckRules | None, standings: Standings, roster: Mapping[str, Range]) -> None:
+    def __init__(self, rules: CheckRules | None, standings: Reputation, roster: Mapping[str, Range]) -> None:
         self._rules = rules
         self._standings = standings
         self._roster = roster

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.conduct.reputation import Duty, Part
+from hetpeer.bootstrap.conduct.reputation import CheckDuty, Duty
 
 UNDER_WAY = 2
 """So many microbatches a checker computes once more at a time: they are not in its window."""
@@ -18,7 +18,7 @@ Source = tuple[int, int, bool]
 """What something is computed from: microbatch, the first block of the task, and whether it is the gradient."""
 
 
-class Piece(NamedTuple):
+class CheckedPiece(NamedTuple):
     """A microbatch at the blocks [begin, end) of the peer that is checked."""
 
     id: int
@@ -26,7 +26,7 @@ class Piece(NamedTuple):
     end: int
 
 
-class Word(NamedTuple):
+class AwaitedWord(NamedTuple):
     """What `peer` is to say of a checker's bundle: of microbatch `id` over `border`, or with `back` of its gradient."""
 
     peer: str
@@ -63,7 +63,7 @@ class Charge(NamedTuple):
         return len(self.accusers) > 1 and 2 * len(self.accusers) > self.of
 
 
-class Way(NamedTuple):
+class CheckRoute(NamedTuple):
     """How a checker comes to compute a piece: `lender` has what enters it, and `after` the gradient of what leaves it, if it does not end in the loss."""
 
     lender: str
@@ -73,38 +73,42 @@ class Way(NamedTuple):
     @property
     def duties(self) -> set[Duty]:
         """Whom it takes."""
-        lends = {(self.lender, Part.LENDS)} if self.lender != self.checker else set()
-        answers = {(self.after, Part.ANSWERS)} if self.after is not None else set()
-        return {(self.checker, Part.CHECKS), *lends, *answers}
+        lends = {(self.lender, CheckDuty.LENDS)} if self.lender != self.checker else set()
+        answers = {(self.after, CheckDuty.ANSWERS)} if self.after is not None else set()
+        return {(self.checker, CheckDuty.CHECKS), *lends, *answers}
 
-    def words(self, piece: Piece, about: str) -> set[Word]:
+    def words(self, piece: CheckedPiece, about: str) -> set[AwaitedWord]:
         """What is to be said of it. Nobody is asked about itself."""
-        back = {Word(self.lender, piece.id, piece.begin, back=True)} if self.lender != self.checker else set()
-        out = {Word(self.after, piece.id, piece.end, back=False)} if self.after is not None else set()
+        back = (
+            {AwaitedWord(self.lender, piece.id, piece.begin, back=True)}
+            if self.lender != self.checker
+            else set()
+        )
+        out = {AwaitedWord(self.after, piece.id, piece.end, back=False)} if self.after is not None else set()
         return {word for word in back | out if word.peer not in (self.checker, about)}
 
 
 @dataclass(slots=True)
-class Opinion:
+class CheckerReport:
     """That of one checker."""
 
     peer: str
-    waiting: deque[Piece] = field(default_factory=deque)
-    under_way: dict[Piece, Way | None] = field(default_factory=dict)
-    done: set[Piece] = field(default_factory=set)
+    waiting: deque[CheckedPiece] = field(default_factory=deque)
+    under_way: dict[CheckedPiece, CheckRoute | None] = field(default_factory=dict)
+    done: set[CheckedPiece] = field(default_factory=set)
     marks: Marks | None = None
     given: Mapping[Source, m.Given] = field(default_factory=dict)
     """What it has computed from."""
     accusations: set[Accusation] = field(default_factory=set)
     _vouchers: set[Accusation] = field(default_factory=set)
     """The same of bundles that are alike."""
-    _awaited: set[Word] = field(default_factory=set)
-    _spared: set[Word] = field(default_factory=set)
+    _awaited: set[AwaitedWord] = field(default_factory=set)
+    _spared: set[AwaitedWord] = field(default_factory=set)
     """Words that are heard if they come, and not waited for."""
 
-    def next(self) -> list[Piece]:
+    def next(self) -> list[CheckedPiece]:
         """What it may be told to compute now."""
-        found: list[Piece] = []
+        found: list[CheckedPiece] = []
         while self.waiting and len(self.under_way) < UNDER_WAY:
             found.append(self.waiting.popleft())
             self.under_way[found[-1]] = None
@@ -121,7 +125,7 @@ class Opinion:
 
     # ── what others say of it ────────────────────────────────────────────────────────────────────────────────────
 
-    def goes(self, piece: Piece, way: Way, about: str) -> bool:
+    def goes(self, piece: CheckedPiece, way: CheckRoute, about: str) -> bool:
         """`piece` is computed like this, and those who have something of it say what they think of `about`. Whether that is new."""
         if self.under_way[piece] == way:
             return False
@@ -136,7 +140,7 @@ class Opinion:
         self._spared |= {word for word in self._awaited if mute(word.peer)}
         self._awaited -= self._spared
 
-    def said(self, word: Word, alike: Iterable[str], differ: Iterable[str]) -> bool:
+    def said(self, word: AwaitedWord, alike: Iterable[str], differ: Iterable[str]) -> bool:
         """`word.peer` has compared it with what it had of these. Whether that was waited for."""
         if word not in self._awaited | self._spared:
             return False
@@ -157,15 +161,15 @@ class Opinion:
         return self.finished and not self._awaited
 
     @property
-    def unsaid(self) -> set[Word]:
+    def unsaid(self) -> set[AwaitedWord]:
         """What could still be said, waited for or not."""
         return self._awaited | self._spared
 
     @property
     def awaited(self) -> set[Duty]:
         """Who may hold it up: whether a checker has got what it needs, and others have got what it has made of that, nobody else knows."""
-        words = {(word.peer, Part.COMPARES) for word in self._awaited}
-        checks = {(self.peer, Part.CHECKS)} if words else set()
+        words = {(word.peer, CheckDuty.COMPARES) for word in self._awaited}
+        checks = {(self.peer, CheckDuty.CHECKS)} if words else set()
         return words | checks | {duty for way in self.under_way.values() if way for duty in way.duties}
 
     @property

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.conduct.disputed_pairs import Pair, Quarrels
+from hetpeer.bootstrap.conduct.disputed_pairs import DisputedPairs, Pair
 from hetpeer.bootstrap.state.membership import Range
 from hetpeer.bootstrap.trust.vote_splits import quarrels, spoilers
 
@@ -25,10 +25,10 @@ MOST_NAMED = 16
 LATE = "others wait for it in vain, or it for them"
 
 
-class Complaints:
+class ReduceComplaints:
     """Those of one reduce; `known` is what is known by now, of earlier ones, too, `ties` the blocks that share a parameter with one."""
 
-    def __init__(self, known: Quarrels, ties: Mapping[int, Collection[int]]) -> None:
+    def __init__(self, known: DisputedPairs, ties: Mapping[int, Collection[int]]) -> None:
         self._known = known
         self._ties = ties
         self._covers: Mapping[int, m.Cover] = {}
@@ -208,6 +208,6 @@ class Complaints:
         return found & concerned
 
 
-def reducers(known: Quarrels, holders: tuple[str, ...], others: Collection[str]) -> tuple[str, ...]:
+def reducers(known: DisputedPairs, holders: tuple[str, ...], others: Collection[str]) -> tuple[str, ...]:
     """Which holders of a block may add it up for all of them, and for the `others` who have sums of it or get some."""
     return known.fit(holders, {*others, *holders})

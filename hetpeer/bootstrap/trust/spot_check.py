@@ -10,9 +10,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.conduct.check_rules import CheckRules
-from hetpeer.bootstrap.conduct.reputation import Duty, Part
-from hetpeer.bootstrap.trust.checker_reports import Opinion, Piece, Source, Way, Word
-from hetpeer.bootstrap.trust.verdicts import Case, Outcome, Verdict, marks_of
+from hetpeer.bootstrap.conduct.reputation import CheckDuty, Duty
+from hetpeer.bootstrap.trust.checker_reports import (
+    AwaitedWord,
+    CheckedPiece,
+    CheckerReport,
+    CheckRoute,
+    Source,
+)
+from hetpeer.bootstrap.trust.verdicts import CheckCase, CheckOutcome, CheckVerdict, marks_of
 
 
 class SpotCheck:
@@ -21,9 +27,9 @@ class SpotCheck:
     def __init__(self, number: int, peer: str, checker: str) -> None:
         self.number = number
         self.peer = peer
-        self.opinions = [Opinion(checker)]
-        self.outcome = Outcome(Verdict.OPEN)
-        self.pieces: list[Piece] = []
+        self.opinions = [CheckerReport(checker)]
+        self.outcome = CheckOutcome(CheckVerdict.OPEN)
+        self.pieces: list[CheckedPiece] = []
         """All that `peer` counts, as far as it has been accepted."""
         self.took_part: set[Duty] = set()
         """Who was asked for something."""
@@ -45,7 +51,7 @@ class SpotCheck:
 
     @property
     def open(self) -> bool:
-        return self.outcome.verdict is Verdict.OPEN
+        return self.outcome.verdict is CheckVerdict.OPEN
 
     @property
     def blocks(self) -> set[int]:
@@ -58,7 +64,7 @@ class SpotCheck:
 
     # ── computed once more ───────────────────────────────────────────────────────────────────────────────────────
 
-    def accepted(self, pieces: Iterable[Piece]) -> None:
+    def accepted(self, pieces: Iterable[CheckedPiece]) -> None:
         """`peer` counts these, too."""
         new = list(pieces)
         self.pieces += new
@@ -67,12 +73,14 @@ class SpotCheck:
 
     def third(self, checker: str) -> None:
         """Two differ: `checker` is to decide, and `peer` to say what it has computed from."""
-        self.opinions.append(Opinion(checker, deque(self.pieces)))
+        self.opinions.append(CheckerReport(checker, deque(self.pieces)))
         self.void()
 
-    def goes(self, opinion: Opinion, piece: Piece, way: Way) -> bool:
+    def goes(self, opinion: CheckerReport, piece: CheckedPiece, way: CheckRoute) -> bool:
         """`opinion` computes `piece` like this. Whether that is new."""
-        self.took_part |= way.duties | {(word.peer, Part.COMPARES) for word in way.words(piece, self.peer)}
+        self.took_part |= way.duties | {
+            (word.peer, CheckDuty.COMPARES) for word in way.words(piece, self.peer)
+        }
         return opinion.goes(piece, way, self.peer)
 
     def done(self, checker: str, microbatch: int, begin: int) -> bool:
@@ -83,7 +91,7 @@ class SpotCheck:
 
     def compared(self, peer: str, word: m.Compared) -> bool:
         """`peer` has compared what a checker sent with what had come in its place. Whether it was asked to."""
-        said = Word(peer, word.id, word.border, word.back)
+        said = AwaitedWord(peer, word.id, word.border, word.back)
         known = any(
             opinion.peer == word.peer and opinion.said(said, word.alike, word.differ)
             for opinion in self.opinions
@@ -110,7 +118,7 @@ class SpotCheck:
     @property
     def answered(self) -> set[Duty]:
         """Who was asked for something, but for those whose word is still out, and the checkers that it is about: they may not have sent it."""
-        unsaid = {(word.peer, Part.COMPARES) for by in self.opinions for word in by.unsaid}
+        unsaid = {(word.peer, CheckDuty.COMPARES) for by in self.opinions for word in by.unsaid}
         return self.took_part - unsaid - {duty for by in self.opinions for duty in by.awaited}
 
     def is_of(self, covers: Mapping[int, Sequence[tuple[str, tuple[int, ...]]]]) -> bool:
@@ -142,11 +150,11 @@ class SpotCheck:
         """
         self._plan, self._said = plan, tuple(said)
         self._asked = {peer for peer in reducers if peer != self.peer}
-        self.took_part |= {(peer, Part.SHOWS) for peer in self._asked}
+        self.took_part |= {(peer, CheckDuty.SHOWS) for peer in self._asked}
         self._heard = not mute and (len(self.opinions) > 1 or bool(self.opinions[0].accusations))
         if not self._heard:
             return sorted(self._asked)
-        self.took_part.add((self.peer, Part.EXPLAINS))
+        self.took_part.add((self.peer, CheckDuty.EXPLAINS))
         return sorted(self._asked | {self.peer})
 
     def is_under(self, plan: int) -> bool:
@@ -184,22 +192,22 @@ class SpotCheck:
         """Who has not shown what it was asked for."""
         reducers = self._asked - self._received.keys()
         checkers = {opinion.peer for opinion in self.opinions if opinion.marks is None}
-        shows = {(peer, Part.SHOWS) for peer in reducers or checkers}
-        return shows or ({(self.peer, Part.EXPLAINS)} if self._heard and self._given is None else set())
+        shows = {(peer, CheckDuty.SHOWS) for peer in reducers or checkers}
+        return shows or ({(self.peer, CheckDuty.EXPLAINS)} if self._heard and self._given is None else set())
 
     @property
     def complete(self) -> bool:
         """Whether everything is shown."""
         return self.asks and not self.silent
 
-    def judge(self, rules: CheckRules, *, alone: bool = False) -> Outcome:
+    def judge(self, rules: CheckRules, *, alone: bool = False) -> CheckOutcome:
         """What follows from what was shown and said. OPEN: two differ, and a third is to be heard; with `alone` there is none."""
         return self._case(rules).judge(alone=alone)
 
-    def unfinished(self, rules: CheckRules) -> Outcome:
+    def unfinished(self, rules: CheckRules) -> CheckOutcome:
         """What follows if it goes on no longer."""
         return self._case(rules).unfinished()
 
-    def _case(self, rules: CheckRules) -> Case:
+    def _case(self, rules: CheckRules) -> CheckCase:
         received = self._received | ({self.peer: self._said} if self._said else {})
-        return Case(self.peer, received, self._given or {}, self.opinions, rules.same)
+        return CheckCase(self.peer, received, self._given or {}, self.opinions, rules.same)

@@ -37,7 +37,7 @@ class _Words:
     silent: set[str] = field(default_factory=set)
 
 
-class Agreement:
+class StateAgreement:
     """On the version that holds now; the words themselves are the volunteers' (`Volunteer.digests`)."""
 
     def __init__(self, context: CoordinatorContext) -> None:

@@ -10,18 +10,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.conduct.check_rules import CheckRules
-from hetpeer.bootstrap.conduct.reputation import Duty, Part, Standings
+from hetpeer.bootstrap.conduct.reputation import CheckDuty, Duty, Reputation
 from hetpeer.bootstrap.state.effects import Effect, Send
 from hetpeer.bootstrap.state.membership import Range
-from hetpeer.bootstrap.trust.checker_choice import Circle
-from hetpeer.bootstrap.trust.checker_reports import Opinion, Piece, Way
+from hetpeer.bootstrap.trust.checker_choice import CheckerChoice
+from hetpeer.bootstrap.trust.checker_reports import CheckedPiece, CheckerReport, CheckRoute
 from hetpeer.bootstrap.trust.spot_check import SpotCheck
-from hetpeer.bootstrap.trust.verdicts import Outcome, Verdict
+from hetpeer.bootstrap.trust.verdicts import CheckOutcome, CheckVerdict
 from hetpeer.stages.block.fingerprint import KEY_BYTES
 from hetpeer.stages.pipeline.routes import Hop, Route, rest_of
 
 
-class SpotChecks:
+class StepSpotChecks:
     """Of a step on `line` with number `step`; `roster` is the step's own, as it changes; a block has so many `elements`; `trodden` says which way
     an id has gone.
     """
@@ -29,7 +29,7 @@ class SpotChecks:
     def __init__(
         self,
         rules: CheckRules | None,
-        standings: Standings,
+        standings: Reputation,
         line: m.Line,
         step: int,
         roster: Mapping[str, Range],
@@ -46,8 +46,8 @@ class SpotChecks:
         self._checks: dict[int, SpotCheck] = {}
         self._drawn: dict[str, bool] = {}
         """Who has counted something → whether that is to be checked."""
-        self._circle = Circle(rules, standings, roster)
-        self._unchecked: dict[str, list[Piece]] = {}
+        self._circle = CheckerChoice(rules, standings, roster)
+        self._unchecked: dict[str, list[CheckedPiece]] = {}
         """What is to be checked as soon as there is somebody for it."""
 
     @property
@@ -57,7 +57,7 @@ class SpotChecks:
 
     def take(self) -> list[SpotCheck]:
         """Those that have ended since this was last asked. Until all are over only those in which somebody is found out: what others dispute may be its doing."""
-        found_out = (Verdict.CONVICTED, Verdict.EVADED)
+        found_out = (CheckVerdict.CONVICTED, CheckVerdict.EVADED)
         ended = [one for one in self._ended if self.over or one.outcome.verdict in found_out]
         self._ended = [one for one in self._ended if one not in ended]
         return ended
@@ -128,12 +128,14 @@ class SpotChecks:
         pieces = [(opinion, piece) for opinion in check.opinions for piece in opinion.next()]
         return [effect for opinion, piece in pieces for effect in self._send(check, opinion, piece)]
 
-    def _send(self, check: SpotCheck, opinion: Opinion, piece: Piece) -> list[Effect]:
+    def _send(self, check: SpotCheck, opinion: CheckerReport, piece: CheckedPiece) -> list[Effect]:
         """Nothing where that was told already."""
         before = self._trodden(piece.id)
         route = (Hop(opinion.peer, piece.begin, piece.end), *rest_of(before, piece.end))
         lender = _holder(before, piece.begin - 1) if piece.begin else opinion.peer
-        if not check.goes(opinion, piece, Way(lender, opinion.peer, route[1].peer if route[1:] else None)):
+        if not check.goes(
+            opinion, piece, CheckRoute(lender, opinion.peer, route[1].peer if route[1:] else None)
+        ):
             return []
         task = m.Task(id=piece.id, route=route)
         told = m.Check(line=self._line, step=self._step, check=check.number, tasks=(task,))
@@ -146,7 +148,7 @@ class SpotChecks:
         for check in self._checks.values():
             if check.open and (peer == check.peer or peer in check.checkers):
                 self._unfinished(check)
-                if peer != check.peer and check.outcome.verdict is Verdict.LAPSED:
+                if peer != check.peer and check.outcome.verdict is CheckVerdict.LAPSED:
                     self._unchecked[check.peer] = list(check.pieces)
 
     def _unfinished(self, check: SpotCheck) -> None:
@@ -154,7 +156,7 @@ class SpotChecks:
         assert self._rules is not None
         self._end(check, check.unfinished(self._rules))
 
-    def _end(self, check: SpotCheck, outcome: Outcome) -> None:
+    def _end(self, check: SpotCheck, outcome: CheckOutcome) -> None:
         check.outcome = outcome
         self._ended.append(check)
 
@@ -223,7 +225,7 @@ class SpotChecks:
         """All is shown. What cannot be settled without a third goes to one at once, anything else when those have spoken who are waited for."""
         assert self._rules is not None
         outcome, third = check.judge(self._rules), None
-        if outcome.verdict is Verdict.OPEN:
+        if outcome.verdict is CheckVerdict.OPEN:
             third = self._circle.third(check, self._checks.values())
         if third is not None:
             check.third(third)
@@ -246,10 +248,10 @@ class SpotChecks:
             if check.complete:
                 self._settle(check)
                 continue
-            evades = check.asks and check.silent == {(check.peer, Part.EXPLAINS)}
+            evades = check.asks and check.silent == {(check.peer, CheckDuty.EXPLAINS)}
             self._unfinished(check)
             if evades:
-                check.outcome = check.outcome._replace(verdict=Verdict.EVADED, culprit=check.peer)
+                check.outcome = check.outcome._replace(verdict=CheckVerdict.EVADED, culprit=check.peer)
 
     def _waited_for(self, check: SpotCheck) -> set[Duty]:
         """Who may hold `check` up."""
@@ -272,7 +274,7 @@ def _holder(route: Route, block: int) -> str:
     return next(hop.peer for hop in route if hop.begin <= block < hop.end)
 
 
-def _pieces(contents: Iterable[m.Contents], refused: Collection[int]) -> list[Piece]:
+def _pieces(contents: Iterable[m.Contents], refused: Collection[int]) -> list[CheckedPiece]:
     """The ids of a report, each with the blocks at which it counts, as far as they are neighbours."""
     blocks: dict[int, list[int]] = {}
     for part in contents:
@@ -280,13 +282,13 @@ def _pieces(contents: Iterable[m.Contents], refused: Collection[int]) -> list[Pi
             if block not in refused:
                 for microbatch in part.ids:
                     blocks.setdefault(microbatch, []).append(block)
-    pieces: list[Piece] = []
+    pieces: list[CheckedPiece] = []
     for microbatch, held in sorted(blocks.items()):
         begin = last = min(held)
         for block in sorted(held)[1:]:
             if block != last + 1:
-                pieces.append(Piece(microbatch, begin, last + 1))
+                pieces.append(CheckedPiece(microbatch, begin, last + 1))
                 begin = block
             last = block
-        pieces.append(Piece(microbatch, begin, last + 1))
+        pieces.append(CheckedPiece(microbatch, begin, last + 1))
     return pieces

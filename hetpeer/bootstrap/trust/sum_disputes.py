@@ -10,17 +10,17 @@ from collections.abc import Mapping, Sequence
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.conduct.disputed_pairs import Pair
-from hetpeer.bootstrap.trust.sum_proof import Claim
+from hetpeer.bootstrap.trust.sum_proof import SumClaim
 from hetpeer.bootstrap.trust.verdicts import Same
 
 Receipts = Mapping[tuple[str, m.Where], bytes]
 """What a reducer has of whom."""
 
 
-class Trial:
+class SumDispute:
     """Of `claim`; `witness` adds up the block under `plan`."""
 
-    def __init__(self, claim: Claim, witness: str, plan: int) -> None:
+    def __init__(self, claim: SumClaim, witness: str, plan: int) -> None:
         self.claim = claim
         self.witness = witness
         self.plan = plan

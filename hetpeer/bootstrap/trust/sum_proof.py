@@ -24,7 +24,7 @@ ROUNDING = 1e-5
 """How far a sum in float32 may be from what its parts add up to, relative to their lengths."""
 
 
-class Claim(NamedTuple):
+class SumClaim(NamedTuple):
     """What `reducer` has made of elements [begin, end) of `block` under `plan` is not what its senders say they have sent: it is false, or one of them says something false."""
 
     plan: int
@@ -46,7 +46,7 @@ class Claim(NamedTuple):
         return m.Mark(block=self.block, begin=self.begin, end=self.end, key=key)
 
 
-class Proof:
+class SumProof:
     """Of plan `plan`, which adds `covers` of blocks with so many elements (`sizes`). `besides`: how parts are to be looked at, too."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Proof:
     ) -> None:
         self.plan = plan
         self.over = False
-        self.claims: list[Claim] = []
+        self.claims: list[SumClaim] = []
         self.pairs: dict[int, set[Pair]] = {}
         """Block → whose words on its sums are against each other."""
         self.unproven: set[int] = set()
@@ -208,7 +208,7 @@ class Proof:
             deniers = self._deniers(place) & others
             most = 2 * len(deniers) > len(others)
             if most and len(others) > 1:
-                claim = Claim(
+                claim = SumClaim(
                     plan=self.plan,
                     block=block,
                     begin=begin,

@@ -12,14 +12,14 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.conduct.check_rules import CheckRules
 from hetpeer.bootstrap.conduct.disputed_pairs import Pair
 from hetpeer.bootstrap.state.effects import Effect, Send
-from hetpeer.bootstrap.trust.sum_disputes import Trial
-from hetpeer.bootstrap.trust.sum_proof import Claim, Proof
+from hetpeer.bootstrap.trust.sum_disputes import SumDispute
+from hetpeer.bootstrap.trust.sum_proof import SumClaim, SumProof
 
 MOST_TRIALS = 32
 """At a time: so that what is asked for fits into messages, whoever is to answer."""
 
 
-class Proofs:
+class StepSumProofs:
     """Of step `step` on `line`, with blocks of so many elements (`sizes`). Nothing is proven without `rules`."""
 
     def __init__(
@@ -32,15 +32,15 @@ class Proofs:
         self._rules = rules
         self._line, self._step = line, step
         self._sizes = sizes
-        self._proof: Proof | None = None
+        self._proof: SumProof | None = None
         """Of the latest plan, if that is proven."""
         self._begun = False
-        self._claims: list[Claim] = []
+        self._claims: list[SumClaim] = []
         """What was found false, and not looked into yet."""
         self._unproven: set[int] = set()
         """Blocks that are to be added up anew all the same."""
         self._fled: set[str] = set()
-        self._trials: list[Trial] = []
+        self._trials: list[SumDispute] = []
         """What the latest plan is to show."""
         self._pairs: dict[int, set[Pair]] = {}
 
@@ -66,19 +66,19 @@ class Proofs:
             if claim.block in provable:
                 self._look_into(claim, provable[claim.block], number)
         besides = [trial.secret for trial in self._trials]
-        self._proof = Proof(number, provable.values(), self._sizes, self._rules, besides)
+        self._proof = SumProof(number, provable.values(), self._sizes, self._rules, besides)
 
     def _is_provable(self, cover: m.Cover) -> bool:
         return len(cover.receivers) > 1 and self._sizes[cover.block] > 0
 
-    def _look_into(self, claim: Claim, cover: m.Cover, plan: int) -> None:
+    def _look_into(self, claim: SumClaim, cover: m.Cover, plan: int) -> None:
         self._fled |= {claim.reducer, *claim.said} - {*cover.receivers}
         if cover.slots != claim.slots or claim.reducer not in cover.receivers:
             return  # there is nothing to compare any more
         ((witness, _),) = cover.reducers
         receipts = 2 * sum(len(one.slots) for one in (claim, *(trial.claim for trial in self._trials)))
         if witness != claim.reducer and receipts <= m.MOST_RECEIPTS and len(self._trials) < MOST_TRIALS:
-            self._trials.append(Trial(claim, witness, plan))
+            self._trials.append(SumDispute(claim, witness, plan))
 
     def void(self) -> None:
         """The latest plan is, or there is none."""

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.trust.checker_reports import Accusation, Charge, Marks, Opinion, Source, torn
+from hetpeer.bootstrap.trust.checker_reports import Accusation, Charge, CheckerReport, Marks, Source, torn
 
 SUMS, OUTPUTS, GRADIENTS = "sums", "outputs", "gradients"
 Same = Callable[[bytes, bytes], bool]
 """Whether two fingerprints are of the same, as far as arithmetic goes."""
 
 
-class Sums(Charge):
+class CheckedSums(Charge):
     """Of sums, as reducers have received them."""
 
     @property
@@ -28,7 +28,7 @@ class Sums(Charge):
         return len(self.accusers) > 1 or self.of == 1
 
 
-class Verdict(enum.Enum):
+class CheckVerdict(enum.Enum):
     """What has come of a check, or that it goes on."""
 
     OPEN = "open"
@@ -40,10 +40,10 @@ class Verdict(enum.Enum):
     LAPSED = "lapsed"
 
 
-class Outcome(NamedTuple):
+class CheckOutcome(NamedTuple):
     """Who is convicted, or whose word stands against whose."""
 
-    verdict: Verdict
+    verdict: CheckVerdict
     culprit: str = ""
     against: str = ""
     apart: frozenset[frozenset[str]] = frozenset()
@@ -53,7 +53,7 @@ class Outcome(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class CheckCase:
     """`peer` is checked."""
 
     peer: str
@@ -61,48 +61,48 @@ class Case:
     """Reducer → what it had of it, and `peer` → what it says of that itself."""
     given: Mapping[Source, m.Given]
     """What it says that it has computed from."""
-    opinions: Sequence[Opinion]
+    opinions: Sequence[CheckerReport]
     same: Same
 
-    def judge(self, *, alone: bool = False) -> Outcome:
+    def judge(self, *, alone: bool = False) -> CheckOutcome:
         """OPEN: a third is to be heard. With `alone` there is none."""
         first, *more = self.opinions
         charges = self._charges(first)
         if not any(self.received.values()) and not first.compared:
-            return Outcome(Verdict.LAPSED)  # it has sent nothing to anybody else
+            return CheckOutcome(CheckVerdict.LAPSED)  # it has sent nothing to anybody else
         if not charges and not first.accusations:
-            return Outcome(Verdict.PASSED)
+            return CheckOutcome(CheckVerdict.PASSED)
         if charges.keys() == {SUMS} and not first.accusations and not self._may_be_true(charges[SUMS]):
-            return Outcome(Verdict.DISPUTED, min(charges[SUMS].accusers), self.peer)
+            return CheckOutcome(CheckVerdict.DISPUTED, min(charges[SUMS].accusers), self.peer)
         if more:
             return self._settle(first, more[0])
-        return self._unsettled(first) if alone else Outcome(Verdict.OPEN)
+        return self._unsettled(first) if alone else CheckOutcome(CheckVerdict.OPEN)
 
     def _may_be_true(self, charge: Charge) -> bool:
         """Whether it is more than one word; or what `peer` says itself."""
         return charge.may_be_true or self.peer in charge.accusers
 
-    def unfinished(self) -> Outcome:
+    def unfinished(self) -> CheckOutcome:
         """It goes on no longer: what somebody has said by now of bundles is not forgotten."""
         first = self.opinions[0]
         begun = first.accusations or len(self.opinions) > 1
-        return self._unsettled(first) if begun else Outcome(Verdict.LAPSED)
+        return self._unsettled(first) if begun else CheckOutcome(CheckVerdict.LAPSED)
 
-    def _charges(self, by: Opinion) -> dict[str, Charge]:
+    def _charges(self, by: CheckerReport) -> dict[str, Charge]:
         """What of `peer` is false, as the opinion finds it."""
         theirs = {reducer: marks_of(own) for reducer, own in self.received.items()}
         differ = [who for who, own in theirs.items() if not self._alike(own, by.marks or {}, own)]
         found = {OUTPUTS: by.charge(self.peer, back=False), GRADIENTS: by.charge(self.peer, back=True)}
         if differ:
-            found[SUMS] = Sums(frozenset(differ), sum(map(bool, theirs.values())))
+            found[SUMS] = CheckedSums(frozenset(differ), sum(map(bool, theirs.values())))
         return {kind: charge for kind, charge in found.items() if charge is not None}
 
-    def _unsettled(self, first: Opinion) -> Outcome:
+    def _unsettled(self, first: CheckerReport) -> CheckOutcome:
         """There is nobody else who could decide."""
         found = self._disputed(first, first.accusations, torn(self.given, first.given))
         return found._replace(witness=first.peer)
 
-    def _settle(self, first: Opinion, second: Opinion) -> Outcome:
+    def _settle(self, first: CheckerReport, second: CheckerReport) -> CheckOutcome:
         """Two of three decide, if they have computed from the same."""
         one, other = self._charges(first), self._charges(second)
         both = first.accusations & second.accusations
@@ -113,10 +113,14 @@ class Case:
             return self._disputed(first, both, apart)
         same = torn(first.given, second.given) is None
         if same and any(self._agree(kind, one[kind], other[kind]) for kind in one.keys() & other.keys()):
-            return Outcome(Verdict.CONVICTED, self.peer, apart=frozenset(known.pair for known in both))
+            return CheckOutcome(
+                CheckVerdict.CONVICTED, self.peer, apart=frozenset(known.pair for known in both)
+            )
         return self._disputed(first, both, None)
 
-    def _disputed(self, first: Opinion, accusations: Iterable[Accusation], apart: m.Given | None) -> Outcome:
+    def _disputed(
+        self, first: CheckerReport, accusations: Iterable[Accusation], apart: m.Given | None
+    ) -> CheckOutcome:
         """Nobody can say who is false. Where `peer` says that it has been given something else than others, that would explain what is said of it."""
         known = {one for one in accusations if apart is None or one.suspect != self.peer}
         pairs = {(one.suspect, one.accuser) for one in known}
@@ -124,19 +128,21 @@ class Case:
             lender = first.given[apart.id, apart.begin, apart.back].peer
             pairs |= {(self.peer, apart.peer), (self.peer, lender)}
         suspect, accuser = min(pairs, default=(self.peer, first.peer))
-        return Outcome(Verdict.DISPUTED, accuser, suspect, frozenset(map(frozenset, pairs)))
+        return CheckOutcome(CheckVerdict.DISPUTED, accuser, suspect, frozenset(map(frozenset, pairs)))
 
-    def _cleared(self, first: Opinion, second: Opinion, charges: Mapping[str, Charge]) -> Outcome:
+    def _cleared(
+        self, first: CheckerReport, second: CheckerReport, charges: Mapping[str, Charge]
+    ) -> CheckOutcome:
         """The second finds nothing: the first is false, or was given something else than the others, or is accused falsely itself."""
         apart = torn(first.given, second.given)
         sure = {kind: one for kind, one in charges.items() if kind == SUMS or not second.unsaid}
         if apart is None and any(map(self._may_be_true, (*sure.values(), _all_of(sure)))):
-            return Outcome(Verdict.CONVICTED, first.peer)
+            return CheckOutcome(CheckVerdict.CONVICTED, first.peer)
         if sure != charges:
             return self._unsettled(first)  # those who accuse may not have spoken yet
         accusers = {peer for charge in charges.values() for peer in charge.accusers}
         accusers |= {one.accuser for one in first.accusations}
-        return Outcome(Verdict.DISPUTED, min(accusers) if apart is None else apart.peer, first.peer)
+        return CheckOutcome(CheckVerdict.DISPUTED, min(accusers) if apart is None else apart.peer, first.peer)
 
     def _agree(self, kind: str, one: Charge, other: Charge) -> bool:
         """Whether both opinions find the same false, and more than one has received it."""

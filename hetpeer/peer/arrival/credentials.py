@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.admission.admission import Doorkeeper
+from hetpeer.bootstrap.admission.admission import Admission
 from hetpeer.bootstrap.admission.proof_of_work import MAX_NONCE_BYTES, find_proof, is_proof
 from hetpeer.bootstrap.run.durable_files import atomic_write
 from hetpeer.bootstrap.run.run_directory import RunDirectory
@@ -48,7 +48,7 @@ def refusal(run: RunDirectory, peer: str, voucher: bytes) -> m.Rejected | None:
     """
     manifest = run.manifest
     settings = manifest.admission.model_copy(update={"work_bits": 0, "per_network": 0})
-    door = Doorkeeper(run.run_id, manifest.owner, settings)
+    door = Admission(run.run_id, manifest.owner, settings)
     if run.signed.amendment is not None:
         door.amended(run.signed.amendment.amendment)
     shown = voucher or _read(run.path / "voucher", VOUCHER.max_bytes)

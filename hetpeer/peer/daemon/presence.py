@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.storage.file_service import PROTOCOL as FILES
 from hetpeer.bootstrap.storage.file_service import FileService, Served
-from hetpeer.bootstrap.storage.run_files import RunShelf, StateSource
+from hetpeer.bootstrap.storage.run_files import ServedRunFiles, StateSource
 from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.dht.discovery.roster import Roster
@@ -82,7 +82,7 @@ class Presence:
 
     async def serve(self, states: StateSource) -> None:
         """Give others the run's files, and states from `states`, until something else is said."""
-        shelf = RunShelf(self.files.run, self.files.council, states)
+        shelf = ServedRunFiles(self.files.run, self.files.council, states)
         await self.node.serve(FILES, FileService(shelf).handle)
 
     async def serve_nothing(self) -> None:
@@ -129,7 +129,7 @@ async def present(
         node=node,
         home=home,
         credentials=await credentials(run, identity.peer_id, options.voucher),
-        files=RunFiles(node, run, Council(signed, run.path), [arrival.source], room),
+        files=RunFiles(node, run, MembershipConfig(signed, run.path), [arrival.source], room),
         roster=Roster(node, run.run_id),
         evidence=evidence,
         trace=trace,

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hetpeer.bootstrap.audit.audit import Verdict, audit
+from hetpeer.bootstrap.audit.audit import AuditVerdict, audit
 from hetpeer.bootstrap.audit.replay import Comparison, ReferenceRun, compare, run_reference
 from hetpeer.bootstrap.authoring.export import export, generate
 from hetpeer.bootstrap.log.history import History
@@ -109,7 +109,7 @@ def collect_evidence(settings: DemoSettings, run: RunDirectory) -> None:
 def summarise(
     settings: DemoSettings,
     trained: Trained,
-    verdict: Verdict,
+    verdict: AuditVerdict,
     comparison: Comparison,
     paths: Mapping[str, str],
 ) -> Summary:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from hetpeer.averaging.reduce.holder_reduce import shards_of
 from hetpeer.averaging.reduce.tied_parameters import Ties
-from hetpeer.bootstrap.conduct.disputed_pairs import Quarrels
+from hetpeer.bootstrap.conduct.disputed_pairs import DisputedPairs
 from hetpeer.bootstrap.coordinator.reduction import divided
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.peer.transport.tensor_schema import FLOAT_BYTES
@@ -25,7 +25,7 @@ def sums_bytes(
     partners = {block: ties.partners(block) for block in sizes}
     sent: defaultdict[tuple[str, str], int] = defaultdict(int)
     guarded = manifest.trust.spot_checks > 0
-    for cover in divided(sums, roster, sizes, partners, uplinks, Quarrels(), guarded=guarded):
+    for cover in divided(sums, roster, sizes, partners, uplinks, DisputedPairs(), guarded=guarded):
         for shard in shards_of(0, cover, sizes[cover.block]):
             count = shard.end - shard.begin
             nbytes = FLOAT_BYTES * count if codec.values is None else value_bytes(codec.values, count)

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from hetpeer.averaging.effects import FetchState
 from hetpeer.bootstrap.run.manifest import FileRef
-from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory, check_file
 from hetpeer.bootstrap.storage.file_service import fetch, fetch_file, state_name
 from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError, RemoteError
@@ -52,7 +52,7 @@ class RunFiles:
     """
 
     def __init__(
-        self, node: Node, run: RunDirectory, council: Council, named: Iterable[str], room: Room
+        self, node: Node, run: RunDirectory, council: MembershipConfig, named: Iterable[str], room: Room
     ) -> None:
         self._node = node
         self.run = run

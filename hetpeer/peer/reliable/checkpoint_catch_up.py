@@ -7,7 +7,7 @@ import logging
 
 from hetpeer.bootstrap.consensus.replica import Replica
 from hetpeer.bootstrap.log.history import Record
-from hetpeer.bootstrap.storage.replication import Checkpoints
+from hetpeer.bootstrap.storage.replication import CheckpointReplication
 from hetpeer.dht.base.errors import RemoteError
 
 LOOK_S = 0.5
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 class CatchingUp:
     """`checkpoints` with those that `replica` says are sealed."""
 
-    def __init__(self, replica: Replica, checkpoints: Checkpoints) -> None:
+    def __init__(self, replica: Replica, checkpoints: CheckpointReplication) -> None:
         self._replica = replica
         self._checkpoints = checkpoints
         self._lacking: Record | None = None

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hetpeer.bootstrap.consensus.reconfiguration import offer
-from hetpeer.bootstrap.run.amendment import Change
+from hetpeer.bootstrap.run.amendment import MembershipChange
 from hetpeer.bootstrap.run.durable_files import temporary_folder
-from hetpeer.bootstrap.run.membership_config import Council, amend
+from hetpeer.bootstrap.run.membership_config import MembershipConfig, amend
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ExitCode, LocalError, RemoteError
 from hetpeer.dht.identity.addresses import Address
@@ -19,19 +19,19 @@ from hetpeer.dht.node.node import Node, NodeConfig
 _log = logging.getLogger(__name__)
 
 
-def amended(directory: Path, change: Change) -> Council:
+def amended(directory: Path, change: MembershipChange) -> MembershipConfig:
     """Sign another amendment of the run, in its directory; where nothing changes, the latest. A `hetpeer bootstrap` of that
     directory sees it within a second.
 
     Raises `LocalError` HP-RUN-015 where the owner's key is not, HP-RUN-001 (a number, an id that is none), HP-DISK-*.
     """
     run = RunDirectory.open(directory)
-    if change == Change():
-        return Council(run.signed, directory)
+    if change == MembershipChange():
+        return MembershipConfig(run.signed, directory)
     return amend(run.signed, directory, run.owner_key(), change)
 
 
-async def deliver(council: Council, addresses: Sequence[Address]) -> None:
+async def deliver(council: MembershipConfig, addresses: Sequence[Address]) -> None:
     """Tell one of the reliable peers at `addresses`: it tells the others. Raises `LocalError` HP-NET-002, HP-RUN-018, HP-RUN-023
     where that one has another amendment of this number, or a later one, which then is in the run directory too; HP-DISK-*.
     """
@@ -61,7 +61,7 @@ async def deliver(council: Council, addresses: Sequence[Address]) -> None:
     )
 
 
-def _without_effect(number: int, council: Council) -> LocalError:
+def _without_effect(number: int, council: MembershipConfig) -> LocalError:
     return LocalError(
         "HP-RUN-023",
         f"amendment {number} changes nothing: the reliable peers have another amendment {council.sequence}",

@@ -13,7 +13,7 @@ from hetpeer.averaging.messages import CONTROL_PROTOCOL
 from hetpeer.bootstrap.consensus.reconfiguration import Reconfiguration
 from hetpeer.bootstrap.consensus.replica import Replica, run_logs
 from hetpeer.bootstrap.log.credit_ranking import encode, ranking
-from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.service.core_interface import is_over
 from hetpeer.bootstrap.service.driver import CoordinatorService
@@ -23,8 +23,8 @@ from hetpeer.bootstrap.state.core_config import coordinator_config
 from hetpeer.bootstrap.state.effects import Halt
 from hetpeer.bootstrap.storage.file_service import PROTOCOL as FILES
 from hetpeer.bootstrap.storage.file_service import FileService
-from hetpeer.bootstrap.storage.replication import Checkpoints
-from hetpeer.bootstrap.storage.run_files import Answer, RunShelf
+from hetpeer.bootstrap.storage.replication import CheckpointReplication
+from hetpeer.bootstrap.storage.run_files import Answer, ServedRunFiles
 from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.channels.channel_server import ChannelServer
@@ -81,8 +81,8 @@ class ReliablePeer:
         self._node = node
         self._run = run
         self.replica = replica
-        self._checkpoints = Checkpoints(node, run, replica.records, replica.company)
-        self._shelf = RunShelf(run, replica.council, self._checkpoints.state, self.answers)
+        self._checkpoints = CheckpointReplication(node, run, replica.records, replica.company)
+        self._shelf = ServedRunFiles(run, replica.council, self._checkpoints.state, self.answers)
         self._ranks = ranks
         self._looked_at = 0
         """How many records there were when we last looked whether the run is over."""
@@ -218,7 +218,7 @@ async def serve_run(
     run = RunDirectory.open(options.directory)
     await asyncio.to_thread(run.verify)
     with run_logs(run) as logs:
-        council = Council(run.signed, run.path)
+        council = MembershipConfig(run.signed, run.path)
         async with attended(run.path, run.identity_path, leaving) as daemon:
             node = await Node.start(
                 open_config(options.host, options.port, options.peers), Identity.load(run.identity_path)

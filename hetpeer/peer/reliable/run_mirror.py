@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hetpeer.bootstrap.authoring.create import made_beside
 from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors
-from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import FOLDERS, RunDirectory
 from hetpeer.bootstrap.storage.file_service import fetch_file
 from hetpeer.dht.base.errors import ExitCode, LocalError
@@ -45,7 +45,7 @@ async def mirror(directory: Path, goal: Destination, home: Home) -> None:
             for part in FOLDERS:
                 (folder / part).mkdir()
             atomic_write(folder / "manifest.hetpeer", signed.data)
-            Council(signed, folder)  # keeps the amendment
+            MembershipConfig(signed, folder)  # keeps the amendment
             atomic_write(folder / "identity.key", home.reliable_key.read_bytes(), mode=0o600)
             peers = list(dict.fromkeys((found.peer, *(address.peer_id for address in goal.addresses))))
             for reference, path in RunDirectory(folder, signed).files():

@@ -16,7 +16,7 @@ from typing import Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.messages import CONTROL_PROTOCOL
-from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.dht.base.errors import PeerLostError
 from hetpeer.dht.channels.channel import Channel
 from hetpeer.dht.channels.channel_server import dial
@@ -45,7 +45,7 @@ class ControlSession:
     def __init__(
         self,
         node: Node,
-        council: Council,
+        council: MembershipConfig,
         opened: Callable[[], None],
         received: Callable[[m.Message], None],
         evidence: Callable[[str], Iterator[Sequence[str]]],

@@ -13,7 +13,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.member import Effect, Member, Origin
 from hetpeer.averaging.member.tensor_heads import Introduction
 from hetpeer.bootstrap.admission.step_tickets import check
-from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.dht.base import failpoints
 from hetpeer.dht.discovery.task_board import Leftover
 from hetpeer.peer.training.evidence_log import Evidence
@@ -31,7 +31,7 @@ class Entering:
         member: Member,
         plane: DataPlane,
         run_id: str,
-        council: Council,
+        council: MembershipConfig,
         evidence: Evidence,
         perform: Callable[[Sequence[Effect]], None],
         tell: Callable[[str], None],

@@ -30,7 +30,7 @@ from hetpeer.peer.watching.swarm_status import (
 )
 
 if TYPE_CHECKING:
-    from hetpeer.bootstrap.log.credit_ranking import Contribution, Ranking
+    from hetpeer.bootstrap.log.credit_ranking import RankedPeer, Ranking
     from hetpeer.bootstrap.log.loss_curves import Curves
     from hetpeer.bootstrap.run.manifest import Manifest, SignedManifest
     from hetpeer.dht.discovery.roster import Roster
@@ -200,7 +200,7 @@ def _peer_row(peer: str, advert: Advert, closed: set[str]) -> PeerRow:
 
 
 def _credit(ranking: Ranking, adverts: Mapping[str, Advert]) -> RunCredit:
-    def row(one: Contribution) -> CreditRow:
+    def row(one: RankedPeer) -> CreditRow:
         name = adverts[one.peer].name if one.peer in adverts else ""
         return CreditRow(peer=one.peer, name=name, rank=one.rank, credit=one.credit)
 

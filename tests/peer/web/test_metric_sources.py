@@ -17,7 +17,7 @@ import uvloop
 from prometheus_client.metrics_core import Metric
 
 from hetpeer.bootstrap.consensus.replica import Replica, run_logs
-from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.discovery.roster import Roster
@@ -66,7 +66,9 @@ async def node(trained: RunDirectory) -> AsyncIterator[Node]:
 
 def reliable_peer(node: Node, run: RunDirectory) -> Iterator[ReliablePeer]:
     with run_logs(run) as logs:
-        yield ReliablePeer(node, run, Replica(node, run, Council(run.signed, run.path), logs, SystemClock()))
+        yield ReliablePeer(
+            node, run, Replica(node, run, MembershipConfig(run.signed, run.path), logs, SystemClock())
+        )
 
 
 @pytest.fixture

@@ -48,13 +48,13 @@ def amend(
     ] = None,
 ) -> None:
     """Say who the reliable peers of a run are, and who may take part. Nothing is interrupted."""
-    from hetpeer.bootstrap.run.amendment import Change
+    from hetpeer.bootstrap.run.amendment import MembershipChange
     from hetpeer.dht.identity.addresses import parse_address
     from hetpeer.peer.cli.options import run_loop
     from hetpeer.peer.reliable.publish_amendment import amended, deliver
 
     addresses = tuple(parse_address(text) for text in bootstrap or ())
-    change = Change(
+    change = MembershipChange(
         coordinators=tuple(reliable or ()),
         ban=tuple(ban or ()),
         unban=tuple(unban or ()),
@@ -72,7 +72,7 @@ def amend(
             print(f"{word} {one}")
     if addresses and council.data:
         run_loop(deliver(council, addresses))
-    if change != Change():
+    if change != MembershipChange():
         print(f"amendment {council.sequence} is signed")
     if reliable:
         print("on each that is new: hetpeer bootstrap DIR --peers ADDR")

@@ -13,7 +13,7 @@ from hetpeer.peer.cli.options import RunDir
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from hetpeer.bootstrap.audit.audit import Verdict
+    from hetpeer.bootstrap.audit.audit import AuditVerdict
     from hetpeer.bootstrap.audit.replay import Comparison
     from hetpeer.bootstrap.log.contributions import Contribution, Tally
 
@@ -52,7 +52,7 @@ def audit(
         raise typer.Exit(1)
 
 
-def _verdict_json(verdict: Verdict, comparison: Comparison | None, ok: bool) -> str:
+def _verdict_json(verdict: AuditVerdict, comparison: Comparison | None, ok: bool) -> str:
     from dataclasses import asdict
 
     document = {"schema": "hetpeer.audit/1", "ok": ok, **asdict(verdict)}
@@ -61,7 +61,7 @@ def _verdict_json(verdict: Verdict, comparison: Comparison | None, ok: bool) -> 
     return json.dumps(document, indent=1)
 
 
-def _verdict_text(verdict: Verdict, comparison: Comparison | None, ok: bool) -> str:
+def _verdict_text(verdict: AuditVerdict, comparison: Comparison | None, ok: bool) -> str:
     from hetpeer.bootstrap.audit.audit import RULES
 
     counts = f"{verdict.counted} of {verdict.microbatches_expected} counted exactly once"

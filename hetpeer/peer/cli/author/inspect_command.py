@@ -17,7 +17,7 @@ from hetpeer.peer.watching.human_units import bytes_text, count_text, flops_text
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from hetpeer.bootstrap.authoring.model_costs import Inspection
+    from hetpeer.bootstrap.authoring.model_costs import ModelCosts
     from hetpeer.stages.graph.cost_report import OperatorCost
 
 BLOCK_HEADS = ("block", "ops", "params", "bytes", "forward", "backward", "keeps", "sends", "data", "tied")
@@ -107,7 +107,7 @@ def inspect(
         Console().print(_tables(found, block))
 
 
-def _draw(found: Inspection, path: Path) -> None:
+def _draw(found: ModelCosts, path: Path) -> None:
     from hetpeer.bootstrap.run.durable_files import atomic_write
     from hetpeer.peer.watching.graph_picture import picture
 
@@ -119,7 +119,7 @@ def _draw(found: Inspection, path: Path) -> None:
 # ── one JSON object ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def document(found: Inspection) -> dict[str, Any]:
+def document(found: ModelCosts) -> dict[str, Any]:
     """All there is, in bytes and FLOPs of one full microbatch."""
     return {
         "schema": "hetpeer.inspect/1",
@@ -162,7 +162,7 @@ def _operator_document(operator: OperatorCost) -> dict[str, Any]:
 # ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _summary(found: Inspection) -> Iterator[tuple[str, str]]:
+def _summary(found: ModelCosts) -> Iterator[tuple[str, str]]:
     """The first lines, as (label, text)."""
     forward, backward = (
         sum(getattr(cost, f"flops_{way}") for cost in found.costs) for way in ("forward", "backward")
@@ -175,11 +175,11 @@ def _summary(found: Inspection) -> Iterator[tuple[str, str]]:
         yield "tied", f"{name} in blocks {', '.join(map(str, blocks))}"
 
 
-def _tied(found: Inspection, block: int) -> list[str]:
+def _tied(found: ModelCosts, block: int) -> list[str]:
     return [name for name, blocks in found.tied.items() if block in blocks]
 
 
-def _block_cells(found: Inspection) -> Iterator[Sequence[str]]:
+def _block_cells(found: ModelCosts) -> Iterator[Sequence[str]]:
     for cost in found.costs:
         yield (
             str(cost.index),
@@ -195,7 +195,7 @@ def _block_cells(found: Inspection) -> Iterator[Sequence[str]]:
         )
 
 
-def _stage_cells(found: Inspection) -> Iterator[Sequence[str]]:
+def _stage_cells(found: ModelCosts) -> Iterator[Sequence[str]]:
     for number, layout in enumerate(found.layouts):
         whole = sum(stage.flops_forward + stage.flops_backward for stage in layout)
         for place, stage in enumerate(layout):
@@ -212,7 +212,7 @@ def _stage_cells(found: Inspection) -> Iterator[Sequence[str]]:
             )
 
 
-def _operator_cells(found: Inspection, block: int) -> Iterator[Sequence[str]]:
+def _operator_cells(found: ModelCosts, block: int) -> Iterator[Sequence[str]]:
     for operator in found.costs[block].operators:
         yield (
             operator.op,
@@ -225,7 +225,7 @@ def _operator_cells(found: Inspection, block: int) -> Iterator[Sequence[str]]:
         )
 
 
-def _lines(found: Inspection, block: int | None) -> Iterator[str]:
+def _lines(found: ModelCosts, block: int | None) -> Iterator[str]:
     """Plain text, one block, stage or operator a line, each figure with its name."""
     for label, text in _summary(found):
         yield f"{label:<12}{text}"
@@ -235,7 +235,7 @@ def _lines(found: Inspection, block: int | None) -> Iterator[str]:
             yield f"{what:<12}{row[0]}  " + "  ".join(cells)
 
 
-def _tables(found: Inspection, block: int | None) -> RenderableType:
+def _tables(found: ModelCosts, block: int | None) -> RenderableType:
     """The same for a terminal. Cells are Text, so that no name of the author's is read as markup."""
     from rich.console import Group
     from rich.table import Table
@@ -257,7 +257,7 @@ def _tables(found: Inspection, block: int | None) -> RenderableType:
 
 
 def _parts(
-    found: Inspection, block: int | None
+    found: ModelCosts, block: int | None
 ) -> Iterator[tuple[str, Sequence[str], Iterator[Sequence[str]]]]:
     """(what a row is, column heads, rows) of each table."""
     if block is not None:
