@@ -27,10 +27,20 @@ Deliver = Callable[[Member, Origin, p.Handle], Iterable[Effect]]
 
 
 class Sending:
-    """From volunteer `name` of `swarm`, as `member` orders it. `later` carries out something on the core when the process comes to it."""
+    """From volunteer `name` of `swarm`, as `member` orders it.
+
+    `later` calls the core when the process comes to it; `perform` carries out effects of a call that was made already.
+    """
 
     def __init__(
-        self, swarm: Swarm, name: str, member: Member, boxes: Boxes, worker: Worker, later: Answer
+        self,
+        swarm: Swarm,
+        name: str,
+        member: Member,
+        boxes: Boxes,
+        worker: Worker,
+        later: Answer,
+        perform: Callable[[Iterable[Effect]], None],
     ) -> None:
         self._swarm = swarm
         self._name = name
@@ -38,6 +48,7 @@ class Sending:
         self._boxes = boxes
         self._worker = worker
         self._later = later
+        self._perform = perform
         self._lines: dict[str, Line] = {}
         self._introduced: set[str] = set()
         """Whom we have told that we came into the step in progress while it ran."""
@@ -143,7 +154,14 @@ class Sending:
         *,
         nbytes: float,
     ) -> None:
-        """Send the `value` of a tensor: the receiver makes a handle of its own, and learns from us what it belongs to."""
+        """Send the `value` of a tensor: the receiver makes a handle of its own, and learns from us what it belongs to.
+
+        A tensor for the volunteer itself is there at once, as in the daemon.
+        """
+        if to == self._name:
+            handle = self._boxes.new(origin.step, value, to)
+            self._perform(deliver(self._member, origin, handle))
+            return
         if self._member.step is not None and self._member.step.entry and to not in self._introduced:
             self._introduce(to)
         receiver = self._swarm.volunteers[to]

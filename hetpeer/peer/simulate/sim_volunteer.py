@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
+from hetpeer.averaging.member.effect_queue import EffectQueue
 from hetpeer.averaging.member.member import Effect, InStep, Member, StepEffect
 from hetpeer.averaging.member.place_choice import choose_place
 from hetpeer.peer.simulate.network.sim_board import LOOK_S
@@ -66,6 +67,7 @@ class Volunteer:
         self.alive = True
         self._gate = Gate(swarm.world)
         self.process += 1
+        self._effects: EffectQueue[Effect] = EffectQueue(self._carry_out)
         self.boxes = Boxes()
         window, later = Window(), self._answer_of(self.process)
         self.worker = Worker(
@@ -93,7 +95,7 @@ class Volunteer:
             uplink=self._uplink,
         )
         self.member = Member(self.name, hello, swarm.shape, window)
-        self._sending = Sending(swarm, self.name, self.member, self.boxes, self.worker, later)
+        self._sending = Sending(swarm, self.name, self.member, self.boxes, self.worker, later, self.perform)
         self._states = States(swarm, self.name, self.member, self.worker, later, lambda: self.fetch_s)
         self.connect()
         self._look_at_board(self.process)
@@ -102,6 +104,7 @@ class Volunteer:
         """SIGKILL: memory and everything under way are gone."""
         if self.alive:
             self.alive = False
+            self._effects.close()
             self.swarm.noticed_death(self)
 
     def freeze(self, seconds: float) -> None:
@@ -167,13 +170,10 @@ class Volunteer:
     # ── effects ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def perform(self, effects: Iterable[Effect]) -> None:
-        """Carry out effects in order."""
-        for effect in effects:
-            if not self.alive:
-                return
-            self._perform(effect)
+        """Carry out effects, behind those that wait already."""
+        self._effects.perform(effects)
 
-    def _perform(self, effect: Effect) -> None:
+    def _carry_out(self, effect: Effect) -> None:
         swarm = self.swarm
         match effect:
             case InStep(step, inner):
@@ -208,6 +208,7 @@ class Volunteer:
                 swarm.world.after(REJOIN_S, lambda: self.later(process, self._rejoin))
             case e.Stop():
                 self.alive = False
+                self._effects.close()
             case p.Release(handle):
                 self.boxes.release(handle)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
+from hetpeer.averaging.member.effect_queue import EffectQueue
 from hetpeer.averaging.member.member import Effect, InStep, Member, Origin, Phase
 from hetpeer.averaging.member.place_choice import choose_place
 from hetpeer.averaging.member.tensor_heads import ActivationHead, Introduction
@@ -112,6 +113,7 @@ class Volunteer:
             evidence.after,
             files.look_for_amendment,
         )
+        self._effects: EffectQueue[Effect] = EffectQueue(self._carry_out, self._drained)
         self._tasks = TaskSet(self._fail)
         self._store = TensorStore(compute.arena, SpillFile(home.path, offer.disk_bytes))
         self._states = HeldStates(self.member)
@@ -167,6 +169,7 @@ class Volunteer:
             raise
         finally:
             self._ended = True
+            self._effects.close()
             self.session.close()
             self._plane.close()
             if self._source is not None:
@@ -266,18 +269,17 @@ class Volunteer:
     # ── effects ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def perform(self, effects: Sequence[Effect]) -> None:
-        """Carry out the core's effects, in order."""
-        if self._ended:
-            return
-        for effect in effects:
-            self._perform(effect)
+        """Carry out the core's effects, behind those that wait already."""
+        self._effects.perform(effects)
+
+    def _drained(self) -> None:
         self._states.changed()
         self._changed.set()
         over = self.figures.shares.note(self.member.occupation, time.monotonic())
         if over is not None and over[0] is not Occupation.COMPUTES:
             self._trace.span("waits", f"for {over[0].value}", over[1])
 
-    def _perform(self, effect: Effect) -> None:
+    def _carry_out(self, effect: Effect) -> None:
         match effect:
             case InStep(step, inner):
                 failpoints.before(inner, "average_" if step.group else "")

@@ -54,7 +54,7 @@ class Freight:
         deliver: Callable[[Member], Iterable[Effect]],
         nbytes: float,
     ) -> None:
-        """A tensor from one volunteer to another (or to itself); sometimes twice, the second time perhaps late."""
+        """A tensor from one volunteer to another; sometimes twice, the second time perhaps late."""
         process, random, send = receiver.process, self._world.random, self._network.send
         send(sender, receiver.name, lambda: receiver.later(process, deliver), nbytes)
         if random.random() < self._config.duplicates:
