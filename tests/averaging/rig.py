@@ -6,7 +6,7 @@ Its place are blocks 0 and 1 of a model of two, one microbatch a step, so that i
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.member import InStep, Member, Origin, Phase
-from hetpeer.averaging.member.step_vote import Shape
+from hetpeer.averaging.member.step_vote import ModelShape
 from hetpeer.stages.pipeline import effects as p
 
 ME, LINE = "me", m.Line(term=2, view=1)
@@ -21,7 +21,7 @@ def place(begin=0, end=2, cluster=0):
 
 def new_member():
     hello = m.Hello(run="run", incarnation=7)
-    member = Member(ME, hello, Shape(sizes={0: 10, 1: 20}, slot_capacity=2))
+    member = Member(ME, hello, ModelShape(sizes={0: 10, 1: 20}, slot_capacity=2))
     member.connected()
     return member
 
@@ -66,8 +66,8 @@ def fetch(version=STEP.number, line=LINE):
 def loss_made(member):
     """Forward and backward of the one microbatch; the coordinator counts it."""
     key = p.TaskKey(0, 0)
-    member.forward_done(STEP, key, None, 0.5)
-    member.backward_done(STEP, key, None)
+    member.work.forward_done(STEP, key, None, 0.5)
+    member.work.backward_done(STEP, key, None)
     member.receive(m.Settled(line=LINE, step=STEP.number, slot=0))
 
 
@@ -76,14 +76,16 @@ def reduced(member):
     effects = member.receive(plan())
     for effect in [x.effect for x in effects if isinstance(x, InStep)]:
         at = Origin(ME, 7, STEP, 1)
-        for summing in member.part(at, effect.shard.block, effect.shard.index, f"part {effect.shard.block}"):
+        for summing in member.work.part(
+            at, effect.shard.block, effect.shard.index, f"part {effect.shard.block}"
+        ):
             shard = summing.effect.shard
-            member.summed(STEP, shard, f"sum {shard.block}")
-            member.result(at, shard.block, shard.index, f"result {shard.block}", shard.length)
+            member.work.summed(STEP, shard, f"sum {shard.block}")
+            member.work.result(at, shard.block, shard.index, f"result {shard.block}", shard.length)
     told = []
     for block in (0, 1):
         vote = m.BlockVote(block=block, digest=f"gradient {block}", squared_norm=1.0, finite=True)
-        told += member.inspected(STEP, 1, vote, f"gradient {block}")
+        told += member.work.inspected(STEP, 1, vote, f"gradient {block}")
     return told[0].message
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member.early_tensors import MAX_EARLY, NEAR, EarlyTensors, Origin, Waiting
+from hetpeer.averaging.member.early_tensors import MAX_EARLY, NEAR, EarlyTensor, EarlyTensors, Origin
 from hetpeer.averaging.member.held_step import Bundle
 from hetpeer.averaging.member.member import Phase
 from hetpeer.stages.pipeline import effects as p
@@ -28,7 +28,7 @@ def with_other():
 def flood(member, step, senders=("stranger",)):
     """As much as `senders` together can put there; what comes of it."""
     return [
-        member.part(Origin(senders[i % len(senders)], 1, step, 1), 0, 0, f"flood {i}")
+        member.work.part(Origin(senders[i % len(senders)], 1, step, 1), 0, 0, f"flood {i}")
         for i in range(MAX_EARLY + 1)
     ]
 
@@ -37,7 +37,7 @@ def flood(member, step, senders=("stranger",)):
 def test_a_stranger_has_nothing_wait_for_a_reign_or_a_step_that_cannot_be_near(step):
     member = member_in(Phase.READY)
     assert flood(member, step)[0] == [p.Release("flood 0")]
-    assert member.activation(Origin("other", 1, STEP), Bundle(5, ROUTE, 0), "early") == []
+    assert member.work.activation(Origin("other", 1, STEP), Bundle(5, ROUTE, 0), "early") == []
     assert 5 in runs(member.receive(with_other()))
 
 
@@ -47,7 +47,7 @@ def test_strangers_that_fill_the_room_cost_nobody_else_its_own(number, strangers
     """Before the first step nobody is known: who has the most gives way."""
     member = member_in(Phase.READY)
     flood(member, e.StepId(LINE, number), [f"stranger {i}" for i in range(strangers)])
-    (release,) = member.activation(Origin("other", 1, STEP), Bundle(5, ROUTE, 0), "early")
+    (release,) = member.work.activation(Origin("other", 1, STEP), Bundle(5, ROUTE, 0), "early")
     assert release.handle.startswith("flood")
     assert 5 in runs(member.receive(with_other()))
 
@@ -57,20 +57,20 @@ def test_who_works_with_us_comes_before_any_number_of_strangers():
     member.receive(with_other())
     other = [Origin("other", 1, STEP, 1), Origin("other", 1, e.StepId(LINE, STEP.number + 1))]
     for i in range(MAX_EARLY // 2):
-        assert member.part(other[0], 0, i, f"part {i}") == []
+        assert member.work.part(other[0], 0, i, f"part {i}") == []
     flood(member, e.StepId(LINE, STEP.number + 1), [f"stranger {i}" for i in range(100)])
     for i in range(MAX_EARLY // 2):
-        (release,) = member.gradient(other[1], i, 1, f"gradient {i}")
+        (release,) = member.work.gradient(other[1], i, 1, f"gradient {i}")
         assert release.handle.startswith("flood")
-    assert member.part(Origin("stranger", 1, STEP, 1), 0, 0, "no room") == [p.Release("no room")]
+    assert member.work.part(Origin("stranger", 1, STEP, 1), 0, 0, "no room") == [p.Release("no room")]
 
 
 def test_who_has_worked_with_us_is_believed_that_there_is_another_reign():
     member = member_in(Phase.READY)
     member.receive(with_other())
     member.receive(m.Welcome(line=LINE, version=STEP.number, member=False, places=(place(),)))
-    assert member.activation(Origin("other", 1, LATER), Bundle(5, ROUTE, 0), "early") == []
-    assert member.activation(Origin("stranger", 1, LATER), Bundle(5, ROUTE, 0), "x") == [p.Release("x")]
+    assert member.work.activation(Origin("other", 1, LATER), Bundle(5, ROUTE, 0), "early") == []
+    assert member.work.activation(Origin("stranger", 1, LATER), Bundle(5, ROUTE, 0), "x") == [p.Release("x")]
 
 
 def test_the_newest_goes_of_whoever_has_the_most_and_the_others_keep_their_order():
@@ -88,4 +88,4 @@ def test_the_newest_goes_of_whoever_has_the_most_and_the_others_keep_their_order
 
 def waiting(sender, handle):
     step = STEP if sender == "greedy" else LATER
-    return Waiting(Origin(sender, 1, step), lambda _step: [], handle, partner=False)
+    return EarlyTensor(Origin(sender, 1, step), lambda _step: [], handle, partner=False)

@@ -46,7 +46,7 @@ def inner(effects):
 def test_it_sends_its_parameters_and_installs_the_mean():
     member = averaging()
     member.loss = 3.5
-    assert member.step.on_wire == WIRE
+    assert member.work.step.on_wire == WIRE
     uplink, *parts = inner(member.receive(plan()))
     assert isinstance(uplink, e.ShareUplink)
     assert set(uplink.elements) == {THERE}
@@ -54,14 +54,14 @@ def test_it_sends_its_parameters_and_installs_the_mean():
     told = []
     for part in parts:
         shard = part.shard
-        assert member.part(Origin(ME, 7, WIRE, 1), shard.block, shard.index, "mine") == []
-        (summing,) = inner(member.part(Origin(THERE, 1, WIRE, 1), shard.block, shard.index, "theirs"))
+        assert member.work.part(Origin(ME, 7, WIRE, 1), shard.block, shard.index, "mine") == []
+        (summing,) = inner(member.work.part(Origin(THERE, 1, WIRE, 1), shard.block, shard.index, "theirs"))
         assert summing.parts == ("mine", "theirs"), "in the plan's order"
-        sent = inner(member.summed(AT, shard, "sum"))
+        sent = inner(member.work.summed(AT, shard, "sum"))
         assert {x.to for x in sent if isinstance(x, e.SendResult)} == {ME, THERE}
-        member.result(Origin(ME, 7, WIRE, 1), shard.block, shard.index, "result", shard.length)
+        member.work.result(Origin(ME, 7, WIRE, 1), shard.block, shard.index, "result", shard.length)
         vote = m.BlockVote(block=shard.block, digest=f"sum {shard.block}", squared_norm=1.0, finite=True)
-        told += member.inspected(AT, 1, vote, f"sum {shard.block}")
+        told += member.work.inspected(AT, 1, vote, f"sum {shard.block}")
     assert [x.message.kind for x in told if isinstance(x, e.Tell)][-1] == "vote"
     commit = m.Commit(
         line=LINE,
@@ -91,18 +91,18 @@ def test_a_plan_that_takes_it_for_another_cluster_gets_nothing():
 
 def test_parts_that_come_before_the_group_is_known_wait_and_those_of_a_past_one_do_not():
     member = member_in(Phase.READY)
-    assert member.part(Origin(THERE, 1, WIRE, 1), 0, 0, "early") == []
+    assert member.work.part(Origin(THERE, 1, WIRE, 1), 0, 0, "early") == []
     member.receive(begin())
     effects = member.receive(plan())
     assert Release("early") not in effects
     past = e.StepId(WIRE.line, GROUP - 1)
-    assert member.part(Origin(THERE, 1, past, 1), 0, 0, "late") == [Release("late")]
+    assert member.work.part(Origin(THERE, 1, past, 1), 0, 0, "late") == [Release("late")]
 
 
 def test_tensors_of_another_clusters_steps_are_not_taken():
     member = member_in(Phase.READY)
     other = e.StepId(LINE.model_copy(update={"cluster": 3, "term": 99}), 1000)
-    assert member.gradient(Origin(THERE, 1, other), 0, 1, "foreign") == [Release("foreign")]
+    assert member.work.gradient(Origin(THERE, 1, other), 0, 1, "foreign") == [Release("foreign")]
 
 
 def test_whoever_has_no_place_is_on_the_line_of_everybody_until_it_has_one():
@@ -160,12 +160,12 @@ def voted_beside_a_step():
     assert {part.slot for part in parts} == {e.COPY}
     for part in parts:
         shard = part.shard
-        member.part(Origin(ME, 7, WIRE, 1), shard.block, shard.index, "mine")
-        member.part(Origin(THERE, 1, WIRE, 1), shard.block, shard.index, "theirs")
-        member.summed(AT, shard, "sum")
-        member.result(Origin(ME, 7, WIRE, 1), shard.block, shard.index, "result", shard.length)
+        member.work.part(Origin(ME, 7, WIRE, 1), shard.block, shard.index, "mine")
+        member.work.part(Origin(THERE, 1, WIRE, 1), shard.block, shard.index, "theirs")
+        member.work.summed(AT, shard, "sum")
+        member.work.result(Origin(ME, 7, WIRE, 1), shard.block, shard.index, "result", shard.length)
         vote = m.BlockVote(block=shard.block, digest=f"sum {shard.block}", squared_norm=1.0, finite=True)
-        told = member.inspected(AT, 1, vote, f"sum {shard.block}")
+        told = member.work.inspected(AT, 1, vote, f"sum {shard.block}")
     (vote,) = told
     assert (vote.message.kind, vote.message.group) == ("vote", GROUP)
     assert member.phase is Phase.TRAINING
@@ -175,7 +175,7 @@ def voted_beside_a_step():
 def test_a_delayed_averaging_goes_beside_a_step_and_is_installed_between_two():
     member = voted_beside_a_step()
     assert member.receive(m.Gone(line=LINE, group=GROUP + 1, peers=(THERE,))) == []
-    member.version = STEP.number + 1  # the step was committed and applied
+    member.position.version = STEP.number + 1  # the step was committed and applied
     ended, *installs = member.receive(decided(STEP.number + 1))
     assert isinstance(ended, e.EndStep)
     assert inner(installs) == [e.InstallAverage(b, 1, STEP.number + 1, f"sum {b}", 0.5) for b in (0, 1)]

@@ -199,13 +199,13 @@ def test_a_life_from_the_handshake_to_the_second_step():
 def test_tensors_before_begin_and_before_plan_are_held_back():
     member = member_in(Phase.READY)
     other = Origin("other", 1, STEP)
-    assert member.activation(other, Bundle(5, ROUTE, 0), "early") == []
+    assert member.work.activation(other, Bundle(5, ROUTE, 0), "early") == []
     told = begin().model_copy(
         update={"roster": {ME: (0, 2), "other": (0, 2)}, "incarnations": {ME: 7, "other": 1}}
     )
     runs = [x.effect.key.id for x in member.receive(told)]
     assert runs == [0, 5]
-    assert member.part(Origin(ME, 7, STEP, 1), 0, 0, "part") == []
+    assert member.work.part(Origin(ME, 7, STEP, 1), 0, 0, "part") == []
     (summing,) = member.receive(plan())
     assert summing.effect.parts == ("part",)
 
@@ -225,19 +225,19 @@ def test_fenced_tensors_are_released(origin):
     with_one_more = {"roster": {ME: (0, 2), "gone": (0, 2)}, "incarnations": {ME: 7, "gone": 2}}
     member.receive(begin().model_copy(update=with_one_more))
     member.receive(m.Gone(line=LINE, peers=("gone",)))
-    assert member.activation(origin, Bundle(0, ROUTE, 0), "x") == [p.Release("x")]
-    assert member.gradient(origin, 0, 1, "x") == [p.Release("x")]
+    assert member.work.activation(origin, Bundle(0, ROUTE, 0), "x") == [p.Release("x")]
+    assert member.work.gradient(origin, 0, 1, "x") == [p.Release("x")]
 
 
 def test_who_is_not_in_the_roster_is_heard_once_it_has_introduced_itself():
     member = member_in(Phase.TRAINING)
     late = Origin("late", 1, STEP)
-    assert not member.knows(late)
-    assert member.activation(late, Bundle(5, ROUTE, 0), "x") == []
-    (run,) = member.introduced(late, (1, 2))
-    assert member.knows(late)
+    assert not member.work.knows(late)
+    assert member.work.activation(late, Bundle(5, ROUTE, 0), "x") == []
+    (run,) = member.work.introduced(late, (1, 2))
+    assert member.work.knows(late)
     assert run.effect.key == p.TaskKey(5, 0)
-    assert member.introduced(Origin("later", 1, e.StepId(LINE, 4)), (1, 2)) == []
+    assert member.work.introduced(Origin("later", 1, e.StepId(LINE, 4)), (1, 2)) == []
 
 
 def test_the_coordinator_makes_known_who_came_in_and_an_older_life_is_not_believed():
@@ -245,12 +245,12 @@ def test_the_coordinator_makes_known_who_came_in_and_an_older_life_is_not_believ
     entrant = m.Entrant(peer="late", incarnation=3, begin=1, end=2)
     told = m.Joined(line=LINE, step=STEP.number, entrants=(entrant,))
     member.receive(told)
-    assert member.knows(Origin("late", 3, STEP))
+    assert member.work.knows(Origin("late", 3, STEP))
     member.receive(m.Gone(line=LINE, peers=("late",)))
-    member.introduced(Origin("late", 2, STEP), (1, 2))
-    assert not member.knows(Origin("late", 2, STEP))
-    member.introduced(Origin("late", 3, STEP), (1, 2))
-    assert member.knows(Origin("late", 3, STEP))
+    member.work.introduced(Origin("late", 2, STEP), (1, 2))
+    assert not member.work.knows(Origin("late", 2, STEP))
+    member.work.introduced(Origin("late", 3, STEP), (1, 2))
+    assert member.work.knows(Origin("late", 3, STEP))
 
 
 def test_a_step_is_entered_again_under_a_name_of_its_own():
@@ -260,17 +260,17 @@ def test_a_step_is_entered_again_under_a_name_of_its_own():
     assert member.receive(begin()) == []
     member.receive(begin().model_copy(update={"entry": 2}))
     again = STEP._replace(entry=2)
-    assert (member.step, again.on_wire) == (again, STEP)
-    assert member.forward_done(STEP, p.TaskKey(0, 0), "x", None) == [p.Release("x")]
-    assert member.knows(Origin(ME, 7, STEP))
+    assert (member.work.step, again.on_wire) == (again, STEP)
+    assert member.work.forward_done(STEP, p.TaskKey(0, 0), "x", None) == [p.Release("x")]
+    assert member.work.knows(Origin(ME, 7, STEP))
 
 
 def test_a_part_of_an_older_plan_is_released():
     member = member_in(Phase.REDUCING)
     member.receive(plan(number=2))
     old, held = Origin(ME, 7, STEP, 1), Origin(ME, 7, STEP, 3)
-    assert member.part(old, 0, 0, "old") == [p.Release("old")]
-    assert member.part(held, 0, 0, "newer") == []
+    assert member.work.part(old, 0, 0, "old") == [p.Release("old")]
+    assert member.work.part(held, 0, 0, "newer") == []
     assert p.Release("newer") not in member.receive(plan(number=3))
 
 
@@ -291,7 +291,7 @@ def test_a_route_that_is_not_ours_is_refused():
     member = member_in(Phase.TRAINING)
     for route in ((("other", 0, 2),), ((ME, 0, 3),), ((ME, 2, 2),)):
         hops = tuple(Hop(*hop) for hop in route)
-        assert member.activation(Origin(ME, 7, STEP), Bundle(0, hops, 0), "x") == [p.Release("x")]
+        assert member.work.activation(Origin(ME, 7, STEP), Bundle(0, hops, 0), "x") == [p.Release("x")]
 
 
 def test_work_of_a_dropped_step_is_released():
@@ -300,13 +300,13 @@ def test_work_of_a_dropped_step_is_released():
     key = p.TaskKey(0, 0)
     shard = e.Shard(1, 0, 0, 0, 10, ME)
     vote = m.BlockVote(block=0, digest="", squared_norm=0.0, finite=True)
-    assert member.forward_done(STEP, key, "x", None) == [p.Release("x")]
-    assert member.backward_done(STEP, key, "x") == [p.Release("x")]
-    assert member.work_failed(STEP, key, "why") == []
-    assert member.summed(STEP, shard, "x") == [p.Release("x")]
-    assert member.inspected(STEP, 1, vote, "x") == [p.Release("x")]
+    assert member.work.forward_done(STEP, key, "x", None) == [p.Release("x")]
+    assert member.work.backward_done(STEP, key, "x") == [p.Release("x")]
+    assert member.work.work_failed(STEP, key, "why") == []
+    assert member.work.summed(STEP, shard, "x") == [p.Release("x")]
+    assert member.work.inspected(STEP, 1, vote, "x") == [p.Release("x")]
     assert member.applied(STEP, 0, "digest") == []
-    assert member.unreachable("other") == []
+    assert member.work.unreachable("other") == []
 
 
 def test_a_voter_that_missed_the_commit_applies_it_and_is_ready():
@@ -413,14 +413,14 @@ def test_going_back_to_where_we_are_keeps_the_state():
 
 def test_after_the_decision_no_work_is_begun():
     member = member_in(Phase.APPLYING)
-    assert member.activation(Origin(ME, 7, STEP), Bundle(9, ROUTE, 0), "x") == []
+    assert member.work.activation(Origin(ME, 7, STEP), Bundle(9, ROUTE, 0), "x") == []
 
 
 def test_a_spoiled_slot_is_dropped_and_reported():
     member = member_in(Phase.TRAINING)
     key = p.TaskKey(0, 0)
-    member.forward_done(STEP, key, None, 0.5)
-    effects = member.work_failed(STEP, key, "x" * 900)
+    member.work.forward_done(STEP, key, None, 0.5)
+    effects = member.work.work_failed(STEP, key, "x" * 900)
     assert [x.effect for x in effects if isinstance(x, InStep) and isinstance(x.effect, Drop)] == [
         Drop(0, 0),
         Drop(1, 0),
@@ -431,10 +431,10 @@ def test_a_spoiled_slot_is_dropped_and_reported():
 
 def test_who_sends_a_bundle_that_is_none_is_named_in_its_own_step_alone():
     member = member_in(Phase.TRAINING)
-    (told,) = member.unread(Origin(ME, 7, STEP), 1, 0, "noise", back=False)
+    (told,) = member.work.unread(Origin(ME, 7, STEP), 1, 0, "noise", back=False)
     assert (told.message.kind, told.message.id, told.message.given) == ("failed", 1, ME)
-    assert member.unread(Origin(ME, 6, STEP), 1, 0, "noise", back=False) == [], "in a former life"
-    assert member.unread(Origin(ME, 7, OLD_STEP), 1, 0, "noise", back=False) == []
+    assert member.work.unread(Origin(ME, 6, STEP), 1, 0, "noise", back=False) == [], "in a former life"
+    assert member.work.unread(Origin(ME, 7, OLD_STEP), 1, 0, "noise", back=False) == []
 
 
 def test_checkpoints_are_saved_from_the_version_that_was_asked_for():
@@ -474,47 +474,47 @@ def two_hops():
 
 def test_a_link_that_was_congested_before_the_step_began_gets_nothing_until_it_is_relieved():
     member = member_in(Phase.READY)
-    assert member.congested("other", 1) == []
+    assert member.work.congested("other", 1) == []
     assert names(member.receive(two_hops())) == ""
-    assert member.congested("other", 2) != []  # this one has one block left
+    assert member.work.congested("other", 2) != []  # this one has one block left
     member = member_in(Phase.READY)
-    member.congested("other", 0)
+    member.work.congested("other", 0)
     member.receive(two_hops())
-    assert names(member.congested("other", None)) == "RunForward"
+    assert names(member.work.congested("other", None)) == "RunForward"
 
 
 def test_whom_we_refuse_gets_no_tasks_in_any_step_until_we_do_not():
     for refused in (True, False):
         member = member_in(Phase.READY)
-        assert member.refused("other", True) == [], "there is no step in which it takes part"
-        member.reachable("other")  # that its line is good changes nothing
+        assert member.work.refused("other", True) == [], "there is no step in which it takes part"
+        member.work.reachable("other")  # that its line is good changes nothing
         if not refused:
-            assert member.refused("other", False) == []
+            assert member.work.refused("other", False) == []
         begun = member.receive(two_hops())
         assert (e.Tell(m.Shuns(peers=("other",))) in begun) is refused, "nobody else would know"
-        (send,) = member.forward_done(STEP, p.TaskKey(0, 0), "out", None)
+        (send,) = member.work.forward_done(STEP, p.TaskKey(0, 0), "out", None)
         assert send.effect.route[0].peer == (ME if refused else "other")
-        told = member.refused("other", not refused)
+        told = member.work.refused("other", not refused)
         assert told[0] == e.Tell(m.Shuns(peers=() if refused else ("other",)))
 
 
 def test_that_we_work_with_somebody_again_is_said_though_it_was_so_between_two_steps():
     member = member_in(Phase.READY)
     member.receive(two_hops())
-    member.refused("other", True)
-    member._drop_all()
-    assert member.refused("other", False) == []
+    member.work.refused("other", True)
+    member.work.drop_all()
+    assert member.work.refused("other", False) == []
     assert e.Tell(m.Shuns()) in member.receive(two_hops().model_copy(update={"entry": 1}))
 
 
 def test_a_nudge_counts_only_in_its_step_and_from_who_is_in_it():
     member = member_in(Phase.READY)
     member.receive(two_hops())
-    member.forward_done(STEP, p.TaskKey(0, 0), "out", None)
+    member.work.forward_done(STEP, p.TaskKey(0, 0), "out", None)
     route = (Hop(ME, 0, 1), Hop("other", 1, 2))
     for origin in (Origin("other", 2, STEP), Origin("other", 1, e.StepId(LINE, 9))):
-        assert member.nudge(origin, 0, route, 1) == []
-    assert names(member.nudge(Origin("other", 1, STEP), 0, route, 1)) == "SendActivation"
+        assert member.work.nudge(origin, 0, route, 1) == []
+    assert names(member.work.nudge(Origin("other", 1, STEP), 0, route, 1)) == "SendActivation"
 
 
 def test_what_a_session_said_during_an_update_ends_with_it():

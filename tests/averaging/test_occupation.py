@@ -43,19 +43,19 @@ def test_what_was_long_ago_is_forgotten_though_nothing_is_said():
     ids=lambda value: value.value,
 )
 def test_a_member_knows_what_its_worker_does(phase, does):
-    assert member_in(phase).occupation is does
+    assert member_in(phase).work.occupation is does
 
 
 def test_it_waits_for_data_for_room_and_for_a_step():
     member = member_in(Phase.TRAINING)
     key = p.TaskKey(0, 0)
-    member.forward_done(STEP, key, None, 0.5)
-    member.backward_done(STEP, key, None)
-    assert member.occupation is Occupation.DATA, "others may still need us"
+    member.work.forward_done(STEP, key, None, 0.5)
+    member.work.backward_done(STEP, key, None)
+    assert member.work.occupation is Occupation.DATA, "others may still need us"
     member.receive(m.Settled(line=LINE, step=STEP.number, slot=0))
     reduced(member)
-    assert member.occupation is Occupation.STEP
+    assert member.work.occupation is Occupation.STEP
     member.receive(begin(STEP.number + 1).model_copy(update={"behind": 1}))
-    assert member.occupation is Occupation.COMPUTES
+    assert member.work.occupation is Occupation.COMPUTES
     member.receive(commit())
-    assert member.occupation is Occupation.COMPUTES, "of the next step"
+    assert member.work.occupation is Occupation.COMPUTES, "of the next step"

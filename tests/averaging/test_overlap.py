@@ -32,8 +32,8 @@ def test_the_next_step_is_begun_beside_the_one_in_progress():
     member = member_in(Phase.TRAINING)
     effects = member.receive(beside(NEXT.number))
     assert not [x for x in effects if isinstance(x, e.EndStep)]
-    assert member.steps == [STEP, NEXT]
-    assert (member.step, member.phase, NEXT.base) == (STEP, Phase.TRAINING, STEP.number)
+    assert member.work.ids == [STEP, NEXT]
+    assert (member.work.step, member.phase, NEXT.base) == (STEP, Phase.TRAINING, STEP.number)
 
 
 def test_older_versions_stay_as_long_as_a_step_is_computed_with_them():
@@ -52,12 +52,12 @@ def test_work_goes_on_while_an_update_is_applied_and_words_wait():
     assert member.phase is Phase.APPLYING
     assert member.receive(beside(AFTER.number)) == []
     key = p.TaskKey(0, 0)
-    effects = member.forward_done(NEXT, key, None, 0.5)
+    effects = member.work.forward_done(NEXT, key, None, 0.5)
     assert inside(effects, p.RunBackward)
     assert member.applied(STEP, 0, "after 0") == []
     effects = member.applied(STEP, 1, "after 1")
     assert [x.step for x in effects if isinstance(x, e.EndStep)] == [STEP]
-    assert member.steps == [NEXT, AFTER]
+    assert member.work.ids == [NEXT, AFTER]
     assert (member.version, member.phase) == (STEP.number + 1, Phase.TRAINING)
 
 
@@ -68,21 +68,21 @@ def test_leavers_leave_all_steps_and_what_they_still_say_is_released():
     member.receive(m.Joined(line=LINE, step=NEXT.number, entrants=(late,)))
     member.receive(m.Gone(line=LINE, peers=("late",)))
     for step in (STEP, NEXT):
-        effects = member.gradient(Origin("late", 3, step.on_wire), 0, 1, "tensor")
+        effects = member.work.gradient(Origin("late", 3, step.on_wire), 0, 1, "tensor")
         assert effects == [p.Release("tensor")]
 
 
 def test_tensors_and_words_are_of_their_step():
     member = overlapping(Phase.TRAINING)
     key = p.TaskKey(0, 0)
-    member.forward_done(STEP, key, None, 0.5)
-    member.backward_done(STEP, key, None)
-    member.forward_done(NEXT, key, None, 0.25)
-    sealed = [x for x in member.backward_done(NEXT, key, None) if isinstance(x, e.Tell)]
+    member.work.forward_done(STEP, key, None, 0.5)
+    member.work.backward_done(STEP, key, None)
+    member.work.forward_done(NEXT, key, None, 0.25)
+    sealed = [x for x in member.work.backward_done(NEXT, key, None) if isinstance(x, e.Tell)]
     assert [(x.message.step, x.message.losses) for x in sealed] == [(NEXT.number, {0: 0.25})]
     member.receive(m.Settled(line=LINE, step=NEXT.number, slot=0))
-    assert member.slots(NEXT).accepted() == 0
-    assert member.slots(STEP).accepted() is None
+    assert member.work.slots(NEXT).accepted() == 0
+    assert member.work.slots(STEP).accepted() is None
     effects = member.receive(m.Evict(line=LINE, step=NEXT.number, blocks=(1,)))
     assert [step for step, _ in inside(effects, object)] == [NEXT]
 
@@ -98,7 +98,7 @@ def test_a_step_that_does_not_follow_is_not_begun(message):
     effects = member.receive(message)
     assert [x.step for x in effects if isinstance(x, e.EndStep)] == [STEP]
     assert [x.message.kind for x in effects if isinstance(x, e.Tell)] == ["prepared"]
-    assert member.steps == []
+    assert member.work.ids == []
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,9 @@ def test_all_steps_are_given_up_together(message):
     member = overlapping(Phase.TRAINING)
     effects = member.receive(message)
     assert [x.step for x in effects if isinstance(x, e.EndStep)] == [STEP, NEXT]
-    assert member.steps == []
+    assert member.work.ids == []
     key = p.TaskKey(0, 0)
-    assert member.forward_done(NEXT, key, "bundle", None) == [p.Release("bundle")]
+    assert member.work.forward_done(NEXT, key, "bundle", None) == [p.Release("bundle")]
 
 
 def test_a_voter_that_missed_the_commit_applies_it_and_drops_the_rest():

@@ -66,7 +66,7 @@ def next_version() -> None:
 def previous_version() -> None:
     """The version before this one: it does not say whom it shuns, and cuts sums into shards of one length."""
     from hetpeer.averaging import messages
-    from hetpeer.averaging.member.worker_side import Working
+    from hetpeer.averaging.member.work_in_progress import WorkInProgress
     from hetpeer.averaging.reduce import holder_reduce
 
     _speaks(messages.WIRE_VERSION - 1, oldest=0)
@@ -76,7 +76,7 @@ def previous_version() -> None:
         return shards_of(plan, cover.model_copy(update={"length": 0}), elements, length)
 
     holder_reduce.shards_of = of_one_length
-    Working._shuns = lambda _self, **_again: []
+    WorkInProgress.tell_shunned = lambda _self, **_again: []
 
 
 def _speaks(version: int, oldest: int) -> None:
@@ -176,14 +176,14 @@ def sends_opposite() -> None:
 
 def votes_falsely() -> None:
     """A volunteer whose votes are on other sums than it has got."""
-    from hetpeer.averaging.member.held_step import HeldStep
+    from hetpeer.averaging.member.step_vote import StepVote
 
-    inspected = HeldStep.inspected
+    inspected = StepVote.inspected
 
     def false(self, plan, vote, gradient, looks):
         return inspected(self, plan, vote.model_copy(update={"digest": "0" * 64}), gradient, looks)
 
-    HeldStep.inspected = false
+    StepVote.inspected = false
 
 
 def tears_sums() -> None:

@@ -1,8 +1,8 @@
 """Fencing for tensors: take one now, hold it back until the message that explains it is here, or drop it.
 
-Pure. Peers are not in step with each other: an activation of a step may arrive before our own Begin, a part of a plan
-before our own Plan. Whatever is of another line of history, of an earlier step or plan, or from an incarnation that is
-not in the roster, changes nothing (docs/protocol.md).
+Pure. Peers are not in lockstep: an activation of a step may arrive before our own Begin, a part of a plan before our
+own Plan. A tensor of another term-view, of an earlier step or plan, or from an incarnation that is not in the roster
+changes nothing (docs/protocol.md).
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from hetpeer.averaging.effects import StepId
-from hetpeer.averaging.messages import EVERYBODY, Line
+from hetpeer.averaging.member.position import Position
+from hetpeer.averaging.messages import EVERYBODY
 from hetpeer.stages.pipeline.effects import Handle
 
 MAX_EARLY = 4096
-"""Tensors held back at most; beyond that one has to go (`EarlyTensors.hold`)."""
+"""Tensors held back at most; beyond that one is dropped (`EarlyTensors.hold`)."""
 NEAR = 64
-"""Steps that others may be ahead of us. Who is in a step has said that it is ready for it, so it is one or two, or as many as overlap."""
+"""Steps that others may be ahead of us. In fact it is one or two, or as many as overlap: nobody is in a step
+before everybody has reported ready for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Origin:
 
 
 class Due(enum.Enum):
-    """When a tensor is to be taken."""
+    """When to take a tensor."""
 
     NOW = "now"
     LATER = "later"
@@ -42,14 +44,16 @@ class Due(enum.Enum):
 
 
 def due_in_step(
-    origin: Origin, incarnations: Mapping[str, int], gone: Mapping[str, int], plan: int | None
+    origin: Origin, incarnations: Mapping[str, int], left: Mapping[str, int], plan: int | None
 ) -> Due:
-    """For a tensor of the step in progress; `plan` is the newest plan that we know, `gone` the last incarnations of those
-    who left. Who is not in the roster may be about to introduce itself.
+    """When to take a tensor of a step in progress.
+
+    `incarnations`: those in the roster; `left`: the last incarnations of peers that left; `plan`: the newest plan
+    that we know. A sender that is not in the roster may be about to introduce itself.
     """
     known = incarnations.get(origin.sender)
     if known is None:
-        return Due.LATER if origin.incarnation >= gone.get(origin.sender, 0) else Due.NEVER
+        return Due.LATER if origin.incarnation >= left.get(origin.sender, 0) else Due.NEVER
     if known != origin.incarnation:
         return Due.NEVER
     if origin.plan is None or origin.plan == plan:
@@ -57,21 +61,22 @@ def due_in_step(
     return Due.LATER if plan is None or origin.plan > plan else Due.NEVER
 
 
-def due_outside(
-    origin: Origin, line: Line, version: int | None, group: tuple[int, int], *, partner: bool
-) -> Due:
-    """For a tensor of another step than the one in progress: it may still begin here. `group`: term and number of the last
-    group that averaged here. `partner`: whether its sender has lately worked with us; nobody else is believed that there is a
-    line of history which we have not heard of.
+def due_outside(origin: Origin, position: Position, *, partner: bool) -> Due:
+    """When to take a tensor of a step that is not in progress at `position`: it may still begin here.
+
+    `partner`: the sender has lately worked with us. Only a partner is believed that there is a later term-view
+    that we have not heard of.
     """
+    line, version = position.line, position.version
     theirs, number = origin.step.line, origin.step.number
-    of_now = partner or not line.term
+    believed = partner or not line.term
     if theirs.cluster == EVERYBODY:
-        due = (theirs.term, number) > max(group, (line.term, 0)) and (of_now or theirs.term == line.term)
+        newer = (theirs.term, number) > max(position.group, (line.term, 0))
+        due = newer and (believed or theirs.term == line.term)
     elif theirs.cluster != line.cluster or (version is not None and number > version + NEAR):
         due = False
     elif (theirs.term, theirs.view) > (line.term, line.view):
-        due = of_now
+        due = believed
     else:
         due = theirs == line and (version is None or number >= version)
     return Due.LATER if due else Due.NEVER
@@ -82,8 +87,8 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting(Generic[Step, Result]):
-    """A tensor that is held back; `accept` takes it. `partner`: its sender works with us, or lately did."""
+class EarlyTensor(Generic[Step, Result]):
+    """A tensor that is held back; `accept` takes it. `partner`: its sender works with us, or did in the last step."""
 
     origin: Origin
     accept: Callable[[Step], Result]
@@ -92,16 +97,18 @@ class Waiting(Generic[Step, Result]):
 
 
 class EarlyTensors(Generic[Step, Result]):
-    """The tensors that wait, in the order in which they came."""
+    """The tensors that are held back, in the order of their arrival."""
 
     def __init__(self) -> None:
-        self._waiting: list[Waiting[Step, Result]] = []
+        self._waiting: list[EarlyTensor[Step, Result]] = []
         self._shares: Counter[tuple[bool, str]] = Counter()
-        """Is it a stranger's, whose → how many."""
+        """(whether the sender is a stranger, sender) → tensors held back."""
 
-    def hold(self, tensor: Waiting[Step, Result]) -> Waiting[Step, Result] | None:
-        """Keep `tensor` for later. Where there is no room the newest goes of whoever has the most, which may be `tensor`
-        itself, and a partner's only when no stranger's is left: it is returned. Its sender takes it for delivered.
+    def hold(self, tensor: EarlyTensor[Step, Result]) -> EarlyTensor[Step, Result] | None:
+        """Keep `tensor` for later. Without room, drop and return the newest tensor of the sender that has the most.
+
+        That may be `tensor` itself. Partners lose tensors only when no stranger has any. The sender of a dropped
+        tensor takes it for delivered.
         """
         self._waiting.append(tensor)
         own = _share_of(tensor)
@@ -114,16 +121,19 @@ class EarlyTensors(Generic[Step, Result]):
         return self._waiting.pop(place)
 
     def forget(self, step: StepId) -> None:
-        """`step` is over here, and with it the memory of its tensors. Who comes into it again is sent anew what it lacks."""
+        """Drop the tensors of `step`, which is over here, and their memory freed.
+
+        A volunteer that enters the step again is sent anew what it lacks.
+        """
         self._waiting = [tensor for tensor in self._waiting if tensor.origin.step != step]
         self._shares = Counter(map(_share_of, self._waiting))
 
-    def take(self) -> list[Waiting[Step, Result]]:
-        """All of them, to be looked at again."""
+    def take(self) -> list[EarlyTensor[Step, Result]]:
+        """Remove and return all of them, to be looked at again."""
         waiting, self._waiting = self._waiting, []
         self._shares.clear()
         return waiting
 
 
-def _share_of(tensor: Waiting[Step, Result]) -> tuple[bool, str]:
+def _share_of(tensor: EarlyTensor[Step, Result]) -> tuple[bool, str]:
     return not tensor.partner, tensor.origin.sender

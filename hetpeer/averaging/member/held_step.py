@@ -1,7 +1,7 @@
-"""One step at one holder: its tasks, and then its part in the reduce, its vote and the update (step_vote.py).
+"""One step at one holder, from Begin to the applied update: its tasks, and then its reduce, vote and update.
 
-Pure. Ties the pipeline of tasks to the messages of the coordinator. A `HeldStep` lives from Begin to the applied update; what a step of
-another (line, number) has to say is the caller's to refuse.
+Pure. Ties the pipeline of tasks to the messages of the coordinator; step_vote.py has the reduce, the vote and the
+update. The caller refuses messages and tensors of another term-view or step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hetpeer.averaging.effects import (
     TestifyParts,
 )
 from hetpeer.averaging.member.early_tensors import Due, Origin, due_in_step
-from hetpeer.averaging.member.step_vote import Shape, Voting
+from hetpeer.averaging.member.step_vote import ModelShape, StepVote
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.pipeline import Pipeline
 from hetpeer.stages.pipeline.routes import Hop, Route
@@ -29,41 +29,45 @@ from hetpeer.stages.pipeline.worker_queue import Bench
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """What the head of a bundle says of it: `route` begins with our own hop."""
+    """What the head of an activation says: `route` begins with our own hop."""
 
     id: int
     route: Route
     attempt: int
     check: int = 0
-    """Above 0: it is to be computed once more, for that spot check."""
+    """Number of the spot check for which it is computed once more; 0: it is computed for the step itself."""
     asks: bool = False
-    """We have computed what somebody else had sent, and are to compare the two and give the gradient once more."""
+    """The sender has computed for a check what somebody else had sent us: compare the two, send the gradient again."""
 
 
-class HeldStep(Voting):
+class HeldStep:
     """The step that `begin` names, at holder `me` of the blocks `place`.
 
-    `shape`: what the manifest says of the model's vectors and slots; `bench`: the worker's room, which the steps under way share.
+    `shape`: what the manifest says of the model; `bench`: the worker's room, which the steps in progress share.
     """
 
-    def __init__(self, me: str, place: m.Range, begin: m.Begin, shape: Shape, bench: Bench) -> None:
+    def __init__(self, me: str, place: m.Range, begin: m.Begin, shape: ModelShape, bench: Bench) -> None:
         early = shape.head_start if begin.behind else EVERY_ID
-        step = StepId(begin.line, begin.step, begin.entry, begin.batch, begin.group, begin.behind, early)
-        pipeline = Pipeline(me, begin.roster, begin.microbatches, shape.slot_capacity, bench, early)
-        super().__init__(me, place, step, shape, pipeline, delayed=begin.delayed)
+        self.id = StepId(begin.line, begin.step, begin.entry, begin.batch, begin.group, begin.behind, early)
+        self.delayed = begin.delayed
+        self.pipeline = Pipeline(me, begin.roster, begin.microbatches, shape.slot_capacity, bench, early)
+        self.vote = StepVote(me, place, self.id, shape, self.pipeline.slots, delayed=begin.delayed)
+        self._me = me
+        self._place = place
         self._incarnations = dict(begin.incarnations)
-        self._gone: dict[str, int] = {}
-        """Who left the step → its incarnation then."""
+        self._left: dict[str, int] = {}
+        """Peer that left the step → its incarnation then."""
 
     @property
     def partners(self) -> frozenset[str]:
-        """Who takes part in it, as far as we know."""
+        """Volunteers that take part in it, as far as we know."""
         return frozenset(self._incarnations)
 
     def due(self, origin: Origin) -> Due:
         """When a tensor of this step is to be taken."""
-        plan = None if self.reduction is None else self.reduction.number
-        return due_in_step(origin, self._incarnations, self._gone, plan)
+        reduction = self.vote.reduction
+        plan = None if reduction is None else reduction.number
+        return due_in_step(origin, self._incarnations, self._left, plan)
 
     def is_at(self, step: StepId) -> bool:
         """Whether `step`, as others name it, is this one."""
@@ -73,20 +77,27 @@ class HeldStep(Voting):
         """The steps before it are committed and applied here: it is the next one."""
         return self.absorb(self.pipeline.catch_up())
 
+    def apply(self, commit: m.Commit, oldest: int) -> list[Effect]:
+        """Apply the decided update; versions from `oldest` on are still computed with. Requires `vote.matches`."""
+        self.pipeline.decided()
+        return self.vote.apply(commit, oldest)
+
     # ── what the coordinator says ────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, message: m.InStep) -> list[Effect]:
-        """A word on this step."""
+        """A message of the coordinator on this step."""
         match message:
             case m.Check(check=number, tasks=tasks):
-                known = (self.pipeline.check(t.id, t.route, number) for t in tasks if self._concerns(t.route))
+                known = (
+                    self.pipeline.check(t.id, t.route, number) for t in tasks if self._can_check(t.route)
+                )
                 return [effect for effects in known for effect in self.absorb(effects)]
             case m.Show():
-                return self._wrap([ShowMarks(message)])
+                return [InStep(self.id, ShowMarks(message))]
             case m.Prove():
-                return self.prove(message)
+                return self.vote.prove(message)
             case m.Testify():
-                return self._wrap([TestifyParts(message)])
+                return [InStep(self.id, TestifyParts(message))]
             case m.Reroute(tasks=()):
                 return self.absorb(self.pipeline.urge())
             case m.Reroute(tasks=tasks):
@@ -103,26 +114,22 @@ class HeldStep(Voting):
             case m.Evict(blocks=blocks):
                 return self.absorb(self.pipeline.evict(blocks))
 
-    def _concerns(self, route: Route) -> bool:
-        """Whether a spot check's route can begin as it says: with the data it begins here."""
-        return route[0].begin > 0 or self._can_run(route[0])
-
     def assign(self, tasks: Iterable[m.Task]) -> list[Effect]:
         """Microbatches whose first hop we are."""
         return [e for t in tasks for e in self.absorb(self.pipeline.assign(t.id, t.route, t.attempt))]
 
-    def gone(self, peers: Iterable[str]) -> list[Effect]:
+    def drop_peers(self, peers: Iterable[str]) -> list[Effect]:
         """These left the roster: their tensors are ignored from now on."""
         effects: list[Effect] = []
         for peer in peers:
             if (incarnation := self._incarnations.pop(peer, None)) is not None:
-                self._gone[peer] = incarnation
+                self._left[peer] = incarnation
             effects += self.absorb(self.pipeline.gone(peer))
         return effects
 
     def joined(self, peer: str, incarnation: int, place: m.Range) -> list[Effect]:
-        """`peer` came into the step while it ran. An incarnation that has left it before is another's late word."""
-        if incarnation < self._gone.get(peer, 0):
+        """`peer` came into the step while it ran. Nothing happens for an incarnation that has left it before."""
+        if incarnation < self._left.get(peer, 0):
             return []
         self._incarnations[peer] = incarnation
         return self.absorb(self.pipeline.joined(peer, place))
@@ -130,7 +137,7 @@ class HeldStep(Voting):
     # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def activation(self, sender: str, bundle: Bundle, handle: p.Handle) -> list[Effect]:
-        """A bundle from the hop before us; a route that is not ours to run is refused."""
+        """A bundle from the hop before us; it is released if its route is not ours to run."""
         route, pipeline = bundle.route, self.pipeline
         if not self._can_run(route[0]):
             return [p.Release(handle)]
@@ -140,14 +147,10 @@ class HeldStep(Voting):
             pipeline.activation(bundle.id, route, bundle.attempt, sender, handle, bundle.check)
         )
 
-    def nudge(self, sender: str, microbatch: int, route: Route, attempt: int) -> list[Effect]:
-        """A bundle for us waits at the hop before us."""
-        return self.absorb(self.pipeline.nudge(microbatch, route, attempt, sender))
-
     def gradient(
         self, sender: str, microbatch: int, border: int, handle: p.Handle, check: int
     ) -> list[Effect]:
-        """The gradient of a bundle that we had sent over `border`; with `check` of one that we have lent."""
+        """The gradient of a bundle that we sent over `border`; with `check`, of one lent for that spot check."""
         pipeline = self.pipeline
         if check:
             return self.absorb(pipeline.returned(microbatch, border, sender, handle, check))
@@ -155,6 +158,10 @@ class HeldStep(Voting):
 
     def _can_run(self, hop: Hop) -> bool:
         return hop.peer == self._me and self._place[0] <= hop.begin < hop.end <= self._place[1]
+
+    def _can_check(self, route: Route) -> bool:
+        """Whether a spot check's route can begin as it says: one that begins with the data begins here."""
+        return route[0].begin > 0 or self._can_run(route[0])
 
     def absorb(self, effects: Sequence[p.Effect]) -> list[Effect]:
         """Turn the pipeline's reports into messages; everything else goes to the driver as it is."""
@@ -176,9 +183,9 @@ class HeldStep(Voting):
             case _:
                 return InStep(self.id, effect)
 
-    def links(self, away: Iterable[str], congested: Mapping[str, int]) -> None:
-        """How our links are when the step begins."""
-        for peer in away:
+    def set_links(self, unreachable: Iterable[str], congested: Mapping[str, int]) -> None:
+        """Tell the pipeline how our links are when the step begins."""
+        for peer in unreachable:
             self.pipeline.unreachable(peer)
         for peer, blocks in congested.items():
             self.pipeline.congested(peer, blocks)

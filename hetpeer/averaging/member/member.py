@@ -1,15 +1,19 @@
 """A volunteer's protocol core: from the handshake to the applied update.
 
 Pure: messages, tensors (as opaque handles) and finished work in, effects out. The daemon and the simulator drive the
-same object. It trusts nobody's fields about themselves: senders come from the transport, and whatever is not of our
-(term, view, step), or from an incarnation that is not in the roster, changes nothing (docs/protocol.md, fencing).
-This is the side that faces the coordinator; worker_side.py faces peers and worker, held_step.py is one step.
+same object. It believes nothing that others say about themselves: senders come from the transport, and a message or
+tensor of another (term, view, step), or from an incarnation that is not in the roster, changes nothing
+(docs/protocol.md, fencing).
+
+All transitions of a volunteer are in this file: `_TABLE` names the method for each message of the coordinator, and
+nothing else sets `phase` or `position`. Peers and the worker speak to `Member.work` (work_in_progress.py).
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import (
@@ -27,8 +31,9 @@ from hetpeer.averaging.effects import (
 )
 from hetpeer.averaging.member.early_tensors import Origin
 from hetpeer.averaging.member.held_step import HeldStep
-from hetpeer.averaging.member.step_vote import Shape
-from hetpeer.averaging.member.worker_side import Working
+from hetpeer.averaging.member.position import Position
+from hetpeer.averaging.member.step_vote import ModelShape
+from hetpeer.averaging.member.work_in_progress import WorkInProgress
 from hetpeer.stages.pipeline.in_flight import Window
 
 __all__ = ["Effect", "InStep", "Member", "Origin", "Phase", "StepEffect"]
@@ -38,89 +43,137 @@ class Phase(enum.Enum):
     """A member's life in the run, as `status` shows it."""
 
     JOINING = "joining"
+    """It has no place."""
     PREPARING = "preparing"
+    """It loads the graphs of its place."""
     SYNCING = "syncing"
+    """It waits for the state of its blocks, or loads it."""
     READY = "ready"
+    """It has the state, and waits for a step."""
     TRAINING = "training"
     REDUCING = "reducing"
     APPLYING = "applying"
+    """It applies a commit. Most messages wait until that is done."""
     STOPPED = "stopped"
 
 
-class Member(Working):
-    """The core of one volunteer. `shape` is what the manifest says of the model's vectors and slots, `window` how many
-    microbatches may be under way.
+class _Row(NamedTuple):
+    """How one kind of message is handled."""
+
+    method: Callable[[Any, Any], list[Effect]]
+    phases: frozenset[Phase] = frozenset(Phase)
+    """Phases in which it is handled; in others it is ignored."""
+    any_line: bool = False
+    """Handled even if it names another term-view than ours."""
+    urgent: bool = False
+    """Handled at once in APPLYING; others wait until the update is applied."""
+
+
+class Member:
+    """The core of one volunteer. `shape`: what the manifest says of the model; `window`: limits microbatches in flight.
+
+    Methods return effects, which the driver carries out in order (effect_queue.py). `connected` begins a session, then
+    come `receive` for messages, the answers that effects name, and the methods of `work`.
     """
 
-    def __init__(self, me: str, hello: m.Hello, shape: Shape, window: Window | None = None) -> None:
-        super().__init__(window)
+    def __init__(self, me: str, hello: m.Hello, shape: ModelShape, window: Window | None = None) -> None:
         self.me = me
         self.phase = Phase.JOINING
-        self.place: m.Range | None = None
-        self.digests: dict[int, str] = {}
-        """Block → digest of its state at `version`."""
+        self.position = Position()
+        self.work = WorkInProgress(self.position, window)
         self.loss: float | None = None
+        """Mean loss of the newest committed step; None before the first one."""
         self._hello = hello
         self._shape = shape
         self._graphs: m.Range | None = None
         """Blocks whose graphs the worker has."""
         self._preparing: m.Range | None = None
+        """Blocks whose graphs the worker loads."""
         self._fetching: int | None = None
         """The version that is being loaded."""
         self._begun = (self.line, -1, 0)
-        """Line, number and entry of the last step that was begun."""
+        """Term-view, number and entry of the last step that was begun."""
         self._deferred: list[m.Message] = []
+        """Messages that came in APPLYING and wait until the update is applied."""
 
     @property
     def incarnation(self) -> int:
+        """Our incarnation, as `Hello` names it."""
         return self._hello.incarnation
+
+    @property
+    def flops_per_second(self) -> float:
+        """FLOP/s that this machine reaches on the blocks of its place; a guess before it has tried."""
+        return self._hello.flops_per_second
+
+    @property
+    def line(self) -> m.Line:
+        """Our term-view."""
+        return self.position.line
+
+    @property
+    def place(self) -> m.Range | None:
+        """Blocks [begin, end) that we hold."""
+        return self.position.place
+
+    @property
+    def version(self) -> int | None:
+        """Version of the state in the worker; None while there is none that can be trusted."""
+        return self.position.version
+
+    @property
+    def digests(self) -> Mapping[int, str]:
+        """Block → digest of its state at `version`."""
+        return self.position.digests
 
     # ── the control stream ───────────────────────────────────────────────────────────────────────────────────────
 
     def connected(self, uplink: float = 0.0) -> list[Effect]:
-        """A fresh session with a coordinator: introduce ourselves, with what we still hold. `uplink`: bytes/s, if it was measured since."""
-        held = () if self.version is None else self._held()
+        """A new session with a coordinator: say Hello, with the states that we still hold.
+
+        `uplink`: bytes/s, if it has been measured since; 0: not measured.
+        """
         place = self.place if self.place == self._graphs else None
-        known = {"held": held, "place": place, "cluster": self.line.cluster}
-        self._deferred.clear()  # said to the session that is over
+        known = {"held": self.position.held(), "place": place, "cluster": self.line.cluster}
+        self._deferred.clear()  # they were said to the session that is over
         self._hello = self._hello.model_copy(update={"uplink": uplink or self._hello.uplink})
         return [Tell(self._hello.model_copy(update=known))]
 
     def reborn(self, incarnation: int) -> list[Effect]:
-        """After `Leave`: the same volunteer with a new incarnation; what it holds is not trusted any more."""
+        """After `Leave`: go on as a new incarnation, which trusts nothing of what the worker holds."""
         self._deferred.clear()
-        self._distrust()
+        self.position.distrust()
         self._hello = self._hello.model_copy(update={"incarnation": incarnation})
         self.phase = Phase.JOINING
-        return self._drop_all()
+        return self.work.drop_all()
 
     def receive(self, message: m.Message) -> list[Effect]:
-        """A message of the coordinator. Messages of another line of history are ignored."""
-        handler = self._HANDLERS.get(type(message))
-        if handler is None:
+        """Handle a message of the coordinator as its row of `_TABLE` says."""
+        row = self._TABLE.get(type(message))
+        if row is None:
             return []
-        if self.phase is Phase.APPLYING and not isinstance(message, self._URGENT):
+        if self.phase is Phase.APPLYING and not row.urgent:
             self._deferred.append(message)
             return []
         line = getattr(message, "line", None)
-        if line is not None and line != self.line and not isinstance(message, self._LINE_SETTERS):
+        if line is not None and line != self.line and not row.any_line:
             return []
-        effects: list[Effect] = handler(self, message)
-        return [*effects, *self._share_worker()]
+        effects = row.method(self, message) if self.phase in row.phases else []
+        return [*effects, *self.work.share_worker()]
 
     # ── joining and syncing ──────────────────────────────────────────────────────────────────────────────────────
 
     def _welcome(self, message: m.Welcome) -> list[Effect]:
-        commit = message.commit
+        commit, position = message.commit, self.position
         if (message.line.cluster, message.line.view) != (self.line.cluster, self.line.view):
-            self._distrust()  # the run went back without us: an equal version would be of another history
-        self.line = message.line
+            position.distrust()  # the run went back without us: an equal version would be of another history
+        position.line = message.line
         self._fetching = None
-        if commit is not None and commit.step == self.version and self.holds(commit):
+        if commit is not None and commit.step == self.version and self.work.holds(commit):
             self._deferred.append(message.model_copy(update={"commit": None}))
-            effects = [] if commit.group else self._drop_round()
+            effects = [] if commit.group else self.work.drop_averaging()
             return [*effects, *self._commit(commit)]
-        effects = self._drop_all()
+        effects = self.work.drop_all()
         if not message.member or self.place is None:
             self.phase = Phase.JOINING
             return [*effects, Choose(message.places)]
@@ -129,24 +182,22 @@ class Member(Working):
         return [*effects, self._sync()]
 
     def chosen(self, place: m.Place) -> list[Effect]:
-        """The daemon chose `place` from those offered."""
+        """The driver chose `place` from those offered (`Choose`)."""
         return [Tell(m.Claim(cluster=place.cluster, begin=place.begin, end=place.end))]
 
     def _refused(self, message: m.Refused) -> list[Effect]:
-        return [Choose(message.places)] if self.phase is Phase.JOINING else []
+        return [Choose(message.places)]
 
     def _granted(self, message: m.Granted) -> list[Effect]:
         waits = self.line.cluster == m.EVERYBODY and self.line.term == message.line.term
         if message.line != self.line and not waits:
-            return []  # late: of a line that is past
+            return []  # late: of a term-view that is past
         place = (message.begin, message.end)
-        if self.place != place:
-            self._distrust()
-        self.place, self._fetching = place, None
-        if message.line != self.line:
-            self._distrust()
-            self.line = message.line
-        effects = self._drop_all()
+        if self.place != place or message.line != self.line:
+            self.position.distrust()
+        self.position.line, self.position.place = message.line, place
+        self._fetching = None
+        effects = self.work.drop_all()
         if self._graphs == place:
             return [*effects, self._sync()]
         self._graphs, self.phase = None, Phase.PREPARING
@@ -156,160 +207,145 @@ class Member(Working):
         return [*effects, Prepare(message.begin, message.end)]
 
     def prepared(self, flops_per_second: float) -> list[Effect]:
-        """The graphs of the last `Prepare` are loaded; the device reaches so much on them."""
+        """The graphs of the last `Prepare` are loaded; the device reaches so many FLOP/s on them."""
         if self._preparing is None:
             return []
         self._hello = self._hello.model_copy(update={"flops_per_second": flops_per_second})
         self._graphs, self._preparing = self._preparing, None
         return [self._sync()] if self.phase is Phase.PREPARING and self._graphs == self.place else []
 
-    @property
-    def flops_per_second(self) -> float:
-        """What this machine reaches on the blocks of its place; a guess before it has tried."""
-        return self._hello.flops_per_second
-
     def _sync(self) -> Tell:
-        """We can take the state of our blocks: the coordinator says which."""
+        """Ask which state our blocks are to have."""
         self.phase = Phase.SYNCING
         return Tell(m.Prepared(flops_per_second=self._hello.flops_per_second))
 
     def _fetch(self, message: m.Fetch) -> list[Effect]:
-        if self.phase in (Phase.JOINING, Phase.PREPARING):
-            return []  # meant for a place that we had before; we say when we are prepared
         self.phase = Phase.SYNCING
-        effects = self._drop_all()
+        effects = self.work.drop_all()
         agreed = all(message.digests.get(b, d) == d for b, d in self.digests.items())
         if self.version == message.version and agreed:
             self._fetching = None
             return [*effects, self._ready()]
-        self._distrust()  # block by block the state is about to be another one
+        self.position.distrust()  # the state is about to be replaced block by block
         self._fetching = message.version
         order = FetchState(message.line, message.version, message.sources, message.digests, message.origin)
         return [*effects, order]
 
     def state_loaded(self, line: m.Line, version: int, digests: Mapping[int, str]) -> list[Effect]:
-        """The worker holds `version` of all our blocks; `line` is that of the Fetch."""
+        """The worker holds `version` of all our blocks (`FetchState`); `line` is that of the Fetch."""
         if line != self.line or version != self._fetching:
             return []
         self._fetching = None
-        self.version, self.digests = version, dict(digests)
+        self.position.version, self.position.digests = version, dict(digests)
         return [self._ready()]
 
     def _ready(self) -> Tell:
         self.phase = Phase.READY
         assert self.version is not None
-        return Tell(m.Ready(line=self.line, version=self.version, held=self._held()))
+        return Tell(m.Ready(line=self.line, version=self.version, held=self.position.held()))
 
     # ── one step ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _begin(self, message: m.Begin) -> list[Effect]:
         if message.group:
-            return self._begin_round(message)
+            return self._begin_averaging(message)
         line, *last = self._begun
         if line == message.line and [message.step, message.entry] <= last:
             return []  # a step is begun once, unless we were admitted to it again
         self._begun = (message.line, message.step, message.entry)
-        if not self._is_for_us(message):
+        if not self._may_begin(message):
             return []
+        work = self.work
         if message.step - message.behind != self.version or not self._follows(message):
-            return [*self._drop_all(), self._sync()]
+            return [*work.drop_all(), self._sync()]
         assert self.place is not None
-        beside = self._round is not None and self._round.delayed
+        beside = work.averaging is not None and work.averaging.delayed
         effects: list[Effect] = []
         if not message.behind:
-            effects = self._drop_steps() if beside else self._drop_all()
-        step = HeldStep(self.me, self.place, message, self._shape, self._bench)
-        step.links(self._shunned, self._congested)
-        self._steps.append(step)
-        self.phase = Phase.TRAINING if len(self._steps) == 1 else self.phase
-        shuns = self._shuns(again=True)  # the coordinator may be a new one
-        return [*effects, *shuns, *step.assign(message.tasks), *self._replay_early()]
+            effects = work.drop_steps() if beside else work.drop_all()
+        step = HeldStep(self.me, self.place, message, self._shape, work.bench)
+        step.set_links(work.links.shunned, work.links.congested)
+        work.steps.append(step)
+        self.phase = Phase.TRAINING if len(work.steps) == 1 else self.phase
+        shuns = work.tell_shunned(again=True)  # the coordinator may be a new one
+        return [*effects, *shuns, *step.assign(message.tasks), *work.replay_early()]
 
     def _follows(self, message: m.Begin) -> bool:
-        """Whether the steps in progress are those between the parameters that it is computed with and itself."""
+        """Whether the steps in progress are exactly those between the step's base version and the step itself."""
         between = range(message.step - message.behind, message.step)
-        return not between or [step.id.number for step in self._steps] == list(between)
+        return not between or [step.id.number for step in self.work.steps] == list(between)
 
-    def _begin_round(self, message: m.Begin) -> list[Effect]:
-        number = (message.line.term, message.group)
-        if number <= self._group or not self._is_for_us(message):
+    def _begin_averaging(self, message: m.Begin) -> list[Effect]:
+        number, work = (message.line.term, message.group), self.work
+        if number <= self.position.group or not self._may_begin(message):
             return []
-        self._group = number
-        effects = self._drop_all()
+        self.position.group = number
+        effects = work.drop_all()
         if message.step != self.version:
             return [*effects, self._sync()]
         assert self.place is not None
-        self._round = HeldStep(self.me, self.place, message, self._shape, self._bench)
+        work.averaging = HeldStep(self.me, self.place, message, self._shape, work.bench)
         self.phase = self.phase if message.delayed else Phase.TRAINING
-        return [*effects, *self._round.start(), *self._replay_early()]
+        return [*effects, *work.averaging.vote.start(), *work.replay_early()]
 
-    def _is_for_us(self, message: m.Begin) -> bool:
-        """Whether we have a place, and not a later version already."""
+    def _may_begin(self, message: m.Begin) -> bool:
+        """Whether we have a place, its graphs, and no later version already."""
         if self.place is None or self.phase in (Phase.JOINING, Phase.PREPARING):
             return False
         return self.version is None or message.step >= self.version
 
     def _in_step(self, message: m.InStep) -> list[Effect]:
-        step = self._at(message.step)
+        step = self.work.numbered(message.step)
         if step is None:
             return []
         effects = step.receive(message)
         if not isinstance(message, m.Joined):
             return effects
-        return [*effects, *self._shuns(), *self._replay_early()]
+        return [*effects, *self.work.tell_shunned(), *self.work.replay_early()]
 
     def _gone(self, message: m.Gone) -> list[Effect]:
         if message.group:
-            one = self._round
-            return [] if one is None or one.id.group != message.group else one.gone(message.peers)
-        return [effect for step in self._steps for effect in step.gone(message.peers)]
+            one = self.work.averaging
+            return [] if one is None or one.id.group != message.group else one.drop_peers(message.peers)
+        return [effect for step in self.work.steps for effect in step.drop_peers(message.peers)]
 
     def _plan(self, message: m.Plan) -> list[Effect]:
-        step = self._named(message)
+        step = self.work.named(message)
         if step is None:
             return []
         self.phase = self.phase if step.delayed else Phase.REDUCING
-        return [*step.plan(message), *self._replay_early()]
-
-    def _at(self, number: int) -> HeldStep | None:
-        """The step in progress that has this number."""
-        return next((step for step in self._steps if step.id.number == number), None)
-
-    def _named(self, message: m.Plan | m.Commit) -> HeldStep | None:
-        """The step or averaging that the message is of, if it is in progress."""
-        if not message.group:
-            return self._at(message.step)
-        return self._round if self._round is not None and self._round.id.group == message.group else None
+        return [*step.vote.plan(message), *self.work.replay_early()]
 
     # ── apply ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _commit(self, message: m.Commit) -> list[Effect]:
-        step = self._named(message)
-        if step is None or step.commit is not None:
+        step, work = self.work.named(message), self.work
+        if step is None or step.vote.commit is not None:
             return []
-        if not step.matches(message) or message.step != self.version:
-            return [*self._drop_all(), self._sync()]
+        if not step.vote.matches(message) or message.step != self.version:
+            return [*work.drop_all(), self._sync()]
         self.phase = Phase.APPLYING
         self.loss = self.loss if message.loss is None else message.loss
-        # beside an averaging it was of evaluation alone: nobody says when that is over
-        ended = self._drop_steps() if message.group else []
-        return [*ended, *step.apply(message, self._needed(step))]
+        # A step beside an averaging was of evaluation alone: no message says when that is over.
+        ended = work.drop_steps() if message.group else []
+        return [*ended, *step.apply(message, work.oldest_base_after(step))]
 
     def applied(self, step: StepId, block: int, digest: str) -> list[Effect]:
-        """`ApplyUpdate` or `InstallAverage` is done: the block is at version `step`+1 with these bits."""
-        held = self._in(step)
-        record = None if held is None else held.applied(block, digest)
+        """`ApplyUpdate` or `InstallAverage` is done: `block` is at version `step`+1 with this digest."""
+        work = self.work
+        held = work.find(step)
+        record = None if held is None else held.vote.applied(block, digest)
         if held is None or record is None:
             return []
         number = record.step.number
-        self.version, self.digests = number + 1, dict(record.states)
-        told = Tell(m.Applied(line=self.line, step=number, held=self._held()))
-        ended = self._drop_round() if step.group else self._drop_step(held)
-        self.phase = Phase.TRAINING if self._steps else Phase.READY
+        self.position.version, self.position.digests = number + 1, dict(record.states)
+        told = Tell(m.Applied(line=self.line, step=number, held=self.position.held()))
+        ended = work.drop_averaging() if step.group else work.drop_step(held)
+        self.phase = Phase.TRAINING if work.steps else Phase.READY
         effects: list[Effect] = [record, told, *ended]
-        for one in self._steps:
+        for one in work.steps:
             effects += one.catch_up() if one.id.number == self.version else ()
-        effects += self._share_worker()
+        effects += work.share_worker()
         deferred, self._deferred = self._deferred, []
         for message in deferred:
             effects += self.receive(message)
@@ -321,20 +357,20 @@ class Member(Working):
         digests = {block: self.digests[block] for block in message.blocks if block in self.digests}
         return [SaveState(self.line, message.version, digests)]
 
-    # ── going back, and the end ──────────────────────────────────────────────────────────────────────────────────
+    # ── roll-back, and the end ───────────────────────────────────────────────────────────────────────────────────
 
     def _rolled_back(self, message: m.RolledBack) -> list[Effect]:
         elsewhere = message.line.cluster != self.line.cluster
         if elsewhere or (message.line.term, message.line.view) <= (self.line.term, self.line.view):
             return []
-        self.line, self._fetching = message.line, None
+        self.position.line, self._fetching = message.line, None
         if self.phase is Phase.APPLYING or self.version != message.version:
-            self._distrust()
+            self.position.distrust()
         self._deferred.clear()
-        effects = self._drop_all()
+        effects = self.work.drop_all()
         if self.phase in (Phase.JOINING, Phase.PREPARING):
             return effects
-        # where steps are begun anew from the version that we have, nobody else may have it either
+        # Where steps begin again from the version that we have, nobody else may have it.
         return [*effects, self._sync() if self.version is None else self._ready()]
 
     def _fenced(self, message: m.Fenced) -> list[Effect]:
@@ -342,44 +378,36 @@ class Member(Working):
 
     def _finished(self, message: m.Finished) -> list[Effect]:
         self.phase = Phase.STOPPED
-        return [*self._drop_all(), Stop(message.why, message.completed)]
+        return [*self.work.drop_all(), Stop(message.why, message.completed)]
 
     def _rejected(self, message: m.Rejected) -> list[Effect]:
         self.phase = Phase.STOPPED
-        return [*self._drop_all(), Stop(message.why, completed=False, rejected=message.reason)]
+        return [*self.work.drop_all(), Stop(message.why, completed=False, rejected=message.reason)]
 
-    # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the table ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _distrust(self) -> None:
-        """What the worker holds is not, or will not stay, the state of one known version."""
-        self.version, self.digests = None, {}
-
-    def _held(self) -> tuple[m.Held, ...]:
-        assert self.version is not None
-        return tuple(m.Held(block=b, version=self.version, digest=d) for b, d in sorted(self.digests.items()))
-
-    _LINE_SETTERS = (m.Welcome, m.Granted, m.RolledBack)
-    _URGENT = (m.RolledBack, m.Fenced, m.Finished, m.Rejected)
-    _HANDLERS: Mapping[type, Callable[..., list[Effect]]] = {
-        m.Welcome: _welcome,
-        m.Refused: _refused,
-        m.Granted: _granted,
-        m.Fetch: _fetch,
-        m.Begin: _begin,
-        m.Joined: _in_step,
-        m.Reroute: _in_step,
-        m.Gone: _gone,
-        m.Settled: _in_step,
-        m.Evict: _in_step,
-        m.Check: _in_step,
-        m.Show: _in_step,
-        m.Prove: _in_step,
-        m.Testify: _in_step,
-        m.Plan: _plan,
-        m.Commit: _commit,
-        m.Save: _save,
-        m.RolledBack: _rolled_back,
-        m.Fenced: _fenced,
-        m.Finished: _finished,
-        m.Rejected: _rejected,
+    _PREPARED = frozenset(Phase) - {Phase.JOINING, Phase.PREPARING}
+    """A Fetch before that is meant for an earlier place: we report `Prepared` when we are."""
+    _TABLE: Mapping[type, _Row] = {
+        m.Welcome: _Row(_welcome, any_line=True),
+        m.Refused: _Row(_refused, frozenset({Phase.JOINING})),
+        m.Granted: _Row(_granted, any_line=True),
+        m.Fetch: _Row(_fetch, _PREPARED),
+        m.Begin: _Row(_begin),
+        m.Joined: _Row(_in_step),
+        m.Reroute: _Row(_in_step),
+        m.Gone: _Row(_gone),
+        m.Settled: _Row(_in_step),
+        m.Evict: _Row(_in_step),
+        m.Check: _Row(_in_step),
+        m.Show: _Row(_in_step),
+        m.Prove: _Row(_in_step),
+        m.Testify: _Row(_in_step),
+        m.Plan: _Row(_plan),
+        m.Commit: _Row(_commit),
+        m.Save: _Row(_save),
+        m.RolledBack: _Row(_rolled_back, any_line=True, urgent=True),
+        m.Fenced: _Row(_fenced, urgent=True),
+        m.Finished: _Row(_finished, urgent=True),
+        m.Rejected: _Row(_rejected, urgent=True),
     }

@@ -1,4 +1,4 @@
-"""The second half of a step at a holder: the plans that add up what is counted, our vote on what comes of them, and the update.
+"""The second half of a step at a holder: reduce plans, our vote on their sums, and the update.
 
 Pure. held_step.py has the first half, in which microbatches are computed.
 """
@@ -31,63 +31,69 @@ from hetpeer.averaging.effects import (
 from hetpeer.averaging.reduce.holder_reduce import LENGTH, Reduction
 from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.stages.pipeline import effects as p
-from hetpeer.stages.pipeline.pipeline import Pipeline
+from hetpeer.stages.pipeline.gradient_slots import SlotBook
 
-MOST_MISSED, MOST_NAMED = 256, 1 << 12
-"""Peers that are named; blocks and peers."""
+MOST_MISSED = 256
+"""Peers that one `Missed` names at most, of each kind."""
+MOST_NAMED = 1 << 12
+"""Entries of `received` and of `lengths` in one vote at most."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """What a member must know of the model."""
 
     sizes: Mapping[int, int]
-    """Block -> elements of its flat vector (parameters, then statistics)."""
+    """Block → elements of its flat vector (parameters, then statistics)."""
     slot_capacity: int
-    """S of docs/protocol.md: microbatches a slot may hold."""
+    """Microbatches that a slot may hold (S of docs/protocol.md)."""
     ties: Ties = field(default_factory=Ties)
     head_start: int = EVERY_ID
-    """Ids of a step that may be computed before the steps before it are committed; the others wait for that."""
+    """Ids below it may be computed before the steps before theirs are committed; the others wait for that."""
     shard_length: int = LENGTH
+    """Elements of a shard."""
 
 
-class Voting:
-    """Of `step`, at holder `me` of the blocks `place`, whose microbatches `pipeline` computes."""
+class StepVote:
+    """Reduce, vote and update of `step`, at holder `me` of the blocks `place`.
+
+    `slots` are what the step's tasks have counted. A `delayed` averaging runs beside steps.
+    """
 
     def __init__(
-        self, me: str, place: m.Range, step: StepId, shape: Shape, pipeline: Pipeline, *, delayed: bool
+        self, me: str, place: m.Range, step: StepId, shape: ModelShape, slots: SlotBook, *, delayed: bool
     ) -> None:
-        self.id = step
-        self.pipeline = pipeline
         self.reduction: Reduction | None = None
+        """Our part in the newest plan; None before the first one."""
         self.commit: m.Commit | None = None
-        self.delayed = delayed
-        self._slot: int | None = None
-        """What we send under the latest plan."""
+        """The commit that is being applied."""
         self._me = me
-        self._place = place
+        self._blocks = range(*place)
+        self._step = step
         self._shape = shape
+        self._slots = slots
+        self._delayed = delayed
+        self._averages = step.group > 0
+        """Parameters are averaged, and nothing is trained."""
+        self._slot: int | None = None
+        """The slot that we send under the newest plan."""
         self._applied: dict[int, str] = {}
-
-    @property
-    def averages(self) -> bool:
-        """Whether parameters are averaged in it, and nothing is trained."""
-        return self.id.group > 0
+        """Block → digest of its updated state, of the blocks that are done."""
 
     def start(self) -> list[Effect]:
-        """What is averaged beside other steps is kept as it is now."""
-        return self._wrap([KeepCopy(block) for block in self._blocks]) if self.delayed else []
+        """Keep a copy of the parameters as they are now, for a delayed averaging."""
+        return self._wrap([KeepCopy(block) for block in self._blocks]) if self._delayed else []
 
     # ── reduce and vote ──────────────────────────────────────────────────────────────────────────────────────────
 
     def plan(self, message: m.Plan) -> list[Effect]:
-        """Take part in a plan; a higher one voids the one before. Nothing for one that we know already."""
+        """Take part in a plan; a higher one voids the one before. A plan that we know already changes nothing."""
         if self.reduction is not None and message.plan <= self.reduction.number:
             return []
         missed = self._missed()
         void = [] if self.reduction is None else self.reduction.abandon()
-        # copies of a tied parameter are averaged each: they are alike, and stay so
-        ties = Ties() if self.averages else self._shape.ties
+        # The copies of a tied parameter are averaged one by one: they are equal, and stay equal.
+        ties = Ties() if self._averages else self._shape.ties
         self.reduction = Reduction(self._me, message, self._shape.sizes, ties, self._shape.shard_length)
         outgoing = self.reduction.outgoing()
         shared = [ShareUplink(outgoing)] if outgoing else []
@@ -95,24 +101,23 @@ class Voting:
         return [*missed, *self._wrap([*void, *shared, *self.reduction.start(self._slot, ids)])]
 
     def _missed(self) -> list[Effect]:
-        """What a plan that is given up has waited for here."""
+        """Name the peers whose parts or sums a given-up plan still lacked here."""
         if self.reduction is None or self.reduction.complete:
             return []
         sums, parts = (tuple(sorted(peers)[:MOST_MISSED]) for peers in self.reduction.missing())
         return [Tell(m.Missed(**self._named, plan=self.reduction.number, sums=sums, parts=parts))]
 
     def _sums(self) -> tuple[int | None, Mapping[int, frozenset[int]]]:
-        """What we have to send: a slot, and the ids in it per block. In an averaging the clusters are the ids."""
-        if self.averages:
-            return COPY if self.delayed else STATE, dict.fromkeys(
-                self._blocks, frozenset((self.id.line.cluster,))
+        """The slot that we send, and block → ids in it. In an averaging clusters stand in for ids."""
+        if self._averages:
+            return COPY if self._delayed else STATE, dict.fromkeys(
+                self._blocks, frozenset((self._step.line.cluster,))
             )
-        slots = self.pipeline.slots
-        slot = slots.accepted()
-        return slot, {} if slot is None else slots.contents()[slot]
+        slot = self._slots.accepted()
+        return slot, {} if slot is None else self._slots.contents()[slot]
 
     def part(self, sender: str, block: int, index: int, handle: p.Handle) -> list[Effect]:
-        """A holder's slot, one shard of it, for us to sum under the current plan."""
+        """One shard of a holder's slot, for us to add up under the current plan."""
         assert self.reduction is not None
         return [*self._wrap(self.reduction.part(block, index, sender, handle)), *self._news()]
 
@@ -122,21 +127,21 @@ class Voting:
         return [*self._wrap(self.reduction.result(block, index, sender, handle, length)), *self._news()]
 
     def _news(self) -> list[Effect]:
-        """A reduce that takes long is not to be given up while it goes on."""
+        """Tell the coordinator that the reduce goes on, so that it does not give up a long one."""
         assert self.reduction is not None
         if not self.reduction.has_news():
             return []
         return [Tell(m.Reducing(**self._named, plan=self.reduction.number))]
 
     def summed(self, shard: Shard, handle: p.Handle, lengths: Sequence[float] = ()) -> list[Effect]:
-        """`SumParts` is done."""
+        """`SumParts` is done; `lengths`: squared lengths of its parts."""
         if not self._is_current(shard.plan):
             return [p.Release(handle)]
         assert self.reduction is not None
         return self._wrap(self.reduction.summed(shard, handle, lengths))
 
     def unusable(self, shard: Shard, part: int, why: str) -> list[Effect]:
-        """`SumParts` cannot be done: whose fault it is."""
+        """`SumParts` cannot be done: object to the holder of part number `part`."""
         if not self._is_current(shard.plan):
             return []
         assert self.reduction is not None
@@ -147,7 +152,7 @@ class Voting:
     def inspected(
         self, plan: int, vote: m.BlockVote, gradient: p.Handle, looks: Sequence[Look]
     ) -> list[Effect]:
-        """`Inspect` is done; after the last of our blocks we vote."""
+        """`Inspect` is done for one block; vote after the last of our blocks."""
         if not self._is_current(plan):
             return [p.Release(gradient)]
         assert self.reduction is not None
@@ -165,7 +170,7 @@ class Voting:
         return [Tell(word)]
 
     def prove(self, asked: m.Prove) -> list[Effect]:
-        """We have voted, and are to say how what we have sent and got looks."""
+        """Fingerprint what we sent and got in the plan that we voted on; nothing for another plan."""
         reduction = self.reduction
         if reduction is None or reduction.number != asked.plan or not reduction.complete:
             return []
@@ -175,8 +180,8 @@ class Voting:
 
     @property
     def _named(self) -> dict[str, Any]:
-        """The step or averaging in a message."""
-        return {"line": self.id.line, "step": self.id.number, "group": self.id.group}
+        """Fields of a message that name this step or averaging."""
+        return {"line": self._step.line, "step": self._step.number, "group": self._step.group}
 
     def _is_current(self, plan: int) -> bool:
         return self.reduction is not None and self.reduction.number == plan
@@ -184,49 +189,44 @@ class Voting:
     # ── apply ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def matches(self, commit: m.Commit) -> bool:
-        """Whether `commit` decides this very step, and the gradients that we hold are those that it names."""
+        """Whether `commit` decides this step and names the very gradients that we hold."""
         return (
-            (self.id.line, self.id.group) == (commit.line, commit.group)
-            and (self.averages or self.id.number == commit.step)
+            (self._step.line, self._step.group) == (commit.line, commit.group)
+            and (self._averages or self._step.number == commit.step)
             and self._is_current(commit.plan)
             and self.reduction is not None
             and self.reduction.matches(commit.digests, self._blocks)
         )
 
-    def apply(self, commit: m.Commit, needed: int) -> list[Effect]:
-        """The step is decided, and `matches` holds. Versions from `needed` on are still computed with."""
+    def apply(self, commit: m.Commit, oldest: int) -> list[Effect]:
+        """Apply the decided update; versions from `oldest` on are still computed with. Requires `matches`."""
         assert self.reduction is not None
         self.commit = commit
-        self.pipeline.decided()
         gradients = self.reduction.gradients
-        if self.averages:
+        if self._averages:
             return self._wrap(
                 [
                     InstallAverage(b, commit.plan, commit.step, gradients[b], commit.coefficient)
                     for b in self._blocks
                 ]
             )
-        one = (commit.coefficient, needed, commit.workers)
+        one = (commit.coefficient, oldest, commit.workers)
         return self._wrap([ApplyUpdate(b, commit.plan, gradients[b], *one) for b in self._blocks])
 
     def applied(self, block: int, digest: str) -> RecordApplied | None:
-        """`ApplyUpdate` or `InstallAverage` is done; after the last block, what there is to be written down."""
+        """`ApplyUpdate` or `InstallAverage` is done for `block`; after the last block, the record of the update."""
         if self.commit is None or self.reduction is None:
             return None
         self._applied[block] = digest
         if len(self._applied) < len(self._blocks):
             return None
         return RecordApplied(
-            step=self.id._replace(number=self.commit.step),
+            step=self._step._replace(number=self.commit.step),
             plan=self.commit.plan,
             covers=tuple(self.reduction.covers[b] for b in self._blocks),
             gradients={b: self.reduction.votes[b].digest for b in self._blocks},
             states=dict(self._applied),
         )
 
-    @property
-    def _blocks(self) -> range:
-        return range(*self._place)
-
     def _wrap(self, effects: Sequence[StepEffect]) -> list[Effect]:
-        return [InStep(self.id, effect) for effect in effects]
+        return [InStep(self._step, effect) for effect in effects]

@@ -6,7 +6,7 @@ import random
 import secrets
 
 from hetpeer.averaging.effects import EVERY_ID
-from hetpeer.averaging.member.step_vote import Shape
+from hetpeer.averaging.member.step_vote import ModelShape
 from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.bootstrap.conduct.check_rules import CheckRules
 from hetpeer.bootstrap.run.manifest import Manifest
@@ -64,10 +64,10 @@ def coordinator_config(run: RunDirectory, *, ranks: bool = True) -> CoordinatorC
     )
 
 
-def shape_of(manifest: Manifest) -> Shape:
+def shape_of(manifest: Manifest) -> ModelShape:
     """What a volunteer must know of the model."""
     training = manifest.training
-    return Shape(
+    return ModelShape(
         sizes={block.index: block.vector_count for block in manifest.blocks},
         slot_capacity=training.slot_size,
         ties=Ties(manifest.ties),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from hetpeer.averaging.effects import EVERY_ID
-from hetpeer.averaging.member.step_vote import Shape
+from hetpeer.averaging.member.step_vote import ModelShape
 from hetpeer.averaging.reduce.holder_reduce import LENGTH
 from hetpeer.averaging.reduce.tied_parameters import Tie, Ties
 from hetpeer.bootstrap.conduct.check_rules import CheckRules
@@ -79,10 +79,10 @@ class SwarmConfig:
         """Its lies."""
         return frozenset(self.lies.get(volunteer, "").split("+"))
 
-    def member(self, numerics: Numerics) -> Shape:
+    def member(self, numerics: Numerics) -> ModelShape:
         """What a volunteer must know of the model."""
         ties = Ties(self.ties)
-        return Shape(numerics.sizes, self.slot_capacity, ties, self.head_start, self.shard_length)
+        return ModelShape(numerics.sizes, self.slot_capacity, ties, self.head_start, self.shard_length)
 
     def coordinator(self, numerics: Numerics, draw: Callable[[], float]) -> CoordinatorConfig:
         """What the manifest would say. `draw` decides who is checked."""

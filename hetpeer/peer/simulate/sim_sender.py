@@ -74,7 +74,7 @@ class Sending:
                     to,
                     self._worker.checking.bundle_sent(effect, self._boxes.value(handle)),
                     origin,
-                    lambda core, at, h: core.gradient(at, number, border, h, check),
+                    lambda core, at, h: core.work.gradient(at, number, border, h, check),
                     GRADIENTS,
                     nbytes=freight.bundle(self._name, to, border, back=True),
                 )
@@ -85,7 +85,7 @@ class Sending:
                     to,
                     lying.given(to, self._boxes.value(handle)),
                     self._origin(step, shard.plan),
-                    lambda core, at, h: core.result(at, shard.block, shard.index, h, shard.length),
+                    lambda core, at, h: core.work.result(at, shard.block, shard.index, h, shard.length),
                     SHARDS,
                     shard.end - shard.begin,
                     nbytes=freight.reduced(shard),
@@ -104,13 +104,13 @@ class Sending:
         bundle = Bundle(number, route, attempt, effect.check, effect.asks)
         if not (effect.check or effect.asks):
             if (step, number, route[0]) in self._sent and (line := self._line(to)) is not None:
-                line.nudge(pool, lambda core: core.nudge(origin, number, route, attempt))
+                line.nudge(pool, lambda core: core.work.nudge(origin, number, route, attempt))
             self._sent.add((step, number, route[0]))
         self._carry(
             to,
             self._worker.checking.bundle_sent(effect, self._boxes.value(effect.handle)),
             origin,
-            lambda core, at, h: core.activation(at, bundle, h),
+            lambda core, at, h: core.work.activation(at, bundle, h),
             pool,
             nbytes=self._swarm.freight.bundle(self._name, to, route[0].begin),
         )
@@ -126,14 +126,14 @@ class Sending:
                 shard.reducer,
                 self._boxes.value(piece),
                 origin,
-                lambda core, at, h: core.part(at, shard.block, shard.index, h),
+                lambda core, at, h: core.work.part(at, shard.block, shard.index, h),
                 SHARDS,
                 shard.end - shard.begin,
                 nbytes=swarm.freight.reduced(shard),
             )
 
         def leave(core: Member) -> Iterable[Effect]:
-            if core.works_on(step):
+            if core.work.works_on(step):
                 self._worker.export(step, effect, carry)
             return ()
 
@@ -162,7 +162,7 @@ class Sending:
             handle = self._boxes.new(origin.step, value, to)
             self._perform(deliver(self._member, origin, handle))
             return
-        if self._member.step is not None and self._member.step.entry and to not in self._introduced:
+        if self._member.work.step is not None and self._member.work.step.entry and to not in self._introduced:
             self._introduce(to)
         receiver = self._swarm.volunteers[to]
         if (line := self._line(to)) is not None:
@@ -189,11 +189,11 @@ class Sending:
 
     def look_at_board(self, core: Member) -> Iterable[Effect]:
         """Show what we keep for holders that we do not know; when idle, ask for what others keep for us."""
-        step, place, board = core.step, core.place, self._swarm.board
+        step, place, board = core.work.step, core.place, self._swarm.board
         if step is not None and place is not None:
-            for border in core.leftovers():
+            for border in core.work.leftovers():
                 board.post(border, self._name, step.on_wire)
-            if core.is_idle:
+            if core.work.is_idle:
                 for sender, theirs in board.read(range(*place)):
                     if theirs == step.on_wire and sender != self._name:
                         self._introduce(sender)
@@ -201,7 +201,7 @@ class Sending:
 
     def _introduce(self, to: str) -> None:
         """Say to `to` which blocks we hold in this step. What we send may overtake it."""
-        step, place, swarm = self._member.step, self._member.place, self._swarm
+        step, place, swarm = self._member.work.step, self._member.place, self._swarm
         assert step is not None
         assert place is not None
         self._introduced.add(to)
@@ -210,7 +210,9 @@ class Sending:
 
         def say() -> None:
             swarm.network.send(
-                self._name, to, lambda: receiver.later(process, lambda core: core.introduced(origin, place))
+                self._name,
+                to,
+                lambda: receiver.later(process, lambda core: core.work.introduced(origin, place)),
             )
 
         swarm.world.after(swarm.board.random.choice((0.0, 0.0, 0.1)), say)

@@ -178,7 +178,7 @@ class Swarm:
         if isinstance(message, m.Commit):
             volunteer = self.volunteers[to]
             if volunteer.alive and _works_on(volunteer.member, message):
-                self.checks.committed(to, volunteer.member.holds(message))
+                self.checks.committed(to, volunteer.member.work.holds(message))
 
     def write(self, record: dict[str, Any]) -> None:
         """The record is durable."""
@@ -203,7 +203,7 @@ class Swarm:
             self._coverage.member[core.phase.value, message.kind] += 1
             if isinstance(message, m.Plan) and not message.group and core.phase is not Phase.APPLYING:
                 # one that applies an update looks at what else has arrived afterwards, in order
-                slots = core.slots(StepId(message.line, message.step))
+                slots = core.work.slots(StepId(message.line, message.step))
                 if slots is not None:
                     self.checks.plan_arrived(to, slots, message)
             return core.receive(message)
@@ -308,7 +308,7 @@ class Swarm:
 def _works_on(core: Member, message: m.Commit) -> bool:
     """Whether `message` is of a step that `core` has in progress."""
     wanted = StepId(message.line, message.step)
-    return not message.group and any(step.on_wire == wanted for step in core.steps)
+    return not message.group and any(step.on_wire == wanted for step in core.work.ids)
 
 
 def is_past(message: m.Message, line: m.Line, version: int) -> bool:

@@ -154,15 +154,15 @@ class Volunteer:
 
         def changed(core: Member) -> Iterable[Effect]:
             if is_up:
-                core.reachable(peer)
+                core.work.reachable(peer)
                 return ()
-            return core.unreachable(peer)
+            return core.work.unreachable(peer)
 
         self.later(self.process, changed)
 
     def refuses(self, peer: str, *, for_now: bool) -> None:
         """We do not work with `peer` for now, or do again."""
-        self.later(self.process, lambda core: core.refused(peer, for_now))
+        self.later(self.process, lambda core: core.work.refused(peer, for_now))
 
     def _answer_of(self, process: int) -> Answer:
         return lambda finish: self.later(process, finish)
@@ -195,7 +195,7 @@ class Volunteer:
                 if not self.worker.checking.lying.hurries:
                     swarm.checks.applied(self.name, effect, self.worker.before)
                 versions = max(map(len, self.worker.states.values()))
-                swarm.checks.keeps(self.name, versions, sum(not one.group for one in self.member.steps))
+                swarm.checks.keeps(self.name, versions, sum(not one.group for one in self.member.work.ids))
                 if self._uplink:
                     swarm.tell(self, self._paced())
             case e.EndStep(step):
@@ -218,7 +218,7 @@ class Volunteer:
             case p.RunForward():
                 worker.forward(step, effect)
             case p.RunBackward():
-                slots = self.member.slots(step)
+                slots = self.member.work.slots(step)
                 assert slots is not None
                 self.swarm.checks.folding(self.name, slots, range(effect.key.begin, effect.end))
                 worker.backward(step, effect)

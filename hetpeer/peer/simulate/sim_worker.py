@@ -121,7 +121,7 @@ class Worker:
 
         def finish(core: Member) -> Iterable[Effect]:
             if self._poisoned(2 * key.id):
-                return core.work_failed(step, key, "non-finite output")
+                return core.work.work_failed(step, key, "non-finite output")
             version = step.version_of(key.id)
             states = [self._state(block, version) for block in range(key.begin, work.end)]
             kept, out = self._numerics.forward(states, key.begin, (step.batch, key.id), bundle)
@@ -129,8 +129,8 @@ class Worker:
                 self._graphs[step.number, key] = kept
             said = self.checking.lying.failures(step)
             if work.end == self._numerics.blocks:
-                return [*said, *core.forward_done(step, key, None, out)]
-            return [*said, *core.forward_done(step, key, self._boxes.new(step, out), None)]
+                return [*said, *core.work.forward_done(step, key, None, out)]
+            return [*said, *core.work.forward_done(step, key, self._boxes.new(step, out), None)]
 
         self.submit(self._seconds(key.begin, work.end, backward=False), finish)
 
@@ -151,10 +151,10 @@ class Worker:
                     terms = [g for g in (have, part, part if broken else None) if g is not None]
                     self._slots[step.number, work.slot, block] = numerics.add(terms)
             if broken:
-                return core.work_failed(step, key, "non-finite gradient")
+                return core.work.work_failed(step, key, "non-finite gradient")
             if not key.check:
                 self._window.finished((step, key), self._world.now)
-            return core.backward_done(step, key, self._boxes.new(step, back) if key.begin > 0 else None)
+            return core.work.backward_done(step, key, self._boxes.new(step, back) if key.begin > 0 else None)
 
         self.submit(self._seconds(key.begin, work.end, backward=True), finish)
 
@@ -215,10 +215,10 @@ class Worker:
             lying = self.checking.lying
             spoilt = next((place for place, part in enumerate(parts) if part is SPOILT), lying.objects(work))
             if spoilt is not None:
-                return core.unusable(step, work.shard, spoilt, "it is spoilt")
+                return core.work.unusable(step, work.shard, spoilt, "it is spoilt")
             lengths = self.checking.summed(step, work, parts) if not step.group else []
             total = lying.added(self._numerics.add(parts), exact=not step.group)
-            return core.summed(step, work.shard, self._boxes.new(step, total), lengths)
+            return core.work.summed(step, work.shard, self._boxes.new(step, total), lengths)
 
         self.submit(self._besides(REDUCE_S), finish)
 
@@ -227,7 +227,7 @@ class Worker:
         value = self._boxes.value(work.handle)
 
         def finish(core: Member) -> Iterable[Effect]:
-            return [e.Tell(self.checking.compared(step, work, value))] if core.works_on(step) else []
+            return [e.Tell(self.checking.compared(step, work, value))] if core.work.works_on(step) else []
 
         self.submit(self._besides(REDUCE_S), finish)
 
@@ -238,7 +238,7 @@ class Worker:
             return self._slots[step.number, CHECKS + asked.check, block]
 
         def finish(core: Member) -> Iterable[Effect]:
-            return [e.Tell(self.checking.shown(step, asked, sums))] if core.works_on(step) else []
+            return [e.Tell(self.checking.shown(step, asked, sums))] if core.work.works_on(step) else []
 
         self.submit(self._besides(REDUCE_S), finish)
 
@@ -250,7 +250,7 @@ class Worker:
         }
 
         def finish(core: Member) -> Iterable[Effect]:
-            if not core.works_on(step):
+            if not core.work.works_on(step):
                 return []
             parts = {block: self._slots[step.number, slot, block] for block, slot in work.slots.items()}
             return [e.Tell(self.checking.proved(step, work.asked, parts, sums))]
@@ -260,7 +260,8 @@ class Worker:
     def testify(self, step: e.StepId, asked: m.Testify) -> None:
         """`TestifyParts` → a message to the coordinator."""
         self.submit(
-            0.0, lambda core: [e.Tell(self.checking.testimony(step, asked))] if core.works_on(step) else []
+            0.0,
+            lambda core: [e.Tell(self.checking.testimony(step, asked))] if core.work.works_on(step) else [],
         )
 
     def inspect(self, step: e.StepId, work: e.Inspect) -> None:
@@ -289,7 +290,7 @@ class Worker:
             digest, norm = ("spoilt", math.inf) if spoilt else numerics.inspect(work.block, gradient)
             vote = m.BlockVote(block=work.block, digest=digest, squared_norm=norm, finite=not spoilt)
             vote, looks = self.checking.lying.voted(step.number, vote, list(map(look, each)))
-            return core.inspected(step, work.plan, vote, self._boxes.new(step, gradient), looks)
+            return core.work.inspected(step, work.plan, vote, self._boxes.new(step, gradient), looks)
 
         self.submit(self._besides(REDUCE_S), finish)
 

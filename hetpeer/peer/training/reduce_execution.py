@@ -120,7 +120,7 @@ class Reducing:
         for place, part in enumerate(parts):
             if part.extent.nbytes != elements * FLOAT_BYTES:
                 why = f"a shard of {part.extent.nbytes} bytes, and the plan says {elements * FLOAT_BYTES}"
-                self._answer(member.unusable(step, shard, place, why))
+                self._answer(member.work.unusable(step, shard, place, why))
                 return None
         rounding = self._rounding(step, shard, len(parts)) if work.shared else None
         markings = self._proving.markings(step, work)
@@ -130,7 +130,7 @@ class Reducing:
             total = self._store.share(parts[0])
 
             async def at_once() -> None:
-                self._answer(member.summed(step, shard, total))
+                self._answer(member.work.summed(step, shard, total))
 
             return at_once()
         return self._sum(member, step, work, rounding, markings)
@@ -171,9 +171,9 @@ class Reducing:
             if done.unsound:
                 what = "parameters" if step.group else "gradients"
                 self._store.release(total)
-                self._answer(member.unusable(step, shard, done.unsound[0], f"its {what} are not finite"))
+                self._answer(member.work.unusable(step, shard, done.unsound[0], f"its {what} are not finite"))
             else:
-                self._answer(member.summed(step, shard, total, lengths))
+                self._answer(member.work.summed(step, shard, total, lengths))
 
         return answer()
 
@@ -208,7 +208,7 @@ class Reducing:
             norm = seen.squared_norm if seen.finite else math.inf  # not NaN, which is no norm
             vote = m.BlockVote(block=work.block, digest=seen.digest, squared_norm=norm, finite=seen.finite)
             looks = [e.Look(digest, finite) for digest, finite in seen.pieces]
-            self._answer(member.inspected(step, work.plan, vote, gradient, looks))
+            self._answer(member.work.inspected(step, work.plan, vote, gradient, looks))
 
         pinned = self._store.pin([gradient, *pieces])
         return _finally(answer(), lambda: self._store.unpin(pinned))

@@ -184,9 +184,9 @@ class StepWork:
         origin = Origin(peer, head.incarnation, head.step_id, None)
         match head:
             case GradientHead():
-                self._perform(self._member.unread(origin, head.id, head.border, why, back=True))
+                self._perform(self._member.work.unread(origin, head.id, head.border, why, back=True))
             case ActivationHead() if not (head.check or head.asks):
-                self._perform(self._member.unread(origin, head.id, head.route[0].begin, why, back=False))
+                self._perform(self._member.work.unread(origin, head.id, head.route[0].begin, why, back=False))
             case _:
                 pass
 
@@ -200,12 +200,12 @@ class StepWork:
             case ActivationHead():
                 self._activation(origin, head, tensor)
             case GradientHead():
-                self._perform(core.gradient(origin, head.id, head.border, tensor, head.check))
+                self._perform(core.work.gradient(origin, head.id, head.border, tensor, head.check))
                 self._of_use(peer, head, tensor)
             case ShardHead(kind="part"):
-                self._perform(core.part(origin, head.block, head.index, tensor))
+                self._perform(core.work.part(origin, head.block, head.index, tensor))
             case ShardHead():
-                self._perform(core.result(origin, head.block, head.index, tensor, head.end - head.begin))
+                self._perform(core.work.result(origin, head.block, head.index, tensor, head.end - head.begin))
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -214,7 +214,7 @@ class StepWork:
 
     def _activation(self, origin: Origin, head: ActivationHead, tensor: Tensor) -> None:
         bundle = Bundle(head.id, head.route, head.attempt, head.check, head.asks)
-        self._perform(self._member.activation(origin, bundle, tensor))
+        self._perform(self._member.work.activation(origin, bundle, tensor))
         self._of_use(origin.sender, head, tensor)
 
     def _of_use(self, peer: str, head: Head, tensor: Tensor) -> None:

@@ -78,7 +78,7 @@ class Entering:
 
     def ask(self, sender: str, found: Leftover) -> None:
         """The board says that `sender` keeps microbatches for us."""
-        step = self._member.step
+        step = self._member.work.step
         assert step is not None
         failpoints.reached("ask_leftovers")
         for line in self._evidence.found(step, self._member.incarnation, sender, found):
@@ -88,11 +88,11 @@ class Entering:
     def introduced(self, peer: str, head: Introduction) -> None:
         """`peer` says that it takes part in a step. Raises `ProtocolError` for a ticket that no coordinator has given."""
         origin, member = Origin(peer, head.incarnation, head.step_id), self._member
-        if not member.knows(origin):
-            if member.step is None or member.step.on_wire != head.step_id or not head.ticket:
+        if not member.work.knows(origin):
+            if member.work.step is None or member.work.step.on_wire != head.step_id or not head.ticket:
                 return  # of another step, or somebody who has left it and does not know yet
             check(self._run_id, self._council.peers, peer, head)
             self._plane.admit(peer)
             blocks = f"{head.begin}-{head.end - 1}"
             _log.info("%s came into step %d, for blocks %s", peer[-6:], head.step, blocks)
-        self._perform(member.introduced(origin, (head.begin, head.end)))
+        self._perform(member.work.introduced(origin, (head.begin, head.end)))

@@ -101,18 +101,18 @@ class Execution:
                 self._drop_data(step, key)
                 self._mind_memory(error)
                 given = self._blame(error, f"task {key}, input", source)
-                self._answer(member.work_failed(step, key, error.what, given))
+                self._answer(member.work.work_failed(step, key, error.what, given))
                 return
             if work.train:
                 self._book.computed("forward", done.seconds)
             else:
                 self._drop_data(step, key)
-            self._answer(member.forward_done(step, key, output, done.loss))
+            self._answer(member.work.forward_done(step, key, output, done.loss))
 
         return answer()
 
     async def _not_done(self, member: Member, step: e.StepId, key: p.TaskKey, why: str) -> None:
-        self._answer(member.work_failed(step, key, why))
+        self._answer(member.work.work_failed(step, key, why))
 
     def backward(self, member: Member, step: e.StepId, work: p.RunBackward) -> Answer:
         """`RunBackward` → `Member.backward_done` or `Member.work_failed`."""
@@ -141,14 +141,14 @@ class Execution:
             except CommandFailedError as error:
                 self._mind_memory(error)
                 given = self._blame(error, f"task {key}, gradient of output", gradient)
-                self._answer(member.work_failed(step, key, error.what, given))
+                self._answer(member.work.work_failed(step, key, error.what, given))
                 return
             finally:
                 self._drop_data(step, key)
             self._book.computed("backward", done.seconds)
             if not key.check:
                 self._window.finished((step, key), time.monotonic())
-            self._answer(member.backward_done(step, key, back))
+            self._answer(member.work.backward_done(step, key, back))
 
         return answer()
 

@@ -158,7 +158,7 @@ class Volunteer:
             self._tasks.spawn(self._watch_worker(), name="compute worker")
             board = Board(self._node, self._files.run.run_id)
             ids = self._manifest.training.ids
-            watch = LeftoverWatch(self._node.peer_id, board, self.member, self._entering, ids)
+            watch = LeftoverWatch(self._node.peer_id, board, self.member.work, self._entering, ids)
             self._tasks.spawn(watch.watch_forever(), name="task board")
             return await self._over
         except LocalError:
@@ -194,8 +194,8 @@ class Volunteer:
 
     async def step_over(self) -> None:
         """Return when the oldest step that is under way now is over: committed and applied here, or given up."""
-        step = self.member.step
-        while step is not None and self.member.works_on(step):
+        step = self.member.work.step
+        while step is not None and self.member.work.works_on(step):
             await self.happens()
 
     async def happens(self) -> None:
@@ -251,20 +251,20 @@ class Volunteer:
 
     def nudged(self, peer: str, head: ActivationHead) -> None:
         origin = Origin(peer, head.incarnation, head.step_id)
-        self.perform(self.member.nudge(origin, head.id, head.route, head.attempt))
+        self.perform(self.member.work.nudge(origin, head.id, head.route, head.attempt))
 
     def link_changed(self, peer: str, is_up: bool) -> None:
         if is_up:
-            self.member.reachable(peer)
+            self.member.work.reachable(peer)
         else:
             _log.info("lost the link to %s", peer[-6:])
-            self.perform(self.member.unreachable(peer))
+            self.perform(self.member.work.unreachable(peer))
 
     def link_pressed(self, peer: str, blocks: int | None) -> None:
-        self.perform(self.member.congested(peer, blocks))
+        self.perform(self.member.work.congested(peer, blocks))
 
     def refused(self, peer: str, for_now: bool) -> None:
-        self.perform(self.member.refused(peer, for_now))
+        self.perform(self.member.work.refused(peer, for_now))
 
     # ── effects ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -275,7 +275,7 @@ class Volunteer:
     def _drained(self) -> None:
         self._states.changed()
         self._changed.set()
-        over = self.figures.shares.note(self.member.occupation, time.monotonic())
+        over = self.figures.shares.note(self.member.work.occupation, time.monotonic())
         if over is not None and over[0] is not Occupation.COMPUTES:
             self._trace.span("waits", f"for {over[0].value}", over[1])
 

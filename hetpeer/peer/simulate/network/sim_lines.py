@@ -81,7 +81,7 @@ class Line:
             self._leave(frame, dict(self._spent))
         if self._pressure.judge(self._queue.pools, 0, 0, 0.0):
             peer, blocks = self._receiver.name, self._pressure.held
-            self._sender.later(self._processes[0], lambda core: core.congested(peer, blocks))
+            self._sender.later(self._processes[0], lambda core: core.work.congested(peer, blocks))
 
     def _leave(self, frame: Frame, totals: Mapping[Pool, int]) -> None:
         receiver, process = self._receiver, self._processes[1]

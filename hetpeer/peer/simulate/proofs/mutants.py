@@ -12,10 +12,10 @@ from typing import Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import Effect, StepId, SumParts
-from hetpeer.averaging.member import worker_side
 from hetpeer.averaging.member.early_tensors import Due, Origin
 from hetpeer.averaging.member.held_step import HeldStep
 from hetpeer.averaging.member.member import Member
+from hetpeer.averaging.member.work_in_progress import WorkInProgress
 from hetpeer.averaging.reduce.holder_reduce import Reduction
 from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.bootstrap.coordinator import reduction
@@ -45,7 +45,8 @@ def _patched(owner: Any, name: str, replacement: Any) -> Iterator[None]:
 
 def _answering(kind: type, handler: Callable[..., list[Effect]]) -> AbstractContextManager[None]:
     """A member answers messages of one kind in another way."""
-    return _patched(Member, "_HANDLERS", {**vars(Member)["_HANDLERS"], kind: handler})
+    table = vars(Member)["_TABLE"]
+    return _patched(Member, "_TABLE", {**table, kind: table[kind]._replace(method=handler)})
 
 
 # ── counting ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -169,10 +170,10 @@ def steps_by_number() -> AbstractContextManager[None]:
     """A tensor belongs to a step by its number alone, whatever line of history or incarnation it is from."""
 
     def in_step(self: Any, step: StepId) -> HeldStep | None:
-        return next((held for held in self._steps if held.id.number == step.number), None)
+        return next((held for held in self.steps if held.id.number == step.number), None)
 
     def due(self: HeldStep, origin: Origin) -> Due:
-        current = None if self.reduction is None else self.reduction.number
+        current = None if self.vote.reduction is None else self.vote.reduction.number
         return Due.NOW if origin.plan in (None, current) else Due.LATER
 
     def at_origin(self: Any, origin: Origin) -> HeldStep | None:
@@ -181,8 +182,8 @@ def steps_by_number() -> AbstractContextManager[None]:
     @contextmanager
     def all_three() -> Iterator[None]:
         own, others = (
-            _patched(worker_side.Working, "_in", in_step),
-            _patched(worker_side.Working, "_at_origin", at_origin),
+            _patched(WorkInProgress, "find", in_step),
+            _patched(WorkInProgress, "at_origin", at_origin),
         )
         with own, others, _patched(HeldStep, "due", due):
             yield
@@ -257,9 +258,9 @@ def stale_joiner() -> AbstractContextManager[None]:
 
     def fetch(self: Member, message: m.Fetch) -> list[Effect]:
         assert self.place is not None
-        self.version = message.version
-        self.digests = {b: message.digests.get(b, "") for b in range(*self.place)}
-        return [*self._drop_steps(), self._ready()]
+        self.position.version = message.version
+        self.position.digests = {b: message.digests.get(b, "") for b in range(*self.place)}
+        return [*self.work.drop_steps(), self._ready()]
 
     return _answering(m.Fetch, fetch)
 
@@ -269,9 +270,9 @@ def half_loaded() -> AbstractContextManager[None]:
     original = vars(Member)["_fetch"]
 
     def fetch(self: Member, message: m.Fetch) -> list[Effect]:
-        held = self.version, self.digests
+        held = self.position.version, self.position.digests
         effects: list[Effect] = original(self, message)
-        self.version, self.digests = held
+        self.position.version, self.position.digests = held
         return effects
 
     return _answering(m.Fetch, fetch)

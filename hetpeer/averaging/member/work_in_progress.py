@@ -1,0 +1,317 @@
+"""The steps that a volunteer works on: finished work, links and tensors come here, from the worker and from peers.
+
+Pure. Every event names its step; events of a step that is not in progress release their tensor and change nothing.
+Several steps are in progress where steps overlap (docs/asynchronous.md). Messages of the coordinator come to member.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from hetpeer.averaging import messages as m
+from hetpeer.averaging.effects import Effect, EndStep, Look, Shard, StepId
+from hetpeer.averaging.member.early_tensors import Due, EarlyTensor, EarlyTensors, Origin, due_outside
+from hetpeer.averaging.member.held_step import Bundle, HeldStep
+from hetpeer.averaging.member.link_states import LinkStates
+from hetpeer.averaging.member.position import Position
+from hetpeer.stages.pipeline.effects import Handle, Release, TaskKey
+from hetpeer.stages.pipeline.gradient_slots import SlotBook
+from hetpeer.stages.pipeline.in_flight import Window
+from hetpeer.stages.pipeline.routes import Route
+from hetpeer.stages.pipeline.utilization import Occupation
+from hetpeer.stages.pipeline.worker_queue import Bench
+
+
+class WorkInProgress:
+    """Steps, and an averaging beside them. `window` limits the microbatches in flight of all steps together."""
+
+    def __init__(self, position: Position, window: Window | None) -> None:
+        self.bench = Bench(window)
+        """The worker's room, which the steps share."""
+        self.steps: list[HeldStep] = []
+        """In their order: the first one is the next to be committed."""
+        self.averaging: HeldStep | None = None
+        """Averaging of parameters; a delayed one runs beside steps."""
+        self.links = LinkStates()
+        self._position = position
+        self._early: EarlyTensors[HeldStep, list[Effect]] = EarlyTensors()
+        self._lately: frozenset[str] = frozenset()
+        """Partners of the step that ended last."""
+
+    # ── what is in progress ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _all(self) -> list[HeldStep]:
+        return self.steps if self.averaging is None else [*self.steps, self.averaging]
+
+    @property
+    def step(self) -> StepId | None:
+        """The oldest step in progress, or the averaging if there is none."""
+        return next((one.id for one in self._all()), None)
+
+    @property
+    def ids(self) -> list[StepId]:
+        """All steps in progress, then the averaging."""
+        return [one.id for one in self._all()]
+
+    @property
+    def partners(self) -> frozenset[str]:
+        """Volunteers that take part in the oldest one, as far as we know."""
+        return next((one.partners for one in self._all()), frozenset())
+
+    @property
+    def place(self) -> m.Range | None:
+        """Blocks [begin, end) that we hold."""
+        return self._position.place
+
+    @property
+    def occupation(self) -> Occupation:
+        """What the worker does, or waits for."""
+        if any(step.pipeline.running for step in self.steps):
+            return Occupation.COMPUTES
+        if any(step.pipeline.held_up for step in self.steps):
+            return Occupation.ROOM
+        return Occupation.DATA if any(step.vote.reduction is None for step in self.steps) else Occupation.STEP
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a step is in progress and we have nothing to do in the oldest one: we can take leftovers."""
+        oldest = self.steps[0] if self.steps else None
+        return oldest is not None and oldest.vote.reduction is None and oldest.pipeline.idle
+
+    def leftovers(self) -> Mapping[int, tuple[int, ...]]:
+        """Border → ids of the oldest step whose bundles we keep for a holder that we do not know."""
+        return self.steps[0].pipeline.leftovers() if self.steps else {}
+
+    def slots(self, step: StepId) -> SlotBook | None:
+        """The gradient slots of `step`, by our name for it or by others'; None if it is not in progress."""
+        return next((one.pipeline.slots for one in self.steps if step in (one.id, one.id.on_wire)), None)
+
+    def works_on(self, step: StepId) -> bool:
+        """Whether this step or averaging is in progress."""
+        return self.find(step) is not None
+
+    def holds(self, commit: m.Commit) -> bool:
+        """Whether we hold the gradients that `commit` names."""
+        return any(one.vote.matches(commit) for one in self._all())
+
+    def find(self, step: StepId) -> HeldStep | None:
+        """The step or averaging in progress with this id."""
+        return next((one for one in self._all() if one.id == step), None)
+
+    def at_origin(self, origin: Origin) -> HeldStep | None:
+        """The step or averaging in progress that a tensor from `origin` is of."""
+        return next((one for one in self._all() if one.is_at(origin.step)), None)
+
+    def numbered(self, number: int) -> HeldStep | None:
+        """The step in progress that has this number."""
+        return next((step for step in self.steps if step.id.number == number), None)
+
+    def named(self, message: m.Plan | m.Commit) -> HeldStep | None:
+        """The step or averaging in progress that `message` is of."""
+        if not message.group:
+            return self.numbered(message.step)
+        return self.averaging if self.averaging and self.averaging.id.group == message.group else None
+
+    # ── for member.py ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def drop_step(self, step: HeldStep) -> list[Effect]:
+        """End `step`."""
+        self.steps.remove(step)
+        return self._ended(step)
+
+    def drop_steps(self) -> list[Effect]:
+        """End all steps; an averaging goes on."""
+        return [effect for step in list(self.steps) for effect in self.drop_step(step)]
+
+    def drop_averaging(self) -> list[Effect]:
+        """End the averaging, if there is one."""
+        one, self.averaging = self.averaging, None
+        return [] if one is None else self._ended(one)
+
+    def drop_all(self) -> list[Effect]:
+        """End all steps and the averaging."""
+        return [*self.drop_steps(), *self.drop_averaging()]
+
+    def _ended(self, held: HeldStep) -> list[Effect]:
+        held.pipeline.over()
+        self._lately = held.partners
+        self._early.forget(held.id.on_wire)
+        return [EndStep(held.id)]
+
+    def oldest_base_after(self, step: HeldStep) -> int:
+        """The oldest version of parameters that is still computed with once `step` has been applied."""
+        later = [one.id.base for one in self.steps if one is not step]
+        return min(later, default=step.id.number + 1)
+
+    def share_worker(self) -> list[Effect]:
+        """Give the worker to the next step: events of one step may make it another one's turn."""
+        effects: list[Effect] = []
+        for turn in self.bench.turns() if len(self.steps) > 1 else ():
+            effects += next(one.absorb(one.pipeline.resume()) for one in self.steps if one.pipeline is turn)
+        return effects
+
+    def tell_shunned(self, *, again: bool = False) -> list[Effect]:
+        """Name shunned partners to the coordinator, if they have changed since it was told, or `again`."""
+        if not self.steps:
+            return []
+        return self.links.tell_shunned({peer for step in self.steps for peer in step.partners}, again=again)
+
+    def replay_early(self) -> list[Effect]:
+        """Take the tensors that waited for the message just handled; others wait on, or are released."""
+        return [
+            effect
+            for tensor in self._early.take()
+            for effect in self._take(tensor.origin, tensor.handle, tensor.accept)
+        ]
+
+    # ── finished work ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def forward_done(
+        self, step: StepId, key: TaskKey, output: Handle | None, loss: float | None
+    ) -> list[Effect]:
+        """`RunForward` is done."""
+        held = self.find(step)
+        if held is None:
+            return [] if output is None else [Release(output)]
+        return [*held.absorb(held.pipeline.forward_done(key, output, loss)), *self.share_worker()]
+
+    def backward_done(self, step: StepId, key: TaskKey, input_gradient: Handle | None) -> list[Effect]:
+        """`RunBackward` is done."""
+        held = self.find(step)
+        if held is None:
+            return [] if input_gradient is None else [Release(input_gradient)]
+        return [*held.absorb(held.pipeline.backward_done(key, input_gradient)), *self.share_worker()]
+
+    def work_failed(self, step: StepId, key: TaskKey, why: str, given: str = "") -> list[Effect]:
+        """`RunForward` or `RunBackward` failed; `given`: the peer whose tensor was the reason, if one was."""
+        held = self.find(step)
+        if held is None:
+            return []
+        return [*held.absorb(held.pipeline.work_failed(key, why, given)), *self.share_worker()]
+
+    def summed(
+        self, step: StepId, shard: Shard, handle: Handle, lengths: Sequence[float] = ()
+    ) -> list[Effect]:
+        """`SumParts` is done; `lengths`: squared lengths of its parts, if they are fingerprinted."""
+        held = self.find(step)
+        return [Release(handle)] if held is None else held.vote.summed(shard, handle, lengths)
+
+    def unusable(self, step: StepId, shard: Shard, part: int, why: str) -> list[Effect]:
+        """`SumParts` cannot be done: part number `part` is malformed or not finite."""
+        held = self.find(step)
+        return [] if held is None else held.vote.unusable(shard, part, why)
+
+    def inspected(
+        self, step: StepId, plan: int, vote: m.BlockVote, gradient: Handle, looks: Sequence[Look] = ()
+    ) -> list[Effect]:
+        """`Inspect` is done; `looks`: one at each piece, if that was asked for."""
+        held = self.find(step)
+        return [Release(gradient)] if held is None else held.vote.inspected(plan, vote, gradient, looks)
+
+    # ── links ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def unreachable(self, peer: str) -> list[Effect]:
+        """Our link to `peer` is down and could not be opened again."""
+        sent = [effect for step in self.steps for effect in step.absorb(step.pipeline.unreachable(peer))]
+        return [*sent, *self.share_worker()]
+
+    def reachable(self, peer: str) -> None:
+        """The link to `peer` is up again."""
+        if peer not in self.links.shunned:
+            for step in self.steps:
+                step.pipeline.reachable(peer)
+
+    def refused(self, peer: str, for_now: bool) -> list[Effect]:
+        """Shun `peer` `for_now`, whatever the step: its tasks go elsewhere. Or accept it again."""
+        if for_now:
+            self.links.shun(peer)
+            return [*self.tell_shunned(), *self.unreachable(peer)]
+        self.links.accept(peer)
+        self.reachable(peer)
+        return self.tell_shunned()
+
+    def congested(self, peer: str, blocks: int | None) -> list[Effect]:
+        """Our link to `peer` takes no forwards with `blocks` or more of them left to the loss; None: it takes all."""
+        effects: list[Effect] = []
+        self.links.congest(peer, blocks)
+        for step in self.steps:
+            pipeline = step.pipeline
+            effects += step.absorb(
+                pipeline.relieved(peer) if blocks is None else pipeline.congested(peer, blocks)
+            )
+        return [*effects, *self.share_worker()]
+
+    def introduced(self, origin: Origin, place: m.Range) -> list[Effect]:
+        """`origin.sender` takes part in the step with the blocks `place`: it gets the leftovers for them.
+
+        The driver has checked its ticket, or `knows` it.
+        """
+        step = self.at_origin(origin)
+        if step is None:
+            return []
+        joined = step.joined(origin.sender, origin.incarnation, place)
+        return [*joined, *self.tell_shunned(), *self.replay_early()]
+
+    def knows(self, origin: Origin) -> bool:
+        """Whether `origin.sender` is known to take part in the step that it speaks of."""
+        step = self.at_origin(origin)
+        return step is not None and step.due(origin) is Due.NOW
+
+    # ── tensors ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def activation(self, origin: Origin, bundle: Bundle, handle: Handle) -> list[Effect]:
+        """A bundle of activations from the hop before us."""
+        return self._take(origin, handle, lambda step: step.activation(origin.sender, bundle, handle))
+
+    def nudge(self, origin: Origin, microbatch: int, route: Route, attempt: int) -> list[Effect]:
+        """The head of a repeated activation that waits for a grant; a task that we have need not wait for it."""
+        step = self.at_origin(origin)
+        if step is None or step.due(origin) is not Due.NOW:
+            return []
+        pipeline = step.pipeline
+        nudged = step.absorb(pipeline.nudge(microbatch, route, attempt, origin.sender))
+        return [*nudged, *self.share_worker()]
+
+    def gradient(
+        self, origin: Origin, microbatch: int, border: int, handle: Handle, check: int = 0
+    ) -> list[Effect]:
+        """The gradient of a bundle that we sent over `border`; with `check`, of one lent for that spot check."""
+        return self._take(
+            origin, handle, lambda step: step.gradient(origin.sender, microbatch, border, handle, check)
+        )
+
+    def unread(self, origin: Origin, microbatch: int, border: int, why: str, *, back: bool) -> list[Effect]:
+        """An activation over `border`, or a gradient that comes `back`, is malformed: `origin.sender` is named.
+
+        The microbatch is computed another way.
+        """
+        step = self.at_origin(origin)
+        if step is None or step.due(origin) is not Due.NOW:
+            return []
+        return step.absorb(step.pipeline.unread(microbatch, border, origin.sender, why, back=back))
+
+    def part(self, origin: Origin, block: int, index: int, handle: Handle) -> list[Effect]:
+        """One shard of a holder's slot, for us to add up."""
+        return self._take(origin, handle, lambda step: step.vote.part(origin.sender, block, index, handle))
+
+    def result(self, origin: Origin, block: int, index: int, handle: Handle, length: int) -> list[Effect]:
+        """A reducer's sum of one shard of `length` elements."""
+        return self._take(
+            origin, handle, lambda step: step.vote.result(origin.sender, block, index, handle, length)
+        )
+
+    def _take(
+        self, origin: Origin, handle: Handle, accept: Callable[[HeldStep], list[Effect]]
+    ) -> list[Effect]:
+        step, partner = self.at_origin(origin), self._is_partner(origin.sender)
+        due = step.due(origin) if step is not None else due_outside(origin, self._position, partner=partner)
+        if due is Due.NOW and step is not None:
+            return [*accept(step), *self.share_worker()]
+        if due is Due.NEVER:
+            return [Release(handle)]
+        dropped = self._early.hold(EarlyTensor(origin, accept, handle, partner))
+        return [] if dropped is None else [Release(dropped.handle)]
+
+    def _is_partner(self, peer: str) -> bool:
+        """Whether `peer` takes part in a step in progress, or did in the one that ended last."""
+        return peer in self._lately or any(peer in one.partners for one in self._all())
