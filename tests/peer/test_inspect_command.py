@@ -26,6 +26,10 @@ class Model(nn.Module):
         return nn.functional.cross_entropy(self.layer(self.table(tokens)).flatten(0, 1), targets.flatten())
 build = Model
 """
+SETTINGS = (
+    *("training", "rate", "optimizer", "evaluation", "checkpoint"),
+    *("data", "links", "mode", "admission", "trust", "reliable"),
+)
 app = typer.Typer()
 inspect_command.register(app)
 
@@ -55,6 +59,8 @@ def test_a_run_in_json(run_path):
     manifest = inspect_run(run_path)
     assert (found["schema"], found["name"], found["run"]) == ("hetpeer.inspect/1", "run", manifest.run_id)
     assert found["microbatch_size"] == 2
+    assert found["settings"]["training"]["batch_size"] == 4
+    assert set(found["settings"]) == {"seed", "training", "links", "averaging", "admission", "trust"}
     assert found["tied"] == {"wte.weight": [0, 5]}
     assert found["parameters"] == sum(p.numel() for p in gpt.build_tied().parameters())
     blocks = found["blocks"]
@@ -82,10 +88,14 @@ def test_a_run_in_json(run_path):
 def test_a_run_in_plain_lines(run_path):
     lines = run_command(run_path).splitlines()
     labels = [line.split()[0] for line in lines]
-    assert labels == ["run", "size", "microbatch", "tied", *["block"] * 6, *["stage"] * 5]
+    assert labels == ["run", "size", "microbatch", "tied", *SETTINGS, *["block"] * 6, *["stage"] * 5]
     assert lines[1].endswith("6 blocks, 834 k parameters")
     assert lines[3].split(maxsplit=1)[1] == "wte.weight in blocks 0, 5"
-    assert "sends 64 KiB" in lines[5]
+    said = dict(line.split(maxsplit=1) for line in lines[4 : 4 + len(SETTINGS)])
+    assert said["training"] == "60 steps of 4 samples in microbatches of 2, in float32"
+    assert said["rate"] == "0.0005, constant"
+    assert said["optimizer"] == "AdamW, betas 0.9 0.95, weight decay 0.1, clip norm 1"
+    assert "sends 64 KiB" in lines[5 + len(SETTINGS)]
     operators = run_command(run_path, "--block", 5).splitlines()[4:]
     assert [line.split()[1] for line in operators][-1] == "aten.cross_entropy_loss.default"
 

@@ -163,8 +163,8 @@ def test_whom_no_spot_check_can_find_out(run: RunDirectory) -> None:
     found = summarise(spot_checked(run), adverts, 1000.0)
     assert found.unchecked == ("whole",)
     (line,) = [line for line in lines(found) if line.startswith("unchecked")]
-    facts = "no other holds all blocks of theirs, so no spot check looks at what they count"
-    assert line == f"unchecked beta (0-{last - 1}): {facts}"
+    facts = "nobody else holds all of their blocks, so spot checks cannot examine their work"
+    assert line == f"unchecked beta (blocks 0-{last - 1}): {facts}"
     grouped = summarise(spot_checked(run, averaging=AveragingSettings()), adverts, 1000.0)
     assert grouped.unchecked == ("across", "first", "whole"), (
         "in its own pipeline each is alone at its blocks"
@@ -178,7 +178,9 @@ def test_of_many_that_are_not_checked_some_are_named(run: RunDirectory) -> None:
     }
     few = summarise(spot_checked(run), adverts, 1000.0)
     many = replace(few, unchecked=(*few.unchecked, *few.unchecked))
-    assert "01 (0-0), 12 (1-1), 23 (2-2), 34 (3-3), 01 (0-0) and 3 more: " in "\n".join(lines(many))
+    assert "01 (block 0), 12 (block 1), 23 (block 2), 34 (block 3), 01 (block 0) and 3 more: " in "\n".join(
+        lines(many)
+    )
 
 
 def test_finished_and_empty(run: RunDirectory) -> None:

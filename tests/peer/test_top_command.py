@@ -52,8 +52,8 @@ def test_what_is_shown() -> None:
     assert shown["step"] == "250/1,000 (25%)  loss 3.2500"
     assert shown["you"] == "1,940 tokens/s, 75% of the time computing, 123 microbatches  blocks 2-3"
     assert shown["link"] == "→ …4bX8Qw  20.0 Mbit/s  direct"
-    assert shown["processor"] == "50% of all cores busy, 1.2 cores by hetpeer"
-    assert shown["memory"] == "3 GiB of 8 GiB used, 1 GiB by hetpeer"
+    assert shown["processor"] == "50% of all cores busy; hetpeer uses 1.2 cores"
+    assert shown["memory"] == "3 GiB of 8 GiB used; hetpeer uses 1 GiB"
     assert shown["disk"] == "5 GiB free"
     assert shown["gpu"] == "Card 0  87% busy, 3 GiB of 12 GiB used by all"
 

@@ -24,7 +24,7 @@ async def test_bootstrap_is_killed_and_finds_no_room(swarm: Swarm, reference: Re
     assert {peer["peer"] for peer in shown["peers"]} >= {volunteer.peer_id for volunteer in volunteers}
 
     newcomer = swarm.volunteer("newcomer", via=one.address())
-    await newcomer.says("no coordinator answers; prepared for blocks")
+    await newcomer.says("no coordinator answers yet; block")
     assert list(newcomer.home.glob("runs/*/graph/*.graph"))
 
     workers = [volunteer.helpers()["worker"] for volunteer in volunteers]

@@ -120,11 +120,11 @@ async def test_what_happens_is_on_the_page_soon(swarm: Swarm) -> None:
         guest = swarm.volunteer("guest")
         await guest.says("computes on")
         await expect(page.locator("#peers")).to_contain_text("guest", timeout=SOON_MS)
-        await expect(page.locator("#events")).to_contain_text("guest came (volunteer)", timeout=SOON_MS)
+        await expect(page.locator("#events")).to_contain_text("guest joined (volunteer)", timeout=SOON_MS)
         guest.signal(signal.SIGINT)
         assert await guest.ended() == 0
         await expect(page.locator("#peers")).not_to_contain_text("guest", timeout=SOON_MS)
-        await expect(page.locator("#events")).to_contain_text("guest is gone", timeout=SOON_MS)
+        await expect(page.locator("#events")).to_contain_text("guest left", timeout=SOON_MS)
 
         assert await swarm.start("pause", "pause", home=one.home).ended() == 0
         await expect(page.locator("#state")).to_have_text("paused: user", timeout=SOON_MS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel
 
 from hetpeer.bootstrap.authoring.datasets import absolute_data, write_data
-from hetpeer.bootstrap.authoring.package_model import ship
+from hetpeer.bootstrap.authoring.package_model import quietly, ship
 from hetpeer.bootstrap.run.amendment import Coordinators
 from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors, sync_folder
 from hetpeer.bootstrap.run.manifest import Manifest, Name, public_bytes, sign, validated
@@ -64,6 +64,7 @@ def create_run(
     reliable: Sequence[str] = (),
     admission: AdmissionSettings | None = None,
     trust: TrustSettings | None = None,
+    tell: Callable[[str], None] = quietly,
 ) -> RunDirectory:
     """Make a run directory from the author's functions `model` and `loss` ("module.py:function"; bootstrap/run/loss_module.py).
 
@@ -87,12 +88,14 @@ def create_run(
         validated(_Asked, {**asked, "sequence_length": sequence_length})
         for part in FOLDERS:
             (folder / part).mkdir()
+        tell("reading the data")
         decided: Fields = {
             "seed": seed,
             "data": write_data(folder / "data", author.data, seed, sequence_length),
             "training": training.model_dump(),
         }
         example = Batches(folder / "data", DataPlan.of(decided)).microbatch(0, 0)
+        tell("building the model")
         built = build_objective(author.model, author.loss, seed, example)
         owner_key = _write_owner_key(folder)
         fields: Fields = {
@@ -103,7 +106,7 @@ def create_run(
             "admission": (admission or AdmissionSettings()).model_dump(),
             "trust": (trust or TrustSettings()).model_dump(),
             "owner": public_bytes(owner_key),
-            **ship(folder, built, example, training, stages),
+            **ship(folder, built, example, training, stages, tell),
         }
         atomic_write(folder / "manifest.hetpeer", sign(validated(Manifest, fields), owner_key))
         atomic_write(folder / "author.json", author.model_dump_json(indent=1).encode() + b"\n")

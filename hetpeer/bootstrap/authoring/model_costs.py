@@ -7,7 +7,7 @@ hold takes seconds and no memory.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from hetpeer.stages.data.shards import TARGETS, TOKENS
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from hetpeer.bootstrap.run.manifest import Manifest
     from hetpeer.stages.graph.block_spec import BlockSpec
     from hetpeer.stages.graph.cost_report import BlockCost
     from hetpeer.stages.worker.memory_footprint import StageMemory
@@ -45,6 +46,8 @@ class ModelCosts:
     name: str
     run_id: str
     """Empty for a model that is planned."""
+    manifest: Manifest | None
+    """None for a model that is planned."""
     specs: Sequence[BlockSpec]
     costs: Sequence[BlockCost]
     layouts: Sequence[Sequence[StageCost]]
@@ -69,7 +72,8 @@ def inspect_run(directory: Path) -> ModelCosts:
     manifest = run.manifest
     specs = [run.block_spec(block) for block in manifest.blocks]
     microbatches = manifest.training.microbatches
-    return _inspection(manifest.name, run.run_id, specs, manifest.layouts, manifest.kept, microbatches)
+    found = _inspection(manifest.name, specs, manifest.layouts, manifest.kept, microbatches)
+    return replace(found, run_id=run.run_id, manifest=manifest)
 
 
 def plan_model(
@@ -97,7 +101,7 @@ def plan_model(
     specs = cut_blocks(trace(built, sample, autocast=mode.autocast), mode=mode)
     counts = stages or [min(DEFAULT_STAGES, len(specs))]
     layouts = [balanced_ranges(specs, count) for count in counts]
-    return _inspection(Path(model).name, "", specs, layouts, len(training.optimizer.keeps), None)
+    return _inspection(Path(model).name, specs, layouts, len(training.optimizer.keeps), None)
 
 
 def text_sample(batch: int, sequence_length: int) -> dict[str, Tensor]:
@@ -110,7 +114,6 @@ def text_sample(batch: int, sequence_length: int) -> dict[str, Tensor]:
 
 def _inspection(
     name: str,
-    run_id: str,
     specs: Sequence[BlockSpec],
     layouts: Sequence[Sequence[tuple[int, int]]],
     kept: int,
@@ -122,7 +125,8 @@ def _inspection(
     costs = [block_cost(spec) for spec in specs]
     return ModelCosts(
         name=name,
-        run_id=run_id,
+        run_id="",
+        manifest=None,
         specs=specs,
         costs=costs,
         layouts=[

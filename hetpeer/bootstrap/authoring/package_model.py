@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,12 +28,22 @@ Fields = dict[str, Any]
 _log = logging.getLogger(__name__)
 
 
+def quietly(_line: str) -> None:
+    """Tell nobody."""
+
+
 def ship(
-    folder: Path, model: nn.Module, example: Arrays, training: TrainingSettings, stages: Sequence[int]
+    folder: Path,
+    model: nn.Module,
+    example: Arrays,
+    training: TrainingSettings,
+    stages: Sequence[int],
+    tell: Callable[[str], None] = quietly,
 ) -> Fields:
     """Write the blocks of `model` under `folder`; returns the manifest's entries about them.
 
-    `example` is the first microbatch. Raises `LocalError` HP-MODEL-*.
+    `example` is the first microbatch. `tell` gets a line before each part that may take long.
+    Raises `LocalError` HP-MODEL-*.
     """
     import torch
 
@@ -45,6 +55,7 @@ def ship(
 
     first = {name: torch.from_numpy(array) for name, array in example.items()}
     mode = Mode(autocast=training.dtype == "bf16", recompute=training.recompute)
+    tell("tracing the model")
     dag = trace(model, first, autocast=mode.autocast)
     if not dag.dynamic and training.batch_size % training.microbatch_size:
         raise LocalError(
@@ -55,17 +66,21 @@ def ship(
             exit_code=ExitCode.CONFIG,
         )
     last = training.samples_of(training.microbatches - 1)
+    tell("cutting it into blocks")
     specs = cut_blocks(dag, mode=mode)
     _check_last(specs, last)
     takes, free = memory_of(specs), survey().ram_free_bytes
     if takes <= free:
+        tell("comparing the blocks with the model on one microbatch")
         check_likeness(model, first, dag, specs)
     else:
         _log.warning(
-            "blocks and module are not compared, which would take %.1f GiB of memory, and %.1f are free: see to it that no backward of your own and no hook is in the model",
+            "the blocks are not compared with the model: that takes %.1f GiB of memory, and %.1f GiB are free;"
+            " make sure that the model has no hooks and no torch.autograd.Function of your own",
             takes / 2**30,
             free / 2**30,
         )
+    tell(f"writing {len(specs)} block{'' if len(specs) == 1 else 's'}")
     return {
         "blocks": [_write_block(folder, spec, dag.tensors) for spec in specs],
         "layouts": _layouts(specs, stages),

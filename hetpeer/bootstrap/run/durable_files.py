@@ -21,6 +21,14 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 
 FILE_NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+REMEDIES = {
+    errno.EISDIR: "that is a folder: give the name of a file",
+    errno.ENOTDIR: "a part of that path is a file: choose another path",
+    errno.EEXIST: "that name is taken: choose another",
+    errno.ENOENT: "a folder of that path is missing: make it first, or choose another path",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+"""What to do about an error of the operating system; anything else is a matter of permissions."""
 
 
 @contextmanager
@@ -41,7 +49,7 @@ def disk_errors(path: Path) -> Iterator[None]:
             "HP-DISK-001",
             f"cannot write {path}",
             why=error.strerror or str(error),
-            fix="choose a folder you may write to",
+            fix=REMEDIES.get(error.errno or 0, "choose a folder you may write to"),
             exit_code=ExitCode.CONFIG,
         ) from error
 

@@ -210,6 +210,12 @@ class Manifest(ManifestPart):
         return self
 
     @property
+    def parameters(self) -> int:
+        """Elements of all parameters; one that several blocks share counts once, as in torch."""
+        repeated = sum(end - begin for tie in self.ties for _, begin, end in tie.uses[1:])
+        return sum(block.parameter_count for block in self.blocks) - repeated
+
+    @property
     def tolerance(self) -> float:
         """How far apart the sums of two honest volunteers may be, relative to their length."""
         codecs = (self.links.codec, self.links.backward or "none", self.links.reduce, self.training.dtype)

@@ -1,14 +1,13 @@
-"""The author's side that is Python: importing `module.py:function` and calling it for a model, a loss or samples.
+"""The author's Python code: importing `module.py:function` and calling it for a model, a loss or samples.
 
 Only the author's own machine does this (init, generate, the reference); volunteers get the model and samples as data.
-Whatever the author's code raises becomes one error in plain words with the file and line it came from.
+Whatever the author's code raises becomes one error with the author's file and line.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import BaseModel, ConfigDict
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.stages.tracing.author_lines import author_frame
 
 if TYPE_CHECKING:
     from torch import nn
@@ -156,6 +156,6 @@ def _author_errors(reference: str, role: FunctionRole) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:  # the author's code may raise anything
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(frame.filename).name}, line {frame.lineno}"
-        raise role.error(reference, f"{type(error).__name__}: {error} ({where})") from error
+        frame = None if isinstance(error, SyntaxError) else author_frame(error)  # its text has file and line
+        where = "" if frame is None else f" ({Path(frame.filename).name}, line {frame.lineno})"
+        raise role.error(reference, f"{type(error).__name__}: {error}{where}") from error

@@ -22,6 +22,7 @@ from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
 from hetpeer.bootstrap.grouped.cluster_cut import ClusterCut
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
+from hetpeer.bootstrap.log.record_text import TOLD, record_text
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.service.leader_start import LeaderStart
 from hetpeer.bootstrap.service.sessions import VolunteerSessions
@@ -31,6 +32,7 @@ from hetpeer.bootstrap.storage.replication import CheckpointReplication
 from hetpeer.dht.base import failpoints
 from hetpeer.dht.base.clock import Clock
 from hetpeer.dht.base.errors import LocalError, ProtocolError, RemoteError
+from hetpeer.dht.base.printable import short_id
 from hetpeer.dht.base.task_set import heed_cancellation
 from hetpeer.dht.channels.channel import Channel
 from hetpeer.dht.identity.addresses import network_in
@@ -168,13 +170,14 @@ class CoordinatorService:
         return begin.model_copy(update={"ticket": ticket(self._run.run_id, to, word, self._node.identity)})
 
     async def _record(self, record: Mapping[str, Any]) -> None:
+        before = None if record.get("cluster") else self._replica.history.version
         await self._replica.record(record)
         self._door.recorded(record)
         self._logs.recorded(record)
         if record["kind"] == "checkpoint":
             await self._checkpoints.sealed(record)
-        if record["kind"] in ("rollback", "gone", "arranged", "banned", "dispute", "quarrel"):
-            _log.warning("%s", {k: v for k, v in record.items() if k != "kind"})
+        if record["kind"] in TOLD:
+            _log.warning("%s", record_text(record, before))
 
     async def _disconnect(self, peer: str) -> None:
         channel = self._reception.channel(peer)
@@ -236,7 +239,7 @@ class CoordinatorService:
 
     def _turn_out(self, peer: str, why: m.Rejected) -> None:
         """`peer` leaves, if it is here, and hears the reason."""
-        _log.info("%s is turned away: %s", peer[-6:], why.why)
+        _log.info("%s is turned away: %s", short_id(peer), why.why)
         self._queue([d.Send(peer, why)])
         if peer in self._reception.inside:
             self._hear(partial(self.core.receive, peer, m.Farewell()))

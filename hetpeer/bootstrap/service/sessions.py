@@ -16,6 +16,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.service.rate_limit import RateLimit
 from hetpeer.dht.base.clock import Clock
 from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.base.printable import short_id
 from hetpeer.dht.channels.channel import Channel
 from hetpeer.dht.channels.channel_server import ChannelServer
 from hetpeer.dht.channels.outbox import Parcel
@@ -82,7 +83,9 @@ class VolunteerSessions:
             return
         channel.send(Parcel({}, (m.encode(message),)))
         if channel.outbox.nbytes > MAX_UNHEARD:
-            _log.warning("%s acknowledges nothing that it is told: its session ends", channel.peer_id[-6:])
+            _log.warning(
+                "%s acknowledges nothing that it is told: its session ends", short_id(channel.peer_id)
+            )
             channel.close()
 
     def look(self, now: float) -> None:

@@ -20,6 +20,7 @@ from hetpeer.bootstrap.state.effects import CollectCheckpoint
 from hetpeer.bootstrap.storage.checkpoints import CheckpointStore, Record, initial_record, record_of
 from hetpeer.bootstrap.storage.file_service import REQUEST_TIMEOUT_S, SLOWEST, Served, fetch, state_name
 from hetpeer.dht.base.errors import ProtocolError, RemoteError
+from hetpeer.dht.base.printable import short_id
 from hetpeer.dht.base.task_set import to_its_end
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.p2pd.listener import CONTROL as CONTROL_BUDGET
@@ -166,7 +167,7 @@ class CheckpointReplication:
                 answer = await stream.receive(timeout_s=patience)
                 return bool(answer.header.get("kept"))
         except RemoteError as error:
-            _log.info("%s does not copy checkpoint %d: %s", peer[-8:], keep.version, error)
+            _log.info("%s does not copy checkpoint %d: %s", short_id(peer), keep.version, error)
             return False
 
     async def _asked(self, stream: Stream) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError
+from hetpeer.dht.base.printable import short_id
 from hetpeer.dht.base.strikes import Strikes, kind_of
 from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.dht.p2pd.p2pd_control import read_stream_info, stream_info
@@ -93,9 +94,9 @@ class Listener:
         loop = asyncio.get_running_loop()
         kind = kind_of(error)
         seconds = self.strikes.strike(peer_id, kind, loop.time())
-        _log.info("%s: %s (%s)", peer_id[-6:], error.what, kind)
+        _log.info("%s: %s (%s)", short_id(peer_id), error.what, kind)
         if seconds:
-            _log.warning("%s is refused for %.0f s: %s", peer_id[-6:], seconds, error.what)
+            _log.warning("%s is refused for %.0f s: %s", short_id(peer_id), seconds, error.what)
             for stream in [stream for stream in self._streams if stream.peer_id == peer_id]:
                 stream.abort()
             self._tell(peer_id, for_now=True)

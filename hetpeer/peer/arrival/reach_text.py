@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from hetpeer.dht.base.printable import short_id
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.reach.reachability import Reach, Standing
 from hetpeer.peer.process.console import say
@@ -22,7 +23,7 @@ def words(standing: Standing, relays: Sequence[str]) -> str:
         case Reach.PUBLIC:
             return f"this machine takes connections at {standing.ip} port {standing.port} ({tried})"
         case Reach.PRIVATE if relays:
-            names = ", ".join(f"…{relay[-6:]}" for relay in relays)
+            names = ", ".join(short_id(relay) for relay in relays)
             return f"no connection from outside gets in ({tried}): others come through the relay {names}"
         case Reach.PRIVATE:
             return f"no connection from outside gets in ({tried}), and no peer relays: this machine can only call others"

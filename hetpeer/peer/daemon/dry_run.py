@@ -33,7 +33,7 @@ from hetpeer.peer.process.console import say
 from hetpeer.peer.process.home import Home
 from hetpeer.peer.process.systemd_notify import Notifier
 from hetpeer.peer.training.early_placement import missing_bytes, places_seen, state_bytes
-from hetpeer.peer.watching.human_units import bytes_text
+from hetpeer.peer.watching.human_units import blocks_text, bytes_text
 
 
 async def try_out(options: JoinOptions) -> None:
@@ -81,7 +81,7 @@ def _taking(run: RunDirectory, place: Place, adverts: Mapping[str, Advert]) -> l
     needed = f"{bytes_text(missing_bytes(run, blocks))} of graphs and constants"
     states = f"{bytes_text(state_bytes(manifest, blocks))} of states at most"
     taken = (
-        f"blocks {place.begin}-{place.end - 1}, held by {holders} now, with {bytes_text(place.memory_bytes)}"
+        f"{blocks_text(place.begin, place.end)}, held by {holders} now, with {bytes_text(place.memory_bytes)}"
     )
     lines = [
         f"most likely it would take {taken} of memory",

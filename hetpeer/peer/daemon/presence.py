@@ -13,6 +13,7 @@ from hetpeer.bootstrap.storage.file_service import PROTOCOL as FILES
 from hetpeer.bootstrap.storage.file_service import FileService, Served
 from hetpeer.bootstrap.storage.run_files import ServedRunFiles, StateSource
 from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.base.printable import short_id
 from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.dht.discovery.roster import Roster
 from hetpeer.dht.identity.addresses import Address
@@ -117,7 +118,8 @@ async def present(
             name="word in the local network",
         )
     named = options.settings.node.name
-    who = f"{named} (…{identity.peer_id[-6:]})" if named else f"…{identity.peer_id[-6:]}, without a --name"
+    short = short_id(identity.peer_id)
+    who = f"{named} ({short})" if named else f"{short} (no name; give one with --name)"
     say(f"in the run {signed.manifest.name} as {who}")
     room = Room(run.path.parent, run.run_id, lambda: size(settings().limits.files))
     evidence = stack.enter_context(contextlib.closing(Evidence(home, run, identity)))

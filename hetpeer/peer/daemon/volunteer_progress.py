@@ -11,7 +11,7 @@ from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.peer.process.console import EVERY_S, LOOK_S, say
 from hetpeer.peer.training.early_placement import state_bytes
 from hetpeer.peer.training.volunteer import Volunteer
-from hetpeer.peer.watching.human_units import bytes_text
+from hetpeer.peer.watching.human_units import blocks_text, bytes_text
 
 PATIENCE_S = 3.0
 """What takes longer is said."""
@@ -148,4 +148,4 @@ def _waiting_line(volunteer: Volunteer, rest_s: float) -> str:
 
 
 def _blocks(member: Member) -> str:
-    return "" if member.place is None else f"blocks {member.place[0]}-{member.place[1] - 1}"
+    return "" if member.place is None else blocks_text(*member.place)

@@ -7,6 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hetpeer.bootstrap.log.record_text import record_text
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.clock import Clock
 from hetpeer.dht.base.errors import LocalError
@@ -124,7 +125,7 @@ class _Watch:
             if seen.record["kind"] == "commit":
                 self._moved_at = seen.at
             elif seen.record["kind"] == "rollback":
-                self._view.say(f"rolled back to step {seen.record['to_version']}: {seen.record['why']}")
+                self._view.say(record_text(seen.record))
 
     async def _kill_when_due(self) -> None:
         while self._due and self.feed.history.version >= self._due[0]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import importlib.util
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,8 +129,8 @@ def claimed(settings: DemoSettings) -> Iterator[None]:
         yield
 
 
-def make_run(settings: DemoSettings) -> RunDirectory:
-    """The run that the demo trains. Raises HP-DEMO-005 for data that is no text, and what `create_run` raises."""
+def make_run(settings: DemoSettings, tell: Callable[[str], None]) -> RunDirectory:
+    """Make the run that the demo trains; `tell` gets a line before each part that may take long. Raises HP-DEMO-005 for data that is no text, and what `create_run` raises."""
     from hetpeer.bootstrap.authoring.create import create_run
     from hetpeer.bootstrap.authoring.datasets import FUNCTION
     from hetpeer.bootstrap.run.settings import TrainingSettings
@@ -161,6 +161,7 @@ def make_run(settings: DemoSettings) -> RunDirectory:
             eval_every=often,
             checkpoint_every=often,
         ),
+        tell=tell,
     )
 
 

@@ -16,6 +16,7 @@ from hetpeer.bootstrap.run.manifest import Manifest, SignedManifest
 from hetpeer.bootstrap.state.link_costs import LinkCosts
 from hetpeer.bootstrap.state.volunteer_rates import leaving
 from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.printable import short_id
 from hetpeer.dht.kademlia.adverts import Advert, LinkNote
 from hetpeer.peer.planning.reduce_traffic import sums_bytes
 from hetpeer.peer.planning.swarm_inventory import believed, uplink_of
@@ -113,7 +114,7 @@ def predict(signed: SignedManifest, adverts: Mapping[str, Advert]) -> Prediction
         members=tuple(
             Member(
                 peer=peer,
-                name=advert.name or f"…{peer[-6:]}",
+                name=advert.name or short_id(peer),
                 blocks=(advert.block_begin, advert.block_end),
                 computing=found.computing[peer],
                 sending=found.sending[peer],
@@ -131,7 +132,7 @@ def _routes(manifest: Manifest, working: Mapping[str, Advert]) -> dict[int, Rout
             raise _too_early(f"nobody holds block {block}")
     for peer, advert in working.items():
         if not (advert.forward_s and advert.backward_s):
-            raise _too_early(f"{advert.name or peer[-6:]} has not computed anything yet")
+            raise _too_early(f"{advert.name or short_id(peer)} has not computed anything yet")
     speeds = {
         peer: (advert.block_end - advert.block_begin) / (advert.forward_s + advert.backward_s)
         for peer, advert in working.items()
@@ -197,7 +198,7 @@ def _lines(
                 sums_bytes=sums.get((sender, to), 0),
             )
         elif (sender, to) in pairs:
-            names = (working[peer].name or peer[-6:] for peer in (sender, to))
+            names = (working[peer].name or short_id(peer) for peer in (sender, to))
             raise _too_early(f"the link from {' to '.join(names)} is not measured yet")
         elif sender in uplinks:  # an advert names the slowest links alone
             lines[sender, to] = Line(rate=uplinks[sender], sums_bytes=sums[sender, to])

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.run.step_workload import of_manifest
 from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.printable import short_id
 from hetpeer.dht.kademlia.adverts import Advert
 from hetpeer.dht.reach.reachability import Reach
 from hetpeer.peer.planning.device_files import BITS, GIB, GIGA, LATENCY_MS, LINE_MBPS, LONGEST_S, MEGA, TERA
@@ -218,7 +219,7 @@ def _names(adverts: Mapping[str, Advert]) -> dict[str, str]:
     """What people call them; the end of the id where that would be nothing, or somebody else's as well."""
     often = Counter(advert.name for advert in adverts.values())
     return {
-        peer: advert.name if advert.name and often[advert.name] == 1 else f"{advert.name}…{peer[-6:]}"
+        peer: advert.name if advert.name and often[advert.name] == 1 else f"{advert.name}{short_id(peer)}"
         for peer, advert in adverts.items()
     }
 

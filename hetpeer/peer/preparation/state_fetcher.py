@@ -19,6 +19,7 @@ from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory, check_file
 from hetpeer.bootstrap.storage.file_service import fetch, fetch_file, state_name
 from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError, RemoteError
+from hetpeer.dht.base.printable import short_id
 from hetpeer.dht.base.task_set import going_on
 from hetpeer.dht.node.node import Node
 from hetpeer.peer.arrival.manifest_fetch import amended
@@ -152,11 +153,13 @@ class StateFetcher:
                 except (RemoteError, LocalError) as error:
                     if isinstance(error, LocalError) and error.code.startswith(HOPELESS):
                         raise
-                    _log.debug("state of block %d from %s: %s", spec.index, peer[-6:], error)
+                    _log.debug("state of block %d from %s: %s", spec.index, short_id(peer), error)
                     continue
                 if loaded.version == version and digest in (None, loaded.digest):
                     return loaded.digest
-                _log.warning("peer %s sent another state of block %d than agreed", peer[-6:], spec.index)
+                _log.warning(
+                    "peer %s sent a state of block %d that is not the agreed one", short_id(peer), spec.index
+                )
             await asyncio.sleep(RETRY_S)
 
     async def _load_into_worker(self, block: int, data: bytearray) -> Loaded:

@@ -20,6 +20,7 @@ from hetpeer.dht.discovery.roster import Roster
 from hetpeer.peer.planning.forming_cut import cutting
 from hetpeer.peer.planning.remembered_links import Remembered
 from hetpeer.peer.planning.replan import Proposal, Seating, proposal
+from hetpeer.peer.watching.human_units import block_range, counted
 
 LOOK_S = 5.0
 SETTLED_S = 30.0
@@ -101,11 +102,11 @@ class Proposing:
                     case GroupedRun() as grouped:
                         await self._look_who_waits(service, grouped)
             except RemoteError as error:
-                _log.debug("what the volunteers say could not be read: %s", error)
+                _log.debug("the volunteers' adverts could not be read: %s", error)
             except ValueError as error:
-                _log.warning("a division of the blocks that is none was found: %s", error)
+                _log.warning("the planner found an invalid division of the blocks: %s", error)
             except Exception:  # noqa: BLE001 - the run goes on, and the next look may find a better division
-                _log.exception("the look for a better division of the blocks ended by what it did not expect")
+                _log.exception("the planner failed; the run goes on as it is")
 
     async def _look(self, service: CoordinatorService, core: Coordinator) -> None:
         seating = Seating.of(core.members)
@@ -132,8 +133,8 @@ class Proposing:
         search = partial(cutting, self._manifest, cluster=forming.number, waiting=seating.seats.keys())
         found = await self._sought(seating, search)
         if found is not None:
-            places = ", ".join(f"{begin}-{end - 1}" for _, (begin, end) in found.seats)
-            _log.warning("who waits for others is cluster %d, cut into blocks %s", found.cluster, places)
+            places = ", ".join(block_range(*place) for _, place in found.seats)
+            _log.warning("volunteers that waited now form cluster %d, with blocks %s", found.cluster, places)
             service.recut(found)
 
     async def _sought(self, seating: Seating, search: Callable[..., T | None]) -> T | None:
@@ -146,6 +147,16 @@ class Proposing:
         return await asyncio.to_thread(search, adverts, seed=self._seed, on=lambda: time.monotonic() < until)
 
     def _say(self, found: Proposal) -> None:
-        what = f"{found.moved} blocks are given to others" if found.moved else "pipelines are made of others"
-        before = f" instead of {found.before_s:.1f}" if found.before_s < float("inf") else ""
-        _log.warning("%s (%.0f s): a step is to take %.1f s%s", what, found.moving_s, found.after_s, before)
+        what = (
+            f"{counted(found.moved, 'block')} move to other volunteers"
+            if found.moved
+            else "pipelines are formed anew"
+        )
+        before = f" instead of {found.before_s:.1f} s" if found.before_s < float("inf") else ""
+        _log.warning(
+            "%s, which takes %.0f s: a step will take about %.1f s%s",
+            what,
+            found.moving_s,
+            found.after_s,
+            before,
+        )

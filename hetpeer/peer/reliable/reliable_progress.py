@@ -8,7 +8,9 @@ from collections.abc import Callable
 
 from hetpeer.bootstrap.consensus.replica import Replica
 from hetpeer.bootstrap.service.driver import CoordinatorService
+from hetpeer.dht.base.printable import short_id
 from hetpeer.peer.process.console import EVERY_S, LOOK_S, say
+from hetpeer.peer.watching.human_units import counted
 
 
 class ReliableProgress:
@@ -35,7 +37,11 @@ class ReliableProgress:
         key = (leader or "", -1)
         if key != self._told and len(self._replica.members) > 1 and leader != self._replica.me:
             self._told = key
-            say(f"following {leader[-8:]}, who coordinates" if leader else "waiting for most reliable peers")
+            say(
+                f"{short_id(leader)} coordinates; this peer follows"
+                if leader
+                else "waiting until most reliable peers are there"
+            )
 
     def _look(self, service: CoordinatorService, now: float) -> None:
         core = service.core
@@ -44,7 +50,8 @@ class ReliableProgress:
             return
         self._told, self._told_at = key, now
         loss = "".join(f"  loss {last['loss']:.4f}" for last in core.last)
-        line = f"step {core.done}  {key[1]} volunteers{loss}"
-        if core.missing_blocks:
-            line += f"  waiting for volunteers for blocks {', '.join(map(str, core.missing_blocks))}"
+        line = f"step {core.done}  {counted(core.volunteers, 'volunteer')}{loss}"
+        if missing := core.missing_blocks:
+            blocks = "block" if len(missing) == 1 else "blocks"
+            line += f"  waiting for volunteers for {blocks} {', '.join(map(str, missing))}"
         say(line)

@@ -22,6 +22,7 @@ from hetpeer.dht.discovery.roster import Roster
 from hetpeer.dht.kademlia.adverts import Advert
 from hetpeer.peer.preparation.state_fetcher import RunFiles
 from hetpeer.peer.training.volunteer_figures import Offer
+from hetpeer.peer.watching.human_units import blocks_text
 
 PATIENCE_S = 3.0
 """A coordinator that has not answered for so long is taken for absent."""
@@ -102,7 +103,8 @@ async def prepare_ahead(
             await asyncio.sleep(LOOK_AGAIN_S)
             continue
         _log.warning(
-            "no coordinator answers; prepared for blocks %d-%d and waiting for it", place.begin, place.end - 1
+            "no coordinator answers yet; %s are ready, and this volunteer waits",
+            blocks_text(place.begin, place.end),
         )
         return place
     return None

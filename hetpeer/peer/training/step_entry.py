@@ -15,6 +15,7 @@ from hetpeer.averaging.member.tensor_heads import Introduction
 from hetpeer.bootstrap.admission.step_tickets import check
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.dht.base import failpoints
+from hetpeer.dht.base.printable import short_id
 from hetpeer.dht.discovery.task_board import Leftover
 from hetpeer.peer.training.evidence_log import Evidence
 from hetpeer.peer.training.linked_peers import Acquaintances
@@ -94,5 +95,5 @@ class Entering:
             check(self._run_id, self._council.peers, peer, head)
             self._plane.admit(peer)
             blocks = f"{head.begin}-{head.end - 1}"
-            _log.info("%s came into step %d, for blocks %s", peer[-6:], head.step, blocks)
+            _log.info("%s came into step %d, for blocks %s", short_id(peer), head.step, blocks)
         self._perform(member.work.introduced(origin, (head.begin, head.end)))

@@ -25,6 +25,7 @@ from hetpeer.bootstrap.state.core_config import shape_of
 from hetpeer.bootstrap.storage.file_service import Served
 from hetpeer.dht.base import failpoints
 from hetpeer.dht.base.errors import LocalError
+from hetpeer.dht.base.printable import short_id
 from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.dht.discovery.task_board import Board
 from hetpeer.dht.node.node import Node
@@ -257,7 +258,7 @@ class Volunteer:
         if is_up:
             self.member.work.reachable(peer)
         else:
-            _log.info("lost the link to %s", peer[-6:])
+            _log.info("lost the link to %s", short_id(peer))
             self.perform(self.member.work.unreachable(peer))
 
     def link_pressed(self, peer: str, blocks: int | None) -> None:

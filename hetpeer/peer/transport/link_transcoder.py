@@ -9,6 +9,7 @@ from collections.abc import Callable
 from hetpeer.averaging import effects as e
 from hetpeer.averaging.member.tensor_heads import ActivationHead, Coded, GradientHead, Head, ShardHead
 from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.base.printable import short_id
 from hetpeer.dht.base.strikes import Kind, OffenceError
 from hetpeer.peer.transport.link_book import LinkBook
 from hetpeer.peer.transport.tensor_schema import Schema
@@ -146,7 +147,7 @@ class Transcoding:
             try:
                 await posted
             except CommandFailedError as error:
-                _log.warning("%s sent a %s that cannot be read: %s", peer[-6:], head.kind, error)
+                _log.warning("%s sent a %s that cannot be read: %s", short_id(peer), head.kind, error)
                 self._store.release(bundle)
                 if error.code in WRONG_BYTES:
                     self._offended(peer, OffenceError(Kind.UNREADABLE, error.what, peer=peer))

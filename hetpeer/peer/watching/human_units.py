@@ -18,6 +18,21 @@ def count_text(count: float) -> str:
     return _scaled(count, 1000, ("", "k", "M", "B", "T")).rstrip()
 
 
+def block_range(begin: int, end: int) -> str:
+    """`7` of [7, 8), `4-7` of [4, 8)."""
+    return str(begin) if end - begin == 1 else f"{begin}-{end - 1}"
+
+
+def blocks_text(begin: int, end: int) -> str:
+    """`block 7` of [7, 8), `blocks 4-7` of [4, 8)."""
+    return f"block{'' if end - begin == 1 else 's'} {block_range(begin, end)}"
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """`1 holder`, `2 holders`, `3 microbatches`; `plural` where an s is not enough."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
 def _scaled(value: float, base: int, units: tuple[str, ...]) -> str:
     """Three digits and a unit; small whole numbers as they are."""
     scale = 0

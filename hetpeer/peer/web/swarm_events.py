@@ -1,6 +1,6 @@
-"""What happened in a swarm while somebody looked: events and its speed, from one status to the next. Pure.
+"""Events and speed of a swarm while it is watched, from the differences between one status and the next. Pure.
 
-A status says how things are; a person wants to know what changed. Everything here is bounded, however long somebody looks.
+Everything kept here is bounded, however long somebody watches.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hetpeer.bootstrap.log.loss_curves import Curve
+from hetpeer.dht.base.printable import short_id
+from hetpeer.peer.watching.human_units import blocks_text, counted
 from hetpeer.peer.watching.swarm_status import PeerRow, SwarmStatus
 
 MAX_EVENTS = 200
 GRACE_S = 15.0
-"""So long may the advert be missing of a peer that has not taken leave: one that was not stored comes again in a few seconds."""
+"""Seconds for which an advert may be missing before its peer counts as lost: an advert that was not stored is published again within seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,23 +27,23 @@ class Event:
     """Seconds since 1970."""
     text: str
     grave: bool = False
-    """Whether the run stands still for it, or goes back."""
+    """Whether the run stops or rolls back because of it."""
 
 
 class Chronicle:
-    """Told one status after the other."""
+    """The events and the speed curve that a series of statuses gives."""
 
     def __init__(self) -> None:
         self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
-        """The newest last."""
+        """Oldest first."""
         self.speed = Curve()
         """Tokens (or samples) a second over seconds since 1970."""
         self._present: dict[str, tuple[PeerRow, float]] = {}
-        """Peer id → how it was when it was seen last, and when."""
+        """Peer id → (its last row, when it was seen)."""
         self._before: SwarmStatus | None = None
 
     def add(self, status: SwarmStatus) -> None:
-        """What is new since the status before; the first one is only how things are."""
+        """Add the changes since the last status. The first status gives no events."""
         first = self._before is None
         changes = [*self._peers(status), *self._run(status)]
         if not first:
@@ -54,14 +56,14 @@ class Chronicle:
             known = self._present.get(row.peer)
             self._present[row.peer] = (row, status.time)
             if known is None:
-                yield Event(time=status.time, text=f"{called(row)} came ({row.role})")
+                yield Event(time=status.time, text=f"{called(row)} joined ({row.role})")
             elif known[0].blocks != row.blocks and row.blocks is not None:
-                begin, end = row.blocks
-                yield Event(time=status.time, text=f"{called(row)} took blocks {begin} to {end - 1}")
+                yield Event(time=status.time, text=f"{called(row)} took {blocks_text(*row.blocks)}")
         for peer, (row, seen) in list(self._present.items()):
             if peer in status.left or status.time - seen > GRACE_S:
                 del self._present[peer]
-                yield Event(time=status.time, text=f"{called(row)} is gone")
+                how = "left" if peer in status.left else "was lost"
+                yield Event(time=status.time, text=f"{called(row)} {how}")
 
     def _run(self, status: SwarmStatus) -> Iterator[Event]:
         before = self._before
@@ -72,22 +74,26 @@ class Chronicle:
             waiting = status.state == "waiting"
             yield Event(time=status.time, text=f"the run is {_doing(status)[0]}{why}", grave=waiting)
         if status.progress.step < before.progress.step and status.swarm.coordinator:
-            text = f"the run went back from step {before.progress.step} to {status.progress.step}"
+            text = f"back from step {before.progress.step} to step {status.progress.step}"
             yield Event(time=status.time, text=text, grave=True)
         left, were = _left_over(status), _left_over(before)
         if left and not were:
-            yield Event(time=status.time, text=f"{left} microbatches wait on the task board")
+            yield Event(time=status.time, text=_waits(left))
         elif were and not left:
-            yield Event(time=status.time, text="what was left over is done")
+            yield Event(time=status.time, text="the unfinished work is done")
 
 
 def called(row: PeerRow) -> str:
-    """What a peer is called: its name, or the end of its id."""
-    return row.name or f"…{row.peer[-6:]}"
+    """The peer's name, or its short id."""
+    return row.name or short_id(row.peer)
+
+
+def _waits(left: int) -> str:
+    return f"{counted(left, 'microbatch', 'microbatches')} wait for a volunteer that can compute them"
 
 
 def _doing(status: SwarmStatus) -> tuple[str, str]:
-    """Its state and the reason, for people: that a step is reduced now is no event."""
+    """State and reason, with `reducing` shown as `training`: each step has it, so it is no event."""
     return "training" if status.state == "reducing" else status.state, status.reason
 
 

@@ -7,10 +7,8 @@ allows it. `torch.no_grad` regions are kept as detached results.
 from __future__ import annotations
 
 import operator
-import traceback
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +16,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.stages.tracing.author_lines import author_frame
 from hetpeer.stages.tracing.refusals import unfit, unsupported
 
 MAX_BATCH = 1 << 20
@@ -118,12 +117,8 @@ def _draws(node: torch.fx.Node) -> bool:
 def torch_line(error: Exception) -> str:
     """The first line of torch's message and the author's line that caused it."""
     message = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    torch_home = Path(torch.__file__).parent
-    frames = [
-        f for f in traceback.extract_tb(error.__traceback__) if torch_home not in Path(f.filename).parents
-    ]
-    own = [f for f in frames if Path(__file__).parents[1] not in Path(f.filename).parents]
-    return f"{message} ({own[-1].filename}:{own[-1].lineno}: {own[-1].line})" if own else message
+    own = author_frame(error)
+    return f"{message} ({own.filename}:{own.lineno}: {own.line})" if own else message
 
 
 def _keep_no_grad(exported: ExportedProgram) -> None:

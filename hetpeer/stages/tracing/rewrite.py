@@ -10,7 +10,6 @@ import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +31,7 @@ from hetpeer.stages.graph.block_spec import (
 )
 from hetpeer.stages.graph.call_schema import check_call
 from hetpeer.stages.graph.own_operators import ATTENTION, DROPOUT
+from hetpeer.stages.tracing.author_lines import is_author
 from hetpeer.stages.tracing.refusals import VALUES, unfit, unsupported
 
 ASSERTIONS = frozenset(
@@ -231,6 +231,5 @@ def _size(size: Any) -> Size:
 def _line(node: fx.Node) -> str:
     """The author's line, from the stack that torch keeps with each node."""
     frames = re.findall(r'File "([^"]+)", line (\d+)', node.stack_trace or "")
-    home = Path(torch.__file__).parent
-    own = [(Path(file), number) for file, number in frames if home not in Path(file).parents]
-    return f"{own[-1][0]}:{own[-1][1]}" if own else ""
+    own = [f"{file}:{number}" for file, number in frames if is_author(file)]
+    return own[-1] if own else ""

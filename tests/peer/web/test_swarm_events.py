@@ -45,9 +45,9 @@ def test_who_comes_takes_other_blocks_and_goes(run: RunDirectory) -> None:
     chronicle.add(status(run, 1.0, ada=(0, 4), bob=(0, 2)))
     chronicle.add(status(run, 2.0, ada=(0, 4), bob=(2, 4)))
     chronicle.add(status(run, 3.0, ada=(0, 4)))
-    assert texts(chronicle) == ["bob came (volunteer)", "bob took blocks 2 to 3"]
+    assert texts(chronicle) == ["bob joined (volunteer)", "bob took blocks 2-3"]
     chronicle.add(status(run, 2.0 + GRACE_S + 0.1, ada=(0, 4)))
-    assert texts(chronicle)[2:] == ["bob is gone"]
+    assert texts(chronicle)[2:] == ["bob was lost"]
 
 
 def test_who_takes_leave_is_gone_at_once(run: RunDirectory) -> None:
@@ -59,7 +59,7 @@ def test_who_takes_leave_is_gone_at_once(run: RunDirectory) -> None:
     (bob,) = (row.peer for row in later.peers if row.name == "bob")
     for at in (2.0, 3.0):
         chronicle.add(replace(later, time=at, peers=rows, left=(bob,)))
-    assert texts(chronicle) == ["bob is gone"]
+    assert texts(chronicle) == ["bob left"]
 
 
 def test_a_block_without_a_holder_is_grave(run: RunDirectory) -> None:
@@ -67,7 +67,7 @@ def test_a_block_without_a_holder_is_grave(run: RunDirectory) -> None:
     chronicle.add(status(run, 0.0, ada=(0, 4)))
     chronicle.add(status(run, 1.0, ada=(0, 3)))
     assert [(event.text, event.grave) for event in chronicle.events] == [
-        ("ada took blocks 0 to 2", False),
+        ("ada took blocks 0-2", False),
         ("the run is waiting: nobody holds block 3", True),
     ]
 
@@ -77,7 +77,7 @@ def test_a_run_that_goes_back_is_grave(run: RunDirectory) -> None:
     for step in (1, 2, 3):
         chronicle.add(status(run, step, step, ada=(0, 4)))
     chronicle.add(status(run, 4.0, 2, ada=(0, 4)))
-    assert texts(chronicle) == ["the run went back from step 3 to 2"]
+    assert texts(chronicle) == ["back from step 3 to step 2"]
     assert chronicle.events[-1].grave
 
 
@@ -95,7 +95,10 @@ def test_leftovers_are_told_once(run: RunDirectory) -> None:
     left = LeftoverRow(block=2, sender="ada", step=1, microbatches=3)
     for now, leftovers in ((0.0, ()), (1.0, (left,)), (2.0, (left,)), (3.0, ())):
         chronicle.add(replace(plain, time=now, leftovers=leftovers))
-    assert texts(chronicle) == ["3 microbatches wait on the task board", "what was left over is done"]
+    assert texts(chronicle) == [
+        "3 microbatches wait for a volunteer that can compute them",
+        "the unfinished work is done",
+    ]
 
 
 def test_events_are_bounded(run: RunDirectory) -> None:

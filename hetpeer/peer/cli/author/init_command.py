@@ -11,6 +11,8 @@ from typing import Annotated
 import typer
 
 from hetpeer.peer.cli.options import RunDir
+from hetpeer.peer.process.console import say
+from hetpeer.peer.watching.human_units import counted
 
 
 class Shape(enum.StrEnum):
@@ -37,9 +39,9 @@ class Policy(enum.StrEnum):
 
 
 _WHOM = {
-    Policy.OPEN: "anybody who has the invite may",
-    Policy.INVITED: "who has a voucher may (hetpeer invite DIR --uses N)",
-    Policy.LISTED: "who is listed may (hetpeer amend DIR)",
+    Policy.OPEN: "everybody who has the invite may",
+    Policy.INVITED: "everybody who has a voucher may (hetpeer invite DIR --uses N)",
+    Policy.LISTED: "everybody on your list may (hetpeer amend DIR --list ID)",
 }
 
 
@@ -351,16 +353,15 @@ def init(
             {"policy": admission.value, "work_bits": work_bits, "per_network": per_network},
         ),
         trust=validated(TrustSettings, {"spot_checks": spot_checks}),
+        tell=say,
     )
-    parameters = sum(block.parameter_count for block in run.manifest.blocks)
     samples = sum(shard.samples for shard in run.manifest.data.train)
     print(f"run {run.manifest.name}  id {run.run_id}")
-    print(
-        f"{len(run.manifest.blocks)} blocks, {parameters:,} parameters, {samples:,} training samples, {steps} steps"
-    )
+    sizes = f"{counted(len(run.manifest.blocks), 'block')}, {run.manifest.parameters:,} parameters"
+    print(f"{sizes}, {samples:,} training samples, {counted(steps, 'step')}")
     if not data:
-        print("data: the text of Python's own library, as no --data says otherwise")
-    checked = f"{spot_checks:.0%} of what they compute is computed once more"
-    unchecked = "nothing that they compute is checked (--spot-checks, --admission)"
+        print("data: the source text of Python's library; choose other data with --data")
+    checked = f"{spot_checks:.0%} of their work is computed a second time and compared"
+    unchecked = "their work is not checked (for that, see --spot-checks and --admission)"
     print(f"{_WHOM[admission]} take part; {checked if spot_checks else unchecked}")
     print(f"next: hetpeer bootstrap {directory}")

@@ -1,4 +1,4 @@
-"""`hetpeer inspect`: what a model costs, block by block and stage by stage, of a run or of a function that is no run yet."""
+"""`hetpeer inspect`: settings of a run, and cost of its model, or of a model that is no run yet, by block and stage."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hetpeer.peer.cli.author.settings_text import settings_lines
 from hetpeer.peer.cli.options import JsonOption, plain
-from hetpeer.peer.watching.human_units import bytes_text, count_text, flops_text
+from hetpeer.peer.watching.human_units import block_range, bytes_text, count_text, counted, flops_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from hetpeer.bootstrap.authoring.model_costs import ModelCosts
+    from hetpeer.bootstrap.run.manifest import Manifest
     from hetpeer.stages.graph.cost_report import OperatorCost
 
 BLOCK_HEADS = ("block", "ops", "params", "bytes", "forward", "backward", "keeps", "sends", "data", "tied")
@@ -76,7 +78,10 @@ def inspect(
     svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the graph as a picture.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a model costs: its blocks, the stages and their memory. Nothing is trained, and no weights are needed."""
+    """Show a run's settings and the cost of its model: blocks, stages and their memory.
+
+    MODULE.PY:FUNCTION shows the cost of a model that is no run yet. Nothing is trained, and no weights are needed.
+    """
     from hetpeer.bootstrap.authoring.model_costs import inspect_run, plan_model, text_sample
 
     if not Path(target).is_dir() and (":" in target or target.endswith(".py")):
@@ -120,11 +125,12 @@ def _draw(found: ModelCosts, path: Path) -> None:
 
 
 def document(found: ModelCosts) -> dict[str, Any]:
-    """All there is, in bytes and FLOPs of one full microbatch."""
+    """The whole inspection; sizes in bytes, work in FLOPs of one full microbatch. `settings` is null for a model that is no run."""
     return {
         "schema": "hetpeer.inspect/1",
         "name": found.name,
         "run": found.run_id or None,
+        "settings": None if found.manifest is None else _settings_document(found.manifest),
         "microbatch_size": found.batch,
         "parameters": found.parameters,
         "tied": found.tied,
@@ -154,6 +160,11 @@ def document(found: ModelCosts) -> dict[str, Any]:
     }
 
 
+def _settings_document(manifest: Manifest) -> dict[str, Any]:
+    parts = {"seed", "training", "links", "averaging", "admission", "trust"}
+    return manifest.model_dump(mode="json", include=parts)
+
+
 def _operator_document(operator: OperatorCost) -> dict[str, Any]:
     names = ("name", "op", "flops_forward", "flops_backward", "parameter_bytes", "kept_bytes", "reads")
     return {name: getattr(operator, name) for name in names}
@@ -162,17 +173,19 @@ def _operator_document(operator: OperatorCost) -> dict[str, Any]:
 # ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _summary(found: ModelCosts) -> Iterator[tuple[str, str]]:
-    """The first lines, as (label, text)."""
+def _summary(found: ModelCosts, *, settings: bool) -> Iterator[tuple[str, str]]:
+    """The first lines, as (label, text): the model, and with `settings` those of its run."""
     forward, backward = (
         sum(getattr(cost, f"flops_{way}") for cost in found.costs) for way in ("forward", "backward")
     )
     yield ("run", f"{found.name}  {found.run_id}") if found.run_id else ("model", found.name)
-    yield "size", f"{len(found.costs)} blocks, {count_text(found.parameters)} parameters"
-    samples = f"{found.batch} sample{'' if found.batch == 1 else 's'}"
+    yield "size", f"{counted(len(found.costs), 'block')}, {count_text(found.parameters)} parameters"
+    samples = counted(found.batch, "sample")
     yield "microbatch", f"{samples}, {flops_text(forward)} forward, {flops_text(backward)} backward"
     for name, blocks in found.tied.items():
         yield "tied", f"{name} in blocks {', '.join(map(str, blocks))}"
+    if settings and found.manifest is not None:
+        yield from settings_lines(found.manifest)
 
 
 def _tied(found: ModelCosts, block: int) -> list[str]:
@@ -203,7 +216,7 @@ def _stage_cells(found: ModelCosts) -> Iterator[Sequence[str]]:
             share = (stage.flops_forward + stage.flops_backward) / max(whole, 1)
             yield (
                 f"{number}.{place}" if len(found.layouts) > 1 else str(place),
-                str(stage.begin) if stage.end - stage.begin == 1 else f"{stage.begin}-{stage.end - 1}",
+                block_range(stage.begin, stage.end),
                 f"{share:.0%}",
                 bytes_text(sum(stage.leaves.values())),
                 *map(bytes_text, (memory.state, memory.optimizer, memory.slots)),
@@ -227,7 +240,7 @@ def _operator_cells(found: ModelCosts, block: int) -> Iterator[Sequence[str]]:
 
 def _lines(found: ModelCosts, block: int | None) -> Iterator[str]:
     """Plain text, one block, stage or operator a line, each figure with its name."""
-    for label, text in _summary(found):
+    for label, text in _summary(found, settings=block is None):
         yield f"{label:<12}{text}"
     for what, heads, rows in _parts(found, block):
         for row in rows:
@@ -242,7 +255,7 @@ def _tables(found: ModelCosts, block: int | None) -> RenderableType:
     from rich.text import Text
 
     summary = Table.grid(padding=(0, 2))
-    for label, text in _summary(found):
+    for label, text in _summary(found, settings=block is None):
         summary.add_row(Text(label, style="bold"), Text(text))
     tables: list[RenderableType] = [summary]
     for _, heads, rows in _parts(found, block):

@@ -63,7 +63,7 @@ def demo(
     with preparing.claimed(settings):
         with opened(plain=plain(sys.stderr), quiet=is_quiet()) as view:
             view.say(f"making a run of {steps} steps in {out}")
-            run = preparing.make_run(settings)
+            run = preparing.make_run(settings, view.say)
 
             from hetpeer.peer.demo.demo_report import report
             from hetpeer.peer.demo.demo_run import train

@@ -21,6 +21,7 @@ from hetpeer.peer.cli.options import (
     together,
     watching,
 )
+from hetpeer.peer.watching.human_units import blocks_text
 
 if TYPE_CHECKING:
     from hetpeer.peer.arrival.invites import Destination
@@ -213,7 +214,7 @@ def _lines(found: Prediction) -> Iterator[str]:
         how += f" after the first {found.fresh_steps}"
     yield f"{'step':<10}{seconds:.2f} s predicted, {how}{beside}"
     for member in found.members:
-        blocks = f"blocks {member.blocks[0]}-{member.blocks[1] - 1}"
+        blocks = blocks_text(*member.blocks)
         yield f"{'peer':<10}{member.name}  {blocks}  computes {member.computing:.0%}, sends {member.sending:.0%} of the time"
     what, peer = found.estimate.bottleneck
     name = next(member.name for member in found.members if member.peer == peer)

@@ -10,6 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hetpeer.peer.watching.human_units import block_range, counted
+
 if TYPE_CHECKING:
     from hetpeer.peer.planning.device_files import NamedDevices
     from hetpeer.stages.planning.swarms.pipeline_cuts import Stage
@@ -133,10 +135,10 @@ def _lines(found: Found, named: NamedDevices, work: Work) -> Iterator[str]:
     yield f"{'step' if work.averaging is None else 'batch':<10}{best.total_s:.2f} s: {parts}"
     for number, (one, share) in enumerate(zip(best.pipelines, best.shares, strict=True)):
         stages = " → ".join(
-            f"{named.names[device]} {one.cuts[place]}-{one.cuts[place + 1] - 1}"
+            f"{named.names[device]} {block_range(one.cuts[place], one.cuts[place + 1])}"
             for place, device in enumerate(one.devices)
         )
-        yield f"{'pipeline':<10}{number}: {share} microbatches, one in {one.period:.2f} s: {stages}"
+        yield f"{'pipeline':<10}{number}: {counted(share, 'microbatch', 'microbatches')}, one in {one.period:.2f} s: {stages}"
     for sender, to, front in _fronts(best, named):
         yield f"{'front':<10}{front} passes on what goes from {sender} to {to}"
     if spared := _spared(best, named):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hetpeer.peer.cli.options import JsonOption
+from hetpeer.peer.watching.human_units import block_range, counted
 
 if TYPE_CHECKING:
     from hetpeer.peer.simulate.scenario_run import Outcome
@@ -38,12 +39,10 @@ def _lines(outcome: Outcome) -> Iterator[str]:
     """Plain text, one fact a line."""
     document = outcome.document()
     for number, stages in enumerate(document["pipelines"]):
-        places = " → ".join(
-            f"{stage['device']} {stage['blocks'][0]}-{stage['blocks'][1] - 1}" for stage in stages
-        )
+        places = " → ".join(f"{stage['device']} {block_range(*stage['blocks'])}" for stage in stages)
         yield f"{'pipeline':<10}{number}: {places}"
     yield f"{'predicted':<10}{document['predicted_s']:.2f} s a step"
     least, most = document["step_s"]["least"], document["step_s"]["most"]
     yield f"{'step':<10}{outcome.median_s:.2f} s ({least:.2f} to {most:.2f}), {document['steps_an_hour']:.1f} an hour"
     yield f"{'goodput':<10}{outcome.goodput:.1%} of what was computed was counted"
-    yield f"{'churn':<10}{outcome.departures} departures, {outcome.rollbacks} roll-backs"
+    yield f"{'churn':<10}{counted(outcome.departures, 'departure')}, {counted(outcome.rollbacks, 'roll-back')}"

@@ -1,12 +1,13 @@
-"""What `hetpeer status` tells of a swarm and of who runs here: lines for a file or a screen reader, tables for a terminal. Pure."""
+"""Output of `hetpeer status`: lines for a file or a screen reader, tables for a terminal. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from hetpeer.dht.base.printable import short_id
 from hetpeer.peer.cli.volunteer.pause_command import standing_text
-from hetpeer.peer.watching.human_units import bytes_text
+from hetpeer.peer.watching.human_units import block_range, blocks_text, bytes_text, counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -15,11 +16,11 @@ if TYPE_CHECKING:
     from hetpeer.peer.watching.swarm_status import PeerRow, SwarmStatus
 
 FIRST = 10
-"""Of the ranking by credit."""
+"""Contributors shown."""
 NAMED = 5
-"""Volunteers in one line."""
+"""Volunteers named in one line."""
 WORTH_TELLING = 0.05
-"""A share of a worker's time in which it waits."""
+"""Share of its time that a worker waits: less is not shown."""
 
 
 def lines(found: SwarmStatus, own: Standing | None = None) -> Iterator[str]:
@@ -29,7 +30,9 @@ def lines(found: SwarmStatus, own: Standing | None = None) -> Iterator[str]:
     for blocks, _, who in _stages(found):
         yield f"{'blocks':<10}{blocks}  {who}"
     for row in found.peers:
-        yield f"{'peer':<10}{_short(row.peer)}  " + "  ".join(filter(None, _peer_cells(row, found)))
+        yield f"{'peer':<10}{short_id(row.peer)}  " + "  ".join(
+            filter(None, _peer_cells(row, found, _blocks(row)))
+        )
     for text in _left_over(found):
         yield f"{'leftover':<10}{text}"
     for who, facts in _links(found):
@@ -54,8 +57,9 @@ def tables(found: SwarmStatus, own: Standing | None = None) -> RenderableType:
     peers = Table(*columns, box=None)
     peers.header_style = "dim"
     for row in found.peers:
-        peers.add_row(Text(_short(row.peer)), *map(Text, _peer_cells(row, found)))
-    links = Table("link", "line", box=None, header_style="dim", padding=(0, 2, 0, 0))
+        blocks = block_range(*row.blocks) if row.blocks else ""
+        peers.add_row(Text(short_id(row.peer)), *map(Text, _peer_cells(row, found, blocks)))
+    links = Table("link", "state", box=None, header_style="dim", padding=(0, 2, 0, 0))
     for who, facts in _links(found):
         links.add_row(Text(who), Text(facts))
     credit = Table("credit", "who", "share", box=None, header_style="dim", padding=(0, 2, 0, 0))
@@ -79,13 +83,13 @@ def own_lines(own: Standing | None) -> Iterator[tuple[str, str]]:
 
 
 def _reliable_lines(own: Reliable) -> Iterator[tuple[str, str]]:
-    """Of the reliable peer that was asked: what it knows itself, also where the swarm says nothing."""
+    """What the reliable peer that was asked knows itself, even while the swarm does not answer."""
     leads = (
         "coordinates"
         if own.leader == own.peer
-        else f"follows {_short(own.leader)}"
+        else f"follows {short_id(own.leader)}"
         if own.leader
-        else "follows nobody"
+        else "follows no coordinator"
     )
     done = (
         f"{own.version:,}/{own.steps:,} steps committed, checkpoint {own.stored:,}, {own.records:,} records"
@@ -94,10 +98,10 @@ def _reliable_lines(own: Reliable) -> Iterator[tuple[str, str]]:
     for member in own.members:
         facts = ["itself"] if member.peer == own.peer else []
         if member.lacks is not None:
-            facts.append(f"lacks {_count(member.lacks, 'record')}" if member.lacks else "has all records")
+            facts.append(f"lacks {counted(member.lacks, 'record')}" if member.lacks else "has all records")
         if member.silent_s is not None:
             facts.append(f"heard {_duration(member.silent_s)} ago")
-        yield "member", f"{_short(member.peer)}  {', '.join(facts) or 'only who coordinates knows more'}"
+        yield "member", f"{short_id(member.peer)}  {', '.join(facts) or 'only the coordinator knows more'}"
 
 
 def _here_text(own: Standing) -> str:
@@ -116,39 +120,54 @@ def _summary(found: SwarmStatus, own: Standing | None) -> Iterator[tuple[str, st
     speed = f"  {swarm.tokens_per_second:,.0f} {found.run.unit}/s" if swarm.tokens_per_second else ""
     eta = f"  ETA {_duration(progress.eta_s)}" if progress.eta_s and found.state != "waiting" else ""
     yield "progress", f"step {progress.step}/{progress.steps} ({share}){loss}{speed}{eta}"
-    coordinator = "coordinator here" if swarm.coordinator else "no coordinator"
-    yield "swarm", f"{swarm.volunteers} volunteers, {swarm.working} working, {coordinator}"
-    yield "weakest", f"block {swarm.weakest_block}, {_count(swarm.weakest_holders, 'holder')}"
+    volunteers = f"{counted(swarm.volunteers, 'volunteer')}, {swarm.working} working"
+    yield "swarm", f"{volunteers}; {_coordinator(found)}"
+    yield "weakest", weakest_text(swarm.weakest_block, swarm.weakest_holders)
     if found.unchecked:
         yield "unchecked", _unchecked(found)
 
 
+def _coordinator(found: SwarmStatus) -> str:
+    """Who coordinates: `coordinated by …x9fQ2a`."""
+    leaders = [row for row in found.peers if row.role == "coordinator"] if found.swarm.coordinator else []
+    return f"coordinated by {_name(leaders[0])}" if leaders else "no coordinator"
+
+
+def weakest_text(block: int, holders: int) -> str:
+    """`block 0 has one holder only`: what is lost first when volunteers leave."""
+    who = {0: "no holder", 1: "one holder only"}.get(holders, f"{holders} holders")
+    return f"block {block} has {who}"
+
+
 def _unchecked(found: SwarmStatus) -> str:
-    """Whom no spot check can find out."""
+    """Volunteers that no spot check can examine, because nobody else holds all of their blocks."""
     rows = {row.peer: row for row in found.peers}
     named, more = found.unchecked[:NAMED], len(found.unchecked[NAMED:])
     who = ", ".join(f"{_name(rows[peer])} ({_blocks(rows[peer])})" for peer in named)
     others = f" and {more} more" if more else ""
-    return f"{who}{others}: no other holds all blocks of theirs, so no spot check looks at what they count"
+    return f"{who}{others}: nobody else holds all of their blocks, so spot checks cannot examine their work"
 
 
 def _blocks(row: PeerRow) -> str:
-    return f"{row.blocks[0]}-{row.blocks[1] - 1}" if row.blocks else ""
+    return blocks_text(*row.blocks) if row.blocks else ""
 
 
 def _stages(found: SwarmStatus) -> Iterator[tuple[str, str, str]]:
-    """Runs of blocks with the same holders: blocks, how many, who."""
+    """Neighbouring blocks with the same holders: (blocks, number of holders, who they are)."""
     names = {row.peer: _name(row) for row in found.peers}
     first = 0
     for row, following in zip(found.blocks, [*found.blocks[1:], None], strict=True):
         if following is None or following.holders != row.holders:
-            blocks = f"{first}-{row.block}" if first < row.block else str(row.block)
-            yield blocks, str(len(row.holders)), ", ".join(names[peer] for peer in row.holders) or "nobody"
+            yield (
+                block_range(first, row.block + 1),
+                str(len(row.holders)),
+                ", ".join(names[peer] for peer in row.holders) or "nobody",
+            )
             first = row.block + 1
 
 
 def _credit(found: SwarmStatus) -> Iterator[tuple[str, str, str]]:
-    """Rank, who it is, and how much of all credit it has: the first ten, and this machine's."""
+    """(rank, who, share of all credit) of the first ten contributors and of this machine."""
     credit = found.credit
     if credit is None:
         return
@@ -159,73 +178,70 @@ def _credit(found: SwarmStatus) -> Iterator[tuple[str, str, str]]:
     for row in (*first, *yours):
         own = credit.yours is not None and row.peer == credit.yours.peer
         share = f" ({row.credit / credit.total:.1%})" if credit.total else ""
-        who = (row.name or _short(row.peer)) + (", you" if own else "")
+        who = (row.name or short_id(row.peer)) + (", you" if own else "")
         yield f"{row.rank}." if row.rank else "-", who, f"{row.credit:,} {found.run.unit} x blocks{share}"
 
 
 def _left_over(found: SwarmStatus) -> Iterator[str]:
-    """What waits on the task board."""
+    """Leftovers on the task board, a line each."""
     names = {row.peer: _name(row) for row in found.peers}
     for row in found.leftovers:
-        kept = names.get(row.sender, _short(row.sender))
-        count = _count(row.microbatches, "microbatch", "microbatches")
-        yield f"{count} of step {row.step} for block {row.block}, kept by {kept}"
+        kept = names.get(row.sender, short_id(row.sender))
+        count = counted(row.microbatches, "microbatch", "microbatches")
+        yield f"{count} of step {row.step} need a holder of block {row.block}; kept by {kept}"
 
 
 def _links(found: SwarmStatus) -> Iterator[tuple[str, str]]:
-    """From whom to whom, and what is known of the line and saved on it."""
+    """(sender → receiver, path and speed of the link and the bytes saved on it)."""
     names = _names(found)
     for row in found.peers:
         for link in row.links:
             way, _, relay = link.path.partition("through ")
-            facts = [way or f"through {names.get(relay, relay)}"] if link.path else []
+            facts = [way or f"through {_at(relay, names)}"] if link.path else []
             if link.bytes_per_second:
                 facts.append(f"{link.bytes_per_second * 8 / 1e6:,.0f} Mbit/s")
             if link.saved_bytes:
                 facts.append(f"{link.ratio:.1f} times smaller, {bytes_text(link.saved_bytes)} saved")
-            yield f"{_name(row)} → {names.get(link.to, link.to)}", ", ".join(facts) or "nothing is known yet"
+            yield f"{_name(row)} → {_at(link.to, names)}", ", ".join(facts) or "not measured yet"
 
 
-def _peer_cells(row: PeerRow, found: SwarmStatus) -> list[str]:
-    """Role, name, state, blocks, step, speed, what its worker does, device, how it is reached."""
+def _peer_cells(row: PeerRow, found: SwarmStatus, blocks: str) -> list[str]:
+    """Role, name, state, blocks, step, speed, load of the worker, device, how the peer is reached."""
     speed = f"{row.tokens_per_second:,.0f} {found.run.unit}/s" if row.tokens_per_second else ""
     reached = _reached(row, _names(found))
     step = f"step {row.step}"
-    return [row.role, row.name, row.state, _blocks(row), step, speed, _busy(row), row.device, reached]
+    return [row.role, row.name, row.state, blocks, step, speed, _busy(row), row.device, reached]
 
 
 def _busy(row: PeerRow) -> str:
-    """`93%`, or with what it mostly waits for: `61%, data 30%`."""
+    """Share of the time that a worker computes, and what it mostly waits for: `61%, 30% waiting for data`."""
     if not row.computes:
         return ""
     rest = max(1.0 - row.computes - row.waits_data - row.waits_room, 0.0)
-    waits, what = max((row.waits_data, "data"), (row.waits_room, "room"), (rest, "a step"))
-    return f"{row.computes:.0%}" + (f", {what} {waits:.0%}" if waits >= WORTH_TELLING else "")
+    waits, what = max((row.waits_data, "data"), (row.waits_room, "memory"), (rest, "the next step"))
+    return f"{row.computes:.0%}" + (f", {waits:.0%} waiting for {what}" if waits >= WORTH_TELLING else "")
 
 
 def _reached(row: PeerRow, names: Mapping[str, str]) -> str:
-    """Nothing while it is not known."""
+    """How other peers reach this one; empty while that is unknown."""
     if row.reach == "private":
-        ways = ", ".join(names.get(relay, relay) for relay in row.relays)
+        ways = ", ".join(_at(relay, names) for relay in row.relays)
         return f"through {ways}" if ways else "by nobody"
     return "directly" if row.reach == "public" else ""
 
 
 def _names(found: SwarmStatus) -> dict[str, str]:
-    """The end of each peer's id, as adverts have it → what it is called."""
+    """Last eight characters of each peer's id, as in adverts → its name."""
     return {row.peer[-8:]: _name(row) for row in found.peers}
 
 
+def _at(end: str, names: Mapping[str, str]) -> str:
+    """What the peer is called whose id ends so."""
+    return names.get(end, short_id(end))
+
+
 def _name(row: PeerRow) -> str:
-    return row.name or _short(row.peer)
-
-
-def _short(peer: str) -> str:
-    return f"…{peer[-6:]}"
-
-
-def _count(number: int, noun: str, plural: str = "") -> str:
-    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
+    return row.name or short_id(row.peer)
 
 
 def _duration(seconds: float) -> str:

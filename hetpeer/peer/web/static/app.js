@@ -10,7 +10,7 @@ const speed = new Chart(byId("speed"), [["speed", "--one"]], { time: true });
 const AGAIN_MS = 3000;
 const SILENT_S = 5;
 const OWN = new Set([panels.header, panels.warnings, panels.yours, panels.machine, panels.gpu, panels.limits]);
-const QUESTIONS = { finish: "Leave the run once the step under way is committed? That ends the daemon: only its command or its service starts it again." };
+const QUESTIONS = { finish: "Leave the run when the current step is done? The daemon then ends; start it again with hetpeer join, or as a service." };
 const token = new URLSearchParams(location.hash.slice(1)).get("token") ?? "";
 
 function show(view) {
@@ -21,10 +21,10 @@ function show(view) {
   for (const order of ["pause", "resume", "finish"]) byId(order).disabled = !view.you?.may.includes(order);
 }
 
-/** What to say while the swarm does not answer: the rest of the page is then from before, but for the daemon and the machine. */
+/** The notice while the swarm does not answer: only the daemon's and the machine's panels are current then. */
 function silence({ status, time, silent_since: since }) {
   if (since === null || time - since < SILENT_S) return "";
-  return `the swarm has not answered since ${clock(since)}${status ? "; what is shown of it is from then" : ""}`;
+  return `the swarm has not answered since ${clock(since)}${status ? "; its figures are from then" : ""}`;
 }
 
 function notice(text) {
@@ -46,7 +46,7 @@ for (const what of ["pause", "resume", "finish"]) {
 
 const events = `api/v1/events?${new URLSearchParams({ token })}`;
 
-/** Each view as it comes. A stream that breaks is connected again by the browser; one that was refused, by us, after saying why. */
+/** Show each view as it comes. The browser reconnects a broken stream; a refused one we ask again, and show the reason. */
 function listen() {
   const stream = new EventSource(events);
   stream.addEventListener("view", (event) => {
@@ -55,14 +55,14 @@ function listen() {
     notice(silence(view));
   });
   stream.addEventListener("error", () => {
-    notice("the daemon does not answer; what is shown is from before");
+    notice("the daemon does not answer; these are its last figures");
     if (stream.readyState !== EventSource.CLOSED) return;
     setTimeout(listen, AGAIN_MS);
     refusal().then((why) => why && notice(why)).catch(() => {});
   });
 }
 
-/** What the daemon says to who may not look; nothing if he may by now. */
+/** The daemon's reason for a refusal; empty if it answers by now. */
 async function refusal() {
   const answer = await fetch(events, { method: "GET", headers: { Accept: "application/json" } });
   if (!answer.ok) return (await answer.json()).error;

@@ -1,10 +1,12 @@
-// What is shown of a view (peer/web/page_view.py), panel by panel. Without a status, while nothing is known of the swarm, only those in OWN.
+// Panels of the page, each filled from a view (peer/web/page_view.py). While nothing is known of the swarm there is no status, and only the
+// panels in OWN are filled.
 
 import { byId, element, facts, rows } from "./dom.js";
 import { bytes, clock, duration, rate, share, whole } from "./units.js";
 
 const short = (peer) => `…${peer.slice(-6)}`;
 const called = (row) => row.name || short(row.peer);
+const range = ([begin, end]) => (end - begin === 1 ? `${begin}` : `${begin}–${end - 1}`);
 const NAMED = 5; // in one line
 const TONES = { training: "good", reducing: "good", applying: "good", finished: "good", failed: "bad", stopped: "bad" };
 
@@ -25,17 +27,17 @@ export function yours({ status, you, time }) {
   facts(byId("you"), [
     ["id", short(you.peer)],
     ["why", you.why],
-    ["for", duration(Math.max(time - you.since, 0))],
-    ["blocks", row?.blocks ? `${row.blocks[0]} to ${row.blocks[1] - 1}` : ""],
+    ["in this state for", duration(Math.max(time - you.since, 0))],
+    ["blocks", row?.blocks ? range(row.blocks) : ""],
     ["speed", you.tokens_per_second && status ? `${whole(you.tokens_per_second)} ${status.run.unit}/s` : ""],
     ["microbatches done", whole(you.microbatches)],
     ["credit", mine ? `${whole(mine.credit)} (rank ${mine.rank} of ${status.credit.contributors})` : ""],
     ["busy", row ? busy(row) : ""],
-    ["reached", row ? reached(row, status.peers) : ""],
+    ["reached by others", row ? reached(row, status.peers) : ""],
   ]);
 }
 
-/** The GPU that is computed on, or those that it may be. */
+/** The GPU in use; before one is in use, all that may be. */
 export function gpu({ you }) {
   byId("gpu-panel").hidden = !you?.gpus.length;
   if (!you) return;
@@ -50,7 +52,7 @@ export function gpu({ you }) {
   ]));
 }
 
-/** What hetpeer may take of the machine, and what of that comes from elsewhere than the defaults. */
+/** Limits on what hetpeer may use; a value that is not a default is shown with its source. */
 export function limits({ you }) {
   byId("limits-panel").hidden = !you;
   if (!you) return;
@@ -59,7 +61,7 @@ export function limits({ you }) {
     const { value, source } = settings[key];
     return source === "default" ? say(value) : `${say(value)} (${source})`;
   };
-  const unless = (none, say) => (value) => (value === none ? "any" : say(value));
+  const unless = (none, say) => (value) => (value === none ? "no limit" : say(value));
   const memory = offered === null ? "" : `; offers ${bytes(offered)}`;
   const mode = settings["when.mode"].value;
   facts(byId("limits"), [
@@ -71,21 +73,21 @@ export function limits({ you }) {
     ["memory", told("limits.ram") + (onGpu ? "" : memory)],
     ["GPU memory", onGpu ? told("limits.gpu_memory") + memory : ""],
     ["disk", told("limits.disk")],
-    ["works", told("when.mode")],
-    ["hours", mode === "schedule" ? told("when.hours") : ""],
+    ["computes when", told("when.mode")],
+    ["at these hours", mode === "schedule" ? told("when.hours") : ""],
     ["idle after", mode === "idle" ? told("when.idle_after") : ""],
-    ["on battery", told("when.on_battery", (value) => (value === "run" ? "works" : "pauses"))],
-    ["GPU at most", told("limits.temperature_c", unless("0", (value) => `${value} °C`))],
-    ["processor at most", told("limits.cpu_temperature_c", unless("0", (value) => `${value} °C`))],
-    ["GPU power", told("limits.gpu_power_w", unless("0", (value) => `${value} W`))],
+    ["on battery", told("when.on_battery", (value) => (value === "run" ? "goes on" : "pauses"))],
+    ["GPU temperature at most", told("limits.temperature_c", unless("0", (value) => `${value} °C`))],
+    ["processor temperature at most", told("limits.cpu_temperature_c", unless("0", (value) => `${value} °C`))],
+    ["GPU power at most", told("limits.gpu_power_w", unless("0", (value) => `${value} W`))],
   ]);
 }
 
-/** What is wrong with the daemon and its machine. */
+/** Problems of the daemon and its machine. */
 export function warnings({ warnings: all }) {
   byId("warnings-panel").hidden = !all.length;
   byId("warnings").replaceChildren(...all.map(({ code, what, why, fix }) =>
-    element("li", "", "", [element("b", code), ` ${what}: ${why}. `, element("span", `Do: ${fix}`, "fix")])));
+    element("li", "", "", [element("b", code), ` ${what}: ${why}. `, element("span", `What to do: ${fix}`, "fix")])));
 }
 
 export function progress({ status }) {
@@ -100,10 +102,20 @@ export function progress({ status }) {
     ["speed", swarm.tokens_per_second ? `${whole(swarm.tokens_per_second)} ${run.unit}/s` : ""],
     ["time left", at.eta_s === null ? "" : duration(at.eta_s)],
     ["volunteers", `${swarm.volunteers}, ${swarm.working} at work`],
-    ["coordinator", swarm.coordinator ? "there" : "none"],
-    ["weakest block", `${swarm.weakest_block} (${swarm.weakest_holders})`],
-    ["no spot check of", unchecked.slice(0, NAMED).join(", ") + more],
+    ["coordinator", coordinator(status)],
+    ["weakest", weakest(swarm)],
+    ["not spot-checked", unchecked.slice(0, NAMED).join(", ") + more],
   ]);
+}
+
+function coordinator({ peers: all, swarm }) {
+  const leader = swarm.coordinator && all.find(({ role }) => role === "coordinator");
+  return leader ? called(leader) : "none";
+}
+
+/** `block 0 has one holder only`: what is lost first when volunteers leave. */
+function weakest({ weakest_block: block, weakest_holders: holders }) {
+  return `block ${block} has ${["no holder", "one holder only"][holders] ?? `${holders} holders`}`;
 }
 
 export function map({ status, you }) {
@@ -122,10 +134,8 @@ export function machine({ machine: found }) {
   byId("machine-panel").hidden = !found;
   if (!found) return;
   facts(byId("machine"), [
-    ["processor", share(found.cpu)],
-    ["of it hetpeer", `${found.own_cores.toFixed(2)} cores`],
-    ["memory", `${bytes(found.memory_used)} of ${bytes(found.memory_total)}`],
-    ["of it hetpeer", bytes(found.own_memory)],
+    ["processor", `${share(found.cpu)} busy; hetpeer uses ${found.own_cores.toFixed(2)} cores`],
+    ["memory", `${bytes(found.memory_used)} of ${bytes(found.memory_total)} used; hetpeer uses ${bytes(found.own_memory)}`],
     ["disk free", bytes(found.disk_free)],
   ]);
 }
@@ -143,7 +153,7 @@ export function peers({ status, you }) {
       row.name ? `${row.name} ${short(row.peer)}` : short(row.peer),
       row.role,
       row.state,
-      row.blocks ? `${row.blocks[0]}–${row.blocks[1] - 1}` : "",
+      row.blocks ? range(row.blocks) : "",
       whole(row.step),
       row.tokens_per_second ? `${whole(row.tokens_per_second)} ${status.run.unit}/s` : "",
       busy(row),
@@ -158,20 +168,26 @@ export function links({ status }) {
   rows(byId("links"), status.peers.flatMap((row) => row.links.map((link) => ({
     cells: [
       called(row),
-      names.get(link.to) ?? link.to,
+      names.get(link.to) ?? short(link.to),
       link.bytes_per_second ? rate(link.bytes_per_second) : "",
       link.ratio > 1 ? `${link.ratio.toFixed(1)}×` : "",
       link.saved_bytes ? bytes(link.saved_bytes) : "",
-      link.path,
+      way(link.path, names),
     ],
   }))));
+}
+
+/** How a link reaches the other peer: `direct`, `punched`, or `through ada`. */
+function way(path, names) {
+  const relay = path.startsWith("through ") ? path.slice("through ".length) : "";
+  return relay ? `through ${names.get(relay) ?? short(relay)}` : path;
 }
 
 export function leftovers({ status }) {
   const names = new Map(status.peers.map((row) => [row.peer, called(row)]));
   const told = status.leftovers.map((row) =>
-    element("li", `${row.microbatches} of step ${row.step} for block ${row.block}, kept by ${names.get(row.sender) ?? short(row.sender)}`));
-  byId("leftovers").replaceChildren(...(told.length ? told : [element("li", "nothing", "empty")]));
+    element("li", `${row.microbatches} microbatch${row.microbatches === 1 ? "" : "es"} of step ${row.step} need a holder of block ${row.block}; kept by ${names.get(row.sender) ?? short(row.sender)}`));
+  byId("leftovers").replaceChildren(...(told.length ? told : [element("li", "none", "empty")]));
 }
 
 export function events({ events: all }) {
@@ -180,20 +196,20 @@ export function events({ events: all }) {
   byId("events").replaceChildren(...(told.length ? told : [element("li", "nothing has happened since this page was opened", "empty")]));
 }
 
-/** `93%`, or with what it mostly waits for. */
+/** Share of the time that a worker computes, and what it mostly waits for: `61%, 30% waiting for data`. */
 function busy(row) {
   if (!row.computes) return "";
   const rest = Math.max(1 - row.computes - row.waits_data - row.waits_room, 0);
-  const [waits, what] = [[row.waits_data, "data"], [row.waits_room, "room"], [rest, "a step"]].sort((a, b) => b[0] - a[0])[0];
-  return share(row.computes) + (waits >= 0.05 ? `, ${what} ${share(waits)}` : "");
+  const [waits, what] = [[row.waits_data, "data"], [row.waits_room, "memory"], [rest, "the next step"]].sort((a, b) => b[0] - a[0])[0];
+  return share(row.computes) + (waits >= 0.05 ? `, ${share(waits)} waiting for ${what}` : "");
 }
 
 function reached(row, all) {
   if (row.reach === "public") return "directly";
   if (row.reach !== "private") return "";
   const names = endings(all);
-  return row.relays.length ? `through ${row.relays.map((relay) => names.get(relay) ?? relay).join(", ")}` : "by nobody";
+  return row.relays.length ? `through ${row.relays.map((relay) => names.get(relay) ?? short(relay)).join(", ")}` : "by nobody";
 }
 
-/** The ends of ids, as adverts have them, to what peers are called. */
+/** Last eight characters of each peer's id, as in adverts, to its name. */
 const endings = (all) => new Map(all.map((row) => [row.peer.slice(-8), called(row)]));

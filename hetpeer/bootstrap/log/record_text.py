@@ -1,0 +1,68 @@
+"""Decisions of the log in plain words, for the person who runs a reliable peer. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hetpeer.dht.base.printable import short_id, short_ids
+
+TOLD = frozenset({"rollback", "gone", "arranged", "banned", "dispute", "quarrel"})
+"""Kinds of records that a person should hear of."""
+FAREWELL = "said farewell"
+"""The reason in a `gone` record of a volunteer that left by itself."""
+PLAIN = {
+    "stream broken": "its connection broke",
+    "lease expired": "nothing was heard of it for too long",
+    "came back as a new session": "it has restarted",
+}
+"""Other reasons in such records → the same for people."""
+
+
+def record_text(record: Mapping[str, Any], before: int | None = None) -> str:
+    """A record of a kind in TOLD as one line.
+
+    `before`: steps that were committed before a roll-back; None if that is unknown.
+    """
+    where = f"cluster {record['cluster']}: " if record.get("cluster") else ""
+    return where + short_ids(_text(record, before))
+
+
+def _text(record: Mapping[str, Any], before: int | None) -> str:
+    match record["kind"]:
+        case "rollback":
+            return f"back to step {record['to_version']}: {record['why']}{_again(record, before)}"
+        case "gone" if record["why"] == FAREWELL:
+            return f"volunteer {short_id(record['peer'])} left"
+        case "gone":
+            return f"volunteer {short_id(record['peer'])} is lost: {PLAIN.get(record['why'], record['why'])}"
+        case "arranged":
+            cuts = "; ".join(_cut(layout) for layout in record["layouts"])
+            return f"the blocks are divided anew, by pipeline: {cuts}"
+        case "banned":
+            return f"volunteer {short_id(record['peer'])} is banned: {record['why']}"
+        case "dispute":
+            one, other = map(short_id, record["peers"])
+            return f"volunteers {one} and {other} report different results for step {record['step']}"
+        case "quarrel":
+            named = ", ".join(f"{short_id(one)} and {short_id(other)}" for one, other in record["pairs"])
+            more = f" and {record['of'] - len(record['pairs'])} more pairs" if _has_more(record) else ""
+            return f"volunteers who cannot add up together: {named}{more} ({record['why']})"
+        case kind:
+            raise ValueError(f"a {kind} record is told to nobody")
+
+
+def _again(record: Mapping[str, Any], before: int | None) -> str:
+    steps = 0 if before is None else before - int(record["to_version"])
+    if steps > 0:
+        return f"; {steps} step{' is' if steps == 1 else 's are'} computed again"
+    return ""
+
+
+def _cut(layout: list[list[int]]) -> str:
+    """`0-3, 4-7, 8`: the blocks of each place of a pipeline."""
+    return ", ".join(str(begin) if end - begin == 1 else f"{begin}-{end - 1}" for begin, end in layout)
+
+
+def _has_more(record: Mapping[str, Any]) -> bool:
+    return int(record["of"]) > len(record["pairs"])
