@@ -63,7 +63,7 @@ def _rate(training: TrainingSettings) -> str:
 
 
 def _optimizer(training: TrainingSettings) -> str:
-    facts = [training.optimizer.name]
+    facts: list[str] = [training.optimizer.name]
     for key, value in training.optimizer.model_dump(
         exclude={"name", "eps", "decoupled_weight_decay"}
     ).items():
@@ -102,7 +102,7 @@ def _grouped(averaging: AveragingSettings) -> str:
 
 def _admission(manifest: Manifest) -> str:
     admission = manifest.admission
-    facts = [POLICIES[admission.policy]]
+    facts: list[str] = [POLICIES[admission.policy]]
     if admission.work_bits:
         facts.append(f"a new identity costs 2^{admission.work_bits} hashes")
     if admission.per_network:
