@@ -30,8 +30,8 @@ from hetpeer.bootstrap.run.settings import LinkSettings, TrainingSettings
 from hetpeer.bootstrap.state.core_config import coordinator_config
 from hetpeer.bootstrap.state.membership import Membership, Volunteer
 from hetpeer.peer.process.hetpeer_children import end_all
-from hetpeer.stages.planning.device_network import Network
-from hetpeer.stages.planning.grids.grid_costs import Prices, Traffic
+from hetpeer.stages.planning.device_network import DeviceNetwork
+from hetpeer.stages.planning.grids.grid_costs import Prices, StepTraffic
 from hetpeer.stages.planning.grids.grid_search import search
 from tests.wanlab.lab import MATRICES, Lab
 
@@ -59,7 +59,7 @@ def world() -> dict[str, Any]:
 def orders(run: RunDirectory) -> dict[str, Grid]:
     """Who is where, by name of the order."""
     matrix = json.loads((MATRICES / "regions.json").read_text())
-    network = Network(
+    network = DeviceNetwork(
         np.array(matrix["latency_ms"]) / 1e3,
         np.array(matrix["bandwidth_mbps"]) / 1e3 + np.eye(PEERS),
     )
@@ -67,7 +67,9 @@ def orders(run: RunDirectory) -> dict[str, Grid]:
     blocks = manifest.blocks
     activations = max(block.output_bytes for block in blocks) * manifest.training.microbatches / REPLICAS
     gradients = max(sum(b.vector_count for b in blocks[i:j]) for i, j in manifest.layouts[0]) * FLOAT_BYTES
-    prices = Prices(network, Traffic(gradient_gb=gradients / 1e9, activation_gb=activations / 1e9), REPLICAS)
+    prices = Prices(
+        network, StepTraffic(gradient_gb=gradients / 1e9, activation_gb=activations / 1e9), REPLICAS
+    )
     looks = iter(range(LOOKS))
     found = search(prices, STAGES, REPLICAS, 0, lambda: next(looks, None) is not None)
     natural = np.arange(PEERS)

@@ -32,7 +32,7 @@ from hetpeer.stages.graph import philox, random_draws
 from hetpeer.stages.graph.even_split import balanced_ranges
 from hetpeer.stages.ipc.block_commands import Info, WarmUp
 from hetpeer.stages.ipc.compute import Compute, ComputeConfig, WorkerDiedError
-from hetpeer.stages.tracing.assemble import Mode
+from hetpeer.stages.tracing.assemble import ComputeMode
 from hetpeer.stages.tracing.cut import cut_blocks
 from tests.stages.split_run import Outcome, split_step
 from tests.stages.zoo import ZOO, zoo
@@ -71,7 +71,7 @@ def compare_model(name: str, device: torch.device) -> dict[str, Any]:
     ranges = balanced_ranges(blocks, STAGES)
     on_cpu = split_step(blocks, ranges, dag.tensors, microbatches)
     rows["float32"] = differences(split_step(blocks, ranges, dag.tensors, microbatches, device), on_cpu)
-    half = cut_blocks(dag, len(blocks), Mode(autocast=True))
+    half = cut_blocks(dag, len(blocks), ComputeMode(autocast=True))
     rows["bf16 loss"] = differences(split_step(half, ranges, dag.tensors, microbatches, device), on_cpu)[
         "loss"
     ]

@@ -24,8 +24,8 @@ from benchmarks.counted import counted, cpu_s
 from benchmarks.scenarios.networks import BEST, KINDS, REPLICAS, STAGES, TRAFFIC, dt_fm, uneven
 from benchmarks.scenarios.orders import at_random, natural
 from hetpeer.dht.base.child_processes import dying_with_us
-from hetpeer.stages.planning.device_network import Network
-from hetpeer.stages.planning.grids.grid_costs import Prices, Traffic, lower_bound
+from hetpeer.stages.planning.device_network import DeviceNetwork
+from hetpeer.stages.planning.grids.grid_costs import Prices, StepTraffic, lower_bound
 from hetpeer.stages.planning.grids.grid_search import search
 
 CPU_S = 10.0
@@ -67,7 +67,7 @@ def solve(task: Task) -> tuple[Task, dict[str, float]]:
     return task, {"total_s": cost, "cpu_s": took, "bound_s": lower_bound(prices, STAGES, REPLICAS)}
 
 
-def by_command(network: Network, seed: int) -> tuple[float, float]:
+def by_command(network: DeviceNetwork, seed: int) -> tuple[float, float]:
     """Seconds of a step as the command has it, and its processor seconds."""
     matrices = {
         "latency_ms": (1e3 * network.latency_s).tolist(),
@@ -147,7 +147,7 @@ def worldwide_orders(seed: int) -> dict[str, dict[str, float]]:
     """What orders that nobody has planned cost over what ours does, by how many times activations are compressed (everywhere)."""
     found = {}
     for ratio in COMPRESSED:
-        traffic = Traffic(gradient_gb=TRAFFIC.gradient_gb, activation_gb=TRAFFIC.activation_gb / ratio)
+        traffic = StepTraffic(gradient_gb=TRAFFIC.gradient_gb, activation_gb=TRAFFIC.activation_gb / ratio)
         prices = Prices(dt_fm("worldwide"), traffic, REPLICAS)
         began = time.process_time()
         ours = search(prices, STAGES, REPLICAS, seed, lambda: time.process_time() - began < CPU_S)  # noqa: B023 - ends in this turn

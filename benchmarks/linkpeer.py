@@ -24,7 +24,7 @@ from hetpeer.dht.channels.outbox import Parcel
 from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig
-from hetpeer.dht.streams.byte_transport import Wire
+from hetpeer.dht.streams.byte_transport import ByteTransport
 from hetpeer.dht.streams.stream import Stream
 
 PROTOCOL = "bench/1/tensors"
@@ -71,7 +71,7 @@ async def lanes(node: Node, peer: str, count: int, tensor: memoryview, tensors: 
     await asyncio.gather(*lines)
 
 
-async def take_tcp(wire: Wire) -> None:
+async def take_tcp(wire: ByteTransport) -> None:
     memory = memoryview(bytearray(16 << 20))
     try:
         while True:
@@ -82,7 +82,7 @@ async def take_tcp(wire: Wire) -> None:
         wire.close()
 
 
-class TlsWire(Wire):
+class TlsWire(ByteTransport):
     """uvloop's TLS never says that a writer may go on when the limit is zero bytes."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -130,7 +130,7 @@ def trusting() -> ssl.SSLContext:
 
 async def tcp(host: str, tensor: memoryview, tensors: int, *, tls: bool) -> None:
     """TCP with the same loop, memory and acknowledgements: plain, or under TLS."""
-    kind, port, context = (TlsWire, TLS_PORT, trusting()) if tls else (Wire, TCP_PORT, None)
+    kind, port, context = (TlsWire, TLS_PORT, trusting()) if tls else (ByteTransport, TCP_PORT, None)
     _, wire = await asyncio.get_running_loop().create_connection(kind, host, port, ssl=context)
     room = asyncio.Semaphore(IN_FLIGHT)
 
@@ -223,10 +223,10 @@ async def main(folder: Path, host: str, peer: str, hivemind_peer: str) -> None:
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()
 
-    def connected(wire: Wire) -> None:
+    def connected(wire: ByteTransport) -> None:
         tasks.add(loop.create_task(take_tcp(wire)))
 
-    await loop.create_server(lambda: Wire(connected), host, TCP_PORT)
+    await loop.create_server(lambda: ByteTransport(connected), host, TCP_PORT)
     await loop.create_server(lambda: TlsWire(connected), host, TLS_PORT, ssl=certificate(folder))
     ours = f"/ip4/{host}/tcp/{PORT}/p2p/{node.peer_id}"
     print(json.dumps({"address": ours, "hivemind": await other.address()}), flush=True)

@@ -30,7 +30,7 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import LinkSettings, TrainingSettings
 from hetpeer.peer.planning.device_files import devices_in
 from hetpeer.peer.planning.model_workload import work_of
-from hetpeer.stages.planning.swarms.pipeline_cuts import Pipelines
+from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts
 from hetpeer.stages.planning.swarms.swarm_plan import planned
 from tests.wanlab.lab import Lab
 
@@ -109,7 +109,7 @@ def priced(run: RunDirectory, document: Any, members: Sequence[Mapping[str, Any]
     work = named.of(work_of(str(run.path), None))
     order = tuple(named.names.index(member["name"]) for member in members)
     cuts = (0, *(member["blocks"][1] for member in members))
-    pipeline = Pipelines(named.devices, work).at(order, cuts)
+    pipeline = PipelineCuts(named.devices, work).at(order, cuts)
     assert pipeline is not None, f"by the planner {cuts} does not fit into {named.names}"
     return planned(named.devices, work, [pipeline]).total_s
 

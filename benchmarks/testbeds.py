@@ -28,9 +28,9 @@ from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.planning.device_files import NamedDevices
 from hetpeer.peer.simulate.scenario import Scenario
 from hetpeer.peer.simulate.scenario_run import Places, play
-from hetpeer.stages.planning.swarms.pipeline_cuts import Pipeline, Pipelines
-from hetpeer.stages.planning.swarms.plan_search import Search
-from hetpeer.stages.planning.swarms.swarm_plan import Plan, planned
+from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts, PlannedPipeline
+from hetpeer.stages.planning.swarms.plan_search import PlanSearch
+from hetpeer.stages.planning.swarms.swarm_plan import SwarmPlan, planned
 
 CPU_S = 10.0
 RANDOM_ORDERS = 10
@@ -52,9 +52,9 @@ def bound_s(bed: Testbed) -> float:
     return float(work.microbatches * work.flops.sum() * work.computed / bed.devices.flops.sum())
 
 
-def laid_out(bed: Testbed, order: Sequence[int], cuts: str, *, strided: bool) -> Plan | None:
+def laid_out(bed: Testbed, order: Sequence[int], cuts: str, *, strided: bool) -> SwarmPlan | None:
     """The best plan that puts `order` into pipelines of equally many stages, without those that memory does not allow; None if it allows none."""
-    pipelines = Pipelines(bed.devices, bed.work)
+    pipelines = PipelineCuts(bed.devices, bed.work)
     plans = []
     for stages in range(1, min(len(order), len(bed.work)) + 1):
         made = [_made(bed, pipelines, row, cuts) for row in _rows(order, stages, strided=strided)]
@@ -71,7 +71,7 @@ def _rows(order: Sequence[int], stages: int, *, strided: bool) -> list[tuple[int
     ]
 
 
-def _made(bed: Testbed, pipelines: Pipelines, row: tuple[int, ...], cuts: str) -> Pipeline | None:
+def _made(bed: Testbed, pipelines: PipelineCuts, row: tuple[int, ...], cuts: str) -> PlannedPipeline | None:
     match cuts:
         case "equal layers":
             return pipelines.at(row, _equal(len(bed.work), len(row)))
@@ -97,9 +97,9 @@ def _by_work(bed: Testbed, row: Sequence[int]) -> tuple[int, ...]:
     return (*cuts, blocks)
 
 
-def baselines(bed: Testbed, seed: int) -> dict[str, Plan | None]:
+def baselines(bed: Testbed, seed: int) -> dict[str, SwarmPlan | None]:
     natural = list(range(len(bed.devices)))
-    ways: dict[str, Plan | None] = {}
+    ways: dict[str, SwarmPlan | None] = {}
     for cuts in CUTS:
         for order, strided in (("by region", False), ("strided", True)):
             ways[f"{cuts}, {order}"] = laid_out(bed, natural, cuts, strided=strided)
@@ -113,7 +113,7 @@ def baselines(bed: Testbed, seed: int) -> dict[str, Plan | None]:
 def solve(name: str, seed: int, simulated: bool) -> dict[str, Any]:
     """One testbed: seconds of a step by the cost model, ours and theirs, and by simulation."""
     bed, began = testbed(name, seed), time.process_time()
-    found = Search(bed.devices, bed.work, seed).run(lambda: time.process_time() - began < CPU_S)
+    found = PlanSearch(bed.devices, bed.work, seed).run(lambda: time.process_time() - began < CPU_S)
     if found is None:
         return {"seed": seed, "failed": "nothing fits"}
     others = baselines(bed, seed)

@@ -16,7 +16,7 @@ from hetpeer.bootstrap.state.effects import Effect as Order
 from hetpeer.stages.pipeline.effects import Effect, Handle
 from hetpeer.stages.pipeline.pipeline import Pipeline
 from hetpeer.stages.pipeline.routes import Route
-from hetpeer.stages.pipeline.task_table import Status, Task
+from hetpeer.stages.pipeline.task_table import PipelineTask, Status
 
 RUNNING = (Status.FORWARD, Status.GRADIENT, Status.BACKWARD)
 
@@ -39,7 +39,12 @@ def _gone(self: Pipeline, peer: str) -> list[Effect]:
 
 def _run_anew(repeated: Any) -> Any:
     def again(
-        self: Pipeline, task: Task, route: Route, attempt: int, upstream: str | None, source: Handle | None
+        self: Pipeline,
+        task: PipelineTask,
+        route: Route,
+        attempt: int,
+        upstream: str | None,
+        source: Handle | None,
     ) -> list[Effect]:
         nudged = source is None and upstream is not None
         counted = task.loss is not None  # the last stage keeps its word on the loss, which flatters this way

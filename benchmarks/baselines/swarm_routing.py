@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from hetpeer.stages.planning.swarms.plan_inputs import Devices, Floats, Work
+from hetpeer.stages.planning.swarms.plan_inputs import Devices, Floats, StepDemand
 from hetpeer.stages.planning.swarms.swarm_plan import adding_up
 
 Stages = list[list[int]]
@@ -31,14 +31,14 @@ class Fluid:
     """Devices of each."""
 
 
-def best(devices: Devices, work: Work) -> Fluid | None:
+def best(devices: Devices, work: StepDemand) -> Fluid | None:
     """Of all numbers of stages the one with the shortest step; None if none fits."""
     most = min(len(devices), len(work))
     found = [_with(devices, work, number) for number in range(1, most + 1)]
     return min((one for one in found if one is not None), key=lambda one: one.step_s, default=None)
 
 
-def _with(devices: Devices, work: Work, number: int) -> Fluid | None:
+def _with(devices: Devices, work: StepDemand, number: int) -> Fluid | None:
     """With so many stages; None where somebody fits nowhere else and a stage has nobody."""
     cuts = [len(work) * stage // number for stage in range(number + 1)]
     parts = list(pairwise(cuts))
@@ -70,7 +70,7 @@ def _with(devices: Devices, work: Work, number: int) -> Fluid | None:
     )
 
 
-def _placed(devices: Devices, work: Work, parts: list[tuple[int, int]], flops: Floats) -> Stages:
+def _placed(devices: Devices, work: StepDemand, parts: list[tuple[int, int]], flops: Floats) -> Stages:
     """The fastest first, each at the stage that has the least speed for its work of those for which it has memory."""
     stages: Stages = [[] for _ in parts]
     speed = np.zeros(len(parts))

@@ -13,7 +13,7 @@ import msgpack
 import torch
 from torch import Tensor, nn
 
-from hetpeer.stages.data.microbatches import Batches, DataPlan
+from hetpeer.stages.data.microbatches import DataPlan, MicrobatchReader
 
 
 class Task:
@@ -25,7 +25,7 @@ class Task:
         self.plan = DataPlan.of(manifest)
         self.clip: float = self.training["clip_norm"] or torch.inf
         self._seed: int = manifest["seed"]
-        self._data = Batches(run / "data", self.plan)
+        self._data = MicrobatchReader(run / "data", self.plan)
         self._author = json.loads((run / "author.json").read_text())["model"]
 
     def model(self) -> nn.Module:

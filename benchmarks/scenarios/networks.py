@@ -11,11 +11,11 @@ from types import MappingProxyType
 
 import numpy as np
 
-from hetpeer.stages.planning.device_network import Network
-from hetpeer.stages.planning.grids.grid_costs import Traffic
+from hetpeer.stages.planning.device_network import DeviceNetwork
+from hetpeer.stages.planning.grids.grid_costs import StepTraffic
 
 STAGES = REPLICAS = 8
-TRAFFIC = Traffic(gradient_gb=1.3 * 4 * 3 / 24, activation_gb=2024 * 2048 * 2 * 61.03515625 / 2**30)
+TRAFFIC = StepTraffic(gradient_gb=1.3 * 4 * 3 / 24, activation_gb=2024 * 2048 * 2 * 61.03515625 / 2**30)
 """DT-FM's: three of 24 layers with 1.3e9 float32 parameters; the activations of 125,000 tokens (its code says 2024 where 2048 must be meant)."""
 BEST: Mapping[str, float] = MappingProxyType(
     {
@@ -32,28 +32,28 @@ KINDS = ("last miles", "cities", "random")
 _FILE = Path(__file__).with_name("dtfm.npz")
 
 
-def dt_fm(case: str) -> Network:
+def dt_fm(case: str) -> DeviceNetwork:
     """One of BEST."""
     with np.load(_FILE) as matrices:
-        return Network.of(
+        return DeviceNetwork.of(
             {name: matrices[f"{case}_{name}"].tolist() for name in ("latency_ms", "bandwidth_gbit_s")}
         )
 
 
-def uneven(kind: str, seed: int, devices: int = STAGES * REPLICAS) -> Network:
+def uneven(kind: str, seed: int, devices: int = STAGES * REPLICAS) -> DeviceNetwork:
     """One of KINDS. Directed: up is not down."""
     random = np.random.default_rng([seed, KINDS.index(kind)])
     make = {"last miles": _last_miles, "cities": _cities, "random": _random}[kind]
     latency_ms, gbit_s = make(random, devices)
     np.fill_diagonal(latency_ms, 0.0)
-    return Network(latency_ms / 1e3, gbit_s)
+    return DeviceNetwork(latency_ms / 1e3, gbit_s)
 
 
-def regions(seed: int, devices: int, count: int) -> Network:
+def regions(seed: int, devices: int, count: int) -> DeviceNetwork:
     """Devices in so many cities, `devices` in all, as in "cities"."""
     latency_ms, gbit_s = _cities(np.random.default_rng([seed, count]), devices, count)
     np.fill_diagonal(latency_ms, 0.0)
-    return Network(latency_ms / 1e3, gbit_s)
+    return DeviceNetwork(latency_ms / 1e3, gbit_s)
 
 
 def _last_miles(random: np.random.Generator, devices: int) -> tuple[np.ndarray, np.ndarray]:

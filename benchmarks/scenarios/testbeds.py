@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.scenarios.networks import BEST, dt_fm
 from hetpeer.peer.planning.model_workload import PRESETS, Gpt, preset
-from hetpeer.stages.planning.swarms.plan_inputs import Compression, Devices, Work
+from hetpeer.stages.planning.swarms.plan_inputs import Compression, Devices, StepDemand
 
 GIGA, TERA, GIB = 1e9, 1e12, float(1 << 30)
 V100, SLOWER = 6.0 * TERA, 1.55
@@ -29,7 +29,7 @@ class Testbed:
     """Devices in the order in which people would write them down, machine by machine and region by region, and their work."""
 
     devices: Devices
-    work: Work
+    work: StepDemand
 
 
 def fusionllm(number: int, seed: int) -> Testbed:
@@ -171,7 +171,7 @@ def _alike(matrix: Floats) -> Floats:
     return alike
 
 
-def _scaled(work: Work, sequences: int) -> Work:
+def _scaled(work: StepDemand, sequences: int) -> StepDemand:
     """So many sequences a microbatch."""
     return replace(
         work, flops=work.flops * sequences, kept=work.kept * sequences, crossing=work.crossing * sequences

@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
     from hetpeer.stages.block import device
     from hetpeer.stages.block.parameter_groups import MakeRules
     from hetpeer.stages.ipc.arena import SharedMemory
-    from hetpeer.stages.ipc.command import Lane
+    from hetpeer.stages.ipc.command import WorkerLane
     from hetpeer.stages.worker.bundle_codec import Decoder, Encoder
     from hetpeer.stages.worker.device_copy import Copier
     from hetpeer.stages.worker.engine import Engine
@@ -49,12 +49,12 @@ def main(arguments: list[str]) -> int:
     if chosen.type == "cuda":
         torch.cuda.set_per_process_memory_fraction(options.gpu_memory, chosen)
     memory = SharedMemory(options.arena)
-    copiers = {lane: Copier.of(chosen) for lane in Lane}
-    compute, send, receive = (Staging(memory, copiers[lane]) for lane in Lane)
-    executors: dict[Lane, Executor] = {
-        Lane.COMPUTE: Engine(chosen, compute, MakeRules(update=rule_of, outer=outer_of)),
-        Lane.SEND: Encoder(send),
-        Lane.RECEIVE: Decoder(receive),
+    copiers = {lane: Copier.of(chosen) for lane in WorkerLane}
+    compute, send, receive = (Staging(memory, copiers[lane]) for lane in WorkerLane)
+    executors: dict[WorkerLane, Executor] = {
+        WorkerLane.COMPUTE: Engine(chosen, compute, MakeRules(update=rule_of, outer=outer_of)),
+        WorkerLane.SEND: Encoder(send),
+        WorkerLane.RECEIVE: Decoder(receive),
     }
     lanes = {lane: copiers[lane].lane(executor.execute) for lane, executor in executors.items()}
     with socket.socket(fileno=options.socket) as connection:

@@ -197,7 +197,9 @@ def test_a_backward_that_volunteers_would_not_run(tmp_path: Path) -> None:
 def test_without_the_memory_for_it_nothing_is_compared_and_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(device, "survey", lambda: device.Machine(ram_bytes=9, ram_free_bytes=9, cores=1))
+    monkeypatch.setattr(
+        device, "survey", lambda: device.HostResources(ram_bytes=9, ram_free_bytes=9, cores=1)
+    )
     create_run(tmp_path / "run", **reversing(tmp_path))
     assert "are not compared" in caplog.text
 

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hetpeer.bootstrap.authoring.equivalence import check_likeness
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.stages.tracing.assemble import Mode
+from hetpeer.stages.tracing.assemble import ComputeMode
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.tracing.trace import trace
 from tests.stages.zoo import zoo
@@ -41,7 +41,7 @@ def vectors() -> dict[str, Tensor]:
 def check(model: nn.Module, data: dict[str, Tensor], autocast: bool = False) -> None:
     torch.set_num_threads(1)
     dag = trace(model, data)
-    check_likeness(model, data, dag, cut_blocks(dag, mode=Mode(autocast=autocast)))
+    check_likeness(model, data, dag, cut_blocks(dag, mode=ComputeMode(autocast=autocast)))
 
 
 class Reversal(torch.autograd.Function):
@@ -165,7 +165,7 @@ def test_a_dropout_that_a_checkpoint_computes_again_has_its_mask(autocast: bool)
 def test_what_travels_is_accepted_and_left_as_it_was(name: str, autocast: bool) -> None:
     model, dag, (data, *_) = zoo(name)
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
-    check_likeness(model, data, dag, cut_blocks(dag, mode=Mode(autocast=autocast)))
+    check_likeness(model, data, dag, cut_blocks(dag, mode=ComputeMode(autocast=autocast)))
     assert all(tensor.equal(before[key]) for key, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
 

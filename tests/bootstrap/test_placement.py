@@ -20,7 +20,7 @@ from hetpeer.peer.simulate.sim_config import SwarmConfig
 from hetpeer.peer.simulate.sim_numerics import Counting
 from hetpeer.peer.simulate.sim_swarm import Swarm
 from hetpeer.stages.planning.swarms.current_step_time import as_it_is
-from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S, Devices, Work
+from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S, Devices, StepDemand
 from tests.bootstrap.court import Court
 
 MICROBATCHES = 32
@@ -31,7 +31,7 @@ def asks(flops, crossing=(), reduced=MEGA):
     """A block for each number of TFLOPs; `crossing`: MB between them."""
     count = len(flops)
     inner = crossing or (0.01,) * (count - 1)
-    return Work(
+    return StepDemand(
         flops=TERA * np.array(flops, float),
         memory=np.ones(count),
         kept=np.ones(count),

@@ -13,7 +13,7 @@ from hetpeer.bootstrap.log.volunteer_log import read_events, sign_event
 from hetpeer.bootstrap.log.volunteer_log_files import AT_FIRST, LINE_BYTES, SLOT_BYTES, VolunteerLogs
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.dht.base.strikes import Kind, OffenceError
+from hetpeer.dht.base.strikes import Offence, OffenceError
 from hetpeer.dht.identity.peer_identity import Identity
 
 
@@ -121,7 +121,7 @@ def test_nobody_says_more_than_there_can_be_to_say_and_others_are_heard(
     path = fresh.volunteers / f"{greedy.peer_id}.jsonl"
     with pytest.raises(OffenceError) as caught:
         say(logs, greedy, others(greedy))
-    assert caught.value.kind is Kind.FLOOD
+    assert caught.value.kind is Offence.FLOOD
     before = path.stat().st_size
     assert before <= AT_FIRST
     logs.recorded(committed(fresh, 0))

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Awaitable, Callable
 
 from hetpeer.dht.base.errors import RemoteError
-from hetpeer.dht.streams.byte_transport import Wire
+from hetpeer.dht.streams.byte_transport import ByteTransport
 from hetpeer.dht.streams.stream import Stream
 
 
@@ -30,7 +30,7 @@ class Loopback:
         self.opened += 1
         ends = []
         for end in socket.socketpair(socket.AF_UNIX):
-            _, wire = await asyncio.get_running_loop().create_unix_connection(Wire, sock=end)
+            _, wire = await asyncio.get_running_loop().create_unix_connection(ByteTransport, sock=end)
             ends.append(Stream(wire, peer_id=self.dialler if ends else "them", protocol=protocol))
         self.ends = ends
         task = asyncio.create_task(self._serve(ends[1]))

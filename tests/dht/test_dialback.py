@@ -18,7 +18,7 @@ from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.p2pd.tcp_probe import is_peer, owner_of
 from hetpeer.dht.reach.dialback import MAX_HINTS, PER_PEER, PROTOCOL, Hint, ask
-from hetpeer.dht.reach.reachability import Reach
+from hetpeer.dht.reach.reachability import ReachKind
 from hetpeer.dht.streams.stream import Stream
 
 pytestmark = [
@@ -189,7 +189,11 @@ async def test_a_node_that_asks_knows_at_once(asker: Node, helper: Node, tmp_pat
     config = NodeConfig(peers=(parse_address(helper.addresses()[0]),), reachability="ask")
     node = await Node.start(config, Identity.create(tmp_path / "key"))
     try:
-        assert (node.standing.reach, node.standing.peers, node.standing.outside) == (Reach.PUBLIC, 2, False)
+        assert (node.standing.reach, node.standing.peers, node.standing.outside) == (
+            ReachKind.PUBLIC,
+            2,
+            False,
+        )
         assert (node.standing.port, node.restarts) == (port_of(node), 0)
     finally:
         await node.close()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from hetpeer.dht.kademlia.first_contact import MAX_REASONS, _somebody, nobody_answers
-from hetpeer.dht.kademlia.join_handshake import Hello
+from hetpeer.dht.kademlia.join_handshake import JoinAnswer
 
-ANSWER = Hello(peer_id="Qm", clock_offset_s=0.0, connections=0)
+ANSWER = JoinAnswer(peer_id="Qm", clock_offset_s=0.0, connections=0)
 FOREVER_S = 1e6
 
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.base.strikes import OffenceError
 from hetpeer.dht.streams.flow_control import Queue, pack, unpack, unpack_base
-from hetpeer.dht.streams.grants import Budget, Grants, Holding
+from hetpeer.dht.streams.grants import GrantBudget, Grants, Holding
 
 POOLS = 6
 LARGEST = 10
-BUDGETS = (Budget(LARGEST, LARGEST), Budget(LARGEST, 40), Budget(LARGEST, 25))
+BUDGETS = (GrantBudget(LARGEST, LARGEST), GrantBudget(LARGEST, 40), GrantBudget(LARGEST, 25))
 
 
 @dataclass(frozen=True)
@@ -184,12 +184,12 @@ def test_a_sender_that_begins_again_and_again_holds_no_more():
 
 def test_what_is_granted_stays_when_budgets_shrink():
     line = Line(random.Random(3))
-    line.grants.resize((Budget(1, 1),) * 3, POOLS)
+    line.grants.resize((GrantBudget(1, 1),) * 3, POOLS)
     line.queue.add(Item(0, LARGEST))
     line.leave()
     assert not line.queue.pools
     line.under_way[0].extend(line.under_way[1])
-    grants = Grants((Budget(),) * 3, POOLS, Holding())
+    grants = Grants((GrantBudget(),) * 3, POOLS, Holding())
     assert grants.said() == ((0, 0, 0), {})
     grants.resize(BUDGETS, POOLS)
     assert grants.said()[0] == (LARGEST, LARGEST, LARGEST)
@@ -197,7 +197,7 @@ def test_what_is_granted_stays_when_budgets_shrink():
 
 def test_the_sender_is_told_soon_of_what_matters():
     told = []
-    grants = Grants((Budget(10, 80),), 1, Holding(), lambda: told.append(1))
+    grants = Grants((GrantBudget(10, 80),), 1, Holding(), lambda: told.append(1))
     lane = grants.lane()
     lane.offered({0: 1})
     grants.said()

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError
-from hetpeer.dht.base.strikes import Kind, OffenceError
+from hetpeer.dht.base.strikes import Offence, OffenceError
 from hetpeer.dht.channels.channel import Channel
 from hetpeer.dht.channels.channel_server import ChannelServer, dial
 from hetpeer.dht.channels.outbox import Parcel
@@ -22,11 +22,11 @@ from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.p2pd.listener import DATA
-from hetpeer.dht.streams.byte_transport import Wire
+from hetpeer.dht.streams.byte_transport import ByteTransport
 from hetpeer.dht.streams.delivery import STRANGER
 from hetpeer.dht.streams.flow_control import Queue
 from hetpeer.dht.streams.frames import PREFIX, encode_head
-from hetpeer.dht.streams.grants import Budget, Grants, Holding
+from hetpeer.dht.streams.grants import GrantBudget, Grants, Holding
 from hetpeer.dht.streams.stream import Stream
 from tests.dht.loopback import Loopback
 from tests.dht.peer_process import ECHO, ChildPeer
@@ -64,7 +64,7 @@ async def test_streams_that_drip_are_cut_in_time_and_named() -> None:
             dripping = asyncio.create_task(drip(theirs, HEAD[sent:] + bytes(100), drops))
             with pytest.raises(OffenceError) as error:
                 await take(stream)
-            assert error.value.kind is Kind.DRIP
+            assert error.value.kind is Offence.DRIP
             assert len(drops) * DRIP_S <= 15.0
             dripping.cancel()
 
@@ -142,7 +142,7 @@ async def test_credit_survives_broken_streams_and_holds_back_only_its_own_pool()
         if (channel := server.channel("us")) is not None:
             channel.announce()
 
-    grants = Grants((Budget(100, 100), Budget(100, 100)), 2, holding, announce)
+    grants = Grants((GrantBudget(100, 100), GrantBudget(100, 100)), 2, holding, announce)
     lane = grants.lane()
     network = Loopback(server.handle)
     queue: Queue[Parcel] = Queue()
@@ -240,7 +240,7 @@ async def test_four_hundred_streams_that_drip(tmp_path: Path, open_files: None) 
             await honest.close()
 
 
-async def drip_frames(wire: Wire) -> None:
+async def drip_frames(wire: ByteTransport) -> None:
     """A byte a second, until the other side has had enough. Raises when it has not after ten."""
     began = time.monotonic()
     with suppress(PeerLostError):

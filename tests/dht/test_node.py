@@ -31,11 +31,11 @@ from hetpeer.dht.kademlia import join_handshake, table
 from hetpeer.dht.kademlia.adverts import Advert
 from hetpeer.dht.kademlia.first_contact import GREETINGS
 from hetpeer.dht.kademlia.join_handshake import MAX_CLOCK_OFFSET_S
-from hetpeer.dht.kademlia.network_session import Session
+from hetpeer.dht.kademlia.network_session import NetworkSession
 from hetpeer.dht.node import node as node_module
 from hetpeer.dht.node.contacts import MAX_ASKED, Contacts
 from hetpeer.dht.node.node import Node, NodeConfig
-from hetpeer.dht.p2pd.p2pd_control import Control
+from hetpeer.dht.p2pd.p2pd_control import P2pdControl
 from hetpeer.dht.streams.stream import Stream
 from tests.dht.peer_process import ECHO, RUN_ID, ChildPeer
 
@@ -298,7 +298,7 @@ async def test_known_peers_are_tended_again_after_a_failure_that_nobody_foresaw(
     node = await Node.start(joining(child), Identity.create(tmp_path / "identity"))
     tend, looks = node._sessions.tend, 0
 
-    async def fails_first(session: Session) -> None:
+    async def fails_first(session: NetworkSession) -> None:
         nonlocal looks
         looks += 1
         if looks == 1:
@@ -321,7 +321,7 @@ async def test_who_has_hung_up_already_is_no_sign_that_p2pd_is_dead(
     visitors = [Identity.create(tmp_path / str(number)).peer_id for number in range(MAX_ASKED + 1)]
     asked: list[str] = []
 
-    class WithVisitors(Control):
+    class WithVisitors(P2pdControl):
         async def connections(self) -> list[tuple[str, str]]:
             return [*((peer, "/ip4/192.0.2.1/tcp/1") for peer in visitors), *here]
 
@@ -387,7 +387,7 @@ async def test_without_a_folder_for_its_socket_p2pd_does_not_start(
 
 async def test_a_p2pd_that_is_not_there_refuses_every_request(tmp_path: Path) -> None:
     with pytest.raises(RemoteError) as caught:
-        await Control(str(tmp_path / "p2pd.sock")).identify()
+        await P2pdControl(str(tmp_path / "p2pd.sock")).identify()
     assert caught.value.code == "HP-NET-011"
     assert "it does not answer: No such file or directory" in caught.value.line()
 

@@ -1,6 +1,6 @@
 """Which way leads to whom, by p2pd's list of connections."""
 
-from hetpeer.dht.reach.peer_paths import Path, Paths
+from hetpeer.dht.reach.peer_paths import PeerPath, PeerPaths
 
 R = "QmRelay"
 THROUGH = f"/ip4/51.51.51.1/tcp/4001/p2p/{R}/p2p-circuit"
@@ -8,9 +8,9 @@ DIRECT = "/ip4/51.51.51.2/tcp/4001"
 
 
 def test_a_direct_connection_counts_more_than_a_relayed_one() -> None:
-    paths = Paths()
+    paths = PeerPaths()
     assert not paths.update([("a", THROUGH), ("b", DIRECT), (R, DIRECT)])
-    assert (paths.of("a"), paths.of("b"), paths.of("c")) == (Path(relay=R), Path(), None)
+    assert (paths.of("a"), paths.of("b"), paths.of("c")) == (PeerPath(relay=R), PeerPath(), None)
     assert (paths.relayed, paths.through(R)) == (["a"], ["a"])
     for both in ([("a", DIRECT), ("a", THROUGH)], [("a", THROUGH), ("a", DIRECT)]):
         paths.update([("a", THROUGH)])

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from hetpeer.dht.streams.rate_meter import GROUP_BYTES, Meter
+from hetpeer.dht.streams.rate_meter import GROUP_BYTES, RateMeter
 
 KIB = 1 << 10
 
@@ -13,7 +13,7 @@ class Line:
     """First come, first served, at `rate` bytes/s, after `delay_s`; the sender's clock is hours away from the receiver's."""
 
     def __init__(self, rate, delay_s=0.05, skew=7200.0):
-        self.meter = Meter()
+        self.meter = RateMeter()
         self.rate, self._delay, self._skew = rate, delay_s, skew
         self._free = 0.0
 
@@ -45,7 +45,7 @@ def test_a_line_that_is_never_idle():
 @pytest.mark.parametrize("pause_s", [0.0, 0.5])
 def test_streams_that_share_the_line(pause_s):
     """Three frames at a time, a packet of each in turn, so that all are whole at almost the same time."""
-    meter, rate, nbytes, delay_s, now = Meter(), 2e6, 512 * KIB, 0.2, 10.0
+    meter, rate, nbytes, delay_s, now = RateMeter(), 2e6, 512 * KIB, 0.2, 10.0
     for _ in range(60):
         meter.arrived(now, now + delay_s, 0)
         whole = now + 3 * nbytes / rate

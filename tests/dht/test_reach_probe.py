@@ -14,8 +14,8 @@ from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.p2pd import node_config as p2pd_config
 from hetpeer.dht.p2pd.node_config import NodeConfig
-from hetpeer.dht.reach.reach_probe import Reaching
-from hetpeer.dht.reach.reachability import Reach, Standing
+from hetpeer.dht.reach.reach_probe import ReachProbe
+from hetpeer.dht.reach.reachability import ReachEstimate, ReachKind
 
 US = "QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC"
 HOME = at_socket("192.168.1.7", 4001, US)
@@ -32,30 +32,32 @@ RELAYS = tuple(
 
 
 def told(
-    standing: Standing, config: NodeConfig, own: tuple[Address, ...] = (HOME,), **how: Any
+    standing: ReachEstimate, config: NodeConfig, own: tuple[Address, ...] = (HOME,), **how: Any
 ) -> NodeConfig:
     """What p2pd is told after `config`, where it listens at `own` and others find `standing`."""
-    reaching = Reaching(NodeConfig(reachability="ask", relays=RELAYS), US, SystemClock())
+    reaching = ReachProbe(NodeConfig(reachability="ask", relays=RELAYS), US, SystemClock())
     reaching.core.standing = standing
     return reaching.adapted(config, SimpleNamespace(addresses=list(own)), **{"served": True, **how})
 
 
 def test_a_closed_peer_is_announced_at_its_relays_and_at_home() -> None:
     asked = NodeConfig(reachability="ask", relays=RELAYS)
-    private = told(Standing(reach=Reach.PRIVATE, peers=2, ip="51.51.51.9", outside=True), asked)
+    private = told(ReachEstimate(reach=ReachKind.PRIVATE, peers=2, ip="51.51.51.9", outside=True), asked)
     assert (private.reachability, private.relays, private.announce) == ("private", RELAYS, (HOME,))
-    closed = Standing(reach=Reach.PRIVATE, peers=1, ip="51.51.51.9", outside=True)
+    closed = ReachEstimate(reach=ReachKind.PRIVATE, peers=1, ip="51.51.51.9", outside=True)
     assert told(closed, private) == private
     assert told(closed, private, served=False) == private  # no relay that it did not know
-    opened = Standing(reach=Reach.PUBLIC, peers=2, ip="192.168.1.7", port=4001)
+    opened = ReachEstimate(reach=ReachKind.PUBLIC, peers=2, ip="192.168.1.7", port=4001)
     assert told(opened, private) == asked
-    assert told(Standing(), private) == private
+    assert told(ReachEstimate(), private) == private
 
 
 def test_a_port_that_a_router_forwards_is_announced() -> None:
     asked = NodeConfig(reachability="ask", relays=RELAYS)
     there = at_socket("51.51.51.9", 4002, US)
-    standing = Standing(reach=Reach.PUBLIC, peers=2, ip="51.51.51.9", port=4002, outside=True, alike=2)
+    standing = ReachEstimate(
+        reach=ReachKind.PUBLIC, peers=2, ip="51.51.51.9", port=4002, outside=True, alike=2
+    )
     forwarded = told(standing, asked)
     assert (forwarded.reachability, forwarded.announce) == ("ask", (there, HOME))
     assert told(standing, forwarded, (there, HOME)) == forwarded
@@ -63,13 +65,13 @@ def test_a_port_that_a_router_forwards_is_announced() -> None:
 
 
 def test_relays_of_our_user_come_first_and_strangers_are_few() -> None:
-    reaching = Reaching(NodeConfig(reachability="ask", peers=RELAYS[2:]), US, SystemClock())
+    reaching = ReachProbe(NodeConfig(reachability="ask", peers=RELAYS[2:]), US, SystemClock())
     for number in range(9):
         stranger = f"Qm{'abcdefghi'[number] * 44}"
         reaching._note_relay(Address(text=f"/ip4/51.51.52.{number}/tcp/1/p2p/{stranger}", peer_id=stranger))
     reaching._note_relay(at_socket("6.6.6.6", 6, RELAYS[2].peer_id))
     reaching._note_relay(HOME)
-    reaching.core.standing = Standing(reach=Reach.PRIVATE, peers=1, ip="51.51.51.9", outside=True)
+    reaching.core.standing = ReachEstimate(reach=ReachKind.PRIVATE, peers=1, ip="51.51.51.9", outside=True)
     session: Any = SimpleNamespace(addresses=[HOME])
     relays = reaching.adapted(NodeConfig(reachability="ask"), session, served=True).relays
     assert relays[0] == RELAYS[2]

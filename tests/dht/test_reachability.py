@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.dht.reach.dialback import PER_IP, PER_PEER, WINDOW_S, Budget
+from hetpeer.dht.reach.dialback import PER_IP, PER_PEER, WINDOW_S, DialBudget
 from hetpeer.dht.reach.reachability import (
     CONFIRM_S,
     HELPERS,
@@ -14,9 +14,9 @@ from hetpeer.dht.reach.reachability import (
     RETRY_S,
     ROUND_S,
     Ask,
-    Finding,
-    Reach,
     Reachability,
+    ReachFinding,
+    ReachKind,
     Settle,
     judge,
 )
@@ -24,31 +24,36 @@ from hetpeer.dht.reach.reachability import (
 OUTSIDE, NEAR = "51.51.51.7", "192.168.1.7"
 
 
-def finding(helper: str, *, reached: bool, ip: str = OUTSIDE) -> Finding:
-    return Finding(helper=helper, ip=ip, port=4001 if reached else 0)
+def finding(helper: str, *, reached: bool, ip: str = OUTSIDE) -> ReachFinding:
+    return ReachFinding(helper=helper, ip=ip, port=4001 if reached else 0)
 
 
 def asked(effects: list) -> list[str]:
     return [effect.helper for effect in effects if isinstance(effect, Ask)]
 
 
-def settled(effects: list) -> list[tuple[Reach, int]]:
+def settled(effects: list) -> list[tuple[ReachKind, int]]:
     return [(e.standing.reach, e.standing.peers) for e in effects if isinstance(e, Settle)]
 
 
 @pytest.mark.parametrize(
     ("reached", "near", "reach", "peers"),
     [
-        ([], [], Reach.UNKNOWN, 0),
-        ([True, True], [], Reach.PUBLIC, 2),
-        ([True], [], Reach.PUBLIC, 1),
-        ([False], [], Reach.PRIVATE, 1),
-        ([True, False], [], Reach.PRIVATE, 1),  # to be thought open when one is not is worse than the reverse
-        ([False], [True, True], Reach.PRIVATE, 1),  # neighbours come in where nobody else does
-        ([], [True, False, True], Reach.PUBLIC, 2),
+        ([], [], ReachKind.UNKNOWN, 0),
+        ([True, True], [], ReachKind.PUBLIC, 2),
+        ([True], [], ReachKind.PUBLIC, 1),
+        ([False], [], ReachKind.PRIVATE, 1),
+        (
+            [True, False],
+            [],
+            ReachKind.PRIVATE,
+            1,
+        ),  # to be thought open when one is not is worse than the reverse
+        ([False], [True, True], ReachKind.PRIVATE, 1),  # neighbours come in where nobody else does
+        ([], [True, False, True], ReachKind.PUBLIC, 2),
     ],
 )
-def test_findings_are_weighed(reached: list[bool], near: list[bool], reach: Reach, peers: int) -> None:
+def test_findings_are_weighed(reached: list[bool], near: list[bool], reach: ReachKind, peers: int) -> None:
     findings = [finding(f"o{i}", reached=r) for i, r in enumerate(reached)]
     findings += [finding(f"n{i}", reached=r, ip=NEAR) for i, r in enumerate(near)]
     standing = judge(findings)
@@ -60,15 +65,15 @@ def test_two_are_asked_and_a_third_if_one_cannot_tell() -> None:
     assert asked(core.met(0.0, ["a", "b", "c"])) == ["a", "b"]
     assert asked(core.answered(0.1, "a", None)) == ["c"]
     assert not core.answered(0.2, "b", finding("b", reached=True))
-    assert settled(core.answered(0.3, "c", finding("c", reached=True))) == [(Reach.PUBLIC, 2)]
+    assert settled(core.answered(0.3, "c", finding("c", reached=True))) == [(ReachKind.PUBLIC, 2)]
 
 
 def test_a_second_helper_adds_to_what_one_said() -> None:
     core = Reachability(0.0)
     core.met(0.0, ["a"])
-    assert settled(core.answered(0.1, "a", finding("a", reached=False))) == [(Reach.PRIVATE, 1)]
+    assert settled(core.answered(0.1, "a", finding("a", reached=False))) == [(ReachKind.PRIVATE, 1)]
     assert asked(core.met(5.0, ["a", "b"])) == ["b"]
-    assert settled(core.answered(5.1, "b", finding("b", reached=False))) == [(Reach.PRIVATE, 2)]
+    assert settled(core.answered(5.1, "b", finding("b", reached=False))) == [(ReachKind.PRIVATE, 2)]
     assert not core.met(5.2, ["a", "b", "c"])
 
 
@@ -77,7 +82,7 @@ def test_silence_is_judged_without() -> None:
     core.met(0.0, ["a", "b"])
     core.answered(0.1, "a", finding("a", reached=True))
     assert not core.tick(ROUND_S - 0.1)
-    assert settled(core.tick(ROUND_S)) == [(Reach.PUBLIC, 1)]
+    assert settled(core.tick(ROUND_S)) == [(ReachKind.PUBLIC, 1)]
     assert not core.answered(ROUND_S + 1, "b", finding("b", reached=False))  # too late
 
 
@@ -100,13 +105,13 @@ def both(core: Reachability, now: float, *, reached: bool) -> list:
 def test_what_was_known_is_given_up_only_if_two_rounds_say_so() -> None:
     core = Reachability(0.0)
     core.met(-1.0, ["a", "b"])
-    assert settled(both(core, 0.0, reached=True)) == [(Reach.PUBLIC, 2)]
+    assert settled(both(core, 0.0, reached=True)) == [(ReachKind.PUBLIC, 2)]
     assert not both(core, RECHECK_S, reached=False)
-    assert core.standing.reach is Reach.PUBLIC
+    assert core.standing.reach is ReachKind.PUBLIC
     assert not both(core, RECHECK_S + CONFIRM_S, reached=True)
     now = 2 * RECHECK_S + CONFIRM_S
     assert not both(core, now, reached=False)
-    assert settled(both(core, now + CONFIRM_S, reached=False)) == [(Reach.PRIVATE, 2)]
+    assert settled(both(core, now + CONFIRM_S, reached=False)) == [(ReachKind.PRIVATE, 2)]
 
 
 def test_other_addresses_and_no_relay_are_reasons_to_ask_again() -> None:
@@ -153,11 +158,11 @@ def test_never_asks_a_stranger_nor_too_many_at_a_time(events: list[tuple[str, in
         awaited |= set(asked(effects))
         assert set(asked(effects)) <= set(known)
         assert len(awaited) <= 2 * HELPERS
-        assert all(reach is not Reach.UNKNOWN for reach, _ in settled(effects))
+        assert all(reach is not ReachKind.UNKNOWN for reach, _ in settled(effects))
 
 
 def test_the_budget_is_per_peer_per_address_and_forgets() -> None:
-    budget = Budget()
+    budget = DialBudget()
     assert sum(budget.admit(0.0, "one", "51.51.51.1") for _ in range(100)) == PER_PEER
     assert sum(budget.admit(1.0, f"sybil {i}", "51.51.51.1") for i in range(100)) == PER_IP - PER_PEER
     assert budget.admit(1.0, "other", "51.51.51.2")

@@ -10,7 +10,7 @@ from hivemind.utils import timed_storage
 
 from hetpeer.dht.kademlia import record_storage
 from hetpeer.dht.kademlia.known_keys import MAX_RECORDS, SHARDS, KnownKeys, digest, shard_of
-from hetpeer.dht.kademlia.record_storage import Storage, _believed
+from hetpeer.dht.kademlia.record_storage import RecordStorage, _believed
 from hetpeer.dht.kademlia.validators import MAX_PAYLOAD
 from tests.dht.identities import identities
 
@@ -39,16 +39,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def storage(clock: Clock) -> Storage:
+def storage(clock: Clock) -> RecordStorage:
     keys = KnownKeys()
     keys.declare("ours", lambda _peer: True)
-    return Storage(keys, clock)
+    return RecordStorage(keys, clock)
 
 
 OURS = DHTID.generate(source="ours")
 
 
-def put(storage: Storage, key: DHTID, peer: str, seconds: float = SOON) -> bool:
+def put(storage: RecordStorage, key: DHTID, peer: str, seconds: float = SOON) -> bool:
     return storage.store(key, b"value", timed_storage.get_dht_time() + seconds, subkey=peer)
 
 
@@ -56,14 +56,14 @@ def test_a_key_is_where_hivemind_has_it() -> None:
     assert digest("hetpeer/2/run/peers/3") == DHTID.generate(source="hetpeer/2/run/peers/3").to_bytes()
 
 
-def test_a_full_key_takes_nobody_new_and_renews_who_is_there(storage: Storage) -> None:
+def test_a_full_key_takes_nobody_new_and_renews_who_is_there(storage: RecordStorage) -> None:
     assert all(put(storage, OURS, f"peer {n}") for n in range(MAX_RECORDS))
     assert not put(storage, OURS, "one more")
     assert put(storage, OURS, "peer 0", SOON + 1)
     assert len(storage.get(OURS).value) == MAX_RECORDS
 
 
-def test_who_does_not_renew_makes_room(storage: Storage, clock: Clock) -> None:
+def test_who_does_not_renew_makes_room(storage: RecordStorage, clock: Clock) -> None:
     assert all(put(storage, OURS, f"peer {n}") for n in range(MAX_RECORDS - 1))
     assert put(storage, OURS, "short", 5.0)
     assert not put(storage, OURS, "one more")
@@ -71,7 +71,7 @@ def test_who_does_not_renew_makes_room(storage: Storage, clock: Clock) -> None:
     assert put(storage, OURS, "one more")
 
 
-def test_an_older_record_changes_nothing_of_a_newer_one(storage: Storage, clock: Clock) -> None:
+def test_an_older_record_changes_nothing_of_a_newer_one(storage: RecordStorage, clock: Clock) -> None:
     """hivemind refuses it, and lets the newer one expire with it."""
     assert put(storage, OURS, "alice", SOON)
     assert not put(storage, OURS, "alice", 5.0)
@@ -79,13 +79,13 @@ def test_an_older_record_changes_nothing_of_a_newer_one(storage: Storage, clock:
     assert "alice" in storage.get(OURS).value
 
 
-def test_a_plain_value_is_not_kept(storage: Storage) -> None:
+def test_a_plain_value_is_not_kept(storage: RecordStorage) -> None:
     assert put(storage, OURS, "alice")
     assert not storage.store(OURS, b"wiped", timed_storage.get_dht_time() + 100)
     assert "alice" in storage.get(OURS).value
 
 
-def test_renewing_a_record_leaves_nothing_behind(storage: Storage) -> None:
+def test_renewing_a_record_leaves_nothing_behind(storage: RecordStorage) -> None:
     for number in range(2000):
         assert put(storage, OURS, "alice", SOON + number / 100)
     assert len(storage.expiration_heap) < 100
@@ -93,7 +93,7 @@ def test_renewing_a_record_leaves_nothing_behind(storage: Storage) -> None:
 
 
 def test_foreign_keys_share_their_room_and_take_none_of_ours(
-    storage: Storage, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    storage: RecordStorage, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(record_storage, "MAX_FOREIGN_RECORDS", 50)
 

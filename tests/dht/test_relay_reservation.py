@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from hetpeer.dht.base.errors import ProtocolError, RemoteError
 from hetpeer.dht.base.varint import read_fields, read_varint, varint
-from hetpeer.dht.reach.relay_reservation import Reservation, reservation_in
+from hetpeer.dht.reach.relay_reservation import RelayReservation, reservation_in
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_a_relay_that_refuses_says_why() -> None:
 
 
 def test_no_limits_are_the_best() -> None:
-    assert reservation_in(b"\x08\x02\x28\x64\x1a\x02\x08\x07", "Qm") == Reservation(
+    assert reservation_in(b"\x08\x02\x28\x64\x1a\x02\x08\x07", "Qm") == RelayReservation(
         expires=7, max_bytes=0, max_seconds=0
     )
     assert reservation_in(b"\x28\x64\x1a\x02\x08\x07", "Qm").useful

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError
-from hetpeer.dht.streams.byte_transport import Wire
+from hetpeer.dht.streams.byte_transport import ByteTransport
 from hetpeer.dht.streams.frames import PREFIX, encode_head
 from hetpeer.dht.streams.stream import Stream
 
@@ -28,7 +28,7 @@ async def linked() -> AsyncIterator[tuple[Stream, Stream]]:
     """Two ends of one stream, as between a program and p2pd, for LONGEST_S at most."""
     ends = []
     for end in socket.socketpair(socket.AF_UNIX):
-        _, wire = await asyncio.get_running_loop().create_unix_connection(Wire, sock=end)
+        _, wire = await asyncio.get_running_loop().create_unix_connection(ByteTransport, sock=end)
         ends.append(Stream(wire, peer_id=f"peer-{len(ends)}", protocol="test/1"))
     try:
         async with asyncio.timeout(LONGEST_S):
@@ -43,7 +43,7 @@ async def raw() -> AsyncIterator[tuple[Stream, socket.socket]]:
     """A stream and the bare socket at its other end, for LONGEST_S at most."""
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     theirs.setblocking(False)
-    _, wire = await asyncio.get_running_loop().create_unix_connection(Wire, sock=ours)
+    _, wire = await asyncio.get_running_loop().create_unix_connection(ByteTransport, sock=ours)
     stream = Stream(wire, peer_id="raw", protocol="test/1")
     try:
         async with asyncio.timeout(LONGEST_S):

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import pytest
 
 from hetpeer.dht.base.errors import PeerLostError
-from hetpeer.dht.p2pd.listener import Budget, Listener
+from hetpeer.dht.p2pd.listener import Listener, StreamBudget
 from hetpeer.dht.streams.delivery import STRANGER
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.dht.streams.stream_seats import IDLE_S, LONG_S, gives_way, has_share
 from tests.dht.loopback import Loopback
 from tests.dht.test_channel import until
 
-FEW = Budget("few", per_peer=8, strangers=4, pace=STRANGER)
+FEW = StreamBudget("few", per_peer=8, strangers=4, pace=STRANGER)
 FAR, FARTHER = "/ip4/8.8.8.{}/tcp/1", "/ip4/9.9.9.{}/tcp/1"
 
 

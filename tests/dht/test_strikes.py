@@ -10,7 +10,7 @@ from hetpeer.dht.base.strikes import (
     LIMIT,
     LONGEST_REFUSAL_S,
     MAX_PEERS,
-    Kind,
+    Offence,
     OffenceError,
     Strikes,
     kind_of,
@@ -20,7 +20,7 @@ from hetpeer.dht.base.strikes import (
 def refusal(strikes, now, peer="bad"):
     """Strike until the peer is refused; for how long."""
     for _ in range(20):
-        if seconds := strikes.strike(peer, Kind.LENGTH, now):
+        if seconds := strikes.strike(peer, Offence.LENGTH, now):
             return seconds
     raise AssertionError("never refused")
 
@@ -28,9 +28,9 @@ def refusal(strikes, now, peer="bad"):
 def test_a_few_are_forgiven_many_are_not():
     strikes = Strikes()
     for _ in range(int(LIMIT)):
-        assert not strikes.strike("bad", Kind.DRIP, 0.0)
+        assert not strikes.strike("bad", Offence.DRIP, 0.0)
         assert not strikes.refuses("bad", 0.0)
-    assert strikes.strike("bad", Kind.FLOOD, 0.0) == FIRST_REFUSAL_S
+    assert strikes.strike("bad", Offence.FLOOD, 0.0) == FIRST_REFUSAL_S
     assert strikes.refuses("bad", FIRST_REFUSAL_S - 1)
     assert not strikes.refuses("bad", FIRST_REFUSAL_S)
     assert not strikes.refuses("good", 0.0)
@@ -40,14 +40,14 @@ def test_a_few_are_forgiven_many_are_not():
 def test_old_ones_fade():
     strikes = Strikes()
     for n in range(100):
-        assert not strikes.strike("unlucky", Kind.MALFORMED, n * FADE_S)
+        assert not strikes.strike("unlucky", Offence.MALFORMED, n * FADE_S)
 
 
 def test_each_refusal_is_longer_than_the_one_before_up_to_a_bound():
     strikes, now, seconds = Strikes(), 0.0, []
     for _ in range(10):
         seconds.append(refusal(strikes, now))
-        assert strikes.strike("bad", Kind.LENGTH, now) == 0.0  # it is refused already
+        assert strikes.strike("bad", Offence.LENGTH, now) == 0.0  # it is refused already
         now += seconds[-1]
     assert seconds[:4] == [FIRST_REFUSAL_S * 2**n for n in range(4)]
     assert seconds[-1] == LONGEST_REFUSAL_S
@@ -59,11 +59,11 @@ def test_the_ledger_is_bounded_and_keeps_who_is_refused(names):
     strikes = Strikes()
     refusal(strikes, 0.0, "worst")
     for name in names:
-        strikes.strike(str(name), Kind.LENGTH, 1.0)
+        strikes.strike(str(name), Offence.LENGTH, 1.0)
     assert len(strikes.counts()) <= MAX_PEERS
     assert strikes.refuses("worst", 1.0)
 
 
 def test_the_kind_of_an_error():
-    assert kind_of(ProtocolError("?")) is Kind.MALFORMED
-    assert kind_of(OffenceError(Kind.CODEC, "?")) is Kind.CODEC
+    assert kind_of(ProtocolError("?")) is Offence.MALFORMED
+    assert kind_of(OffenceError(Offence.CODEC, "?")) is Offence.CODEC

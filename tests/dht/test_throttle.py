@@ -8,7 +8,7 @@ import pytest
 
 from hetpeer.dht.base.errors import PeerLostError
 from hetpeer.dht.streams.stream import Stream
-from hetpeer.dht.streams.throttle import MAX_PIECE, MIN_PIECE, Throttle, Way
+from hetpeer.dht.streams.throttle import MAX_PIECE, MIN_PIECE, Throttle, ThrottledDirection
 from tests.dht.test_stream import linked
 
 RATE = 400_000.0
@@ -92,7 +92,7 @@ async def test_a_payload_given_up_half_way_breaks_the_stream() -> None:
 
 @pytest.mark.parametrize("rate", [32_000.0, 1e6, 1e12])
 async def test_pieces_are_all_of_it(rate: float) -> None:
-    way = Way()
+    way = ThrottledDirection()
     way.limit(rate)
     pieces = [*way.pieces(memoryview(PAYLOAD))]
     assert b"".join(pieces) == PAYLOAD

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.dht.base.token_bucket import BURST_S, Bucket
+from hetpeer.dht.base.token_bucket import BURST_S, TokenBucket
 
 RATE = 1000.0
 PIECE = 200
@@ -14,7 +14,7 @@ PIECE = 200
 
 @given(asked=st.lists(st.tuples(st.floats(0.0, 1.0), st.integers(1, PIECE)), min_size=1, max_size=80))
 def test_no_stretch_of_time_has_more_than_the_rate(asked: list[tuple[float, int]]) -> None:
-    bucket, now, gone = Bucket(RATE), 0.0, []
+    bucket, now, gone = TokenBucket(RATE), 0.0, []
     for pause, nbytes in asked:
         now += pause
         gone.append((now + bucket.spend(nbytes, now), nbytes))
@@ -27,14 +27,14 @@ def test_no_stretch_of_time_has_more_than_the_rate(asked: list[tuple[float, int]
 
 
 def test_who_always_asks_gets_the_whole_rate() -> None:
-    bucket, now = Bucket(RATE), 5.0
+    bucket, now = TokenBucket(RATE), 5.0
     for _ in range(100):
         now += bucket.spend(100, now)
     assert now == pytest.approx(5.0 + 100 * 100 / RATE, abs=0.2 + BURST_S)
 
 
 def test_without_a_limit_nothing_waits_or_is_owed() -> None:
-    bucket = Bucket()
+    bucket = TokenBucket()
     assert [bucket.spend(1 << 40, 1.0) for _ in range(3)] == [0.0] * 3
     bucket.change(RATE, 2.0)
     assert bucket.spend(1, 2.0) == 0.0
@@ -42,7 +42,7 @@ def test_without_a_limit_nothing_waits_or_is_owed() -> None:
 
 @given(rate=st.floats(1.0, 1e9))
 def test_what_is_owed_is_owed_in_bytes(rate: float) -> None:
-    bucket = Bucket(RATE)
+    bucket = TokenBucket(RATE)
     bucket.spend(500, 10.0)
     bucket.spend(0, 10.0)
     owed = bucket.spend(0, 10.0) * RATE

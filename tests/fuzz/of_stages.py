@@ -16,10 +16,10 @@ from safetensors.numpy import save
 from hetpeer.dht.base.errors import LocalError, ProtocolError
 from hetpeer.stages.block import block_state
 from hetpeer.stages.block.fingerprint import KEY_BYTES, NBYTES
-from hetpeer.stages.data.microbatches import Batches, DataPlan
-from hetpeer.stages.data.shards import ArraySpec, Shard
+from hetpeer.stages.data.microbatches import DataPlan, MicrobatchReader
+from hetpeer.stages.data.shards import ArraySpec, ShardFile
 from hetpeer.stages.data.token_shards import sample_of
-from hetpeer.stages.graph.block_spec import Batch, BlockSpec, Node, Ref, Symbol, TensorSpec
+from hetpeer.stages.graph.block_spec import Batch, BlockSpec, OperatorCall, Ref, Symbol, TensorSpec
 from hetpeer.stages.graph.block_wire import pack_block, read_block
 from hetpeer.stages.graph.random_draws import Draw
 from hetpeer.stages.graph.safety_check import unpack_block
@@ -50,10 +50,12 @@ BLOCK = BlockSpec(
     outputs={"out": ROWS},
     data={"mask": TensorSpec(shape=(Batch(1), 8), dtype="bool")},
     nodes=(
-        Node(name="h", op="aten.mm.default", args=(Ref("x"), Ref("w")), kwargs={}),
-        Node(name="d", op="hetpeer.dropout", args=(Ref("h"), 0.5, 0), kwargs={}),
-        Node(name="z", op="aten.zeros.default", args=((8,),), kwargs={"dtype": Symbol("dtype", "float32")}),
-        Node(name="out", op="aten.where.self", args=(Ref("mask"), Ref("d"), Ref("z")), kwargs={}),
+        OperatorCall(name="h", op="aten.mm.default", args=(Ref("x"), Ref("w")), kwargs={}),
+        OperatorCall(name="d", op="hetpeer.dropout", args=(Ref("h"), 0.5, 0), kwargs={}),
+        OperatorCall(
+            name="z", op="aten.zeros.default", args=((8,),), kwargs={"dtype": Symbol("dtype", "float32")}
+        ),
+        OperatorCall(name="out", op="aten.where.self", args=(Ref("mask"), Ref("d"), Ref("z")), kwargs={}),
     ),
     parameters={"w": "layer.weight"},
     parameter_specs={"layer.weight": TensorSpec(shape=(8, 8), dtype="float32", grad=True)},
@@ -128,11 +130,11 @@ TEXT, ARRAYS = (
 )
 
 
-def shard(data: bytes) -> list[Batches]:
+def shard(data: bytes) -> list[MicrobatchReader]:
     """A shard of whatever content that an author has put into a manifest: of text, or of arrays."""
     os.ftruncate(_FILE, 0)
     os.pwrite(_FILE, data, 0)
-    one = Shard(name=str(_FILE), blake3=blake3(data).hexdigest(), bytes=len(data), samples=3)
+    one = ShardFile(name=str(_FILE), blake3=blake3(data).hexdigest(), bytes=len(data), samples=3)
     read = []
     refused: list[LocalError] = []
     for kind, sample in (("text", TEXT), ("arrays", ARRAYS)):
@@ -147,7 +149,7 @@ def shard(data: bytes) -> list[Batches]:
             eval_microbatches=1,
         )
         try:
-            batches = Batches(FOLDER, plan)
+            batches = MicrobatchReader(FOLDER, plan)
             batches.open(one)
             read.append(batches)
         except LocalError as error:
@@ -157,7 +159,7 @@ def shard(data: bytes) -> list[Batches]:
     return read
 
 
-def has_samples(found: list[Batches]) -> None:
+def has_samples(found: list[MicrobatchReader]) -> None:
     for batches in found:
         for number in (0, 1):
             arrays = batches.microbatch(0, number)
@@ -245,7 +247,7 @@ EXTENT = Extent(offset=64, nbytes=128)
 ROUNDING = v.Rounding(codec="int8", plan=1, block=0, begin=0, keeps=v.GRADIENTS[0])
 MARKING = v.Marking(block=1, begin=0, end=9, key=bytes(KEY_BYTES))
 COMMANDS = [
-    c.Prepare(
+    c.PrepareBlock(
         block=0,
         graph=b"\x80",
         buffers={"mask": EXTENT},
@@ -254,7 +256,7 @@ COMMANDS = [
         keeps=("exp_avg",),
         outer={"momentum": 0.9},
     ),
-    c.Load(block=0, state=EXTENT),
+    c.LoadState(block=0, state=EXTENT),
     c.Unload(block=0),
     c.Forward(
         step=1,
@@ -272,13 +274,13 @@ COMMANDS = [
     c.DropSlot(step=1, block=0, slot=1),
     v.ExportSlot(step=1, block=0, slot=1, begin=0, end=9, extent=EXTENT, rounding=ROUNDING),
     v.ExportState(block=0, begin=0, end=9, extent=EXTENT, copy=True),
-    v.KeepCopy(block=0),
+    v.CopyBlock(block=0),
     v.DropCopies(),
     c.ClearStep(step=1),
-    v.Sum(parts=(EXTENT, EXTENT), into=EXTENT, elements=32, rounding=ROUNDING, rounded=EXTENT),
-    v.Sum(parts=(EXTENT,), into=EXTENT, elements=32, begin=9, markings=(MARKING, MARKING)),
-    v.Inspect(extent=EXTENT, elements=32, normed=((0, 16),)),
-    v.Inspect(extent=EXTENT, elements=32, normed=((0, 16),), pieces=(EXTENT,)),
+    v.SumVectors(parts=(EXTENT, EXTENT), into=EXTENT, elements=32, rounding=ROUNDING, rounded=EXTENT),
+    v.SumVectors(parts=(EXTENT,), into=EXTENT, elements=32, begin=9, markings=(MARKING, MARKING)),
+    v.InspectVector(extent=EXTENT, elements=32, normed=((0, 16),)),
+    v.InspectVector(extent=EXTENT, elements=32, normed=((0, 16),), pieces=(EXTENT,)),
     v.Apply(block=0, gradient=EXTENT, coefficient=0.5, plan=1, batch=3, microbatches=8, needed=3, base=3),
     v.Install(block=0, total=EXTENT, coefficient=0.5, plan=1),
     c.DumpState(block=0, extent=EXTENT),
@@ -295,20 +297,20 @@ COMMANDS = [
 ]
 RESULTS = [
     r.Done(),
-    r.Failed(code="HP-NUM-001", what="not finite", why="it overflows", fix="use bf16"),
-    r.Prepared(dump_bytes=4096),
+    r.CommandFailed(code="HP-NUM-001", what="not finite", why="it overflows", fix="use bf16"),
+    r.BlockPrepared(dump_bytes=4096),
     r.Loaded(version=3, digest="ab" * 32),
     r.Forwarded(loss=2.5, seconds=0.1),
     r.Forwarded(loss=None, seconds=0.1),
     r.Backpropagated(seconds=0.2),
-    r.Exported(rounded=True),
+    r.VectorExported(rounded=True),
     r.Summed(unsound=(1,), rounded=False),
     r.Summed(unsound=(), marks=(bytes(NBYTES),)),
     r.Marked(marks=bytes(NBYTES)),
     r.BundleMarked(marks=bytes(NBYTES), exact=bytes(r.DIGEST_BYTES), digest=bytes(r.DIGEST_BYTES)),
     r.Inspected(digest="ab" * 32, squared_norm=1.5, finite=True, seconds=0.1),
     r.Inspected(digest="ab" * 32, squared_norm=1.5, finite=True, seconds=0.1, pieces=(("cd" * 32, True),)),
-    r.Applied(version=4, digest="ab" * 32, seconds=0.1),
+    r.UpdateApplied(version=4, digest="ab" * 32, seconds=0.1),
     r.Dumped(nbytes=4096),
     r.Encoded(nbytes=99, written=(Written(10, 1, 9),)),
     r.WarmedUp(flops_per_second=1e9),
@@ -339,7 +341,7 @@ def result_bytes(result: Any) -> bytes:
 def can_be_said(found: Any) -> None:
     """It is the worker that answers, which runs graphs from the net."""
     same(result_bytes, decode_result)(found)
-    if isinstance(found, r.Failed):
+    if isinstance(found, r.CommandFailed):
         assert len(r.CommandFailedError(found).line()) < 4096
 
 

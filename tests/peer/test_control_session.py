@@ -29,7 +29,7 @@ from hetpeer.dht.channels import channel
 from hetpeer.dht.channels.channel_server import dial
 from hetpeer.dht.channels.outbox import Parcel
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.dht.p2pd.listener import Budget
+from hetpeer.dht.p2pd.listener import StreamBudget
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.training.control_session import RENEWAL_S, ControlSession
 from tests.bootstrap.engine import make_run
@@ -48,7 +48,7 @@ class Network(Loopback):
         stream.abort()
 
     async def serve(
-        self, protocol: str, handler: Callable[[Stream], Awaitable[None]], _budget: Budget
+        self, protocol: str, handler: Callable[[Stream], Awaitable[None]], _budget: StreamBudget
     ) -> None:
         if protocol == CONTROL_PROTOCOL:
             self.handle = handler

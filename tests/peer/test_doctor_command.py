@@ -16,7 +16,7 @@ import pytest
 from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError
 from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.dht.reach.reachability import Reach, Standing
+from hetpeer.dht.reach.reachability import ReachEstimate, ReachKind
 from hetpeer.peer.arrival.invites import Destination
 from hetpeer.peer.checkup import local_checks, network_checks, owner_checks, thresholds
 from hetpeer.peer.checkup.findings import Finding, Grade, document, exit_code, summary
@@ -103,12 +103,12 @@ def test_the_gpu_or_why_there_is_none(gpus: Gpus, torch: str, on_cpu: bool, grad
 
 
 def test_others_reach_us_or_not() -> None:
-    def found(where: Reach, **fields: object) -> Verdict:
-        return thresholds.reach(Standing(reach=where, peers=2, ip="192.0.2.7", **fields))  # type: ignore[arg-type]
+    def found(where: ReachKind, **fields: object) -> Verdict:
+        return thresholds.reach(ReachEstimate(reach=where, peers=2, ip="192.0.2.7", **fields))  # type: ignore[arg-type]
 
-    assert found(Reach.PUBLIC, outside=True) == "others reach this machine at 192.0.2.7 (2 peers tried)"
-    assert "its own network" in str(found(Reach.PUBLIC))
-    closed, unknown = found(Reach.PRIVATE), found(Reach.UNKNOWN)
+    assert found(ReachKind.PUBLIC, outside=True) == "others reach this machine at 192.0.2.7 (2 peers tried)"
+    assert "its own network" in str(found(ReachKind.PUBLIC))
+    closed, unknown = found(ReachKind.PRIVATE), found(ReachKind.UNKNOWN)
     assert isinstance(closed, HetpeerError)
     assert isinstance(unknown, HetpeerError)
     assert (closed.code, unknown.code) == ("HP-NET-015", "HP-NET-014")

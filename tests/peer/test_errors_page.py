@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hetpeer.dht.base.errors import ExitCode, PeerLostError, ProtocolError
-from hetpeer.dht.base.strikes import Kind, OffenceError
+from hetpeer.dht.base.strikes import Offence, OffenceError
 from hetpeer.dht.p2pd.p2pd_control import P2pdError
 
 ROOT = Path(__file__).parents[2]
@@ -155,7 +155,7 @@ def test_helpers_that_make_errors_get_a_reason_from_their_callers() -> None:
 def test_a_class_of_error_says_what_its_callers_do_not() -> None:
     for error in (
         ProtocolError("what"),
-        OffenceError(Kind.DRIP, "what"),
+        OffenceError(Offence.DRIP, "what"),
         PeerLostError("Qm", "why"),
         P2pdError("why"),
     ):

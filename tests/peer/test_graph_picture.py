@@ -9,7 +9,7 @@ from hetpeer.peer.watching.graph_picture import SKIP, picture
 from hetpeer.stages.graph.cost_report import block_cost
 from hetpeer.stages.graph.even_split import balanced_ranges
 from hetpeer.stages.tracing.cut import cut_blocks
-from hetpeer.stages.tracing.outline import Kind, operator_label, outline
+from hetpeer.stages.tracing.outline import RowKind, operator_label, outline
 from tests.stages.zoo import zoo
 
 pytestmark = pytest.mark.xdist_group("zoo")
@@ -99,7 +99,7 @@ def test_a_value_that_passes_blocks_is_drawn_past_them():
 def test_the_layer_of_a_gpt_has_its_two_skips():
     specs, costs = blocks_of("gpt")
     found = outline(specs[1], costs[1])
-    labels = [row.label for row in found.rows if row.kind is Kind.OPERATOR]
+    labels = [row.label for row in found.rows if row.kind is RowKind.OPERATOR]
     attention = ["layer_norm", "linear", "attention", "linear", "add"]
     assert labels == [*attention, "layer_norm", "linear", "gelu", "linear", "add"]
     assert found.hidden == len(specs[1].nodes) - len(labels)
@@ -123,7 +123,7 @@ def test_every_value_that_is_read_is_drawn(name):
             apart = one.readers[-1] <= other.row or other.readers[-1] <= one.row
             assert apart or one.column != other.column
         read = {source for source, _ in wanted}
-        leaves = {number for number, row in enumerate(found.rows) if row.kind is Kind.LEAVES}
+        leaves = {number for number, row in enumerate(found.rows) if row.kind is RowKind.LEAVES}
         assert {number for number in range(len(found.rows)) if number not in read} == leaves
 
 

@@ -15,7 +15,7 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.addresses import EXAMPLE, at_socket, parse_address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig
-from hetpeer.dht.reach.reachability import ROUND_S, Finding
+from hetpeer.dht.reach.reachability import ROUND_S, ReachFinding
 from hetpeer.peer.arrival.invite_file import Inviting, keep, new_invite
 from hetpeer.peer.arrival.invites import MAX_LENGTH, make_invite, parse_invite
 from hetpeer.peer.arrival.rendezvous import near_address
@@ -90,12 +90,12 @@ async def test_what_a_router_forwards_stands_first_once_others_have_come_that_wa
         assert inviting.renewed() is None
         core = node._sessions.reaching.core
         core.met(time.monotonic(), ["a", "b"])
-        core.answered(time.monotonic(), "a", Finding(helper="a", ip="8.8.8.8", port=4001))
+        core.answered(time.monotonic(), "a", ReachFinding(helper="a", ip="8.8.8.8", port=4001))
         core.tick(time.monotonic() + ROUND_S)
         assert node.standing.outside
         assert inviting.renewed() is None, "one of them may lie"
         core.met(time.monotonic(), ["a", "b", "c"])
-        core.answered(time.monotonic(), "c", Finding(helper="c", ip="8.8.8.8", port=4001))
+        core.answered(time.monotonic(), "c", ReachFinding(helper="c", ip="8.8.8.8", port=4001))
         renewed = inviting.renewed()
         assert renewed is not None
         there = at_socket("8.8.8.8", 4001, node.peer_id)

@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.dht.base.strikes import Kind, kind_of
+from hetpeer.dht.base.strikes import Offence, kind_of
 from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.dht.channels.channel import Channel
 from hetpeer.dht.channels.channel_server import ChannelServer
 from hetpeer.dht.channels.outbox import Parcel
-from hetpeer.dht.streams.grants import Budget, Grants, Holding
+from hetpeer.dht.streams.grants import GrantBudget, Grants, Holding
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.transport.link import Link
 from hetpeer.peer.transport.link_pressure import ACTIVATIONS, CONGESTED_BYTES, Pressure
@@ -28,7 +28,7 @@ class Owner:
 
     def __init__(self) -> None:
         self.pressed: list[int | None] = []
-        self.offences: list[Kind] = []
+        self.offences: list[Offence] = []
 
     def link_changed(self, _peer: str, is_up: bool) -> None: ...
 
@@ -48,7 +48,7 @@ class Taker:
 
     def __init__(self) -> None:
         self.server = ChannelServer(lambda _peer, _key: self, 1 << 20)
-        budget = Budget(SIZE, 2 * SIZE)
+        budget = GrantBudget(SIZE, 2 * SIZE)
         self.holding = Holding()
         self.grants = Grants((budget,) * 3, 5, self.holding, self.announce)
         self.backs: list[Any] = []
@@ -163,7 +163,7 @@ async def test_a_tensor_on_the_wrong_side_is_an_offence() -> None:
         assert back is not None
         back.send(Parcel({"i": 0}, ()))
         await until(lambda: bool(owner.offences))
-        assert owner.offences[0] is Kind.WRONG_SIDE
+        assert owner.offences[0] is Offence.WRONG_SIDE
 
 
 def test_pressure() -> None:

@@ -27,10 +27,10 @@ from hetpeer.peer.transport.worker_posts import Posts
 from hetpeer.stages.block.block_state import BlockState, dump, layout_of
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.graph.block_wire import pack_block
-from hetpeer.stages.ipc.block_commands import Info, Prepare
+from hetpeer.stages.ipc.block_commands import Info, PrepareBlock
 from hetpeer.stages.ipc.compute import Compute, ComputeConfig
 from hetpeer.stages.pipeline.effects import RunForward, TaskKey
-from hetpeer.stages.pipeline.in_flight import Window
+from hetpeer.stages.pipeline.in_flight import InFlightWindow
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.tracing.trace import trace
 from tests.stages.compute_rig import KEPT, UPDATE
@@ -83,7 +83,7 @@ def held(state: bytes, monkeypatch: pytest.MonkeyPatch) -> Held:
 async def prepared(spec: BlockSpec, arena_bytes: int) -> Compute:
     """A worker that waits for the block's state."""
     compute = await Compute.start(ComputeConfig(device="cpu", arena_bytes=arena_bytes), WORKER)
-    await compute.submit(Prepare(block=0, graph=pack_block(spec), update=UPDATE, keeps=KEPT))
+    await compute.submit(PrepareBlock(block=0, graph=pack_block(spec), update=UPDATE, keeps=KEPT))
     return compute
 
 
@@ -168,7 +168,7 @@ async def test_a_microbatch_for_which_there_is_no_memory_is_left_to_others_and_s
         ),  # type: ignore[arg-type]
         SimpleNamespace(microbatch=lambda *_: {"x": row, "y": row}),  # type: ignore[arg-type]
         SimpleNamespace(),  # type: ignore[arg-type]
-        Window(),
+        InFlightWindow(),
         lambda _: None,
         lambda *_: None,
     )

@@ -83,7 +83,7 @@ def test_links_and_what_is_saved_on_them(run: RunDirectory) -> None:
     book.measured("unused", 1.0, 0.0)
     links = book.links
     notes = tuple(
-        link_notes(links, lambda peer: peer_paths.Path(relay="the relay" if peer == "the peer 1" else ""))
+        link_notes(links, lambda peer: peer_paths.PeerPath(relay="the relay" if peer == "the peer 1" else ""))
     )
     assert [note.to for note in notes] == [f"e peer {number}" for number in range(1, MAX_LINKS + 1)]
     advert = volunteer(0, 1, name="alpha", links=notes[:1])

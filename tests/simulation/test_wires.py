@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hetpeer.peer.simulate.network.wires import Ground, Wires
 from hetpeer.peer.simulate.network.world import World
 from hetpeer.stages.planning.swarms.plan_inputs import Devices
-from hetpeer.stages.planning.uplinks import Line, Uplink
+from hetpeer.stages.planning.uplinks import PeerLink, Uplink
 from tests.stages.test_planning_swarms import some_work
 
 MIB = 1 << 20
@@ -50,7 +50,7 @@ def test_a_thousand_devices_have_no_line_that_nobody_uses():
 def arrivals(capacity, nbytes, order):
     """When the bundle of each of some lines that are equally fast is there, if they are used in this order."""
     world, there = World(0), {}
-    uplink = Uplink(world, capacity, {to: Line(rate=10.0) for to in nbytes})
+    uplink = Uplink(world, capacity, {to: PeerLink(rate=10.0) for to in nbytes})
     for to in order:
         uplink.send(to, nbytes[to], lambda to=to: there.setdefault(to, world.now))
     world.run(math.inf, lambda: len(there) == len(nbytes))

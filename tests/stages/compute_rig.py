@@ -18,9 +18,9 @@ from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.graph.block_wire import pack_block
 from hetpeer.stages.graph.random_draws import Draw
 from hetpeer.stages.ipc.arena import Arena, Extent
-from hetpeer.stages.ipc.block_commands import Backward, DumpState, Forward, Load, MergeSlot, Prepare
-from hetpeer.stages.ipc.results import CommandFailedError, Failed
-from hetpeer.stages.ipc.vector_commands import Apply, ExportSlot, Inspect, Sum
+from hetpeer.stages.ipc.block_commands import Backward, DumpState, Forward, LoadState, MergeSlot, PrepareBlock
+from hetpeer.stages.ipc.results import CommandFailed, CommandFailedError
+from hetpeer.stages.ipc.vector_commands import Apply, ExportSlot, InspectVector, SumVectors
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.tracing.trace import trace
 from hetpeer.stages.worker.device_copy import Copier
@@ -79,7 +79,7 @@ def submitter(engine: Engine):
 
     async def submit(command):
         result = engine.execute(command)
-        if isinstance(result, Failed):
+        if isinstance(result, CommandFailed):
             raise CommandFailedError(result)
         return result
 
@@ -119,11 +119,11 @@ class Holder:
     async def load(self, model):
         for spec in self.blocks:
             prepared = await self.submit(
-                Prepare(block=spec.index, graph=pack_block(spec), update=UPDATE, keeps=KEPT)
+                PrepareBlock(block=spec.index, graph=pack_block(spec), update=UPDATE, keeps=KEPT)
             )
             self.dump_bytes[spec.index] = prepared.dump_bytes
             state = self.put(state_file(model, spec))
-            await self.submit(Load(block=spec.index, state=state))
+            await self.submit(LoadState(block=spec.index, state=state))
             self.release(state)
 
     async def forward(self, task, number, inputs=None, *, train=True):
@@ -179,7 +179,7 @@ class Holder:
             of = {"step": self.step, "block": spec.index, "slot": slot}
             await self.submit(ExportSlot(**of, begin=begin, end=end, extent=shard))
             into = Extent(whole.offset + 4 * begin, 4 * (end - begin))
-            await self.submit(Sum(parts=(shard,), into=into, elements=end - begin))
+            await self.submit(SumVectors(parts=(shard,), into=into, elements=end - begin))
             self.release(shard)
         return whole
 
@@ -192,7 +192,7 @@ class Holder:
 
     async def inspect(self, extent):
         return await self.submit(
-            Inspect(extent=extent, elements=extent.nbytes // 4, normed=((0, extent.nbytes // 4),))
+            InspectVector(extent=extent, elements=extent.nbytes // 4, normed=((0, extent.nbytes // 4),))
         )
 
     async def apply(self, spec, gradient, coefficient, needed=None, base=None, compensation=0.0):

@@ -123,7 +123,7 @@ def test_room_that_is_too_small_is_refused_and_the_worker_lives_on(coders, arena
     extent, _ = bundle(arena)
     into = arena.allocate(100)
     done = coders.encoder.execute(Encode(codec="int8", tensors=LAYOUT.tensors(extent), into=into))
-    assert isinstance(done, r.Failed)
+    assert isinstance(done, r.CommandFailed)
     assert encode(coders, arena, extent, "int8")
 
 
@@ -133,12 +133,12 @@ def test_damage_is_a_failure(coders, arena):
     arena.view(data)[1:2] = b"\x7f"  # the first scale becomes infinite
     arena.view(data)[0:1] = b"\x80"
     done, _ = decode(coders, arena, "topk-int8", written, data)
-    assert isinstance(done, r.Failed)
+    assert isinstance(done, r.CommandFailed)
     assert done.code == "HP-WIRE-001"
     for wrong in (written[:2], (Written(0), *written[1:]), (Written(COUNT + 1), *written[1:])):
         with pytest.raises(ProtocolError):
             LAYOUT.written(Codec.of("topk-int8"), wrong)
-        assert isinstance(decode(coders, arena, "topk-int8", wrong, data)[0], r.Failed)
+        assert isinstance(decode(coders, arena, "topk-int8", wrong, data)[0], r.CommandFailed)
 
 
 async def test_no_gradient_goes_back_to_what_was_left_out(engine, arena):

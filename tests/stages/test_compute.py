@@ -25,7 +25,7 @@ from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.ipc.block_commands import DropTask, Info, Shutdown, Unload, WarmUp
 from hetpeer.stages.ipc.compute import Compute, ComputeConfig, WorkerDiedError
 from hetpeer.stages.ipc.results import CommandFailedError, Done
-from hetpeer.stages.ipc.vector_commands import Inspect
+from hetpeer.stages.ipc.vector_commands import InspectVector
 from hetpeer.stages.worker.executor import Executor
 from tests.stages.compute_rig import KEPT, UPDATE, Holder, layout, microbatch, norm, tiny_blocks, tiny_gpt
 
@@ -144,9 +144,9 @@ async def test_pieces_are_looked_at_each(compute):
     extent = compute.arena.allocate(12)
     compute.arena.view(extent)[:] = np.array([3, 4, np.inf], dtype=np.float32).tobytes()
     both, last = (Extent(offset=extent.offset + at, nbytes=length) for at, length in ((0, 8), (8, 4)))
-    look = Inspect(extent=extent, elements=3, normed=(), pieces=(both, last))
+    look = InspectVector(extent=extent, elements=3, normed=(), pieces=(both, last))
     seen = await compute.submit(look)
-    again = await compute.submit(Inspect(extent=both, elements=2, normed=((0, 2),)))
+    again = await compute.submit(InspectVector(extent=both, elements=2, normed=((0, 2),)))
     assert not seen.finite
     assert seen.pieces[0] == (again.digest, True)
     assert seen.pieces[1][1] is False
@@ -157,8 +157,10 @@ async def test_answers_come_in_order_until_the_worker_leaves(compute):
     compute.arena.view(extent)[:] = np.array([3, 4], dtype=np.float32).tobytes()
     answers = await asyncio.gather(
         compute.submit(DropTask(step=0, task="nobody")),
-        compute.submit(Inspect(extent=extent, elements=3, normed=())),  # a bad command is only an answer
-        compute.submit(Inspect(extent=extent, elements=2, normed=((0, 2),))),
+        compute.submit(
+            InspectVector(extent=extent, elements=3, normed=())
+        ),  # a bad command is only an answer
+        compute.submit(InspectVector(extent=extent, elements=2, normed=((0, 2),))),
         compute.submit(Unload(block=-1)),  # nor does the schema end the worker
         compute.submit(Info()),
         return_exceptions=True,

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.data import array_shards
 from hetpeer.stages.data.array_shards import write_samples
-from hetpeer.stages.data.shards import CODES, DTYPES, ArraySpec, Shard
+from hetpeer.stages.data.shards import CODES, DTYPES, ArraySpec, ShardFile
 
 
 def numbered(count: int) -> Iterator[dict[str, Any]]:
@@ -23,7 +23,7 @@ def numbered(count: int) -> Iterator[dict[str, Any]]:
         yield {"image": np.full((2, 3), number, dtype=np.float32), "label": number}
 
 
-def labels(folder: Path, shards: list[Shard]) -> list[int]:
+def labels(folder: Path, shards: list[ShardFile]) -> list[int]:
     return [int(label) for shard in shards for label in load_file(folder / shard.name)["label"]]
 
 

@@ -13,8 +13,8 @@ from safetensors.numpy import save
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.data import array_shards
 from hetpeer.stages.data.array_shards import write_samples
-from hetpeer.stages.data.microbatches import Batches, DataPlan
-from hetpeer.stages.data.shards import ArraySpec, Shard, write_shard
+from hetpeer.stages.data.microbatches import DataPlan, MicrobatchReader
+from hetpeer.stages.data.shards import ArraySpec, ShardFile, write_shard
 from hetpeer.stages.data.token_shards import sample_of, write_text
 
 
@@ -37,7 +37,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataPlan:
 
 
 def test_an_epoch_of_microbatches_has_every_training_sample_once(plan: DataPlan, tmp_path: Path) -> None:
-    batches = Batches(tmp_path, plan)
+    batches = MicrobatchReader(tmp_path, plan)
     assert (plan.microbatches, plan.sizes, list(plan.evaluation)) == (3, [4, 4, 2], [3, 4])
     steps = [[batches.microbatch(step, number) for number in range(3)] for step in range(8)]
     assert [len(part["x"]) for part in steps[0]] == plan.sizes
@@ -52,7 +52,7 @@ def test_an_epoch_of_microbatches_has_every_training_sample_once(plan: DataPlan,
 
 
 def test_evaluations_take_the_first_held_out_samples_at_every_step(plan: DataPlan, tmp_path: Path) -> None:
-    batches = Batches(tmp_path, plan)
+    batches = MicrobatchReader(tmp_path, plan)
     stored = [x for shard in plan.heldout for x in batches.open(shard)["x"].tolist()]
     for step in (0, 7):
         assert batches.microbatch(step, 3)["x"].tolist() == stored
@@ -61,7 +61,7 @@ def test_evaluations_take_the_first_held_out_samples_at_every_step(plan: DataPla
 
 def test_shards_are_those_that_are_read(plan: DataPlan) -> None:
     for step in range(9):
-        whole: list[Shard] = []
+        whole: list[ShardFile] = []
         for number in range(3):
             read = list(dict.fromkeys(shard for shard, _ in plan.pieces(step, number)))
             assert plan.shards(step, number) == read
@@ -74,7 +74,7 @@ def test_only_the_shards_of_a_microbatch_are_needed(plan: DataPlan, tmp_path: Pa
     for path in tmp_path.glob("*.safetensors"):
         if path.name not in needed:
             path.unlink()
-    batches = Batches(tmp_path, plan)
+    batches = MicrobatchReader(tmp_path, plan)
     assert len(batches.microbatch(2, 1)["x"]) == 4
     missing = next(step for step in range(4) if plan.shards(step, 1)[0].name not in needed)
     with pytest.raises(LocalError, match="HP-DATA-002"):
@@ -112,15 +112,15 @@ def test_a_damaged_shard_is_named(
     else:
         path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(LocalError, match=shard.name) as caught:
-        Batches(tmp_path, plan).open(shard)
+        MicrobatchReader(tmp_path, plan).open(shard)
     assert (caught.value.code, caught.value.exit_code) == ("HP-DATA-002", ExitCode.VERSION)
 
 
-def file_of(folder: Path, content: bytes, samples: int) -> Shard:
+def file_of(folder: Path, content: bytes, samples: int) -> ShardFile:
     """A shard of any content, rightly named."""
     digest = blake3(content).hexdigest()
     (folder / digest[:32]).write_bytes(content)
-    return Shard(name=digest[:32], blake3=digest, bytes=len(content), samples=samples)
+    return ShardFile(name=digest[:32], blake3=digest, bytes=len(content), samples=samples)
 
 
 def header(**entries: object) -> bytes:
@@ -156,7 +156,7 @@ def test_what_is_no_shard_of_the_run_is_refused(plan: DataPlan, tmp_path: Path, 
     """Even if the manifest's author signed it."""
     shard = file_of(tmp_path, content, samples=2)
     with pytest.raises(LocalError) as caught:
-        Batches(tmp_path, plan).open(shard)
+        MicrobatchReader(tmp_path, plan).open(shard)
     assert caught.value.code == "HP-DATA-002"
 
 
@@ -164,7 +164,7 @@ def test_a_text_shard_must_hold_as_many_samples_as_it_says(plan: DataPlan, tmp_p
     (tmp_path / "text.txt").write_text("x" * 100)
     (shard,), _ = write_text([tmp_path / "text.txt"], tmp_path, 0.2, 10)
     text = replace(plan, kind="text", sample=sample_of(10))
-    assert Batches(tmp_path, text).open(shard)["tokens"].shape == (81,)
+    assert MicrobatchReader(tmp_path, text).open(shard)["tokens"].shape == (81,)
     for wrong in (
         replace(shard, samples=shard.samples + 1),
         write_shard(tmp_path, {"tokens": np.zeros((2, 41), dtype=np.uint8)}, 8),
@@ -172,11 +172,11 @@ def test_a_text_shard_must_hold_as_many_samples_as_it_says(plan: DataPlan, tmp_p
         write_shard(tmp_path, {"text": np.zeros(81, dtype=np.uint8)}, 8),
     ):
         with pytest.raises(LocalError, match="HP-DATA-002"):
-            Batches(tmp_path, text).open(wrong)
+            MicrobatchReader(tmp_path, text).open(wrong)
 
 
 def test_samples_are_read_the_same_whatever_was_read_before(plan: DataPlan, tmp_path: Path) -> None:
-    used, fresh = Batches(tmp_path, plan), Batches(tmp_path, plan)
+    used, fresh = MicrobatchReader(tmp_path, plan), MicrobatchReader(tmp_path, plan)
     for step in (5, 2, 9, 0):
         used.microbatch(step, 1)
     assert used.microbatch(4, 2)["x"].tolist() == fresh.microbatch(4, 2)["x"].tolist()

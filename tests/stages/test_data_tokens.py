@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.data import token_shards
-from hetpeer.stages.data.microbatches import Batches, DataPlan
+from hetpeer.stages.data.microbatches import DataPlan, MicrobatchReader
 from hetpeer.stages.data.shards import even_parts
 from hetpeer.stages.data.token_shards import (
     python_standard_library_paths,
@@ -66,7 +66,7 @@ def test_a_microbatch_is_the_text_it_names(
         microbatch_size=total,
         eval_microbatches=1,
     )
-    batches = Batches(tmp_path, plan)
+    batches = MicrobatchReader(tmp_path, plan)
     arrays = batches.microbatch(0, 0)
     assert {name: (array.shape, array.dtype.name) for name, array in arrays.items()} == {
         "tokens": ((total, 5), "int64"),

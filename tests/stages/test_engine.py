@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hetpeer.stages.block.fingerprint import fingerprint, unpack
-from hetpeer.stages.graph.block_spec import Node
+from hetpeer.stages.graph.block_spec import OperatorCall
 from hetpeer.stages.graph.block_wire import pack_block, read_block
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc import vector_commands as v
@@ -82,14 +82,14 @@ async def test_sum_adds_one_by_one_in_the_order_given(holder):
     extents = [holder.put(part) for part in parts]
     into = holder.arena.allocate(8)
     for order in ((0, 1, 2), (0, 2, 1)):
-        await holder.submit(v.Sum(parts=tuple(extents[i] for i in order), into=into, elements=2))
+        await holder.submit(v.SumVectors(parts=tuple(extents[i] for i in order), into=into, elements=2))
         expected = parts[order[0]]
         for i in order[1:]:
             expected = expected + parts[i]
         assert np.array_equal(holder.floats(into), expected)
     for overwritten in (extents[1], extents[0]):
         with refused("HP-WORK-001", "overwrite"):
-            await holder.submit(v.Sum(parts=tuple(extents[:2]), into=overwritten, elements=2))
+            await holder.submit(v.SumVectors(parts=tuple(extents[:2]), into=overwritten, elements=2))
 
 
 async def test_a_sum_names_the_parts_that_are_no_numbers(holder):
@@ -97,7 +97,9 @@ async def test_a_sum_names_the_parts_that_are_no_numbers(holder):
     extents = [holder.put(part) for part in parts]
     into = holder.arena.allocate(8)
     for chosen, unsound in (((0, 3), ()), ((0, 1, 2), (1, 2)), ((2, 0), (0,)), ((3, 4), ())):
-        summed = await holder.submit(v.Sum(parts=tuple(extents[i] for i in chosen), into=into, elements=2))
+        summed = await holder.submit(
+            v.SumVectors(parts=tuple(extents[i] for i in chosen), into=into, elements=2)
+        )
         assert summed.unsound == unsound
 
 
@@ -117,7 +119,9 @@ async def test_parts_slots_and_sums_are_fingerprinted_as_their_elements_are(hold
     part, begin = holder.put(whole[2:40].copy()), 2
     ways = tuple(v.Marking(block=spec.index, begin=i, end=j, key=key) for i, j in ((2, 40), (5, 33)))
     into = holder.arena.allocate(part.nbytes)
-    added = await holder.submit(v.Sum(parts=(part, part), into=into, elements=38, begin=begin, markings=ways))
+    added = await holder.submit(
+        v.SumVectors(parts=(part, part), into=into, elements=38, begin=begin, markings=ways)
+    )
     each = [fingerprint(whole[one.begin : one.end], spec.index, one.begin, key) for one in ways]
     assert np.allclose([unpack(one) for one in added.marks], [*each, *each])
     nothing = v.Marking(block=spec.index, begin=5, end=5, key=key)
@@ -127,7 +131,7 @@ async def test_parts_slots_and_sums_are_fingerprinted_as_their_elements_are(hold
         v.MarkSlot(step=0, slot=7, marking=outside),
         v.MarkVector(pieces=pieces, begin=0, marking=outside),
         v.MarkVector(pieces=pieces[1:], begin=10, marking=how),
-        v.Sum(parts=(part,), into=into, elements=38, begin=begin, markings=(how,)),
+        v.SumVectors(parts=(part,), into=into, elements=38, begin=begin, markings=(how,)),
     ):
         with refused("HP-WORK-001", "are not among"):
             await holder.submit(command)
@@ -212,7 +216,7 @@ async def test_graphs_end_with_the_backward_the_drop_and_the_block(holder):
         with refused("HP-WORK-001", f"no graph is kept of task {task}"):
             await holder.backward(task, 0)
     state = holder.put(state_file(MODEL, holder.blocks[0]))
-    await holder.submit(c.Load(block=0, state=state))
+    await holder.submit(c.LoadState(block=0, state=state))
     with refused("HP-WORK-001", "no graph is kept of task c"):
         await holder.backward("c", 0)
 
@@ -222,27 +226,29 @@ async def test_what_is_loaded_is_checked(engine, arena):
     holder = Holder(submitter(engine), arena, [first])
     graph = pack_block(first)
     with refused("HP-WORK-001", "block 0 is not prepared"):
-        await holder.submit(c.Load(block=0, state=holder.put(b"x")))
+        await holder.submit(c.LoadState(block=0, state=holder.put(b"x")))
     with refused("HP-WORK-001", "says it is block 0"):
-        await holder.submit(c.Prepare(block=1, graph=graph, update=UPDATE, keeps=KEPT))
+        await holder.submit(c.PrepareBlock(block=1, graph=graph, update=UPDATE, keeps=KEPT))
     with refused("HP-WIRE-001", "block"):
-        await holder.submit(c.Prepare(block=0, graph=graph[:-1], update=UPDATE, keeps=KEPT))
+        await holder.submit(c.PrepareBlock(block=0, graph=graph[:-1], update=UPDATE, keeps=KEPT))
     for wrong, said in (
         (replace(first, flops_forward=first.flops_forward + 1), "FLOPs and takes"),
         (
-            replace(first, nodes=(*first.nodes, Node(name="more", op="aten.bernoulli.default", kwargs={}))),
+            replace(
+                first, nodes=(*first.nodes, OperatorCall(name="more", op="aten.bernoulli.default", kwargs={}))
+            ),
             "is not allowed",
         ),
     ):
         packed = pack_block(wrong)
         assert read_block(packed) == wrong, "the daemon, which has no torch, cannot know"
         with refused("HP-WIRE-001", said):
-            await holder.submit(c.Prepare(block=0, graph=packed, update=UPDATE, keeps=KEPT))
+            await holder.submit(c.PrepareBlock(block=0, graph=packed, update=UPDATE, keeps=KEPT))
     with refused("HP-RUN-001", "optimizer"):
-        await holder.submit(c.Prepare(block=0, graph=graph, update={}, keeps=KEPT))
-    await holder.submit(c.Prepare(block=0, graph=graph, update=UPDATE, keeps=KEPT))
+        await holder.submit(c.PrepareBlock(block=0, graph=graph, update={}, keeps=KEPT))
+    await holder.submit(c.PrepareBlock(block=0, graph=graph, update=UPDATE, keeps=KEPT))
     with refused("HP-WIRE-001", "state"):
-        await holder.submit(c.Load(block=0, state=holder.put(state_file(MODEL, second))))
-    await holder.submit(c.Load(block=0, state=holder.put(state_file(MODEL, first))))
+        await holder.submit(c.LoadState(block=0, state=holder.put(state_file(MODEL, second))))
+    await holder.submit(c.LoadState(block=0, state=holder.put(state_file(MODEL, first))))
     await holder.submit(c.Unload(block=0))
     assert (await holder.submit(c.Info())).blocks == ()

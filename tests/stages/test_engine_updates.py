@@ -37,8 +37,8 @@ async def test_state_goes_out_and_comes_back_with_its_digest(holder, engine, are
     data = await holder.state(1)
     assert load(data, 1, layout(spec), KEPT).digest() == applied.digest
     other = Holder(submitter(cpu_engine(arena)), arena, [spec])
-    await other.submit(c.Prepare(block=1, graph=pack_block(spec), update=UPDATE, keeps=KEPT))
-    loaded = await other.submit(c.Load(block=1, state=other.put(data)))
+    await other.submit(c.PrepareBlock(block=1, graph=pack_block(spec), update=UPDATE, keeps=KEPT))
+    loaded = await other.submit(c.LoadState(block=1, state=other.put(data)))
     assert (loaded.version, loaded.digest) == (1, applied.digest)
     both = [await one.apply(spec, gradient, 1.0) for one in (holder, other)]
     assert both[0].digest == both[1].digest
@@ -95,7 +95,7 @@ async def test_a_delayed_average_keeps_what_was_trained_since_its_copy(holder, a
     with refused("HP-WORK-001", "block 0 has no copy"):
         await exported(copy=True)
     first = await exported()
-    await holder.submit(v.KeepCopy(block=0))
+    await holder.submit(v.CopyBlock(block=0))
     await holder.apply(spec, holder.put(flat(plain_gradient(1, 1.0), spec)), 1.0)
     now = await exported()
     assert (await exported(copy=True)).tobytes() == first.tobytes() != now.tobytes()
@@ -104,7 +104,7 @@ async def test_a_delayed_average_keeps_what_was_trained_since_its_copy(holder, a
     mean = total * np.float32(0.5)
     assert (await exported()).tobytes() == ((mean - first) + now).tobytes()
     await holder.submit(v.DropCopies())
-    await holder.submit(v.KeepCopy(block=0))
+    await holder.submit(v.CopyBlock(block=0))
     await holder.submit(v.Install(block=0, total=holder.put(total), coefficient=0.5, plan=1))
     assert (await exported()).tobytes() == mean.tobytes(), "nothing was trained since: it is the mean"
 
@@ -131,7 +131,9 @@ async def test_what_rounding_takes_from_parameters_stays_here(holder, arena):
     assert np.abs(ours - before).max() > 0
     parts, total = (holder.put(ours), holder.put(ours + np.float32(0.5))), arena.allocate(4 * count)
     how = v.Rounding(**one, keeps=v.PARAMETERS[1], parts=2)
-    added = await holder.submit(v.Sum(parts=parts, into=total, elements=count, rounding=how, rounded=written))
+    added = await holder.submit(
+        v.SumVectors(parts=parts, into=total, elements=count, rounding=how, rounded=written)
+    )
     assert (added.rounded, added.unsound) == (True, ())
     summed = np.frombuffer(bytes(arena.view(total)), np.float32)
     assert (summed == await read(written)).all(), "what the reducer has is what others read"
@@ -148,11 +150,11 @@ async def test_an_outer_optimizer_goes_on_from_what_was_averaged_last(arena):
     spec, outer = tiny_blocks()[0], {"learning_rate": 0.5, "momentum": 0.0}
     keeps = (*KEPT, "outer_anchor", "outer_momentum")
     holder = Holder(submitter(cpu_engine(arena)), arena, [spec])
-    prepare = c.Prepare(block=0, graph=pack_block(spec), update=UPDATE, keeps=keeps, outer=outer)
+    prepare = c.PrepareBlock(block=0, graph=pack_block(spec), update=UPDATE, keeps=keeps, outer=outer)
     holder.dump_bytes[0] = (await holder.submit(prepare)).dump_bytes
     file = state_file(MODEL, spec)
     first = load(file, 0, layout(spec), keeps)
-    loaded = await holder.submit(c.Load(block=0, state=holder.put(file)))
+    loaded = await holder.submit(c.LoadState(block=0, state=holder.put(file)))
     assert loaded.digest == first.digest(), "what a run begins with is not in its files"
     await holder.apply(spec, holder.put(flat(plain_gradient(1, 1.0), spec)), 1.0)
     total = first.parameters + np.float32(2.0)
@@ -161,7 +163,7 @@ async def test_an_outer_optimizer_goes_on_from_what_was_averaged_last(arena):
     after = load(file, 0, layout(spec), keeps)
     assert np.allclose(after.parameters, first.parameters + 1.0, atol=1e-6)
     assert (after.optimizer["outer_anchor"] == after.parameters).all()
-    again = await holder.submit(c.Load(block=0, state=holder.put(file)))
+    again = await holder.submit(c.LoadState(block=0, state=holder.put(file)))
     assert again.digest == after.digest()
 
 
@@ -172,9 +174,11 @@ async def test_the_schedule_follows_the_batch_and_the_bias_correction_the_update
 
     async def two_updates(batch, *, averaging):
         holder = Holder(submitter(cpu_engine(arena)), arena, [spec])
-        prepared = await holder.submit(c.Prepare(block=0, graph=pack_block(spec), update=falling, keeps=KEPT))
+        prepared = await holder.submit(
+            c.PrepareBlock(block=0, graph=pack_block(spec), update=falling, keeps=KEPT)
+        )
         holder.dump_bytes[0] = prepared.dump_bytes
-        await holder.submit(c.Load(block=0, state=holder.put(state_file(MODEL, spec))))
+        await holder.submit(c.LoadState(block=0, state=holder.put(state_file(MODEL, spec))))
         one = {
             "block": 0,
             "gradient": holder.put(gradient),
@@ -258,9 +262,9 @@ async def test_a_stale_gradient_is_compensated_for_what_was_applied_meanwhile(ar
     spec, rate, strength = tiny_blocks()[0], 0.5, 3.0
     plain = {"name": "SGD", "learning_rate": rate, "momentum": 0.0, "weight_decay": 0.0}
     alone = Holder(submitter(cpu_engine(arena)), arena, [spec])
-    prepared = await alone.submit(c.Prepare(block=0, graph=pack_block(spec), update=plain, keeps=()))
+    prepared = await alone.submit(c.PrepareBlock(block=0, graph=pack_block(spec), update=plain, keeps=()))
     alone.dump_bytes[0] = prepared.dump_bytes
-    await alone.submit(c.Load(block=0, state=alone.put(state_file(MODEL, spec))))
+    await alone.submit(c.LoadState(block=0, state=alone.put(state_file(MODEL, spec))))
 
     async def parameters():
         return load(await alone.state(0), 0, layout(spec), ()).parameters.copy()

@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from hetpeer.stages.tracing.assemble import Mode
+from hetpeer.stages.tracing.assemble import ComputeMode
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.tracing.trace import trace
 from tests.stages.split_run import assert_same_step, eager_step, split_step
@@ -93,7 +93,7 @@ def test_any_module_in_any_stages_is_the_eager_module(program, data):
     eager = eager_step(model, microbatches)
     for _ in range(3):
         target = data.draw(st.none() | st.integers(1, 14), "blocks")
-        mode = Mode(recompute=data.draw(st.booleans(), "recompute"))
+        mode = ComputeMode(recompute=data.draw(st.booleans(), "recompute"))
         blocks = cut_blocks(dag, target, mode)
         ranges = data.draw(cuts(len(blocks)), "stages")
         event(f"{len(ranges)} stages")

@@ -13,11 +13,11 @@ from hetpeer.examples.gpt import GPT
 from hetpeer.stages.block.block import run_range
 from hetpeer.stages.block.device import measure_flops
 from hetpeer.stages.block.efficiency import efficiency, seconds
-from hetpeer.stages.graph.block_spec import Node, Ref, TensorSpec
+from hetpeer.stages.graph.block_spec import OperatorCall, Ref, TensorSpec
 from hetpeer.stages.graph.cost_report import block_cost, tied_parameters
 from hetpeer.stages.graph.graph_cost import call_flops
 from hetpeer.stages.graph.own_operators import Pass
-from hetpeer.stages.tracing.assemble import Mode
+from hetpeer.stages.tracing.assemble import ComputeMode
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.tracing.trace import trace
 from tests.stages.split_run import CPU, draw, received
@@ -81,7 +81,7 @@ def specs(*shapes, grad=True):
 
 
 def flops(op, values, *args):
-    return call_flops(Node(name="y", op=op, args=(*map(Ref, values), *args), kwargs={}), values)
+    return call_flops(OperatorCall(name="y", op=op, args=(*map(Ref, values), *args), kwargs={}), values)
 
 
 def test_a_product_counts_once_for_each_factor_that_gets_a_gradient():
@@ -123,7 +123,7 @@ def test_no_gradient_is_computed_where_none_arrives():
 
 def test_recomputation_adds_a_forward_pass_to_the_backward():
     _, dag, _ = zoo("gpt")
-    for plain, again in zip(cut_blocks(dag), cut_blocks(dag, mode=Mode(recompute=True)), strict=True):
+    for plain, again in zip(cut_blocks(dag), cut_blocks(dag, mode=ComputeMode(recompute=True)), strict=True):
         before, after = block_cost(plain), block_cost(again)
         assert after.flops_backward == before.flops_backward + before.flops_forward
         assert after.activation_bytes == again.activation_bytes < before.activation_bytes

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.stages.graph.block_spec import BlockSpec, Node, Ref, Symbol, TensorSpec
+from hetpeer.stages.graph.block_spec import BlockSpec, OperatorCall, Ref, Symbol, TensorSpec
 from hetpeer.stages.graph.block_wire import pack_block
 from hetpeer.stages.graph.call_schema import FACTORIES
 from hetpeer.stages.graph.operators import OPERATORS
 from hetpeer.stages.graph.safety_check import unpack_block
-from hetpeer.stages.graph.structure_check import DEFAULT_LIMITS, Limits
+from hetpeer.stages.graph.structure_check import DEFAULT_LIMITS, GraphLimits
 from hetpeer.stages.tracing.cut import cut_blocks
 from tests.stages import models
 
@@ -35,7 +35,7 @@ def document() -> dict:
     return msgpack.unpackb(pack_block(layer()))
 
 
-def small(*nodes: Node, **changes) -> bytes:
+def small(*nodes: OperatorCall, **changes) -> bytes:
     """A block with one input `x`, float32 [4, 8], whose output is its last node's value."""
     x = TensorSpec(shape=(4, 8), dtype="float32", grad=False)
     fields = {
@@ -56,8 +56,8 @@ def small(*nodes: Node, **changes) -> bytes:
     return pack_block(BlockSpec(**{**fields, **changes}))
 
 
-def call(name: str, op: str, *args, **kwargs) -> Node:
-    return Node(name=name, op=op, args=args, kwargs=kwargs)
+def call(name: str, op: str, *args, **kwargs) -> OperatorCall:
+    return OperatorCall(name=name, op=op, args=args, kwargs=kwargs)
 
 
 TANH = call("y", "aten.tanh.default", Ref("x"))
@@ -301,16 +301,16 @@ def test_every_operator_that_takes_no_tensor_is_told_the_device():
 
 def test_limits_are_the_callers():
     packed = pack_block(layer())
-    assert unpack_block(packed, Limits())
+    assert unpack_block(packed, GraphLimits())
     for tight in (
-        Limits(packed_bytes=100),
-        Limits(items=10),
-        Limits(name_length=4),
-        Limits(dimensions=2),
-        Limits(tensor_bytes=1000),
-        Limits(parameter_bytes=1000),
-        Limits(result_bytes=1000),
-        Limits(flops=1000),
+        GraphLimits(packed_bytes=100),
+        GraphLimits(items=10),
+        GraphLimits(name_length=4),
+        GraphLimits(dimensions=2),
+        GraphLimits(tensor_bytes=1000),
+        GraphLimits(parameter_bytes=1000),
+        GraphLimits(result_bytes=1000),
+        GraphLimits(flops=1000),
     ):
         with pytest.raises(ProtocolError):
             unpack_block(packed, tight)

@@ -4,16 +4,16 @@ import itertools
 
 import pytest
 
-from hetpeer.stages.pipeline.in_flight import Window, shortest
+from hetpeer.stages.pipeline.in_flight import InFlightWindow, shortest
 from hetpeer.stages.pipeline.routes import Hop
-from hetpeer.stages.planning.uplinks import Line
-from hetpeer.stages.planning.virtual_swarm import Machine, VirtualSwarm
+from hetpeer.stages.planning.uplinks import PeerLink
+from hetpeer.stages.planning.virtual_swarm import VirtualSwarm, VirtualVolunteer
 
 STEP = "step"
 
 
 def test_as_many_as_fill_the_way():
-    window = Window()
+    window = InFlightWindow()
     assert window.depth(1) == shortest(1) == 3
     for number in range(8):  # one after the other, each 10 s on its way
         window.begun((STEP, number), 1, 10.0 * number)
@@ -32,7 +32,7 @@ def test_as_many_as_fill_the_way():
 
 def test_the_first_of_a_step_shows_the_way_anew():
     """The line became ten times as long meanwhile, and short again: a step later that is known."""
-    window = Window()
+    window = InFlightWindow()
     for trip in (1.0, 10.0, 1.0):
         for number in range(20):
             window.begun((STEP, number), 1, 0.1 * number)
@@ -45,7 +45,7 @@ def test_the_first_of_a_step_shows_the_way_anew():
 
 
 def test_memory_is_the_limit_and_what_never_returns_is_forgotten():
-    window = Window()
+    window = InFlightWindow()
     window.reset(most=5)
     for number in range(40):
         window.begun((STEP, number), 2, 0.0)
@@ -59,7 +59,7 @@ def test_memory_is_the_limit_and_what_never_returns_is_forgotten():
 
 
 def test_a_step_that_ends_leaves_what_is_under_way_of_others():
-    window = Window()
+    window = InFlightWindow()
     for step in ("older", "newer"):
         window.begun((step, 0), 1, 0.0)
     window.end_step("older")
@@ -74,7 +74,7 @@ def test_a_step_that_ends_leaves_what_is_under_way_of_others():
 
 def test_steps_that_overlap_show_how_many_return():
     """One begins whenever one of the step before returns: eight are always under way, ten seconds long, whichever step ends meanwhile."""
-    window = Window()
+    window = InFlightWindow()
     for number in range(8):
         window.begun((0, number), 1, float(number))
     for step in range(5):
@@ -101,9 +101,9 @@ def test_a_link_as_slow_as_the_work_is_hidden_after_a_few_steps(stages, hop_s, l
     work, microbatches = 0.2, 32
     peers = [str(number) for number in range(stages)]
     route = tuple(Hop(peer, number, number + 1) for number, peer in enumerate(peers))
-    line = Line(rate=1 / hop_s, delay_s=latency_s, activation_bytes=1, gradient_bytes=1)
+    line = PeerLink(rate=1 / hop_s, delay_s=latency_s, activation_bytes=1, gradient_bytes=1)
     lines = dict.fromkeys(itertools.permutations(peers, 2), line)
-    machines = dict.fromkeys(peers, Machine(forward_s=work / 3, backward_s=work * 2 / 3))
+    machines = dict.fromkeys(peers, VirtualVolunteer(forward_s=work / 3, backward_s=work * 2 / 3))
     routes = dict.fromkeys(range(microbatches), route)
     before = VirtualSwarm(machines, lines, routes, most=1).step().seconds
     swarm = VirtualSwarm(machines, lines, routes)

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from hetpeer.stages.block.block import run_range
 from hetpeer.stages.graph.graph_cost import activation_bytes
 from hetpeer.stages.graph.own_operators import Pass
-from hetpeer.stages.tracing.assemble import Mode
+from hetpeer.stages.tracing.assemble import ComputeMode
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.worker.memory_footprint import footprint, stage_memory
 from tests.stages.split_run import draw, received
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.xdist_group("zoo")
 
 TOLERANCE = 0.15
 MODELS = ["gpt", "transformers llama", "resnet", "mlp"]
-MODES = {"plain": Mode(), "recompute": Mode(recompute=True), "bf16": Mode(autocast=True)}
+MODES = {"plain": ComputeMode(), "recompute": ComputeMode(recompute=True), "bf16": ComputeMode(autocast=True)}
 
 
 class Storages(TorchDispatchMode):
@@ -103,7 +103,7 @@ def test_the_activations_of_a_block_are_what_is_kept_but_for_what_left(name, mod
 
 def test_recomputation_keeps_little_and_its_peak_is_one_block():
     _, dag, _ = zoo("gpt")
-    plain, again = footprint(cut_blocks(dag)), footprint(cut_blocks(dag, mode=Mode(recompute=True)))
+    plain, again = footprint(cut_blocks(dag)), footprint(cut_blocks(dag, mode=ComputeMode(recompute=True)))
     assert again.kept < 0.1 * plain.kept
     assert again.kept < again.peak < 0.6 * plain.peak
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hetpeer.stages.pipeline.routes import Hop
 from hetpeer.stages.planning.step_estimate import estimate
 from hetpeer.stages.planning.timeline import Timeline
-from hetpeer.stages.planning.uplinks import Line, Uplink
-from hetpeer.stages.planning.virtual_swarm import Machine, VirtualSwarm
+from hetpeer.stages.planning.uplinks import PeerLink, Uplink
+from hetpeer.stages.planning.virtual_swarm import VirtualSwarm, VirtualVolunteer
 
 # ── uplinks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -20,7 +20,7 @@ from hetpeer.stages.planning.virtual_swarm import Machine, VirtualSwarm
 def sent(capacity, rates, *bundles):
     """When each of `bundles`, (at, to, bytes), is there; and for how long the uplink was busy."""
     timeline = Timeline()
-    uplink = Uplink(timeline, capacity, {to: Line(rate=rate, delay_s=1.0) for to, rate in rates.items()})
+    uplink = Uplink(timeline, capacity, {to: PeerLink(rate=rate, delay_s=1.0) for to, rate in rates.items()})
     there = {}
     for number, (at, to, nbytes) in enumerate(bundles):
 
@@ -60,7 +60,7 @@ def test_what_begins_together_takes_as_long_as_one_by_one_and_ends_together_at_o
             super().after(seconds, happens)
 
     bundles = {str(number): nbytes for number, nbytes in enumerate(sizes)}
-    rates = {to: Line(rate=(1.0, 8.0)[number % 2], delay_s=0.5) for number, to in enumerate(bundles)}
+    rates = {to: PeerLink(rate=(1.0, 8.0)[number % 2], delay_s=0.5) for number, to in enumerate(bundles)}
     found = []
     for together in (True, False):
         timeline, there = Counting(), []
@@ -101,12 +101,13 @@ def lines(stages, line):
     return {(str(a), str(b)): line for a, b in itertools.permutations(range(stages), 2)}
 
 
-NEAR = Line(rate=1e12, activation_bytes=1, gradient_bytes=1)
+NEAR = PeerLink(rate=1e12, activation_bytes=1, gradient_bytes=1)
 
 
 def test_the_slowest_worker_sets_the_pace():
     machines = {
-        str(n): Machine(forward_s=work, backward_s=2 * work) for n, work in enumerate((0.1, 0.3, 0.1))
+        str(n): VirtualVolunteer(forward_s=work, backward_s=2 * work)
+        for n, work in enumerate((0.1, 0.3, 0.1))
     }
     found = estimate(machines, lines(3, NEAR), chain(3, 20), between_s=1.0)
     assert found.bottleneck == ("computing", "1")
@@ -118,10 +119,13 @@ def test_the_slowest_worker_sets_the_pace():
 
 def test_an_uplink_carries_both_ways_of_a_middle_stage():
     """Gradients go back over the line by which activations leave: at half the rate each, where it is shared."""
-    quick = Machine(forward_s=0.001, backward_s=0.002)
-    line = Line(rate=100.0, activation_bytes=100, gradient_bytes=100)
+    quick = VirtualVolunteer(forward_s=0.001, backward_s=0.002)
+    line = PeerLink(rate=100.0, activation_bytes=100, gradient_bytes=100)
     alone = estimate(dict.fromkeys("012", quick), lines(3, line), chain(3, 20))
-    shared = {**dict.fromkeys("02", quick), "1": Machine(forward_s=0.001, backward_s=0.002, uplink=100.0)}
+    shared = {
+        **dict.fromkeys("02", quick),
+        "1": VirtualVolunteer(forward_s=0.001, backward_s=0.002, uplink=100.0),
+    }
     found = estimate(shared, lines(3, line), chain(3, 20))
     assert found.bottleneck == ("sending", "1")
     assert found.seconds == pytest.approx(40.0, rel=0.1)
@@ -132,7 +136,9 @@ def test_a_pipeline_waits_for_whoever_is_late():
     """Times that vary around the same mean cost one machine nothing, and several that wait for each other a part of a step: the more, the more they vary."""
 
     def taken(stages, varies):
-        machines = {str(n): Machine(forward_s=0.1, backward_s=0.2, varies=varies) for n in range(stages)}
+        machines = {
+            str(n): VirtualVolunteer(forward_s=0.1, backward_s=0.2, varies=varies) for n in range(stages)
+        }
         return estimate(machines, lines(stages, NEAR), chain(stages, 16)).seconds
 
     assert taken(1, 0.5) == pytest.approx(taken(1, 0.0), rel=0.03)
@@ -142,7 +148,7 @@ def test_a_pipeline_waits_for_whoever_is_late():
 
 
 def test_two_pipelines_share_a_step():
-    machines = dict.fromkeys("0123", Machine(forward_s=0.1, backward_s=0.2))
+    machines = dict.fromkeys("0123", VirtualVolunteer(forward_s=0.1, backward_s=0.2))
     ways = [(Hop("0", 0, 1), Hop("1", 1, 2)), (Hop("2", 0, 1), Hop("3", 1, 2))]
     routes = {number: ways[number % 2] for number in range(20)}
     both = VirtualSwarm(machines, lines(4, NEAR), routes).step().seconds
@@ -167,7 +173,7 @@ def test_two_pipelines_share_a_step():
 )
 def test_steps_that_overlap_take_as_long_as_the_busiest_stage(between_s, staleness, seconds):
     """Filling and draining the pipeline (0.9 s) and what lies between two steps hide behind the next step's work; sums go one after the other."""
-    machines = dict.fromkeys("0123", Machine(forward_s=0.1, backward_s=0.2))
+    machines = dict.fromkeys("0123", VirtualVolunteer(forward_s=0.1, backward_s=0.2))
     found = estimate(machines, lines(4, NEAR), chain(4, 16), between_s, staleness)
     assert found.seconds == pytest.approx(seconds, rel=1e-6)
     assert found.computing == pytest.approx(dict.fromkeys("0123", 16 * 0.3 / seconds), rel=0.01)
@@ -175,7 +181,7 @@ def test_steps_that_overlap_take_as_long_as_the_busiest_stage(between_s, stalene
 
 def test_few_microbatches_take_more_steps_at_a_time():
     """Eight do not hide a pipeline of four that drains, and a second, behind one more step; behind two they do."""
-    machines = dict.fromkeys("0123", Machine(forward_s=0.1, backward_s=0.2))
+    machines = dict.fromkeys("0123", VirtualVolunteer(forward_s=0.1, backward_s=0.2))
     one, two, three = (
         estimate(machines, lines(4, NEAR), chain(4, 8), 1.0, staleness).seconds for staleness in range(3)
     )
@@ -185,8 +191,8 @@ def test_few_microbatches_take_more_steps_at_a_time():
 
 
 def test_what_the_update_takes_of_a_worker_is_not_free_for_the_next_step():
-    machines = dict.fromkeys("012", Machine(forward_s=0.1, backward_s=0.2, update_s=0.4))
-    slow = Line(rate=100.0, activation_bytes=10, gradient_bytes=10, sums_bytes=500)
+    machines = dict.fromkeys("012", VirtualVolunteer(forward_s=0.1, backward_s=0.2, update_s=0.4))
+    slow = PeerLink(rate=100.0, activation_bytes=10, gradient_bytes=10, sums_bytes=500)
     steps = [estimate(machines, lines(3, NEAR), chain(3, 20), 1.0, staleness) for staleness in (0, 1)]
     assert [step.seconds for step in steps] == pytest.approx(
         [20 * 0.3 + 2 * 0.3 + 1.0, 20 * 0.3 + 0.4], rel=0.01
@@ -210,7 +216,7 @@ def swarms(draw):
     routes = {number: ways[number % pipelines] for number in range(draw(st.integers(pipelines, 10)))}
     uplinks = st.just(math.inf) | st.floats(10.0, 1000.0)
     machines = {
-        hop.peer: Machine(
+        hop.peer: VirtualVolunteer(
             forward_s=draw(SECONDS), backward_s=draw(SECONDS), update_s=draw(SECONDS), uplink=draw(uplinks)
         )
         for way in ways
@@ -218,7 +224,7 @@ def swarms(draw):
     }
     nbytes = st.floats(1.0, 100.0)
     found = {
-        pair: Line(
+        pair: PeerLink(
             rate=draw(st.floats(10.0, 1000.0)),
             delay_s=draw(SECONDS),
             activation_bytes=draw(nbytes),

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hetpeer.stages.planning.swarms.cut_refinement import Borders
-from hetpeer.stages.planning.swarms.pipeline_cuts import Pipelines
-from hetpeer.stages.planning.swarms.plan_search import Search
+from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts
+from hetpeer.stages.planning.swarms.plan_search import PlanSearch
 from hetpeer.stages.planning.swarms.swarm_plan import planned
 from tests.stages.test_planning_living import roomy, turns
 from tests.stages.test_planning_swarms import by_hand, some_devices, some_work
@@ -19,7 +19,7 @@ ORDERS = ((0, 1, 2), (3, 4, 5))
 
 def borders(seed: int) -> Borders:
     devices, work = roomy(some_devices(6, seed)), some_work(9, seed)
-    return Borders(devices, work, Pipelines(devices, work))
+    return Borders(devices, work, PipelineCuts(devices, work))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -59,7 +59,7 @@ def test_what_is_cut_alike_is_cut_as_well_as_can_be(seed):
     devices, work = some_devices(6, seed), some_work(7, seed)
     ways = [(0, *inner, 7) for inner in combinations(range(1, 7), 2)]
     best = min(max(by_hand(devices, work, order, cuts) for order in ORDERS) for cuts in ways)
-    found = Pipelines(devices, work).alike(ORDERS)
+    found = PipelineCuts(devices, work).alike(ORDERS)
     if found is None:
         assert best == math.inf
         return
@@ -78,14 +78,14 @@ def test_the_search_cuts_alike_where_sums_take_long():
     )
     work, orders = some_work(9, 0), ((0, 2, 4), (1, 3, 5))
     work = replace(work, crossing=work.crossing / 1e4)
-    pipelines = Pipelines(devices, work)
+    pipelines = PipelineCuts(devices, work)
     each = [one for order in orders if (one := pipelines.best(order)) is not None]
     apart = planned(devices, work, each)
-    found = Search(devices, work, 0).plan(orders)
+    found = PlanSearch(devices, work, 0).plan(orders)
     assert found is not None
     assert each[0].cuts != each[1].cuts
     assert found.pipelines[0].cuts == found.pipelines[1].cuts
     assert found.total_s < 0.8 * apart.total_s
-    quick = Search(replace(devices, bandwidth=np.full((6, 6), 1e10)), work, 0).plan(orders)
+    quick = PlanSearch(replace(devices, bandwidth=np.full((6, 6), 1e10)), work, 0).plan(orders)
     assert quick is not None
     assert [one.cuts for one in quick.pipelines] == [one.cuts for one in each], "they take no time there"

@@ -15,26 +15,26 @@ from benchmarks.scenarios.networks import TRAFFIC as DT_FM_TRAFFIC
 from benchmarks.scenarios.orders import at_random, natural
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.cli.swarm.plan_grid import Question, plan_grid
-from hetpeer.stages.planning.device_network import Network
+from hetpeer.stages.planning.device_network import DeviceNetwork
 from hetpeer.stages.planning.grids import group_path
 from hetpeer.stages.planning.grids.bottleneck_matching import EXACT, bottlenecks, bounds, matched
-from hetpeer.stages.planning.grids.grid_costs import Prices, Traffic, as_it_is, cost_of, lower_bound
+from hetpeer.stages.planning.grids.grid_costs import Prices, StepTraffic, as_it_is, cost_of, lower_bound
 from hetpeer.stages.planning.grids.grid_search import search
 from hetpeer.stages.planning.grids.pipeline_rows import Rows
 from hetpeer.stages.planning.grids.population import Population
 
-TRAFFIC = Traffic(gradient_gb=0.65, activation_gb=0.47)
+TRAFFIC = StepTraffic(gradient_gb=0.65, activation_gb=0.47)
 
 
-def network(devices: int, seed: int) -> Network:
+def network(devices: int, seed: int) -> DeviceNetwork:
     """No two lines alike, nor the two ways of one."""
     random = np.random.default_rng(seed)
-    return Network(
+    return DeviceNetwork(
         random.uniform(1e-3, 0.2, (devices, devices)), np.exp(random.normal(0, 1, (devices, devices)))
     )
 
 
-def plain_cost(net: Network, traffic: Traffic, partition) -> float:
+def plain_cost(net: DeviceNetwork, traffic: StepTraffic, partition) -> float:
     """DT-FM's Eq. 1-4 as they stand in the paper, by enumeration."""
 
     def latency(a, b):
@@ -295,7 +295,7 @@ def test_the_command_prints_a_grid(tmp_path, capsys):
         "evaluations",
     }
     assert printed["total_s"] == printed["data_parallel_s"] + printed["pipeline_s"]
-    net = Network.of(document())
+    net = DeviceNetwork.of(document())
     assert math.isclose(
         printed["total_s"], plain_cost(net, TRAFFIC_OF_THE_COMMAND, printed["partition"]), rel_tol=1e-9
     )
@@ -304,7 +304,7 @@ def test_the_command_prints_a_grid(tmp_path, capsys):
     assert "pipeline  1: devices" in capsys.readouterr().out
 
 
-TRAFFIC_OF_THE_COMMAND = Traffic(gradient_gb=0.65, activation_gb=0.47)
+TRAFFIC_OF_THE_COMMAND = StepTraffic(gradient_gb=0.65, activation_gb=0.47)
 
 
 def wrong_entry(name: str, row: int, column: int, value: object) -> dict[str, list[list[float]]]:

@@ -9,9 +9,9 @@ import pytest
 
 from hetpeer.stages.planning.swarms.current_step_time import as_it_is, as_routed
 from hetpeer.stages.planning.swarms.incremental_plan import WORTH, Living
-from hetpeer.stages.planning.swarms.pipeline_cuts import Pipelines
-from hetpeer.stages.planning.swarms.plan_inputs import Compression, Devices, Work
-from hetpeer.stages.planning.swarms.plan_search import Search
+from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts
+from hetpeer.stages.planning.swarms.plan_inputs import Compression, Devices, StepDemand
+from hetpeer.stages.planning.swarms.plan_search import PlanSearch
 from hetpeer.stages.planning.swarms.swarm_plan import planned
 from tests.stages.test_planning_swarms import some_devices, some_work
 
@@ -24,9 +24,9 @@ def turns(count: int):
     return lambda: next(left, None) is not None
 
 
-def searched(devices: Devices, work: Work, seed: int):
+def searched(devices: Devices, work: StepDemand, seed: int):
     """A swarm that was planned, as it stands there: what each holds, and its pipelines with their places."""
-    found = Search(devices, work, seed).run(turns(2000))
+    found = PlanSearch(devices, work, seed).run(turns(2000))
     assert found is not None
     lines = [
         [(d, place) for d, place in zip(p.devices, itertools.pairwise(p.cuts), strict=True)]
@@ -112,7 +112,7 @@ def test_blocks_of_who_is_gone_go_to_whoever_has_the_memory():
     change = Living(devices, work, [(0, 2), (4, 6), (0, 0)], lines, steps=STEPS, seed=0).run(turns(500))
     assert change is not None
     for pipeline in change.plan.pipelines:
-        for stage in Pipelines(devices, work).stages(pipeline.devices, pipeline.cuts):
+        for stage in PipelineCuts(devices, work).stages(pipeline.devices, pipeline.cuts):
             assert stage.memory <= devices.memory[stage.device]
 
 
@@ -127,7 +127,7 @@ def test_after_a_death_a_pipeline_that_is_still_being_filled_is_in_nobodys_way(m
         latency=np.full((4, 4), 0.02) * (1.0 - np.eye(4)),
         bandwidth=np.full((4, 4), 2.5e6),
     )
-    work = Work(
+    work = StepDemand(
         flops=np.full(blocks, 1e11),
         memory=np.full(blocks, 4e8),
         kept=np.full(blocks, 1e7),
@@ -179,7 +179,7 @@ ACROSS = [(0, 2), (1, 3)], [(0, 2), (3, 1)]
 WITHIN = [(0, 1), (2, 3)], [(1, 0), (2, 3)]
 
 
-def two_homes() -> tuple[Devices, Work]:
+def two_homes() -> tuple[Devices, StepDemand]:
     """Devices 0 and 1 in one home, 2 and 3 in another; what goes between takes a hundred times as long, and computing hardly anything."""
     together = HOMES[:, None] == HOMES[None, :]
     devices = Devices(
@@ -189,7 +189,7 @@ def two_homes() -> tuple[Devices, Work]:
         latency=np.where(together, 1e-3, 3e-2),
         bandwidth=np.where(together, 1e8, 1e6),
     )
-    work = Work(
+    work = StepDemand(
         flops=np.full(8, 1e11),
         memory=np.full(8, 1e9),
         kept=np.full(8, 1e6),
@@ -234,7 +234,7 @@ def test_pipelines_over_fast_lines_stay(pairs):
     held, lines = halves(pairs)
     living = Living(devices, work, held, lines, steps=STEPS, seed=0)
     assert living.run(turns(3000)) is None
-    by_hand = planned(devices, work, [Pipelines(devices, work).at(pair, (0, 4, 8)) for pair in pairs])
+    by_hand = planned(devices, work, [PipelineCuts(devices, work).at(pair, (0, 4, 8)) for pair in pairs])
     assert 0.8 * by_hand.total_s < living.before_s <= by_hand.total_s
 
 
@@ -268,7 +268,7 @@ def test_at_best_a_swarm_is_no_slower_than_its_pipelines(seed, staleness):
         for order, cut in zip(orders, cuts, strict=True)
     ]
     held = [dict(itertools.chain(*lines))[device] for device in range(6)]
-    pipelines = Pipelines(devices, work)
+    pipelines = PipelineCuts(devices, work)
     plan = planned(
         devices, work, [pipelines.at(tuple(order), cut) for order, cut in zip(orders, cuts, strict=True)]
     )
@@ -283,7 +283,7 @@ def test_a_swarm_as_it_is_is_no_slower_than_its_pipelines():
     endless = replace(
         devices, bandwidth=np.full((6, 6), 1e15), uplink=np.full(6, 1e15), latency=np.zeros((6, 6))
     )
-    pipelines = Pipelines(endless, work)
+    pipelines = PipelineCuts(endless, work)
     cuts = [((0, 1, 2), (0, 3, 6, 9)), ((3, 4, 5), (0, 2, 7, 9))]
     plan = planned(endless, work, [pipelines.at(*one) for one in cuts])
     held = [place for _, borders in cuts for place in itertools.pairwise(borders)]

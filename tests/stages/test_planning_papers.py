@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from hetpeer.stages.links.link_pace import ratio_of
 from hetpeer.stages.planning.swarms import pipeline_cuts as planner
-from hetpeer.stages.planning.swarms.pipeline_cuts import Pipelines
-from hetpeer.stages.planning.swarms.plan_inputs import Compression, Devices, Work
-from hetpeer.stages.planning.swarms.plan_search import Search
-from hetpeer.stages.planning.swarms.swarm_plan import Plan, planned
+from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts
+from hetpeer.stages.planning.swarms.plan_inputs import Compression, Devices, StepDemand
+from hetpeer.stages.planning.swarms.plan_search import PlanSearch
+from hetpeer.stages.planning.swarms.swarm_plan import SwarmPlan, planned
 from tests.stages.aims import target_of
 from tests.stages.test_planning_living import roomy, turns
 from tests.stages.test_planning_swarms import some_devices, some_work
@@ -25,7 +25,7 @@ SEEDS, STAGES, MICROBATCHES = st.integers(0, 10_000), st.integers(1, 5), st.inte
 BLOCKS = 9
 
 
-def one_way(seed: int, stages: int) -> tuple[Devices, Work, tuple[int, ...], tuple[int, ...]]:
+def one_way(seed: int, stages: int) -> tuple[Devices, StepDemand, tuple[int, ...], tuple[int, ...]]:
     """A pipeline whose lines take time for what goes on alone, as in the papers' forward pass; a device sends by its lines, and no uplink divides them."""
     random = np.random.default_rng(seed)
     devices, work = roomy(some_devices(stages, seed)), some_work(BLOCKS, seed)
@@ -38,7 +38,7 @@ def one_way(seed: int, stages: int) -> tuple[Devices, Work, tuple[int, ...], tup
     return devices, work, order, cuts
 
 
-def computing(devices: Devices, work: Work, order, cuts) -> list[float]:
+def computing(devices: Devices, work: StepDemand, order, cuts) -> list[float]:
     """C_p of each stage: FLOPs of its operators over the device's speed. FusionLLM counts the forward pass; here the backward, of twice the FLOPs, counts as well."""
     found = []
     for device, begin, end in zip(order, cuts, cuts[1:], strict=False):
@@ -49,7 +49,7 @@ def computing(devices: Devices, work: Work, order, cuts) -> list[float]:
     return found
 
 
-def sending(devices: Devices, work: Work, order, cuts, *, latency: bool = True) -> list[float]:
+def sending(devices: Devices, work: StepDemand, order, cuts, *, latency: bool = True) -> list[float]:
     """R_p of each stage: alpha + M beta to the next one; nothing behind the last."""
     found = []
     for place in range(len(order) - 1):
@@ -59,8 +59,8 @@ def sending(devices: Devices, work: Work, order, cuts, *, latency: bool = True) 
     return [*found, 0.0]
 
 
-def plan_of(devices: Devices, work: Work, order, cuts) -> Plan:
-    made = Pipelines(devices, work).at(order, cuts)
+def plan_of(devices: Devices, work: StepDemand, order, cuts) -> SwarmPlan:
+    made = PipelineCuts(devices, work).at(order, cuts)
     assert made is not None
     return planned(devices, work, [made])
 
@@ -151,7 +151,7 @@ def test_fusionllm_eq_8_a_pipeline_whose_links_are_compressed(seed, stages, micr
 # ── HPS ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def eq_1(devices: Devices, work: Work, order, cuts) -> list[float]:
+def eq_1(devices: Devices, work: StepDemand, order, cuts) -> list[float]:
     """HPS, Eq. 1: DT_k, the longest that a server of stage k waits for a client. With one client a stage and no server between, nothing is sent inside a stage, and what is left is t |h_k| / c."""
     return computing(devices, work, order, cuts)
 
@@ -211,7 +211,7 @@ def test_ravnest_a_cluster_has_the_ram_of_the_whole_model(seed, stages, part):
         microbatches=1,
     )
     order, peak = tuple(range(stages)), float(work.memory.sum())
-    fits = Pipelines(devices, work).best(order) is not None
+    fits = PipelineCuts(devices, work).best(order) is not None
     if fits:
         assert enough_ram(devices.memory.tolist(), order, peak * (1 - 1e-9))
     spare = [memory - work.memory[0] for memory in devices.memory]
@@ -229,7 +229,7 @@ def test_ravnest_stages_are_as_large_as_their_ram(stages):
     )
     devices = replace(devices, bandwidth=np.full((stages, stages), 1e30))
     work = replace(some_work(blocks, 0), flops=np.full(blocks, 1e9), crossing=np.zeros(blocks + 1))
-    found = Pipelines(devices, work).best(tuple(range(stages)))
+    found = PipelineCuts(devices, work).best(tuple(range(stages)))
     assert found is not None
     for device, (begin, end) in enumerate(pairwise(found.cuts)):
         assert abs((end - begin) - blocks * memory[device] / memory.sum()) <= stages
@@ -262,7 +262,7 @@ def test_ravnest_clusters_of_equal_devices_are_balanced():
     work = replace(
         some_work(2, 0), flops=np.full(2, 1e13), crossing=np.array([0.0, 1e6, 0.0]), microbatches=12
     )
-    found = Search(devices, work, 0).run(turns(300))
+    found = PlanSearch(devices, work, 0).run(turns(300))
     assert found is not None
     clusters = [one.devices for one in found.best.pipelines]
     assert len(clusters) > 1

@@ -14,9 +14,9 @@ from scipy.optimize import linprog
 from hetpeer.stages.links.link_pace import SLACK
 from hetpeer.stages.planning.swarms.current_step_time import as_it_is
 from hetpeer.stages.planning.swarms.memory_shortage import lacking
-from hetpeer.stages.planning.swarms.pipeline_cuts import Pipeline, Pipelines
-from hetpeer.stages.planning.swarms.plan_inputs import Averaging, Compression, Devices, Work
-from hetpeer.stages.planning.swarms.plan_search import LEAST, MORE, Search, _cut
+from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts, PlannedPipeline
+from hetpeer.stages.planning.swarms.plan_inputs import Averaging, Compression, Devices, StepDemand
+from hetpeer.stages.planning.swarms.plan_search import LEAST, MORE, PlanSearch, _cut
 from hetpeer.stages.planning.swarms.swarm_plan import adding_up, holders_of, planned, share_out
 
 
@@ -31,11 +31,11 @@ def some_devices(count: int, seed: int) -> Devices:
     )
 
 
-def some_work(blocks: int, seed: int) -> Work:
+def some_work(blocks: int, seed: int) -> StepDemand:
     random = np.random.default_rng(seed)
     crossing = random.uniform(1e5, 1e7, blocks + 1)
     crossing[[0, -1]] = 0.0
-    return Work(
+    return StepDemand(
         flops=random.uniform(1e10, 1e12, blocks),
         memory=random.uniform(1e8, 1e9, blocks),
         kept=random.uniform(1e6, 1e8, blocks),
@@ -46,7 +46,7 @@ def some_work(blocks: int, seed: int) -> Work:
     )
 
 
-def by_hand(devices: Devices, work: Work, order: tuple[int, ...], cuts: tuple[int, ...]) -> float:
+def by_hand(devices: Devices, work: StepDemand, order: tuple[int, ...], cuts: tuple[int, ...]) -> float:
     """The period of these cuts; infinite if memory does not allow them."""
     worst = 0.0
     for place, device in enumerate(order):
@@ -77,7 +77,7 @@ def test_cuts_are_the_best_there_are(count, blocks, seed, forward, backward):
     order = tuple(np.random.default_rng(seed).permutation(count).tolist())
     ways = [(0, *inner, blocks) for inner in itertools.combinations(range(1, blocks), count - 1)]
     best = min((by_hand(devices, work, order, cuts) for cuts in ways), default=math.inf)
-    found = Pipelines(devices, work).best(order)
+    found = PipelineCuts(devices, work).best(order)
     if found is None:
         assert best == math.inf
         return
@@ -92,7 +92,7 @@ def test_adaptive_lines_compress_until_they_are_half_hidden_and_others_always():
     devices = replace(devices, memory=devices.memory * 100, bandwidth=bandwidth)
     for adaptive in (False, True):
         squeezed = replace(work, compression=Compression(forward=50.0, backward=3.0, adaptive=adaptive))
-        found = Pipelines(devices, squeezed).at(order, cuts)
+        found = PipelineCuts(devices, squeezed).at(order, cuts)
         assert found is not None
         fill = sum(
             3 * work.flops[begin:end].sum() / devices.flops[device]
@@ -157,8 +157,8 @@ def test_sums_are_sent_as_their_codec_writes_them():
     assert np.allclose(dense, 4 * quarter)
 
 
-def pipeline(period: float, fill: float) -> Pipeline:
-    return Pipeline(devices=(0,), cuts=(0, 1), period=period, fill=fill, slowest=("computing", 0))
+def pipeline(period: float, fill: float) -> PlannedPipeline:
+    return PlannedPipeline(devices=(0,), cuts=(0, 1), period=period, fill=fill, slowest=("computing", 0))
 
 
 @given(
@@ -181,7 +181,8 @@ def test_microbatches_are_shared_as_well_as_can_be(several, microbatches):
 def test_sums_take_what_the_slowest_uplink_or_all_together_need():
     devices, work = some_devices(2, 0), some_work(2, 0)
     alone = [
-        Pipeline(devices=(n,), cuts=(0, 2), period=1.0, fill=1.0, slowest=("computing", n)) for n in (0, 1)
+        PlannedPipeline(devices=(n,), cuts=(0, 2), period=1.0, fill=1.0, slowest=("computing", n))
+        for n in (0, 1)
     ]
     rates = [min(devices.uplink[a], devices.bandwidth[a, b]) for a, b in ((0, 1), (1, 0))]
     latency = 2 * max(devices.latency[0, 1], devices.latency[1, 0])
@@ -212,10 +213,10 @@ def test_whatever_fits_is_found(seed):
     memory = work.memory * np.array([8.0, 1.0, 1.0, 1.0, 8.0])
     work = replace(work, memory=memory, kept=work.kept * 0.0, crossing=work.crossing * 1e-9)
     devices = replace(devices, memory=devices.memory * memory.sum() / devices.memory.sum() * 1.3)
-    pipelines = Pipelines(devices, work)
+    pipelines = PipelineCuts(devices, work)
     orders = (order for size in range(1, 5) for order in itertools.permutations(range(4), size))
     fits = any(pipelines.best(order) is not None for order in orders)
-    assert (Search(devices, work, seed).run(lambda: False) is not None) == fits
+    assert (PlanSearch(devices, work, seed).run(lambda: False) is not None) == fits
 
 
 def test_equal_devices_are_cut_into_equal_pipelines():
@@ -226,20 +227,20 @@ def test_equal_devices_are_cut_into_equal_pipelines():
 @pytest.mark.parametrize("seed", range(3))
 def test_the_search_finds_the_best_plan(seed):
     devices, work = some_devices(4, seed), some_work(5, seed)
-    pipelines = Pipelines(devices, work)
+    pipelines = PipelineCuts(devices, work)
     best = math.inf
     for orders in orders_of(frozenset(range(4))):
         made = [pipelines.best(order) for order in orders]
         if made and all(made):
             best = min(best, planned(devices, work, made).total_s)
     left = iter(range(6000))
-    found = Search(devices, work, seed).run(lambda: next(left, None) is not None)
+    found = PlanSearch(devices, work, seed).run(lambda: next(left, None) is not None)
     assert (found is None) == (best == math.inf)
     if found is not None:
         assert math.isclose(found.best.total_s, best, rel_tol=1e-9)
 
 
-def short_of_memory(count: int, part: float) -> tuple[Devices, Work]:
+def short_of_memory(count: int, part: float) -> tuple[Devices, StepDemand]:
     """Together they have `part` of what the blocks take with one microbatch each."""
     devices, work = some_devices(count, 0), some_work(48, 0)
     needed = (work.memory + work.kept).sum()
@@ -250,7 +251,7 @@ def short_of_memory(count: int, part: float) -> tuple[Devices, Work]:
 def test_what_does_not_fit_is_given_up_in_time(part):
     """Whatever is looked for: no more than is looked at in any case once time is over."""
     devices, work = short_of_memory(24, part)
-    search, looks = Search(devices, work, 0), 0
+    search, looks = PlanSearch(devices, work, 0), 0
 
     def on() -> bool:
         nonlocal looks
@@ -266,22 +267,22 @@ def test_what_does_not_fit_is_given_up_in_time(part):
 @pytest.mark.parametrize("part", [0.3, 0.99, 1.01])
 def test_what_is_said_to_be_missing_is_enough_and_of_one_device_exact(count, part):
     devices, work = short_of_memory(count, part)
-    if Search(devices, work, 0).run(lambda: False) is not None:
+    if PlanSearch(devices, work, 0).run(lambda: False) is not None:
         pytest.skip("it fits")
     device, more = lacking(devices, work)
     assert device == devices.memory.argmax()
     assert more > 0
     memory = devices.memory.copy()
     memory[device] += more * (1 + 1e-9)
-    assert Search(replace(devices, memory=memory), work, 1).run(lambda: False) is not None
+    assert PlanSearch(replace(devices, memory=memory), work, 1).run(lambda: False) is not None
     memory[device] = devices.memory[device] + more * (1 - 1e-6)
     if count == 1:
-        assert Search(replace(devices, memory=memory), work, 1).run(lambda: False) is None
+        assert PlanSearch(replace(devices, memory=memory), work, 1).run(lambda: False) is None
 
 
-def some_pipelines(devices: Devices, work: Work) -> list[Pipeline]:
+def some_pipelines(devices: Devices, work: StepDemand) -> list[PlannedPipeline]:
     """Two of two and three devices, whose memory is no limit."""
-    found = [Pipelines(devices, work).best(order) for order in ((0, 1), (2, 3, 4))]
+    found = [PipelineCuts(devices, work).best(order) for order in ((0, 1), (2, 3, 4))]
     assert found[0] is not None
     assert found[1] is not None
     return [one for one in found if one is not None]
@@ -311,7 +312,7 @@ def test_steps_that_overlap_keep_microbatches_of_several():
     devices, work = some_devices(4, 0), replace(some_work(4, 0), microbatches=2)
     kept = work.kept[0] + 2 * (work.crossing[0] + work.crossing[1])
     for staleness, under_way in ((0, 2), (1, 4), (8, 7)):
-        pipelines = Pipelines(devices, replace(work, staleness=staleness))
+        pipelines = PipelineCuts(devices, replace(work, staleness=staleness))
         first = pipelines.stages((0, 1, 2, 3), (0, 1, 2, 3, 4))[0]
         assert math.isclose(first.memory, work.memory[0] + under_way * kept)
 
@@ -345,7 +346,7 @@ def test_the_mode_decides_which_plan_is_best():
 
     def best(**mode) -> int:
         left = iter(range(800))
-        found = Search(devices, replace(work, **mode), 0).run(lambda: next(left, None) is not None)
+        found = PlanSearch(devices, replace(work, **mode), 0).run(lambda: next(left, None) is not None)
         assert found is not None
         return len(found.best.pipelines)
 
@@ -358,7 +359,7 @@ def test_what_lies_between_two_steps_is_in_each(staleness: int) -> None:
     """Of steps that overlap a part of it hides behind the others' work, but the update of one follows that of another."""
     devices = replace(some_devices(4, 3), memory=np.full(4, 1e12))
     work = replace(some_work(6, 3), staleness=staleness, reduced=np.full(6, 1e3))
-    pipelines = [one for order in ((0, 1), (2, 3)) if (one := Pipelines(devices, work).best(order))]
+    pipelines = [one for order in ((0, 1), (2, 3)) if (one := PipelineCuts(devices, work).best(order))]
     held = [place for one in pipelines for place in pairwise(one.cuts)]
 
     def prices(between_s: float) -> tuple[float, float]:

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from hetpeer.peer.preparation.place_rehearsal import speed_on
-from hetpeer.stages.ipc.results import CommandFailedError, Failed, Rehearsed
-from hetpeer.stages.tracing.assemble import Mode
+from hetpeer.stages.ipc.results import CommandFailed, CommandFailedError, Rehearsed
+from hetpeer.stages.tracing.assemble import ComputeMode
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.worker.rehearsal import RUNS, rehearse
 from tests.stages.zoo import ZOO, zoo
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("name", ZOO)
 def test_every_block_of_every_model_is_timed(name):
     _, dag, _ = zoo(name)
-    for mode in (Mode(), Mode(autocast=True, recompute=True)):
+    for mode in (ComputeMode(), ComputeMode(autocast=True, recompute=True)):
         for spec in cut_blocks(dag, 3, mode):
             buffers = {key: dag.tensors[key] for key in spec.buffer_specs}
             assert 0 < rehearse(spec, buffers, CPU) < 30 / RUNS
@@ -35,7 +35,9 @@ class Worker:
         self.asked.append(command.block)
         seconds = self.seconds[command.block]
         if seconds is None:
-            raise CommandFailedError(Failed(code="HP-MEM-002", what="no memory", why="full", fix="wait"))
+            raise CommandFailedError(
+                CommandFailed(code="HP-MEM-002", what="no memory", why="full", fix="wait")
+            )
         return Rehearsed(seconds=seconds)
 
 

@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.stages.pipeline.schedule_1f1b import Reach, Schedule, Work
+from hetpeer.stages.pipeline.schedule_1f1b import LossDistance, Schedule, ScheduledWork
 
 
 def hops(after):
     """So far from the loss, in hops of one block."""
-    return Reach(after + 1, after)
+    return LossDistance(after + 1, after)
 
 
 def take(schedule, *, may_fold=True):
@@ -24,8 +24,8 @@ def test_backward_goes_first_while_there_is_room_for_it():
     schedule = Schedule()
     schedule.ready_forward("a", hops(0), train=True)
     schedule.ready_backward("b")
-    assert take(schedule, may_fold=False) == Work("a", backward=False)
-    assert take(schedule) == Work("b", backward=True)
+    assert take(schedule, may_fold=False) == ScheduledWork("a", backward=False)
+    assert take(schedule) == ScheduledWork("b", backward=True)
     assert take(schedule) is None
 
 
@@ -71,10 +71,10 @@ def test_what_comes_back_here_is_not_blocked_by_itself():
     """A holder of everything has them over its first blocks; the way on was changed since, and is as long again."""
     schedule = Schedule()
     for number in range(3):
-        schedule.ready_forward(number, Reach(4, 1), train=True)
+        schedule.ready_forward(number, LossDistance(4, 1), train=True)
         take(schedule)
-    schedule.ready_forward("next", Reach(4, 1), train=True)
-    schedule.ready_forward("further on", Reach(2, 1), train=True)
+    schedule.ready_forward("next", LossDistance(4, 1), train=True)
+    schedule.ready_forward("further on", LossDistance(2, 1), train=True)
     assert take(schedule).key == "further on"
     assert take(schedule) is None
 
@@ -88,7 +88,7 @@ def test_evaluation_leaves_nothing_behind():
 
 @given(
     st.lists(
-        st.tuples(st.builds(Reach, st.integers(1, 6), st.integers(0, 3)), st.booleans()),
+        st.tuples(st.builds(LossDistance, st.integers(1, 6), st.integers(0, 3)), st.booleans()),
         min_size=1,
         max_size=20,
     ),

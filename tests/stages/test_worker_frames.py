@@ -33,8 +33,8 @@ EXAMPLES = [
         inputs={"x": Extent(64, 128)},
         train=False,
     ),
-    c.Prepare(block=2, graph=b"\x00\xff", update=UPDATE, keeps=KEPT),
-    v.Sum(parts=(Extent(0, 8), Extent(64, 8)), into=Extent(128, 8), elements=2),
+    c.PrepareBlock(block=2, graph=b"\x00\xff", update=UPDATE, keeps=KEPT),
+    v.SumVectors(parts=(Extent(0, 8), Extent(64, 8)), into=Extent(128, 8), elements=2),
     c.Shutdown(),
 ]
 
@@ -53,7 +53,7 @@ def test_results_come_back_as_they_were():
     for result in (
         r.Forwarded(loss=None, seconds=0.25),
         r.Inspected(digest="ab", squared_norm=float("inf"), finite=False, seconds=0.5),
-        r.Failed(code="HP-X", what="so", why="thus", fix="try"),
+        r.CommandFailed(code="HP-X", what="so", why="thus", fix="try"),
     ):
         ((number, body),) = FrameReader().feed(encode_result(7, result))
         assert (number, decode_result(body)) == (7, result)
@@ -85,7 +85,7 @@ def test_an_oversized_frame_is_refused_by_its_length():
 
 @pytest.mark.parametrize("number", ["1" * 40, 1.0, True, -1, 2**63])
 def test_a_place_is_whole_numbers(number):
-    body = encode_command(0, c.Load(block=0, state=Extent(0, 64)))[PREFIX.size :]
+    body = encode_command(0, c.LoadState(block=0, state=Extent(0, 64)))[PREFIX.size :]
     fields = msgpack.unpackb(body)
     fields["state"]["offset"] = number
     with pytest.raises(ProtocolError):
@@ -94,7 +94,7 @@ def test_a_place_is_whole_numbers(number):
 
 def test_a_worker_cannot_fill_the_log():
     said = {"kind": "failed", "code": "HP-NUM-001", "what": "what", "why": "why", "fix": "fix"}
-    assert decode_result(msgpack.packb(said)) == r.Failed(
+    assert decode_result(msgpack.packb(said)) == r.CommandFailed(
         code="HP-NUM-001", what="what", why="why", fix="fix"
     )
     for name in ("code", "what", "why", "fix"):
@@ -105,4 +105,4 @@ def test_a_worker_cannot_fill_the_log():
 def test_a_long_failure_is_told_as_far_as_there_is_room():
     error = LocalError("HP-NUM-001", "x" * 5000, why="y" * 5000, fix="z")
     told = decode_result(encode_result(0, r.failed(error))[PREFIX.size :])
-    assert told == r.Failed(code="HP-NUM-001", what="x" * r.MAX_TEXT, why="y" * r.MAX_TEXT, fix="z")
+    assert told == r.CommandFailed(code="HP-NUM-001", what="x" * r.MAX_TEXT, why="y" * r.MAX_TEXT, fix="z")

@@ -9,7 +9,7 @@ import torch
 
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc import results as r
-from hetpeer.stages.ipc.command import Lane
+from hetpeer.stages.ipc.command import WorkerLane
 from hetpeer.stages.ipc.transfer_commands import ForgetResiduals
 from hetpeer.stages.ipc.worker_frames import PREFIX, FrameReader, decode_result, encode_command
 from hetpeer.stages.ipc.worker_options import WorkerOptions
@@ -38,11 +38,11 @@ def answers(connection, count):
 
 
 def test_serve_answers_until_the_daemon_closes(engine):
-    with served({Lane.COMPUTE: engine.execute}) as (connection, serving):
+    with served({WorkerLane.COMPUTE: engine.execute}) as (connection, serving):
         connection.sendall(encode_command(1, c.Info()) + PREFIX.pack(3, 2) + b"bad")
         found = dict(answers(connection, 2))
         assert isinstance(found[1], r.WorkerInfo)
-        assert isinstance(found[2], r.Failed)
+        assert isinstance(found[2], r.CommandFailed)
     assert serving.exception() is None
 
 
@@ -54,7 +54,7 @@ def test_a_lane_does_not_wait_for_another_and_keeps_its_own_order():
         done.append(command.block)
         return r.Done()
 
-    lanes = {Lane.COMPUTE: compute, Lane.SEND: lambda _: r.Done()}
+    lanes = {WorkerLane.COMPUTE: compute, WorkerLane.SEND: lambda _: r.Done()}
     with served(lanes) as (connection, _):
         for number in range(3):
             connection.sendall(encode_command(number, c.Unload(block=number)))
@@ -70,7 +70,7 @@ def test_what_a_lane_cannot_answer_ends_the_worker():
     def broken(_):
         raise torch.AcceleratorError("the context is lost")
 
-    with served({Lane.COMPUTE: broken}) as (connection, serving):
+    with served({WorkerLane.COMPUTE: broken}) as (connection, serving):
         connection.sendall(encode_command(1, c.Info()))
         assert connection.recv(1) == b""
     assert isinstance(serving.exception(), torch.AcceleratorError)

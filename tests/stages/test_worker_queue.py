@@ -11,17 +11,17 @@ from hetpeer.stages.pipeline.effects import (
     SendActivation,
     TaskKey,
 )
-from hetpeer.stages.pipeline.in_flight import Window
+from hetpeer.stages.pipeline.in_flight import InFlightWindow
 from hetpeer.stages.pipeline.pipeline import Pipeline
 from hetpeer.stages.pipeline.routes import Hop
-from hetpeer.stages.pipeline.worker_queue import DEPTH, Bench
+from hetpeer.stages.pipeline.worker_queue import DEPTH, WorkerQueue
 
 ROSTER = {"a": (0, 1), "b": (1, 2)}
 ALONE = (Hop("a", 0, 2),)
 ON = (Hop("a", 0, 1), Hop("b", 1, 2))
 
 
-class Room(Window):
+class Room(InFlightWindow):
     """Room for so many forwards that wait for their gradient, whatever was measured."""
 
     def __init__(self, depth, most=64):
@@ -48,7 +48,7 @@ def keys(effects, kind):
 
 
 def test_the_older_step_comes_first_and_a_backward_before_any_forward():
-    bench = Bench()
+    bench = WorkerQueue()
     older, newer = steps(bench, 2, roster={"a": (0, 2)})
     begun = [effect for n in range(DEPTH) for effect in newer.assign(n, ALONE, 0)]
     assert keys(begun, RunForward) == [0], "the last hop alternates"
@@ -68,7 +68,7 @@ def test_the_older_step_comes_first_and_a_backward_before_any_forward():
 
 
 def test_what_needs_the_newest_parameters_waits_for_them_and_holds_nobody_up():
-    bench = Bench(Room(8))
+    bench = WorkerQueue(Room(8))
     older = Pipeline("a", ROSTER, 8, 8, bench)
     newer = Pipeline("a", ROSTER, 8, 8, bench, early=1)
     assert keys(newer.assign(2, ON, 0), RunForward) == []
@@ -84,7 +84,7 @@ def test_what_needs_the_newest_parameters_waits_for_them_and_holds_nobody_up():
 
 
 def test_what_is_over_takes_no_room():
-    bench = Bench()
+    bench = WorkerQueue()
     older, newer = steps(bench, 2)
     begun = [effect for n in range(4) for effect in older.assign(n, ON, 0)]
     assert len(keys(begun, RunForward)) == DEPTH
@@ -95,7 +95,7 @@ def test_what_is_over_takes_no_room():
 
 
 def test_forwards_of_all_steps_together_wait_for_their_gradient():
-    bench = Bench(Room(3))
+    bench = WorkerQueue(Room(3))
     older, newer = steps(bench, 2)
     sent = 0
     work = [effect for one in (older, newer) for n in range(3) for effect in one.assign(n, ON, 0)]
@@ -115,7 +115,7 @@ def test_forwards_of_all_steps_together_wait_for_their_gradient():
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 7)), unique=True, max_size=24), st.randoms())
 def test_all_work_of_all_steps_is_done(tasks, random):
     """Whatever comes when, and in whatever order the worker's answers are heard."""
-    bench = Bench()
+    bench = WorkerQueue()
     pipelines = steps(bench, 3, roster={"a": (0, 2)}, capacity=2)
     at_work, done, waiting = [], set(), list(tasks)
 
@@ -149,7 +149,7 @@ def test_all_work_of_all_steps_is_done(tasks, random):
 
 def test_what_only_looked_stuck_is_set_aside_and_its_gradient_is_taken():
     """In a burst of failures elsewhere: what was sent a moment ago was dropped for what was handed out anew, and nobody did it again before the next time-out."""
-    one = Pipeline("a", ROSTER, 8, 8, Bench(Room(2)))
+    one = Pipeline("a", ROSTER, 8, 8, WorkerQueue(Room(2)))
     sent(one, 0, 1)
     assert keys(one.assign(2, ON, 0), RunForward) == [], "there is no room"
     begun = one.assign(3, ON, 1)
@@ -162,7 +162,7 @@ def test_what_only_looked_stuck_is_set_aside_and_its_gradient_is_taken():
 
 
 def test_what_waits_for_room_and_is_handed_out_again_gets_it():
-    one = Pipeline("a", ROSTER, 8, 8, Bench(Room(1)))
+    one = Pipeline("a", ROSTER, 8, 8, WorkerQueue(Room(1)))
     sent(one, 0)
     assert keys(one.assign(1, ON, 0), RunForward) == []
     assert keys(one.assign(1, ON, 1), RunForward) == [1]
@@ -170,7 +170,7 @@ def test_what_waits_for_room_and_is_handed_out_again_gets_it():
 
 def test_beyond_a_windows_worth_or_without_memory_the_oldest_attempt_is_given_up():
     for room in (Room(1), Room(3, most=2)):
-        one = Pipeline("a", ROSTER, 8, 8, Bench(room))
+        one = Pipeline("a", ROSTER, 8, 8, WorkerQueue(room))
         sent(one, 0)
         if room.most == 2:
             sent(one, 1)
@@ -184,7 +184,7 @@ def test_beyond_a_windows_worth_or_without_memory_the_oldest_attempt_is_given_up
 
 
 def test_who_was_handed_out_again_is_not_the_one_that_is_given_up():
-    one = Pipeline("a", ROSTER, 8, 8, Bench(Room(1)))
+    one = Pipeline("a", ROSTER, 8, 8, WorkerQueue(Room(1)))
     sent(one, 0)
     sent(one, 1, attempt=1)
     one.assign(0, ON, 3)  # it goes another way, and its gradient comes

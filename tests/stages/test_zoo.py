@@ -10,7 +10,7 @@ import torch
 
 from hetpeer.stages.graph.block_wire import pack_block
 from hetpeer.stages.graph.even_split import balanced_ranges
-from hetpeer.stages.tracing.assemble import Mode
+from hetpeer.stages.tracing.assemble import ComputeMode
 from hetpeer.stages.tracing.cut import cut_blocks
 from tests.stages.split_run import assert_same_step, eager_step, split_step
 from tests.stages.zoo import ZOO, zoo
@@ -36,7 +36,7 @@ def test_stages_equal_the_eager_module(name, stages):
 def test_recomputation_changes_no_bit(name):
     _, dag, microbatches = zoo(name)
     blocks = cut_blocks(dag, 4)
-    again = cut_blocks(dag, 4, Mode(recompute=True))
+    again = cut_blocks(dag, 4, ComputeMode(recompute=True))
     assert sum(b.activation_bytes for b in again) < 0.7 * sum(b.activation_bytes for b in blocks)
     ranges = [(0, 2), (2, 4)]
     kept = split_step(blocks, ranges, dag.tensors, microbatches)
@@ -70,7 +70,7 @@ def test_a_tied_parameter_lies_in_each_block_that_uses_it():
 @pytest.mark.parametrize("name", ["gpt", "resnet", "transformers llama"])
 def test_bf16_is_near_and_crosses_borders_as_bfloat16(name):
     model, dag, microbatches = zoo(name)
-    blocks = cut_blocks(dag, 3, Mode(autocast=True))
+    blocks = cut_blocks(dag, 3, ComputeMode(autocast=True))
     crossing = [spec for block in blocks[1:] for spec in block.inputs.values()]
     assert {spec.dtype for spec in crossing} == {"bfloat16"}
     split = split_step(blocks, [(0, 1), (1, 3)], dag.tensors, microbatches)
@@ -101,7 +101,7 @@ def test_what_the_author_casts_to_float32_is_float32_in_bf16():
     model, data = Long(), {"x": torch.randn(4, 8)}
     dag = trace(model, data, autocast=True)
     assert sum(node.op == "aten._to_copy.default" for node in dag.nodes) == 2
-    split = split_step(cut_blocks(dag, 1, Mode(autocast=True)), [(0, 1)], dag.tensors, [data])
+    split = split_step(cut_blocks(dag, 1, ComputeMode(autocast=True)), [(0, 1)], dag.tensors, [data])
     assert abs(split.loss / eager_step(model, [data]).loss - 1) < 0.01
     assert "aten._to_copy.default" not in {node.op for node in trace(model, data).nodes}
 
@@ -123,7 +123,7 @@ def test_masks_filled_with_the_least_float32_are_computed_in_bf16():
     torch.manual_seed(5)
     model, data = Masked(), {"x": torch.randn(4, 8)}
     dag = trace(model, data)
-    split = split_step(cut_blocks(dag, 1, Mode(autocast=True)), [(0, 1)], dag.tensors, [data])
+    split = split_step(cut_blocks(dag, 1, ComputeMode(autocast=True)), [(0, 1)], dag.tensors, [data])
     assert abs(split.loss / eager_step(model, [data]).loss - 1) < 0.02
 
 

@@ -61,7 +61,7 @@ class Stage:
             buffers = {name: self.put(_bytes(tensors[name])) for name in spec.buffer_specs}
             graph = pack_block(spec)
             await self._compute.submit(
-                c.Prepare(
+                c.PrepareBlock(
                     block=spec.index,
                     graph=graph,
                     buffers=buffers,
@@ -73,7 +73,7 @@ class Stage:
             for name, part in split(vector, layout_of(spec)):
                 part[...] = tensors[name].numpy()
             state = self.put(dump(BlockState(version=0, parameters=vector), spec.index, layout_of(spec)))
-            await self._compute.submit(c.Load(block=spec.index, state=state))
+            await self._compute.submit(c.LoadState(block=spec.index, state=state))
 
     async def forward(
         self, number: int, of: int, inputs: Mapping[str, Tensor], data: Mapping[str, Tensor]

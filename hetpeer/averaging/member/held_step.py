@@ -24,7 +24,7 @@ from hetpeer.averaging.member.step_vote import ModelShape, StepVote
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.pipeline import Pipeline
 from hetpeer.stages.pipeline.routes import Hop, Route
-from hetpeer.stages.pipeline.worker_queue import Bench
+from hetpeer.stages.pipeline.worker_queue import WorkerQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,9 @@ class HeldStep:
     `shape`: what the manifest says of the model; `bench`: the worker's room, which the steps in progress share.
     """
 
-    def __init__(self, me: str, place: m.Range, begin: m.Begin, shape: ModelShape, bench: Bench) -> None:
+    def __init__(
+        self, me: str, place: m.Range, begin: m.Begin, shape: ModelShape, bench: WorkerQueue
+    ) -> None:
         early = shape.head_start if begin.behind else EVERY_ID
         self.id = StepId(begin.line, begin.step, begin.entry, begin.batch, begin.group, begin.behind, early)
         self.delayed = begin.delayed

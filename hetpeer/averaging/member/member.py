@@ -34,7 +34,7 @@ from hetpeer.averaging.member.held_step import HeldStep
 from hetpeer.averaging.member.position import Position
 from hetpeer.averaging.member.step_vote import ModelShape
 from hetpeer.averaging.member.work_in_progress import WorkInProgress
-from hetpeer.stages.pipeline.in_flight import Window
+from hetpeer.stages.pipeline.in_flight import InFlightWindow
 
 __all__ = ["Effect", "InStep", "Member", "Origin", "Phase", "StepEffect"]
 
@@ -76,7 +76,9 @@ class Member:
     come `receive` for messages, the answers that effects name, and the methods of `work`.
     """
 
-    def __init__(self, me: str, hello: m.Hello, shape: ModelShape, window: Window | None = None) -> None:
+    def __init__(
+        self, me: str, hello: m.Hello, shape: ModelShape, window: InFlightWindow | None = None
+    ) -> None:
         self.me = me
         self.phase = Phase.JOINING
         self.position = Position()

@@ -16,17 +16,17 @@ from hetpeer.averaging.member.link_states import LinkStates
 from hetpeer.averaging.member.position import Position
 from hetpeer.stages.pipeline.effects import Handle, Release, TaskKey
 from hetpeer.stages.pipeline.gradient_slots import SlotBook
-from hetpeer.stages.pipeline.in_flight import Window
+from hetpeer.stages.pipeline.in_flight import InFlightWindow
 from hetpeer.stages.pipeline.routes import Route
 from hetpeer.stages.pipeline.utilization import Occupation
-from hetpeer.stages.pipeline.worker_queue import Bench
+from hetpeer.stages.pipeline.worker_queue import WorkerQueue
 
 
 class WorkInProgress:
     """Steps, and an averaging beside them. `window` limits the microbatches in flight of all steps together."""
 
-    def __init__(self, position: Position, window: Window | None) -> None:
-        self.bench = Bench(window)
+    def __init__(self, position: Position, window: InFlightWindow | None) -> None:
+        self.bench = WorkerQueue(window)
         """The worker's room, which the steps share."""
         self.steps: list[HeldStep] = []
         """In their order: the first one is the next to be committed."""

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hetpeer.stages.data.eager_reference import Delayed, DrawnDropout
-from hetpeer.stages.data.microbatches import Batches, DataPlan
+from hetpeer.stages.data.microbatches import DataPlan, MicrobatchReader
 from hetpeer.stages.graph.random_draws import Draw
 
 
@@ -24,7 +24,7 @@ def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[s
     """Losses, norms, held-out losses, the final state by its file's names. Each step's parameters are so many updates old."""
     manifest = msgpack.unpackb(msgpack.unpackb((directory / "manifest.hetpeer").read_bytes())["manifest"])
     settings, plan = manifest["training"], DataPlan.of(manifest)
-    data, clip = Batches(directory / "data", plan), settings["clip_norm"] or torch.inf
+    data, clip = MicrobatchReader(directory / "data", plan), settings["clip_norm"] or torch.inf
     author, run = json.loads((directory / "author.json").read_text()), functools.cache(runpy.run_path)
     names = [author[part].rpartition(":") for part in ("model", "loss") if author[part]]
     sys.path[:0] = [str(Path(module).parent) for module, _, _ in names]

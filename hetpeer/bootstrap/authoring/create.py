@@ -34,7 +34,7 @@ from hetpeer.bootstrap.run.settings import (
 from hetpeer.bootstrap.run.user_code import LOSS, Author, absolute_reference, build_objective
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.stages.data.microbatches import Batches, DataPlan
+from hetpeer.stages.data.microbatches import DataPlan, MicrobatchReader
 
 Fields = dict[str, Any]
 
@@ -94,7 +94,7 @@ def create_run(
             "data": write_data(folder / "data", author.data, seed, sequence_length),
             "training": training.model_dump(),
         }
-        example = Batches(folder / "data", DataPlan.of(decided)).microbatch(0, 0)
+        example = MicrobatchReader(folder / "data", DataPlan.of(decided)).microbatch(0, 0)
         tell("building the model")
         built = build_objective(author.model, author.loss, seed, example)
         owner_key = _write_owner_key(folder)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from hetpeer.bootstrap.run.manifest import Manifest
     from hetpeer.stages.graph.block_spec import BlockSpec
-    from hetpeer.stages.graph.cost_report import BlockCost
+    from hetpeer.stages.graph.cost_report import BlockCostRow
     from hetpeer.stages.worker.memory_footprint import StageMemory
 
 
@@ -49,7 +49,7 @@ class ModelCosts:
     manifest: Manifest | None
     """None for a model that is planned."""
     specs: Sequence[BlockSpec]
-    costs: Sequence[BlockCost]
+    costs: Sequence[BlockCostRow]
     layouts: Sequence[Sequence[StageCost]]
     tied: Mapping[str, Sequence[int]]
     """Parameters that several blocks use -> those blocks."""
@@ -91,13 +91,13 @@ def plan_model(
     import torch
 
     from hetpeer.stages.graph.even_split import balanced_ranges
-    from hetpeer.stages.tracing.assemble import Mode
+    from hetpeer.stages.tracing.assemble import ComputeMode
     from hetpeer.stages.tracing.cut import cut_blocks
     from hetpeer.stages.tracing.trace import trace
 
     with torch.device("meta"):
         built = build_objective(model, loss, 0, sample)
-    mode = Mode(autocast=training.dtype == "bf16", recompute=training.recompute)
+    mode = ComputeMode(autocast=training.dtype == "bf16", recompute=training.recompute)
     specs = cut_blocks(trace(built, sample, autocast=mode.autocast), mode=mode)
     counts = stages or [min(DEFAULT_STAGES, len(specs))]
     layouts = [balanced_ranges(specs, count) for count in counts]

@@ -49,12 +49,12 @@ def ship(
 
     from hetpeer.bootstrap.authoring.equivalence import check_likeness, memory_of
     from hetpeer.stages.block.device import survey
-    from hetpeer.stages.tracing.assemble import Mode
+    from hetpeer.stages.tracing.assemble import ComputeMode
     from hetpeer.stages.tracing.cut import cut_blocks
     from hetpeer.stages.tracing.trace import trace
 
     first = {name: torch.from_numpy(array) for name, array in example.items()}
-    mode = Mode(autocast=training.dtype == "bf16", recompute=training.recompute)
+    mode = ComputeMode(autocast=training.dtype == "bf16", recompute=training.recompute)
     tell("tracing the model")
     dag = trace(model, first, autocast=mode.autocast)
     if not dag.dynamic and training.batch_size % training.microbatch_size:

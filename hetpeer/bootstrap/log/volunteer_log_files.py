@@ -19,7 +19,7 @@ from hetpeer.bootstrap.log.logged_decision import decisions_of
 from hetpeer.bootstrap.log.volunteer_log import keep_event, last_event, read_event
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.dht.base.strikes import Kind, OffenceError
+from hetpeer.dht.base.strikes import Offence, OffenceError
 
 LINE_BYTES, SLOT_BYTES = 1 << 10, 1 << 7
 """A line takes less than the first, and the second for each slot or id that it names."""
@@ -67,7 +67,7 @@ class VolunteerLogs:
             return
         path = self._of(peer)
         if (path.stat().st_size if path.exists() else 0) + len(line) >= self._room:
-            raise OffenceError(Kind.FLOOD, "more evidence than there can be", peer=peer)
+            raise OffenceError(Offence.FLOOD, "more evidence than there can be", peer=peer)
         keep_event(path, line)
         self._here.add(said)
         if len(self._here) >= REMEMBERED // 2:

@@ -25,7 +25,7 @@ from hetpeer.bootstrap.run.manifest import BlockEntry, FileRef, Manifest, Signed
 from hetpeer.bootstrap.run.user_code import Author
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.block.block_state import Layout, layout_of
-from hetpeer.stages.data.microbatches import Batches
+from hetpeer.stages.data.microbatches import MicrobatchReader
 from hetpeer.stages.graph.block_spec import BlockSpec
 
 FOLDERS = ("graph", "state", "data", "checkpoints", "log", "volunteers")
@@ -129,9 +129,9 @@ class RunDirectory:
         for reference, path in self.files():
             check_file(reference, path)
 
-    def batches(self) -> Batches:
+    def batches(self) -> MicrobatchReader:
         """Microbatches of the run, of the shards that are here."""
-        return Batches(self.data, self.manifest.data_plan)
+        return MicrobatchReader(self.data, self.manifest.data_plan)
 
     def block_spec(self, block: BlockEntry) -> BlockSpec:
         """The block's graph, checked against the manifest. Raises `LocalError` HP-RUN-005."""

@@ -9,15 +9,15 @@ from hetpeer.bootstrap.run.settings import LinkSettings
 from hetpeer.stages.links.adaptive_ratio import coding_for
 from hetpeer.stages.links.codec import Codec
 from hetpeer.stages.pipeline.gradient_slots import LIVE
-from hetpeer.stages.planning.swarms.plan_inputs import Averaging, Compression, Work
+from hetpeer.stages.planning.swarms.plan_inputs import Averaging, Compression, StepDemand
 
 FLOAT = 4
 
 
-def of_manifest(manifest: Manifest, microbatches: int) -> Work:
+def of_manifest(manifest: Manifest, microbatches: int) -> StepDemand:
     blocks = manifest.blocks
     vectors = np.array([block.vector_count * FLOAT for block in blocks], dtype=np.float64)
-    return Work(
+    return StepDemand(
         flops=np.array([block.flops_forward for block in blocks], dtype=np.float64),
         memory=(2 + manifest.kept + LIVE) * vectors,  # parameters, the gradient, what is kept, slots
         kept=np.array([block.activation_bytes for block in blocks], dtype=np.float64),

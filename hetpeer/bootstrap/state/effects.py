@@ -40,7 +40,7 @@ class CoordinatorConfig:
     """But not those that train the first so many batches."""
     layouts: Sequence[Sequence[Range]]
     costs: Sequence[BlockDemand]
-    asks: plan_inputs.Work | None = None
+    asks: plan_inputs.StepDemand | None = None
     """What a step asks of its holders and their lines, by which places are compared for whoever comes; None: they are not."""
     ties: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Block -> the other blocks with which it shares parameters."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hetpeer.averaging.messages import Place
 from hetpeer.bootstrap.state.membership import Membership, Range, Volunteer
 from hetpeer.stages.planning.swarms.current_step_time import as_it_is, busy_s, holders_at
-from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S, LINE, Devices, Work
+from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S, LINE, Devices, StepDemand
 
 SAME = 0.05
 """Steps that differ by no more than this part of the shorter one are equally long."""
@@ -30,7 +30,7 @@ MOST = 64
 """Of more volunteers places are not compared: it would take the coordinator too long, and one more changes little."""
 
 
-def ranked(members: Membership, newcomer: Volunteer, asks: Work | None) -> tuple[Place, ...]:
+def ranked(members: Membership, newcomer: Volunteer, asks: StepDemand | None) -> tuple[Place, ...]:
     """The places of `members`. With rank 0 are those which `newcomer` had better take, 1 the others: a step is no more than `SAME` longer with it there than where it
     is shortest, and its help is needed there as much as anywhere. All have rank 0 where nothing can be said.
     """
@@ -69,7 +69,7 @@ class _Swarm:
     """
 
     def __init__(
-        self, others: Sequence[Volunteer], newcomer: Volunteer, asks: Work, open_: Sequence[Range]
+        self, others: Sequence[Volunteer], newcomer: Volunteer, asks: StepDemand, open_: Sequence[Range]
     ) -> None:
         self._asks, self._open = asks, list(dict.fromkeys(open_))
         self._held = [v.place for v in others if v.place is not None]
@@ -108,7 +108,7 @@ class _Swarm:
         return held
 
 
-def _devices(volunteers: Sequence[Volunteer], asks: Work, more: int) -> Devices:
+def _devices(volunteers: Sequence[Volunteer], asks: StepDemand, more: int) -> Devices:
     """What is known of each volunteer; and so many `more` machines, each like the middle one."""
     count = len(volunteers) + more
     measured = _lines(volunteers, asks)
@@ -137,7 +137,7 @@ def _filled(amounts: Sequence[float], more: int, else_: float) -> list[float]:
     return [*(amount or middle for amount in amounts), *[middle] * more]
 
 
-def _flops(volunteers: Sequence[Volunteer], asks: Work) -> list[float]:
+def _flops(volunteers: Sequence[Volunteer], asks: StepDemand) -> list[float]:
     """FLOP/s that each reaches: in training if it has trained, else on the blocks of its place, which it has rehearsed. Who has had none yet, and only multiplied matrices, falls
     behind that as far as the others do.
     """
@@ -149,12 +149,12 @@ def _flops(volunteers: Sequence[Volunteer], asks: Work) -> list[float]:
     return [_believed(flops * share, FLOPS) if flops == product else flops for flops, product in both]
 
 
-def _trained(volunteer: Volunteer, asks: Work) -> float:
+def _trained(volunteer: Volunteer, asks: StepDemand) -> float:
     flops = float(asks.flops[slice(*(volunteer.place or (0, 0)))].sum())
     return asks.computed * flops / volunteer.computing if volunteer.computing else 0.0
 
 
-def _lines(volunteers: Sequence[Volunteer], asks: Work) -> NDArray[np.float64]:
+def _lines(volunteers: Sequence[Volunteer], asks: StepDemand) -> NDArray[np.float64]:
     """Bytes/s from row to column; 0 where nothing was measured."""
     number = {volunteer.peer: n for n, volunteer in enumerate(volunteers)}
     rates = np.zeros((len(volunteers), len(volunteers)))

@@ -26,7 +26,7 @@ MAX_PEERS = 1024
 """Peers that are remembered: those with the most strikes."""
 
 
-class Kind(enum.StrEnum):
+class Offence(enum.StrEnum):
     """What a peer did."""
 
     MALFORMED = "malformed"
@@ -42,18 +42,18 @@ class Kind(enum.StrEnum):
 class OffenceError(ProtocolError):
     """A ProtocolError of another kind than MALFORMED."""
 
-    def __init__(self, kind: Kind, what: str, *, peer: str = "", why: str = "") -> None:
+    def __init__(self, kind: Offence, what: str, *, peer: str = "", why: str = "") -> None:
         super().__init__(what, peer=peer, why=why)
         self.kind = kind
 
 
-def kind_of(error: ProtocolError) -> Kind:
-    return error.kind if isinstance(error, OffenceError) else Kind.MALFORMED
+def kind_of(error: ProtocolError) -> Offence:
+    return error.kind if isinstance(error, OffenceError) else Offence.MALFORMED
 
 
 @dataclass(slots=True)
-class _Record:
-    counts: Counter[Kind] = field(default_factory=Counter)
+class _PeerStrikes:
+    counts: Counter[Offence] = field(default_factory=Counter)
     score: float = 0.0
     at: float = 0.0
     refusals: int = 0
@@ -67,11 +67,11 @@ class Strikes:
     """The ledger of one process. Times are seconds of a clock that only rises."""
 
     def __init__(self) -> None:
-        self._peers: dict[str, _Record] = {}
+        self._peers: dict[str, _PeerStrikes] = {}
 
-    def strike(self, peer: str, kind: Kind, now: float) -> float:
+    def strike(self, peer: str, kind: Offence, now: float) -> float:
         """Count one. Returns for how many seconds the peer is refused from now on because of it; 0: it is not."""
-        record = self._peers.setdefault(peer, _Record(at=now))
+        record = self._peers.setdefault(peer, _PeerStrikes(at=now))
         record.counts[kind] += 1
         record.score, record.at = record.faded(now) + 1.0, now
         self._forget(peer, now)

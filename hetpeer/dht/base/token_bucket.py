@@ -8,7 +8,7 @@ BURST_S = 0.1
 """A line that was idle is behind by so much at most: what may go at once is what goes in that time."""
 
 
-class Bucket:
+class TokenBucket:
     """Bytes/s of one direction; infinite: nothing waits. Times are seconds of one clock that never goes back."""
 
     def __init__(self, rate: float = math.inf) -> None:

@@ -19,8 +19,8 @@ from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError
 from hetpeer.dht.base.task_set import heed_cancellation
 from hetpeer.dht.channels.outbox import Inbox, Outbox, Parcel
 from hetpeer.dht.streams import flow_control
-from hetpeer.dht.streams.grants import Lane
-from hetpeer.dht.streams.rate_meter import Meter
+from hetpeer.dht.streams.grants import GrantLane
+from hetpeer.dht.streams.rate_meter import RateMeter
 from hetpeer.dht.streams.stream import Stream
 
 BEAT_S = 1.0
@@ -63,7 +63,7 @@ class Channel:
         self.inbox = Inbox()
         self.address = ""
         """Where the peer came from last, if it came to us."""
-        self.meter: Meter | None = None
+        self.meter: RateMeter | None = None
         """Measures what arrives; the peer is told."""
         self.rate = 0.0
         """Bytes/s at which what we send arrives, as the peer says; 0: it does not say."""
@@ -71,7 +71,7 @@ class Channel:
         """There and back, at best; of the side that dials."""
         self.queue: flow_control.Queue[Parcel] | None = None
         """What waits for the peer's credit, where it limits what we send: it hears of what is granted."""
-        self.credit: Lane | None = None
+        self.credit: GrantLane | None = None
         """What the peer may send in this lane, where we limit it."""
         self.offended: Callable[[ProtocolError], None] = _ignored
         """Told what the peer did that no honest one does."""

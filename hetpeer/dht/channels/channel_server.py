@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError
 from hetpeer.dht.channels.channel import Channel, Receiver
 from hetpeer.dht.node.node import Node
-from hetpeer.dht.streams.rate_meter import Meter
+from hetpeer.dht.streams.rate_meter import RateMeter
 from hetpeer.dht.streams.stream import Stream
 
 MAX_LANES = 4
@@ -71,7 +71,7 @@ class ChannelServer:
         self,
         accept: Callable[[str, str], Receiver | None],
         payload_limit: int,
-        meters: Callable[[str], Meter] | None = None,
+        meters: Callable[[str], RateMeter] | None = None,
         lanes: int = MAX_LANES,
     ) -> None:
         self._accept = accept

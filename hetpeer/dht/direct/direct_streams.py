@@ -17,12 +17,19 @@ from weakref import WeakSet
 
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError
 from hetpeer.dht.base.task_set import TaskSet
-from hetpeer.dht.direct.tls_listener import INTRODUCTION_S, MAX_PROTOCOL, PROTOCOL, Door, invitation, prepare
+from hetpeer.dht.direct.tls_listener import (
+    INTRODUCTION_S,
+    MAX_PROTOCOL,
+    PROTOCOL,
+    TlsListener,
+    invitation,
+    prepare,
+)
 from hetpeer.dht.identity.addresses import relay_in, socket_in
-from hetpeer.dht.kademlia.network_session import Session
+from hetpeer.dht.kademlia.network_session import NetworkSession
 from hetpeer.dht.p2pd.listener import CONTROL, Listener
 from hetpeer.dht.p2pd.node_config import NodeConfig
-from hetpeer.dht.streams.byte_transport import Wire
+from hetpeer.dht.streams.byte_transport import ByteTransport
 from hetpeer.dht.streams.stream import Stream
 
 CONNECT_S = 2.0
@@ -46,10 +53,10 @@ class Direct:
     """All direct streams of one node. `protocols`: those that go directly where that is possible; their owners open a stream again when it breaks."""
 
     def __init__(
-        self, config: NodeConfig, listener: Listener, session: Callable[[], Awaitable[Session]]
+        self, config: NodeConfig, listener: Listener, session: Callable[[], Awaitable[NetworkSession]]
     ) -> None:
         self.protocols: set[str] = set()
-        self._door = Door(config.host, config.direct_port or 0, listener)
+        self._door = TlsListener(config.host, config.direct_port or 0, listener)
         self._has_door = config.direct_port is not None
         self._listener = listener
         self._session = session
@@ -178,7 +185,7 @@ class Direct:
         self._failures[peer] = times + 1, asyncio.get_running_loop().time() + wait_s
 
 
-class _ToDoor(Wire):
+class _ToDoor(ByteTransport):
     """A connection to a door; `turned_away` is told if it ends there before its first byte has come."""
 
     def __init__(self, turned_away: Callable[[], None]) -> None:

@@ -28,7 +28,7 @@ from hetpeer.dht.base.errors import ProtocolError, RemoteError
 from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.dht.identity.addresses import network_in
 from hetpeer.dht.p2pd.listener import Listener
-from hetpeer.dht.streams.byte_transport import Wire
+from hetpeer.dht.streams.byte_transport import ByteTransport
 from hetpeer.dht.streams.stream import Stream
 
 PROTOCOL: Final = "hetpeer/1/direct"
@@ -51,7 +51,7 @@ _YEARS = 100
 _log = logging.getLogger(__name__)
 
 
-class Door:
+class TlsListener:
     """Takes direct streams and hands them to `listener`, as p2pd does."""
 
     def __init__(self, host: str, port: int, listener: Listener) -> None:
@@ -120,7 +120,7 @@ class Door:
             self._tasks.spawn(self._serve(connected, network), name="direct stream")
 
     async def _serve(self, connected: socket.socket, network: str) -> None:
-        wire = Wire()
+        wire = ByteTransport()
         try:
             async with asyncio.timeout(INTRODUCTION_S):
                 await asyncio.get_running_loop().connect_accepted_socket(
@@ -147,7 +147,7 @@ class Door:
         await self._listener.carry(wire, peer, wire.remote, protocol)
 
 
-def prepare(wire: Wire) -> None:
+def prepare(wire: ByteTransport) -> None:
     """Of what is sent only a little waits in the kernel."""
     sock = wire.socket
     if sock is not None:

@@ -56,7 +56,7 @@ class Note(BaseModel):
             raise ProtocolError(f"a note whose {field} is wrong", peer=peer, why=why) from error
 
 
-class Board:
+class TaskBoard:
     """The board of run `run_id`, seen from `node`."""
 
     def __init__(self, node: Node, run_id: str) -> None:

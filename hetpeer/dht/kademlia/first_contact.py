@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterable
 from hetpeer.dht.base.clock import Clock
 from hetpeer.dht.base.errors import ExitCode, LocalError, PeerLostError, ProtocolError, RemoteError
 from hetpeer.dht.identity.addresses import Address
-from hetpeer.dht.kademlia.join_handshake import Hello, say_hello
-from hetpeer.dht.p2pd.p2pd_control import Control
+from hetpeer.dht.kademlia.join_handshake import JoinAnswer, say_hello
+from hetpeer.dht.p2pd.p2pd_control import P2pdControl
 from hetpeer.dht.p2pd.tcp_probe import listens
 
 CONNECT_DEADLINE_S = 5.0
@@ -39,13 +39,13 @@ _PLAIN_REASONS = {
 
 
 async def meet(
-    control: Control,
+    control: P2pdControl,
     clock: Clock,
     addresses: Iterable[Address],
     *,
     timeout_s: float = MEETING_DEADLINE_S,
     knock: bool = False,
-) -> tuple[list[Hello], list[str]]:
+) -> tuple[list[JoinAnswer], list[str]]:
     """Connect to all addresses at once: the answers to our hello, and for each address without one the reason.
 
     Once somebody has answered, the others have OTHERS_S left: who is dead keeps nobody waiting. `knock`: leave out, without telling
@@ -66,21 +66,21 @@ async def meet(
     hellos, reasons = [], []
     for meeting, address in meetings.items():
         outcome = "no answer in time" if meeting.cancelled() else meeting.result()
-        if isinstance(outcome, Hello):
+        if isinstance(outcome, JoinAnswer):
             hellos.append(outcome)
         else:
             reasons.append(f"{address}: {outcome}")
     return hellos, reasons
 
 
-async def _somebody(meetings: Collection[asyncio.Future[Hello | str]], timeout_s: float) -> None:
+async def _somebody(meetings: Collection[asyncio.Future[JoinAnswer | str]], timeout_s: float) -> None:
     """Return when all have ended, OTHERS_S after the first with an answer, or after `timeout_s`."""
     left = set(meetings)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             while left:
                 done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
-                if left and any(isinstance(meeting.result(), Hello) for meeting in done):
+                if left and any(isinstance(meeting.result(), JoinAnswer) for meeting in done):
                     await asyncio.wait(left, timeout=OTHERS_S)
                     return
 
@@ -99,7 +99,7 @@ def nobody_answers(reasons: list[str]) -> LocalError:
     )
 
 
-async def _meet_one(control: Control, clock: Clock, address: Address, *, knock: bool) -> Hello | str:
+async def _meet_one(control: P2pdControl, clock: Clock, address: Address, *, knock: bool) -> JoinAnswer | str:
     place = address.socket
     if knock and place is not None and not await listens(*place, CONNECT_DEADLINE_S):
         return "nothing listens there"
@@ -111,7 +111,7 @@ async def _meet_one(control: Control, clock: Clock, address: Address, *, knock: 
         return next((plain for sign, plain in _PLAIN_REASONS.items() if sign in text), text)
 
 
-async def _greet(control: Control, clock: Clock, peer_id: str) -> Hello:
+async def _greet(control: P2pdControl, clock: Clock, peer_id: str) -> JoinAnswer:
     """Say hello to a peer that we are connected to; again where the stream breaks. Raises `PeerLostError`, `ProtocolError`."""
     for _ in range(GREETINGS - 1):
         with contextlib.suppress(PeerLostError):

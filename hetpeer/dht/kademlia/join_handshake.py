@@ -16,7 +16,7 @@ from hetpeer.dht.base.clock import Clock
 from hetpeer.dht.base.errors import ExitCode, LocalError, PeerLostError, ProtocolError, RemoteError
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.p2pd.listener import Handler
-from hetpeer.dht.p2pd.p2pd_control import Control
+from hetpeer.dht.p2pd.p2pd_control import P2pdControl
 from hetpeer.dht.streams.stream import Stream
 
 PROTOCOL = "hetpeer/1/hello"
@@ -28,7 +28,7 @@ _TWIN_CHECK_PAUSE_S = 0.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
+class JoinAnswer:
     """A peer's answer. `clock_offset_s` is its wall clock minus ours; `connections` what it has open to our id."""
 
     peer_id: str
@@ -40,7 +40,7 @@ class Hello:
         return abs(self.clock_offset_s) <= MAX_CLOCK_OFFSET_S
 
 
-def answer_hello(control: Control, clock: Clock) -> Handler:
+def answer_hello(control: P2pdControl, clock: Clock) -> Handler:
     """The handler each node serves under PROTOCOL."""
 
     async def handle(stream: Stream) -> None:
@@ -54,7 +54,7 @@ def answer_hello(control: Control, clock: Clock) -> Handler:
     return handle
 
 
-async def say_hello(control: Control, clock: Clock, peer_id: str) -> Hello:
+async def say_hello(control: P2pdControl, clock: Clock, peer_id: str) -> JoinAnswer:
     """Ask `peer_id`. Raises `PeerLostError` or `ProtocolError`."""
     async with await control.open_stream(peer_id, PROTOCOL, _ANSWER_DEADLINE_S) as stream:
         asked_at = clock.wall()
@@ -64,15 +64,15 @@ async def say_hello(control: Control, clock: Clock, peer_id: str) -> Hello:
     return read_hello(header, peer_id, midway)
 
 
-def read_hello(header: Mapping[str, Any], peer_id: str, midway: float) -> Hello:
+def read_hello(header: Mapping[str, Any], peer_id: str, midway: float) -> JoinAnswer:
     """The answer of `peer_id`, which was given at `midway` by our wall clock. Raises `ProtocolError`."""
     wall, connections = header.get("wall"), header.get("connections")
     if not isinstance(wall, int | float) or not isinstance(connections, int):
         raise ProtocolError("an answer to hello without a time", peer=peer_id)
-    return Hello(peer_id=peer_id, clock_offset_s=wall - midway, connections=connections)
+    return JoinAnswer(peer_id=peer_id, clock_offset_s=wall - midway, connections=connections)
 
 
-def check_clock(hellos: list[Hello]) -> list[Hello]:
+def check_clock(hellos: list[JoinAnswer]) -> list[JoinAnswer]:
     """The peers whose clocks agree with ours. Raises `LocalError` HP-NET-004 when there are none."""
     agreeing = [hello for hello in hellos if hello.clock_agrees]
     if hellos and not agreeing:
@@ -88,7 +88,7 @@ def check_clock(hellos: list[Hello]) -> list[Hello]:
     return agreeing
 
 
-async def check_alone(control: Control, clock: Clock, identity: Identity, hello: Hello) -> None:
+async def check_alone(control: P2pdControl, clock: Clock, identity: Identity, hello: JoinAnswer) -> None:
     """Raise `LocalError` HP-ID-002 when the peer keeps seeing more connections from our id than we have to it.
 
     Looks more than once, as a connection that is just being closed may be counted on one side only.

@@ -18,7 +18,7 @@ from hetpeer.dht.kademlia import first_contact, join_handshake
 from hetpeer.dht.kademlia.known_keys import KnownKeys
 from hetpeer.dht.p2pd.listener import Listener
 from hetpeer.dht.p2pd.node_config import NodeConfig
-from hetpeer.dht.p2pd.p2pd_control import Control, P2pdError
+from hetpeer.dht.p2pd.p2pd_control import P2pdControl, P2pdError
 from hetpeer.dht.p2pd.p2pd_process import P2pd
 
 DHT_START_DEADLINE_S = 15.0
@@ -28,14 +28,14 @@ _HIVEMIND_STOP_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-class Session:
+class NetworkSession:
     """A p2pd with everything attached to it. Made by `start`, ended by `close`; `p2pd.exited` says it is dead."""
 
     def __init__(
         self, p2pd: P2pd, identity: Identity, clock: Clock, listener: Listener, keys: KnownKeys
     ) -> None:
         self.p2pd = p2pd
-        self.control = Control(p2pd.control_path)
+        self.control = P2pdControl(p2pd.control_path)
         self.dht: Any = None
         self.addresses: list[Address] = []
         self.gate: Callable[[str], Awaitable[None]] | None = None
@@ -57,7 +57,7 @@ class Session:
         keys: KnownKeys,
         *,
         port: int,
-    ) -> Session:
+    ) -> NetworkSession:
         """p2pd up, all handlers of `listener` registered, our addresses known; not yet part of any swarm. `keys`: those of the DHT
         that are in use here.
 

@@ -31,7 +31,7 @@ _SLACK = 64
 """Entries of a heap that may be out of date, besides as many as are valid."""
 
 
-class Storage(DHTLocalStorage):  # type: ignore[misc]
+class RecordStorage(DHTLocalStorage):  # type: ignore[misc]
     """Records of others, by key and peer."""
 
     def __init__(self, keys: KnownKeys, clock: Clock) -> None:
@@ -95,7 +95,7 @@ class DHTProtocol(protocol.DHTProtocol):  # type: ignore[misc]
     async def create(cls, *args: Any, **kwargs: Any) -> DHTProtocol:
         made: DHTProtocol = await super().create(*args, **kwargs)
         rule: OwnerValidator = made.record_validator
-        made.storage, made.cache = Storage(rule.keys, rule.clock), NoCache()
+        made.storage, made.cache = RecordStorage(rule.keys, rule.clock), NoCache()
         return made
 
     async def call_find(self, peer: Any, keys: Collection[DHTID]) -> dict[DHTID, Any] | None:

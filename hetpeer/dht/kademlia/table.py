@@ -16,7 +16,7 @@ from hetpeer.dht.base.errors import RemoteError
 from hetpeer.dht.kademlia.known_keys import Admits, KnownKeys
 
 if TYPE_CHECKING:
-    from hetpeer.dht.kademlia.network_session import Session
+    from hetpeer.dht.kademlia.network_session import NetworkSession
 
 DEADLINE_S = 15.0
 """For one operation; each of hivemind's calls to a peer waits 3 s at most."""
@@ -26,7 +26,7 @@ class Table:
     """Values of all peers under string keys. Operations wait while p2pd restarts, DEADLINE_S at most."""
 
     def __init__(
-        self, session: Callable[[], Awaitable[Session]], peer_id: str, clock: Clock, keys: KnownKeys
+        self, session: Callable[[], Awaitable[NetworkSession]], peer_id: str, clock: Clock, keys: KnownKeys
     ) -> None:
         self._session = session
         self._peer_id = peer_id

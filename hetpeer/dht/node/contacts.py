@@ -6,8 +6,8 @@ import asyncio
 from itertools import chain
 
 from hetpeer.dht.identity.addresses import Address, relay_in, socket_in
-from hetpeer.dht.kademlia.network_session import Session
-from hetpeer.dht.p2pd.p2pd_control import Control, P2pdError
+from hetpeer.dht.kademlia.network_session import NetworkSession
+from hetpeer.dht.p2pd.p2pd_control import P2pdControl, P2pdError
 
 MAX_REMEMBERED = 64
 """Peers whose addresses are kept in case p2pd dies."""
@@ -25,7 +25,7 @@ class Contacts:
         """Those of them to whom no relay leads, and for whose addresses p2pd was asked."""
         self._met: dict[str, list[Address]] = {}
 
-    async def tend(self, session: Session) -> None:
+    async def tend(self, session: NetworkSession) -> None:
         """Note who is new, dial those to join by that are lost, and stay known to them.
 
         Raises `P2pdError` when p2pd does not say who is connected.
@@ -50,7 +50,7 @@ class Contacts:
             if address.peer_id in self._connected or address.peer_id in back:
                 await session.ping(address.peer_id)
 
-    async def call_back(self, session: Session) -> None:
+    async def call_back(self, session: NetworkSession) -> None:
         """Dial everybody met lately; never raises. Peers that tried to reach us while p2pd was away would not try again
         for 5 s (libp2p's dial back-off), unless we call them.
         """
@@ -65,7 +65,7 @@ class Contacts:
             del self._met[next(iter(self._met))]
 
 
-async def _listens_at(control: Control, peer_id: str) -> list[Address] | None:
+async def _listens_at(control: P2pdControl, peer_id: str) -> list[Address] | None:
     """Where a peer that was connected a moment ago listens; None if p2pd does not know it any more."""
     try:
         return [address for address in await control.addresses_of(peer_id) if not address.relay]

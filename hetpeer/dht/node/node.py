@@ -1,6 +1,6 @@
 """`Node`: a peer's place in the network, for as long as the process lives.
 
-It owns one `Session` at a time and supervises it: when p2pd dies, a new one starts with the same identity, port,
+It owns one `NetworkSession` at a time and supervises it: when p2pd dies, a new one starts with the same identity, port,
 handlers and stored records. Callers see streams break and, for a second or two, `open` wait.
 """
 
@@ -23,17 +23,17 @@ from hetpeer.dht.identity.identity_lock import hold
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.kademlia.first_contact import CONNECT_DEADLINE_S
 from hetpeer.dht.kademlia.known_keys import KnownKeys
-from hetpeer.dht.kademlia.network_session import Session
+from hetpeer.dht.kademlia.network_session import NetworkSession
 from hetpeer.dht.kademlia.table import Table
-from hetpeer.dht.node.session_series import Sessions
-from hetpeer.dht.p2pd.listener import DATA, Budget, Handler, Listener, Watcher
+from hetpeer.dht.node.session_series import SessionSeries
+from hetpeer.dht.p2pd.listener import DATA, Handler, Listener, StreamBudget, Watcher
 from hetpeer.dht.p2pd.node_config import NodeConfig
-from hetpeer.dht.p2pd.p2pd_control import Control, P2pdError
+from hetpeer.dht.p2pd.p2pd_control import P2pdControl, P2pdError
 from hetpeer.dht.reach import dialback
-from hetpeer.dht.reach.connection_monitor import Watch
+from hetpeer.dht.reach.connection_monitor import ConnectionMonitor
 from hetpeer.dht.reach.dialback import DialBack
-from hetpeer.dht.reach.peer_paths import Path
-from hetpeer.dht.reach.reachability import Standing
+from hetpeer.dht.reach.peer_paths import PeerPath
+from hetpeer.dht.reach.reachability import ReachEstimate
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.dht.streams.throttle import Throttle
 
@@ -59,11 +59,11 @@ class Node:
         self._host = config.host
         self._closed = False
         self._listener = Listener()
-        self._watch = Watch(identity.peer_id, clock)
+        self._watch = ConnectionMonitor(identity.peer_id, clock)
         self._direct = Direct(config, self._listener, self.session)
         keys = KnownKeys()
-        self._sessions = Sessions(config, identity, clock, self._listener, self._watch, keys)
-        self._session: Session | None = None
+        self._sessions = SessionSeries(config, identity, clock, self._listener, self._watch, keys)
+        self._session: NetworkSession | None = None
         self._tasks = TaskSet()
         self._up = asyncio.Event()
         self._down = asyncio.Event()
@@ -122,7 +122,7 @@ class Node:
         return [str(address) for address in (*((there,) if there else ()), *own)]
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> ReachEstimate:
         """Whether others can open connections to us, as far as it is known; `relays` are then those who do it for us."""
         return self._sessions.reaching.standing
 
@@ -131,7 +131,7 @@ class Node:
         """The peers through which we are reached, where we accept no connections ourselves."""
         return self._watch.relays
 
-    def path(self, peer_id: str) -> Path | None:
+    def path(self, peer_id: str) -> PeerPath | None:
         """How a peer is reached; None while there is no connection. Seconds old at most."""
         return self._watch.paths.of(peer_id)
 
@@ -147,7 +147,7 @@ class Node:
         """Whether new streams to a peer, for these, go past libp2p."""
         return self._direct.leads_to(peer_id)
 
-    async def serve(self, protocol: str, handler: Handler, budget: Budget = DATA) -> None:
+    async def serve(self, protocol: str, handler: Handler, budget: StreamBudget = DATA) -> None:
         """Run `handler` for each stream that a peer opens for `protocol`, also after restarts of p2pd; `budget` bounds them.
 
         The stream is closed when the handler returns. A `RemoteError` out of it ends that stream only.
@@ -217,7 +217,7 @@ class Node:
         except P2pdError as error:
             raise PeerLostError(address.peer_id, error.why) from error
 
-    async def session(self) -> Session:
+    async def session(self) -> NetworkSession:
         """The running session; waits while there is none, so give it a deadline.
 
         Raises `PeerLostError` once the node is closed.
@@ -310,7 +310,7 @@ class Node:
         async def hints(asker: str) -> tuple[Sequence[str], Sequence[str]]:
             return await self._sessions.reaching.hints(await self.session(), asker)
 
-        def control() -> Control | None:
+        def control() -> P2pdControl | None:
             return self._session.control if self._session is not None and self.is_up else None
 
         loopback = ip_address(self._host).is_loopback

@@ -14,17 +14,17 @@ from hetpeer.dht.base.errors import LocalError, RemoteError
 from hetpeer.dht.identity.addresses import at_socket
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.kademlia.known_keys import KnownKeys
-from hetpeer.dht.kademlia.network_session import Session
+from hetpeer.dht.kademlia.network_session import NetworkSession
 from hetpeer.dht.node.contacts import Contacts
 from hetpeer.dht.p2pd.listener import Listener
 from hetpeer.dht.p2pd.node_config import NodeConfig
 from hetpeer.dht.p2pd.p2pd_control import P2pdError
 from hetpeer.dht.p2pd.p2pd_process import p2pd_does_not_start
-from hetpeer.dht.reach.connection_monitor import Watch
-from hetpeer.dht.reach.reach_probe import Reaching
-from hetpeer.dht.reach.reachability import Reach
+from hetpeer.dht.reach.connection_monitor import ConnectionMonitor
+from hetpeer.dht.reach.reach_probe import ReachProbe
+from hetpeer.dht.reach.reachability import ReachKind
 from hetpeer.dht.reach.relay_check import Offered, stranger
-from hetpeer.dht.reach.relay_slots import MAX_SLOTS, Slots
+from hetpeer.dht.reach.relay_slots import MAX_SLOTS, RelaySlots
 
 RELAY_TRIES = 4
 """How often p2pd is started until it relays as it was told."""
@@ -33,7 +33,7 @@ _RESTART_PAUSE_S = (0.0, 0.2, 0.5, 1.0, 2.0)
 _log = logging.getLogger(__name__)
 
 
-class Sessions:
+class SessionSeries:
     """Makes sessions. `config` is what the node's user asked for; what p2pd is told follows from what is found out."""
 
     def __init__(
@@ -42,11 +42,11 @@ class Sessions:
         identity: Identity,
         clock: Clock,
         listener: Listener,
-        watch: Watch,
+        watch: ConnectionMonitor,
         keys: KnownKeys,
     ) -> None:
         self.contacts = Contacts([a for a in config.peers if a.peer_id != identity.peer_id])
-        self.reaching = Reaching(config, identity.peer_id, clock)
+        self.reaching = ReachProbe(config, identity.peer_id, clock)
         self._config = config
         self._identity = identity
         self._clock = clock
@@ -56,7 +56,7 @@ class Sessions:
         self._port = config.port
         self._use(config)
 
-    async def first(self) -> Session:
+    async def first(self) -> NetworkSession:
         """Start, join, ask others to dial us, start anew if p2pd must be told what they found; be part of the DHT.
 
         Raises what `Node.start` does.
@@ -70,7 +70,7 @@ class Sessions:
             await session.close()
         return await self._again(None)
 
-    async def next(self, previous: Any) -> Session:
+    async def next(self, previous: Any) -> NetworkSession:
         """One after a p2pd that has died, with the records of its DHT node. Never gives up."""
         attempt = 0
         while True:
@@ -81,7 +81,7 @@ class Sessions:
             except LocalError as error:
                 _log.warning("p2pd could not be started again: %s", error)
 
-    async def tend(self, session: Session) -> None:
+    async def tend(self, session: NetworkSession) -> None:
         """Every few seconds: keep in touch, and see whether others still find us as they did; if not, p2pd ends, to be
         told so at its next start. Raises `P2pdError`.
         """
@@ -92,20 +92,20 @@ class Sessions:
             )
             await session.p2pd.close()
 
-    async def after(self, session: Session) -> None:
+    async def after(self, session: NetworkSession) -> None:
         """What a session needs once it is up: call those met before. Never raises."""
         await self.contacts.call_back(session)
 
     # ── one session ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _again(self, previous: Any) -> Session:
+    async def _again(self, previous: Any) -> NetworkSession:
         session = await self._p2pd()
         async with _whole(session):
             peer_ids = await session.rejoin(self.contacts.known)
             await self._complete(session, peer_ids, previous)
         return session
 
-    async def _p2pd(self) -> Session:
+    async def _p2pd(self) -> NetworkSession:
         if self._config.reachability == "public":
             return await self._relaying()
         session = await self._started()
@@ -113,9 +113,9 @@ class Sessions:
             session.gate = partial(self._watch.slots.gate, session.control)
         return session
 
-    async def _started(self) -> Session:
+    async def _started(self) -> NetworkSession:
         try:
-            session = await Session.start(
+            session = await NetworkSession.start(
                 self._config, self._identity, self._clock, self._listener, self._keys, port=self._port
             )
         except P2pdError as error:
@@ -123,17 +123,17 @@ class Sessions:
         self._port = self._port or session.listening_port()
         return session
 
-    async def _complete(self, session: Session, peer_ids: list[str], previous: Any) -> None:
+    async def _complete(self, session: NetworkSession, peer_ids: list[str], previous: Any) -> None:
         if self._watch.slots is not None:
             await self._watch.slots.refill(session.control)
         await session.start_dht(peer_ids, previous)
 
-    async def _otherwise(self, session: Session) -> bool:
+    async def _otherwise(self, session: NetworkSession) -> bool:
         """Ask others, if it is time; whether p2pd must be told something else by now, as the next one will be."""
         if self._config.reachability == "auto":
             return False
         slots = self._watch.slots
-        served = self.reaching.standing.reach is not Reach.PRIVATE or (slots is not None and slots.serve)
+        served = self.reaching.standing.reach is not ReachKind.PRIVATE or (slots is not None and slots.serve)
         await self.reaching.round(session, self._port, served=served)
         config = self.reaching.adapted(self._config, session, served=served)
         if config == self._config:
@@ -145,7 +145,7 @@ class Sessions:
     def _use(self, config: NodeConfig) -> None:
         self._config = config
         private = config.reachability == "private"
-        self._watch.use(Slots(config.relays, self._clock, needed=True) if private else None)
+        self._watch.use(RelaySlots(config.relays, self._clock, needed=True) if private else None)
 
     def _keep_spare_slots(self) -> None:
         """For those to whom we are not open, though others find us so: they come through a relay."""
@@ -155,11 +155,11 @@ class Sessions:
             and relays
             and (slots is None or [*slots.relays.values()] != relays)
         ):
-            self._watch.use(Slots(relays, self._clock, needed=False))
+            self._watch.use(RelaySlots(relays, self._clock, needed=False))
 
     # ── being a relay ────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _relaying(self) -> Session:
+    async def _relaying(self) -> NetworkSession:
         """A session whose p2pd relays as it was told, or the last of RELAY_TRIES."""
         for left in reversed(range(RELAY_TRIES)):
             async with (
@@ -177,7 +177,7 @@ class Sessions:
         )
         return session
 
-    async def _relays(self, session: Session, offered: Offered) -> bool:
+    async def _relays(self, session: NetworkSession, offered: Offered) -> bool:
         host = self._config.host
         here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound to
         try:
@@ -191,7 +191,7 @@ class Sessions:
 
 
 @asynccontextmanager
-async def _whole(session: Session) -> AsyncIterator[None]:
+async def _whole(session: NetworkSession) -> AsyncIterator[None]:
     """What fails meanwhile ends the session."""
     try:
         yield

@@ -21,8 +21,8 @@ from hetpeer.dht.base.strikes import Strikes, kind_of
 from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.dht.p2pd.p2pd_control import read_stream_info, stream_info
 from hetpeer.dht.p2pd.p2pd_process import private_folder
-from hetpeer.dht.streams.byte_transport import Wire
-from hetpeer.dht.streams.delivery import FIRST_BYTE_S, MEMBER, STRANGER, Pace, Traffic
+from hetpeer.dht.streams.byte_transport import ByteTransport
+from hetpeer.dht.streams.delivery import FIRST_BYTE_S, MEMBER, STRANGER, DeliveryPace, PeerTraffic
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.dht.streams.stream_seats import gives_way, has_share
 from hetpeer.dht.streams.throttle import Throttle
@@ -31,20 +31,20 @@ Handler = Callable[[Stream], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class StreamBudget:
     """Open incoming streams of some protocols; each costs two file descriptors (one here, one at p2pd) and 16 KiB."""
 
     name: str
     per_peer: int
     strangers: int
     """Of all peers together that are no volunteers of the step."""
-    pace: Pace
+    pace: DeliveryPace
     """What is asked of strangers."""
 
 
-DATA = Budget("data", per_peer=8, strangers=64, pace=STRANGER)
+DATA = StreamBudget("data", per_peer=8, strangers=64, pace=STRANGER)
 """Tensors take three lanes, and a fourth while one is dialled again; files the rest."""
-CONTROL = Budget("control", per_peer=4, strangers=1024, pace=MEMBER)
+CONTROL = StreamBudget("control", per_peer=4, strangers=1024, pace=MEMBER)
 """A session, and one that takes its place; a coordinator's volunteers are strangers until they are admitted."""
 _INTRODUCTION_DEADLINE_S = 5.0
 
@@ -68,25 +68,25 @@ class Listener:
         self.watchers: list[Watcher] = []
         """Told of each peer that is refused from now on (True), or not any more."""
         self.strikes = Strikes()
-        self._budgets: dict[str, Budget] = {}
-        self._open: Counter[tuple[str, Budget]] = Counter()
-        self._traffic: weakref.WeakValueDictionary[str, Traffic] = weakref.WeakValueDictionary()
-        self._streams: dict[Stream, Budget] = {}
+        self._budgets: dict[str, StreamBudget] = {}
+        self._open: Counter[tuple[str, StreamBudget]] = Counter()
+        self._traffic: weakref.WeakValueDictionary[str, PeerTraffic] = weakref.WeakValueDictionary()
+        self._streams: dict[Stream, StreamBudget] = {}
         self._tasks = TaskSet()
 
     @property
     def path(self) -> str:
         return str(self._folder / "streams.sock")
 
-    def serve(self, protocol: str, handler: Handler, budget: Budget = DATA) -> None:
+    def serve(self, protocol: str, handler: Handler, budget: StreamBudget = DATA) -> None:
         """Run `handler` for each stream of `protocol`."""
         self.handlers[protocol] = handler
         self._budgets[protocol] = budget
 
-    def traffic(self, peer_id: str) -> Traffic:
+    def traffic(self, peer_id: str) -> PeerTraffic:
         """What comes from a peer in all streams, theirs and ours."""
         if (traffic := self._traffic.get(peer_id)) is None:
-            traffic = self._traffic[peer_id] = Traffic()
+            traffic = self._traffic[peer_id] = PeerTraffic()
         return traffic
 
     def offended(self, peer_id: str, error: ProtocolError) -> None:
@@ -114,7 +114,7 @@ class Listener:
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(lambda: Wire(self._accept), self.path)
+        self._server = await loop.create_unix_server(lambda: ByteTransport(self._accept), self.path)
 
     async def close(self) -> None:
         """Accept no more, cancel the handlers and wait for them. Idempotent."""
@@ -126,7 +126,7 @@ class Listener:
     async def open_own(self, peer_id: str, protocol: str) -> Stream:
         """A stream to ourselves: libp2p refuses to dial its own id, so we play p2pd's part. Raises `PeerLostError`."""
         try:
-            _, wire = await asyncio.get_running_loop().create_unix_connection(Wire, self.path)
+            _, wire = await asyncio.get_running_loop().create_unix_connection(ByteTransport, self.path)
         except OSError as error:
             raise PeerLostError(peer_id, error.strerror or str(error)) from error
         self._own = peer_id
@@ -137,10 +137,10 @@ class Listener:
         """Open incoming streams."""
         return self._open.total()
 
-    def _accept(self, wire: Wire) -> None:
+    def _accept(self, wire: ByteTransport) -> None:
         self._tasks.spawn(self._serve(wire), name="incoming stream")
 
-    async def _serve(self, wire: Wire) -> None:
+    async def _serve(self, wire: ByteTransport) -> None:
         try:
             async with asyncio.timeout(_INTRODUCTION_DEADLINE_S):
                 peer_id, address, protocol = await read_stream_info(wire)
@@ -153,7 +153,7 @@ class Listener:
             raise
         await self.carry(wire, peer_id, address, protocol)
 
-    async def carry(self, wire: Wire, peer_id: str, address: str, protocol: str) -> None:
+    async def carry(self, wire: ByteTransport, peer_id: str, address: str, protocol: str) -> None:
         """Serve a stream of `peer_id`, who has proved to be that, until its handler returns or it is refused."""
         handler, budget = self.handlers.get(protocol), self._budgets.get(protocol, CONTROL)
         stream = Stream(wire, peer_id=peer_id, protocol=protocol, address=address)
@@ -178,7 +178,7 @@ class Listener:
             if not self._open[peer_id, budget]:
                 del self._open[peer_id, budget]
 
-    def _has_room(self, stream: Stream, budget: Budget) -> bool:
+    def _has_room(self, stream: Stream, budget: StreamBudget) -> bool:
         """Whether to take it; a stranger's may take the place of another's that is of no use."""
         peer, now = stream.peer_id, asyncio.get_running_loop().time()
         if self.strikes.refuses(peer, now) or self._open[peer, budget] >= budget.per_peer:

@@ -16,7 +16,7 @@ import base58
 from hetpeer.dht.base.errors import PeerLostError, RemoteError
 from hetpeer.dht.base.varint import varint
 from hetpeer.dht.identity.addresses import Address, address_from_bytes, hivemind_unix_address, text_of
-from hetpeer.dht.streams.byte_transport import Wire
+from hetpeer.dht.streams.byte_transport import ByteTransport
 from hetpeer.dht.streams.stream import Stream
 
 MAX_MESSAGE = 4 * 1024 * 1024
@@ -37,7 +37,7 @@ class P2pdError(RemoteError):
         )
 
 
-class Control:
+class P2pdControl:
     """Requests to the p2pd that listens on the unix socket `path`."""
 
     def __init__(self, path: str) -> None:
@@ -100,7 +100,7 @@ class Control:
         """A new stream to `peer_id`. Raises `PeerLostError`."""
         return Stream(await self.open_wire(peer_id, protocol, timeout_s), peer_id=peer_id, protocol=protocol)
 
-    async def open_wire(self, peer_id: str, protocol: str, timeout_s: float) -> Wire:
+    async def open_wire(self, peer_id: str, protocol: str, timeout_s: float) -> ByteTransport:
         """The bytes of a new stream, for a protocol that does not speak our frames. Raises `PeerLostError`."""
 
         def request(pb: Any) -> Any:
@@ -109,7 +109,7 @@ class Control:
             )
             return pb.Request(type=pb.Request.STREAM_OPEN, streamOpen=opening)
 
-        wire: Wire | None = None
+        wire: ByteTransport | None = None
         try:
             async with asyncio.timeout(timeout_s):
                 wire = await self._connection()
@@ -125,15 +125,15 @@ class Control:
             if wire is not None:
                 wire.abort()
 
-    async def _connection(self) -> Wire:
+    async def _connection(self) -> ByteTransport:
         try:
-            _, wire = await asyncio.get_running_loop().create_unix_connection(Wire, self.path)
+            _, wire = await asyncio.get_running_loop().create_unix_connection(ByteTransport, self.path)
         except OSError as error:
             raise P2pdError(f"it does not answer: {error.strerror or error}") from error
         return wire
 
     async def _ask(self, request: Callable[[Any], Any], timeout_s: float) -> Any:
-        wire: Wire | None = None
+        wire: ByteTransport | None = None
         try:
             async with asyncio.timeout(timeout_s):
                 wire = await self._connection()
@@ -147,7 +147,7 @@ class Control:
                 wire.abort()
 
 
-async def _exchange(wire: Wire, request: Callable[[Any], Any]) -> Any:
+async def _exchange(wire: ByteTransport, request: Callable[[Any], Any]) -> Any:
     """Send what `request` builds from the protobuf module, return the answer. Raises `P2pdError` on ERROR."""
     from hivemind.proto import p2pd_pb2
 
@@ -160,7 +160,7 @@ async def _exchange(wire: Wire, request: Callable[[Any], Any]) -> Any:
     return answer
 
 
-async def read_stream_info(wire: Wire) -> tuple[str, str, str]:
+async def read_stream_info(wire: ByteTransport) -> tuple[str, str, str]:
     """(authenticated peer id, address at its end, protocol) with which p2pd opens each stream it hands to us."""
     from hivemind.proto import p2pd_pb2
 
@@ -178,7 +178,7 @@ def stream_info(peer_id: str, protocol: str) -> bytes:
     return varint(len(message)) + message
 
 
-async def read_message(wire: Wire) -> bytes:
+async def read_message(wire: ByteTransport) -> bytes:
     """One protobuf behind its length. Raises `P2pdError`, `PeerLostError`."""
     length, shift = 0, 0
     while True:

@@ -9,11 +9,11 @@ from weakref import WeakSet
 from hetpeer.dht.base.clock import Clock
 from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.dht.identity.addresses import Address, relay_in, socket_in, through
-from hetpeer.dht.p2pd.p2pd_control import Control, P2pdError
+from hetpeer.dht.p2pd.p2pd_control import P2pdControl, P2pdError
 from hetpeer.dht.p2pd.tcp_probe import is_peer
-from hetpeer.dht.reach.peer_paths import Paths
-from hetpeer.dht.reach.relay_slots import Slots
-from hetpeer.dht.reach.relayed_streams import Detours
+from hetpeer.dht.reach.peer_paths import PeerPaths
+from hetpeer.dht.reach.relay_slots import RelaySlots
+from hetpeer.dht.reach.relayed_streams import RelayedStreams
 from hetpeer.dht.streams.stream import Stream
 
 SHORTEN_S = (0.0, 15.0, 60.0, 600.0)
@@ -28,15 +28,15 @@ _CONNECT_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-class Watch:
+class ConnectionMonitor:
     """Looks at the connections of one p2pd after the other. `slots` is None where no relay is known, or we are one."""
 
     def __init__(self, peer_id: str, clock: Clock) -> None:
-        self.paths = Paths()
-        self.slots: Slots | None = None
+        self.paths = PeerPaths()
+        self.slots: RelaySlots | None = None
         self.resumable: set[str] = set()
         """Protocols whose streams are opened again by whoever opened them: they may be cut for a better path."""
-        self._detours = Detours()
+        self._detours = RelayedStreams()
         self._peer_id = peer_id
         self._clock = clock
         self._long: WeakSet[Stream] = WeakSet()
@@ -55,13 +55,13 @@ class Watch:
         """The peers through which we are reached, where we accept no connections ourselves."""
         return self.slots.held if self.slots is not None and self.slots.needed else []
 
-    def use(self, slots: Slots | None) -> None:
+    def use(self, slots: RelaySlots | None) -> None:
         """These are the slots from now on."""
         if self.slots is not None:
             self._tasks.spawn(self.slots.close(), name="end of the slots before")
         self.slots = slots
 
-    async def look(self, control: Control) -> None:
+    async def look(self, control: P2pdControl) -> None:
         """Take in the connections that there are now, and act on them. Raises `P2pdError`."""
         connections = await control.connections()
         before = {relay: self.paths.through(relay) for relay in (self.slots.relays if self.slots else ())}
@@ -82,7 +82,7 @@ class Watch:
                     self._shorten(control, peer, punches=punches), name=f"shorter way to {peer}"
                 )
 
-    async def open(self, control: Control, peer_id: str, protocol: str, timeout_s: float) -> Stream:
+    async def open(self, control: P2pdControl, peer_id: str, protocol: str, timeout_s: float) -> Stream:
         """A new stream, through a relay where there is no other way. Raises `PeerLostError` after `timeout_s` at the latest."""
         relays = self.slots.relays.values() if self.slots is not None else ()
         stream = await self._detours.open(control, peer_id, protocol, timeout_s, relays)
@@ -102,7 +102,7 @@ class Watch:
                 self._long.discard(stream)
                 stream.abort()
 
-    async def _shorten(self, control: Control, peer: str, *, punches: bool) -> None:
+    async def _shorten(self, control: P2pdControl, peer: str, *, punches: bool) -> None:
         """Who is reached through a relay may be open to us: whoever dialled first could not come in. libp2p does not
         dial a peer that it is connected to, so the relayed connection goes, once it is proved that a direct one works.
 

@@ -23,9 +23,9 @@ from hetpeer.dht.base.clock import Clock
 from hetpeer.dht.base.errors import LocalError, ProtocolError, RemoteError
 from hetpeer.dht.identity.addresses import Address, parse_address, relay_in, socket_in
 from hetpeer.dht.kademlia.adverts import printable
-from hetpeer.dht.p2pd.p2pd_control import Control
+from hetpeer.dht.p2pd.p2pd_control import P2pdControl
 from hetpeer.dht.p2pd.tcp_probe import is_peer
-from hetpeer.dht.reach.reachability import Finding
+from hetpeer.dht.reach.reachability import ReachFinding
 from hetpeer.dht.streams.stream import Stream
 
 PROTOCOL = "hetpeer/1/dialback"
@@ -51,7 +51,7 @@ class Hint:
     others: tuple[Address, ...] = ()
 
 
-class Budget:
+class DialBudget:
     """Who may have us dial, pure: times are given."""
 
     def __init__(self) -> None:
@@ -89,13 +89,13 @@ class DialBack:
     """
 
     def __init__(
-        self, control: Callable[[], Control | None], clock: Clock, hints: Hints, *, loopback: bool
+        self, control: Callable[[], P2pdControl | None], clock: Clock, hints: Hints, *, loopback: bool
     ) -> None:
         self._control = control
         self._clock = clock
         self._hints = hints
         self._loopback = loopback
-        self._budget = Budget()
+        self._budget = DialBudget()
 
     async def handle(self, stream: Stream) -> None:
         """Serve one question; given to `Node.serve`."""
@@ -119,7 +119,7 @@ class DialBack:
         found = [port for port, there in zip(ports, reached, strict=True) if there]
         await stream.send({"port": found[0] if found else 0}, timeout_s=ANSWER_S)
 
-    async def _seen_at(self, control: Control, peer_id: str) -> str | None:
+    async def _seen_at(self, control: P2pdControl, peer_id: str) -> str | None:
         """The IP address of a direct connection with the peer; None when there is none that may be dialled."""
         for peer, text in await control.connections():
             place = socket_in(text)
@@ -136,14 +136,16 @@ class DialBack:
         return not (address.is_multicast or address.is_unspecified or address.is_link_local)
 
 
-async def ask(control: Control, helper: str, ports: Sequence[int], hinted: Callable[[Hint], None]) -> Finding:
+async def ask(
+    control: P2pdControl, helper: str, ports: Sequence[int], hinted: Callable[[Hint], None]
+) -> ReachFinding:
     """Ask `helper` to dial us at `ports`. What else it says goes to `hinted` at once. Raises `RemoteError`."""
     async with await control.open_stream(helper, PROTOCOL, ANSWER_S) as stream:
         await stream.send({"ports": list(ports)[:MAX_PORTS]}, timeout_s=ANSWER_S)
         ip, hint = read_hint((await stream.receive(payload_limit=0, timeout_s=ANSWER_S)).header, helper)
         hinted(hint)
         found = (await stream.receive(payload_limit=0, timeout_s=DIAL_S + ANSWER_S)).header
-    return Finding(helper=helper, ip=ip, port=read_port(found, helper, ports))
+    return ReachFinding(helper=helper, ip=ip, port=read_port(found, helper, ports))
 
 
 def read_hint(header: Mapping[str, Any], helper: str) -> tuple[str, Hint]:

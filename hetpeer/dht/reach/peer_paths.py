@@ -9,7 +9,7 @@ from hetpeer.dht.identity.addresses import relay_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Path:
+class PeerPath:
     """The best connection to a peer. `relay` is the id of the peer between us, empty on a direct one."""
 
     relay: str = ""
@@ -18,13 +18,13 @@ class Path:
         return f"through {self.relay[-8:]}" if self.relay else "direct"
 
 
-class Paths:
+class PeerPaths:
     """The paths to all peers that we are connected to."""
 
     def __init__(self) -> None:
-        self._paths: dict[str, Path] = {}
+        self._paths: dict[str, PeerPath] = {}
 
-    def of(self, peer_id: str) -> Path | None:
+    def of(self, peer_id: str) -> PeerPath | None:
         """The path to a peer; None when there is no connection."""
         return self._paths.get(peer_id)
 
@@ -48,5 +48,5 @@ class Paths:
         for peer, address in connections:
             relay = relay_in(address)
             relays[peer] = relay and relays.get(peer, relay)
-        before, self._paths = self._paths, {peer: Path(relay=relay) for peer, relay in relays.items()}
+        before, self._paths = self._paths, {peer: PeerPath(relay=relay) for peer, relay in relays.items()}
         return [peer for peer, path in before.items() if path.relay and relays.get(peer) == ""]

@@ -13,11 +13,11 @@ from dataclasses import replace
 from hetpeer.dht.base.clock import Clock
 from hetpeer.dht.base.errors import RemoteError
 from hetpeer.dht.identity.addresses import Address, at_socket, far_first, is_far, relay_in
-from hetpeer.dht.kademlia.network_session import Session
+from hetpeer.dht.kademlia.network_session import NetworkSession
 from hetpeer.dht.p2pd.node_config import NodeConfig
 from hetpeer.dht.p2pd.p2pd_control import P2pdError
 from hetpeer.dht.reach.dialback import MAX_HINTS, MAX_PORTS, Hint, ask
-from hetpeer.dht.reach.reachability import ROUND_S, Ask, Effect, Reach, Reachability, Standing
+from hetpeer.dht.reach.reachability import ROUND_S, Ask, Effect, Reachability, ReachEstimate, ReachKind
 
 MEET_S = 2.5
 """To connect to a peer that one who is asked knows, so that it can be asked too: both fit into a round."""
@@ -29,7 +29,7 @@ HINT_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-class Reaching:
+class ReachProbe:
     """What is known of our reachability, `standing`, and of relays. `config` is what the node's user asked for."""
 
     def __init__(self, config: NodeConfig, peer_id: str, clock: Clock) -> None:
@@ -42,7 +42,7 @@ class Reaching:
         self._port = 0
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> ReachEstimate:
         """What is known."""
         return self.core.standing
 
@@ -54,12 +54,12 @@ class Reaching:
     def forwarded(self, own: Collection[Address], helpers: int = 1) -> Address | None:
         """The address at which peers outside our network reach us, `helpers` of them at least, where it is none of our `own`: a router forwards the port."""
         standing = self.standing
-        if standing.reach is not Reach.PUBLIC or not standing.outside or standing.alike < helpers:
+        if standing.reach is not ReachKind.PUBLIC or not standing.outside or standing.alike < helpers:
             return None
         there = at_socket(standing.ip, standing.port, self._peer_id)
         return None if there in own else there
 
-    async def round(self, session: Session, port: int, *, served: bool) -> None:
+    async def round(self, session: NetworkSession, port: int, *, served: bool) -> None:
         """Ask whom we may, if it is time; `standing` says what is known then. Takes ROUND_S at most.
 
         `port`: where we listen. `served`: whether some relay has a slot for us, if we need one.
@@ -74,24 +74,24 @@ class Reaching:
                 self._perform(group, session, [*effects, *await self._met(session)])
         self.core.tick(self._clock.monotonic())  # those who did not answer are not waited for any longer
 
-    def adapted(self, current: NodeConfig, session: Session, *, served: bool) -> NodeConfig:
+    def adapted(self, current: NodeConfig, session: NetworkSession, *, served: bool) -> NodeConfig:
         """What p2pd should be told, by what is known; `current` is what it was told. `served` as in `round`."""
         if self._config.reachability != "ask":
             return current
         standing, own = self.standing, session.addresses
         near = tuple(address for address in own if not address.relay and not is_far(address))
-        if standing.reach is Reach.PRIVATE and current.reachability == "private" and served:
+        if standing.reach is ReachKind.PRIVATE and current.reachability == "private" and served:
             return current
-        if standing.reach is Reach.PRIVATE and self._relays:
+        if standing.reach is ReachKind.PRIVATE and self._relays:
             relays = tuple(self._relays.values())
             return replace(self._config, reachability="private", relays=relays, announce=near)
-        if standing.reach is Reach.PUBLIC:
+        if standing.reach is ReachKind.PUBLIC:
             if (there := self.forwarded(own)) is not None:
                 return replace(self._config, announce=(there, *near))
             return self._config if current.reachability == "private" else current
         return current
 
-    async def hints(self, session: Session, asker: str) -> tuple[Sequence[str], Sequence[str]]:
+    async def hints(self, session: NetworkSession, asker: str) -> tuple[Sequence[str], Sequence[str]]:
         """What a peer that asks us to dial it is told: reliable relays, and peers that it could ask too."""
         relays = list(self._relays.values())
         if self._config.reachability == "public":
@@ -112,14 +112,14 @@ class Reaching:
 
     # ── a round ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _perform(self, group: asyncio.TaskGroup, session: Session, effects: Iterable[Effect]) -> None:
+    def _perform(self, group: asyncio.TaskGroup, session: NetworkSession, effects: Iterable[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Ask):
                 group.create_task(self._ask(group, session, effect.helper))
             else:
                 _log.info("reachability: %s", effect.standing)
 
-    async def _ask(self, group: asyncio.TaskGroup, session: Session, helper: str) -> None:
+    async def _ask(self, group: asyncio.TaskGroup, session: NetworkSession, helper: str) -> None:
         def hinted(hint: Hint) -> None:
             for relay in hint.relays:
                 self._note_relay(relay)
@@ -143,23 +143,23 @@ class Reaching:
         elif sum(peer not in self._known for peer in self._relays) < MAX_HINTS:
             self._relays[relay.peer_id] = relay
 
-    async def _meet(self, group: asyncio.TaskGroup, session: Session, other: Address) -> None:
+    async def _meet(self, group: asyncio.TaskGroup, session: NetworkSession, other: Address) -> None:
         with suppress(P2pdError):
             await session.control.connect(other, MEET_S)
             self._perform(group, session, await self._met(session))
 
-    async def _met(self, session: Session) -> list[Effect]:
+    async def _met(self, session: NetworkSession) -> list[Effect]:
         helpers = [peer for peer, text in await _connections(session) if text and not relay_in(text)]
         named_first = sorted(dict.fromkeys(helpers), key=lambda peer: peer not in self._known)
         return self.core.met(self._clock.monotonic(), named_first)
 
-    def _ports(self, session: Session) -> list[int]:
+    def _ports(self, session: NetworkSession) -> list[int]:
         """Where we listen, and what else leads there (a port that a router maps)."""
         found = [place[1] for address in session.addresses if not address.relay and (place := address.socket)]
         return list(dict.fromkeys([self._port, *found]))[:MAX_PORTS]
 
 
-async def _addresses_of(session: Session, peer: str) -> list[Address]:
+async def _addresses_of(session: NetworkSession, peer: str) -> list[Address]:
     """Where others may find a peer that we are connected to, the likeliest first."""
     try:
         return far_first(await session.control.addresses_of(peer))[:MAX_ADDRESSES]
@@ -167,7 +167,7 @@ async def _addresses_of(session: Session, peer: str) -> list[Address]:
         return []
 
 
-async def _connections(session: Session) -> list[tuple[str, str]]:
+async def _connections(session: NetworkSession) -> list[tuple[str, str]]:
     try:
         return await session.control.connections()
     except P2pdError:

@@ -23,7 +23,7 @@ CONFIRM_S = 15.0
 RECHECK_S = 600.0
 
 
-class Reach(enum.StrEnum):
+class ReachKind(enum.StrEnum):
     """What is known of us."""
 
     UNKNOWN = "unknown"
@@ -32,7 +32,7 @@ class Reach(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class ReachFinding:
     """What one helper saw: the IP address that we have for it, and the port at which it reached us, 0 if at none."""
 
     helper: str
@@ -46,10 +46,10 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class ReachEstimate:
     """What is known, and by how many peers' findings that agree."""
 
-    reach: Reach = Reach.UNKNOWN
+    reach: ReachKind = ReachKind.UNKNOWN
     peers: int = 0
     ip: str = ""
     """Our address as they see it."""
@@ -72,26 +72,26 @@ class Ask:
 class Settle:
     """Know this from now on."""
 
-    standing: Standing
+    standing: ReachEstimate
 
 
 Effect = Ask | Settle
 
 
-def judge(findings: Collection[Finding]) -> Standing:
+def judge(findings: Collection[ReachFinding]) -> ReachEstimate:
     """Reached only if more helpers got through than not; who sees us from outside outweighs the neighbours."""
     outside = [finding for finding in findings if finding.is_global]
     counted = outside or list(findings)
     reached = [finding for finding in counted if finding.port]
     missed = [finding for finding in counted if not finding.port]
     if not counted:
-        return Standing()
+        return ReachEstimate()
     public = len(reached) > len(missed)
     agreeing = reached if public else missed
     seen = Counter((finding.ip, finding.port) for finding in agreeing)
     ((ip, port), alike) = seen.most_common(1)[0]
-    return Standing(
-        reach=Reach.PUBLIC if public else Reach.PRIVATE,
+    return ReachEstimate(
+        reach=ReachKind.PUBLIC if public else ReachKind.PRIVATE,
         peers=len(agreeing),
         ip=ip,
         port=port,
@@ -104,7 +104,7 @@ class Reachability:
     """One peer's standing. Each event returns the effects that follow from it, in order."""
 
     def __init__(self, now: float) -> None:
-        self.standing = Standing()
+        self.standing = ReachEstimate()
         self._due = now
         self._deadline = now
         self._concluded = now
@@ -112,8 +112,8 @@ class Reachability:
         self._asked: set[str] = set()
         """Since everybody had a turn."""
         self._awaited: set[str] = set()
-        self._findings: list[Finding] = []
-        self._doubted: Reach | None = None
+        self._findings: list[ReachFinding] = []
+        self._doubted: ReachKind | None = None
         self._addresses: frozenset[str] | None = None
 
     @property
@@ -139,7 +139,7 @@ class Reachability:
         self._due = min(self._due, self._concluded + RETRY_S)
         return self.tick(now)
 
-    def answered(self, now: float, helper: str, finding: Finding | None) -> list[Effect]:
+    def answered(self, now: float, helper: str, finding: ReachFinding | None) -> list[Effect]:
         """What a helper found, or None when it found out nothing."""
         if helper not in self._awaited:
             return []
@@ -179,10 +179,10 @@ class Reachability:
         self._awaited.clear()
         self._concluded = now
         found, known = judge(self._findings), self.standing
-        self._due = now + (RETRY_S if found.reach is Reach.UNKNOWN else RECHECK_S)
-        if found.reach is Reach.UNKNOWN:
+        self._due = now + (RETRY_S if found.reach is ReachKind.UNKNOWN else RECHECK_S)
+        if found.reach is ReachKind.UNKNOWN:
             return []
-        contrary = known.reach not in (Reach.UNKNOWN, found.reach)
+        contrary = known.reach not in (ReachKind.UNKNOWN, found.reach)
         if contrary and self._doubted is not found.reach:
             self._doubted = found.reach
             self._asked.clear()

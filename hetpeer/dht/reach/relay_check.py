@@ -16,11 +16,11 @@ from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.identity.addresses import Address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.p2pd.node_config import NodeConfig
-from hetpeer.dht.p2pd.p2pd_control import Control
+from hetpeer.dht.p2pd.p2pd_control import P2pdControl
 from hetpeer.dht.p2pd.p2pd_process import P2pd
-from hetpeer.dht.reach.relay_reservation import Reservation, reserve
+from hetpeer.dht.reach.relay_reservation import RelayReservation, reserve
 
-Offered = Callable[[Address], Awaitable[Reservation]]
+Offered = Callable[[Address], Awaitable[RelayReservation]]
 """What a relay on this machine offers to strangers. Raises `LocalError`, `RemoteError`."""
 _DEADLINE_S = 5.0
 
@@ -30,8 +30,8 @@ async def stranger() -> AsyncIterator[Offered]:
     """A throw-away p2pd, started while the caller does something else."""
     starting = asyncio.ensure_future(_start())
 
-    async def offered(relay: Address) -> Reservation:
-        control = Control((await asyncio.shield(starting)).control_path)
+    async def offered(relay: Address) -> RelayReservation:
+        control = P2pdControl((await asyncio.shield(starting)).control_path)
         await control.connect(relay, _DEADLINE_S)
         return await reserve(control, relay.peer_id, _DEADLINE_S)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError
 from hetpeer.dht.base.varint import read_fields, varint
-from hetpeer.dht.p2pd.p2pd_control import Control, P2pdError, read_message
+from hetpeer.dht.p2pd.p2pd_control import P2pdControl, P2pdError, read_message
 
 HOP = "/libp2p/circuit/relay/0.2.0/hop"
 MIN_DATA = 1 << 40
@@ -30,7 +30,7 @@ _REFUSALS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reservation:
+class RelayReservation:
     """What a relay granted. `expires` is its wall clock, in seconds since 1970; limits of 0 are none."""
 
     expires: int
@@ -43,7 +43,7 @@ class Reservation:
         return not 0 < self.max_bytes < MIN_DATA and not 0 < self.max_seconds < MIN_SECONDS
 
 
-async def reserve(control: Control, relay: str, timeout_s: float) -> Reservation:
+async def reserve(control: P2pdControl, relay: str, timeout_s: float) -> RelayReservation:
     """Ask `relay`, to which we are connected, for a slot, or for a longer one. Raises `RemoteError`."""
     try:
         async with asyncio.timeout(timeout_s):
@@ -60,7 +60,7 @@ async def reserve(control: Control, relay: str, timeout_s: float) -> Reservation
     return reservation_in(answer, relay)
 
 
-def reservation_in(answer: bytes, relay: str) -> Reservation:
+def reservation_in(answer: bytes, relay: str) -> RelayReservation:
     """What the relay's answer grants. Raises `RemoteError` HP-NET-013 when that is nothing."""
     try:
         fields = read_fields(answer)
@@ -78,7 +78,7 @@ def reservation_in(answer: bytes, relay: str) -> Reservation:
         limit = read_fields(_bytes(fields.get(4, b"")))
     except ValueError as error:
         raise ProtocolError("an answer to a reservation that is none", peer=relay) from error
-    return Reservation(
+    return RelayReservation(
         expires=_number(slot.get(1)), max_bytes=_number(limit.get(2)), max_seconds=_number(limit.get(1))
     )
 

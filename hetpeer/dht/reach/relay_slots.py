@@ -11,7 +11,7 @@ from hetpeer.dht.base.clock import Clock
 from hetpeer.dht.base.errors import RemoteError
 from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.dht.identity.addresses import Address, through
-from hetpeer.dht.p2pd.p2pd_control import Control
+from hetpeer.dht.p2pd.p2pd_control import P2pdControl
 from hetpeer.dht.p2pd.tcp_probe import listens
 from hetpeer.dht.reach.relay_reservation import reserve
 
@@ -34,7 +34,7 @@ _MAX_KNOCK_PAUSE_S = 2.0
 _log = logging.getLogger(__name__)
 
 
-class Slots:
+class RelaySlots:
     """Reservations at the first MAX_SLOTS of `relays`, which are in the order of preference.
 
     `needed`: nobody reaches us without them. Else they are there for those few who do not get through to us.
@@ -66,7 +66,7 @@ class Slots:
         """Whether there is a slot, or was one just now."""
         return self._empty_since is None or self._clock.monotonic() < self._empty_since + GRACE_S
 
-    def tend(self, control: Control, connected: set[str], circuits: dict[str, Collection[str]]) -> None:
+    def tend(self, control: P2pdControl, connected: set[str], circuits: dict[str, Collection[str]]) -> None:
         """Take what slots are wanting. `circuits`: relay → peers reached through it, to be called when it is back."""
         now = self._clock.monotonic()
         if not connected.isdisjoint(self.relays):
@@ -83,7 +83,7 @@ class Slots:
             self._busy.add(relay)
             self._tasks.spawn(self._take(control, address, relay in connected), name=f"slot at {relay}")
 
-    async def refill(self, control: Control) -> None:
+    async def refill(self, control: P2pdControl) -> None:
         """With a new p2pd: take the slots anew; if they are needed it returns when there is one, or after PATIENCE_S."""
         for relay in self.relays:
             self._lose(relay)
@@ -94,7 +94,7 @@ class Slots:
             async with asyncio.timeout(PATIENCE_S):
                 await self.some.wait()
 
-    async def gate(self, control: Control, peer_id: str) -> None:
+    async def gate(self, control: P2pdControl, peer_id: str) -> None:
         """Wait while dialling `peer_id` would fail because all relays have just gone: libp2p would not try again for 5 s.
 
         Who does not need them does not wait. Raises `P2pdError`.
@@ -122,7 +122,7 @@ class Slots:
             self.some.clear()
             self._empty_since = self._clock.monotonic()
 
-    async def _take(self, control: Control, relay: Address, connected: bool) -> None:
+    async def _take(self, control: P2pdControl, relay: Address, connected: bool) -> None:
         try:
             if not connected:
                 await self._reach(control, relay)
@@ -147,7 +147,7 @@ class Slots:
             _log.info("reached through the relay %s", relay.peer_id)
             await self._call(control, relay)
 
-    async def _reach(self, control: Control, relay: Address) -> None:
+    async def _reach(self, control: P2pdControl, relay: Address) -> None:
         """Connect to a relay that was lost, as soon as somebody listens there again."""
         pause_s, place = _KNOCK_PAUSE_S, relay.socket
         while place is not None and not await listens(*place, _KNOCK_S):
@@ -155,7 +155,7 @@ class Slots:
             pause_s = min(1.2 * pause_s, _MAX_KNOCK_PAUSE_S)
         await control.connect(relay, _ASK_S)
 
-    async def _call(self, control: Control, relay: Address) -> None:
+    async def _call(self, control: P2pdControl, relay: Address) -> None:
         """Call those whose circuits broke with the relay. They do so too; who has its slot last gets through."""
         callers, self._callers[relay.peer_id] = self._callers[relay.peer_id], set()
         for peer in callers:

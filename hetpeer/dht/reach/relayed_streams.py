@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable
 
 from hetpeer.dht.identity.addresses import Address, through
-from hetpeer.dht.p2pd.p2pd_control import Control, P2pdError
+from hetpeer.dht.p2pd.p2pd_control import P2pdControl, P2pdError
 from hetpeer.dht.streams.stream import Stream
 
 HEAD_START_S = 1.5
@@ -21,7 +21,7 @@ _CONNECT_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-class Detours:
+class RelayedStreams:
     """Remembers which peers needed one."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Detours:
         self._needed.difference_update(peers)
 
     async def open(
-        self, control: Control, peer_id: str, protocol: str, timeout_s: float, relays: Iterable[Address]
+        self, control: P2pdControl, peer_id: str, protocol: str, timeout_s: float, relays: Iterable[Address]
     ) -> Stream:
         """A new stream, directly or through one of `relays`. Raises `PeerLostError` after `timeout_s` at the latest."""
         deadline = asyncio.get_running_loop().time() + timeout_s
@@ -53,7 +53,7 @@ class Detours:
             del direct  # or its exception, which knows this frame, would keep it and itself
 
     async def _go_round(
-        self, control: Control, peer_id: str, relays: Iterable[Address], deadline: float
+        self, control: P2pdControl, peer_id: str, relays: Iterable[Address], deadline: float
     ) -> bool:
         """Connect to a peer through a relay, if there is no connection; whether that made one."""
         for relay in relays:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 from hetpeer.dht.base.errors import PeerLostError
-from hetpeer.dht.streams.delivery import Delivery, Traffic
+from hetpeer.dht.streams.delivery import Delivery, PeerTraffic
 
 Buffer = bytes | bytearray | memoryview
 
@@ -36,16 +36,16 @@ _MAX_PACING_RATE, _AS_IT_LIKES = 47, 2**32 - 1
 """SO_MAX_PACING_RATE of Linux, and its value for no rate."""
 
 
-class Wire(asyncio.BufferedProtocol):
+class ByteTransport(asyncio.BufferedProtocol):
     """One connected socket. One task may read and one may write at a time.
 
     Every failure is a `PeerLostError` that names `peer`. Cancelling a read of the small buffer loses nothing;
     cancelling `read_into` or `write` half-way breaks the wire, as nobody could find the next frame's start.
     """
 
-    def __init__(self, on_connect: Callable[[Wire], None] | None = None) -> None:
+    def __init__(self, on_connect: Callable[[ByteTransport], None] | None = None) -> None:
         self.peer = ""
-        self.delivery = Delivery(Traffic())
+        self.delivery = Delivery(PeerTraffic())
         self._on_connect = on_connect
         self._transport: asyncio.Transport | None = None
         self._lost: str | None = None
@@ -88,7 +88,7 @@ class Wire(asyncio.BufferedProtocol):
         """Bytes that are here and were not read yet."""
         return self._end - self._start
 
-    def count(self, traffic: Traffic) -> None:
+    def count(self, traffic: PeerTraffic) -> None:
         """Count what arrives from now on, and what was not read yet, as traffic of the peer."""
         self.delivery = Delivery(traffic)
         self.delivery.came(self.pending)

@@ -27,7 +27,7 @@ FRAME_S = 60.0
 """What a whole frame may take, besides its length at the floor."""
 
 
-class Verdict(enum.Enum):
+class DeliveryState(enum.Enum):
     """What is thought of a stream that owes us the rest of a frame."""
 
     FINE = "fine"
@@ -37,7 +37,7 @@ class Verdict(enum.Enum):
 
 
 @dataclass(slots=True, weakref_slot=True)
-class Traffic:
+class PeerTraffic:
     """Bytes that one peer has sent us, in all streams."""
 
     nbytes: int = 0
@@ -47,7 +47,7 @@ class Traffic:
 class Delivery:
     """Bytes that came on one stream."""
 
-    peer: Traffic
+    peer: PeerTraffic
     nbytes: int = 0
 
     def came(self, nbytes: int) -> None:
@@ -56,39 +56,39 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class DeliveryPace:
     """What is asked of a peer while it owes us the rest of a frame: `floor` bytes/s in all its streams over `window_s`."""
 
     floor: float = FLOOR
     window_s: float = WINDOW_S
 
 
-MEMBER = Pace()
-STRANGER = Pace(STRANGERS_FLOOR, STRANGERS_WINDOW_S)
+MEMBER = DeliveryPace()
+STRANGER = DeliveryPace(STRANGERS_FLOOR, STRANGERS_WINDOW_S)
 
 
-class Watch:
+class FrameWatch:
     """Over one frame that has begun, of `length` bytes in all; to be asked once a second."""
 
-    def __init__(self, delivery: Delivery, length: int, now: float, pace: Pace = MEMBER) -> None:
+    def __init__(self, delivery: Delivery, length: int, now: float, pace: DeliveryPace = MEMBER) -> None:
         self._delivery = delivery
         self._pace = pace
         self._deadline = now + FRAME_S + length / pace.floor
         self._seen = deque([(now, delivery.nbytes, delivery.peer.nbytes)])
 
-    def judge(self, now: float) -> Verdict:
+    def judge(self, now: float) -> DeliveryState:
         delivery, seen = self._delivery, self._seen
         seen.append((now, delivery.nbytes, delivery.peer.nbytes))
         while now - seen[1][0] >= WINDOW_S:
             seen.popleft()
         if now > self._deadline:
-            return Verdict.LATE
+            return DeliveryState.LATE
         if now - seen[0][0] >= WINDOW_S and self.drips:
-            return Verdict.DRIPS
+            return DeliveryState.DRIPS
         began = next(((at, peer) for at, _, peer in reversed(seen) if now - at >= self._pace.window_s), None)
         if began is not None and delivery.peer.nbytes - began[1] < self._pace.floor * (now - began[0]):
-            return Verdict.SLOW if not self.drips else Verdict.DRIPS
-        return Verdict.FINE
+            return DeliveryState.SLOW if not self.drips else DeliveryState.DRIPS
+        return DeliveryState.FINE
 
     @property
     def drips(self) -> bool:

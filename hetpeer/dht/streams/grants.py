@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.dht.base.strikes import Kind, OffenceError
+from hetpeer.dht.base.strikes import Offence, OffenceError
 from hetpeer.dht.streams.flow_control import Pool
 
 ANNOUNCE = 8
@@ -15,7 +15,7 @@ ANNOUNCE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class GrantBudget:
     """Bytes of one kind of pools: `least` for each pool, `most` for all of them together as long as that is more."""
 
     least: int = 0
@@ -54,7 +54,7 @@ class Grants:
 
     def __init__(
         self,
-        budgets: tuple[Budget, ...],
+        budgets: tuple[GrantBudget, ...],
         pools: int,
         holding: Holding,
         announce: Callable[[], None] = lambda: None,
@@ -67,7 +67,7 @@ class Grants:
         self._own: Counter[int] = Counter()
         self._base = tuple(self._free_least(kind) for kind in range(len(budgets)))
 
-    def resize(self, budgets: tuple[Budget, ...], pools: int) -> None:
+    def resize(self, budgets: tuple[GrantBudget, ...], pools: int) -> None:
         """Other budgets from now on. What was granted stays granted, and is left to run out."""
         self._budgets, self._pools = budgets, pools
         self._announce()
@@ -80,16 +80,16 @@ class Grants:
             account.announced = account.granted
         return self._base, {pool: account.granted for pool, account in self._accounts.items()}
 
-    def lane(self) -> Lane:
+    def lane(self) -> GrantLane:
         """The books of one more lane of the link."""
-        return Lane(self)
+        return GrantLane(self)
 
     def offered(self, pool: Pool, nbytes: int) -> None:
         """`nbytes` more of `pool` are coming, in whatever lane. Raises OffenceError where they were not granted."""
         account = self._account(pool)
         beyond = account.offered + nbytes - account.granted
         if beyond > 0:
-            raise OffenceError(Kind.FLOOD, f"{beyond} bytes beyond its credit")
+            raise OffenceError(Offence.FLOOD, f"{beyond} bytes beyond its credit")
         account.offered += nbytes
 
     def came(self, pool: Pool, nbytes: int, kept: int) -> Callable[[], None]:
@@ -150,7 +150,7 @@ class Grants:
 
 
 @dataclass(slots=True)
-class Lane:
+class GrantLane:
     """What came in one lane. Frames of a lane come in order, so its totals say what was left out between two."""
 
     grants: Grants
@@ -172,7 +172,7 @@ class Lane:
     def claim(self, pool: Pool, cost: int) -> None:
         """The frame that is coming takes `cost` bytes of `pool`. Raises OffenceError when they were not spent."""
         if self._offered[pool] - self._settled[pool] < cost:
-            raise OffenceError(Kind.FLOOD, f"a frame of {cost} bytes that were not spent")
+            raise OffenceError(Offence.FLOOD, f"a frame of {cost} bytes that were not spent")
 
     def settle(self, pool: Pool = 0, kept: int = 0) -> Callable[[], None]:
         """All that was offered is here or will never be; `kept` bytes of `pool` are in memory until what is returned is

@@ -67,7 +67,7 @@ class _Least:
         return self._rising[0][1:] if self._rising else (float("inf"), 0)
 
 
-class Meter:
+class RateMeter:
     """The rate of one line, by all frames that come over it, in whatever streams."""
 
     def __init__(self) -> None:

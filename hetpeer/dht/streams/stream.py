@@ -14,10 +14,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError
-from hetpeer.dht.base.strikes import Kind, OffenceError
+from hetpeer.dht.base.strikes import Offence, OffenceError
 from hetpeer.dht.identity.addresses import customer_in
-from hetpeer.dht.streams.byte_transport import Wire
-from hetpeer.dht.streams.delivery import FRAME_S, MEMBER, Traffic, Verdict, Watch
+from hetpeer.dht.streams.byte_transport import ByteTransport
+from hetpeer.dht.streams.delivery import FRAME_S, MEMBER, DeliveryState, FrameWatch, PeerTraffic
 from hetpeer.dht.streams.frames import (
     DEFAULT_PAYLOAD_LIMIT,
     MAX_HEADER,
@@ -27,14 +27,14 @@ from hetpeer.dht.streams.frames import (
     decode_prefix,
     encode_head,
 )
-from hetpeer.dht.streams.throttle import Throttle, Way
+from hetpeer.dht.streams.throttle import Throttle, ThrottledDirection
 
 GUARD_S = 1.0
 _SKIP_CHUNK = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
+class FrameHead:
     """The head of a received frame; its payload is still to be taken from the stream."""
 
     header: Header
@@ -47,7 +47,7 @@ class Stream:
     Use it as a context manager, or call `close`. After any error it is broken: open another one.
     """
 
-    def __init__(self, wire: Wire, *, peer_id: str, protocol: str, address: str = "") -> None:
+    def __init__(self, wire: ByteTransport, *, peer_id: str, protocol: str, address: str = "") -> None:
         wire.peer = peer_id
         self.peer_id = peer_id
         self.address = address
@@ -94,7 +94,7 @@ class Stream:
                 await self._send_in_turn(self._throttle.up, head, buffers)
             self._use(len(buffers))
 
-    def count(self, traffic: Traffic) -> None:
+    def count(self, traffic: PeerTraffic) -> None:
         """Judge this stream with all that come from the peer: `traffic` is theirs too."""
         self._wire.count(traffic)
 
@@ -112,7 +112,7 @@ class Stream:
         payload_limit: int = DEFAULT_PAYLOAD_LIMIT,
         timeout_s: float | None = None,
         silence_s: float | None = None,
-    ) -> Frame:
+    ) -> FrameHead:
         """The next frame's head; then take its payload with one of the methods below before the next `receive`.
 
         Raises `ProtocolError` for what is not a frame or announces more than `payload_limit` bytes, OffenceError for what
@@ -136,7 +136,7 @@ class Stream:
         self._use(payload_length)
         if self._throttle is not None:
             self._throttle.down.passed(len(head))
-        return Frame(header=header, payload_length=payload_length)
+        return FrameHead(header=header, payload_length=payload_length)
 
     async def receive_into(self, target: Any, *, timeout_s: float | None = None) -> None:
         """Take the payload straight into `target`, a writable buffer of exactly its length.
@@ -204,7 +204,7 @@ class Stream:
         state = f"broken: {self._wire.lost}" if self.broken else "open"
         return f"<Stream {self.protocol} to {self.peer_id}, {state}>"
 
-    async def _send_in_turn(self, up: Way, head: bytes, buffers: list[memoryview]) -> None:
+    async def _send_in_turn(self, up: ThrottledDirection, head: bytes, buffers: list[memoryview]) -> None:
         """A head at once, with a payload that need not wait; else that piece by piece."""
         up.passed(len(head))
         if up.unlimited or not buffers:
@@ -221,7 +221,7 @@ class Stream:
             self._wire.abort("a message was given up half-way")
             raise
 
-    async def _receive_in_turn(self, down: Way, view: memoryview) -> None:
+    async def _receive_in_turn(self, down: ThrottledDirection, view: memoryview) -> None:
         if down.unlimited:
             down.passed(len(view))
             await self._wire.read_into(view)
@@ -257,7 +257,7 @@ class _Heard:
 
 
 def _drip(stream: Stream) -> OffenceError:
-    return OffenceError(Kind.DRIP, "a stream that drips", peer=stream.peer_id)
+    return OffenceError(Offence.DRIP, "a stream that drips", peer=stream.peer_id)
 
 
 class _Guard(AbstractAsyncContextManager[None]):
@@ -271,7 +271,7 @@ class _Guard(AbstractAsyncContextManager[None]):
         self._length = length
         self._silence_s = silence_s
         self._loop = asyncio.get_running_loop()
-        self._watch: Watch | None = None
+        self._watch: FrameWatch | None = None
         self._drips = False
 
     async def __aenter__(self) -> None:
@@ -279,7 +279,7 @@ class _Guard(AbstractAsyncContextManager[None]):
         self._peer = _Heard(now, self._wire.delivery.peer.nbytes)
         self._own = _Heard(now, self._wire.delivery.nbytes)
         if self._length is not None:
-            self._watch = Watch(self._wire.delivery, self._length, now, self._stream.pace)
+            self._watch = FrameWatch(self._wire.delivery, self._length, now, self._stream.pace)
         self._timer = self._loop.call_later(GUARD_S, self._look)
 
     async def __aexit__(
@@ -296,13 +296,13 @@ class _Guard(AbstractAsyncContextManager[None]):
             if nbytes > heard.nbytes:
                 heard.at, heard.nbytes = now, nbytes
         if self._watch is None and self._wire.pending:
-            self._watch = Watch(self._wire.delivery, MAX_HEADER, now, self._stream.pace)
+            self._watch = FrameWatch(self._wire.delivery, MAX_HEADER, now, self._stream.pace)
         silent = self._silence_s is not None and (
             now - self._peer.at >= self._silence_s or now - self._own.at >= FRAME_S
         )
-        verdict = Verdict.FINE if self._watch is None else self._watch.judge(now)
-        if silent or verdict is not Verdict.FINE:
-            self._drips = verdict is Verdict.DRIPS
+        verdict = DeliveryState.FINE if self._watch is None else self._watch.judge(now)
+        if silent or verdict is not DeliveryState.FINE:
+            self._drips = verdict is DeliveryState.DRIPS
             self._wire.abort("it is silent" if silent else verdict.value)
             return
         self._timer = self._loop.call_later(GUARD_S, self._look)

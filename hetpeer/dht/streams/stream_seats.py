@@ -17,7 +17,7 @@ LONG_S = 120.0
 """Where one thing has been under way for so long, its stream gives way, too, if none is idle: it is asked for again."""
 
 
-class Seat(Protocol):
+class StrangerStream(Protocol):
     """A stranger's stream."""
 
     @property
@@ -33,10 +33,10 @@ class Seat(Protocol):
         """When a payload began or ended last, or the stream did."""
 
 
-S = TypeVar("S", bound=Seat)
+S = TypeVar("S", bound=StrangerStream)
 
 
-def has_share(network: str, taken: Collection[Seat], most: int) -> bool:
+def has_share(network: str, taken: Collection[StrangerStream], most: int) -> bool:
     """Whether one more from `network` leaves enough for others, of `most` in all."""
     return not network or sum(seat.network == network for seat in taken) < max(1, most // SHARE)
 

@@ -6,17 +6,17 @@ import asyncio
 import math
 from collections.abc import Iterator
 
-from hetpeer.dht.base.token_bucket import BURST_S, Bucket
+from hetpeer.dht.base.token_bucket import BURST_S, TokenBucket
 
 MIN_PIECE, MAX_PIECE = 1 << 12, 1 << 18
 
 
-class Way:
+class ThrottledDirection:
     """One direction. Bytes count from the start of the node."""
 
     def __init__(self) -> None:
         self.nbytes = 0
-        self._bucket = Bucket()
+        self._bucket = TokenBucket()
 
     @property
     def unlimited(self) -> bool:
@@ -51,8 +51,8 @@ class Throttle:
     """Of one node."""
 
     def __init__(self) -> None:
-        self.up = Way()
-        self.down = Way()
+        self.up = ThrottledDirection()
+        self.down = ThrottledDirection()
 
 
 def _now() -> float:

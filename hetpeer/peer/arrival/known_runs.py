@@ -17,7 +17,7 @@ from hetpeer.bootstrap.run.durable_files import atomic_write
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.addresses import Address, parse_address
 from hetpeer.dht.kademlia.adverts import Advert
-from hetpeer.dht.reach.reachability import Reach
+from hetpeer.dht.reach.reachability import ReachKind
 from hetpeer.peer.arrival.invites import MAX_ADDRESSES, Destination, worth_giving
 
 FILE = "peers.json"
@@ -102,7 +102,7 @@ def acquaintances(adverts: Mapping[str, Advert], reliable: Collection[str]) -> l
     """Whom to remember of those who advertise: the `reliable` peers, then those who take connections, then others."""
 
     def rank(peer: str) -> int:
-        return 0 if peer in reliable else 1 if adverts[peer].reach == Reach.PUBLIC else 2
+        return 0 if peer in reliable else 1 if adverts[peer].reach == ReachKind.PUBLIC else 2
 
     found: list[Address] = []
     for peer in sorted(adverts, key=rank)[:MAX_SEEN]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from hetpeer.dht.base.printable import short_id
 from hetpeer.dht.node.node import Node
-from hetpeer.dht.reach.reachability import Reach, Standing
+from hetpeer.dht.reach.reachability import ReachEstimate, ReachKind
 from hetpeer.peer.process.console import say
 
 LOOK_S = 1.5
@@ -16,16 +16,16 @@ LOOK_S = 1.5
 _log = logging.getLogger(__name__)
 
 
-def words(standing: Standing, relays: Sequence[str]) -> str:
+def words(standing: ReachEstimate, relays: Sequence[str]) -> str:
     """One line, of what is known and through whom (peer ids) we are reached."""
     tried = f"{standing.peers} peer{'s' if standing.peers != 1 else ''} tried"
     match standing.reach:
-        case Reach.PUBLIC:
+        case ReachKind.PUBLIC:
             return f"this machine takes connections at {standing.ip} port {standing.port} ({tried})"
-        case Reach.PRIVATE if relays:
+        case ReachKind.PRIVATE if relays:
             names = ", ".join(short_id(relay) for relay in relays)
             return f"no connection from outside gets in ({tried}): others come through the relay {names}"
-        case Reach.PRIVATE:
+        case ReachKind.PRIVATE:
             return f"no connection from outside gets in ({tried}), and no peer relays: this machine can only call others"
         case _:
             return "no peer could say whether connections from outside get in"
@@ -39,10 +39,10 @@ async def tell_forever(node: Node, *, reliable: bool) -> None:
     told, before = "", ""
     while True:
         line = words(node.standing, node.relays)
-        known = node.standing.reach is not Reach.UNKNOWN
+        known = node.standing.reach is not ReachKind.UNKNOWN
         if line not in (told, "") and (not told or line == before) and (known or not reliable):
             told = line
-            if reliable and node.standing.reach is Reach.PRIVATE:
+            if reliable and node.standing.reach is ReachKind.PRIVATE:
                 _log.warning("%s; the swarm needs this one to take connections: forward its port", line)
             else:
                 say(line)

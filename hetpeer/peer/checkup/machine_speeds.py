@@ -53,7 +53,7 @@ class Speed:
         return f"{self.what:<10} {self.where:<12} {self.dtype:<10} {threads:<11} {figure}"
 
 
-def document(machine: devices.Machine, speeds: list[Speed]) -> dict[str, Any]:
+def document(machine: devices.HostResources, speeds: list[Speed]) -> dict[str, Any]:
     """The object of `--json`."""
     return {"schema": SCHEMA, "machine": asdict(machine), "speeds": [asdict(speed) for speed in speeds]}
 

@@ -10,11 +10,11 @@ from hetpeer.bootstrap.run.durable_files import temporary_folder
 from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import HetpeerError, LocalError, RemoteError
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.dht.kademlia.join_handshake import Hello, say_hello
+from hetpeer.dht.kademlia.join_handshake import JoinAnswer, say_hello
 from hetpeer.dht.node.node import Node, NodeConfig
-from hetpeer.dht.p2pd.p2pd_control import Control
+from hetpeer.dht.p2pd.p2pd_control import P2pdControl
 from hetpeer.dht.p2pd.p2pd_process import P2pd
-from hetpeer.dht.reach.reachability import Standing
+from hetpeer.dht.reach.reachability import ReachEstimate
 from hetpeer.peer.arrival.invites import Destination
 from hetpeer.peer.arrival.manifest_fetch import fetch_manifest
 from hetpeer.peer.checkup import thresholds
@@ -90,7 +90,7 @@ async def _peers(node: Node, goal: Destination) -> Verdict:
     control = (await node.session()).control
     peers = list(dict.fromkeys(address.peer_id for address in goal.addresses))
     answers = await asyncio.gather(*(_hello(control, peer) for peer in peers))
-    hellos = [answer for answer in answers if isinstance(answer, Hello)]
+    hellos = [answer for answer in answers if isinstance(answer, JoinAnswer)]
     silent = [answer for answer in answers if isinstance(answer, RemoteError)]
     if not hellos:
         raise silent[0]
@@ -101,14 +101,14 @@ async def _peers(node: Node, goal: Destination) -> Verdict:
     return f"{many}; the clock here is {1000 * apart:.0f} ms off at most"
 
 
-async def _hello(control: Control, peer: str) -> Hello | RemoteError:
+async def _hello(control: P2pdControl, peer: str) -> JoinAnswer | RemoteError:
     try:
         return await say_hello(control, SystemClock(), peer)
     except RemoteError as error:
         return error
 
 
-async def _reach(standing: Standing) -> Verdict:
+async def _reach(standing: ReachEstimate) -> Verdict:
     return thresholds.reach(standing)
 
 

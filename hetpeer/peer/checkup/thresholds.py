@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError, RemoteError
-from hetpeer.dht.reach.reachability import Reach, Standing
+from hetpeer.dht.reach.reachability import ReachEstimate, ReachKind
 from hetpeer.peer.control.control_messages import Setting
 from hetpeer.peer.limits.nvml import Gpus
 from hetpeer.peer.limits.sensors import idle_unknown
@@ -150,14 +150,14 @@ def port(told: Mapping[str, Setting], listening: Sequence[str] | None) -> Verdic
     return f"{', '.join(f'{key} {number}' for key, number in named.items())}: free, and can be listened at"
 
 
-def reach(standing: Standing) -> Verdict:
+def reach(standing: ReachEstimate) -> Verdict:
     """What peers found who dialled us back."""
     tried = f"{standing.peers} {'peer' if standing.peers == 1 else 'peers'} tried"
     match standing.reach:
-        case Reach.PUBLIC:
+        case ReachKind.PUBLIC:
             whence = "" if standing.outside else ", from its own network at least"
             return f"others reach this machine at {standing.ip}{whence} ({tried})"
-        case Reach.PRIVATE:
+        case ReachKind.PRIVATE:
             return LocalError(
                 "HP-NET-015",
                 f"no connection from outside gets in ({tried})",

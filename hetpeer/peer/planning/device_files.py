@@ -32,8 +32,8 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hetpeer.stages.planning.device_network import MOST, Network, wrong
-from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S, LINE, Devices, Work
+from hetpeer.stages.planning.device_network import MOST, DeviceNetwork, wrong
+from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S, LINE, Devices, StepDemand
 from hetpeer.stages.planning.swarms.relay_fronts import through_fronts
 
 Amount = Annotated[float, Field(ge=1e-6, le=1e9, strict=True)]
@@ -83,7 +83,7 @@ class NamedDevices:
     between_s: float = 0.0
     """Between two steps."""
 
-    def of(self, work: Work) -> Work:
+    def of(self, work: StepDemand) -> StepDemand:
         """What a step of `work` asks of these."""
         return replace(work, between_s=self.between_s)
 
@@ -115,7 +115,7 @@ def devices_in(data: Any, source: str) -> NamedDevices:
     )
     unknown = LINE_MBPS if file.bandwidth_gbit_s is None else np.inf  # only the pairs are known
     uplink = np.array([entry.up_mbps or unknown for entry in entries])
-    network = Network.of(
+    network = DeviceNetwork.of(
         {
             "latency_ms": _square(file.latency_ms, len(names)),
             "bandwidth_gbit_s": file.bandwidth_gbit_s

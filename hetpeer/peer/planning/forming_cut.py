@@ -15,7 +15,7 @@ from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.kademlia.adverts import Advert
 from hetpeer.peer.planning.device_files import devices_in
 from hetpeer.peer.planning.swarm_inventory import inventory
-from hetpeer.stages.planning.swarms.plan_search import Search
+from hetpeer.stages.planning.swarms.plan_search import PlanSearch
 
 
 def cutting(
@@ -39,7 +39,7 @@ def cutting(
     if set(peers) != set(waiting):
         return None
     work = of_manifest(manifest, manifest.training.microbatches)
-    plan = Search(devices, work, seed).run(on)
+    plan = PlanSearch(devices, work, seed).run(on)
     if plan is None:
         return None
     best = min(plan.best.pipelines, key=lambda pipeline: pipeline.seconds(work.microbatches))

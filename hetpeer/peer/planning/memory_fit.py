@@ -7,10 +7,10 @@ import math
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.planning.device_files import GIB, NamedDevices
 from hetpeer.stages.planning.swarms.memory_shortage import lacking
-from hetpeer.stages.planning.swarms.plan_inputs import Work
+from hetpeer.stages.planning.swarms.plan_inputs import StepDemand
 
 
-def too_small(named: NamedDevices, work: Work, model: str) -> LocalError:
+def too_small(named: NamedDevices, work: StepDemand, model: str) -> LocalError:
     """HP-PLAN-005, with what would be enough."""
     device, missing = lacking(named.devices, work)
     more = math.ceil(10 * missing / GIB) / 10

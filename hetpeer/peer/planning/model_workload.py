@@ -11,7 +11,7 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.step_workload import FLOAT, of_manifest
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.pipeline.gradient_slots import LIVE
-from hetpeer.stages.planning.swarms.plan_inputs import Work
+from hetpeer.stages.planning.swarms.plan_inputs import StepDemand
 
 ADAMW_KEEPS = 2
 KEPT_PER_WIDTH = 34 / 2
@@ -38,7 +38,7 @@ PRESETS = {
 }
 
 
-def work_of(model: str, microbatches: int | None, ratio: float | None = None) -> Work:
+def work_of(model: str, microbatches: int | None, ratio: float | None = None) -> StepDemand:
     """Of a run directory or a preset, with so many microbatches a step (None: the run's own, or 64), where slow lines may send activations and
     their gradients in `ratio` times fewer bytes (None: as the run's do, or not at all). Raises `LocalError` HP-PLAN-004.
     """
@@ -49,7 +49,7 @@ def work_of(model: str, microbatches: int | None, ratio: float | None = None) ->
     return replace(work, compression=squeezed)
 
 
-def _work_of(model: str, microbatches: int | None) -> Work:
+def _work_of(model: str, microbatches: int | None) -> StepDemand:
     if model in PRESETS:
         return preset(PRESETS[model], microbatches or 64)
     if not Path(model).is_dir():
@@ -64,7 +64,7 @@ def _work_of(model: str, microbatches: int | None) -> Work:
     return of_manifest(manifest, microbatches or manifest.training.microbatches)
 
 
-def preset(gpt: Gpt, microbatches: int) -> Work:
+def preset(gpt: Gpt, microbatches: int) -> StepDemand:
     """One sequence a microbatch; a block is a layer, the first has the embedding, the last the (tied) head. AdamW, float32."""
     tokens, width, layers = gpt.context, gpt.width, gpt.layers
     parameters = np.full(layers, 12.0 * width * width + 13.0 * width)
@@ -73,7 +73,7 @@ def preset(gpt: Gpt, microbatches: int) -> Work:
     flops[-1] += 2.0 * tokens * width * gpt.vocabulary
     crossing = np.full(layers + 1, float(FLOAT * tokens * width))
     crossing[[0, -1]] = 0.0
-    return Work(
+    return StepDemand(
         flops=flops,
         memory=(2 + ADAMW_KEEPS + LIVE) * FLOAT * parameters,
         kept=np.full(layers, FLOAT * KEPT_PER_WIDTH * tokens * width),

@@ -20,8 +20,8 @@ from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.kademlia.adverts import Advert
 from hetpeer.peer.planning.device_files import devices_in
 from hetpeer.peer.planning.swarm_inventory import inventory
-from hetpeer.stages.planning.swarms.incremental_plan import Change, Living
-from hetpeer.stages.planning.swarms.plan_inputs import Devices, Work
+from hetpeer.stages.planning.swarms.incremental_plan import Living, PlanChange
+from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
 
 HORIZON = 200
 """A change must pay within so many steps."""
@@ -132,11 +132,11 @@ def _lines(seating: Seating, peers: Sequence[str]) -> list[list[tuple[int | None
 
 
 def _arrangement(
-    change: Change,
+    change: PlanChange,
     peers: Sequence[str],
     seating: Seating,
     usual: Sequence[Sequence[Range]],
-    work: Work,
+    work: StepDemand,
     devices: Devices,
 ) -> Arrangement:
     """The plan's pipelines, and behind them clusters of the usual cut for those whom it spares: they help where they are, or where they have least to fetch. For whom no place

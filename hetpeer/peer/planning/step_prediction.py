@@ -23,8 +23,8 @@ from hetpeer.peer.planning.swarm_inventory import believed, uplink_of
 from hetpeer.peer.watching.status_reader import HOLDING
 from hetpeer.stages.pipeline.routes import Roster, Route
 from hetpeer.stages.planning.step_estimate import Estimate, estimate
-from hetpeer.stages.planning.uplinks import Line
-from hetpeer.stages.planning.virtual_swarm import Machine
+from hetpeer.stages.planning.uplinks import PeerLink
+from hetpeer.stages.planning.virtual_swarm import VirtualVolunteer
 
 SCHEMA = "hetpeer.plan/1"
 
@@ -94,7 +94,7 @@ def predict(signed: SignedManifest, adverts: Mapping[str, Advert]) -> Prediction
     routes = _routes(manifest, working)
     taking_part = {hop.peer: working[hop.peer] for route in routes.values() for hop in route}
     machines = {
-        peer: Machine(
+        peer: VirtualVolunteer(
             forward_s=advert.forward_s,
             backward_s=advert.backward_s,
             varies=advert.varies,
@@ -176,8 +176,8 @@ def _lines(
     manifest: Manifest,
     routes: Mapping[int, Route],
     working: Mapping[str, Advert],
-    machines: Mapping[str, Machine],
-) -> dict[tuple[str, str], Line]:
+    machines: Mapping[str, VirtualVolunteer],
+) -> dict[tuple[str, str], PeerLink]:
     """Both ways between any two that follow one another on a route, and from whom to whom gradients go to be added up."""
     pairs = {(a.peer, b.peer) for route in routes.values() for a, b in pairwise(route)}
     pairs |= {(b, a) for a, b in pairs}
@@ -190,7 +190,7 @@ def _lines(
     for sender, to in sorted(pairs | sums.keys()):
         note = notes.get((sender, to))
         if note is not None:
-            lines[sender, to] = Line(
+            lines[sender, to] = PeerLink(
                 rate=note.rate,
                 delay_s=working[sender].encode_s + note.trip_s / 2 + working[to].decode_s,
                 activation_bytes=note.activation_bytes,
@@ -201,7 +201,7 @@ def _lines(
             names = (working[peer].name or short_id(peer) for peer in (sender, to))
             raise _too_early(f"the link from {' to '.join(names)} is not measured yet")
         elif sender in uplinks:  # an advert names the slowest links alone
-            lines[sender, to] = Line(rate=uplinks[sender], sums_bytes=sums[sender, to])
+            lines[sender, to] = PeerLink(rate=uplinks[sender], sums_bytes=sums[sender, to])
     return lines
 
 

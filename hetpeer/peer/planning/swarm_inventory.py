@@ -21,7 +21,7 @@ from hetpeer.bootstrap.run.step_workload import of_manifest
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.printable import short_id
 from hetpeer.dht.kademlia.adverts import Advert
-from hetpeer.dht.reach.reachability import Reach
+from hetpeer.dht.reach.reachability import ReachKind
 from hetpeer.peer.planning.device_files import BITS, GIB, GIGA, LATENCY_MS, LINE_MBPS, LONGEST_S, MEGA, TERA
 from hetpeer.stages.planning.swarms.current_step_time import holders_at
 from hetpeer.stages.planning.swarms.plan_inputs import Devices, times_forward
@@ -103,7 +103,7 @@ def inventory(manifest: Manifest, adverts: Mapping[str, Advert]) -> Inventory:
                 "memory_gib": _rounded(advert.memory_bytes / GIB, 1e-6, 1e6),
                 "up_mbps": _rounded(lines.up[peer] * BITS / MEGA, *MBPS),
                 "down_mbps": _rounded(lines.down[peer] * BITS / MEGA, *MBPS),
-                **({"private": True} if advert.reach == Reach.PRIVATE else {}),
+                **({"private": True} if advert.reach == ReachKind.PRIVATE else {}),
             }
             for peer, advert in known.items()
         ),
@@ -141,11 +141,11 @@ def _between_s(manifest: Manifest, known: Mapping[str, Advert], lines: _Lines) -
 
 def _fronts(known: Mapping[str, Advert], adverts: Mapping[str, Advert]) -> dict[str, Advert]:
     """Reliable peers that take connections, and through whom some of the private ones say that they are reached."""
-    named = {end for advert in known.values() if advert.reach == Reach.PRIVATE for end in advert.relays}
+    named = {end for advert in known.values() if advert.reach == ReachKind.PRIVATE for end in advert.relays}
     return {
         peer: advert
         for peer, advert in sorted(adverts.items())
-        if advert.role in RELIABLE and advert.reach == Reach.PUBLIC and peer[-8:] in named
+        if advert.role in RELIABLE and advert.reach == ReachKind.PUBLIC and peer[-8:] in named
     }
 
 
@@ -171,7 +171,7 @@ class _Lines:
         wide = dict.fromkeys(fronts, LINE_MBPS * MEGA / BITS)
         self.up |= wide
         self.down |= wide
-        self._private = {p for p, a in adverts.items() if a.reach == Reach.PRIVATE} if fronts else set()
+        self._private = {p for p, a in adverts.items() if a.reach == ReachKind.PRIVATE} if fronts else set()
 
     def rate(self, sender: str, to: str) -> float:
         """Bytes/s."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.peer.preparation.state_fetcher import RunFiles
-from hetpeer.stages.data.shards import Arrays, Shard
+from hetpeer.stages.data.shards import Arrays, ShardFile
 from hetpeer.stages.graph.block_spec import BlockSpec
 
 FEW_SHARDS = 2
@@ -45,7 +45,7 @@ class DataSource:
         """Shards that lie on the disk, whole."""
         self._coming: dict[str, asyncio.Task[None]] = {}
         self._ahead: asyncio.Task[None] | None = None
-        self._soon: Sequence[Shard] = ()
+        self._soon: Sequence[ShardFile] = ()
         """What the next steps need, as far as the background looks."""
         self._named: dict[int, set[int]] = {}
         """Step → the ids that came here, for the last two steps."""
@@ -152,13 +152,13 @@ class DataSource:
         self._here.difference_update(shards)
         self._batches.forget()
 
-    async def _look_ahead(self, soon: Iterable[Shard]) -> None:
+    async def _look_ahead(self, soon: Iterable[ShardFile]) -> None:
         for shard in soon:
             await self._bring([shard])
 
-    def _next(self, step: int, ids: Sequence[int]) -> list[Shard]:
+    def _next(self, step: int, ids: Sequence[int]) -> list[ShardFile]:
         """The shards that the steps after `step` need, the nearest first."""
-        found: dict[Shard, None] = {}
+        found: dict[ShardFile, None] = {}
         room = min(AHEAD_BYTES, self._files.room.limit() / 4)  # what is needed at once is to find some
         for later in range(step + 1, step + 1 + AHEAD_STEPS):
             for shard in self._needed(later, ids):
@@ -169,12 +169,12 @@ class DataSource:
                     found[shard] = None
         return list(found)
 
-    def _held_out(self) -> frozenset[Shard]:
+    def _held_out(self) -> frozenset[ShardFile]:
         """What every evaluation needs, wherever its microbatches are computed."""
         shards = {shard for number in self._plan.evaluation for shard in self._plan.shards(0, number)}
         return frozenset(shards if len(shards) <= FEW_SHARDS else ())
 
-    def _needed(self, step: int, ids: Iterable[int]) -> Iterator[Shard]:
+    def _needed(self, step: int, ids: Iterable[int]) -> Iterator[ShardFile]:
         """The shards of a step that we are likely to need."""
         shards = self._plan.shards_of_step(step) if step < self._steps else []
         if len(shards) <= FEW_SHARDS:
@@ -186,13 +186,13 @@ class DataSource:
 
     # ── fetching ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _bring(self, shards: Iterable[Shard]) -> None:
+    async def _bring(self, shards: Iterable[ShardFile]) -> None:
         """Have the shards fetched that are not here; what nobody has stays away."""
         missing = [shard for shard in dict.fromkeys(shards) if shard.name not in self._here]
         if missing:
             await asyncio.wait([self._arrival(shard) for shard in missing])
 
-    def _arrival(self, shard: Shard) -> asyncio.Task[None]:
+    def _arrival(self, shard: ShardFile) -> asyncio.Task[None]:
         """The one task that fetches `shard`; who waits for it may give up, and it goes on."""
         if shard.name not in self._coming:
             task = self._tasks.spawn(self._fetch(shard), name=f"data shard {shard.name}")
@@ -200,7 +200,7 @@ class DataSource:
             task.add_done_callback(lambda _: self._coming.pop(shard.name))
         return self._coming[shard.name]
 
-    async def _fetch(self, shard: Shard) -> None:
+    async def _fetch(self, shard: ShardFile) -> None:
         try:
             await asyncio.to_thread(self._batches.open, shard)
         except LocalError:

@@ -31,7 +31,7 @@ from hetpeer.stages.graph.block_wire import read_block
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc.arena import ArenaFullError, Extent
 from hetpeer.stages.ipc.compute import Compute
-from hetpeer.stages.ipc.results import CommandFailedError, Loaded, Prepared
+from hetpeer.stages.ipc.results import BlockPrepared, CommandFailedError, Loaded
 
 RETRY_S = 0.3
 PREPARE_RETRY_S = 2.0
@@ -168,7 +168,7 @@ class StateFetcher:
 
         async def load() -> Loaded:
             try:
-                return await self._compute.submit(c.Load(block=block, state=extent))
+                return await self._compute.submit(c.LoadState(block=block, state=extent))
             finally:
                 self._compute.arena.release(extent)
 
@@ -204,8 +204,8 @@ async def prepare_block(compute: Compute, files: RunFiles, block: int) -> tuple[
             extents[name] = compute.arena.allocate(len(data))
             compute.arena.view(extents[name])[:] = data
         with _judged(block):
-            prepared: Prepared = await compute.submit(
-                c.Prepare(
+            prepared: BlockPrepared = await compute.submit(
+                c.PrepareBlock(
                     block=block,
                     graph=graph,
                     buffers=extents,

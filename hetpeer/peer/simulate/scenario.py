@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.planning.device_files import NamedDevices, devices_in, read_devices
 from hetpeer.peer.planning.model_workload import work_of
-from hetpeer.stages.planning.swarms.plan_inputs import Work
+from hetpeer.stages.planning.swarms.plan_inputs import StepDemand
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _OF_DEVICES = ("device", "front", "latency_ms", "bandwidth_gbit_s")
@@ -72,7 +72,7 @@ class Scenario:
     """What a file says. `seconds` are those of processor time that the search for a plan may take."""
 
     devices: NamedDevices
-    work: Work
+    work: StepDemand
     model: str
     steps: int
     checkpoint_every: int

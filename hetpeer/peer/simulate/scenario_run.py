@@ -19,10 +19,10 @@ from hetpeer.peer.simulate.scenario import Scenario
 from hetpeer.peer.simulate.sim_config import SwarmConfig
 from hetpeer.peer.simulate.sim_numerics import Counting
 from hetpeer.peer.simulate.sim_swarm import Swarm
-from hetpeer.stages.planning.swarms.pipeline_cuts import Pipelines
-from hetpeer.stages.planning.swarms.plan_inputs import Devices, Work
-from hetpeer.stages.planning.swarms.plan_search import Search
-from hetpeer.stages.planning.swarms.swarm_plan import Plan, planned
+from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts
+from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
+from hetpeer.stages.planning.swarms.plan_search import PlanSearch
+from hetpeer.stages.planning.swarms.swarm_plan import SwarmPlan, planned
 
 SCHEMA = "hetpeer.simulation/1"
 Range = tuple[int, int]
@@ -54,7 +54,7 @@ class Places:
     """Of a microbatch at the slowest device: what lines that compress aim at."""
 
     @classmethod
-    def of(cls, plan: Plan) -> Places:
+    def of(cls, plan: SwarmPlan) -> Places:
         """As the plan has it."""
         layouts = tuple(tuple(pairwise(one.cuts)) for one in plan.pipelines)
         return cls(
@@ -155,12 +155,12 @@ def play(scenario: Scenario, places: Places | None = None) -> Outcome:
     )
 
 
-def _plan(scenario: Scenario) -> Plan:
+def _plan(scenario: Scenario) -> SwarmPlan:
     devices, work = scenario.devices.devices, scenario.work
     if scenario.equal_stages is not None:
         stages, blocks = scenario.equal_stages, len(work)
         cuts = tuple(blocks * stage // stages for stage in range(stages + 1))
-        pipelines = Pipelines(devices, work)
+        pipelines = PipelineCuts(devices, work)
         orders = [
             tuple(range(first, first + stages)) for first in range(0, len(devices) - stages + 1, stages)
         ]
@@ -174,7 +174,7 @@ def _plan(scenario: Scenario) -> Plan:
                 exit_code=ExitCode.CONFIG,
             )
         return planned(devices, work, made)
-    found = Search(devices, work, scenario.seed).run(lambda: time.process_time() < scenario.seconds)
+    found = PlanSearch(devices, work, scenario.seed).run(lambda: time.process_time() < scenario.seconds)
     if found is not None:
         return found.best
     raise too_small(scenario.devices, scenario.work, scenario.model)
@@ -214,7 +214,7 @@ def _uplinks(devices: Devices) -> list[float]:
     return uplinks
 
 
-def _piece_s(devices: Devices, work: Work) -> float:
+def _piece_s(devices: Devices, work: StepDemand) -> float:
     """Seconds of a piece of the largest block's sum over the slowest line, beside those for all others: pieces are larger here than in life, and a reduce shows no sign of life between them."""
     piece = float(work.reduced.max()) / work.compression.reduce * SHARD / NUMBERS
     apart = ~np.eye(len(devices), dtype=np.bool_)

@@ -26,7 +26,7 @@ from hetpeer.peer.simulate.sim_states import States
 from hetpeer.peer.simulate.sim_worker import Answer, Worker
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.gradient_slots import Drop, Merge
-from hetpeer.stages.pipeline.in_flight import Window
+from hetpeer.stages.pipeline.in_flight import InFlightWindow
 
 if TYPE_CHECKING:
     from hetpeer.peer.simulate.sim_swarm import Swarm
@@ -69,7 +69,7 @@ class Volunteer:
         self.process += 1
         self._effects: EffectQueue[Effect] = EffectQueue(self._carry_out)
         self.boxes = Boxes()
-        window, later = Window(), self._answer_of(self.process)
+        window, later = InFlightWindow(), self._answer_of(self.process)
         self.worker = Worker(
             swarm.world,
             swarm.numerics,

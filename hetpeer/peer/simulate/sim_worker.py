@@ -22,7 +22,7 @@ from hetpeer.peer.simulate.proofs.sim_checks_answers import Checking
 from hetpeer.peer.simulate.sim_numerics import Numerics
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.gradient_slots import CHECKS, Drop, Merge
-from hetpeer.stages.pipeline.in_flight import Window
+from hetpeer.stages.pipeline.in_flight import InFlightWindow
 
 Finish = Callable[[Member], Iterable[Effect]]
 Answer = Callable[[Finish], None]
@@ -39,7 +39,7 @@ class Worker:
         world: World,
         numerics: Numerics,
         boxes: Boxes,
-        window: Window,
+        window: InFlightWindow,
         speed: float,
         poison: set[int],
         answer: Answer,

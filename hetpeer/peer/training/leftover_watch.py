@@ -13,7 +13,7 @@ from typing import Protocol
 
 from hetpeer.averaging.effects import StepId
 from hetpeer.dht.base.errors import RemoteError
-from hetpeer.dht.discovery.task_board import MAX_IDS, TTL_S, Board, Leftover, Note, shard_of
+from hetpeer.dht.discovery.task_board import MAX_IDS, TTL_S, Leftover, Note, TaskBoard, shard_of
 
 LOOK_S = 0.5
 IDLE_S = 2.0
@@ -55,7 +55,7 @@ class Asker(Protocol):
 class LeftoverWatch:
     """Posts and looks, for `keeper`, whose peer id is `me`, in a run whose microbatches have ids below `ids`."""
 
-    def __init__(self, me: str, board: Board, keeper: Keeper, asker: Asker, ids: int) -> None:
+    def __init__(self, me: str, board: TaskBoard, keeper: Keeper, asker: Asker, ids: int) -> None:
         self._me = me
         self._ids = ids
         self._board = board

@@ -148,7 +148,7 @@ class Reducing:
         elements = shard.end - shard.begin
         total = self._store.new(step, elements * FLOAT_BYTES)
         written = None if rounding is None else self._store.new(step, self._coded_bytes(elements))
-        command = v.Sum(
+        command = v.SumVectors(
             parts=tuple(part.extent for part in parts),
             into=total.extent,
             elements=elements,
@@ -178,7 +178,7 @@ class Reducing:
         return answer()
 
     def inspect(self, member: Member, step: e.StepId, work: e.Inspect) -> Answer | None:
-        """`Inspect` → `Member.inspected`: shards are joined into the block's whole gradient, tied uses added."""
+        """`InspectVector` → `Member.inspected`: shards are joined into the block's whole gradient, tied uses added."""
         elements = self._schema.elements(work.block)
         shards = [shard for shard in work.shards if isinstance(shard, Tensor)]
         if sum(shard.extent.nbytes for shard in shards) != elements * FLOAT_BYTES:
@@ -196,7 +196,7 @@ class Reducing:
                 self._store.view(gradient)[place] = self._store.view(total)
                 self._store.release(total)
             normed = self._schema.ties.counted(work.block, spec.parameter_count)
-            command = v.Inspect(
+            command = v.InspectVector(
                 extent=gradient.extent,
                 elements=elements,
                 normed=normed,
@@ -237,7 +237,7 @@ class Reducing:
                 )
                 for other in uses
             )
-            command = v.Sum(parts=parts, into=total.extent, elements=use.end - use.begin)
+            command = v.SumVectors(parts=parts, into=total.extent, elements=use.end - use.begin)
             sums.append((use, total, self._posts.post(command, [*joined.values(), total])))
         for tensor in joined.values():
             self._store.release(tensor)  # they are pinned as long as the sums need them

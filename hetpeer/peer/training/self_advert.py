@@ -14,7 +14,7 @@ from hetpeer.dht.base.errors import RemoteError
 from hetpeer.dht.discovery.roster import Roster
 from hetpeer.dht.kademlia.adverts import LEFT, MAX_LINKS, Advert, LinkNote
 from hetpeer.dht.node.node import Node
-from hetpeer.dht.reach.peer_paths import Path
+from hetpeer.dht.reach.peer_paths import PeerPath
 from hetpeer.peer.training.volunteer import Volunteer
 from hetpeer.peer.transport.link_book import LinkFigures
 from hetpeer.stages.pipeline.utilization import Occupation
@@ -141,7 +141,7 @@ def reach_fields(node: Node) -> dict[str, Any]:
     }
 
 
-def link_notes(links: Mapping[str, LinkFigures], path: Callable[[str], Path | None]) -> list[LinkNote]:
+def link_notes(links: Mapping[str, LinkFigures], path: Callable[[str], PeerPath | None]) -> list[LinkNote]:
     """The links that something was sent on, as many as an advert may have; the slowest first."""
     used = [(peer, figures) for peer, figures in links.items() if figures.sent_bytes]
     used.sort(key=lambda link: -link[1].seconds)

@@ -131,7 +131,7 @@ class StepWork:
                 if not place.reducing.coded_smaller:
                     self._plane.share_uplink(step.on_wire, elements)
             case e.KeepCopy(block):
-                self._start(place.posts.command(v.KeepCopy(block=block)))
+                self._start(place.posts.command(v.CopyBlock(block=block)))
             case e.ApplyUpdate() | e.InstallAverage():
                 self._spawn(self._apply(place.reducing.apply(member, step, effect)))
             case p.Release(handle):

@@ -15,7 +15,7 @@ import numpy as np
 from hetpeer.averaging import effects as e
 from hetpeer.averaging.member.member import Effect, Member
 from hetpeer.dht.base.errors import LocalError, ProtocolError
-from hetpeer.dht.base.strikes import Kind, OffenceError
+from hetpeer.dht.base.strikes import Offence, OffenceError
 from hetpeer.peer.preparation.data_source import DataSource
 from hetpeer.peer.transport.link_book import LinkBook
 from hetpeer.peer.transport.tensor_schema import Schema
@@ -25,7 +25,7 @@ from hetpeer.stages.graph.random_draws import Draw
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc.results import NO_MEMORY, CommandFailedError
 from hetpeer.stages.pipeline import effects as p
-from hetpeer.stages.pipeline.in_flight import Window
+from hetpeer.stages.pipeline.in_flight import InFlightWindow
 
 NOT_FINITE = "HP-NUM-001"
 """What the worker calls a tensor with NaN or infinity in it (stages/worker/tensor_staging.py)."""
@@ -42,7 +42,7 @@ class Execution:
         schema: Schema,
         data: DataSource | None,
         book: LinkBook,
-        window: Window,
+        window: InFlightWindow,
         answer: Callable[[Sequence[Effect]], None],
         offended: Callable[[str, ProtocolError], None],
     ) -> None:
@@ -163,7 +163,7 @@ class Execution:
         if given is None or error.code != NOT_FINITE or not error.what.startswith(f"{what}: "):
             return ""
         if given.sender:
-            wrong = OffenceError(Kind.NOT_FINITE, "numbers that are not finite", peer=given.sender)
+            wrong = OffenceError(Offence.NOT_FINITE, "numbers that are not finite", peer=given.sender)
             self._offended(given.sender, wrong)
         return given.sender
 

@@ -27,7 +27,7 @@ from hetpeer.dht.base import failpoints
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.base.printable import short_id
 from hetpeer.dht.base.task_set import TaskSet
-from hetpeer.dht.discovery.task_board import Board
+from hetpeer.dht.discovery.task_board import TaskBoard
 from hetpeer.dht.node.node import Node
 from hetpeer.peer.arrival.credentials import Credentials
 from hetpeer.peer.preparation.data_gate import DataGate
@@ -59,7 +59,7 @@ from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc.compute import Compute
 from hetpeer.stages.ipc.transfer_commands import ForgetResiduals
 from hetpeer.stages.pipeline import effects as p
-from hetpeer.stages.pipeline.in_flight import MOST, Window
+from hetpeer.stages.pipeline.in_flight import MOST, InFlightWindow
 from hetpeer.stages.pipeline.utilization import Occupation
 
 LAST_WORD_S = 1.0
@@ -104,7 +104,7 @@ class Volunteer:
             voucher=credentials.voucher,
             work=credentials.work,
         )
-        self._window = Window()
+        self._window = InFlightWindow()
         self.member = Member(node.peer_id, hello, shape_of(self._manifest), self._window)
         self.session = ControlSession(
             node,
@@ -157,7 +157,7 @@ class Volunteer:
             await self._plane.start()
             self._tasks.spawn(self.session.run(lambda: self.member.incarnation), name="control session")
             self._tasks.spawn(self._watch_worker(), name="compute worker")
-            board = Board(self._node, self._files.run.run_id)
+            board = TaskBoard(self._node, self._files.run.run_id)
             ids = self._manifest.training.ids
             watch = LeftoverWatch(self._node.peer_id, board, self.member.work, self._entering, ids)
             self._tasks.spawn(watch.watch_forever(), name="task board")

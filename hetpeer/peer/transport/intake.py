@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable
 
 from hetpeer.averaging.member.tensor_heads import ActivationHead, GradientHead, Head, ShardHead
 from hetpeer.dht.streams.flow_control import Pool
-from hetpeer.dht.streams.grants import Budget, Grants, Holding
+from hetpeer.dht.streams.grants import GrantBudget, Grants, Holding
 from hetpeer.peer.transport.link_pressure import ACTIVATIONS, GRADIENTS, SHARDS, pool_at
 from hetpeer.peer.transport.tensor_schema import FLOAT_BYTES, Schema
 from hetpeer.stages.pipeline.routes import blocks_left
 
 KINDS = 3
-NOTHING = (Budget(),) * KINDS
+NOTHING = (GrantBudget(),) * KINDS
 SHARE = 0.25
 """Of the arena, for the activations of all volunteers together, and as much for gradients."""
 FADE = 0.5
@@ -115,18 +115,18 @@ class Intake:
         for peer, (_, grants) in self._links.items():
             grants.resize(self._budgets(peer), self._pools)
 
-    def _budgets(self, peer: str) -> tuple[Budget, ...]:
+    def _budgets(self, peer: str) -> tuple[GrantBudget, ...]:
         if not self._capacity:
             return NOTHING
         if peer not in self._members:
             strangers = [other for other in self._holdings if other not in self._members]
             few = peer in strangers[:MAX_STRANGERS]
-            return tuple(Budget(least, least) for least in self._least) if few else NOTHING
+            return tuple(GrantBudget(least, least) for least in self._least) if few else NOTHING
         gradient, shard, activation = self._least
         return (
-            Budget(gradient, max(gradient, self._share(peer, GRADIENTS))),
-            Budget(shard, max(shard, self._reduce)),
-            Budget(activation, max(activation, self._share(peer, ACTIVATIONS))),
+            GrantBudget(gradient, max(gradient, self._share(peer, GRADIENTS))),
+            GrantBudget(shard, max(shard, self._reduce)),
+            GrantBudget(activation, max(activation, self._share(peer, ACTIVATIONS))),
         )
 
     def _share(self, peer: str, kind: Pool) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError
-from hetpeer.dht.base.strikes import Kind, OffenceError
+from hetpeer.dht.base.strikes import Offence, OffenceError
 from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.dht.channels.channel import Channel
 from hetpeer.dht.channels.channel_server import dial
@@ -146,7 +146,9 @@ class Link:
         self, channel: Channel, _header: Mapping[str, Any], payload: Stream, _length: int
     ) -> None:
         await payload.skip()
-        raise OffenceError(Kind.WRONG_SIDE, "a tensor on the wrong side of a channel", peer=channel.peer_id)
+        raise OffenceError(
+            Offence.WRONG_SIDE, "a tensor on the wrong side of a channel", peer=channel.peer_id
+        )
 
     def beat(self, _channel: Channel) -> None:
         self._go_on()

@@ -11,7 +11,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.run.settings import LinkSettings
 from hetpeer.peer.transport.pace_claim import Claim
 from hetpeer.peer.transport.uplink_rate import Outflow
-from hetpeer.stages.links.adaptive_ratio import Coding, coding_for, gentler
+from hetpeer.stages.links.adaptive_ratio import AdaptiveRatio, coding_for, gentler
 from hetpeer.stages.links.codec import Codec
 from hetpeer.stages.links.link_pace import SLACK, ratio_of
 
@@ -140,7 +140,7 @@ class LinkBook:
         """Seconds of a microbatch here, forward and backward, when nothing else happens."""
         return sum(map(self._typical, WORK))
 
-    def coding(self, peer: str, nbytes: int, width: float, *, gradient: bool) -> Coding:
+    def coding(self, peer: str, nbytes: int, width: float, *, gradient: bool) -> AdaptiveRatio:
         """How the next bundle for `peer` is written: `nbytes` in memory, `width` for each of its floating-point numbers."""
         link = self._link(peer)
         link.bundle_bytes = max(link.bundle_bytes, nbytes)
@@ -150,7 +150,7 @@ class LinkBook:
         seconds = nbytes / link.rate if link.rate else 0.0
         aim, most = self.target or self.computing, self._settings.ratio
         if not aim:
-            return Coding(Codec())
+            return AdaptiveRatio(Codec())
         needed = ratio_of(seconds, max(aim, WORTH_S), most)
         return coding_for(limit, needed, width, ratio_of(seconds, max(SLACK * aim, WORTH_S), most))
 

@@ -10,7 +10,7 @@ from hetpeer.averaging import effects as e
 from hetpeer.averaging.member.tensor_heads import ActivationHead, Coded, GradientHead, Head, ShardHead
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.base.printable import short_id
-from hetpeer.dht.base.strikes import Kind, OffenceError
+from hetpeer.dht.base.strikes import Offence, OffenceError
 from hetpeer.peer.transport.link_book import LinkBook
 from hetpeer.peer.transport.tensor_schema import Schema
 from hetpeer.peer.transport.tensor_store import Tensor
@@ -18,7 +18,7 @@ from hetpeer.peer.transport.worker_posts import Answer, Posts
 from hetpeer.stages.ipc.bundle_layout import BundleLayout
 from hetpeer.stages.ipc.results import CommandFailedError
 from hetpeer.stages.ipc.transfer_commands import Decode, Encode
-from hetpeer.stages.links.adaptive_ratio import Coding
+from hetpeer.stages.links.adaptive_ratio import AdaptiveRatio
 from hetpeer.stages.links.codec import Codec
 
 WRONG_BYTES = ("HP-WIRE-001", "HP-NUM-001")
@@ -55,7 +55,7 @@ class Transcoding:
         self._unread = unread
         self._sent: set[tuple[e.StepId, int, int]] = set()
         """Gradients that a residual has been taken from: a repeated one is sent without."""
-        self._codings: dict[tuple[e.StepId, int, int, bool], Coding] = {}
+        self._codings: dict[tuple[e.StepId, int, int, bool], AdaptiveRatio] = {}
         """How a bundle was written first, where that matters."""
 
     def out(self, step: e.StepId, peer: str, head: BundleHead, tensor: Tensor) -> Answer | None:
@@ -150,7 +150,7 @@ class Transcoding:
                 _log.warning("%s sent a %s that cannot be read: %s", short_id(peer), head.kind, error)
                 self._store.release(bundle)
                 if error.code in WRONG_BYTES:
-                    self._offended(peer, OffenceError(Kind.UNREADABLE, error.what, peer=peer))
+                    self._offended(peer, OffenceError(Offence.UNREADABLE, error.what, peer=peer))
                     if not isinstance(head, ShardHead):
                         self._unread(peer, head, error.what)
                 return

@@ -18,11 +18,11 @@ from hetpeer.averaging.member.tensor_heads import (
     decode_head,
 )
 from hetpeer.dht.base.errors import ProtocolError, RemoteError
-from hetpeer.dht.base.strikes import Kind, OffenceError
+from hetpeer.dht.base.strikes import Offence, OffenceError
 from hetpeer.dht.channels.channel import Channel
 from hetpeer.dht.channels.channel_server import ChannelServer
-from hetpeer.dht.streams.grants import Lane
-from hetpeer.dht.streams.rate_meter import Meter
+from hetpeer.dht.streams.grants import GrantLane
+from hetpeer.dht.streams.rate_meter import RateMeter
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.process.span_trace import Trace
 from hetpeer.peer.transport.intake import Intake, cost_of, pool_of
@@ -60,7 +60,7 @@ class Receiving:
         self._trace = trace
         self._owner = owner
         self._intake = Intake()
-        self._meters: dict[str, Meter] = {}
+        self._meters: dict[str, RateMeter] = {}
         self._server = ChannelServer(self._accept, MAX_PAYLOAD, self._meter_of)
         self._schema: Schema | None = None
         self._store: TensorStore | None = None
@@ -90,7 +90,7 @@ class Receiving:
     def _accept(self, _peer: str, _key: str) -> _Incoming:
         return _Incoming(self)
 
-    def lane(self, channel: Channel) -> Lane:
+    def lane(self, channel: Channel) -> GrantLane:
         """The books of a channel that `channel.peer_id` has opened."""
 
         def announce() -> None:
@@ -109,7 +109,7 @@ class Receiving:
         head = decode_head(header, peer)
         if isinstance(head, Introduction):
             if length:
-                raise OffenceError(Kind.LENGTH, f"an introduction of {length} bytes", peer=peer)
+                raise OffenceError(Offence.LENGTH, f"an introduction of {length} bytes", peer=peer)
             self._owner.introduced(peer, head)
             return
         if schema is None or store is None or not _due(head, schema):
@@ -121,7 +121,7 @@ class Receiving:
             raise ProtocolError("a route with gaps, or beyond the model", peer=peer)
         if isinstance(head, ActivationHead) and head.nudge:
             if length:
-                raise OffenceError(Kind.LENGTH, f"a nudge of {length} bytes", peer=peer)
+                raise OffenceError(Offence.LENGTH, f"a nudge of {length} bytes", peer=peer)
             self._owner.nudged(peer, head)
             return
         try:
@@ -160,14 +160,14 @@ class Receiving:
         """A tensor of `peer` was what is waited for here."""
         self._intake.of_use(peer, head, nbytes)
 
-    def _meter_of(self, peer: str) -> Meter:
-        return self._meters.setdefault(peer, Meter())
+    def _meter_of(self, peer: str) -> RateMeter:
+        return self._meters.setdefault(peer, RateMeter())
 
     def _must_fit(self, head: Head, schema: Schema, peer: str, length: int) -> None:
         """Raises `OffenceError` for a payload of another length than `head` must have."""
         due = self._due_bytes(head, schema, peer)
         if length != due:
-            raise OffenceError(Kind.LENGTH, f"a {head.kind} of {length} bytes, not {due}", peer=peer)
+            raise OffenceError(Offence.LENGTH, f"a {head.kind} of {length} bytes, not {due}", peer=peer)
 
     def _due_bytes(self, head: Head, schema: Schema, peer: str) -> int:
         """The length of its payload, from our own graph and what the run's codec allows."""
@@ -176,9 +176,9 @@ class Receiving:
         try:
             codec = Codec.of(head.coded.codec)
         except ValueError as error:
-            raise OffenceError(Kind.CODEC, "a tensor in an unknown codec", peer=peer) from error
+            raise OffenceError(Offence.CODEC, "a tensor in an unknown codec", peer=peer) from error
         if not self._book.allows(codec, head.kind):
-            raise OffenceError(Kind.CODEC, f"a tensor in {codec}, which is not of this run", peer=peer)
+            raise OffenceError(Offence.CODEC, f"a tensor in {codec}, which is not of this run", peer=peer)
         return layout_of(schema, head).written(codec, head.coded.written)
 
 

@@ -11,7 +11,7 @@ from hetpeer.peer.process.span_trace import Trace
 from hetpeer.peer.transport.tensor_store import Tensor, TensorStore
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc.arena import Extent
-from hetpeer.stages.ipc.command import Command, Lane
+from hetpeer.stages.ipc.command import Command, WorkerLane
 from hetpeer.stages.ipc.compute import Compute
 
 R = TypeVar("R")
@@ -26,7 +26,7 @@ class Posts:
         self.store = store
         self._compute = compute
         self._trace = trace
-        self._idle_since: dict[Lane, float] = defaultdict(float)
+        self._idle_since: dict[WorkerLane, float] = defaultdict(float)
 
     def post(self, command: Command[R], tensors: Iterable[Tensor | None]) -> Coroutine[Any, Any, R]:
         """Post `command` at once; `tensors` stay in place until it is answered."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from hetpeer.peer.watching.human_units import bytes_text, count_text, flops_text
 from hetpeer.peer.watching.svg_shapes import FAINT, LINE, PAPER, arrow, document, rect, short, text
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec, Value
-from hetpeer.stages.graph.cost_report import BlockCost
-from hetpeer.stages.tracing.outline import Kind, Outline, Row, outline
+from hetpeer.stages.graph.cost_report import BlockCostRow
+from hetpeer.stages.tracing.outline import Outline, OutlineRow, RowKind, outline
 
 BOX = "#f6f8fa"
 SKIP, DATA = "#bc4c00", "#1a7f37"
@@ -33,7 +33,7 @@ class _Drawn:
     """A block, what is in it, and where it stands; `like` is an earlier block that does the same."""
 
     spec: BlockSpec
-    cost: BlockCost
+    cost: BlockCostRow
     inside: Outline
     like: int | None
     top: float
@@ -56,7 +56,7 @@ class _Columns:
 
 def picture(
     specs: Sequence[BlockSpec],
-    costs: Sequence[BlockCost],
+    costs: Sequence[BlockCostRow],
     *,
     title: str,
     stages: Sequence[tuple[int, int]] = (),
@@ -83,7 +83,7 @@ def picture(
 
 
 def _place(
-    specs: Sequence[BlockSpec], costs: Sequence[BlockCost], insides: Sequence[Outline]
+    specs: Sequence[BlockSpec], costs: Sequence[BlockCostRow], insides: Sequence[Outline]
 ) -> Iterator[_Drawn]:
     top: float = TITLE
     seen: dict[object, int] = {}
@@ -98,7 +98,7 @@ def _place(
 # ── blocks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _title(title: str, specs: Sequence[BlockSpec], costs: Sequence[BlockCost]) -> Iterator[str]:
+def _title(title: str, specs: Sequence[BlockSpec], costs: Sequence[BlockCostRow]) -> Iterator[str]:
     parameters = {name: spec.count for block in specs for name, spec in block.parameter_specs.items()}
     forward, backward = (
         sum(getattr(cost, f"flops_{way}") for cost in costs) for way in ("forward", "backward")
@@ -124,7 +124,7 @@ def _block(block: _Drawn, columns: _Columns) -> Iterator[str]:
     )
     yield text(columns.end - PAD, block.top + 16, first, fill=FAINT, anchor="end")
     yield text(columns.end - PAD, block.top + 31, second, fill=FAINT, anchor="end")
-    operators = sum(row.kind is Kind.OPERATOR for row in block.inside.rows)
+    operators = sum(row.kind is RowKind.OPERATOR for row in block.inside.rows)
     what = f"{operators} operator{'' if operators == 1 else 's'}"
     if block.inside.hidden:
         what += f" and {block.inside.hidden} that only rearrange (not drawn)"
@@ -164,7 +164,7 @@ def _inside(block: _Drawn, columns: _Columns) -> Iterator[str]:
         yield from _row(row, _middle(block, number), columns, loss=block.spec.loss)
 
 
-def _row(row: Row, y: float, columns: _Columns, *, loss: str | None) -> Iterator[str]:
+def _row(row: OutlineRow, y: float, columns: _Columns, *, loss: str | None) -> Iterator[str]:
     top = y - CHIP_HEIGHT / 2
     if row.cost is None:
         yield rect(columns.chip, top, CHIP, CHIP_HEIGHT, fill=PAPER, stroke=LINE, radius=9)
@@ -182,7 +182,7 @@ def _row(row: Row, y: float, columns: _Columns, *, loss: str | None) -> Iterator
     yield text(columns.facts, y + 4, facts, fill=FAINT)
 
 
-def _group(row: Row, loss: str | None) -> str:
+def _group(row: OutlineRow, loss: str | None) -> str:
     if row.value == loss:
         return "loss"
     if row.cost is not None and row.cost.formula:
@@ -214,8 +214,8 @@ def _skips(insides: Sequence[Outline]) -> Iterator[tuple[str, int, int, int]]:
     since: dict[str, int] = {}
     for number, inside in enumerate(insides):
         rows = inside.rows
-        read = {rows[source].value for row in rows if row.kind is Kind.OPERATOR for source in row.reads}
-        leaving = {row.value for row in rows if row.kind is Kind.LEAVES}
+        read = {rows[source].value for row in rows if row.kind is RowKind.OPERATOR for source in row.reads}
+        leaving = {row.value for row in rows if row.kind is RowKind.LEAVES}
         found += [
             (name, begin, number) for name, begin in since.items() if name in read and number - begin > 1
         ]

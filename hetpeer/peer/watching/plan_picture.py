@@ -7,9 +7,9 @@ from itertools import pairwise
 
 from hetpeer.peer.watching.human_units import bytes_text
 from hetpeer.peer.watching.svg_shapes import FAINT, INK, LINE, arrow, document, rect, short, text
-from hetpeer.stages.planning.swarms.pipeline_cuts import Pipeline, Stage
-from hetpeer.stages.planning.swarms.plan_inputs import Work
-from hetpeer.stages.planning.swarms.swarm_plan import Plan
+from hetpeer.stages.planning.swarms.pipeline_cuts import PlannedPipeline, PlannedStage
+from hetpeer.stages.planning.swarms.plan_inputs import StepDemand
+from hetpeer.stages.planning.swarms.swarm_plan import SwarmPlan
 
 BOX, SPARED, WAITED_FOR = "#f6f8fa", "#eaeef2", "#cf222e"
 COMPUTING, SENDING = "#0969da", "#bf8700"
@@ -19,7 +19,11 @@ WIDTH, HEIGHT, ROW, GAP = 132, 62, 92, 58
 
 
 def plan_picture(
-    plan: Plan, stages: Sequence[Sequence[Stage]], names: Sequence[str], spared: Sequence[str], work: Work
+    plan: SwarmPlan,
+    stages: Sequence[Sequence[PlannedStage]],
+    names: Sequence[str],
+    spared: Sequence[str],
+    work: StepDemand,
 ) -> str:
     """The SVG document. `stages` are those of each pipeline of `plan`, `names` those of all devices."""
     longest = max(len(row) for row in stages)
@@ -35,7 +39,7 @@ def plan_picture(
     return document(width, height, body)
 
 
-def _title(plan: Plan, work: Work) -> Iterator[str]:
+def _title(plan: SwarmPlan, work: StepDemand) -> Iterator[str]:
     what, sums = ("step", "add up the gradients") if work.averaging is None else ("batch", "average")
     beside = " beside them" if work.staleness else ""
     yield text(MARGIN, 32, f"A {what} takes {plan.total_s:.3g} s", size=16, weight="bold")
@@ -49,11 +53,11 @@ def _title(plan: Plan, work: Work) -> Iterator[str]:
 
 
 def _pipeline(
-    pipeline: Pipeline,
+    pipeline: PlannedPipeline,
     share: int,
-    stages: Sequence[Stage],
+    stages: Sequence[PlannedStage],
     names: Sequence[str],
-    work: Work,
+    work: StepDemand,
     top: float,
     waited_for: int,
 ) -> Iterator[str]:
@@ -71,7 +75,9 @@ def _pipeline(
         yield text((begin + end) / 2, middle - 6, nbytes, fill=FAINT, anchor="middle", size=10)
 
 
-def _box(stage: Stage, name: str, left: float, top: float, period: float, waited_for: bool) -> Iterator[str]:
+def _box(
+    stage: PlannedStage, name: str, left: float, top: float, period: float, waited_for: bool
+) -> Iterator[str]:
     hint = f"{name}: computes {stage.computing:.3g} s, sends {stage.sending:.3g} s, holds {bytes_text(stage.memory)}"
     stroke = WAITED_FOR if waited_for else LINE
     yield rect(left, top, WIDTH, HEIGHT, fill=BOX, stroke=stroke, radius=6, hint=hint)

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hetpeer.dht.kademlia.adverts import LEFT
-from hetpeer.dht.reach.reachability import Reach
+from hetpeer.dht.reach.reachability import ReachKind
 from hetpeer.peer.watching.swarm_status import (
     BlockRow,
     CreditRow,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hetpeer.bootstrap.log.loss_curves import Curves
     from hetpeer.bootstrap.run.manifest import Manifest, SignedManifest
     from hetpeer.dht.discovery.roster import Roster
-    from hetpeer.dht.discovery.task_board import Board, Note
+    from hetpeer.dht.discovery.task_board import Note, TaskBoard
     from hetpeer.dht.kademlia.adverts import Advert
     from hetpeer.dht.node.node import Node
     from hetpeer.peer.arrival.invites import Destination
@@ -59,7 +59,7 @@ def summarise(
     manifest = signed.manifest
     left = tuple(sorted(adverts.keys() - _there(adverts).keys()))
     adverts = _there(adverts)
-    closed = {peer[-8:] for peer, advert in adverts.items() if advert.reach == Reach.PRIVATE}
+    closed = {peer[-8:] for peer, advert in adverts.items() if advert.reach == ReachKind.PRIVATE}
     rows = tuple(_peer_row(peer, advert, closed) for peer, advert in sorted(adverts.items()))
     blocks = tuple(
         BlockRow(block=block.index, holders=tuple(row.peer for row in rows if _has(row, block.index)))
@@ -105,7 +105,7 @@ class Onlooker:
     signed: SignedManifest
     _node: Node
     _roster: Roster
-    _board: Board
+    _board: TaskBoard
     _log: FromLog
     _identity: str
     """The peer whose credit is asked for as well."""
@@ -145,7 +145,7 @@ async def observing(goal: Destination, peer: str = "") -> AsyncIterator[Onlooker
     """Join the swarm as an onlooker, to whom `peer`'s credit matters. Raises `LocalError` HP-NET-002 (nobody answers), HP-NET-006 (nobody serves the run), HP-RUN-016."""
     from hetpeer.bootstrap.run.durable_files import temporary_folder
     from hetpeer.dht.discovery.roster import Roster
-    from hetpeer.dht.discovery.task_board import Board
+    from hetpeer.dht.discovery.task_board import TaskBoard
     from hetpeer.dht.identity.peer_identity import Identity
     from hetpeer.dht.node.node import Node, NodeConfig
     from hetpeer.peer.arrival.manifest_fetch import fetch_manifest
@@ -156,7 +156,7 @@ async def observing(goal: Destination, peer: str = "") -> AsyncIterator[Onlooker
         node = await Node.start(NodeConfig(peers=goal.addresses), identity)
         try:
             signed = (await fetch_manifest(node, goal.addresses, goal.run)).signed
-            roster, board = Roster(node, signed.run_id), Board(node, signed.run_id)
+            roster, board = Roster(node, signed.run_id), TaskBoard(node, signed.run_id)
             yield Onlooker(signed, node, roster, board, FromLog(node), peer)
         finally:
             await node.close()

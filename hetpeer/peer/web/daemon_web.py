@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute
 
 from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.dht.discovery.roster import Roster
-from hetpeer.dht.discovery.task_board import Board
+from hetpeer.dht.discovery.task_board import TaskBoard
 from hetpeer.peer.control.control_messages import Request
 from hetpeer.peer.daemon.owner_wishes import State
 from hetpeer.peer.process.console import say
@@ -152,5 +152,5 @@ async def _served(
 
 
 def _onlooker(node: Node, run: RunDirectory, log: FromLog) -> Onlooker:
-    roster, board = Roster(node, run.run_id), Board(node, run.run_id)
+    roster, board = Roster(node, run.run_id), TaskBoard(node, run.run_id)
     return Onlooker(run.signed, node, roster, board, log, node.peer_id)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetpeer.dht.base.errors import HetpeerError, LocalError
-from hetpeer.dht.reach.reachability import Reach, Standing
+from hetpeer.dht.reach.reachability import ReachEstimate, ReachKind
 from hetpeer.peer.checkup import local_checks, thresholds
 from hetpeer.peer.checkup.thresholds import Verdict
 
@@ -32,7 +32,7 @@ class Warnings:
     def __init__(
         self,
         folder: Path,
-        reach: Callable[[], Standing],
+        reach: Callable[[], ReachEstimate],
         found: Callable[[], Iterable[HetpeerError]] = tuple,
     ) -> None:
         self._folder = folder
@@ -64,4 +64,4 @@ class Warnings:
     def _reached(self) -> Verdict:
         """That it is not known yet needs nobody: it is asked again."""
         standing = self._reach()
-        return "" if standing.reach is Reach.UNKNOWN else thresholds.reach(standing)
+        return "" if standing.reach is ReachKind.UNKNOWN else thresholds.reach(standing)

@@ -27,7 +27,7 @@ WARM_UP_LARGEST = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class HostResources:
     """Memory in bytes (free: what may be had without swapping) and cores this process may use."""
 
     ram_bytes: int
@@ -35,13 +35,13 @@ class Machine:
     cores: int
 
 
-def survey() -> Machine:
+def survey() -> HostResources:
     """Ask the system what this process may use: a container's limits count."""
     memory = psutil.virtual_memory()
     total, free = int(memory.total), int(memory.available)
     for limit, used in _cgroup_memory(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")):
         total, free = min(total, limit), min(free, max(limit - used, 0))
-    return Machine(ram_bytes=total, ram_free_bytes=free, cores=len(os.sched_getaffinity(0)))
+    return HostResources(ram_bytes=total, ram_free_bytes=free, cores=len(os.sched_getaffinity(0)))
 
 
 def _cgroup_memory(root: Path, membership: Path) -> list[tuple[int, int]]:

@@ -21,7 +21,7 @@ from hetpeer.stages.data.shards import (
     Array,
     Arrays,
     ArraySpec,
-    Shard,
+    ShardFile,
     even_parts,
     too_little,
     write_shard,
@@ -39,7 +39,7 @@ Sample = dict[str, ArraySpec]
 
 def write_samples(
     samples: Iterable[Any], folder: Path, heldout_fraction: float, seed: int
-) -> tuple[Sample, list[Shard], list[Shard]]:
+) -> tuple[Sample, list[ShardFile], list[ShardFile]]:
     """Check and shuffle the samples; returns what one consists of, the training shards and the held-out ones.
 
     Raises `LocalError` HP-DATA-005 for the first sample that is unlike the first one or cannot be trained on, HP-DATA-003
@@ -122,7 +122,9 @@ def _record(specs: Sample) -> np.dtype[Any]:
     return np.dtype([(name, spec.dtype, spec.shape) for name, spec in specs.items()])
 
 
-def _write(records: np.ndarray[Any, Any], order: Indices, folder: Path, names: Iterable[str]) -> list[Shard]:
+def _write(
+    records: np.ndarray[Any, Any], order: Indices, folder: Path, names: Iterable[str]
+) -> list[ShardFile]:
     """The samples `order`, in shards of about the same size."""
     shards, begin = [], 0
     for count in even_parts(len(order), max(1, SHARD_BYTES // records.itemsize)):

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hetpeer.stages.data.sample_order import Piece, SampleOrder, size_of
-from hetpeer.stages.data.shards import TOKENS, Array, Arrays, ArraySpec, Shard, damaged, map_shard
+from hetpeer.stages.data.sample_order import SampleOrder, ShardPiece, size_of
+from hetpeer.stages.data.shards import TOKENS, Array, Arrays, ArraySpec, ShardFile, damaged, map_shard
 from hetpeer.stages.data.token_shards import samples_in, windows
 
 SHARDS_OPEN = 64
@@ -28,8 +28,8 @@ class DataPlan:
     kind: Literal["text", "arrays"]
     sample: Mapping[str, ArraySpec]
     """What one sample consists of, by name."""
-    train: tuple[Shard, ...]
-    heldout: tuple[Shard, ...]
+    train: tuple[ShardFile, ...]
+    heldout: tuple[ShardFile, ...]
     seed: int
     batch_size: int
     """Training samples of one step."""
@@ -70,21 +70,21 @@ class DataPlan:
         """Samples of microbatch `number`."""
         return size_of(number, self.batch_size, self.microbatch_size)
 
-    def pieces(self, step: int, number: int) -> list[tuple[Shard, Piece]]:
+    def pieces(self, step: int, number: int) -> list[tuple[ShardFile, ShardPiece]]:
         """The samples of a microbatch, in order, and the shard of each piece. Those held out are the same at every step."""
         order, shards, begin = self._place(step, number)
         return [(shards[piece.shard], piece) for piece in order.pieces(begin, self.size_of(number))]
 
-    def shards(self, step: int, number: int) -> list[Shard]:
+    def shards(self, step: int, number: int) -> list[ShardFile]:
         """The shards that `pieces` reads."""
         order, shards, begin = self._place(step, number)
         return [shards[shard] for shard in order.shards(begin, self.size_of(number))]
 
-    def shards_of_step(self, step: int) -> list[Shard]:
+    def shards_of_step(self, step: int) -> list[ShardFile]:
         """The shards of all training microbatches of a step."""
         return [self.train[shard] for shard in self._training.shards(step * self.batch_size, self.batch_size)]
 
-    def _place(self, step: int, number: int) -> tuple[SampleOrder, Sequence[Shard], int]:
+    def _place(self, step: int, number: int) -> tuple[SampleOrder, Sequence[ShardFile], int]:
         """The stream of the microbatch, the set it is of, and the number of its first sample."""
         if number < self.microbatches:
             return self._training, self.train, step * self.batch_size + number * self.microbatch_size
@@ -99,7 +99,7 @@ class DataPlan:
         return SampleOrder([shard.samples for shard in self.heldout], None)
 
 
-class Batches:
+class MicrobatchReader:
     """Microbatches of a run from the shard files in `folder`, which may come while this is in use."""
 
     def __init__(self, folder: Path, plan: DataPlan) -> None:
@@ -112,7 +112,7 @@ class Batches:
         parts = [self._read(self.open(shard), piece) for shard, piece in self.plan.pieces(step, number)]
         return {name: np.concatenate([part[name] for part in parts]) for name in self.plan.sample}
 
-    def open(self, shard: Shard) -> Arrays:
+    def open(self, shard: ShardFile) -> Arrays:
         """The tensors of a shard, mapped, after a look at its content. Raises `LocalError` HP-DATA-002."""
         return self._open(shard)
 
@@ -120,12 +120,12 @@ class Batches:
         """Map no file any more that may be gone: as long as it is mapped it takes its room."""
         self._open.cache_clear()
 
-    def _read(self, tensors: Arrays, piece: Piece) -> Arrays:
+    def _read(self, tensors: Arrays, piece: ShardPiece) -> Arrays:
         if self.plan.kind == "text":
             return windows(tensors[TOKENS], piece.samples, self._length)
         return {name: tensor[piece.samples] for name, tensor in tensors.items()}
 
-    def _opened(self, shard: Shard) -> Arrays:
+    def _opened(self, shard: ShardFile) -> Arrays:
         path = self._folder / shard.name
         tensors = map_shard(path, shard)
         if self.plan.kind == "text":
@@ -153,5 +153,5 @@ def _array_spec(fields: Mapping[str, Any]) -> ArraySpec:
     return ArraySpec(dtype=fields["dtype"], shape=tuple(fields["shape"]))
 
 
-def _shard(fields: Mapping[str, Any]) -> Shard:
-    return Shard(**{name: fields[name] for name in ("name", "blake3", "bytes", "samples")})
+def _shard(fields: Mapping[str, Any]) -> ShardFile:
+    return ShardFile(**{name: fields[name] for name in ("name", "blake3", "bytes", "samples")})

@@ -28,7 +28,7 @@ Indices = np.ndarray[tuple[int], np.dtype[np.int32]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
+class ShardPiece:
     """Some samples of one shard: its number in the set, and their numbers within it, in the order of the stream."""
 
     shard: int
@@ -64,10 +64,10 @@ class SampleOrder:
         self._epoch = lru_cache(EPOCHS_KEPT)(self._shards_of)
         self._within = lru_cache(SHARDS_KEPT)(self._samples_of)
 
-    def pieces(self, begin: int, count: int) -> list[Piece]:
+    def pieces(self, begin: int, count: int) -> list[ShardPiece]:
         """The samples [begin, begin + count) of the stream."""
         return [
-            Piece(shard, self._within(epoch, shard)[first : first + some])
+            ShardPiece(shard, self._within(epoch, shard)[first : first + some])
             for epoch, shard, first, some in self._runs(begin, count)
         ]
 

@@ -52,7 +52,7 @@ class ArraySpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
+class ShardFile:
     """A shard file: its name in its folder, content hash (64 hex digits), file size and number of samples."""
 
     name: str
@@ -67,11 +67,11 @@ def even_parts(total: int, largest: int) -> list[int]:
     return [total // count + (number < total % count) for number in range(count)]
 
 
-def write_shard(folder: Path, tensors: Mapping[str, Array], samples: int) -> Shard:
+def write_shard(folder: Path, tensors: Mapping[str, Array], samples: int) -> ShardFile:
     """Write one shard durably. Raises OSError."""
     data: bytes = save(dict(tensors))
     digest = blake3(data).hexdigest()
-    shard = Shard(name=f"{digest[:32]}.safetensors", blake3=digest, bytes=len(data), samples=samples)
+    shard = ShardFile(name=f"{digest[:32]}.safetensors", blake3=digest, bytes=len(data), samples=samples)
     with (folder / shard.name).open("wb") as file:
         file.write(data)
         file.flush()
@@ -79,7 +79,7 @@ def write_shard(folder: Path, tensors: Mapping[str, Array], samples: int) -> Sha
     return shard
 
 
-def map_shard(path: Path, shard: Shard) -> Arrays:
+def map_shard(path: Path, shard: ShardFile) -> Arrays:
     """The tensors of a shard file, mapped read-only. Nothing in it is looked at before its hash is right.
 
     Raises `LocalError` HP-DATA-002 if it is missing, cut short or damaged, or is no such file.

@@ -21,7 +21,7 @@ from hetpeer.stages.data.shards import (
     Array,
     Arrays,
     ArraySpec,
-    Shard,
+    ShardFile,
     even_parts,
     too_little,
     write_shard,
@@ -52,7 +52,7 @@ def windows(text: Array, samples: Iterable[int], length: int) -> Arrays:
 
 def write_text(
     paths: Iterable[Path], folder: Path, heldout_fraction: float, length: int
-) -> tuple[list[Shard], list[Shard]]:
+) -> tuple[list[ShardFile], list[ShardFile]]:
     """Cut the text under `paths` (files, or folders searched recursively) into training and held-out shards.
 
     The texts are joined by newlines in the order given, folders in sorted order; what is not UTF-8 text is skipped.
@@ -155,7 +155,7 @@ def _cut(text: Iterator[bytes], sizes: Iterable[int]) -> Iterator[bytes]:
         del pending[:size]
 
 
-def _write_shard(folder: Path, text: bytes, length: int) -> Shard:
+def _write_shard(folder: Path, text: bytes, length: int) -> ShardFile:
     tensors = {TOKENS: np.frombuffer(text, dtype=np.uint8)}
     return write_shard(folder, tensors, samples_in(len(text), length))
 

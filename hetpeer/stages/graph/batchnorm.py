@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.stages.graph.block_spec import Node, Ref
+from hetpeer.stages.graph.block_spec import OperatorCall, Ref
 
 BATCH_NORM = "hetpeer.batch_norm"
 _ARGUMENTS = 7
 
 
-def running_values(node: Node) -> tuple[Ref, Ref]:
+def running_values(node: OperatorCall) -> tuple[Ref, Ref]:
     """The running mean and variance that a batch_norm call reads. Raises ProtocolError when it names none."""
     mean, variance = node.args[3:5] if len(node.args) == _ARGUMENTS else (None, None)
     if not isinstance(mean, Ref) or not isinstance(variance, Ref):
@@ -17,7 +17,7 @@ def running_values(node: Node) -> tuple[Ref, Ref]:
     return mean, variance
 
 
-def momentum(node: Node) -> float:
+def momentum(node: OperatorCall) -> float:
     """What a batch_norm call takes of a new statistic. Raises ProtocolError unless it is a number in [0, 1]."""
     value = node.args[5] if len(node.args) == _ARGUMENTS else None
     if type(value) is not float or not 0 <= value <= 1:

@@ -89,7 +89,7 @@ Argument = None | bool | int | float | Batch | Ref | Symbol | tuple["Argument", 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class OperatorCall:
     """One operator call: `name = op(*args, **kwargs)`; `op` is a key of the table in operators.py."""
 
     name: str
@@ -101,7 +101,7 @@ class Node:
         """Names of the values this call reads, repeated as often as they are read."""
         yield from references((*self.args, *self.kwargs.values()))
 
-    def at(self, batch: int) -> Node:
+    def at(self, batch: int) -> OperatorCall:
         """The same call for a microbatch of `batch` samples."""
         kwargs = {key: _argument_at(argument, batch) for key, argument in self.kwargs.items()}
         return replace(self, args=tuple(_argument_at(a, batch) for a in self.args), kwargs=kwargs)
@@ -153,7 +153,7 @@ class BlockSpec:
     """The bundle that leaves; for the last block the scalar loss alone."""
     data: Mapping[str, TensorSpec]
     """The author's inputs used here (tokens, targets): they come from the data, never over a border."""
-    nodes: tuple[Node, ...]
+    nodes: tuple[OperatorCall, ...]
     """Operator calls in an order that may be executed as it stands."""
     parameters: Mapping[str, str]
     """Value name -> the parameter's name in the author's model."""

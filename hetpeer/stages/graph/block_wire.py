@@ -1,6 +1,6 @@
 """Blocks as bytes: canonical msgpack, so equal blocks have equal bytes and one hash.
 
-A block comes from a stranger: the bytes are read under `Limits`, and each entry is what it should be or the block is refused. Every
+A block comes from a stranger: the bytes are read under `GraphLimits`, and each entry is what it should be or the block is refused. Every
 defect is a ProtocolError. There is no pickle, no eval and no torch here; a name becomes a call only through the literal table in operators.py,
 after safety_check.py has judged the graph.
 """
@@ -20,13 +20,13 @@ from hetpeer.stages.graph.block_spec import (
     Argument,
     Batch,
     BlockSpec,
-    Node,
+    OperatorCall,
     Ref,
     Size,
     Symbol,
     TensorSpec,
 )
-from hetpeer.stages.graph.structure_check import DEFAULT_LIMITS, Limits, check_structure
+from hetpeer.stages.graph.structure_check import DEFAULT_LIMITS, GraphLimits, check_structure
 
 VERSION = 1
 
@@ -65,7 +65,7 @@ def pack_block(spec: BlockSpec) -> bytes:
     return packed
 
 
-def read_block(data: bytes, limits: Limits = DEFAULT_LIMITS) -> BlockSpec:
+def read_block(data: bytes, limits: GraphLimits = DEFAULT_LIMITS) -> BlockSpec:
     """The block, consistent in itself: for who runs none. Whether its operators are known, and make what it declares, `check.unpack_block` finds out.
 
     Raises ProtocolError.
@@ -117,7 +117,7 @@ def _pack_argument(argument: Argument) -> Any:
 class _Reader:
     """Turns plain msgpack values into a BlockSpec, distrusting each of them."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: GraphLimits) -> None:
         self._limits = limits
 
     def block(self, document: Any) -> BlockSpec:
@@ -149,9 +149,9 @@ class _Reader:
             loss=None if entries["loss"] is None else self._name(entries["loss"], "loss"),
         )
 
-    def _node(self, value: Any) -> Node:
+    def _node(self, value: Any) -> OperatorCall:
         name, op, args, kwargs = self._list(value, "a node", length=4)
-        return Node(
+        return OperatorCall(
             name=self._name(name, "a node's name"),
             op=self._name(op, "an operator"),
             args=tuple(self._argument(item, 0) for item in self._list(args, "arguments")),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.stages.graph.block_spec import ITEM_BYTES, Argument, Node, Symbol
+from hetpeer.stages.graph.block_spec import ITEM_BYTES, Argument, OperatorCall, Symbol
 from hetpeer.stages.graph.operators import OPERATORS
 from hetpeer.stages.graph.own_operators import PASS_OPERATORS
 
@@ -108,7 +108,7 @@ SYMBOLS: Mapping[str, Mapping[str, Any]] = {
 """Kind -> value -> what torch takes for it."""
 
 
-def check_call(node: Node) -> None:
+def check_call(node: OperatorCall) -> None:
     """Is this a call the table allows? Shapes and types of the arguments are left to the dry run.
 
     Raises ProtocolError: the operator is unknown (it is named), or an argument is not one that graphs may carry.
@@ -122,7 +122,7 @@ def check_call(node: Node) -> None:
         _check_symbols(node, argument)
 
 
-def _check_symbols(node: Node, argument: Argument) -> None:
+def _check_symbols(node: OperatorCall, argument: Argument) -> None:
     if isinstance(argument, Symbol) and not _is_known(node, argument):
         raise ProtocolError(f"operator {node.op} has the unknown {argument.kind} {argument.value!r}")
     if isinstance(argument, tuple):
@@ -130,7 +130,7 @@ def _check_symbols(node: Node, argument: Argument) -> None:
             _check_symbols(node, item)
 
 
-def _is_known(node: Node, symbol: Symbol) -> bool:
+def _is_known(node: OperatorCall, symbol: Symbol) -> bool:
     """An einsum's equation is the one text that is not a word of ours."""
     if symbol.kind == "text" and node.op == "aten.einsum.default":
         return EQUATION.fullmatch(symbol.value) is not None

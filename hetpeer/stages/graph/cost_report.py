@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from hetpeer.stages.graph.block_spec import BlockSpec, Node, TensorSpec, Value
+from hetpeer.stages.graph.block_spec import BlockSpec, OperatorCall, TensorSpec, Value
 from hetpeer.stages.graph.graph_cost import call_flops, kept_bytes, measure
 
 
@@ -34,7 +34,7 @@ class OperatorCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockCost:
+class BlockCostRow:
     """One block: a row of the table."""
 
     index: int
@@ -53,7 +53,7 @@ class BlockCost:
     """The author's inputs that it reads."""
 
 
-def block_cost(spec: BlockSpec) -> BlockCost:
+def block_cost(spec: BlockSpec) -> BlockCostRow:
     """The costs of a block and of each of its operators, in order. Raises ProtocolError when an operator cannot be run."""
     full = spec.at(spec.batch)
     given = {**full.entering, **full.data, **full.owned}
@@ -81,7 +81,7 @@ def block_cost(spec: BlockSpec) -> BlockCost:
         )
     forward = sum(operator.flops_forward for operator in operators)
     backward = sum(operator.flops_backward for operator in operators)
-    return BlockCost(
+    return BlockCostRow(
         index=spec.index,
         operators=tuple(operators),
         parameters=spec.parameter_count,
@@ -109,7 +109,7 @@ def value_bytes(value: Value) -> int:
     return sum(part.nbytes for part in ((value,) if isinstance(value, TensorSpec) else value))
 
 
-def _edges(node: Node, values: Mapping[str, Value], owned: Collection[str]) -> dict[str, int]:
+def _edges(node: OperatorCall, values: Mapping[str, Value], owned: Collection[str]) -> dict[str, int]:
     """Of several results a getitem reads the one that it gives."""
     read = {name: values[name] for name in node.references() if name not in owned}
     return {

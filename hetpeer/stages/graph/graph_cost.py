@@ -19,7 +19,15 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.stages.graph.block_spec import ITEM_BYTES, Argument, BlockSpec, Node, Ref, TensorSpec, Value
+from hetpeer.stages.graph.block_spec import (
+    ITEM_BYTES,
+    Argument,
+    BlockSpec,
+    OperatorCall,
+    Ref,
+    TensorSpec,
+    Value,
+)
 from hetpeer.stages.graph.call_schema import MOVES, SYMBOLS
 from hetpeer.stages.graph.interpreter import Program
 from hetpeer.stages.graph.own_operators import Pass
@@ -38,9 +46,9 @@ class Measured:
 
 
 def measure(
-    nodes: Sequence[Node],
+    nodes: Sequence[OperatorCall],
     given: Mapping[str, TensorSpec],
-    check: Callable[[Node, Value, int], None] | None = None,
+    check: Callable[[OperatorCall, Value, int], None] | None = None,
 ) -> Measured:
     """Run a training pass of the calls on meta tensors; `given` are the values they start from, all of fixed sizes.
 
@@ -51,7 +59,7 @@ def measure(
     with torch.enable_grad(), FlopCounterMode(display=False) as counter:
         counted = 0
 
-        def observe(node: Node, result: Any) -> None:
+        def observe(node: OperatorCall, result: Any) -> None:
             nonlocal counted
             total = counter.get_total_flops()
             value = _describe(result)
@@ -78,7 +86,7 @@ class CallFlops:
     """Whether torch has a formula for it (products, convolutions, attention); else each element made counts one."""
 
 
-def call_flops(node: Node, values: Mapping[str, Value]) -> CallFlops:
+def call_flops(node: OperatorCall, values: Mapping[str, Value]) -> CallFlops:
     """What one call costs, alone; `values` has the specs of all that it reads, of fixed sizes.
 
     Autograd itself runs the backward pass, so a product counts once for each factor that gets a gradient. Calls of one
@@ -97,7 +105,7 @@ def _call_flops(
     meta = torch.device("meta")
     start = {str(position): _empty_value(value, meta) for position, value in enumerate(reads)}
     leaves = [tensor for tensor in tree_leaves(list(start.values())) if tensor.requires_grad]
-    node = Node(name="result", op=op, args=args, kwargs=dict(kwargs))
+    node = OperatorCall(name="result", op=op, args=args, kwargs=dict(kwargs))
     with torch.enable_grad(), FlopCounterMode(display=False) as counter:
         result = Program([node], ("result",), meta).run(start, Pass(ANY_DRAW))["result"]
         formula = counter.get_total_flops()
@@ -146,7 +154,7 @@ def kept_bytes(spec: BlockSpec) -> dict[str, int]:
 
     by_call: dict[str, int] = {}
 
-    def observe(node: Node, _: Any) -> None:
+    def observe(node: OperatorCall, _: Any) -> None:
         nonlocal fresh
         by_call[node.name], fresh = fresh, 0
 

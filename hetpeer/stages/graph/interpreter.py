@@ -14,17 +14,17 @@ from typing import Any
 import torch
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.stages.graph.block_spec import Argument, Node, Ref, Symbol, references
+from hetpeer.stages.graph.block_spec import Argument, OperatorCall, Ref, Symbol, references
 from hetpeer.stages.graph.call_schema import FACTORIES, constant
 from hetpeer.stages.graph.operators import OPERATORS
 from hetpeer.stages.graph.own_operators import PASS_OPERATORS, Pass
 
-Observer = Callable[[Node, Any], None]
+Observer = Callable[[OperatorCall, Any], None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    node: Node
+    node: OperatorCall
     operator: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -40,7 +40,7 @@ class Program:
     The nodes have passed `calls.check_call`, and every value is made before it is read.
     """
 
-    def __init__(self, nodes: Sequence[Node], keep: Collection[str], device: torch.device) -> None:
+    def __init__(self, nodes: Sequence[OperatorCall], keep: Collection[str], device: torch.device) -> None:
         self._keep = tuple(keep)
         last: dict[str, int] = {}
         for position, node in enumerate(nodes):

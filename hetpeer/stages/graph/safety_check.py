@@ -8,17 +8,17 @@ that the block is to be computed in, where faults in torch's own kernels are kep
 from __future__ import annotations
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.stages.graph.block_spec import BlockSpec, Node, TensorSpec, Value
+from hetpeer.stages.graph.block_spec import BlockSpec, OperatorCall, TensorSpec, Value
 from hetpeer.stages.graph.block_wire import read_block
 from hetpeer.stages.graph.call_schema import check_call
 from hetpeer.stages.graph.graph_cost import measure
-from hetpeer.stages.graph.structure_check import DEFAULT_LIMITS, Limits, check_tensor
+from hetpeer.stages.graph.structure_check import DEFAULT_LIMITS, GraphLimits, check_tensor
 
 FEWER = 2
 """Another number of samples to check. Not 1: a BatchNorm over samples has no variance of one."""
 
 
-def unpack_block(data: bytes, limits: Limits = DEFAULT_LIMITS) -> BlockSpec:
+def unpack_block(data: bytes, limits: GraphLimits = DEFAULT_LIMITS) -> BlockSpec:
     """Read and check a block; nothing of its declared size is allocated.
 
     Takes milliseconds for a transformer layer, and up to seconds for a hostile block within the limits; the first one in a process imports
@@ -31,7 +31,7 @@ def unpack_block(data: bytes, limits: Limits = DEFAULT_LIMITS) -> BlockSpec:
     return spec
 
 
-def check_run(spec: BlockSpec, limits: Limits) -> None:
+def check_run(spec: BlockSpec, limits: GraphLimits) -> None:
     """Raise ProtocolError unless a consistent block can be computed within the limits, and is what it says it is."""
     flops = check_at(spec, spec.batch, limits)
     if flops != spec.flops_forward:
@@ -42,14 +42,14 @@ def check_run(spec: BlockSpec, limits: Limits) -> None:
         )  # what holds at two sizes holds at all: everything is a multiple of the batch
 
 
-def check_at(spec: BlockSpec, batch: int, limits: Limits) -> int:
+def check_at(spec: BlockSpec, batch: int, limits: GraphLimits) -> int:
     """Raise ProtocolError unless the block can compute `batch` samples, and makes what it declares; returns its FLOPs."""
     sizes = spec.at(batch)
     _check_sizes(sizes, limits)
     return _dry_run(sizes, limits)
 
 
-def _check_sizes(spec: BlockSpec, limits: Limits) -> None:
+def _check_sizes(spec: BlockSpec, limits: GraphLimits) -> None:
     for name, tensor in {**spec.inputs, **spec.data}.items():
         check_tensor(name, tensor, limits)
     if any(tensor.grad for tensor in (*spec.buffer_specs.values(), *spec.data.values())):
@@ -63,11 +63,11 @@ def _check_sizes(spec: BlockSpec, limits: Limits) -> None:
         raise ProtocolError("the block with the loss puts out more or else than one float32 scalar")
 
 
-def _dry_run(spec: BlockSpec, limits: Limits) -> int:
+def _dry_run(spec: BlockSpec, limits: GraphLimits) -> int:
     """Run the block on meta tensors and compare what it declares with what comes out; returns its FLOPs."""
     results, result_bytes, flops = 0, 0, 0
 
-    def check(node: Node, value: Value, node_flops: int) -> None:
+    def check(node: OperatorCall, value: Value, node_flops: int) -> None:
         nonlocal results, result_bytes, flops
         for tensor in (value,) if isinstance(value, TensorSpec) else value:
             check_tensor(node.name, tensor, limits)

@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class GraphLimits:
     """What one block may ask of a peer; a block beyond any of these is refused."""
 
     packed_bytes: int = MIB
@@ -42,10 +42,10 @@ class Limits:
     """FLOPs of one forward pass."""
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = GraphLimits()
 
 
-def check_structure(spec: BlockSpec, limits: Limits) -> None:
+def check_structure(spec: BlockSpec, limits: GraphLimits) -> None:
     """Raise ProtocolError unless the block is consistent and what it declares is within the limits."""
     _check_names(spec)
     _check_statistics(spec)
@@ -97,7 +97,7 @@ def _add(made: set[str], names: Iterable[str]) -> None:
         made.add(name)
 
 
-def _check_owned(spec: BlockSpec, limits: Limits) -> None:
+def _check_owned(spec: BlockSpec, limits: GraphLimits) -> None:
     if not 1 <= spec.batch <= limits.batch:
         raise ProtocolError(f"a microbatch of {spec.batch} samples is not between 1 and {limits.batch}")
     owned = {**spec.parameter_specs, **spec.buffer_specs, **spec.statistic_specs}
@@ -113,7 +113,7 @@ def _check_owned(spec: BlockSpec, limits: Limits) -> None:
         raise ProtocolError(f"block {spec.index} declares {spec.activation_bytes} bytes of activations")
 
 
-def check_tensor(name: str, tensor: TensorSpec, limits: Limits) -> None:
+def check_tensor(name: str, tensor: TensorSpec, limits: GraphLimits) -> None:
     """Raise ProtocolError unless a tensor, whose sizes are numbers, is within the limits."""
     if len(tensor.shape) > limits.dimensions:
         raise ProtocolError(

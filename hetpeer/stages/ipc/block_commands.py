@@ -15,6 +15,7 @@ from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.ipc.command import Command
 from hetpeer.stages.ipc.results import (
     Backpropagated,
+    BlockPrepared,
     Count,
     Done,
     Dumped,
@@ -22,7 +23,6 @@ from hetpeer.stages.ipc.results import (
     Loaded,
     Name,
     Number,
-    Prepared,
     Rehearsed,
     Setting,
     WarmedUp,
@@ -31,15 +31,15 @@ from hetpeer.stages.ipc.results import (
 from hetpeer.stages.ipc.transfer_commands import Decode, Encode, ForgetResiduals, MarkBundle
 from hetpeer.stages.ipc.vector_commands import (
     Apply,
+    CopyBlock,
     DropCopies,
     ExportSlot,
     ExportState,
-    Inspect,
+    InspectVector,
     Install,
-    KeepCopy,
     MarkSlot,
     MarkVector,
-    Sum,
+    SumVectors,
 )
 
 Extents = dict[Name, Extent]
@@ -47,7 +47,7 @@ Extents = dict[Name, Extent]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepare(Command[Prepared]):
+class PrepareBlock(Command[BlockPrepared]):
     """Check (graph/check.py) and keep a block's packed graph (graph/wire.py), its buffers' raw bytes and its update rule.
 
     `update` are the rule's settings as the manifest has them, `groups` what differs for some parameters (parameter_groups.py), `keeps` names what the
@@ -55,7 +55,7 @@ class Prepare(Command[Prepared]):
     forgotten first.
     """
 
-    answer: ClassVar[type[Any]] = Prepared
+    answer: ClassVar[type[Any]] = BlockPrepared
     kind: Literal["prepare"] = "prepare"
     block: Count
     graph: bytes
@@ -67,7 +67,7 @@ class Prepare(Command[Prepared]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load(Command[Loaded]):
+class LoadState(Command[Loaded]):
     """Take the state of a prepared block, a file as block_state.py has it, in the place of any state and slots it had.
 
     The state is copied: the extent may be released afterwards.
@@ -214,8 +214,8 @@ class Shutdown(Command[Done]):
 
 
 AnyCommand = (
-    Prepare
-    | Load
+    PrepareBlock
+    | LoadState
     | Unload
     | Forward
     | Encode
@@ -228,13 +228,13 @@ AnyCommand = (
     | DropSlot
     | ExportSlot
     | ExportState
-    | KeepCopy
+    | CopyBlock
     | DropCopies
     | ClearStep
-    | Sum
+    | SumVectors
     | MarkSlot
     | MarkVector
-    | Inspect
+    | InspectVector
     | Apply
     | Install
     | DumpState

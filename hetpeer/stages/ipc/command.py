@@ -10,7 +10,7 @@ from hetpeer.stages.ipc.results import Done
 R = TypeVar("R")
 
 
-class Lane(enum.Enum):
+class WorkerLane(enum.Enum):
     """What waits for what in the worker: DT-FM (arXiv 2206.01288, 3.5) receives, computes and sends at once."""
 
     COMPUTE = "compute"
@@ -23,4 +23,6 @@ class Command(Generic[R]):
 
     __slots__ = ()
     answer: ClassVar[type[Any]] = Done
-    lane: ClassVar[Lane] = Lane.COMPUTE
+    lane: ClassVar[WorkerLane] = WorkerLane.COMPUTE
+    kind: str
+    """Tag on the wire and name in failpoints; each command's own."""

@@ -26,7 +26,7 @@ from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
 from hetpeer.stages.ipc.arena import Arena
 from hetpeer.stages.ipc.block_commands import Info, Shutdown
 from hetpeer.stages.ipc.command import Command
-from hetpeer.stages.ipc.results import CommandFailedError, Failed, Result
+from hetpeer.stages.ipc.results import CommandFailed, CommandFailedError, Result
 from hetpeer.stages.ipc.worker_frames import FrameReader, decode_result, encode_command
 from hetpeer.stages.ipc.worker_options import WorkerOptions
 
@@ -168,7 +168,7 @@ class Compute:
         if asked is None:
             raise await self.died()
         result = await asked
-        if isinstance(result, Failed):
+        if isinstance(result, CommandFailed):
             raise CommandFailedError(result)
         if not isinstance(result, command.answer):
             raise ProtocolError(f"the worker answered {type(command).__name__} with {type(result).__name__}")

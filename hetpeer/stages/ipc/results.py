@@ -1,6 +1,6 @@
 """The compute worker's answers to the daemon, one kind for each thing it can tell.
 
-`Failed` may answer any command; otherwise each command (block_commands.py) says which answer is its own.
+`CommandFailed` may answer any command; otherwise each command (block_commands.py) says which answer is its own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class CommandFailed:
     """The command was not carried out and changed nothing; code, what, why and fix as in `HetpeerError`."""
 
     kind: Literal["failed"] = "failed"
@@ -48,7 +48,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class BlockPrepared:
     """The block's graph is checked and kept. `dump_bytes`: room that `DumpState` needs at most."""
 
     kind: Literal["prepared"] = "prepared"
@@ -82,7 +82,7 @@ class Backpropagated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
+class VectorExported:
     """The elements are there, `rounded` as their codec writes them, or else float32."""
 
     kind: Literal["exported"] = "exported"
@@ -135,7 +135,7 @@ class Inspected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
+class UpdateApplied:
     """The block's new version and the digest of its new state. `seconds` of wall time."""
 
     kind: Literal["applied"] = "applied"
@@ -198,17 +198,17 @@ class WorkerInfo:
 
 Result = (
     Done
-    | Failed
-    | Prepared
+    | CommandFailed
+    | BlockPrepared
     | Loaded
     | Forwarded
     | Backpropagated
-    | Exported
+    | VectorExported
     | Summed
     | Marked
     | BundleMarked
     | Inspected
-    | Applied
+    | UpdateApplied
     | Dumped
     | Encoded
     | WarmedUp
@@ -218,14 +218,14 @@ Result = (
 
 
 class CommandFailedError(LocalError):
-    """The worker answered `Failed`: it lives on, and the command changed nothing."""
+    """The worker answered `CommandFailed`: it lives on, and the command changed nothing."""
 
-    def __init__(self, failed: Failed) -> None:
+    def __init__(self, failed: CommandFailed) -> None:
         status = ExitCode.TOO_SMALL if failed.code == NO_MEMORY else ExitCode.UNEXPECTED
         super().__init__(failed.code, failed.what, why=failed.why, fix=failed.fix, exit_code=status)
 
 
-def failed(error: HetpeerError) -> Failed:
+def failed(error: HetpeerError) -> CommandFailed:
     """As the answer that says so, of which as much is told as there is room for."""
     what, why, fix = (text[:MAX_TEXT] for text in (error.what, error.why, error.fix))
-    return Failed(code=error.code, what=what, why=why, fix=fix)
+    return CommandFailed(code=error.code, what=what, why=why, fix=fix)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from hetpeer.stages.block.fingerprint import KEY_BYTES
 from hetpeer.stages.ipc.arena import Extent
-from hetpeer.stages.ipc.command import Command, Lane
+from hetpeer.stages.ipc.command import Command, WorkerLane
 from hetpeer.stages.ipc.results import BundleMarked, Done, Encoded, Name, Number
 from hetpeer.stages.links.codec import Written
 
@@ -22,7 +22,7 @@ class Encode(Command[Encoded]):
     """
 
     answer: ClassVar[type[Any]] = Encoded
-    lane: ClassVar[Lane] = Lane.SEND
+    lane: ClassVar[WorkerLane] = WorkerLane.SEND
     kind: Literal["encode"] = "encode"
     codec: Name
     share: Number = 1.0
@@ -36,7 +36,7 @@ class Encode(Command[Encoded]):
 class Decode(Command[Done]):
     """Fill a bundle's tensors from `data`, which a peer wrote by `codec`. Of no use after a failure, which is the peer's."""
 
-    lane: ClassVar[Lane] = Lane.RECEIVE
+    lane: ClassVar[WorkerLane] = WorkerLane.RECEIVE
     kind: Literal["decode"] = "decode"
     codec: Name
     written: tuple[Written, ...]
@@ -49,7 +49,7 @@ class MarkBundle(Command[BundleMarked]):
     """Fingerprint a bundle's tensors, dtype and extent of each, under `key` (fingerprint.py)."""
 
     answer: ClassVar[type[Any]] = BundleMarked
-    lane: ClassVar[Lane] = Lane.RECEIVE
+    lane: ClassVar[WorkerLane] = WorkerLane.RECEIVE
     kind: Literal["mark_bundle"] = "mark_bundle"
     tensors: tuple[tuple[Name, Extent], ...]
     key: Annotated[bytes, Field(min_length=KEY_BYTES, max_length=KEY_BYTES)]
@@ -59,5 +59,5 @@ class MarkBundle(Command[BundleMarked]):
 class ForgetResiduals(Command[Done]):
     """Drop what error feedback has kept: the place changes."""
 
-    lane: ClassVar[Lane] = Lane.SEND
+    lane: ClassVar[WorkerLane] = WorkerLane.SEND
     kind: Literal["forget_residuals"] = "forget_residuals"

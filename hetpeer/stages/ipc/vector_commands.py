@@ -11,15 +11,15 @@ from hetpeer.stages.block.fingerprint import KEY_BYTES
 from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.ipc.command import Command
 from hetpeer.stages.ipc.results import (
-    Applied,
     Count,
     Done,
-    Exported,
     Inspected,
     Marked,
     Name,
     Number,
     Summed,
+    UpdateApplied,
+    VectorExported,
 )
 
 GRADIENTS = "gradient", "sum of gradients"
@@ -51,10 +51,10 @@ class Marking:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExportSlot(Command[Exported]):
+class ExportSlot(Command[VectorExported]):
     """Copy the elements [begin, end) of a step's slot, a flat float32 vector, into `extent`; if they are rounded, as their codec writes them."""
 
-    answer: ClassVar[type[Any]] = Exported
+    answer: ClassVar[type[Any]] = VectorExported
     kind: Literal["export_slot"] = "export_slot"
     step: Count
     block: Count
@@ -66,10 +66,10 @@ class ExportSlot(Command[Exported]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExportState(Command[Exported]):
+class ExportState(Command[VectorExported]):
     """The same with the block's parameters and statistics, or the `copy` of them."""
 
-    answer: ClassVar[type[Any]] = Exported
+    answer: ClassVar[type[Any]] = VectorExported
     kind: Literal["export_state"] = "export_state"
     block: Count
     begin: Count
@@ -80,7 +80,7 @@ class ExportState(Command[Exported]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeepCopy(Command[Done]):
+class CopyBlock(Command[Done]):
     """Copy the block's parameters and statistics as they are: a delayed averaging begins, and updates go on."""
 
     kind: Literal["keep_copy"] = "keep_copy"
@@ -95,7 +95,7 @@ class DropCopies(Command[Done]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sum(Command[Summed]):
+class SumVectors(Command[Summed]):
     """Float32 sum of `parts` in the order given, into `into`: the first is copied, the others are added one by one.
 
     With a `rounding` the sum is written to `rounded` by its codec, and `into` is what others read there.
@@ -139,7 +139,7 @@ class MarkVector(Command[Marked]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inspect(Command[Inspected]):
+class InspectVector(Command[Inspected]):
     """Look at `elements` float32 values; those in the ranges [begin, end) of `normed` count for the norm. Then at each of `pieces`."""
 
     answer: ClassVar[type[Any]] = Inspected
@@ -151,7 +151,7 @@ class Inspect(Command[Inspected]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Apply(Command[Applied]):
+class Apply(Command[UpdateApplied]):
     """Update `block` with the committed gradient of a step of so many microbatches, times `coefficient` (clipping). `batch`
     is what was trained, from 0: the place in the schedule.
 
@@ -159,7 +159,7 @@ class Apply(Command[Applied]):
     something is still computed with them. A gradient that is not finite is refused before anything changes.
     """
 
-    answer: ClassVar[type[Any]] = Applied
+    answer: ClassVar[type[Any]] = UpdateApplied
     kind: Literal["apply"] = "apply"
     block: Count
     gradient: Extent
@@ -178,14 +178,14 @@ class Apply(Command[Applied]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Install(Command[Applied]):
+class Install(Command[UpdateApplied]):
     """The parameters and statistics of `block` are `total`·`coefficient` from now on, or what the outer rule makes of that: clusters have averaged.
-    What has changed since its `KeepCopy` is added, and what its parameters have lost on their way under `plan`.
+    What has changed since its `CopyBlock` is added, and what its parameters have lost on their way under `plan`.
 
     Slots and kept graphs are forgotten. Numbers that are not finite are refused before anything changes.
     """
 
-    answer: ClassVar[type[Any]] = Applied
+    answer: ClassVar[type[Any]] = UpdateApplied
     kind: Literal["install"] = "install"
     block: Count
     total: Extent

@@ -16,14 +16,14 @@ LEAST_SHARE = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class Coding:
+class AdaptiveRatio:
     """What one tensor is to be written with; `share` of its elements are kept."""
 
     codec: Codec
     share: float = 1.0
 
 
-def coding_for(limit: Codec, ratio: float, width: float = 4.0, rounded: float = 0.0) -> Coding:
+def coding_for(limit: Codec, ratio: float, width: float = 4.0, rounded: float = 0.0) -> AdaptiveRatio:
     """The gentlest way to be `ratio` times smaller than in memory that `limit`, the codec of the run, allows.
 
     `rounded` times, if that is more, where rounding alone does it, or as far as that goes: elements are left out for `ratio` only.
@@ -33,13 +33,13 @@ def coding_for(limit: Codec, ratio: float, width: float = 4.0, rounded: float = 
     wanted = max(ratio, rounded)
     dense = gentler(limit)
     if wanted <= 1.0 or not dense:
-        return Coding(Codec())
+        return AdaptiveRatio(Codec())
     for codec in dense:
         if width / codec.cost(1.0) >= wanted:
-            return Coding(codec)
+            return AdaptiveRatio(codec)
     if not limit.sparse or width / dense[-1].cost(1.0) >= ratio:
-        return Coding(dense[-1])
-    return Coding(limit, share_for(limit, ratio, width))
+        return AdaptiveRatio(dense[-1])
+    return AdaptiveRatio(limit, share_for(limit, ratio, width))
 
 
 def gentler(limit: Codec) -> tuple[Codec, ...]:

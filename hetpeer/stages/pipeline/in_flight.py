@@ -50,7 +50,7 @@ class _Way:
         return max(self.rate, self.rate_before) * trip
 
 
-class Window:
+class InFlightWindow:
     """Measured at one holder of one place. `most`: microbatches that its memory has room for. One that is told nothing has the classic depth."""
 
     def __init__(self, most: int = MOST) -> None:

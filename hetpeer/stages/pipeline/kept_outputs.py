@@ -12,18 +12,18 @@ from hetpeer.stages.pipeline.effects import SendActivation, TaskKey
 from hetpeer.stages.pipeline.next_hops import Onward
 from hetpeer.stages.pipeline.routes import Route
 from hetpeer.stages.pipeline.schedule_1f1b import Schedule
-from hetpeer.stages.pipeline.task_table import Task, TaskBook
+from hetpeer.stages.pipeline.task_table import PipelineTask, TaskTable
 
 
-class Outputs:
+class KeptOutputs:
     """Those of `tasks`; `schedule` is told when one of them has another way before it."""
 
-    def __init__(self, onward: Onward, tasks: TaskBook, schedule: Schedule[TaskKey]) -> None:
+    def __init__(self, onward: Onward, tasks: TaskTable, schedule: Schedule[TaskKey]) -> None:
         self._onward = onward
         self._tasks = tasks
         self._schedule = schedule
 
-    def send(self, task: Task) -> list[SendActivation]:
+    def send(self, task: PipelineTask) -> list[SendActivation]:
         """Send the kept output to the next hop, around peers that are gone. Nothing if it is left over."""
         assert task.output is not None
         way = self._onward.way(task.key, task.route[1:])
@@ -33,7 +33,7 @@ class Outputs:
         task.sent_to.add(way[0].peer)
         return [SendActivation(task.key.id, way, task.attempt, task.output)]
 
-    def reroute(self, task: Task, after: Route) -> None:
+    def reroute(self, task: PipelineTask, after: Route) -> None:
         """`task` goes over `after` when it leaves here."""
         if after != task.route[1:]:
             task.route = (task.route[0], *after)
@@ -55,7 +55,7 @@ class Outputs:
         self._onward.unreachable(peer)
         return self._send_again(lambda task: task.route[1].peer == peer)
 
-    def _send_again(self, concerns: Callable[[Task], bool]) -> list[SendActivation]:
+    def _send_again(self, concerns: Callable[[PipelineTask], bool]) -> list[SendActivation]:
         kept = (
             task
             for task in self._tasks

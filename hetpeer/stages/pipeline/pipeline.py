@@ -24,13 +24,13 @@ from hetpeer.stages.pipeline.effects import (
     TaskKey,
 )
 from hetpeer.stages.pipeline.gradient_slots import SlotBook
-from hetpeer.stages.pipeline.kept_outputs import Outputs
+from hetpeer.stages.pipeline.kept_outputs import KeptOutputs
 from hetpeer.stages.pipeline.next_hops import Onward
 from hetpeer.stages.pipeline.recomputation import Reruns
 from hetpeer.stages.pipeline.routes import Roster, Route, blocks_left, rest_of
-from hetpeer.stages.pipeline.schedule_1f1b import Reach, Schedule, Work
-from hetpeer.stages.pipeline.task_table import Status, Task, TaskBook
-from hetpeer.stages.pipeline.worker_queue import Bench
+from hetpeer.stages.pipeline.schedule_1f1b import LossDistance, Schedule, ScheduledWork
+from hetpeer.stages.pipeline.task_table import PipelineTask, Status, TaskTable
+from hetpeer.stages.pipeline.worker_queue import WorkerQueue
 
 
 class Pipeline:
@@ -44,18 +44,18 @@ class Pipeline:
         roster: Roster,
         microbatches: int,
         slot_capacity: int,
-        bench: Bench | None = None,
+        bench: WorkerQueue | None = None,
         early: int | None = None,
     ) -> None:
         self.slots = SlotBook(slot_capacity)
         self._me = me
         self._microbatches = microbatches
         self._early = early
-        self._tasks = TaskBook()
-        self._bench = bench or Bench()
+        self._tasks = TaskTable()
+        self._bench = bench or WorkerQueue()
         self._schedule: Schedule[TaskKey] = Schedule(self._bench.may_begin)
         self._onward = Onward(roster)
-        self._outputs = Outputs(self._onward, self._tasks, self._schedule)
+        self._outputs = KeptOutputs(self._onward, self._tasks, self._schedule)
         self._reruns = Reruns(self._tasks, self._onward)
         self.running = 0
         """Pieces of work at the worker."""
@@ -144,7 +144,9 @@ class Pipeline:
             return twice if task is None else [*twice, *self._reruns.goes(task, route)]
         if task is not None:
             return self._repeated(task, route, attempt, upstream, source)
-        task = Task(key, route, attempt, upstream, train=microbatch < self._microbatches, source=source)
+        task = PipelineTask(
+            key, route, attempt, upstream, train=microbatch < self._microbatches, source=source
+        )
         self._tasks.enter(task)
         # what is done once more is rationed by the coordinator: the window is for what waits in the pipeline
         counts, reach = task.train and not check, _reach(route)
@@ -152,7 +154,7 @@ class Pipeline:
         way = self._make_way(attempt, reach) if counts else []
         return way + self._dispatch()
 
-    def _make_way(self, attempt: int, reach: Reach) -> list[Effect]:
+    def _make_way(self, attempt: int, reach: LossDistance) -> list[Effect]:
         """A task that is not begun was handed out; if that is again, and there is no room for it here, one that got stuck is set aside. Or who holds those up would hold up all whose rooms they fill.
         It may have looked so, in a burst of failures: so it is kept, and the one that was handed out least often is given up only once there are many.
         """
@@ -183,7 +185,7 @@ class Pipeline:
         return len(self._schedule.aside)
 
     def _repeated(
-        self, task: Task, route: Route, attempt: int, upstream: str | None, source: Handle | None
+        self, task: PipelineTask, route: Route, attempt: int, upstream: str | None, source: Handle | None
     ) -> list[Effect]:
         """A task that we know already: answer with what is kept; a newer attempt is passed on."""
         effects: list[Effect] = [] if source is None else [Release(source)]
@@ -370,7 +372,7 @@ class Pipeline:
         """Whether work is ready that could be begun if there were room for what comes of it."""
         return self._schedule.waits(self._in_time)
 
-    def in_flight(self, reach: Reach) -> int:
+    def in_flight(self, reach: LossDistance) -> int:
         """Forwards within `reach` that wait for their gradient."""
         return self._schedule.in_flight(reach)
 
@@ -379,7 +381,7 @@ class Pipeline:
         work = self._next()
         return None if work is None else work.backward
 
-    def _next(self) -> Work[TaskKey] | None:
+    def _next(self) -> ScheduledWork[TaskKey] | None:
         def may_begin(key: TaskKey) -> bool:
             return self._in_time(key) and self._onward.may_leave(self._tasks[key].route[1:])
 
@@ -403,7 +405,7 @@ class Pipeline:
                 effects.append(RunForward(work.key, task.end, task.source, task.train, len(task.route) - 1))
         return effects
 
-    def _fold(self, task: Task) -> tuple[int, tuple[int, ...]]:
+    def _fold(self, task: PipelineTask) -> tuple[int, tuple[int, ...]]:
         """The slot into which the gradients of `task` go, and at which blocks."""
         blocks = range(task.key.begin, task.end)
         if task.key.check:
@@ -424,6 +426,6 @@ class Pipeline:
         return self._tasks.idle
 
 
-def _reach(route: Route) -> Reach:
+def _reach(route: Route) -> LossDistance:
     """How far a task that is to go over `route`, its own hop first, is from the loss."""
-    return Reach(blocks_left(route), len(route) - 1)
+    return LossDistance(blocks_left(route), len(route) - 1)

@@ -20,13 +20,13 @@ from hetpeer.stages.pipeline.effects import (
 from hetpeer.stages.pipeline.gradient_slots import CHECKS
 from hetpeer.stages.pipeline.next_hops import Onward
 from hetpeer.stages.pipeline.routes import Route
-from hetpeer.stages.pipeline.task_table import Status, Task, TaskBook
+from hetpeer.stages.pipeline.task_table import PipelineTask, Status, TaskTable
 
 
 class Reruns:
     """Those of one step at one holder, whose tasks are `tasks`."""
 
-    def __init__(self, tasks: TaskBook, onward: Onward) -> None:
+    def __init__(self, tasks: TaskTable, onward: Onward) -> None:
         self._tasks = tasks
         self._onward = onward
         self._folded: set[TaskKey] = set()
@@ -60,14 +60,14 @@ class Reruns:
         """Whether it is to be done: an id enters a slot once."""
         return key not in self._folded and key.check not in self._spoilt and self._tasks.get(key) is None
 
-    def goes(self, task: Task, route: Route) -> list[Effect]:
+    def goes(self, task: PipelineTask, route: Route) -> list[Effect]:
         """It is known by now who else has the gradient of `task`, if that is somebody else."""
         elsewhere = route[1:2] != task.route[1:2]
         task.route = route
         asks = elsewhere and task.status is Status.SENT and task.output is not None
         return self.passes_on(task, task.output) if asks else []
 
-    def passes_on(self, task: Task, output: Handle) -> list[Effect]:
+    def passes_on(self, task: PipelineTask, output: Handle) -> list[Effect]:
         """Its forward is done: who was sent that by another gives us the gradient."""
         if not task.route[1:] or not self._onward.knows(task.route[1]):
             return self.failed(task)
@@ -79,7 +79,7 @@ class Reruns:
         """Where its gradients go."""
         return CHECKS + key.check
 
-    def done(self, task: Task) -> list[Effect]:
+    def done(self, task: PipelineTask) -> list[Effect]:
         """The gradients of `task` are in the slot. Who lent it compares the gradient that goes back; nothing else of it is needed any more."""
         self._folded.add(task.key)
         if task.key.check in self._spoilt:
@@ -91,12 +91,12 @@ class Reruns:
             task.input_gradient = None  # it stays until it has arrived
         return [*self._forget(task), *told]
 
-    def failed(self, task: Task) -> list[Effect]:
+    def failed(self, task: PipelineTask) -> list[Effect]:
         """A task of a check cannot be done."""
         self._spoilt.add(task.key.check)
         return [ForgetGraph(task.key), *self._forget(task)]
 
-    def _forget(self, task: Task) -> list[Effect]:
+    def _forget(self, task: PipelineTask) -> list[Effect]:
         self._tasks.remove(task.key)
         kept = [handle for handle in (task.output, task.input_gradient) if handle is not None]
         return [*task.release_source(), *task.release_gradient(), *map(Release, kept)]

@@ -20,18 +20,18 @@ from hetpeer.stages.pipeline.in_flight import shortest
 Key = TypeVar("Key", bound=Hashable)
 
 
-class Reach(NamedTuple):
+class LossDistance(NamedTuple):
     """How far a forward is from the loss: `blocks_left` with its own, `hops_after` its own."""
 
     blocks_left: int
     hops_after: int
 
-    def within(self, other: Reach) -> bool:
+    def within(self, other: LossDistance) -> bool:
         """Whether this one is no farther from the loss than `other`, by either."""
         return self.blocks_left <= other.blocks_left and self.hops_after <= other.hops_after
 
 
-class Work(NamedTuple, Generic[Key]):
+class ScheduledWork(NamedTuple, Generic[Key]):
     """The next piece of work: `backward` of `key`, or its forward."""
 
     key: Key
@@ -42,7 +42,7 @@ class _Forward(NamedTuple, Generic[Key]):
     """One that is ready."""
 
     key: Key
-    reach: Reach
+    reach: LossDistance
     train: bool
     attempt: int
 
@@ -50,13 +50,13 @@ class _Forward(NamedTuple, Generic[Key]):
 class Schedule(Generic[Key]):
     """Ready work of one step, in the order in which it is to be done."""
 
-    def __init__(self, may_begin: Callable[[Reach], bool] | None = None) -> None:
+    def __init__(self, may_begin: Callable[[LossDistance], bool] | None = None) -> None:
         """`may_begin`: whether one more forward so far from the loss may wait for its gradient; None: by the depth of 1F1B."""
         self._may_begin = may_begin or (lambda reach: self.in_flight(reach) < shortest(reach.hops_after))
         self._forwards: list[_Forward[Key]] = []
         """The latest attempts first: what they take the place of may be waited for by nobody."""
         self._backwards: deque[Key] = deque()
-        self._in_flight: dict[Key, Reach] = {}
+        self._in_flight: dict[Key, LossDistance] = {}
         """Forwards that wait for their gradient."""
         self._aside: dict[Key, None] = {}
         """Those of them that got stuck, and do not count: their gradient may come yet."""
@@ -66,7 +66,7 @@ class Schedule(Generic[Key]):
         """Nothing is begun any more."""
         self._closed = True
 
-    def ready_forward(self, key: Key, reach: Reach, *, train: bool, attempt: int = 0) -> None:
+    def ready_forward(self, key: Key, reach: LossDistance, *, train: bool, attempt: int = 0) -> None:
         """`key`'s input is here."""
         bisect.insort_right(
             self._forwards, _Forward(key, reach, train, attempt), key=lambda one: -one.attempt
@@ -114,28 +114,30 @@ class Schedule(Generic[Key]):
         """All that wait for their gradient."""
         return len(self._in_flight)
 
-    def in_flight(self, reach: Reach) -> int:
+    def in_flight(self, reach: LossDistance) -> int:
         """Forwards within `reach` that wait for their gradient, and were not set aside."""
         return sum(other.within(reach) for key, other in self._in_flight.items() if key not in self._aside)
 
-    def has_room(self, reach: Reach) -> bool:
+    def has_room(self, reach: LossDistance) -> bool:
         """Whether one more forward so far from the loss may wait for its gradient."""
         return self._may_begin(reach)
 
-    def next(self, *, may_fold: bool, may_begin: Callable[[Key], bool] = lambda _: True) -> Work[Key] | None:
+    def next(
+        self, *, may_fold: bool, may_begin: Callable[[Key], bool] = lambda _: True
+    ) -> ScheduledWork[Key] | None:
         """The next piece of work, which stays on the list. `may_fold`: whether a slot has room for a backward; `may_begin`:
         whether what a forward needs is here, and the link on which its output is to go takes that.
         """
         if self._closed:
             return None
         if self._backwards and may_fold:
-            return Work(self._backwards[0], backward=True)
+            return ScheduledWork(self._backwards[0], backward=True)
         for one in self._forwards:
             if (not one.train or self._may_begin(one.reach)) and may_begin(one.key):
-                return Work(one.key, backward=False)
+                return ScheduledWork(one.key, backward=False)
         return None
 
-    def begun(self, work: Work[Key]) -> None:
+    def begun(self, work: ScheduledWork[Key]) -> None:
         """Take `work` off the list."""
         if work.backward:
             self._backwards.remove(work.key)

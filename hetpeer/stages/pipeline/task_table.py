@@ -30,7 +30,7 @@ class Status(enum.Enum):
 
 
 @dataclass(slots=True)
-class Task:
+class PipelineTask:
     """One microbatch over the blocks of `route[0]`."""
 
     key: TaskKey
@@ -65,23 +65,23 @@ class Task:
         return [] if gradient is None else [Release(gradient)]
 
 
-class TaskBook:
+class TaskTable:
     """All of them, in the order in which they came."""
 
     def __init__(self) -> None:
-        self._tasks: dict[TaskKey, Task] = {}
+        self._tasks: dict[TaskKey, PipelineTask] = {}
 
-    def __iter__(self) -> Iterator[Task]:
+    def __iter__(self) -> Iterator[PipelineTask]:
         return iter(self._tasks.values())
 
-    def __getitem__(self, key: TaskKey) -> Task:
+    def __getitem__(self, key: TaskKey) -> PipelineTask:
         return self._tasks[key]
 
-    def get(self, key: TaskKey) -> Task | None:
+    def get(self, key: TaskKey) -> PipelineTask | None:
         """The task, if it is known here."""
         return self._tasks.get(key)
 
-    def enter(self, task: Task) -> None:
+    def enter(self, task: PipelineTask) -> None:
         """It is ours to do."""
         self._tasks[task.key] = task
 
@@ -96,7 +96,7 @@ class TaskBook:
             if key.id in ids and touches and task.status is Status.DONE and task.train:
                 del self._tasks[key]
 
-    def awaiting(self, microbatch: int, border: int) -> list[Task]:
+    def awaiting(self, microbatch: int, border: int) -> list[PipelineTask]:
         """Those that wait for the gradient of what `microbatch` sent over `border`: several, where it came here at several blocks."""
         return [
             task
@@ -104,7 +104,7 @@ class TaskBook:
             if task.key.id == microbatch and task.end == border and task.status is Status.SENT and task.train
         ]
 
-    def stuck(self, attempt: int, returned: int, aside: Collection[TaskKey] = ()) -> Task | None:
+    def stuck(self, attempt: int, returned: int, aside: Collection[TaskKey] = ()) -> PipelineTask | None:
         """One, not `aside`, that got stuck on its way to the loss and back, when others are handed out for this `attempt` and `returned` gradients have come: it was handed out less often, most
         likely to others since, while no gradient comes at all, or again and again; or many have overtaken it.
         """
@@ -118,7 +118,7 @@ class TaskBook:
         )
         return min(stuck, key=lambda task: task.attempt, default=None)
 
-    def kept(self, microbatch: int, border: int) -> Task | None:
+    def kept(self, microbatch: int, border: int) -> PipelineTask | None:
         """A task whose output over `border` is kept, so that it can be lent."""
         return next(
             (

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from hetpeer.stages.pipeline.in_flight import Window
-from hetpeer.stages.pipeline.schedule_1f1b import Reach
+from hetpeer.stages.pipeline.in_flight import InFlightWindow
+from hetpeer.stages.pipeline.schedule_1f1b import LossDistance
 
 DEPTH = 2
 """Pieces of work handed to the worker at once: one that runs and one that waits, so that it never idles between."""
@@ -24,7 +24,7 @@ class Bidder(Protocol):
     def running(self) -> int:
         """Its pieces of work at the worker."""
 
-    def in_flight(self, reach: Reach) -> int:
+    def in_flight(self, reach: LossDistance) -> int:
         """Its forwards within `reach` that wait for their gradient."""
 
     @property
@@ -39,11 +39,11 @@ class Bidder(Protocol):
         """Whether the next piece of work that it could begin is a backward; None: there is none."""
 
 
-class Bench:
+class WorkerQueue:
     """`window`: how many forwards may wait for their gradient; None: as many as 1F1B has."""
 
-    def __init__(self, window: Window | None = None) -> None:
-        self._window = window or Window()
+    def __init__(self, window: InFlightWindow | None = None) -> None:
+        self._window = window or InFlightWindow()
         self._steps: list[Bidder] = []
 
     def enter(self, step: Bidder) -> None:
@@ -54,11 +54,11 @@ class Bench:
         """`step` is over; the worker may still do what it was given, which nobody waits for."""
         self._steps = [one for one in self._steps if one is not step]
 
-    def may_begin(self, reach: Reach) -> bool:
+    def may_begin(self, reach: LossDistance) -> bool:
         """Whether one more forward may wait for its gradient."""
         return sum(one.in_flight(reach) for one in self._steps) < self._window.depth(reach.hops_after)
 
-    def may_set_aside(self, reach: Reach) -> bool:
+    def may_set_aside(self, reach: LossDistance) -> bool:
         """Whether one that got stuck may be kept beside those: as many more, and no more in all than there is memory for."""
         aside, held = sum(one.aside for one in self._steps), sum(one.held for one in self._steps)
         return aside < self._window.depth(reach.hops_after) and held < self._window.most

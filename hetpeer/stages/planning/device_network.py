@@ -17,7 +17,7 @@ LEAST_GBIT_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class DeviceNetwork:
     """N devices; [i, j] is from i to j, the diagonal means nothing."""
 
     latency_s: NDArray[np.float64]
@@ -27,7 +27,7 @@ class Network:
         return len(self.latency_s)
 
     @classmethod
-    def of(cls, document: Mapping[str, Any], *, apart: bool = False) -> Network:
+    def of(cls, document: Mapping[str, Any], *, apart: bool = False) -> DeviceNetwork:
         """From `latency_ms` and `bandwidth_gbit_s`, N x N lists; some may be `apart`, without a line. Raises `LocalError` HP-PLAN-002 naming
         the entry that is wrong.
         """

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hetpeer.stages.pipeline.routes import Route
-from hetpeer.stages.planning.uplinks import Line
-from hetpeer.stages.planning.virtual_swarm import Machine, VirtualSwarm
+from hetpeer.stages.planning.uplinks import PeerLink
+from hetpeer.stages.planning.virtual_swarm import VirtualSwarm, VirtualVolunteer
 
 VARIED = 400
 """Microbatches that are looked at, at least, where their times differ."""
@@ -52,8 +52,8 @@ class Estimate:
 
 
 def estimate(
-    machines: Mapping[str, Machine],
-    lines: Mapping[tuple[str, str], Line],
+    machines: Mapping[str, VirtualVolunteer],
+    lines: Mapping[tuple[str, str], PeerLink],
     routes: Mapping[int, Route],
     between_s: float = 0.0,
     staleness: int = 0,
@@ -79,7 +79,9 @@ def estimate(
 
 
 def busiest_s(
-    machines: Mapping[str, Machine], lines: Mapping[tuple[str, str], Line], routes: Mapping[int, Route]
+    machines: Mapping[str, VirtualVolunteer],
+    lines: Mapping[tuple[str, str], PeerLink],
+    routes: Mapping[int, Route],
 ) -> float:
     """What a step asks of the busiest worker, line or uplink: none can be faster for long. (Some steps together may: of their work some was done before.)"""
     working = {peer: machine.update_s for peer, machine in machines.items()}

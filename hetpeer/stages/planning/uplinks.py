@@ -10,7 +10,7 @@ from hetpeer.stages.planning.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class PeerLink:
     """The way from one peer to another."""
 
     rate: float
@@ -39,7 +39,7 @@ class Uplink:
         self,
         timeline: Timeline,
         capacity: float,
-        lines: Mapping[str, Line],
+        lines: Mapping[str, PeerLink],
         places: Mapping[str, int] | None = None,
     ) -> None:
         self._busy_s = 0.0

@@ -1,7 +1,7 @@
 """Steps in virtual time: the pipeline cores that the volunteers run, on workers and lines that take the time they were
 measured to take. Pure.
 
-Nothing of the schedule is modelled: `Pipeline`, `Bench` and `Window` are the real ones (stages/execution), those of one step or of several that
+Nothing of the schedule is modelled: `Pipeline`, `WorkerQueue` and `InFlightWindow` are the real ones (stages/execution), those of one step or of several that
 overlap (docs/asynchronous.md). What lies between the last work of a step and its update is a measured time, which other steps may use; the workers
 and lines that the sums and the update take meanwhile are not free for them. What is left out are lost peers, full memory and the coordinator: a sealed
 slot is counted at once.
@@ -18,19 +18,19 @@ from statistics import NormalDist
 from zlib import crc32
 
 from hetpeer.stages.pipeline import effects as p
-from hetpeer.stages.pipeline.in_flight import MOST, Window
+from hetpeer.stages.pipeline.in_flight import MOST, InFlightWindow
 from hetpeer.stages.pipeline.pipeline import Pipeline
 from hetpeer.stages.pipeline.routes import Route
-from hetpeer.stages.pipeline.worker_queue import Bench
+from hetpeer.stages.pipeline.worker_queue import WorkerQueue
 from hetpeer.stages.planning.timeline import Timeline
-from hetpeer.stages.planning.uplinks import Line, Uplink
+from hetpeer.stages.planning.uplinks import PeerLink, Uplink
 
 MOST_VARIES = 1.0
 """Beyond it a single long pause among a few dozen times says little of those to come; adverts are claims, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class VirtualVolunteer:
     """One volunteer's worker and its way out."""
 
     forward_s: float
@@ -45,7 +45,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class VirtualStep:
     """From the end of one step to that of the next, in seconds."""
 
     seconds: float
@@ -63,8 +63,8 @@ class VirtualSwarm:
 
     def __init__(
         self,
-        machines: Mapping[str, Machine],
-        lines: Mapping[tuple[str, str], Line],
+        machines: Mapping[str, VirtualVolunteer],
+        lines: Mapping[tuple[str, str], PeerLink],
         routes: Mapping[int, Route],
         most: int = MOST,
         *,
@@ -72,7 +72,7 @@ class VirtualSwarm:
         between_s: float = 0.0,
     ) -> None:
         self._roster = {hop.peer: (hop.begin, hop.end) for route in routes.values() for hop in route}
-        self.windows = {peer: Window(most) for peer in self._roster}
+        self.windows = {peer: InFlightWindow(most) for peer in self._roster}
         """Peer → what it has learned of its way there and back."""
         self._machines = machines
         self._lines = lines
@@ -80,10 +80,10 @@ class VirtualSwarm:
         self._staleness = staleness
         self._between_s = between_s
         self._timeline = Timeline()
-        self._benches = {peer: Bench(window) for peer, window in self.windows.items()}
+        self._benches = {peer: WorkerQueue(window) for peer, window in self.windows.items()}
         self._workers = {peer: _Worker(self._timeline) for peer in self._roster}
         self._luck = {peer: _luck(peer, machines[peer].varies) for peer in self._roster}
-        ways: dict[str, dict[str, Line]] = {peer: {} for peer in self._roster}
+        ways: dict[str, dict[str, PeerLink]] = {peer: {} for peer in self._roster}
         for (sender, to), line in lines.items():
             if sender in ways:
                 ways[sender][to] = line
@@ -100,22 +100,22 @@ class VirtualSwarm:
         """In their order: the first is the next to be over."""
         self._opened = self._over = 0
 
-    def step(self) -> Step:
+    def step(self) -> VirtualStep:
         """Until one more step is over. The windows remember it for the next, as they do in life."""
         if not self._opened:
             self._open()
         before, over = self._busy(), self._over + 1
         self._timeline.run(lambda: self._over == over)
         after = self._busy()
-        return Step(
+        return VirtualStep(
             seconds=after.seconds - before.seconds,
             computing={peer: busy - before.computing[peer] for peer, busy in after.computing.items()},
             sending={peer: busy - before.sending[peer] for peer, busy in after.sending.items()},
         )
 
-    def _busy(self) -> Step:
+    def _busy(self) -> VirtualStep:
         """From the beginning until now."""
-        return Step(
+        return VirtualStep(
             seconds=self._timeline.now,
             computing={peer: worker.busy_s for peer, worker in self._workers.items()},
             sending={peer: uplink.busy_s for peer, uplink in self._uplinks.items()},

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hetpeer.stages.graph.block_spec import BlockSpec, Node, TensorSpec
+from hetpeer.stages.graph.block_spec import BlockSpec, OperatorCall, TensorSpec
 from hetpeer.stages.graph.graph_cost import activation_bytes
 from hetpeer.stages.tracing.refusals import unfit
 from hetpeer.stages.tracing.trace import OpDag
@@ -22,7 +22,7 @@ FILL = "aten.masked_fill.Scalar"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mode:
+class ComputeMode:
     """How blocks compute: under bf16 autocast, and forward once more instead of keeping activations."""
 
     autocast: bool = False
@@ -42,10 +42,10 @@ def tensor_specs(dag: OpDag, names: Iterable[str]) -> dict[str, TensorSpec]:
 def make_block(
     dag: OpDag,
     index: int,
-    nodes: Sequence[Node],
+    nodes: Sequence[OperatorCall],
     crossing: tuple[Collection[str], Collection[str]],
     copied: Collection[str],
-    mode: Mode,
+    mode: ComputeMode,
 ) -> BlockSpec:
     """The block that runs `nodes` and those of the `copied` ones that they need.
 
@@ -87,7 +87,7 @@ def _owned(dag: OpDag, used: Collection[str]) -> dict[str, Any]:
     return fields
 
 
-def _fitting_fill(node: Node) -> Node:
+def _fitting_fill(node: OperatorCall) -> OperatorCall:
     """What a mask is filled with, within bfloat16's numbers: the trace has the author's constant for float32 scores."""
     match node.args:
         case (scores, mask, float() as value) if node.op == FILL and math.isfinite(value):
@@ -95,7 +95,7 @@ def _fitting_fill(node: Node) -> Node:
     return node
 
 
-def _carried(specs: Mapping[str, TensorSpec], mode: Mode) -> dict[str, TensorSpec]:
+def _carried(specs: Mapping[str, TensorSpec], mode: ComputeMode) -> dict[str, TensorSpec]:
     if not mode.autocast:
         return dict(specs)
     for name, spec in specs.items():
@@ -108,7 +108,9 @@ def _carried(specs: Mapping[str, TensorSpec], mode: Mode) -> dict[str, TensorSpe
     return {n: replace(s, dtype=CARRIED) if s.dtype == "float32" else s for n, s in specs.items()}
 
 
-def _with_copies(dag: OpDag, nodes: Sequence[Node], copied: Collection[str]) -> tuple[Node, ...]:
+def _with_copies(
+    dag: OpDag, nodes: Sequence[OperatorCall], copied: Collection[str]
+) -> tuple[OperatorCall, ...]:
     """The nodes of a piece and the copied operators they need, in the author's order."""
     wanted = {node.name for node in nodes}
     for node in reversed(dag.nodes):

@@ -15,7 +15,7 @@ from typing import Any
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
 from hetpeer.stages.graph.even_split import Range, even_ranges, too_few
 from hetpeer.stages.graph.own_operators import PASS_OPERATORS
-from hetpeer.stages.tracing.assemble import Mode, make_block, tensor_specs
+from hetpeer.stages.tracing.assemble import ComputeMode, make_block, tensor_specs
 from hetpeer.stages.tracing.trace import OpDag
 
 TINY = 1 / 16
@@ -24,10 +24,10 @@ TINY = 1 / 16
 WORTH = 1 / 8
 """A cut is useful if both sides have at least this part of an even share of all FLOPs."""
 
-PLAIN = Mode()
+PLAIN = ComputeMode()
 
 
-def cut_blocks(dag: OpDag, target_blocks: int | None = None, mode: Mode = PLAIN) -> list[BlockSpec]:
+def cut_blocks(dag: OpDag, target_blocks: int | None = None, mode: ComputeMode = PLAIN) -> list[BlockSpec]:
     """Cut the graph into blocks, in order; about one for each repeated layer unless `target_blocks` is given.
 
     With `target_blocks`, neighbours are joined evenly, or pieces cut where few bytes cross; fewer blocks come back only

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.graph.call_schema import MOVES
-from hetpeer.stages.graph.cost_report import BlockCost, OperatorCost
+from hetpeer.stages.graph.cost_report import BlockCostRow, OperatorCost
 
 SHORT = {"scaled_dot_product_attention": "attention", "cross_entropy_loss": "cross_entropy"}
 """Names that are longer than they say."""
 
 
-class Kind(enum.Enum):
+class RowKind(enum.Enum):
     """What a row stands for."""
 
     ENTERS = enum.auto()
@@ -29,10 +29,10 @@ class Kind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class OutlineRow:
     """One line of the picture."""
 
-    kind: Kind
+    kind: RowKind
     value: str
     """The value that it makes, or that enters or leaves."""
     label: str
@@ -45,7 +45,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
+class ValueLane:
     """A value on its way past rows, in `column` 0, 1, … from the rows outwards."""
 
     row: int
@@ -59,8 +59,8 @@ class Lane:
 class Outline:
     """A block's rows and lanes."""
 
-    rows: tuple[Row, ...]
-    lanes: tuple[Lane, ...]
+    rows: tuple[OutlineRow, ...]
+    lanes: tuple[ValueLane, ...]
     straight: frozenset[int]
     """Rows that read the row just above them."""
     hidden: int
@@ -75,10 +75,10 @@ class Outline:
         )
 
 
-def outline(spec: BlockSpec, cost: BlockCost) -> Outline:
+def outline(spec: BlockSpec, cost: BlockCostRow) -> Outline:
     """The rows and lanes of a block with its costs."""
     owned = {**spec.parameters, **spec.buffers, **spec.statistics}
-    rows = [Row(kind=Kind.ENTERS, value=name, label=name, reads={}) for name in spec.inputs]
+    rows = [OutlineRow(kind=RowKind.ENTERS, value=name, label=name, reads={}) for name in spec.inputs]
     made = {row.value: number for number, row in enumerate(rows)}
     from_moves: dict[str, list[str]] = {}
     """Value of an operator that is left out -> what it read."""
@@ -90,8 +90,8 @@ def outline(spec: BlockSpec, cost: BlockCost) -> Outline:
             continue
         made[operator.name] = len(rows)
         rows.append(
-            Row(
-                kind=Kind.OPERATOR,
+            OutlineRow(
+                kind=RowKind.OPERATOR,
                 value=operator.name,
                 label=operator_label(operator.op),
                 reads=_reads(read, from_moves, made, operator.reads),
@@ -102,7 +102,7 @@ def outline(spec: BlockSpec, cost: BlockCost) -> Outline:
         )
     for name, nbytes in cost.leaves.items():
         reads = _reads([name], from_moves, made, {name: nbytes})
-        rows.append(Row(kind=Kind.LEAVES, value=name, label=name, reads=reads))
+        rows.append(OutlineRow(kind=RowKind.LEAVES, value=name, label=name, reads=reads))
     return Outline(
         rows=tuple(rows),
         lanes=tuple(_lanes(rows)),
@@ -133,18 +133,20 @@ def _reads(
     return found
 
 
-def _lanes(rows: Sequence[Row]) -> list[Lane]:
+def _lanes(rows: Sequence[OutlineRow]) -> list[ValueLane]:
     """A lane for each row that is read by others than the next; short ones are nearest, none overlap in a column."""
     readers: dict[int, list[tuple[int, int]]] = {}
     for number, row in enumerate(rows):
         for source, nbytes in row.reads.items():
             if source != number - 1:
                 readers.setdefault(source, []).append((number, nbytes))
-    lanes: list[Lane] = []
+    lanes: list[ValueLane] = []
     for source, reading in sorted(readers.items(), key=lambda item: (item[1][-1][0] - item[0], item[0])):
         last = reading[-1][0]
         taken = {lane.column for lane in lanes if lane.row < last and source < lane.readers[-1]}
         column = next(column for column in range(len(lanes) + 1) if column not in taken)
         ends = tuple(number for number, _ in reading)
-        lanes.append(Lane(row=source, readers=ends, column=column, nbytes=max(size for _, size in reading)))
+        lanes.append(
+            ValueLane(row=source, readers=ends, column=column, nbytes=max(size for _, size in reading))
+        )
     return lanes

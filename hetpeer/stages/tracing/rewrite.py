@@ -22,7 +22,7 @@ from hetpeer.stages.graph.block_spec import (
     ITEM_BYTES,
     Argument,
     Batch,
-    Node,
+    OperatorCall,
     Ref,
     Size,
     Symbol,
@@ -57,7 +57,7 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 class Rewriter:
     """Turns the nodes of one graph, in order; `nodes` and `values` grow as it goes."""
 
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[OperatorCall] = field(default_factory=list)
     values: dict[str, Value] = field(default_factory=dict)
     lines: dict[str, str] = field(default_factory=dict)
     """Call -> the author's line that made it."""
@@ -89,7 +89,7 @@ class Rewriter:
     def _emit(
         self, name: str, op: str, args: tuple[Argument, ...], kwargs: Mapping[str, Argument], val: Any
     ) -> None:
-        node = Node(name=name, op=op, args=args, kwargs=kwargs)
+        node = OperatorCall(name=name, op=op, args=args, kwargs=kwargs)
         try:
             check_call(node)
         except ProtocolError as error:

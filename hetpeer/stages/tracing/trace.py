@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.stages.graph.block_spec import Batch, Node, TensorSpec, Value
+from hetpeer.stages.graph.block_spec import Batch, OperatorCall, TensorSpec, Value
 from hetpeer.stages.graph.graph_cost import measure
 from hetpeer.stages.tracing.capture import capture
 from hetpeer.stages.tracing.refusals import unfit, unsupported
@@ -31,7 +31,7 @@ class OpDag:
     Only what the loss needs is here. A parameter no gradient reaches is a buffer, as the optimizer must not touch it.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[OperatorCall, ...]
     """In the order of the author's program."""
     values: Mapping[str, Value]
     """Every value: inputs, parameters, buffers, and what the nodes make. `grad`: the loss sends a gradient there."""
@@ -218,7 +218,7 @@ def _check_loss(value: Value) -> None:
         )
 
 
-def _needed(nodes: Sequence[Node], loss: str) -> tuple[Node, ...]:
+def _needed(nodes: Sequence[OperatorCall], loss: str) -> tuple[OperatorCall, ...]:
     """The nodes the loss depends on."""
     wanted, needed = {loss}, []
     for node in reversed(nodes):
@@ -229,7 +229,7 @@ def _needed(nodes: Sequence[Node], loss: str) -> tuple[Node, ...]:
 
 
 def _measure(
-    nodes: Sequence[Node], given: Mapping[str, TensorSpec], batch: int, rewriter: Rewriter
+    nodes: Sequence[OperatorCall], given: Mapping[str, TensorSpec], batch: int, rewriter: Rewriter
 ) -> tuple[Mapping[str, int], Mapping[str, Value]]:
     """FLOPs of each node and the specs of all values for a full microbatch, by running it without memory."""
     fixed = {name: spec.at(batch) for name, spec in given.items()}
@@ -241,7 +241,7 @@ def _measure(
     return measured.flops, {**fixed, **measured.values}
 
 
-def _reached(nodes: Sequence[Node], values: Mapping[str, Value], loss: str) -> set[str]:
+def _reached(nodes: Sequence[OperatorCall], values: Mapping[str, Value], loss: str) -> set[str]:
     """Values to which the loss sends a gradient: backwards along everything that requires one."""
     reached = {loss}
     for node in reversed(nodes):

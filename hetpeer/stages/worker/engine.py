@@ -31,7 +31,7 @@ from hetpeer.stages.worker.held_block import HeldBlock, dump_bytes
 from hetpeer.stages.worker.microbatch_tasks import Tasks
 from hetpeer.stages.worker.rehearsal import rehearse
 from hetpeer.stages.worker.tensor_staging import CommandError, Staging, refuse_not_finite
-from hetpeer.stages.worker.vector_sums import Sums, mark
+from hetpeer.stages.worker.vector_sums import VectorSums, mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +53,11 @@ class Engine(Executor):
         self._prepared: dict[int, _Prepared] = {}
         self._blocks: dict[int, HeldBlock] = {}
         self._tasks = Tasks(self._staging, self._held)
-        sums = Sums(self._staging, self._round)
+        sums = VectorSums(self._staging, self._round)
         super().__init__(
             {
-                c.Prepare: self._prepare,
-                c.Load: self._load,
+                c.PrepareBlock: self._prepare,
+                c.LoadState: self._load,
                 c.Unload: self._unload,
                 c.Forward: self._tasks.forward,
                 c.Backward: self._tasks.backward,
@@ -66,13 +66,13 @@ class Engine(Executor):
                 c.DropSlot: self._drop_slot,
                 v.ExportSlot: self._export_slot,
                 v.ExportState: self._export_state,
-                v.KeepCopy: self._keep_copy,
+                v.CopyBlock: self._keep_copy,
                 v.DropCopies: self._drop_copies,
                 c.ClearStep: self._clear_step,
-                v.Sum: sums.add,
+                v.SumVectors: sums.add,
                 v.MarkSlot: self._mark_slot,
                 v.MarkVector: sums.mark,
-                v.Inspect: sums.inspect,
+                v.InspectVector: sums.inspect,
                 v.Apply: self._apply,
                 v.Install: self._install,
                 c.DumpState: self._dump_state,
@@ -84,7 +84,7 @@ class Engine(Executor):
 
     # ── blocks ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _prepare(self, command: c.Prepare) -> r.Prepared:
+    def _prepare(self, command: c.PrepareBlock) -> r.BlockPrepared:
         spec = unpack_block(command.graph)
         if spec.index != command.block:
             raise CommandError(f"the graph of block {command.block} says it is block {spec.index}")
@@ -97,9 +97,9 @@ class Engine(Executor):
         )
         self._forget(spec.index)
         self._prepared[spec.index] = _Prepared(spec=spec, buffers=own, rules=rules)
-        return r.Prepared(dump_bytes=dump_bytes(spec, rules))
+        return r.BlockPrepared(dump_bytes=dump_bytes(spec, rules))
 
-    def _load(self, command: c.Load) -> r.Loaded:
+    def _load(self, command: c.LoadState) -> r.Loaded:
         prepared = self._ready_for_state(command.block)
         spec = prepared.spec
         data = bytes(self._staging.raw(command.state))
@@ -129,7 +129,7 @@ class Engine(Executor):
             raise CommandError(f"block {block} is not loaded")
         return self._blocks[block]
 
-    def _apply(self, command: v.Apply) -> r.Applied:
+    def _apply(self, command: v.Apply) -> r.UpdateApplied:
         started = time.perf_counter()
         held, gradient = self._to_update(command.block, "gradient", command.gradient)
         if command.compensation:
@@ -140,7 +140,7 @@ class Engine(Executor):
             held.losses.settle(*v.GRADIENTS, plan=command.plan)
         return self._applied(held, started)
 
-    def _install(self, command: v.Install) -> r.Applied:
+    def _install(self, command: v.Install) -> r.UpdateApplied:
         started = time.perf_counter()
         held, total = self._to_update(command.block, "average", command.total)
         with self._whole(held):
@@ -149,9 +149,9 @@ class Engine(Executor):
             held.losses.settle(v.PARAMETERS[1], plan=command.plan)
         return self._applied(held, started)
 
-    def _applied(self, held: HeldBlock, started: float) -> r.Applied:
+    def _applied(self, held: HeldBlock, started: float) -> r.UpdateApplied:
         digest = held.state().digest()
-        return r.Applied(version=held.version, digest=digest, seconds=time.perf_counter() - started)
+        return r.UpdateApplied(version=held.version, digest=digest, seconds=time.perf_counter() - started)
 
     def _to_update(self, block: int, name: str, extent: Extent) -> tuple[HeldBlock, torch.Tensor]:
         """The block, and what it is to be updated with, on the device."""
@@ -190,14 +190,14 @@ class Engine(Executor):
         self._held(command.block).drop_slot(command.step, command.slot)
         return r.Done()
 
-    def _export_slot(self, command: v.ExportSlot) -> r.Exported:
+    def _export_slot(self, command: v.ExportSlot) -> r.VectorExported:
         return self._export(self._held(command.block).slot(command.step, command.slot), command)
 
-    def _export_state(self, command: v.ExportState) -> r.Exported:
+    def _export_state(self, command: v.ExportState) -> r.VectorExported:
         held = self._held(command.block)
         return self._export(held.copy if command.copy else held.vector, command)
 
-    def _keep_copy(self, command: v.KeepCopy) -> r.Done:
+    def _keep_copy(self, command: v.CopyBlock) -> r.Done:
         self._held(command.block).keep_copy()
         return r.Done()
 
@@ -207,16 +207,16 @@ class Engine(Executor):
             held.losses.drop(*v.PARAMETERS)
         return r.Done()
 
-    def _export(self, vector: torch.Tensor, command: v.ExportSlot | v.ExportState) -> r.Exported:
+    def _export(self, vector: torch.Tensor, command: v.ExportSlot | v.ExportState) -> r.VectorExported:
         if not command.begin <= command.end <= len(vector):
             raise CommandError(
                 f"a vector of {len(vector)} elements has no part [{command.begin}, {command.end})"
             )
         part = vector[command.begin : command.end]
         if command.rounding is not None and self._round(command.rounding, part, command.extent) is not None:
-            return r.Exported(rounded=True)
+            return r.VectorExported(rounded=True)
         self._staging.down(part, self._staging.floats(command.extent, len(part)))
-        return r.Exported(rounded=False)
+        return r.VectorExported(rounded=False)
 
     def _round(self, how: v.Rounding, piece: torch.Tensor, into: Extent) -> torch.Tensor | None:
         return self._held(how.block).losses.round(

@@ -35,7 +35,7 @@ class Executor:
         except Exception as error:  # noqa: BLE001 - kernels raise what they like, and one task must not end the worker
             if _lacks_memory(error):
                 return _no_memory(error)
-            return r.Failed(
+            return r.CommandFailed(
                 code="HP-WORK-002",
                 what=f"{type(command).__name__} failed",
                 why=_line(error),
@@ -50,8 +50,8 @@ def _lacks_memory(error: BaseException | None) -> bool:
     )
 
 
-def _no_memory(error: BaseException | None) -> r.Failed:
-    return r.Failed(
+def _no_memory(error: BaseException | None) -> r.CommandFailed:
+    return r.CommandFailed(
         code="HP-MEM-002",
         what="the compute worker is out of memory",
         why=_line(error),

@@ -195,7 +195,7 @@ def _allow(rules: int, path: Path, rights: int) -> None:
 # ── seccomp ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class _Step(NamedTuple):
+class _FilterStep(NamedTuple):
     """Of a program of the classic packet filter. A comparison goes on at one of the labels `then` and `otherwise`, by default with the next step."""
 
     code: int
@@ -216,35 +216,35 @@ def _confine_sockets() -> None:
     _call(calls.seccomp, _SET_FILTER, 0, header)
 
 
-def _filter(calls: _Calls) -> list[_Step]:
+def _filter(calls: _Calls) -> list[_FilterStep]:
     """EACCES for calls by another convention, for connecting, and for sockets other than one of a kind by which nobody is reached that is not connected: CUDA binds
     one to an abstract name of its own (`cuda-uvmfd-…`), and does not start if it cannot. Landlock keeps a path from being bound, and other processes' abstract names
     from being connected to. Of pairs only those that stay among themselves: with a datagram's address others can be reached.
     """
     unreachable = (_IO_URING_SETUP, calls.connect)
     return [
-        _Step(_LOAD, _MACHINE),
-        _Step(_EQUAL, calls.audit, otherwise="refuse"),
-        _Step(_LOAD, _NUMBER),
-        _Step(_AT_LEAST, _X32, then="refuse"),
-        *(_Step(_EQUAL, number, then="refuse") for number in unreachable),
-        _Step(_EQUAL, calls.socketpair, then="pair"),
-        _Step(_EQUAL, calls.socket, otherwise="allow"),
-        _Step(_LOAD, _FIRST),
-        _Step(_EQUAL, AF_UNIX, otherwise="refuse"),
-        _Step(_LOAD, _SECOND),
-        _Step(_AND, _KIND),
-        _Step(_EQUAL, SOCK_SEQPACKET, then="allow", otherwise="refuse"),
-        _Step(_LOAD, _SECOND, label="pair"),
-        _Step(_AND, _KIND),
-        _Step(_EQUAL, SOCK_STREAM, then="allow"),
-        _Step(_EQUAL, SOCK_SEQPACKET, then="allow", otherwise="refuse"),
-        _Step(_RETURN, _ALLOW, label="allow"),
-        _Step(_RETURN, _REFUSE, label="refuse"),
+        _FilterStep(_LOAD, _MACHINE),
+        _FilterStep(_EQUAL, calls.audit, otherwise="refuse"),
+        _FilterStep(_LOAD, _NUMBER),
+        _FilterStep(_AT_LEAST, _X32, then="refuse"),
+        *(_FilterStep(_EQUAL, number, then="refuse") for number in unreachable),
+        _FilterStep(_EQUAL, calls.socketpair, then="pair"),
+        _FilterStep(_EQUAL, calls.socket, otherwise="allow"),
+        _FilterStep(_LOAD, _FIRST),
+        _FilterStep(_EQUAL, AF_UNIX, otherwise="refuse"),
+        _FilterStep(_LOAD, _SECOND),
+        _FilterStep(_AND, _KIND),
+        _FilterStep(_EQUAL, SOCK_SEQPACKET, then="allow", otherwise="refuse"),
+        _FilterStep(_LOAD, _SECOND, label="pair"),
+        _FilterStep(_AND, _KIND),
+        _FilterStep(_EQUAL, SOCK_STREAM, then="allow"),
+        _FilterStep(_EQUAL, SOCK_SEQPACKET, then="allow", otherwise="refuse"),
+        _FilterStep(_RETURN, _ALLOW, label="allow"),
+        _FilterStep(_RETURN, _REFUSE, label="refuse"),
     ]
 
 
-def _assembled(steps: Sequence[_Step]) -> bytes:
+def _assembled(steps: Sequence[_FilterStep]) -> bytes:
     places = {step.label: place for place, step in enumerate(steps) if step.label}
 
     def distance(place: int, to: str) -> int:

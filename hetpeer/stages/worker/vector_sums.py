@@ -21,15 +21,15 @@ from hetpeer.stages.worker.tensor_staging import CommandError, Staging
 Round = Callable[[v.Rounding, torch.Tensor, Extent], torch.Tensor | None]
 
 
-class Sums:
+class VectorSums:
     """In `staging`. `round_` writes a vector as its codec does, and gives what others read there, if it is rounded."""
 
     def __init__(self, staging: Staging, round_: Round) -> None:
         self._staging = staging
         self._round = round_
 
-    def add(self, command: v.Sum) -> r.Summed:
-        """`Sum`."""
+    def add(self, command: v.SumVectors) -> r.Summed:
+        """`SumVectors`."""
         if command.into in command.parts:
             raise CommandError("a sum would overwrite one of its parts")
         into = self._staging.floats(command.into, command.elements)
@@ -64,8 +64,8 @@ class Sums:
         _among(how, command.begin, begin)
         return r.Marked(marks=pack(total))
 
-    def inspect(self, command: v.Inspect) -> r.Inspected:
-        """`Inspect`."""
+    def inspect(self, command: v.InspectVector) -> r.Inspected:
+        """`InspectVector`."""
         started = time.perf_counter()
         vector = self._staging.floats(command.extent, command.elements)
         norm = math.fsum(squared_norm(vector[begin:end]) for begin, end in command.normed)

@@ -21,7 +21,7 @@ from typing import Any, Self
 from hetpeer.dht.base import failpoints
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.ipc.block_commands import Shutdown
-from hetpeer.stages.ipc.command import Command, Lane
+from hetpeer.stages.ipc.command import Command, WorkerLane
 from hetpeer.stages.ipc.results import Done, Result, failed
 from hetpeer.stages.ipc.worker_frames import FrameReader, decode_command, encode_result
 from hetpeer.stages.ipc.worker_options import WorkerOptions
@@ -48,7 +48,7 @@ def settle_in(options: WorkerOptions) -> None:
     os.nice(options.nice)
 
 
-def serve(connection: socket.socket, lanes: Mapping[Lane, Execute]) -> None:
+def serve(connection: socket.socket, lanes: Mapping[WorkerLane, Execute]) -> None:
     """Answer commands until `Shutdown`, or until the daemon's end of the socket closes. Each lane has its own thread.
 
     Raises what a lane could not answer: nothing can be computed any more.
@@ -75,7 +75,7 @@ def serve(connection: socket.socket, lanes: Mapping[Lane, Execute]) -> None:
 class _Lanes:
     """A thread for each lane, which does its commands in order and answers them."""
 
-    def __init__(self, connection: socket.socket, lanes: Mapping[Lane, Execute]) -> None:
+    def __init__(self, connection: socket.socket, lanes: Mapping[WorkerLane, Execute]) -> None:
         self._connection = connection
         self._lanes = lanes
         self._threads = {lane: ThreadPoolExecutor(1, thread_name_prefix=lane.value) for lane in lanes}
@@ -106,7 +106,7 @@ class _Lanes:
 
     def _run(self, number: int, command: Command[Any]) -> None:
         try:
-            failpoints.before(command, "worker_")
+            failpoints.reached(f"worker_{command.kind}")
             self.answer(number, self._lanes[command.lane](command))
         except BaseException as error:  # noqa: BLE001 - raised again by the thread that reads, which this wakes
             self._broken = self._broken or error

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from hetpeer.dht.base.errors import LocalError
-from hetpeer.dht.reach.reachability import Reach, Standing
+from hetpeer.dht.reach.reachability import ReachEstimate, ReachKind
 from hetpeer.peer.checkup import local_checks
 from hetpeer.peer.checkup.thresholds import GIB, MIB, clock, open_files
 from hetpeer.peer.limits.nvml import Gpus
@@ -31,9 +31,9 @@ def codes(made: Warnings) -> list[str]:
     return [warning.code for warning in made.look()]
 
 
-@pytest.mark.parametrize("reach", [Reach.UNKNOWN, Reach.PUBLIC])
-def test_nothing_is_wrong(tmp_path: Path, reach: Reach) -> None:
-    assert codes(Warnings(tmp_path, lambda: Standing(reach=reach, peers=1, ip="192.0.2.1"))) == []
+@pytest.mark.parametrize("reach", [ReachKind.UNKNOWN, ReachKind.PUBLIC])
+def test_nothing_is_wrong(tmp_path: Path, reach: ReachKind) -> None:
+    assert codes(Warnings(tmp_path, lambda: ReachEstimate(reach=reach, peers=1, ip="192.0.2.1"))) == []
 
 
 def test_everything_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +43,7 @@ def test_everything_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     room(monkeypatch, MIB)
     unused = Gpus(driver="580", names=("A10",)).unused("2.13.0+cpu")
     assert unused is not None
-    standing = Standing(reach=Reach.PRIVATE, peers=2)
+    standing = ReachEstimate(reach=ReachKind.PRIVATE, peers=2)
     made = Warnings(tmp_path, lambda: standing, lambda: [unused, idle_unknown()])
     assert sorted(codes(made)) == sorted(CODES)
     assert all(one.what and one.why and one.fix for one in made.look())
@@ -55,12 +55,12 @@ def test_a_folder_that_is_gone_says_nothing(tmp_path: Path, monkeypatch: pytest.
         raise FileNotFoundError
 
     monkeypatch.setattr(machine_warnings.shutil, "disk_usage", gone)
-    assert codes(Warnings(tmp_path, Standing)) == []
+    assert codes(Warnings(tmp_path, ReachEstimate)) == []
 
 
 def test_it_goes_away(tmp_path: Path) -> None:
     found: list[LocalError] = [idle_unknown()]
-    made = Warnings(tmp_path, Standing, lambda: found)
+    made = Warnings(tmp_path, ReachEstimate, lambda: found)
     assert codes(made) == ["HP-SYS-007"]
     found.clear()
     assert codes(made) == []

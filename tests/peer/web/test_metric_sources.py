@@ -21,10 +21,10 @@ from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.discovery.roster import Roster
-from hetpeer.dht.discovery.task_board import Board
+from hetpeer.dht.discovery.task_board import TaskBoard
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig
-from hetpeer.dht.reach.reachability import Reach, Standing
+from hetpeer.dht.reach.reachability import ReachEstimate, ReachKind
 from hetpeer.peer.reliable.reliable_peer import ReliablePeer
 from hetpeer.peer.watching.log_status import FromLog
 from hetpeer.peer.watching.status_reader import Onlooker
@@ -114,7 +114,7 @@ async def test_a_daemon_its_processes_and_its_place_in_the_network(node: Node, t
         "tiny",
         tmp_path,
         ("starting", "training"),
-        Warnings(tmp_path, lambda: Standing(reach=Reach.PRIVATE, peers=2)),
+        Warnings(tmp_path, lambda: ReachEstimate(reach=ReachKind.PRIVATE, peers=2)),
     )
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         seen = source.look("training")
@@ -178,7 +178,7 @@ async def test_the_log_is_asked_only_while_somebody_watches(
 
     volunteer = next(iter(peer.replica.credit.of))
     log = FromLog(node, {kind: counted(kind) for kind in peer.answers})
-    roster, board = Roster(node, trained.run_id), Board(node, trained.run_id)
+    roster, board = Roster(node, trained.run_id), TaskBoard(node, trained.run_id)
     monkeypatch.setattr(page_view, "ANSWER_S", 150.0)  # what is asked for is seen in the view that asks
     seen = View(
         Onlooker(trained.signed, node, roster, board, log, volunteer), Machine(tmp_path), lambda: None

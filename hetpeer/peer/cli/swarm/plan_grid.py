@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hetpeer.stages.planning.device_network import Network
-    from hetpeer.stages.planning.grids.grid_search import Found
+    from hetpeer.stages.planning.device_network import DeviceNetwork
+    from hetpeer.stages.planning.grids.grid_search import GridSearchResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,19 +31,19 @@ class Question:
 def plan_grid(asked: Question, *, as_json: bool) -> None:
     """Search, and print the best grid. Raises `LocalError` HP-PLAN-002 for matrices that cannot be read, HP-PLAN-003 for a grid of another size."""
     from hetpeer.peer.cli.cpu_limit import within
-    from hetpeer.stages.planning.grids.grid_costs import Prices, Traffic
+    from hetpeer.stages.planning.grids.grid_costs import Prices, StepTraffic
     from hetpeer.stages.planning.grids.grid_search import search
 
     network = _network(asked)
-    traffic = Traffic(gradient_gb=asked.gradient_gb, activation_gb=asked.activation_gb)
+    traffic = StepTraffic(gradient_gb=asked.gradient_gb, activation_gb=asked.activation_gb)
     prices = Prices(network, traffic, asked.replicas)
     found = search(prices, asked.stages, asked.replicas, asked.seed, within(asked.seconds))
     print(json.dumps(_document(found)) if as_json else "\n".join(_lines(found)))
 
 
-def _network(asked: Question) -> Network:
+def _network(asked: Question) -> DeviceNetwork:
     from hetpeer.dht.base.errors import ExitCode, LocalError
-    from hetpeer.stages.planning.device_network import Network, wrong
+    from hetpeer.stages.planning.device_network import DeviceNetwork, wrong
 
     try:
         document = json.loads(asked.matrices.read_bytes())
@@ -51,7 +51,7 @@ def _network(asked: Question) -> Network:
         raise wrong(f"{asked.matrices}: {error}", "give a JSON file with both matrices") from None
     if not isinstance(document, dict):
         raise wrong(f"{asked.matrices} is no JSON object", "give one with both matrices")
-    network = Network.of(document)
+    network = DeviceNetwork.of(document)
     needed = asked.stages * asked.replicas
     if len(network) != needed:
         raise LocalError(
@@ -64,7 +64,7 @@ def _network(asked: Question) -> Network:
     return network
 
 
-def _document(found: Found) -> dict[str, Any]:
+def _document(found: GridSearchResult) -> dict[str, Any]:
     best = found.best
     return {
         "data_parallel_s": best.data_parallel_s,
@@ -77,7 +77,7 @@ def _document(found: Found) -> dict[str, Any]:
     }
 
 
-def _lines(found: Found) -> Iterator[str]:
+def _lines(found: GridSearchResult) -> Iterator[str]:
     """Plain text, one fact a line."""
     best = found.best
     yield f"{'step':<10}{best.total_s:.3f} s: {best.data_parallel_s:.3f} s for the gradients, {best.pipeline_s:.3f} s for the pipelines"

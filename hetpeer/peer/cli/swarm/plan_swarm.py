@@ -14,10 +14,10 @@ from hetpeer.peer.watching.human_units import block_range, counted
 
 if TYPE_CHECKING:
     from hetpeer.peer.planning.device_files import NamedDevices
-    from hetpeer.stages.planning.swarms.pipeline_cuts import Stage
-    from hetpeer.stages.planning.swarms.plan_inputs import Work
-    from hetpeer.stages.planning.swarms.plan_search import Found
-    from hetpeer.stages.planning.swarms.swarm_plan import Plan
+    from hetpeer.stages.planning.swarms.pipeline_cuts import PlannedStage
+    from hetpeer.stages.planning.swarms.plan_inputs import StepDemand
+    from hetpeer.stages.planning.swarms.plan_search import PlanSearchResult
+    from hetpeer.stages.planning.swarms.swarm_plan import SwarmPlan
 
 SCHEMA = "hetpeer.assignment/1"
 
@@ -46,15 +46,15 @@ def plan_swarm(asked: SwarmQuestion, *, as_json: bool) -> None:
     from hetpeer.peer.planning.memory_fit import too_small
     from hetpeer.peer.planning.model_workload import work_of
     from hetpeer.peer.watching.plan_picture import plan_picture
-    from hetpeer.stages.planning.swarms.pipeline_cuts import Pipelines
-    from hetpeer.stages.planning.swarms.plan_search import Search
+    from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts
+    from hetpeer.stages.planning.swarms.plan_search import PlanSearch
 
     named = read_devices(asked.devices)
     work = named.of(work_of(asked.model, asked.microbatches, asked.ratio))
-    found = Search(named.devices, work, asked.seed).run(within(asked.seconds))
+    found = PlanSearch(named.devices, work, asked.seed).run(within(asked.seconds))
     if found is None:
         raise too_small(named, work, asked.model)
-    pipelines = Pipelines(named.devices, work)
+    pipelines = PipelineCuts(named.devices, work)
     stages = [pipelines.stages(one.devices, one.cuts) for one in found.best.pipelines]
     if asked.svg is not None:
         drawn = plan_picture(found.best, stages, named.names, _spared(found.best, named), work)
@@ -66,12 +66,12 @@ def plan_swarm(asked: SwarmQuestion, *, as_json: bool) -> None:
     )
 
 
-def _spared(plan: Plan, named: NamedDevices) -> list[str]:
+def _spared(plan: SwarmPlan, named: NamedDevices) -> list[str]:
     used = {device for pipeline in plan.pipelines for device in pipeline.devices}
     return [name for number, name in enumerate(named.names) if number not in used]
 
 
-def _fronts(plan: Plan, named: NamedDevices) -> list[tuple[str, str, str]]:
+def _fronts(plan: SwarmPlan, named: NamedDevices) -> list[tuple[str, str, str]]:
     """(from, to, front) of neighbours in the plan that do not reach each other by themselves."""
     pairs = (pair for one in plan.pipelines for pair in pairwise(one.devices))
     both = (way for one, other in pairs for way in ((one, other), (other, one)))
@@ -79,7 +79,7 @@ def _fronts(plan: Plan, named: NamedDevices) -> list[tuple[str, str, str]]:
 
 
 def _document(
-    found: Found, stages: Sequence[Sequence[Stage]], named: NamedDevices, work: Work
+    found: PlanSearchResult, stages: Sequence[Sequence[PlannedStage]], named: NamedDevices, work: StepDemand
 ) -> dict[str, Any]:
     best = found.best
     what, device = best.bottleneck
@@ -120,7 +120,7 @@ def _document(
     }
 
 
-def _lines(found: Found, named: NamedDevices, work: Work) -> Iterator[str]:
+def _lines(found: PlanSearchResult, named: NamedDevices, work: StepDemand) -> Iterator[str]:
     """Plain text, one fact a line."""
     best = found.best
     what, device = best.bottleneck

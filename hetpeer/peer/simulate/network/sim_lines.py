@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.member.member import Effect, Member
 from hetpeer.dht.streams.flow_control import Pool, Queue
-from hetpeer.dht.streams.grants import Budget, Grants, Holding
+from hetpeer.dht.streams.grants import GrantBudget, Grants, Holding
 from hetpeer.peer.transport.link_pressure import ACTIVATIONS, Pressure
 from hetpeer.stages.pipeline.effects import Handle
 
@@ -46,9 +46,9 @@ class Line:
         self._spent: dict[Pool, int] = {}
         sizes = receiver.swarm.shape.sizes
         budgets = (
-            Budget(1, frames),
-            Budget(max(sizes.values()), 2 * sum(sizes.values())),
-            Budget(1, frames),
+            GrantBudget(1, frames),
+            GrantBudget(max(sizes.values()), 2 * sum(sizes.values())),
+            GrantBudget(1, frames),
         )
         self._grants = Grants(budgets, ACTIVATIONS + len(sizes), Holding(), self._announce)
         self._lane = self._grants.lane()

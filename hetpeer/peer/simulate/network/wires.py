@@ -13,9 +13,9 @@ from typing import cast
 
 from hetpeer.peer.simulate.network.world import World
 from hetpeer.stages.links.link_pace import SLACK, ratio_of
-from hetpeer.stages.planning.swarms.plan_inputs import Devices, Work
+from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
 from hetpeer.stages.planning.timeline import Timeline
-from hetpeer.stages.planning.uplinks import Line, Uplink
+from hetpeer.stages.planning.uplinks import PeerLink, Uplink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Ground:
     """Volunteer n of a swarm is device n. `target_s`: what lines that compress aim at, the time of a microbatch at the slowest stage."""
 
     devices: Devices
-    work: Work
+    work: StepDemand
     target_s: float
 
     def forward_s(self, block: int) -> float:
@@ -52,15 +52,15 @@ class Ground:
         return float(self.work.state.mean() / self.devices.uplink[device])
 
 
-class _Lines(dict[str, Line]):
+class _Lines(dict[str, PeerLink]):
     """Those of one device, made when they are used: of a thousand devices there are a million, and few carry anything."""
 
     def __init__(self, rate: Callable[[str], float]) -> None:
         super().__init__()
         self._rate = rate
 
-    def __missing__(self, to: str) -> Line:
-        self[to] = Line(rate=max(self._rate(to), 1e-9))
+    def __missing__(self, to: str) -> PeerLink:
+        self[to] = PeerLink(rate=max(self._rate(to), 1e-9))
         return self[to]
 
 

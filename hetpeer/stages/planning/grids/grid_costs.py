@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from hetpeer.stages.planning.device_network import Network
+from hetpeer.stages.planning.device_network import DeviceNetwork
 from hetpeer.stages.planning.grids.bottleneck_matching import Floats, Ints, matched
 from hetpeer.stages.planning.grids.group_path import length_of, shortest_path
 
@@ -20,7 +20,7 @@ BITS = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
+class StepTraffic:
     """What is sent in a step, in GB (10^9 bytes): the gradient of a stage, and the activations of a pipeline's whole batch."""
 
     gradient_gb: float
@@ -48,7 +48,7 @@ class GridCost:
 class Prices:
     """What two devices cost each other, in seconds; N x N, symmetric, 0 for a device and itself."""
 
-    def __init__(self, network: Network, traffic: Traffic, replicas: int) -> None:
+    def __init__(self, network: DeviceNetwork, traffic: StepTraffic, replicas: int) -> None:
         latency = (network.latency_s + network.latency_s.T) / 2
         bandwidth = (network.bandwidth_gbit_s + network.bandwidth_gbit_s.T) / 2
         own = np.eye(len(latency), dtype=np.bool_)

@@ -29,22 +29,22 @@ CLOSE = 1 + 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class GridSearchResult:
     """The best grid, and how many were looked at."""
 
     best: GridCost
     evaluations: int
 
 
-def search(prices: Prices, stages: int, replicas: int, seed: int, on: Callable[[], bool]) -> Found:
+def search(prices: Prices, stages: int, replicas: int, seed: int, on: Callable[[], bool]) -> GridSearchResult:
     """The best grid of `stages` groups of `replicas` devices that is found while `on` is true."""
     random = np.random.default_rng(seed)
     members = beginnings(prices, stages, replicas, random)
     if stages < 2:
-        return Found(cost_of(prices, members[0]), 1)
+        return GridSearchResult(cost_of(prices, members[0]), 1)
     bound = lower_bound(prices, stages, replicas) * CLOSE
     if replicas > EXACT:
-        return Found(*widely(prices, members, random, on, bound))
+        return GridSearchResult(*widely(prices, members, random, on, bound))
     if stages > group_path.EXACT:  # the order of each takes long, and no more than these go on
         costs = [as_it_is(prices, grid.T) for grid in members]
         members = members[np.argsort(costs, kind="stable")[: WIDTH // 2]]
@@ -60,7 +60,7 @@ def search(prices: Prices, stages: int, replicas: int, seed: int, on: Callable[[
         if one.cost < best:
             best, found = one.cost, one.members
         round_ += 1
-    return Found(cost_of(prices, found), evaluations)
+    return GridSearchResult(cost_of(prices, found), evaluations)
 
 
 def _starts(sorted_members: Ints, found: Ints, random: np.random.Generator) -> Ints:

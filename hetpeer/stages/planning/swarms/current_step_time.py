@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpeer.stages.planning.swarms.plan_inputs import Devices, Work
+from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
 from hetpeer.stages.planning.swarms.swarm_plan import adding_up, divided
 
 INSTANT_S = 1e-12
@@ -46,7 +46,9 @@ def as_routed(devices: Devices, lines: Sequence[Sequence[Seat]], measured: Bools
     )
 
 
-def as_it_is(devices: Devices, work: Work, held: Sequence[Range], routed: Devices | None = None) -> float:
+def as_it_is(
+    devices: Devices, work: StepDemand, held: Sequence[Range], routed: Devices | None = None
+) -> float:
     """Seconds of a step, at best, of devices that hold these blocks and pass microbatches on to whoever holds the next ones; infinite if nobody holds some block.
     `routed`: the same devices as routes see them (None: as they are).
 
@@ -75,7 +77,7 @@ def holders_at(held: Sequence[Range], blocks: int) -> list[list[int]]:
 
 
 def busy_s(
-    devices: Devices, work: Work, held: Sequence[Range], holders: Sequence[list[int]], device: int
+    devices: Devices, work: StepDemand, held: Sequence[Range], holders: Sequence[list[int]], device: int
 ) -> float:
     """Seconds that a microbatch keeps a device busy: it computes, and meanwhile sends on and back, each by its best line and both by its uplink."""
     begin, end = held[device]
@@ -93,7 +95,7 @@ def busy_s(
     return max(computing, sending, together / float(devices.uplink[device]), INSTANT_S)
 
 
-def _fill(devices: Devices, work: Work, holders: Sequence[list[int]]) -> float:
+def _fill(devices: Devices, work: StepDemand, holders: Sequence[list[int]]) -> float:
     """Seconds of one microbatch alone, there and back, by the quickest way over `holders` of each block, where lines compress as far as they may."""
     per_byte = 1.0 / np.maximum(np.minimum(devices.bandwidth, devices.uplink[:, None]), 1e-300)
     done = np.zeros(len(holders[0]))

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
-from hetpeer.stages.planning.swarms.pipeline_cuts import Pipelines
-from hetpeer.stages.planning.swarms.plan_inputs import Devices, Work
-from hetpeer.stages.planning.swarms.swarm_plan import Plan, planned
+from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts
+from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
+from hetpeer.stages.planning.swarms.swarm_plan import SwarmPlan, planned
 
 Lines = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
 """Of each pipeline its devices in order, and where the blocks are cut."""
@@ -21,10 +21,10 @@ NOTICED = 1e-9
 class Borders:
     """Of plans of `devices` for `work`, whose `pipelines` are known."""
 
-    def __init__(self, devices: Devices, work: Work, pipelines: Pipelines) -> None:
+    def __init__(self, devices: Devices, work: StepDemand, pipelines: PipelineCuts) -> None:
         self._devices, self._work, self._pipelines = devices, work, pipelines
 
-    def plan(self, lines: Lines) -> Plan | None:
+    def plan(self, lines: Lines) -> SwarmPlan | None:
         """With these cuts; None where memory or lines do not allow them."""
         made = []
         for order, cuts in lines:
@@ -34,7 +34,7 @@ class Borders:
             made.append(one)
         return planned(self._devices, self._work, made)
 
-    def alike(self, orders: Sequence[tuple[int, ...]]) -> Plan | None:
+    def alike(self, orders: Sequence[tuple[int, ...]]) -> SwarmPlan | None:
         """With equal parts."""
         blocks = len(self._work)
         if any(len(order) > blocks for order in orders):
@@ -46,7 +46,7 @@ class Borders:
             )
         )
 
-    def settled(self, plan: Plan, on: Callable[[], bool]) -> Plan:
+    def settled(self, plan: SwarmPlan, on: Callable[[], bool]) -> SwarmPlan:
         """`plan` with borders moved by one block, of one pipeline or of all that have as many stages, as long as that helps and `on` is true."""
         better = True
         while better:

@@ -19,10 +19,10 @@ from itertools import islice, pairwise, product
 import numpy as np
 
 from hetpeer.stages.planning.swarms.current_step_time import Bools, Range, Seat, as_it_is, as_routed
-from hetpeer.stages.planning.swarms.pipeline_cuts import REMEMBERED, Pipelines
-from hetpeer.stages.planning.swarms.plan_inputs import Devices, Work
-from hetpeer.stages.planning.swarms.plan_search import Search
-from hetpeer.stages.planning.swarms.swarm_plan import Plan, planned
+from hetpeer.stages.planning.swarms.pipeline_cuts import REMEMBERED, PipelineCuts
+from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
+from hetpeer.stages.planning.swarms.plan_search import PlanSearch
+from hetpeer.stages.planning.swarms.swarm_plan import SwarmPlan, planned
 
 Line = tuple[tuple[int, ...], tuple[int, ...]]
 """A pipeline: its devices in order, and where the blocks are cut."""
@@ -40,10 +40,10 @@ SEARCHED = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class PlanChange:
     """Another plan, and what it takes to come there."""
 
-    plan: Plan
+    plan: SwarmPlan
     moving_s: float
     """Nobody trains for so long."""
     moved: int
@@ -58,7 +58,7 @@ class Living:
     def __init__(
         self,
         devices: Devices,
-        work: Work,
+        work: StepDemand,
         held: Sequence[Range],
         lines: Sequence[Sequence[Seat]],
         *,
@@ -73,8 +73,8 @@ class Living:
         self._most = 0
         """Blocks that may be moved."""
         self._random = np.random.default_rng(seed)
-        self._pipelines = Pipelines(devices, work)
-        self._search = Search(devices, work, seed)
+        self._pipelines = PipelineCuts(devices, work)
+        self._search = PlanSearch(devices, work, seed)
         self._at = lru_cache(REMEMBERED)(self._pipelines.at)
         whole = [line for line in lines if line and all(device is not None for device, _ in line)]
         self._whole = [next(_closed(line, ())) for line in whole]
@@ -83,7 +83,7 @@ class Living:
         self.before_s = min(as_it_is(devices, work, held, routed), self._by_themselves())
         """Of a step as things stand; infinite if nothing can run."""
 
-    def run(self, on: Callable[[], bool]) -> Change | None:
+    def run(self, on: Callable[[], bool]) -> PlanChange | None:
         """The best change that is found while `on` is true; None if all had better stay as it is."""
         begun: list[list[Line]] = []
         for most in self._limits():
@@ -102,16 +102,16 @@ class Living:
         shorter = change.plan.total_s < (1.0 - WORTH) * self.before_s
         return change if change.moving_s and shorter and self.pays(change) else None
 
-    def pays(self, change: Change) -> bool:
+    def pays(self, change: PlanChange) -> bool:
         """Whether the steps that are left take longer as things stand than after `change`, with what moving takes."""
         return self._steps * self.before_s > self._steps * change.plan.total_s + change.moving_s
 
-    def seated(self, change: Change, places: Sequence[Range]) -> Change:
+    def seated(self, change: PlanChange, places: Sequence[Range]) -> PlanChange:
         """`change`, with what it takes of those whom its plan spares, too: device d is to have the blocks `places[d]`."""
         moved, moving_s = self._moving(dict(enumerate(places)))
         return replace(change, moved=moved, moving_s=moving_s)
 
-    def change(self, lines: Sequence[Line]) -> Change | None:
+    def change(self, lines: Sequence[Line]) -> PlanChange | None:
         """What it is to go over to these pipelines, nothing if all are there; None if memory or lines do not allow one of them."""
         made = [self._at(order, cuts) for order, cuts in lines]
         if not made or any(one is None for one in made):
@@ -124,7 +124,7 @@ class Living:
         }
         moved, moving_s = self._moving(places)
         there = all((one.devices, one.cuts) in self._whole for one in plan.pipelines)
-        return Change(plan=plan, moving_s=0.0 if there else moving_s, moved=moved)
+        return PlanChange(plan=plan, moving_s=0.0 if there else moving_s, moved=moved)
 
     def _by_themselves(self) -> float:
         """Seconds of a step of the first pipelines, of as many as is best: those behind them are of devices that the last change had no use for."""

@@ -16,7 +16,7 @@ from types import EllipsisType
 import numpy as np
 
 from hetpeer.stages.links.link_pace import SLACK
-from hetpeer.stages.planning.swarms.plan_inputs import Devices, Floats, Work
+from hetpeer.stages.planning.swarms.plan_inputs import Devices, Floats, StepDemand
 
 REMEMBERED = 1 << 15
 TABLES = 1 << 25
@@ -27,7 +27,7 @@ Blocks = tuple[int, int] | EllipsisType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
+class PlannedPipeline:
     """Devices with their blocks, and what a microbatch costs there, in seconds."""
 
     devices: tuple[int, ...]
@@ -46,7 +46,7 @@ class Pipeline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class PlannedStage:
     """One device of a pipeline: seconds that a microbatch keeps it busy, and what it must hold."""
 
     device: int
@@ -60,10 +60,10 @@ class Stage:
     """Bytes."""
 
 
-class Pipelines:
+class PipelineCuts:
     """All that can be made of `devices` for `work`."""
 
-    def __init__(self, devices: Devices, work: Work) -> None:
+    def __init__(self, devices: Devices, work: StepDemand) -> None:
         self.devices, self.work = devices, work
         blocks = len(work)
         begin, end = np.indices((blocks + 1, blocks + 1))
@@ -94,7 +94,7 @@ class Pipelines:
         memory, largest = self.devices.memory, (self.work.memory + self.work.kept).max()
         return bool(memory.sum() >= self._least and memory.max() >= largest)
 
-    def _best(self, order: tuple[int, ...]) -> Pipeline | None:
+    def _best(self, order: tuple[int, ...]) -> PlannedPipeline | None:
         """The cuts with the least period for devices in this order, at least one block each; None where memory or lines allow none.
 
         Exact: least[b] of the first k devices is min over a < b of max(least[a] of k - 1 devices, what device k takes for [a, b)).
@@ -105,7 +105,7 @@ class Pipelines:
         cuts = self._cut(self._periods(order, place) for place in range(len(order)))
         return None if cuts is None else self.at(order, cuts)
 
-    def alike(self, orders: Sequence[tuple[int, ...]]) -> list[Pipeline] | None:
+    def alike(self, orders: Sequence[tuple[int, ...]]) -> list[PlannedPipeline] | None:
         """Pipelines of equally many devices with the same cuts, those with the least period of the slowest of them; None where memory or lines allow none.
 
         Holders of a block are then the holders of all blocks of a stage, and fewer peers add up.
@@ -136,7 +136,7 @@ class Pipelines:
             cuts.append(int(choice[cuts[-1]]))
         return tuple(reversed(cuts))
 
-    def at(self, order: tuple[int, ...], cuts: tuple[int, ...]) -> Pipeline | None:
+    def at(self, order: tuple[int, ...], cuts: tuple[int, ...]) -> PlannedPipeline | None:
         """The pipeline with these cuts; None where memory or lines do not allow it."""
         period = max(
             float(self._periods(order, place)[begin, end])
@@ -157,8 +157,8 @@ class Pipelines:
         ways = self._allowed[last == 0, True] & reached[:, None]
         return float(np.where(ways, self._needed(0), np.inf).min())
 
-    def _made(self, order: tuple[int, ...], cuts: tuple[int, ...], period: float) -> Pipeline:
-        return Pipeline(
+    def _made(self, order: tuple[int, ...], cuts: tuple[int, ...], period: float) -> PlannedPipeline:
+        return PlannedPipeline(
             devices=order,
             cuts=cuts,
             period=period,
@@ -166,10 +166,10 @@ class Pipelines:
             slowest=self._slowest(order, cuts),
         )
 
-    def stages(self, order: Sequence[int], cuts: Sequence[int]) -> list[Stage]:
+    def stages(self, order: Sequence[int], cuts: Sequence[int]) -> list[PlannedStage]:
         """What each device of such a pipeline does."""
         return [
-            Stage(
+            PlannedStage(
                 device=device,
                 begin=begin,
                 end=end,

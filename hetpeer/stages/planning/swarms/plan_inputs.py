@@ -71,7 +71,7 @@ class Averaging:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class StepDemand:
     """What a step asks, block by block; B blocks."""
 
     flops: Floats

@@ -17,9 +17,9 @@ import numpy as np
 
 from hetpeer.stages.planning import device_clusters
 from hetpeer.stages.planning.swarms.cut_refinement import Borders
-from hetpeer.stages.planning.swarms.pipeline_cuts import Pipeline, Pipelines, roomiest_last
-from hetpeer.stages.planning.swarms.plan_inputs import Devices, Floats, Work
-from hetpeer.stages.planning.swarms.swarm_plan import Plan, planned
+from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts, PlannedPipeline, roomiest_last
+from hetpeer.stages.planning.swarms.plan_inputs import Devices, Floats, StepDemand
+from hetpeer.stages.planning.swarms.swarm_plan import SwarmPlan, planned
 
 Orders = tuple[tuple[int, ...], ...]
 """The devices of each pipeline; who is in none is spared."""
@@ -43,24 +43,24 @@ LEAST = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PlanSearchResult:
     """The best plan, and how many were looked at."""
 
-    best: Plan
+    best: SwarmPlan
     evaluations: int
 
 
-class Search:
+class PlanSearch:
     """Plans of `devices` for `work`."""
 
-    def __init__(self, devices: Devices, work: Work, seed: int) -> None:
+    def __init__(self, devices: Devices, work: StepDemand, seed: int) -> None:
         self._devices, self._work = devices, work
         self._random = np.random.default_rng(seed)
-        self._pipelines = Pipelines(devices, work)
+        self._pipelines = PipelineCuts(devices, work)
         self._borders = Borders(devices, work, self._pipelines)
         self.evaluations = 0
 
-    def run(self, on: Callable[[], bool]) -> Found | None:
+    def run(self, on: Callable[[], bool]) -> PlanSearchResult | None:
         """The best plan that is found while `on` is true; None if no beginning fits into memory."""
         begun = sorted((self._known(orders).total_s, orders) for orders in self._begun(on))
         if not begun:
@@ -77,18 +77,18 @@ class Search:
                     best = min(best, self._borders.settled(self._known(found), on), key=_total)
             begun = sorted(set(begun))
             moves *= 2
-        return Found(best, self.evaluations)
+        return PlanSearchResult(best, self.evaluations)
 
-    def _known(self, orders: Orders) -> Plan:
+    def _known(self, orders: Orders) -> SwarmPlan:
         """Of pipelines that can be."""
         plan = self.plan(orders)
         assert plan is not None
         return plan
 
-    def plan(self, orders: Orders) -> Plan | None:
+    def plan(self, orders: Orders) -> SwarmPlan | None:
         """What these pipelines make; None if one of them cannot be."""
         self.evaluations += 1
-        made: list[Pipeline] = []
+        made: list[PlannedPipeline] = []
         for order in orders:
             one = self._pipelines.best(order)
             if one is None:
@@ -100,12 +100,12 @@ class Search:
         alike = planned(self._devices, self._work, self._cut_alike(made))
         return min(plan, alike, key=_total)
 
-    def _cut_alike(self, made: list[Pipeline]) -> list[Pipeline]:
+    def _cut_alike(self, made: list[PlannedPipeline]) -> list[PlannedPipeline]:
         """Those that are as long as others with the cuts of those, as far as there are some for all."""
-        by_length: dict[int, list[Pipeline]] = defaultdict(list)
+        by_length: dict[int, list[PlannedPipeline]] = defaultdict(list)
         for one in made:
             by_length[len(one.devices)].append(one)
-        alike: list[Pipeline] = []
+        alike: list[PlannedPipeline] = []
         for group in by_length.values():
             alike += self._pipelines.alike([one.devices for one in group]) or group
         return alike
@@ -270,7 +270,7 @@ class Search:
             lines[other] = []
 
 
-def _total(plan: Plan) -> float:
+def _total(plan: SwarmPlan) -> float:
     return plan.total_s
 
 

@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hetpeer.stages.planning.swarms.pipeline_cuts import Pipeline
-from hetpeer.stages.planning.swarms.plan_inputs import Averaging, Devices, Floats, Work
+from hetpeer.stages.planning.swarms.pipeline_cuts import PlannedPipeline
+from hetpeer.stages.planning.swarms.plan_inputs import Averaging, Devices, Floats, StepDemand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class SwarmPlan:
     """Seconds of a step, and what makes them."""
 
-    pipelines: tuple[Pipeline, ...]
+    pipelines: tuple[PlannedPipeline, ...]
     shares: tuple[int, ...]
     """Microbatches of each."""
     total_s: float
@@ -34,7 +34,7 @@ class Plan:
     """What is busy for the longest part of a step: (`computing`, `sending` or `adding up`, device)."""
 
 
-def planned(devices: Devices, work: Work, pipelines: Sequence[Pipeline]) -> Plan:
+def planned(devices: Devices, work: StepDemand, pipelines: Sequence[PlannedPipeline]) -> SwarmPlan:
     """What these pipelines make together, without those that are of no use."""
     if work.averaging is not None:
         return _averaging(devices, work, pipelines, work.averaging)
@@ -46,7 +46,7 @@ def planned(devices: Devices, work: Work, pipelines: Sequence[Pipeline]) -> Plan
     alone = max(one.seconds(share) for one, share in used)
     pipeline_s = work.step_s(steady, alone, 0.0)
     last, _ = max(used, key=lambda pair: pair[0].seconds(pair[1]))
-    return Plan(
+    return SwarmPlan(
         pipelines=tuple(one for one, _ in used),
         shares=tuple(share for _, share in used),
         total_s=work.step_s(steady, alone, sync_s + work.between_s),
@@ -56,7 +56,9 @@ def planned(devices: Devices, work: Work, pipelines: Sequence[Pipeline]) -> Plan
     )
 
 
-def _averaging(devices: Devices, work: Work, pipelines: Sequence[Pipeline], how: Averaging) -> Plan:
+def _averaging(
+    devices: Devices, work: StepDemand, pipelines: Sequence[PlannedPipeline], how: Averaging
+) -> SwarmPlan:
     """Each does all microbatches of its own batches. Who averages with whom is decided as they are ready; all are taken to average together, which takes longest."""
     count = work.microbatches
     adding = adding_up(devices, work, holders_of(pipelines))
@@ -66,7 +68,7 @@ def _averaging(devices: Devices, work: Work, pipelines: Sequence[Pipeline], how:
     each = [batch + work.between_s for batch in batches]
     total = [max(batch, sync_s) if how.delayed else batch + sync_s for batch in each]
     slowest = pipelines[int(np.argmax(batches))].slowest
-    return Plan(
+    return SwarmPlan(
         pipelines=tuple(pipelines),
         shares=(count,) * len(pipelines),
         total_s=_together(total),
@@ -81,14 +83,14 @@ def _together(seconds: Sequence[float]) -> float:
     return 1.0 / sum(1.0 / one for one in seconds)
 
 
-def _shares(work: Work, pipelines: Sequence[Pipeline]) -> tuple[int, ...]:
+def _shares(work: StepDemand, pipelines: Sequence[PlannedPipeline]) -> tuple[int, ...]:
     """Of pipelines that are never empty none begins later than another."""
     begun = [replace(one, fill=one.period) for one in pipelines] if work.staleness else pipelines
     _, shares = share_out(begun, work.microbatches)
     return shares
 
 
-def share_out(pipelines: Sequence[Pipeline], microbatches: int) -> tuple[float, tuple[int, ...]]:
+def share_out(pipelines: Sequence[PlannedPipeline], microbatches: int) -> tuple[float, tuple[int, ...]]:
     """The least time in which the pipelines do so many, and how many each does.
 
     All that are done by the time t: floor((t - fill) / period) + 1 each. The time at which they would be done if they could be divided is a
@@ -132,14 +134,14 @@ def divided(ways: Sequence[tuple[float, float]], microbatches: int) -> float:
     return done
 
 
-def holders_of(pipelines: Sequence[Pipeline]) -> list[list[int]]:
+def holders_of(pipelines: Sequence[PlannedPipeline]) -> list[list[int]]:
     """Of each block, one device of each pipeline."""
     lines = [np.repeat(pipeline.devices, np.diff(pipeline.cuts)) for pipeline in pipelines]
     holders: list[list[int]] = np.array(lines).T.tolist()
     return holders
 
 
-def adding_up(devices: Devices, work: Work, holders: Sequence[Sequence[int]]) -> Floats:
+def adding_up(devices: Devices, work: StepDemand, holders: Sequence[Sequence[int]]) -> Floats:
     """Seconds that each device takes to add up the gradients of its blocks (`holders` of each), as the reduce does it: the shares follow from the uplinks
     (averaging/reduce/reducer_shares.py); the slowest uplink and the slowest line are waited for, and two hops. A device with several blocks sends them one after the other.
     """
