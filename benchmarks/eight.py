@@ -28,7 +28,8 @@ from hetpeer.averaging.member.place_choice import choose_place
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import LinkSettings, TrainingSettings
 from hetpeer.bootstrap.state.core_config import coordinator_config
-from hetpeer.bootstrap.state.membership import Membership, Volunteer
+from hetpeer.bootstrap.state.membership import Membership
+from hetpeer.bootstrap.state.volunteer import Volunteer
 from hetpeer.peer.process.hetpeer_children import end_all
 from hetpeer.stages.planning.device_network import DeviceNetwork
 from hetpeer.stages.planning.grids.grid_costs import Prices, StepTraffic

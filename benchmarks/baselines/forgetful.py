@@ -65,8 +65,8 @@ def _without(self: CoordinatedStep, peers: Sequence[str], now: float) -> list[Or
     self._lull.over(now)
     over = {i for i, route in self._ways._routes.items() if any(hop.peer in peers for hop in route)}
     effects: list[Order] = self._hand_out(over & self.ledger.undone())
-    self.sums.left(peers)
-    if self.sums.under_way and not lost and self.ledger.complete():
-        return effects + self.sums.plan(now)
-    self.sums.reduce.void()
+    self.reduction.left(peers)
+    if self.reduction.under_way and not lost and self.ledger.complete():
+        return effects + self.reduction.plan(now)
+    self.reduction.reduce.void()
     return effects + self.advance(now)

@@ -4,8 +4,8 @@ import numpy as np
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
-from hetpeer.bootstrap.coordinator.status_view import over_all
 from hetpeer.bootstrap.log.history import History
+from hetpeer.bootstrap.state.context import whole_run
 from hetpeer.bootstrap.state.effects import (
     CollectCheckpoint,
     CoordinatorConfig,
@@ -50,7 +50,7 @@ class Court:
         self.records = list(records)
         config = CoordinatorConfig(**(CONFIG | changes))
         self.proven = config.proves
-        self.core = Coordinator(over_all(config, History.of(records)), self.now)
+        self.core = Coordinator(whole_run(config, History.of(records)), self.now)
         self.sent = {}
         self.order = None
         self.do(self.core.start())

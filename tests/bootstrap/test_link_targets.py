@@ -3,7 +3,7 @@
 import pytest
 
 from hetpeer.bootstrap.state.link_targets import targets
-from hetpeer.bootstrap.state.membership import Volunteer
+from hetpeer.bootstrap.state.volunteer import Volunteer
 
 
 def swarm(**computing: float) -> list[Volunteer]:

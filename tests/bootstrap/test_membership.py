@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.averaging.member.place_choice import choose_place
-from hetpeer.bootstrap.state.membership import BlockDemand, LifeCycle, Membership, Volunteer
+from hetpeer.bootstrap.state.membership import BlockDemand, Membership
+from hetpeer.bootstrap.state.volunteer import LifeCycle, Volunteer
 
 COSTS = [BlockDemand(elements=10, memory_bytes=10 * (n + 1), flops=float(n)) for n in range(4)]
 EVEN, UNEVEN = ((0, 2), (2, 4)), ((0, 1), (1, 4))

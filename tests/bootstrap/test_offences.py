@@ -14,7 +14,7 @@ from hetpeer.bootstrap.state.failed_microbatches import (
     Failures,
     room_s,
 )
-from hetpeer.bootstrap.state.membership import LifeCycle
+from hetpeer.bootstrap.state.volunteer import LifeCycle
 from hetpeer.dht.base.errors import ProtocolError
 from tests.bootstrap.court import BLOCKS, Court, failed, kinds, one_each, sole_holder
 
@@ -59,7 +59,7 @@ def test_a_report_that_no_honest_holder_makes_is_an_offence_and_changes_nothing(
         report(court, "a", *contents)
     assert caught.value.peer == "a"
     assert not court.sent
-    assert court.core._steps.first.ledger.undone() == set(IDS)
+    assert court.core.machine.steps.first.ledger.undone() == set(IDS)
     report(court, "a", part(IDS))
     assert court.core.state is CoordinatorState.REDUCING, "the same slot, as it should be"
 
@@ -84,7 +84,7 @@ def test_reports_that_are_refused_again_and_again_open_an_id_a_few_times(court):
 def test_the_books_keep_one_slot_of_each_holder(court):
     for slot in range(100):
         report(court, "a", part((slot % 40,)), slot=slot)
-    assert len(court.core._steps.first.ledger._settled) == 1
+    assert len(court.core.machine.steps.first.ledger._settled) == 1
     assert report(court, "a", part((0,)), slot=7) == [], "one that is past"
     again = report(court, "a", part((0,)), slot=99)
     assert [type(effect.message) for effect in again] == [m.Settled], "the last one, as it may not have heard"
@@ -94,7 +94,7 @@ def test_failures_are_heard_a_few_times_of_each_and_not_of_what_is_counted(court
     for _ in range(MAX_FAILURES):
         assert tasks(failed(court, "a")) == 1
     assert [failed(court, "a") for _ in range(50)] == [[]] * 50
-    assert len(court.core._steps.first._failures._known[0]) == MAX_FAILURES
+    assert len(court.core.machine.steps.first._failures._known[0]) == MAX_FAILURES
     report(court, "b", part((1,)))
     assert failed(court, "a", microbatch=1) == []
     assert failed(court, "a", microbatch=1000) == []
@@ -111,7 +111,7 @@ def test_who_sends_rubbish_is_gone_around_and_halts_nothing():
     places = {peer: one.place for peer, one in court.core.members.volunteers.items()}
     first, second = (sorted(peer for peer in places if places[peer] == place) for place in ((0, 1), (1, 2)))
     assert len(first) == len(second) == 3
-    ways = court.core._steps.first._ways
+    ways = court.core.machine.steps.first._ways
     liar = ways._routes[0][0].peer
     ways._been[0].update(second)  # where its links are down it sends it to somebody else each time
     for peer in second:
@@ -119,17 +119,17 @@ def test_who_sends_rubbish_is_gone_around_and_halts_nothing():
         assert not [effect for effect in effects if isinstance(effect, Halt)]
         (task,) = [task for x in effects for task in x.message.tasks]
         assert task.route[0].peer in set(first) - {liar}
-    assert court.core._steps.first.taken == {liar: 1}
+    assert court.core.machine.steps.first.taken == {liar: 1}
 
 
 def way(court, microbatch):
-    return tuple(hop.peer for hop in court.core._steps.first._ways._routes[microbatch])
+    return tuple(hop.peer for hop in court.core.machine.steps.first._ways._routes[microbatch])
 
 
 def two_by_two():
     """A court, in which both ids go from a liar to a victim, and the other one that has the victim's block."""
     court = Court(layouts=(((0, 1), (1, 2)),), steps=8).begin("a", "b", "c", "d")
-    ways = court.core._steps.first._ways
+    ways = court.core.machine.steps.first._ways
     liar, victim = way(court, 0)
     for microbatch in (0, 1):
         ways._on(microbatch, ways._routes[0])
@@ -143,10 +143,10 @@ def test_what_came_by_a_way_that_nobody_ordered_is_no_failure_and_nothing_passes
     handed out to go from one to the other stood still for two time-outs.
     """
     court, liar, victim, other = two_by_two()
-    court.core._steps.first._ways._been[0].clear()
+    court.core.machine.steps.first._ways._been[0].clear()
     assert unusable(court, other, liar) == [], "no id was to pass there"
-    assert not court.core._steps.first._failures._known
-    court.core._steps.first._ways._been[0].update(way(court, 0))
+    assert not court.core.machine.steps.first._failures._known
+    court.core.machine.steps.first._ways._been[0].update(way(court, 0))
     assert unusable(court, victim, liar)
     assert liar not in way(court, 0) + way(court, 1)
 
@@ -199,7 +199,7 @@ def later(court, seconds, *peers):
 def test_two_that_say_that_all_others_are_to_blame_halt_nothing():
     """Each fails itself, as well, and between them they name everybody else."""
     court = Court().begin(*"abcde")
-    ways = court.core._steps.first._ways
+    ways = court.core.machine.steps.first._ways
     one = ways._routes[0][0].peer
     other, *honest = [peer for peer in "abcde" if peer != one]
     ways._been[0][other] += 1
@@ -226,17 +226,17 @@ def test_one_of_two_that_fails_always_makes_nothing_of_the_other_failing_once():
     failed(court, honest)
     for _ in range(MAX_FAILURES - 1):
         assert not halts(failed(court, liar))
-    assert court.core._steps.first._ways._routes[0][0].peer == honest
+    assert court.core.machine.steps.first._ways._routes[0][0].peer == honest
     assert court.core.state is CoordinatorState.TRAINING
 
 
 def test_a_failure_counts_only_of_whom_the_microbatch_may_have_come_to():
     court = Court().begin("a", "b", "c")
-    route = court.core._steps.first._ways._routes[0]
+    route = court.core.machine.steps.first._ways._routes[0]
     (elsewhere, *_) = [peer for peer in "abc" if peer != route[0].peer]
     assert failed(court, elsewhere) == []
-    assert court.core._steps.first._failures._known == {}
-    assert court.core._steps.first._ways._routes[0] == route
+    assert court.core.machine.steps.first._failures._known == {}
+    assert court.core.machine.steps.first._ways._routes[0] == route
 
 
 def test_who_holds_a_block_in_place_of_somebody_who_has_left_may_fail_it():
@@ -245,7 +245,7 @@ def test_who_holds_a_block_in_place_of_somebody_who_has_left_may_fail_it():
     court.tell("b", m.Farewell())
     court.prepare("c")
     court.ready("c")
-    assert court.core._steps.first._ways._routes[0][1].peer == "b"
+    assert court.core.machine.steps.first._ways._routes[0][1].peer == "b"
     told = m.Failed(line=court.line, step=court.core.step, id=0, why="non-finite")
     assert "reroute" in court.told("a", court.tell("c", told))
 
@@ -342,7 +342,7 @@ def test_two_without_anybody_who_could_be_moved_there_end_it():
     court = Court(layouts=STAGES).begin("a", "b", "c", "d", "e")
     seconds = [peer for peer, one in court.core.members.volunteers.items() if one.place == (1, 2)]
     assert len(seconds) == 2
-    court.core._steps.first._ways._been[0].update(seconds)
+    court.core.machine.steps.first._ways._been[0].update(seconds)
     effects = [effect for peer in (*seconds, *seconds) for effect in failed(court, peer)]
     assert not halts(effects), "one of the three others can be spared"
     assert set(seconds).isdisjoint(court.core.members.volunteers)

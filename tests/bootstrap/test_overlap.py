@@ -197,7 +197,7 @@ def test_without_the_holders_of_older_versions_the_run_goes_back(stored):
     one.vote("b")
     if stored:
         one.save()
-    assert [s.behind for s in map(one.core._steps.numbered, (1, 2)) if s] == [1, 1]
+    assert [s.behind for s in map(one.core.machine.steps.numbered, (1, 2)) if s] == [1, 1]
     effects = one.tell("b", m.Farewell())
     (record,) = [x.record for x in effects if isinstance(x, Record) and x.record["kind"] == "rollback"]
     assert record["to_version"] == (1 if stored else 0)

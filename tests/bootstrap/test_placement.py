@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.place_choice import choose_place
-from hetpeer.bootstrap.state.membership import BlockDemand, Membership, Volunteer
+from hetpeer.bootstrap.state.membership import BlockDemand, Membership
 from hetpeer.bootstrap.state.placement import MOST, ranked
+from hetpeer.bootstrap.state.volunteer import Volunteer
 from hetpeer.peer.simulate.network.wires import Ground
 from hetpeer.peer.simulate.proofs.coverage import Coverage
 from hetpeer.peer.simulate.sim_config import SwarmConfig

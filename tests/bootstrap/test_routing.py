@@ -7,7 +7,8 @@ import pytest
 
 from hetpeer.bootstrap.coordinator.routing import Assignments, assign_routes
 from hetpeer.bootstrap.state.link_costs import LinkCosts
-from hetpeer.bootstrap.state.membership import BlockDemand, LifeCycle, Membership, Volunteer
+from hetpeer.bootstrap.state.membership import BlockDemand, Membership
+from hetpeer.bootstrap.state.volunteer import LifeCycle, Volunteer
 from hetpeer.stages.pipeline.routes import Hop
 
 BLOCKS = 4

@@ -193,7 +193,7 @@ def test_who_leaves_while_it_turns_out_that_it_has_lied_is_gone_once():
         court.tell(peer, m.Claim(cluster=place.cluster, begin=place.begin, end=place.end))
         court.tell(peer, m.Prepared())
     court.begin_prepared(*"abdce")
-    checks = court.core._steps.first.sums.checks
+    checks = court.core.machine.steps.first.reduction.checks
     ended, checks._checks[2] = SpotCheck(1, "a", "d"), SpotCheck(2, "d", "a")
     checks._end(
         ended, CheckOutcome(CheckVerdict.DISPUTED, "b", "a", frozenset({frozenset("ab"), frozenset("ac")}))

@@ -6,7 +6,8 @@ from itertools import pairwise
 import pytest
 
 from hetpeer.bootstrap.coordinator.routing import assign_routes
-from hetpeer.bootstrap.state.membership import BlockDemand, LifeCycle, Membership, Volunteer
+from hetpeer.bootstrap.state.membership import BlockDemand, Membership
+from hetpeer.bootstrap.state.volunteer import LifeCycle, Volunteer
 from hetpeer.bootstrap.state.volunteer_rates import MOST
 from hetpeer.stages.planning.swarms.plan_inputs import Compression
 

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
-from hetpeer.bootstrap.coordinator.status_view import over_all
 from hetpeer.bootstrap.grouped.cluster_cut import ClusterCut
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.step_workload import of_manifest
 from hetpeer.bootstrap.service.driver import CoordinatorService
+from hetpeer.bootstrap.state.context import whole_run
 from hetpeer.bootstrap.state.core_config import IN_FLIGHT
-from hetpeer.bootstrap.state.membership import BlockDemand, Membership, Volunteer
+from hetpeer.bootstrap.state.membership import BlockDemand, Membership
+from hetpeer.bootstrap.state.volunteer import Volunteer
 from hetpeer.dht.discovery.roster import Roster
 from hetpeer.dht.kademlia.adverts import Advert, LinkNote
 from hetpeer.peer.planning.device_files import devices_in
@@ -396,7 +397,7 @@ async def test_one_failed_look_is_not_the_last(
             looked.set()
 
     config = SwarmConfig().coordinator(Symbols(BLOCKS), lambda: 0.0)
-    core = Coordinator(over_all(config, History.of([])), 0.0)
+    core = Coordinator(whole_run(config, History.of([])), 0.0)
     service = cast(
         "CoordinatorService",
         SimpleNamespace(core=core, halted=asyncio.get_running_loop().create_future()),

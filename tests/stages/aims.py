@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from hetpeer.bootstrap.state.link_targets import targets
-from hetpeer.bootstrap.state.membership import Volunteer
+from hetpeer.bootstrap.state.volunteer import Volunteer
 
 
 def target_of(links: Sequence[float], computing: Sequence[float], most: float) -> float:

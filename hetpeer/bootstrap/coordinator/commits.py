@@ -25,7 +25,7 @@ def commit(
     record = _commit_record(step, decision, context, now)
     logged = context.log(**record, **({"outliers": outliers} if outliers else {}))
     context.norms.committed(step.batch, record["norm"], usual=not outliers)
-    context.guard.committed(step.sums.lengths if step.sums.checks.wanted else {})
+    context.guard.committed(step.reduction.lengths if step.reduction.checks.wanted else {})
     effects: list[Effect] = [logged]
     if step.ledger.evaluation:
         effects.append(context.log(**evaluation_record(step)))
@@ -71,14 +71,14 @@ def _commit_record(
         "batch": step.batch,
         **({"behind": step.behind} if step.behind else {}),
         "workers": step.workers,
-        "plan": step.sums.reduce.plan,
+        "plan": step.reduction.reduce.plan,
         "loss": step.ledger.train_loss(step.sizes),
         "norm": norm,
         "coefficient": clip_coefficient(norm, context.config.clip_norm),
         "gradients": {block: vote.digest for block, vote in sorted(decision.items())},
-        **written(work_in(step.sums.covers.values(), step.sizes), context.history.contributors),
-        "seconds": now - step.sums.awaited_at,
-        "reduce_seconds": now - step.sums.reduce.began_at,
+        **written(work_in(step.reduction.covers.values(), step.sizes), context.history.contributors),
+        "seconds": now - step.reduction.awaited_at,
+        "reduce_seconds": now - step.reduction.reduce.began_at,
         **step.ledger.unused.written(),
         **({"afterwards": afterwards} if (afterwards := context.afterwards.take()) else {}),
     }
@@ -111,7 +111,7 @@ def found_out(context: CoordinatorContext, step: CoordinatedStep) -> CheckFindin
     with two apart of whom one is false.
     """
     found = CheckFindings()
-    for check in step.sums.checks.take():
+    for check in step.reduction.checks.take():
         verdict, culprit, against, apart, witness = check.outcome
         about = {"step": step.number, "checked": check.peer, "checkers": check.checkers}
         if verdict is CheckVerdict.CONVICTED:
@@ -135,7 +135,8 @@ def found_out(context: CoordinatorContext, step: CoordinatedStep) -> CheckFindin
 def quarrelled(context: CoordinatorContext, step: CoordinatedStep) -> list[Effect]:
     """Who is in quarrel with whom after the plans of `step`: the log says so."""
     return [
-        context.log(kind="quarrel", step=step.number, **news) for news in step.sums.reduce.complaints.news()
+        context.log(kind="quarrel", step=step.number, **news)
+        for news in step.reduction.reduce.complaints.news()
     ]
 
 

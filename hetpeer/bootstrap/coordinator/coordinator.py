@@ -1,58 +1,104 @@
 """The coordinator: who takes part, which step runs, when it is committed.
 
-Pure: messages and time in, effects out; the daemon and the simulator drive the same object. This file is the state
-machine of docs/protocol.md; what happens within a state lives in its own room: handshake.py, rebalancing.py, step_barrier.py,
-failure_handling.py, checkpoint_collection.py, step.py, steps.py. All truth that must outlive a reign goes through `Record` effects, which the driver makes durable
-before it carries out the next effect; after a restart the folded log (`History`) is all that is needed.
+Pure: messages and time in, effects out; the daemon and the simulator drive the same object. This file answers the events; machine.py has all
+transitions between states. Everything that must outlive a term goes through `Record` effects, which the driver makes durable before it
+carries out the next effect; after a restart the folded log (`History`) is all that is needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.coordinator.commits import (
-    commit,
-    done_with,
-    evaluation_record,
-    found_out,
-    quarrelled,
-    refused,
-)
-from hetpeer.bootstrap.coordinator.failure_handling import Losing
 from hetpeer.bootstrap.coordinator.handshake import Handshake
+from hetpeer.bootstrap.coordinator.machine import Event, Machine
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
-from hetpeer.bootstrap.coordinator.step import CoordinatedStep
+from hetpeer.bootstrap.coordinator.run_policy import RunPolicy
+from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.state.context import CoordinatorContext
-from hetpeer.bootstrap.state.effects import (
-    CollectCheckpoint,
-    CoordinatorState,
-    Disconnect,
-    Effect,
-    Halt,
-    Send,
-)
-from hetpeer.bootstrap.state.failed_microbatches import FailedMicrobatch, room_s
-from hetpeer.bootstrap.state.membership import LifeCycle, Volunteer
+from hetpeer.bootstrap.state.effects import CollectCheckpoint, CoordinatorState, Disconnect, Effect, Send
+from hetpeer.bootstrap.state.leases import Leases
+from hetpeer.bootstrap.state.membership import Membership
+from hetpeer.bootstrap.state.volunteer import LifeCycle, Volunteer
 
 
-class Coordinator(Losing):
-    """One reign; the constructor's effects are in `start`."""
+class Coordinator:
+    """One term of a coordinator. The first effects come from `start`. `policy`: decisions of a grouped run's cluster, if it is one.
 
-    def __init__(self, context: CoordinatorContext, now: float) -> None:
-        super().__init__(context, now)
-        self._handshake = Handshake(self._context)
+    >>> Coordinator(whole_run(config, History.of(records)), now=0.0).start()  # doctest: +SKIP
+    [Record(record={'kind': 'reign', 'term': 1})]
+    """
+
+    def __init__(self, context: CoordinatorContext, now: float, policy: RunPolicy | None = None) -> None:
+        self._context = context
+        self.leases = Leases(context, now)
+        self.handshake = Handshake(context)
+        self.machine = Machine(context, now, policy)
 
     def start(self) -> list[Effect]:
-        """The first effects of a reign. Of a run that is over there is nothing left to decide."""
+        """The first effects: the term is durable before anything is said in its name. A complete run finishes at once."""
         if self._context.agenda.over and self._context.stored:
-            return self._complete()
-        return super().start()
+            return self.machine.complete()
+        return [self._context.log(kind="reign", term=self.line.term)]
+
+    # ── what others see of it ────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def state(self) -> CoordinatorState:
+        """The state of docs/protocol.md."""
+        return self._context.state
+
+    @property
+    def members(self) -> Membership:
+        """Everybody who takes part."""
+        return self._context.members
+
+    @property
+    def history(self) -> History:
+        """The folded log."""
+        return self._context.history
+
+    @property
+    def line(self) -> m.Line:
+        """Term and view that hold now."""
+        return self._context.line
+
+    @property
+    def step(self) -> int | None:
+        """The oldest step in progress."""
+        steps = self.machine.steps
+        return steps.first.number if steps else None
+
+    @property
+    def volunteers(self) -> int:
+        """Volunteers that take part."""
+        return len(self.members.volunteers)
+
+    @property
+    def done(self) -> int:
+        """Committed steps."""
+        return self.history.version
+
+    @property
+    def last(self) -> list[Mapping[str, Any]]:
+        """The record of the last commit; empty before the first."""
+        commit = self.history.commits.get(self.history.version - 1)
+        return [] if commit is None else [commit]
+
+    def working(self) -> dict[str, m.Range]:
+        """Holder of the current version → its blocks."""
+        return self.members.roster()
+
+    @property
+    def missing_blocks(self) -> Sequence[int]:
+        """Blocks without a ready holder: the run waits for them."""
+        return self.members.uncovered()
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, peer: str, message: m.Message, now: float) -> list[Effect]:
-        """A message of `peer` (the transport's word, not the message's)."""
+        """Answer a message of `peer` (the transport's word, not the message's)."""
         if isinstance(message, m.Hello):
             return self._hello(peer, message, now)
         volunteer = self.members.volunteers.get(peer)
@@ -63,7 +109,7 @@ class Coordinator(Losing):
             ]
         if self.state is CoordinatorState.FINISHED:
             return []
-        self._leases.heard(peer, now)
+        self.leases.heard(peer, now)
         handler = self._HANDLERS.get(type(message))
         line = getattr(message, "line", None)
         if handler is None or (line is not None and line != self.line):
@@ -71,99 +117,110 @@ class Coordinator(Losing):
         effects: list[Effect] = handler(self, volunteer, message, now)
         return effects
 
+    def broken(self, peer: str, now: float) -> list[Effect]:
+        """The stream of `peer` broke; it may come back within the grace."""
+        self.leases.broken(peer, now)
+        return []
+
+    def resumed(self, peer: str, now: float) -> list[Effect]:
+        """The stream of `peer` is back and nothing was lost on the way."""
+        self.leases.heard(peer, now)
+        return []
+
     def saved(self, order: CollectCheckpoint, block: int, digest: str, now: float) -> list[Effect]:
         """The state of `block` that `order` asks for has arrived and lies durably in the checkpoint store."""
-        self._checkpoints.saved(order, block, digest, now)
-        return self._seal(now)
+        self.machine.checkpoints.saved(order, block, digest, now)
+        return self.machine.seal(now)
+
+    def not_saved(self, order: CollectCheckpoint, _now: float) -> list[Effect]:
+        """The checkpoint that `order` asks for could not be collected: it is tried again at the next barrier."""
+        self.machine.checkpoints.failed(order)
+        return []
 
     def arrange(self, arrangement: Arrangement, now: float) -> list[Effect]:
-        """A planner proposes who has which blocks from now on: at the next border, once the version of then is stored. A step that waits for a holder
-        is given up for it. Nothing happens if others are here by now than those it was made for. Raises `ValueError` for an arrangement that is none.
+        """A planner proposes who has which blocks: from the next barrier on, once that version is stored.
+
+        A step that waits for a holder is given up for it. Nothing happens if others are here by now than those it was made
+        for. Raises `ValueError` for an arrangement that does not fit the model.
         """
-        if self.state is CoordinatorState.FINISHED or not self._rebalancing.propose(arrangement, now):
+        machine = self.machine
+        if self.state is CoordinatorState.FINISHED or not machine.rebalancing.propose(arrangement, now):
             return []
-        if orphaned := self._steps.orphaned:
-            return self._roll_back(f"nobody comes for block {orphaned[0]}: others take it over", now)
-        return self._cross(now) if self._context.resting else []
+        if orphaned := machine.steps.orphaned:
+            return machine.roll_back(f"nobody comes for block {orphaned[0]}: others take it over", now)
+        return machine.on(Event.ARRANGED, now)
 
     def tick(self, now: float) -> list[Effect]:
-        """Time passes: leases, graces and dead-lines. To be called a few times a second."""
+        """Check leases, graces and deadlines. To be called a few times a second."""
         if self.state is CoordinatorState.FINISHED:
             return []
-        self._excuse(self._leases.tick(now), now)
-        self._barrier.look(now)
-        effects = self._make_room(now) if self._context.failures.wake(now) else []
-        effects += [*self._lose(self._leases.expired(now), now), *self._judge(now), *self._seal(now)]
-        match self.state:
-            case CoordinatorState.WAITING:
-                effects += self._waited(now)
-            case CoordinatorState.SYNCING:
-                effects += self._cross(now)
-            case CoordinatorState.TRAINING | CoordinatorState.REDUCING:
-                effects += self._patience(now)
-        return effects
+        machine, pause_s = self.machine, self.leases.tick(now)
+        machine.barrier.excuse(pause_s, now)
+        machine.policy.excuse(pause_s)
+        machine.barrier.look(now)
+        effects = machine.on(Event.ROOM, now) if self._context.failures.wake(now) else []
+        effects += machine.departures.lose(self.leases.expired(now), now)
+        effects += machine.judge(now)
+        effects += machine.seal(now)
+        return effects + machine.on(Event.TICK, now)
 
-    def _excuse(self, pause_s: float, now: float) -> None:
-        """We did not run for so long: it counts against nobody."""
-        self._barrier.excuse(pause_s, now)
-
-    # ── joining ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── messages of volunteers that join and leave ───────────────────────────────────────────────────────────────
 
     def _hello(self, peer: str, hello: m.Hello, now: float) -> list[Effect]:
-        refusal = self._handshake.refuse(peer, hello)
+        refusal = self.handshake.refuse(peer, hello)
         if refusal:
             return refusal
         self._context.failures.met(peer)
         known = {peer: "came back as a new session"} if peer in self.members.volunteers else {}
-        return [*self._lose(known, now), *self._handshake.welcome(peer, hello, now)]
+        return [*self.machine.departures.lose(known, now), *self.handshake.welcome(peer, hello, now)]
 
     def _claim(self, volunteer: Volunteer, message: m.Claim, _now: float) -> list[Effect]:
-        return self._handshake.claim(volunteer, message)
+        return self.handshake.claim(volunteer, message)
 
     def _prepared(self, volunteer: Volunteer, message: m.Prepared, now: float) -> list[Effect]:
         if volunteer.place is None:
             return []
         volunteer.flops_per_second = message.flops_per_second or volunteer.flops_per_second
-        line = self.line
-        effects = self._relapsed(volunteer, now) if volunteer.life_cycle is LifeCycle.READY else []
+        line, effects = self.line, list[Effect]()
+        if volunteer.life_cycle is LifeCycle.READY:
+            effects = self.machine.departures.relapsed(volunteer, now)
         if self.line != line:
-            return effects  # the run went back, and asks everybody to prepare
-        volunteer.life_cycle = LifeCycle.PREPARED
-        return effects + self._make_room(now)
+            return effects  # the run rolled back, and asks everybody to prepare
+        volunteer.prepare()
+        return effects + self.machine.on(Event.ROOM, now)
 
     def _ready(self, volunteer: Volunteer, message: m.Ready, now: float) -> list[Effect]:
-        complete = self._handshake.holds(volunteer, message.held, message.version)
+        """`volunteer` holds a version: it enters the step that runs, or waits at the barrier, or prepares for a later one."""
+        machine, version = self.machine, self.history.version
+        complete = self.handshake.holds(volunteer, message.held, message.version)
         if not complete or volunteer.life_cycle is LifeCycle.READY:
             return []
-        told = self._barrier.fetched(volunteer, message.version, now)
-        current, step = message.version == self.history.version, self._steps.fresh
-        border = self._context.resting and not self._barrier.may_rest(volunteer)
-        taken = border or self._late_joiners.takes(step, volunteer)
-        if not (current and taken) or self._barrier.keeps_out(volunteer):
-            volunteer.life_cycle = LifeCycle.PREPARED
-            volunteer.missed += told  # else it could be late as often as it likes, for a wait of everybody's
-            return self._make_room(now)
-        volunteer.life_cycle, volunteer.missed = LifeCycle.READY, 0
-        self._barrier.in_time(volunteer)
-        self._agreement.hear(volunteer, message.held)
-        line, effects = self.line, self._judge(now)
+        told = machine.barrier.fetched(volunteer, message.version, now)
+        step = machine.steps.fresh
+        at_barrier = self._context.resting and not machine.barrier.may_rest(volunteer)
+        taken = at_barrier or machine.late_joiners.takes(step, volunteer)
+        if message.version != version or not taken or machine.barrier.keeps_out(volunteer):
+            volunteer.prepare()
+            volunteer.missed += told  # otherwise all would wait each time for a volunteer that is always late
+            return machine.on(Event.ROOM, now)
+        volunteer.work()
+        machine.barrier.in_time(volunteer)
+        machine.agreement.hear(volunteer, message.held)
+        line, effects = self.line, machine.judge(now)
         if self.line != line or self.members.volunteers.get(volunteer.peer) is not volunteer:
             return effects
-        if step is not None and self._late_joiners.takes(step, volunteer):
+        if step is not None and machine.late_joiners.takes(step, volunteer):
             assert volunteer.place is not None
             speed = self.members.rates()[volunteer.peer]
             entered = step.enter(volunteer.peer, volunteer.incarnation, volunteer.place, speed, now)
-            return [*effects, *entered, *self._overlap(now)]
-        return effects + self._make_room(now)
+            return [*effects, *entered, *machine.overlap(now)]
+        return effects + machine.on(Event.ROOM, now)
 
-    def _make_room(self, now: float) -> list[Effect]:
-        """Somebody can take a state: at a border, or to come into the step that runs."""
-        return self._cross(now) if self._context.resting else self._admit(now)
+    def _farewell(self, volunteer: Volunteer, _message: m.Farewell, now: float) -> list[Effect]:
+        lost = self.machine.departures.lose({volunteer.peer: "said farewell"}, now)
+        return [*lost, Disconnect(volunteer.peer)]
 
-    def _admit(self, now: float) -> list[Effect]:
-        """Who is to come into the step that runs fetches its state."""
-        step = self._steps.fresh
-        return [] if step is None else self._late_joiners.fetch(step, now)
+    # ── messages of volunteers that work ─────────────────────────────────────────────────────────────────────────
 
     def _paced(self, volunteer: Volunteer, message: m.Paced, _now: float) -> list[Effect]:
         volunteer.computing, volunteer.links = message.computing, message.links
@@ -171,190 +228,28 @@ class Coordinator(Losing):
         return []
 
     def _shuns(self, volunteer: Volunteer, message: m.Shuns, _now: float) -> list[Effect]:
-        """Nothing passes between these any more: what is on its way there goes another one."""
+        """Nothing passes between these any more: microbatches under way there take another route."""
         volunteer.shuns = frozenset(message.peers)
-        return self._steps.part(volunteer.peer, message.peers)
-
-    def _farewell(self, volunteer: Volunteer, _message: m.Farewell, now: float) -> list[Effect]:
-        return [*self._lose({volunteer.peer: "said farewell"}, now), Disconnect(volunteer.peer)]
-
-    # ── step border ──────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _cross(self, now: float) -> list[Effect]:
-        """Between two steps: save, finish, move volunteers, let joiners fetch, or begin the next step."""
-        context, arranging = self._context, self._rebalancing
-        effects = self._checkpoints.begin(wanted=arranging.pending)
-        if context.agenda.over:
-            if context.stored:
-                return effects + self._complete()
-            context.state = CoordinatorState.WAITING
-            return effects
-        if arranging.waits(now):
-            context.state = CoordinatorState.WAITING
-            return effects
-        if arranging.pending and context.stored:
-            effects += arranging.enact()
-        effects += self._barrier.admit_joiners(now)
-        if self._barrier.must_wait(now):
-            return effects
-        return effects + self._begin_or_wait(now)
-
-    def _begin_or_wait(self, now: float) -> list[Effect]:
-        context = self._context
-        if self.members.uncovered():
-            self._barrier.wait(now)
-            return []
-        work = context.agenda.take()
-        if work is None:
-            context.state = CoordinatorState.WAITING
-            return []
-        context.state = CoordinatorState.TRAINING
-        self._barrier.leave()
-        begun = self._steps.open(work, now)
-        return [*begun, *self._admit(now), *self._overlap(now)]
-
-    def _overlap(self, now: float) -> list[Effect]:
-        """The next steps begin before those under way are committed, if nobody and nothing waits for the border between two steps."""
-        if not self._steps.may_overlap or self.members.uncovered():
-            return []
-        if self._rebalancing.pending or self._barrier.expects():
-            return []
-        return self._steps.overlap(now)
-
-    def _waited(self, now: float) -> list[Effect]:
-        if not self.members.uncovered():
-            return self._cross(now)
-        if self._barrier.too_late(now):
-            return self._roll_back("the holders of the last version did not come back in time", now)
-        return self._barrier.fill_gap(now)
-
-    def _complete(self) -> list[Effect]:
-        return self._end(f"all {self._context.config.steps} steps are committed", completed=True)
-
-    def _end(self, why: str, *, completed: bool) -> list[Effect]:
-        self._context.state = CoordinatorState.FINISHED
-        given_up = self._steps.clear()
-        record = [] if completed else [self._context.log(kind="halt", why=why, **given_up)]
-        told = self._context.end = m.Finished(why=why, completed=completed)
-        return [*record, *(Send(peer, told) for peer in self.members.volunteers), Halt(why, completed)]
-
-    # ── one step ─────────────────────────────────────────────────────────────────────────────────────────────────
+        return self.machine.steps.part(volunteer.peer, message.peers)
 
     def _in_step(self, volunteer: Volunteer, message: m.Message, now: float) -> list[Effect]:
-        """A holder's word on a step in progress."""
+        """A holder reports on a step in progress."""
         number = getattr(message, "step", -1)
-        step = self._steps.numbered(number)
+        step = self.machine.steps.numbered(number)
         if step is None and isinstance(message, m.Sealed):
             ids = {microbatch for part in message.contents for microbatch in part.ids}
             self._context.afterwards.late(number, volunteer.peer, ids)
         if step is None or volunteer.peer not in step.roster:
             return []
-        return [*step.receive(volunteer.peer, message, now), *self._follow(step, now)]
-
-    def _follow(self, step: CoordinatedStep, now: float) -> list[Effect]:
-        """What became of the step, as the log says it and the run's state."""
-        return [*quarrelled(self._context, step), *self._outcome(step, now)]
-
-    def _outcome(self, step: CoordinatedStep, now: float) -> list[Effect]:
-        if step.trouble is not None:
-            return self._end(step.trouble, completed=False)
-        if (failure := step.failed()) is not None:
-            return self._could_not(failure, now)
-        if out := step.sums.turned_out():
-            return [*done_with(self._context, step.number, out), *self._fence(out, now)]
-        found, line = found_out(self._context, step), self.line
-        logged = found.logged
-        if out := {peer: why for peer, why in found.out.items() if peer in self.members.volunteers}:
-            logged += self._fence(out, now)
-        if found.anew and self.line == line:
-            return [*logged, *self._go_back(self.history.version, found.anew, now)]
-        if out:
-            return logged
-        if step.sums.decision is not None:
-            if differing := self._judge(now, last=True):
-                return [*logged, *differing]
-            if alone := refused(self._context, step, step.sums.decision):
-                self._make_room_for_others(list(alone), now)
-                return [*logged, *self._fence(alone, now)]
-            self._checkpoints.settle()
-            return [*logged, *self._commit(step, step.sums.decision, now)]
-        if step.evaluated_only:
-            self._steps.remove(step)
-            self._context.state = CoordinatorState.WAITING
-            return [self._context.log(**evaluation_record(step)), *self._cross(now)]
-        self._context.state = (
-            CoordinatorState.REDUCING if self._steps.first.sums.under_way else CoordinatorState.TRAINING
-        )
-        return logged
-
-    def _could_not(self, failure: FailedMicrobatch, now: float) -> list[Effect]:
-        """Nobody who holds some block can compute what the step asks: others are to try, if there are any, before it is the run's end."""
-        for peer in failure.holders:
-            self.members.volunteers[peer].slow = True
-        replaceable = self.members.spare() is not None
-        seconds = room_s(self._context.config)
-        if self._context.failures.are_final(failure, seconds, now, replaceable=replaceable):
-            return self._end(failure.why, completed=False)
-        self._make_room_for_others(failure.holders, now)
-        return self._fence(dict.fromkeys(failure.holders, failure.why), now)
-
-    def _patience(self, now: float) -> list[Effect]:
-        step = self._steps.first
-        if mute := step.sums.mute(now):
-            self._context.quarrels.waited_in_vain(mute)
-            return self._fence(mute, now)
-        if self._late_joiners.hopeless(step, now):
-            return self._roll_back(f"nobody comes for block {step.orphaned[0]}", now)
-        return [*self._steps.tick(now), *self._follow(step, now), *self._overlap(now)]
-
-    def _commit(self, step: CoordinatedStep, decision: Mapping[int, m.BlockVote], now: float) -> list[Effect]:
-        effects = commit(self._context, step, decision, now)
-        self._steps.committed(step)
-        self.members.outdate(step.roster)
-        if not self._steps:
-            self._context.state = CoordinatorState.WAITING
-            return effects + self._cross(now)
-        effects += self._checkpoints.begin(wanted=self._rebalancing.pending)
-        following = self._steps.first
-        return [
-            *effects,
-            *self._overlap(now),
-            *following.comes_next(now),
-            *self._follow(following, now),
-        ]
+        return [*step.receive(volunteer.peer, message, now), *self.machine.follow(step, now)]
 
     def _applied(self, volunteer: Volunteer, message: m.Applied, now: float) -> list[Effect]:
         if message.step != self.history.version - 1 or volunteer.life_cycle is not LifeCycle.READY:
             return []
-        if volunteer.digests or not self._handshake.holds(volunteer, message.held, self.history.version):
+        if volunteer.digests or not self.handshake.holds(volunteer, message.held, self.history.version):
             return []
-        self._agreement.hear(volunteer, message.held)
-        return [*self._judge(now), *self._seal(now)]
-
-    def _judge(self, now: float, *, last: bool = False) -> list[Effect]:
-        """Whose state is another than that of most has to fetch it; where nobody knows which is right, the run goes back to one that all had alike."""
-        found = self._agreement.judge(last=last)
-        out = dict.fromkeys(sorted(found.wrong), "its state is not that of most holders")
-        effects = self._turn_out(out, found.made, now)
-        if found.torn is None:
-            return effects
-        quarrels, line = self._context.quarrels, self.line
-        why = f"holders of block {found.torn[0]} have different states"
-        one = quarrels.blamed(found.torn[1])
-        quarrels.turned_out(one, shunned=False)
-        quarrels.waited_in_vain([one])
-        effects += self._fence({one: why}, now)
-        if self.line == line:
-            effects += self._roll_back(why, now)
-        self._checkpoints.soon()
-        return effects
-
-    def _seal(self, now: float) -> list[Effect]:
-        """The checkpoint that is collected may be complete by now."""
-        if false := self._checkpoints.false(now):
-            return self._turn_out(false, false, now)
-        effects = self._checkpoints.look(now)
-        return effects + (self._cross(now) if effects and self._context.resting else [])
+        self.machine.agreement.hear(volunteer, message.held)
+        return [*self.machine.judge(now), *self.machine.seal(now)]
 
     _HANDLERS: Mapping[type, Callable[..., list[Effect]]] = {
         m.Claim: _claim,
@@ -377,3 +272,4 @@ class Coordinator(Losing):
         m.Shuns: _shuns,
         m.Farewell: _farewell,
     }
+    """Message → handler in every state but FINISHED, in which nothing is answered."""

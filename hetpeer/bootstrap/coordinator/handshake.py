@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.commits import last_message
 from hetpeer.bootstrap.state.context import CoordinatorContext
-from hetpeer.bootstrap.state.effects import CoordinatorState, Disconnect, Effect, Send
-from hetpeer.bootstrap.state.membership import LifeCycle, Volunteer
+from hetpeer.bootstrap.state.effects import Disconnect, Effect, Send
 from hetpeer.bootstrap.state.placement import ranked
+from hetpeer.bootstrap.state.volunteer import Volunteer
 
 
 class Handshake:
@@ -34,7 +34,7 @@ class Handshake:
             return m.Rejected(reason="version", why=why)
         if hello.run != run:
             return m.Rejected(reason="run", why=f"this coordinator serves run {run}, not {hello.run}")
-        if self._context.state is CoordinatorState.FINISHED:
+        if self._context.end is not None:
             return self._context.end
         known = self._context.members.volunteers.get(peer)
         if known is not None and hello.incarnation < known.incarnation:
@@ -64,7 +64,7 @@ class Handshake:
         if not self._context.members.claim(volunteer, message.cluster, (message.begin, message.end)):
             why = "that place was taken meanwhile"
             return [Send(volunteer.peer, m.Refused(why=why, places=self._offers(volunteer)))]
-        volunteer.life_cycle = LifeCycle.JOINING
+        volunteer.rejoin()
         granted = m.Granted(line=self._context.line, begin=message.begin, end=message.end)
         return [Send(volunteer.peer, granted)]
 

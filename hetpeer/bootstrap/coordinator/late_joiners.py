@@ -12,7 +12,7 @@ from hetpeer.bootstrap.coordinator.step import CoordinatedStep
 from hetpeer.bootstrap.coordinator.step_barrier import PAYS, StepBarrier
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect
-from hetpeer.bootstrap.state.membership import LifeCycle, Volunteer
+from hetpeer.bootstrap.state.volunteer import LifeCycle, Volunteer
 
 
 class LateJoiners:
@@ -40,7 +40,7 @@ class LateJoiners:
         """Whether `volunteer`, who has the current state, comes into the running step."""
         if step is None or volunteer not in self._outside(step):
             return False
-        welcome = not step.shuts_out(volunteer.peer) and not step.sums.under_way
+        welcome = not step.shuts_out(volunteer.peer) and not step.reduction.under_way
         return self._is_missing(step, volunteer) or welcome
 
     def hopeless(self, step: CoordinatedStep, now: float) -> bool:
@@ -64,7 +64,7 @@ class LateJoiners:
         return not set(step.orphaned).isdisjoint(range(*(volunteer.place or (0, 0))))
 
     def _pays(self, step: CoordinatedStep, volunteer: Volunteer, now: float) -> bool:
-        if step.shuts_out(volunteer.peer) or step.sums.under_way:
+        if step.shuts_out(volunteer.peer) or step.reduction.under_way:
             return False
         if not self._barrier.available(volunteer.place):
             return False

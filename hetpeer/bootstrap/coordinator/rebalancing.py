@@ -14,7 +14,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.checkpoint_collection import CheckpointCollection
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect, Send
-from hetpeer.bootstrap.state.membership import LifeCycle, Range
+from hetpeer.bootstrap.state.membership import Range
 
 RESTS = 10
 """After a wait for a checkpoint that was not complete in time, so many such waits pass before the next; then twice as many."""
@@ -115,7 +115,8 @@ class Rebalancing:
             volunteer.cluster = cluster
             if place == volunteer.place:
                 continue
-            volunteer.place, volunteer.life_cycle = place, LifeCycle.JOINING
+            volunteer.place = place
+            volunteer.rejoin()
             volunteer.digests, volunteer.witness, volunteer.missed = {}, False, 0
             volunteer.computing, volunteer.links = 0.0, {}  # they were those of the other blocks
             granted = m.Granted(line=self._context.line, begin=place[0], end=place[1])

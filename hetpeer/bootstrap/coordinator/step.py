@@ -67,7 +67,7 @@ class CoordinatedStep:
             context.issue_limits.limits(self.roster, len(train) or len(evaluation)),
             context.standings.apart | members.shunned(),
         )
-        self.sums = StepReduction(
+        self.reduction = StepReduction(
             context, self.number, self.roster, self.ledger, self._ways.trodden, pace, now
         )
         self._failures = FailureReports()
@@ -106,7 +106,7 @@ class CoordinatedStep:
     @property
     def trouble(self) -> str | None:
         """Why the run cannot go on."""
-        return self.sums.trouble
+        return self.reduction.trouble
 
     def failed(self) -> FailedMicrobatch | None:
         """What all who hold some block have failed, since this was last asked."""
@@ -121,7 +121,7 @@ class CoordinatedStep:
     def counted(self) -> dict[str, int]:
         """Holder → how many ids it counts, by the latest plan."""
         counted: dict[str, int] = {}
-        for sums in self.sums.covers.values():
+        for sums in self.reduction.covers.values():
             for holder, ids in sums:
                 counted[holder] = max(counted.get(holder, 0), len(ids))
         return counted
@@ -138,7 +138,7 @@ class CoordinatedStep:
             case m.Failed():
                 return self._failed(peer, message, now)
             case _:
-                return self.sums.receive(peer, message, now)
+                return self.reduction.receive(peer, message, now)
 
     def _sealed(self, peer: str, message: m.Sealed, now: float) -> list[Effect]:
         """A holder's report of a slot: block by block it counts or not. What it says of blocks that it does not hold never does."""
@@ -151,9 +151,9 @@ class CoordinatedStep:
         settled = m.Settled(line=self.line, step=self.number, slot=message.slot, refused=verdict.refused)
         effects: list[Effect] = [Send(peer, settled)]
         if verdict.progress:
-            effects += self.sums.checks.accepted(peer, theirs, verdict.refused)
+            effects += self.reduction.checks.accepted(peer, theirs, verdict.refused)
         for rival, blocks in verdict.evicted.items():
-            self.sums.checks.lost(rival)
+            self.reduction.checks.lost(rival)
             evict = m.Evict(line=self.line, step=self.number, blocks=tuple(blocks))
             effects.append(Send(rival, evict))
         if verdict.progress:
@@ -244,7 +244,7 @@ class CoordinatedStep:
 
     def shuts_out(self, peer: str) -> bool:
         """Whether `peer` was turned out of it, or rests, and the others get on without."""
-        return not self.stalls and (peer in self.sums.unwanted or self._context.quarrels.rests(peer))
+        return not self.stalls and (peer in self.reduction.unwanted or self._context.quarrels.rests(peer))
 
     def leave(self, peers: Iterable[str]) -> list[str]:
         """Strike `peers` off the roster; returns those that were on it."""
@@ -261,19 +261,19 @@ class CoordinatedStep:
             self.ledger.unused.lost(peer, self.ledger.ids & self._ways.left_by(peer))
         lost = [peer for peer in peers if self.ledger.lose(peer)]
         self._lull.over(now)
-        self.sums.left(peers)
+        self.reduction.left(peers)
         effects = self._hand_out(self._ways.beginning_at(peers) & self.ledger.undone())
-        if self.sums.under_way and not lost and self.ledger.complete():
-            return effects + self.sums.plan(now)
-        self.sums.reduce.void()
+        if self.reduction.under_way and not lost and self.ledger.complete():
+            return effects + self.reduction.plan(now)
+        self.reduction.reduce.void()
         return effects + self.advance(now)
 
     # ── patience ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def tick(self, now: float) -> list[Effect]:
         """Make a plan anew that is not voted on for too long; urge, and hedge the last ids, where it takes unusually long."""
-        if self.sums.under_way:
-            return self.sums.tick(now)
+        if self.reduction.under_way:
+            return self.reduction.tick(now)
         if self.orphaned:
             self._lull.over(now)
         undone = self.ledger.undone()
@@ -284,7 +284,7 @@ class CoordinatedStep:
     def is_overdue(self, now: float) -> bool:
         """Whether nothing was counted for too long, though every block has a holder and no sum is under way."""
         patience = self._pace.patience(self._context.config.stall_s)
-        return not self.sums.under_way and not self.orphaned and now - self._lull.since >= patience
+        return not self.reduction.under_way and not self.orphaned and now - self._lull.since >= patience
 
     def again(self, now: float) -> list[Effect]:
         """Hand out what is not counted once more."""
@@ -313,12 +313,12 @@ class CoordinatedStep:
 
     def advance(self, now: float) -> list[Effect]:
         """All counted, and it is its turn: reduce."""
-        if not self.is_next or self.sums.under_way or not self.ledger.ids or not self.ledger.complete():
+        if not self.is_next or self.reduction.under_way or not self.ledger.ids or not self.ledger.complete():
             return []
-        return self.sums.plan(now)
+        return self.reduction.plan(now)
 
     def comes_next(self, now: float) -> list[Effect]:
         """All before it are committed: from now on it is waited for."""
-        self.sums.awaited_at = now
+        self.reduction.awaited_at = now
         self._lull.over(now)
         return self.advance(now)

@@ -16,7 +16,8 @@ from collections.abc import Iterable
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import CoordinatorState, Effect, Send
-from hetpeer.bootstrap.state.membership import LifeCycle, Range, Volunteer
+from hetpeer.bootstrap.state.membership import Range
+from hetpeer.bootstrap.state.volunteer import LifeCycle, Volunteer
 
 PAYS = 1.5
 """A step must take so many times longer than a fetch for somebody to come into it."""
@@ -86,7 +87,7 @@ class StepBarrier:
             wait_s = context.config.sync_s / 2 ** min(self._in_vain[v.peer] for v in joiners)
             if not needed and wait_s > self._leisure_s:
                 return []
-            context.state, self._sync_by, self._waited_to = CoordinatorState.SYNCING, now + wait_s, now
+            self._sync_by, self._waited_to = now + wait_s, now
         return [self.fetch(volunteer, now) for volunteer in joiners]
 
     def may_rest(self, volunteer: Volunteer) -> bool:
@@ -170,7 +171,8 @@ class StepBarrier:
     def fetch(self, volunteer: Volunteer, now: float) -> Effect:
         """Tell `volunteer` where to fetch the current version of its blocks."""
         assert volunteer.place is not None
-        volunteer.life_cycle, volunteer.witness = LifeCycle.SYNCING, False
+        volunteer.fetch()
+        volunteer.witness = False
         self._fetching[volunteer.peer] = self._context.version, now
         members, blocks = self._context.members, range(*volunteer.place)
         digests: dict[int, str] = {}
@@ -188,9 +190,9 @@ class StepBarrier:
         return Send(volunteer.peer, order)
 
     def wait(self, now: float) -> None:
-        """A block has no holder: WAITING, from now on unless we wait already."""
+        """The run waits for holders of a block: since now, unless it waits already."""
         if self._context.state is not CoordinatorState.WAITING or self._waiting_since is None:
-            self._context.state, self._waiting_since = CoordinatorState.WAITING, now
+            self._waiting_since = now
 
     def leave(self) -> None:
         """A step begins, or the run goes back: no wait goes on."""
@@ -201,7 +203,7 @@ class StepBarrier:
         self._return_by = self._sync_by = now + self._context.config.return_s
         self._waited_to = now
         for holder in holders:
-            self._context.state, holder.life_cycle = CoordinatorState.SYNCING, LifeCycle.SYNCING
+            holder.fetch()
 
     def excuse(self, pause_s: float, now: float) -> None:
         """We did not run for so long: nobody could be heard."""
@@ -225,6 +227,6 @@ class StepBarrier:
         moved = self._context.members.move_redundant()
         if moved is None or moved.place is None:
             return []
-        moved.life_cycle = LifeCycle.JOINING
+        moved.rejoin()
         begin, end = moved.place
         return [Send(moved.peer, m.Granted(line=self._context.line, begin=begin, end=end))]

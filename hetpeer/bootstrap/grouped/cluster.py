@@ -13,35 +13,52 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.commits import average_message
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.grouped.cluster_cut import ClusterCut
+from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.state.context import CoordinatorContext
-from hetpeer.bootstrap.state.effects import CoordinatorState, Effect, Send
+from hetpeer.bootstrap.state.effects import Effect, Send
 from hetpeer.bootstrap.state.failed_microbatches import room_s
-from hetpeer.bootstrap.state.membership import LifeCycle, Volunteer
+from hetpeer.bootstrap.state.membership import Membership
+from hetpeer.bootstrap.state.volunteer import LifeCycle, Volunteer
 
 STALLS = 6
 """So often in a row a step's work is handed out again in vain, each time after twice as long: a quarter of an hour in which nothing is counted."""
 
 
-class Cluster(Coordinator):
-    """The coordinator of cluster `reign.line.cluster`."""
+class Cluster:
+    """Cluster `context.line.cluster`: its coordinator, and the decisions that differ from a whole run's (`RunPolicy`)."""
+
+    whole_run = False
 
     def __init__(self, context: CoordinatorContext, now: float, *, founded: bool) -> None:
-        super().__init__(context, now)
+        self.context = context
         self.founded = founded
         self._whole_by = now + context.config.return_s
-        """Who is to hold its blocks has so long to come back, or to fetch them."""
+        """Deadline by which its holders are to be back, or to have fetched their blocks."""
         self.dissolved: str | None = None
         """Why it has fallen apart."""
         self.given_up: Mapping[str, Any] = {}
-        """What the log says of the steps that were under way then."""
+        """Log fields of the steps that were under way then."""
         self._fetches = False
-        """Whether it was founded in this reign."""
+        """Whether it was founded in this term."""
         self.late = False
-        """Whether it fell apart because its holders did not have then what they were to fetch."""
+        """Whether it fell apart because its holders did not have in time what they were to fetch."""
+        self.coordinator = Coordinator(context, now, policy=self)
+        self._machine = self.coordinator.machine
 
     @property
-    def context(self) -> CoordinatorContext:
-        return self._context
+    def members(self) -> Membership:
+        """Its volunteers."""
+        return self.context.members
+
+    @property
+    def history(self) -> History:
+        """The log as it concerns this cluster."""
+        return self.context.history
+
+    @property
+    def line(self) -> m.Line:
+        """Its term, view and number."""
+        return self.context.line
 
     @property
     def number(self) -> int:
@@ -54,7 +71,7 @@ class Cluster(Coordinator):
         ready = [
             v.place
             for v in present
-            if v.life_cycle is not LifeCycle.JOINING and not self._barrier.keeps_out(v)
+            if v.life_cycle is not LifeCycle.JOINING and not self._machine.barrier.keeps_out(v)
         ]
         return not self.members.uncovered(
             {str(n): place for n, place in enumerate(ready) if place is not None}
@@ -67,7 +84,7 @@ class Cluster(Coordinator):
 
     @property
     def at_rest(self) -> bool:
-        return self._context.resting
+        return self.context.resting
 
     def has_room(self, place: tuple[int, int]) -> bool:
         """Whether `place` is one of its places, and open."""
@@ -76,11 +93,11 @@ class Cluster(Coordinator):
 
     def refuse(self, peer: str, hello: m.Hello) -> list[Effect]:
         """The answer to a session that is older than the one that is here."""
-        return self._handshake.refuse(peer, hello)
+        return self.coordinator.handshake.refuse(peer, hello)
 
     def dismiss(self, peer: str, now: float) -> list[Effect]:
         """A new session of `peer` has begun: the one that is here is over."""
-        return self._lose({peer: "came back as a new session"}, now)
+        return self._machine.departures.lose({peer: "came back as a new session"}, now)
 
     def enter(self, volunteer: Volunteer, claim: m.Claim) -> list[Volunteer] | None:
         """A volunteer of nowhere claims a place here: those who had it and were too slow for it, who have no place now; None if it does not get it. Who has
@@ -101,7 +118,7 @@ class Cluster(Coordinator):
 
     def _yields_to(self, volunteer: Volunteer) -> bool:
         """Whether those who are too slow for their places make room for it. Else those who rest would take each other's."""
-        return not self._barrier.keeps_out(volunteer)
+        return not self._machine.barrier.keeps_out(volunteer)
 
     @property
     def forming(self) -> bool:
@@ -115,92 +132,82 @@ class Cluster(Coordinator):
         for peer, place in cutting.seats:
             volunteer = self.members.volunteers[peer]
             if volunteer.place != place:
-                volunteer.place, volunteer.life_cycle = place, LifeCycle.JOINING
+                volunteer.place = place
+                volunteer.rejoin()
                 told.append(Send(peer, m.Granted(line=self.line, begin=place[0], end=place[1])))
         return told
 
     def found(self, now: float, patience: int) -> list[Effect]:
         """The run's log says from what it begins: it has so many times the sync time-out to get that."""
         self.founded = self._fetches = True
-        self._whole_by = now + patience * self._context.config.sync_s
+        self._whole_by = now + patience * self.context.config.sync_s
         return self.go_on(now)
 
     def go_on(self, now: float) -> list[Effect]:
         """There may be something to do again."""
-        return self._cross(now) if self._context.resting else []
+        return self._machine.at_barrier(now) if self.context.resting else []
 
     def moves_on(self) -> None:
         """An averaging is about to be its next version: what was said of the states of this one is final."""
-        self._checkpoints.settle()
+        self._machine.checkpoints.settle()
 
     def installs(self, record: Mapping[str, Any], now: float) -> list[Effect]:
         """The averaging of `record` is its next version; that is in the log."""
         roster = self.members.roster()
-        message = average_message(record, self.number, self._context.version - 1)
+        message = average_message(record, self.number, self.context.version - 1)
         told: list[Effect] = [Send(peer, message) for peer in sorted(roster)]
-        self._steps.pace.committed()
+        self._machine.steps.pace.committed()
         self.members.outdate(roster)
         return [*told, *self.go_on(now)]
 
     def silence(self, peers: Sequence[str], why: str, now: float) -> list[Effect]:
         """`peers` have to come back with new incarnations."""
-        return self._fence(dict.fromkeys(peers, why), now)
+        return self._machine.departures.fence(dict.fromkeys(peers, why), now)
 
-    # ── where an exact run would do otherwise ────────────────────────────────────────────────────────────────────
+    # ── RunPolicy: where a whole run decides differently ─────────────────────────────────────────────────────────
 
-    def _cross(self, now: float) -> list[Effect]:
-        return super()._cross(now) if self.founded and self.dissolved is None else []
+    @property
+    def may_begin(self) -> bool:
+        """Whether it was founded and still stands."""
+        return self.founded and self.dissolved is None
 
-    def _excuse(self, pause_s: float, now: float) -> None:
-        super()._excuse(pause_s, now)
+    def excuse(self, pause_s: float) -> None:
+        """The coordinator did not run for `pause_s` seconds: its holders have that much longer."""
         self._whole_by += pause_s
 
-    def _waited(self, now: float) -> list[Effect]:
-        if not self.founded or self.dissolved is not None:
-            return []
-        if self.members.uncovered() and now > self._whole_by:
-            if self._fetches:
-                self.late = True
-                behind = [
-                    v.peer for v in self.members.volunteers.values() if v.life_cycle is not LifeCycle.READY
-                ]
-                self._context.failures.idle(behind, room_s(self._context.config), now)
-            return self._roll_back("the holders of its blocks did not come in time", now)
-        return self._cross(now)
+    def gap_is_final(self, now: float) -> str | None:
+        """Why nobody is waited for any longer: its holders had their time. Those that were to fetch a state rest."""
+        if now <= self._whole_by:
+            return None
+        if self._fetches:
+            self.late = True
+            behind = [v.peer for v in self.members.volunteers.values() if v.life_cycle is not LifeCycle.READY]
+            self.context.failures.idle(behind, room_s(self.context.config), now)
+        return "the holders of its blocks did not come in time"
 
-    def _patience(self, now: float) -> list[Effect]:
-        effects = super()._patience(now)
-        if self.dissolved is None and len(self._steps) and self._steps.first.stalls >= STALLS:
-            self._context.failures.idle(self.members.volunteers, room_s(self._context.config), now)
-            effects += self._roll_back("nothing was computed for too long", now)
-        return effects
+    def is_stuck(self, stalls: int, now: float) -> str | None:
+        """Why the step is given up after `stalls` attempts in vain; all its volunteers rest then."""
+        if self.dissolved is not None or stalls < STALLS:
+            return None
+        self.context.failures.idle(self.members.volunteers, room_s(self.context.config), now)
+        return "nothing was computed for too long"
 
-    def _leave_step(self, volunteers: Sequence[Volunteer], now: float) -> list[Effect]:
-        lost = self._vacated(volunteers)
-        if lost and self.founded:
-            return self._roll_back(f"no holder is left of block {lost[0]}", now)
-        return super()._leave_step(volunteers, now)
+    def vacated(self, volunteers: Sequence[Volunteer]) -> list[int]:
+        """Blocks of `volunteers` for which nobody else is here, if it is founded.
 
-    def _vacated(self, volunteers: Sequence[Volunteer]) -> list[int]:
-        """Blocks of theirs for which nobody else is here. Also while it still fetches: whoever comes next does as well in a new cluster, and nobody stores
-        anything as long as a founded one is not whole.
+        Also while it still fetches: newcomers do as well in a new cluster, and nobody stores anything as long as a founded
+        cluster is not whole.
         """
+        if not self.founded:
+            return []
         places = [(v.peer, v.place) for v in self.members.volunteers.values() if v.place is not None]
         leaving = {v.peer for v in volunteers}
         here = {block for peer, place in places if peer not in leaving for block in range(*place)}
         return sorted({block for peer, place in places if peer in leaving for block in range(*place)} - here)
 
-    def _make_room_for_others(self, peers: Sequence[str], now: float) -> None:
-        """Others are given the batch, in clusters of their own."""
+    def rest(self, peers: Sequence[str], now: float) -> None:
+        """Nobody rests: others are given the batch, in clusters of their own."""
 
-    def _go_back(self, version: int, why: str, now: float) -> list[Effect]:  # noqa: ARG002 - as the original
-        if self.dissolved is not None:
-            return []
-        self.given_up = self._steps.clear()
-        self.dissolved = why
-        self._context.state = CoordinatorState.WAITING
-        self._checkpoints.abandon()
-        return []
-
-    def _complete(self) -> list[Effect]:
-        return []
+    def dissolve(self, why: str, given_up: Mapping[str, Any]) -> None:
+        """It falls apart, with the log fields of the steps it gives up."""
+        self.dissolved, self.given_up = why, given_up

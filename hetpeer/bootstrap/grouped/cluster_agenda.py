@@ -14,7 +14,7 @@ from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.grouped.cluster_list import Clusters
 from hetpeer.bootstrap.log.batches import BatchLineage
 from hetpeer.bootstrap.state.effects import CoordinatorConfig, NextStep
-from hetpeer.bootstrap.state.membership import Volunteer
+from hetpeer.bootstrap.state.volunteer import Volunteer
 
 
 class ClusterAgendas:

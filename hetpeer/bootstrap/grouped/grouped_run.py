@@ -30,7 +30,7 @@ from hetpeer.bootstrap.state.effects import (
     Effect,
     Send,
 )
-from hetpeer.bootstrap.state.membership import Volunteer
+from hetpeer.bootstrap.state.volunteer import Volunteer
 
 MUTE = "it did not vote on three plans"
 
@@ -99,11 +99,11 @@ class GroupedRun:
     def _to(self, cluster: Cluster, peer: str, message: m.Message, now: float) -> list[Effect]:
         """`cluster`'s volunteer says something to it, or of an averaging."""
         if not isinstance(message, m.OfPlan) or not message.group:
-            return self._events.by(cluster, cluster.receive(peer, message, now))
+            return self._events.by(cluster, cluster.coordinator.receive(peer, message, now))
         one = self._averagings.of(cluster.number)
         if one is None or (message.line, message.group) != (cluster.line, one.number):
             return []
-        cluster.resumed(peer, now)
+        cluster.coordinator.resumed(peer, now)
         return [*one.receive(peer, message, now), *self._quarrelled(one, now)]
 
     def _quarrelled(self, one: AveragingRound, now: float) -> list[Effect]:
@@ -127,7 +127,7 @@ class GroupedRun:
         """The stream of `peer` broke; it may come back within the grace."""
         cluster = self.clusters.of(peer)
         if cluster is not None:
-            return cluster.broken(peer, now)
+            return cluster.coordinator.broken(peer, now)
         self._unassigned.broken(peer, now)
         return []
 
@@ -135,7 +135,7 @@ class GroupedRun:
         """The stream of `peer` is back and nothing was lost on the way."""
         cluster = self.clusters.of(peer)
         if cluster is not None:
-            return cluster.resumed(peer, now)
+            return cluster.coordinator.resumed(peer, now)
         self._unassigned.heard(peer, now)
         return []
 
@@ -144,13 +144,13 @@ class GroupedRun:
         saver = self.clusters.saver
         if saver is None:
             return []
-        effects = saver.saved(order, block, digest, now)
+        effects = saver.coordinator.saved(order, block, digest, now)
         return self._events.settle(self._events.by(saver, effects), now)
 
     def not_saved(self, order: CollectCheckpoint, now: float) -> list[Effect]:
         """The checkpoint could not be collected: it is tried again at the next border."""
         saver = self.clusters.saver
-        return [] if saver is None else saver.not_saved(order, now)
+        return [] if saver is None else saver.coordinator.not_saved(order, now)
 
     @property
     def forming(self) -> Cluster | None:
@@ -180,7 +180,7 @@ class GroupedRun:
             return []
         effects = [*self._unassigned.tick(now), *self._events.settle(self._silence(now), now)]
         for cluster in list(self.clusters):
-            effects += self._events.by(cluster, cluster.tick(now))
+            effects += self._events.by(cluster, cluster.coordinator.tick(now))
         effects = self._events.settle(effects, now)
         effects += self._averagings.tick(now)
         return effects + self._events.tick(now)
@@ -197,10 +197,10 @@ class GroupedRun:
 
     @property
     def volunteers(self) -> int:
-        return sum(cluster.volunteers for cluster in self.clusters) + len(self._unassigned)
+        return sum(cluster.coordinator.volunteers for cluster in self.clusters) + len(self._unassigned)
 
     def working(self) -> dict[str, m.Range]:
-        return {peer: place for c in self.clusters for peer, place in c.working().items()}
+        return {peer: place for c in self.clusters for peer, place in c.coordinator.working().items()}
 
     @property
     def missing_blocks(self) -> Sequence[int]:
@@ -229,7 +229,7 @@ class GroupedRun:
             self._unassigned.leave(peer)
         back = self.clusters.get(hello.cluster)
         if back is not None and hello.place is not None and back.has_room(hello.place):
-            return effects + self._events.by(back, back.receive(peer, hello, now))
+            return effects + self._events.by(back, back.coordinator.receive(peer, hello, now))
         return effects + self._to_door(Volunteer.of(peer, hello, now), now)
 
     def _claim(self, peer: str, claim: m.Claim) -> list[Effect]:

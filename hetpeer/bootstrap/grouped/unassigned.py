@@ -11,14 +11,14 @@ from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import (
     CoordinatorConfig,
-    CoordinatorState,
     Disconnect,
     Effect,
     NextStep,
     Send,
 )
 from hetpeer.bootstrap.state.leases import Leases
-from hetpeer.bootstrap.state.membership import Membership, Volunteer
+from hetpeer.bootstrap.state.membership import Membership
+from hetpeer.bootstrap.state.volunteer import Volunteer
 
 
 class _Nothing:
@@ -53,7 +53,7 @@ class UnassignedVolunteers:
 
     def close(self, end: m.Finished) -> list[Effect]:
         """The run is over: those who wait are told, and so is who still comes."""
-        self._context.state, self._context.end = CoordinatorState.FINISHED, end
+        self._context.end = end
         return [Send(peer, end) for peer in self._context.members.volunteers]
 
     def __len__(self) -> int:

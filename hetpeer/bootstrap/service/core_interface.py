@@ -10,11 +10,11 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.groups.group_scheduler import Pipelines
 from hetpeer.averaging.groups.wait_window import Adaptive, Window
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
-from hetpeer.bootstrap.coordinator.status_view import over_all
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.run.settings import AveragingSettings
 from hetpeer.bootstrap.state.agenda import is_complete
+from hetpeer.bootstrap.state.context import whole_run
 from hetpeer.bootstrap.state.effects import CollectCheckpoint, CoordinatorConfig, CoordinatorState, Effect
 
 Record = Mapping[str, Any]
@@ -67,7 +67,7 @@ def new_core(
 ) -> Core:
     """A new reign over the run whose log says `records`."""
     if averaging is None:
-        return Coordinator(over_all(config, History.of(records, whole=False)), now)
+        return Coordinator(whole_run(config, History.of(records, whole=False)), now)
     return GroupedRun(config, records, Pipelines(1, (), averaging.span, window_of(averaging)), now)
 
 

@@ -1,7 +1,6 @@
-"""What the coordinator's rooms share: the run's line of history, its members, and where it stands.
+"""What the coordinator's modules share: term and view, members, and the state.
 
-Pure data. Each room (admission, border, saving, training) reads it; transitions of `state` and `line` are the
-coordinator's alone.
+Pure data. Every collaborator reads it; `state` and `line` are set by coordinator/machine.py alone.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from hetpeer.bootstrap.conduct.outliers import LengthOutliers
 from hetpeer.bootstrap.conduct.reputation import Reputation
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.log.unused_work import LateWork
-from hetpeer.bootstrap.state.agenda import Agenda
+from hetpeer.bootstrap.state.agenda import Agenda, SequentialAgenda
 from hetpeer.bootstrap.state.effects import CoordinatorConfig, CoordinatorState, Record
 from hetpeer.bootstrap.state.failed_microbatches import Failures
 from hetpeer.bootstrap.state.issue_limits import IssueLimits
@@ -26,7 +25,7 @@ from hetpeer.bootstrap.state.membership import Membership
 
 @dataclass(slots=True)
 class CoordinatorContext:
-    """One reign: from a start of the coordinator to its end."""
+    """One term: from a start of the coordinator to its end."""
 
     config: CoordinatorConfig
     history: History
@@ -72,3 +71,11 @@ class CoordinatorContext:
         self.history.add(record)
         self.agenda.logged(record)
         return Record(record)
+
+
+def whole_run(config: CoordinatorConfig, history: History) -> CoordinatorContext:
+    """The context of a new term over a run with one history, whose batches are trained in order."""
+    line = Line(term=history.term + 1, view=history.view)
+    arranged = [[(begin, end) for begin, end in layout] for layout in history.arranged]
+    members = Membership(config.layouts, config.costs, history.departures, arranged=arranged)
+    return CoordinatorContext(config, history, SequentialAgenda(config, history), line, members)

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from statistics import median
-from typing import TYPE_CHECKING
 
+from hetpeer.bootstrap.state.volunteer import Volunteer
 from hetpeer.bootstrap.state.volunteer_rates import MOST
-
-if TYPE_CHECKING:
-    from hetpeer.bootstrap.state.membership import Volunteer
 
 
 def targets(ready: Collection[Volunteer], most: float, limited: Collection[str] = ()) -> dict[str, float]:

@@ -6,99 +6,19 @@ always one more cluster open than volunteers fill, so a newcomer finds either a 
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
-from hetpeer.averaging.messages import Hello, Place
+from hetpeer.averaging.messages import Place
 from hetpeer.bootstrap.state.link_costs import LinkCosts
 from hetpeer.bootstrap.state.link_targets import targets
+from hetpeer.bootstrap.state.volunteer import LifeCycle, Volunteer
 from hetpeer.bootstrap.state.volunteer_rates import lines, rates
 from hetpeer.stages.planning.swarms.plan_inputs import Compression
 
 Range = tuple[int, int]
 PLAIN = Compression()
-RECENT = 0.3
-"""Weight of the last word on an uplink."""
-
-
-class LifeCycle(enum.Enum):
-    """A volunteer's standing: JOINING has no state, PREPARED wants it, SYNCING fetches it, READY works."""
-
-    JOINING = "joining"
-    PREPARED = "prepared"
-    SYNCING = "syncing"
-    READY = "ready"
-
-
-@dataclass(slots=True)
-class Volunteer:
-    """One member, as the coordinator sees it. Times are the coordinator's monotonic seconds."""
-
-    peer: str
-    incarnation: int
-    heard_at: float
-    wire_version: int = 0
-    """The latest that it speaks."""
-    flops_per_second: float = 0.0
-    product_flops: float = 0.0
-    """In a product of large matrices; the same number where it has tried nothing else; 0: not said."""
-    memory_bytes: int = 0
-    name: str = ""
-    life_cycle: LifeCycle = LifeCycle.JOINING
-    cluster: int = -1
-    place: Range | None = None
-    slow: bool = False
-    """It has had its place for long and never worked there: nobody counts on it, and others may come to its blocks."""
-    missed: int = 0
-    """How often in a row it had a version only when that was past."""
-    broken_at: float | None = None
-    computing: float = 0.0
-    """Seconds of a microbatch at its place, as it last said, or would like it to be tried; 0 before."""
-    links: Mapping[str, float] = field(default_factory=dict)
-    """Peer → seconds of a microbatch's bundle on the link there, uncompressed."""
-    uplink: float = 0.0
-    """Bytes/s that leave it, by what it has said lately; 0 before."""
-    digests: dict[int, str] = field(default_factory=dict)
-    """Block → digest of its state at the current version, as far as it has said."""
-    shuns: frozenset[str] = frozenset()
-    """With whom it does not work for now, as it says."""
-    witness: bool = False
-    """Whether it has made its state of the current version itself, and not copied another's."""
-
-    @classmethod
-    def of(cls, peer: str, hello: Hello, now: float) -> Volunteer:
-        """Who says this of itself."""
-        return cls(
-            peer,
-            hello.incarnation,
-            now,
-            hello.wire_version,
-            flops_per_second=hello.flops_per_second,
-            product_flops=hello.product_flops,
-            memory_bytes=hello.memory_bytes,
-            name=hello.name,
-            uplink=hello.uplink,
-        )
-
-    def homeless(self) -> Volunteer:
-        """The same without a place."""
-        return replace(
-            self,
-            life_cycle=LifeCycle.JOINING,
-            cluster=-1,
-            place=None,
-            slow=False,
-            missed=0,
-            digests={},
-            witness=False,
-        )
-
-    def measured(self, uplink: float) -> None:
-        """It says that so many bytes/s leave it; one busy moment is not to change who reduces how much."""
-        known = self.uplink and uplink
-        self.uplink = self.uplink + RECENT * (uplink - self.uplink) if known else uplink or self.uplink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,15 +171,14 @@ class Membership:
         """A new version was made by `roster`: all others are behind, and nobody has said its digests yet."""
         for volunteer in self.volunteers.values():
             volunteer.digests, volunteer.witness = {}, volunteer.peer in roster
-            behind = volunteer.life_cycle in (LifeCycle.READY, LifeCycle.SYNCING)
-            if behind and volunteer.peer not in roster:
-                volunteer.life_cycle = LifeCycle.PREPARED
-                volunteer.missed += 1
+            if volunteer.peer not in roster:
+                volunteer.outdate()
 
     def start_over(self) -> None:
         """Another version holds: everybody has to prepare again."""
         for volunteer in self.volunteers.values():
-            volunteer.digests, volunteer.life_cycle = {}, LifeCycle.JOINING
+            volunteer.digests = {}
+            volunteer.rejoin()
 
     def holders(self, block: int) -> list[str]:
         """Ready holders of `block`, in a fixed order."""

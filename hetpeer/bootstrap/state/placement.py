@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpeer.averaging.messages import Place
-from hetpeer.bootstrap.state.membership import Membership, Range, Volunteer
+from hetpeer.bootstrap.state.membership import Membership, Range
+from hetpeer.bootstrap.state.volunteer import Volunteer
 from hetpeer.stages.planning.swarms.current_step_time import as_it_is, busy_s, holders_at
 from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S, LINE, Devices, StepDemand
 

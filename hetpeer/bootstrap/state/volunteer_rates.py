@@ -10,11 +10,12 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from hetpeer.bootstrap.state.link_costs import SLIGHT, LinkCosts
+from hetpeer.bootstrap.state.volunteer import Volunteer
 from hetpeer.stages.pipeline.routes import Roster
 from hetpeer.stages.planning.swarms.plan_inputs import Compression
 
 if TYPE_CHECKING:
-    from hetpeer.bootstrap.state.membership import BlockDemand, Volunteer
+    from hetpeer.bootstrap.state.membership import BlockDemand
 
 MOST = 100.0
 """Nobody is taken to be more than so many times as fast as the middle one."""

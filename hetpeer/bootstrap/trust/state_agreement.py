@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.state.context import CoordinatorContext
-from hetpeer.bootstrap.state.membership import LifeCycle, Volunteer
+from hetpeer.bootstrap.state.volunteer import LifeCycle, Volunteer
 
 
 @dataclass(frozen=True, slots=True)

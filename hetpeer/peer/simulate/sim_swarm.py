@@ -18,12 +18,12 @@ from hetpeer.averaging.member.member import Effect as MemberEffect
 from hetpeer.averaging.member.member import Member, Phase
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
-from hetpeer.bootstrap.coordinator.status_view import over_all
 from hetpeer.bootstrap.grouped.cluster_cut import ClusterCut
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.service.core_interface import Core
 from hetpeer.bootstrap.state import effects as d
+from hetpeer.bootstrap.state.context import whole_run
 from hetpeer.peer.simulate.network.freight import Freight
 from hetpeer.peer.simulate.network.sim_board import Board
 from hetpeer.peer.simulate.network.wires import Wires
@@ -118,7 +118,7 @@ class Swarm:
 
     def _new_core(self) -> Core:
         config = self.config.coordinator(self.numerics, self._draw)
-        return Coordinator(over_all(config, History.of(self.log)), self.world.now)
+        return Coordinator(whole_run(config, History.of(self.log)), self.world.now)
 
     def crash_coordinator(self, away_s: float) -> None:
         """The coordinator dies; its log stays. Volunteers find out and come back to its successor."""

@@ -15,8 +15,9 @@ from hetpeer.averaging.messages import Place
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.state.core_config import coordinator_config
-from hetpeer.bootstrap.state.membership import Membership, Volunteer
+from hetpeer.bootstrap.state.membership import Membership
 from hetpeer.bootstrap.state.placement import ranked
+from hetpeer.bootstrap.state.volunteer import Volunteer
 from hetpeer.dht.base.errors import RemoteError
 from hetpeer.dht.discovery.roster import Roster
 from hetpeer.dht.kademlia.adverts import Advert

@@ -1,0 +1,121 @@
+"""Volunteers leave: leases that ran out, fenced incarnations, and volunteers that take back that they are ready.
+
+Pure. A volunteer's slots are lost with it. The state that it alone held is fetched from the last checkpoint, or a late joiner comes
+into the step for it (late_joiners.py). Whether the run rolls back for it is decided here; how it does is the state machine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
+
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.coordinator.checkpoint_collection import CheckpointCollection
+from hetpeer.bootstrap.coordinator.commits import done_with
+from hetpeer.bootstrap.coordinator.late_joiners import LateJoiners
+from hetpeer.bootstrap.coordinator.rebalancing import Rebalancing
+from hetpeer.bootstrap.coordinator.run_policy import RunPolicy
+from hetpeer.bootstrap.coordinator.step import CoordinatedStep
+from hetpeer.bootstrap.coordinator.steps import StepQueue
+from hetpeer.bootstrap.state.context import CoordinatorContext
+from hetpeer.bootstrap.state.effects import Disconnect, Effect, Send
+from hetpeer.bootstrap.state.volunteer import Volunteer
+
+
+class Consequences(Protocol):
+    """Transitions of the state machine that departures lead to."""
+
+    def roll_back(self, why: str, now: float) -> list[Effect]:
+        """Go back to the last complete checkpoint."""
+
+    def follow(self, step: CoordinatedStep, now: float) -> list[Effect]:
+        """Draw the consequences of what `step` reports now."""
+
+    def admit(self, now: float) -> list[Effect]:
+        """Let late joiners fetch the state of the step that runs."""
+
+    def left(self, now: float) -> list[Effect]:
+        """Volunteers left that were in no step."""
+
+
+class Departures:
+    """All departures of one term."""
+
+    def __init__(
+        self,
+        context: CoordinatorContext,
+        policy: RunPolicy,
+        steps: StepQueue,
+        checkpoints: CheckpointCollection,
+        rebalancing: Rebalancing,
+        late_joiners: LateJoiners,
+        machine: Consequences,
+    ) -> None:
+        self._context = context
+        self._policy = policy
+        self._steps = steps
+        self._checkpoints = checkpoints
+        self._rebalancing = rebalancing
+        self._late_joiners = late_joiners
+        self._machine = machine
+
+    def fence(self, peers: Mapping[str, str], now: float) -> list[Effect]:
+        """End the incarnations of `peers` (peer → reason): they must come back with new ones."""
+        effects = self.lose(peers, now)
+        for peer, why in peers.items():
+            effects += [Send(peer, m.Fenced(why=why)), Disconnect(peer)]
+        return effects
+
+    def fence_liars(self, peers: Mapping[str, str], liars: Collection[str], now: float) -> list[Effect]:
+        """Fence `peers` (peer → reason). `liars` among them are banned after the third time."""
+        for peer in liars:
+            self._context.quarrels.turned_out(peer, shunned=True)
+        banned = done_with(self._context, self._context.version - 1, peers)
+        return [*banned, *self.fence(peers, now)]
+
+    def relapsed(self, volunteer: Volunteer, now: float) -> list[Effect]:
+        """`volunteer` was ready and takes that back: it leaves the step and rests, longer each time.
+
+        Otherwise others' repeated work would grow with its messages. If it does so again and again and nobody else holds
+        its blocks, it makes room for others.
+        """
+        quarrels, peer = self._context.quarrels, volunteer.peer
+        quarrels.waited_in_vain([peer])
+        if quarrels.is_fickle(peer) and self._context.members.held_only_by([volunteer]):
+            self._policy.rest([peer], now)
+        return self._leave_step([volunteer], now)
+
+    def lose(self, peers: Mapping[str, str], now: float) -> list[Effect]:
+        """`peers` (peer → reason) are no members any more; their slots are lost with them."""
+        if not peers:
+            return []
+        context = self._context
+        self._rebalancing.void()
+        version = context.version
+        effects: list[Effect] = [
+            context.log(kind="gone", peer=peer, why=why, version=version) for peer, why in peers.items()
+        ]
+        effects += self._leave_step([context.members.volunteers[peer] for peer in peers], now)
+        for peer in peers:
+            context.members.volunteers.pop(peer, None)  # a consequence may have removed it already
+        return effects
+
+    def _leave_step(self, volunteers: Sequence[Volunteer], now: float) -> list[Effect]:
+        """They take no further part in any step; without another holder of one of their blocks the run rolls back."""
+        if vacated := self._policy.vacated(volunteers):
+            return self._machine.roll_back(f"no holder is left of block {vacated[0]}", now)
+        lost = self._context.members.held_only_by(volunteers)
+        for volunteer in volunteers:
+            self._checkpoints.lost(volunteer.peer)
+            volunteer.rejoin()
+        left = self._steps.leave([volunteer.peer for volunteer in volunteers])
+        if any(left.values()):
+            orphaned, fresh = self._steps.orphaned, self._steps.fresh
+            if orphaned and (fresh is None or not self._late_joiners.can_wait(fresh)):
+                return self._machine.roll_back(f"no holder is left of block {orphaned[0]}", now)
+            effects = self._steps.without(left, now)
+            effects += self._machine.follow(self._steps.first, now)
+            return effects + self._machine.admit(now)
+        if lost and not self._context.stored:
+            return self._machine.roll_back(f"no holder is left of block {lost[0]}", now)
+        return self._machine.left(now) if volunteers else []

@@ -1,0 +1,335 @@
+"""The coordinator's state machine: every transition of docs/protocol.md, "Coordinator states", is in this file.
+
+Only this module sets `CoordinatorContext.state` and `.line`. `Machine.TABLE` says which method answers an event in which state. These
+methods enter other states:
+
+| method | from | to |
+| --- | --- | --- |
+| `at_barrier` | WAITING, SYNCING | SYNCING: volunteers fetch the version; TRAINING: a step begins; WAITING: nothing can begin |
+| `follow` | TRAINING, REDUCING | REDUCING: a plan is out; TRAINING: its ids are done again; WAITING: committed |
+| `go_back` | any but FINISHED | WAITING, or SYNCING while holders report the state that they kept |
+| `_end` | any | FINISHED: complete, or it cannot go on |
+
+Pure: time in, effects out. Events of volunteers are handled in coordinator.py and end in a call of this machine.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.coordinator.checkpoint_collection import CheckpointCollection
+from hetpeer.bootstrap.coordinator.commits import (
+    commit,
+    done_with,
+    evaluation_record,
+    found_out,
+    quarrelled,
+    refused,
+)
+from hetpeer.bootstrap.coordinator.departures import Departures
+from hetpeer.bootstrap.coordinator.late_joiners import LateJoiners
+from hetpeer.bootstrap.coordinator.rebalancing import Rebalancing
+from hetpeer.bootstrap.coordinator.run_policy import RunPolicy, WholeRun
+from hetpeer.bootstrap.coordinator.step import CoordinatedStep
+from hetpeer.bootstrap.coordinator.step_barrier import StepBarrier
+from hetpeer.bootstrap.coordinator.steps import StepQueue
+from hetpeer.bootstrap.state.context import CoordinatorContext
+from hetpeer.bootstrap.state.effects import CoordinatorState, Effect, Halt, Send
+from hetpeer.bootstrap.state.failed_microbatches import FailedMicrobatch, room_s
+from hetpeer.bootstrap.trust.state_agreement import StateAgreement
+
+
+class Event(enum.Enum):
+    """Events whose answer depends on the state."""
+
+    TICK = "tick"
+    ROOM = "a volunteer can take a state: at the barrier, or into the step that runs"
+    STORED = "the checkpoint is complete"
+    ARRANGED = "a planner proposes other places"
+    LEFT = "volunteers left that were in no step"
+
+
+Answer = Callable[["Machine", float], list[Effect]]
+
+
+def _row(*answers: Answer) -> Mapping[CoordinatorState, Answer]:
+    """State → answer, in the order of `CoordinatorState`."""
+    return dict(zip(CoordinatorState, answers, strict=True))
+
+
+class Machine:
+    """The states of one term. Collaborators are public: coordinator.py asks them directly."""
+
+    def __init__(self, context: CoordinatorContext, now: float, policy: RunPolicy | None) -> None:
+        self._context = context
+        self.agreement = StateAgreement(context)
+        self.checkpoints = CheckpointCollection(context, self.agreement)
+        self.steps = StepQueue(context)
+        self.barrier = StepBarrier(context, now)
+        self.late_joiners = LateJoiners(context, self.barrier)
+        self.rebalancing = Rebalancing(context, self.checkpoints)
+        self.policy = policy or WholeRun(context, self.barrier)
+        self.departures = Departures(
+            context,
+            self.policy,
+            self.steps,
+            self.checkpoints,
+            self.rebalancing,
+            self.late_joiners,
+            self,
+        )
+
+    def on(self, event: Event, now: float) -> list[Effect]:
+        """Answer `event` as `TABLE` says for the state that holds now."""
+        return self.TABLE[event][self._context.state](self, now)
+
+    def _enter(self, state: CoordinatorState) -> None:
+        self._context.state = state
+
+    def _nothing(self, _now: float) -> list[Effect]:
+        return []
+
+    # ── WAITING and SYNCING: at the step barrier ─────────────────────────────────────────────────────────────────
+
+    def at_barrier(self, now: float) -> list[Effect]:
+        """Between two steps: save, finish, move volunteers, let joiners fetch, or begin the next step."""
+        if not self.policy.may_begin:
+            return []
+        context = self._context
+        effects = self.checkpoints.begin(wanted=self.rebalancing.pending)
+        if context.agenda.over:
+            if context.stored:
+                return effects + self.complete()
+            self._enter(CoordinatorState.WAITING)
+            return effects
+        if self.rebalancing.waits(now):
+            self._enter(CoordinatorState.WAITING)
+            return effects
+        if self.rebalancing.pending and context.stored:
+            effects += self.rebalancing.enact()
+        if fetches := self.barrier.admit_joiners(now):
+            self._enter(CoordinatorState.SYNCING)
+            effects += fetches
+        if self.barrier.must_wait(now):
+            return effects
+        return effects + self._begin_or_wait(now)
+
+    def _begin_or_wait(self, now: float) -> list[Effect]:
+        if self._context.members.uncovered():
+            self.barrier.wait(now)
+            self._enter(CoordinatorState.WAITING)
+            return []
+        work = self._context.agenda.take()
+        if work is None:
+            self._enter(CoordinatorState.WAITING)
+            return []
+        self._enter(CoordinatorState.TRAINING)
+        self.barrier.leave()
+        begun = self.steps.open(work, now)
+        return [*begun, *self.admit(now), *self.overlap(now)]
+
+    def _waited(self, now: float) -> list[Effect]:
+        """A tick while WAITING: begin if all blocks are held now; otherwise give up waiting, or fill the gap."""
+        if not self.policy.may_begin:
+            return []
+        if not self._context.members.uncovered():
+            return self.at_barrier(now)
+        if why := self.policy.gap_is_final(now):
+            return self.roll_back(why, now)
+        return self.barrier.fill_gap(now) if self.policy.whole_run else self.at_barrier(now)
+
+    # ── TRAINING and REDUCING: steps run ─────────────────────────────────────────────────────────────────────────
+
+    def admit(self, now: float) -> list[Effect]:
+        """Let late joiners fetch the state of the step that runs."""
+        step = self.steps.fresh
+        return [] if step is None else self.late_joiners.fetch(step, now)
+
+    def overlap(self, now: float) -> list[Effect]:
+        """Begin the next steps before those under way are committed, unless somebody or something waits for the barrier."""
+        if not self.steps.may_overlap or self._context.members.uncovered():
+            return []
+        if self.rebalancing.pending or self.barrier.expects():
+            return []
+        return self.steps.overlap(now)
+
+    def _step_ticks(self, now: float) -> list[Effect]:
+        """A tick while steps run: fence mute volunteers, hand work out again, give up a step that is stuck."""
+        effects = self._timeouts(now)
+        if self.steps and (why := self.policy.is_stuck(self.steps.first.stalls, now)):
+            effects += self.roll_back(why, now)
+        return effects
+
+    def _timeouts(self, now: float) -> list[Effect]:
+        step = self.steps.first
+        if mute := step.reduction.mute(now):
+            self._context.quarrels.waited_in_vain(mute)
+            return self.departures.fence(mute, now)
+        if self.late_joiners.hopeless(step, now):
+            return self.roll_back(f"nobody comes for block {step.orphaned[0]}", now)
+        return [*self.steps.tick(now), *self.follow(step, now), *self.overlap(now)]
+
+    def follow(self, step: CoordinatedStep, now: float) -> list[Effect]:
+        """Draw the consequences of what `step` reports now: for the log, its volunteers and the state."""
+        return [*quarrelled(self._context, step), *self._outcome(step, now)]
+
+    def _outcome(self, step: CoordinatedStep, now: float) -> list[Effect]:
+        context, departures = self._context, self.departures
+        if step.trouble is not None:
+            return self._end(step.trouble, completed=False)
+        if (failure := step.failed()) is not None:
+            return self._cannot_compute(failure, now)
+        if out := step.reduction.turned_out():
+            return [*done_with(context, step.number, out), *departures.fence(out, now)]
+        found, line = found_out(context, step), context.line
+        logged = found.logged
+        if out := {peer: why for peer, why in found.out.items() if peer in context.members.volunteers}:
+            logged += departures.fence(out, now)
+        if found.anew and context.line == line:
+            return [*logged, *self.go_back(context.version, found.anew, now)]
+        if out:
+            return logged
+        if step.reduction.decision is not None:
+            return [*logged, *self._decided(step, step.reduction.decision, now)]
+        if step.evaluated_only:
+            self.steps.remove(step)
+            self._enter(CoordinatorState.WAITING)
+            return [context.log(**evaluation_record(step)), *self.at_barrier(now)]
+        reducing = self.steps.first.reduction.under_way
+        self._enter(CoordinatorState.REDUCING if reducing else CoordinatorState.TRAINING)
+        return logged
+
+    def _cannot_compute(self, failure: FailedMicrobatch, now: float) -> list[Effect]:
+        """Every holder of some block failed a microbatch: others try before the run ends, if there are any."""
+        context = self._context
+        for peer in failure.holders:
+            context.members.volunteers[peer].slow = True
+        replaceable = context.members.spare() is not None
+        if context.failures.are_final(failure, room_s(context.config), now, replaceable=replaceable):
+            return self._end(failure.why, completed=False)
+        self.policy.rest(failure.holders, now)
+        return self.departures.fence(dict.fromkeys(failure.holders, failure.why), now)
+
+    def _decided(
+        self, step: CoordinatedStep, decision: Mapping[int, m.BlockVote], now: float
+    ) -> list[Effect]:
+        """All voted alike: commit, unless states differ or a lone holder's norm is refused."""
+        if differing := self.judge(now, last=True):
+            return differing
+        if alone := refused(self._context, step, decision):
+            self.policy.rest(list(alone), now)
+            return self.departures.fence(alone, now)
+        self.checkpoints.settle()
+        return self._commit(step, decision, now)
+
+    def _commit(self, step: CoordinatedStep, decision: Mapping[int, m.BlockVote], now: float) -> list[Effect]:
+        effects = commit(self._context, step, decision, now)
+        self.steps.committed(step)
+        self._context.members.outdate(step.roster)
+        if not self.steps:
+            self._enter(CoordinatorState.WAITING)
+            return effects + self.at_barrier(now)
+        effects += self.checkpoints.begin(wanted=self.rebalancing.pending)
+        following = self.steps.first
+        return [
+            *effects,
+            *self.overlap(now),
+            *following.comes_next(now),
+            *self.follow(following, now),
+        ]
+
+    # ── in every state: what holders say of their states ─────────────────────────────────────────────────────────
+
+    def judge(self, now: float, *, last: bool = False) -> list[Effect]:
+        """Fence holders whose state differs from most others'; roll back where nobody knows which is right.
+
+        `last`: holders that have said nothing are not waited for.
+        """
+        found = self.agreement.judge(last=last)
+        out = dict.fromkeys(sorted(found.wrong), "its state is not that of most holders")
+        effects = self.departures.fence_liars(out, found.made, now)
+        if found.torn is None:
+            return effects
+        quarrels, line = self._context.quarrels, self._context.line
+        why = f"holders of block {found.torn[0]} have different states"
+        one = quarrels.blamed(found.torn[1])
+        quarrels.turned_out(one, shunned=False)
+        quarrels.waited_in_vain([one])
+        effects += self.departures.fence({one: why}, now)
+        if self._context.line == line:
+            effects += self.roll_back(why, now)
+        self.checkpoints.soon()
+        return effects
+
+    def seal(self, now: float) -> list[Effect]:
+        """Complete the checkpoint that is collected, if all its states are there and right."""
+        if false := self.checkpoints.false(now):
+            return self.departures.fence_liars(false, false, now)
+        effects = self.checkpoints.look(now)
+        return effects + (self.on(Event.STORED, now) if effects else [])
+
+    def left(self, now: float) -> list[Effect]:
+        """Volunteers left that were in no step."""
+        return self.on(Event.LEFT, now)
+
+    # ── FINISHED, and back to a checkpoint ───────────────────────────────────────────────────────────────────────
+
+    def complete(self) -> list[Effect]:
+        """All steps are committed and the last state is stored."""
+        if not self.policy.whole_run:
+            return []
+        return self._end(f"all {self._context.config.steps} steps are committed", completed=True)
+
+    def _end(self, why: str, *, completed: bool) -> list[Effect]:
+        context = self._context
+        self._enter(CoordinatorState.FINISHED)
+        given_up = self.steps.clear()
+        record = [] if completed else [context.log(kind="halt", why=why, **given_up)]
+        told = context.end = m.Finished(why=why, completed=completed)
+        return [*record, *(Send(peer, told) for peer in context.members.volunteers), Halt(why, completed)]
+
+    def roll_back(self, why: str, now: float) -> list[Effect]:
+        """Go back to the last complete checkpoint."""
+        return self.go_back(self._context.history.checkpoint_version, why, now)
+
+    def go_back(self, version: int, why: str, now: float) -> list[Effect]:
+        """Go on with `version` in a new view; steps under way are given up. Holders of that version keep their state."""
+        context = self._context
+        if not self.policy.whole_run:
+            return self._dissolve(why)
+        given_up = self.steps.clear()
+        self.checkpoints.abandon()
+        self.barrier.leave()
+        holders = context.members.roster() if version == context.version else {}
+        self._enter(CoordinatorState.WAITING)
+        context.line = line = m.Line(term=context.line.term, view=context.line.view + 1)
+        record = context.log(
+            kind="rollback", term=line.term, view=line.view, to_version=version, why=why, **given_up
+        )
+        context.members.start_over()
+        if holders:
+            self._enter(CoordinatorState.SYNCING)
+        self.barrier.gather([context.members.volunteers[peer] for peer in holders], now)
+        told = m.RolledBack(line=line, version=version, why=why)
+        return [record, *(Send(peer, told) for peer in context.members.volunteers), *self.at_barrier(now)]
+
+    def _dissolve(self, why: str) -> list[Effect]:
+        """A cluster falls apart where a whole run goes back."""
+        if self.policy.dissolved is None:
+            self.policy.dissolve(why, self.steps.clear())
+            self._enter(CoordinatorState.WAITING)
+            self.checkpoints.abandon()
+        return []
+
+    # ── the table ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    TABLE: Mapping[Event, Mapping[CoordinatorState, Answer]] = {
+        # event               WAITING     SYNCING     TRAINING     REDUCING     FINISHED
+        Event.TICK:     _row(_waited,    at_barrier, _step_ticks, _step_ticks, _nothing),
+        Event.ROOM:     _row(at_barrier, at_barrier, admit,       admit,       _nothing),
+        Event.STORED:   _row(at_barrier, at_barrier, _nothing,    _nothing,    _nothing),
+        Event.ARRANGED: _row(at_barrier, at_barrier, _nothing,    _nothing,    _nothing),
+        Event.LEFT:     _row(_nothing,   at_barrier, _nothing,    _nothing,    _nothing),
+    }  # fmt: skip
