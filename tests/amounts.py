@@ -10,9 +10,11 @@ import pytest
 from hypothesis import settings
 
 PROOF_PROFILE = "proof"
+EXAMPLES = 100
+"""Examples in a proof of a test that names no number, as hypothesis has it."""
 SHARE = 5
 """`make test` tries one of so many of the examples that a proof tries."""
-FEWEST = 10
+FEWEST = 4
 """Examples that are tried in any case, where a proof tries as many."""
 
 

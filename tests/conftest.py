@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.amounts import PROOF_PROFILE
+from tests.amounts import EXAMPLES, PROOF_PROFILE, SHARE
 
-settings.register_profile("hetpeer", deadline=None)  # a busy machine is no bug; pytest bounds the whole test
-settings.register_profile(PROOF_PROFILE, settings.get_profile("hetpeer"))
+# No deadline: a busy machine is no bug, and pytest bounds the whole test.
+settings.register_profile(PROOF_PROFILE, deadline=None, max_examples=EXAMPLES)
+settings.register_profile("hetpeer", deadline=None, max_examples=EXAMPLES // SHARE)
 settings.load_profile("hetpeer")
 ALONE = "mark.alone"
 LONG = {"test_chaos", "test_versions", "test_leftovers", "test_grid", "test_histories", "test_doc_commands"}

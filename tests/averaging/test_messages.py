@@ -6,7 +6,7 @@ import typing
 
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -26,6 +26,7 @@ from hetpeer.averaging.messages import (
 )
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.pipeline.routes import Hop
+from tests.amounts import examples
 
 
 def values(annotation, metadata=()):
@@ -74,7 +75,7 @@ ALL = [*typing.get_args(FromVolunteer), *typing.get_args(FromCoordinator)]
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
-@settings(max_examples=15)
+@examples(15)
 @given(data=st.data())
 def test_round_trip_through_the_wire(kind, data):
     message = data.draw(values(kind))
@@ -105,14 +106,14 @@ def attempt(decoder, data):
         assert error.why
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(JSON)
 def test_nonsense_is_a_protocol_error(data):
     attempt(decode, msgpack.packb(data))
     attempt(lambda found: tensor_heads.decode_head(found, "peer"), data)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.sampled_from(KINDS), st.data())
 def test_a_message_with_wrong_fields_is_a_protocol_error(kind, data):
     model = next(k for k in ALL if k.model_fields["kind"].default == kind)
@@ -122,7 +123,7 @@ def test_a_message_with_wrong_fields_is_a_protocol_error(kind, data):
     attempt(decode, msgpack.packb({"kind": kind, **fields}))
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.binary(max_size=60), st.integers(0, 200), st.integers(0, 255))
 def test_damaged_bytes_are_a_protocol_error(noise, place, value):
     attempt(decode, noise)
@@ -136,7 +137,7 @@ def test_nesting_without_end_is_a_protocol_error():
     attempt(decode, b"\x91" * 100_000)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     st.sampled_from(["activation", "gradient", "part", "result"]), st.dictionaries(st.text(max_size=8), JSON)
 )

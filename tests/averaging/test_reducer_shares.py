@@ -1,10 +1,11 @@
 """Who reduces how much: the busiest uplink is done as soon as the linear program says, and nobody slow is asked for much."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from hetpeer.averaging.reduce.reducer_shares import PARTS, Load, alike, divide
+from tests.amounts import examples
 
 
 def load(elements, *peers, senders=None):
@@ -86,7 +87,7 @@ def test_where_sums_are_checked_nobody_reduces_almost_all_or_almost_nothing():
 rates = st.floats(1.0, 100.0)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.lists(rates, min_size=2, max_size=9))
 def test_one_block_is_done_as_soon_as_can_be(lines):
     uplinks = {f"p{n}": rate for n, rate in enumerate(lines)}
@@ -94,7 +95,7 @@ def test_one_block_is_done_as_soon_as_can_be(lines):
     assert seconds(loads, uplinks, divide(loads, uplinks)) <= 1.02 * least(loads, uplinks)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.data(), st.lists(rates, min_size=3, max_size=8), st.integers(2, 5), st.booleans())
 def test_several_blocks_of_uneven_clusters_are_done_almost_as_soon_as_can_be(data, lines, blocks, all_send):
     """Exactly, up to rounding, where every holder has sums; water does not know that who has none pays more for reducing."""

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.averaging.optim import update_rules
@@ -16,6 +16,7 @@ from hetpeer.averaging.optim.update_rules import SGD, Adam, AdamWSettings, NAdam
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.stages.block import exact_numerics
 from hetpeer.stages.block.exact_numerics import is_finite, squared_norm
+from tests.amounts import examples
 
 SETTINGS = AdamWSettings(learning_rate=3e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 
@@ -204,7 +205,7 @@ def test_power_is_a_power(base, exponent):
     assert exact_numerics.power(base, exponent) == pytest.approx(base**exponent, rel=1e-9, abs=1e-300)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(size=st.integers(0, 5000), lanes=st.sampled_from([1, 2, 64, 4096]), seed=st.integers(0, 2**31))
 def test_squared_norm_is_accurate_for_any_width(size, lanes, seed):
     flat = torch.randn(size, generator=torch.Generator().manual_seed(seed)) * 1e-3

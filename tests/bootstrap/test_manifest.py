@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgpack import packb
 
@@ -23,6 +23,7 @@ from hetpeer.bootstrap.run.manifest import (
 from hetpeer.bootstrap.run.owner_signature import MANIFEST
 from hetpeer.bootstrap.run.settings import AveragingSettings
 from hetpeer.dht.base.errors import ExitCode, LocalError
+from tests.amounts import examples
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PEER = "QmPZ9gcCEpqKTo6aq61g2nXGUhM4iCL3ewB6LDXZCtioEB"
@@ -132,7 +133,7 @@ def test_every_flipped_byte_is_refused() -> None:
         assert (caught.value.code, caught.value.exit_code) == ("HP-RUN-003", ExitCode.VERSION)
 
 
-@settings(max_examples=500)
+@examples(500)
 @given(st.binary(max_size=300))
 def test_junk_is_refused(data: bytes) -> None:
     with pytest.raises(LocalError) as caught:

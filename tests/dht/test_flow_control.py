@@ -5,13 +5,14 @@ from collections import deque
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.base.strikes import OffenceError
 from hetpeer.dht.streams.flow_control import Queue, pack, unpack, unpack_base
 from hetpeer.dht.streams.grants import GrantBudget, Grants, Holding
+from tests.amounts import examples
 
 POOLS = 6
 LARGEST = 10
@@ -84,7 +85,7 @@ class Line:
 
 
 @given(st.integers(0, 1 << 32))
-@settings(max_examples=40)
+@examples(40)
 def test_nobody_is_accused_nothing_overflows_and_everything_arrives(seed):
     chance = random.Random(seed)
     line = Line(chance)

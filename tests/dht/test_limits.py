@@ -210,6 +210,7 @@ def p95(values: list[float]) -> float:
     return statistics.quantiles(values, n=20)[-1]
 
 
+@pytest.mark.proof
 @pytest.mark.alone
 async def test_four_hundred_streams_that_drip(tmp_path: Path, open_files: None) -> None:
     """Of one peer eight are taken, and cut in ten seconds; files stay few.

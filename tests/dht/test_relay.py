@@ -86,6 +86,7 @@ async def test_a_relay_that_dies_is_used_again_when_it_is_back(three: Three) -> 
     assert (one.restarts, other.restarts) == (0, 0)
 
 
+@pytest.mark.proof
 @pytest.mark.alone
 async def test_a_private_peer_whose_p2pd_dies_is_reached_again(three: Three) -> None:
     """The others were told meanwhile that it has no slot, and would not try again for 5 s: it calls them."""

@@ -10,13 +10,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 import uvloop
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError
 from hetpeer.dht.streams.byte_transport import ByteTransport
 from hetpeer.dht.streams.frames import PREFIX, encode_head
 from hetpeer.dht.streams.stream import Stream
+from tests.amounts import examples
 
 BIG = 8 << 20
 """More than any socket buffer holds."""
@@ -60,7 +61,7 @@ async def stalled(task: asyncio.Task[None]) -> None:
 
 
 @given(sizes=st.lists(st.integers(0, 300_000), min_size=1, max_size=6), header_size=st.integers(0, 60_000))
-@settings(max_examples=25)
+@examples(25)
 def test_frames_of_any_size_arrive_whole_and_in_order(sizes: list[int], header_size: int) -> None:
     async def exchange() -> None:
         async with linked() as (a, b):
@@ -231,7 +232,7 @@ async def take_all(stream: Stream) -> None:
 
 
 @given(st.binary(min_size=1, max_size=300))
-@settings(max_examples=50)
+@examples(50)
 def test_any_bytes_end_in_a_protocol_error_or_a_lost_peer(junk: bytes) -> None:
     async def feed() -> None:
         async with raw() as (stream, peer):

@@ -9,9 +9,10 @@ from functools import cache
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.amounts import examples
 from tests.fuzz.mutations import mutated
 from tests.fuzz.target import CORPUS, attempt, kept
 from tests.fuzz.targets import every
@@ -56,13 +57,13 @@ def test_what_was_found_once_breaks_nothing(name: str) -> None:
 def test_whatever_else_comes_is_refused_or_sound(name: str) -> None:
     target = TARGETS[name]
 
-    @settings(max_examples=FEW.get(name, EXAMPLES))
+    @examples(FEW.get(name, EXAMPLES))
     @given(st.integers(0, 2**64 - 1))
     def changed(seed: int) -> None:
         random = Random(seed)
         tried(name, mutated(random.choice(pool(name)), random, pool(name))[: target.max_len])
 
-    @settings(max_examples=FEW.get(name, EXAMPLES) // 2)
+    @examples(FEW.get(name, EXAMPLES) // 2)
     @given(st.binary(max_size=200))
     def anything(data: bytes) -> None:
         tried(name, data)

@@ -242,6 +242,7 @@ def test_the_command_on_this_machine(tmp_path: Path) -> None:
     assert not (tmp_path / "home").exists()
 
 
+@pytest.mark.proof
 @pytest.mark.swarm
 def test_the_command_with_a_key_that_all_can_read_and_a_peer_that_is_gone(tmp_path: Path) -> None:
     Identity.create(tmp_path / "identity.key")

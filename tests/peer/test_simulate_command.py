@@ -14,6 +14,7 @@ from hetpeer.peer.planning.model_workload import work_of
 from hetpeer.peer.simulate.scenario import read_scenario
 from hetpeer.peer.simulate.scenario_run import Outcome, play
 from hetpeer.stages.planning.swarms.plan_inputs import Averaging
+from tests.amounts import mostly_proof
 from tests.bootstrap.engine import TRAINING, make_author
 from tests.peer.test_cli_main import hetpeer
 
@@ -82,7 +83,7 @@ def test_stragglers_and_churn_cost_what_they_cost_and_nothing_is_lost(tmp_path: 
     assert churned.document()["steps_an_hour"] == 3600.0 * churned.steps / churned.counted_s
 
 
-@pytest.mark.parametrize("steps", [3, 6, 12])
+@pytest.mark.parametrize("steps", mostly_proof([3, 6, 12], [3]))
 def test_as_many_steps_an_hour_as_their_time_says(tmp_path: Path, steps: int) -> None:
     """Joining is left out of both, and so are the steps in which windows are learned: eight, or half of all."""
     outcome = played(tmp_path, EQUAL.replace("steps = 6", f"steps = {steps}"))
@@ -99,6 +100,7 @@ def run_of(folder: Path, **settings: Any) -> str:
     return f'model = "{run.path}"\nsteps = 12\nmicrobatches = 4\nplan = "equal"\nstages = 4\n'
 
 
+@pytest.mark.proof
 def test_steps_of_a_run_overlap_in_the_simulation_as_they_do_in_it(tmp_path: Path) -> None:
     steps = []
     slow = re.sub(r"tflops = (\d)", r"tflops = \1e-6", DEVICES)  # the model is small
@@ -173,6 +175,7 @@ def test_bad_scenarios_are_refused_by_name(
     assert caught.value.exit_code in (ExitCode.CONFIG, ExitCode.TOO_SMALL)
 
 
+@pytest.mark.proof
 def test_who_never_comes_to_the_end_is_told_so(tmp_path: Path) -> None:
     """Steps of minutes, and everybody vanishes every few seconds."""
     with pytest.raises(LocalError) as caught:

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
@@ -20,6 +19,7 @@ from hetpeer.stages.ipc.arena import (
     FreeList,
     SharedMemory,
 )
+from tests.amounts import examples
 
 CAPACITY = 16 * mmap.PAGESIZE
 
@@ -83,7 +83,7 @@ class ArenaMachine(RuleBasedStateMachine):
 
 
 TestArenaMachine = ArenaMachine.TestCase
-TestArenaMachine.settings = settings(max_examples=60, stateful_step_count=40)
+TestArenaMachine.settings = examples(60, stateful_step_count=40)
 
 
 def test_full_arena_says_what_is_used():

@@ -4,12 +4,13 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.block import block_state
+from tests.amounts import examples
 
 LAYOUT = [("wte.weight", (4, 3)), ("scale", ()), ("bias", (5,))]
 COUNT = 18
@@ -126,7 +127,7 @@ def test_deep_header_is_refused() -> None:
         block_state.load(len(header).to_bytes(8, "little") + header, 2, LAYOUT, KEPT)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(position=st.integers(0, 10_000), value=st.integers(0, 255), cut=st.integers(0, 10_000))
 def test_damage_gives_protocol_error_or_another_valid_state(position: int, value: int, cut: int) -> None:
     data = bytearray(block_state.dump(make_state(), 2, LAYOUT))

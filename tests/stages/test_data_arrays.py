@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
@@ -15,6 +15,7 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.data import array_shards
 from hetpeer.stages.data.array_shards import write_samples
 from hetpeer.stages.data.shards import CODES, DTYPES, ArraySpec, ShardFile
+from tests.amounts import examples
 
 
 def numbered(count: int) -> Iterator[dict[str, Any]]:
@@ -58,7 +59,7 @@ def test_the_shuffle_is_the_seeds_and_shards_are_named_by_content(tmp_path: Path
     assert held_out != [36, 37, 38, 39]  # not simply the author's last ones
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(dtype=st.sampled_from(DTYPES), shape=st.lists(st.integers(1, 3), max_size=3), count=st.integers(2, 30))
 def test_every_dtype_and_shape_comes_back(
     tmp_path_factory: pytest.TempPathFactory, dtype: str, shape: list[int], count: int

@@ -5,10 +5,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.stages.block.fingerprint import NBYTES, PLACES, distance, fingerprint, pack, unpack
+from tests.amounts import examples
 
 KEY = bytes(range(16))
 
@@ -17,7 +18,7 @@ def noise(length, seed=0):
     return np.random.default_rng(seed).standard_normal(length).astype(np.float32)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(1, 3000), st.integers(0, 5000), st.lists(st.integers(0, 3000), max_size=4))
 def test_those_of_pieces_add_up_to_that_of_the_whole(length, begin, cuts):
     whole = noise(length)

@@ -1,10 +1,10 @@
 """Slot bookkeeping against the rules of docs/protocol.md, step 3."""
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hetpeer.stages.pipeline.gradient_slots import Drop, Merge, SlotBook
+from tests.amounts import examples
 
 BLOCKS = range(3)
 
@@ -118,4 +118,4 @@ class Sums(RuleBasedStateMachine):
 
 
 TestSums = Sums.TestCase
-TestSums.settings = settings(max_examples=60, stateful_step_count=40)
+TestSums.settings = examples(60, stateful_step_count=40)

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgpack
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -19,6 +19,7 @@ from hetpeer.stages.graph.block_wire import pack_block
 from hetpeer.stages.graph.safety_check import unpack_block
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.tracing.trace import trace
+from tests.amounts import examples
 
 
 class All(nn.Module):
@@ -204,7 +205,7 @@ def places(value, at=()):
             yield from places(value[key], (*at, key))
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(st.data())
 def test_any_hostile_values_anywhere(data):
     """Up to three at once; a block that is taken is what its bytes say, and memory and time stay small."""

@@ -1,13 +1,14 @@
 """Any module, cut anywhere: random graphs of layers, skips, shared parameters and stopped gradients equal the eager module."""
 
 import torch
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, event, given
 from hypothesis import strategies as st
 from torch import nn
 
 from hetpeer.stages.tracing.assemble import ComputeMode
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.tracing.trace import trace
+from tests.amounts import examples
 from tests.stages.split_run import assert_same_step, eager_step, split_step
 
 WIDTH, LAYERS = 6, 4
@@ -83,7 +84,7 @@ def cuts(draw, blocks):
     return list(zip([0, *borders], [*borders, blocks], strict=True))
 
 
-@settings(max_examples=12, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@examples(12, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(program=st.lists(steps, min_size=2, max_size=9), data=st.data())
 def test_any_module_in_any_stages_is_the_eager_module(program, data):
     torch.set_num_threads(1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.dht.base.errors import ProtocolError
@@ -18,6 +18,7 @@ from hetpeer.stages.graph.operators import OPERATORS
 from hetpeer.stages.graph.safety_check import unpack_block
 from hetpeer.stages.graph.structure_check import DEFAULT_LIMITS, GraphLimits
 from hetpeer.stages.tracing.cut import cut_blocks
+from tests.amounts import examples
 from tests.stages import models
 
 
@@ -85,7 +86,7 @@ def test_other_order_of_parameters_is_another_block():
     assert pack_block(other) != pack_block(layer())
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.data())
 def test_truncated_and_flipped_bytes(data):
     packed = bytearray(pack_block(head()))
@@ -97,7 +98,7 @@ def test_truncated_and_flipped_bytes(data):
     refused_or_true(bytes(packed))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.binary(max_size=200))
 def test_any_bytes(data):
     with pytest.raises(ProtocolError):
@@ -129,7 +130,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.data())
 def test_any_value_anywhere_in_the_document(data):
     """Walk to a random place of a good block and put something else there."""
@@ -154,7 +155,7 @@ def refused_or_true(packed: bytes) -> None:
     assert pack_block(block) == packed
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(
     op=st.sampled_from(sorted(OPERATORS)),
     args=st.lists(

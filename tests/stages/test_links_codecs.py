@@ -6,7 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 from hetpeer.dht.base.errors import LocalError, ProtocolError
@@ -15,10 +15,11 @@ from hetpeer.stages.links.quantized_values import STEPS
 from hetpeer.stages.links.sparse_positions import Form, decode_positions, encode_positions
 from hetpeer.stages.links.tensor_codecs import decode, encode
 from hetpeer.stages.links.top_k import SMALL, _largest_there, largest
+from tests.amounts import examples
 
 NAMES = ["none", "bf16", "fp16", "int8", "int4", "topk-bf16", "topk-int8", "topk-int4"]
 RELATIVE = {Values.BF16: 2**-8, Values.FP16: 2**-11, Values.INT8: 0.0, Values.INT4: 0.0}
-quick = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+quick = examples(60, suppress_health_check=[HealthCheck.too_slow])
 
 
 def there_and_back(codec, flat, kept, *, squeeze=True):
@@ -167,7 +168,7 @@ def test_names_are_those_that_were_read():
 # ── damage ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.data())
 def test_a_damaged_frame_is_our_error_or_a_tensor(data):
     """Never another exception, never much more memory than the tensor takes, never a value that is not finite."""

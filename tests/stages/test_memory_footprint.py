@@ -1,5 +1,6 @@
 """The memory of a block range, as predicted, is what a real forward and backward pass on the CPU takes."""
 
+import itertools
 import weakref
 
 import pytest
@@ -13,6 +14,7 @@ from hetpeer.stages.graph.own_operators import Pass
 from hetpeer.stages.tracing.assemble import ComputeMode
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.worker.memory_footprint import footprint, stage_memory
+from tests.amounts import mostly_proof
 from tests.stages.split_run import draw, received
 from tests.stages.zoo import zoo
 
@@ -76,8 +78,11 @@ def really(specs, tensors, data):
     return kept, storages.most
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", MODELS)
+HERE = [("gpt", mode) for mode in MODES] + [("resnet", "plain"), ("mlp", "plain")]
+EVERY = pytest.mark.parametrize(("name", "mode"), mostly_proof(itertools.product(MODELS, MODES), HERE))
+
+
+@EVERY
 def test_a_stage_takes_what_was_predicted(name, mode):
     _, dag, microbatches = zoo(name)
     blocks = cut_blocks(dag, 4, MODES[mode])
@@ -89,8 +94,7 @@ def test_a_stage_takes_what_was_predicted(name, mode):
         assert abs(predicted.peak / peak - 1) <= TOLERANCE
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", MODELS)
+@EVERY
 def test_the_activations_of_a_block_are_what_is_kept_but_for_what_left(name, mode):
     """What left is what entered the next block, or the loss."""
     _, dag, _ = zoo(name)

@@ -5,7 +5,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.stages.pipeline.routes import Hop
@@ -13,6 +13,7 @@ from hetpeer.stages.planning.step_estimate import estimate
 from hetpeer.stages.planning.timeline import Timeline
 from hetpeer.stages.planning.uplinks import PeerLink, Uplink
 from hetpeer.stages.planning.virtual_swarm import VirtualSwarm, VirtualVolunteer
+from tests.amounts import examples
 
 # ── uplinks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -238,7 +239,7 @@ def swarms(draw):
     return machines, found, routes
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(swarms(), st.floats(0.0, 20.0))
 def test_one_after_the_other_they_take_their_work_and_what_lies_between(swarm, between_s):
     """With sums and updates that are over by then: they are a part of what lies between."""
@@ -254,7 +255,7 @@ def test_one_after_the_other_they_take_their_work_and_what_lies_between(swarm, b
     assert said == pytest.approx(sum(first for first, _ in steps[5:]) / 8 + between_s, rel=1e-9, abs=1e-8)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(swarms(), st.floats(0.0, 10.0), st.integers(0, 3))
 def test_no_step_is_faster_than_the_busiest_worker_and_line(swarm, between_s, staleness):
     """However many overlap, from the first one on: nothing is done twice, forgotten, or at the same time as something else."""

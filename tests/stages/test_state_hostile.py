@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.block import block_state
 from hetpeer.stages.graph.block_spec import TensorSpec
+from tests.amounts import examples
 
 KEPT = ("exp_avg", "exp_avg_sq")
 LAYOUT = [("b", (5,)), ("s", ()), ("w", (4, 3))]
@@ -135,7 +136,7 @@ JUNK = st.one_of(
 )
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.data())
 def test_any_value_anywhere_in_the_header(data):
     """Memory stays that of the true state, whatever the header claims."""

@@ -2,7 +2,7 @@
 
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.dht.base.errors import LocalError, ProtocolError
@@ -19,6 +19,7 @@ from hetpeer.stages.ipc.worker_frames import (
     encode_command,
     encode_result,
 )
+from tests.amounts import examples
 from tests.stages.compute_rig import DRAW, KEPT, UPDATE
 
 EXAMPLES = [
@@ -59,7 +60,7 @@ def test_results_come_back_as_they_were():
         assert (number, decode_result(body)) == (7, result)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     st.binary(max_size=200)
     | st.recursive(

@@ -18,6 +18,7 @@ from hetpeer.stages.ipc import vector_commands as v
 from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.ipc.compute import Compute, ComputeConfig
 from hetpeer.stages.tracing.cut import cut_blocks
+from tests.amounts import mostly_proof
 from tests.stages.split_run import Outcome, assert_same_step, draw, eager_step, samples
 from tests.stages.zoo import zoo
 
@@ -33,6 +34,9 @@ MODELS = (
     "frozen",
     "no_grad",
 )
+HERE = {"gpt tied, dropout": 2}
+"""Model → stages that `make test` tries; `make proof-tests` tries all models in one to five stages."""
+COUNTS = (1, 2, 3, 5)
 UPDATE = {"learning_rate": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 TOLERANCE = 1e-5
 
@@ -147,29 +151,35 @@ def _bytes(tensor: Tensor) -> bytes:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def workers() -> AsyncIterator[list[Compute]]:
-    """Five workers for all tests; each runs on a thread of its own."""
-    config = ComputeConfig(device="cpu", threads=1)
-    started = [await Compute.start(config, "hetpeer.averaging.worker_main") for _ in range(5)]
+    """The workers of all tests, started as they are needed; each runs on a thread of its own."""
+    started: list[Compute] = []
     yield started
     for worker in started:
         await worker.close()
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("name", MODELS)
-async def test_stages_in_processes_equal_the_eager_module(workers: list[Compute], name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "count"),
+    mostly_proof([(name, count) for name in MODELS for count in COUNTS], HERE.items()),
+)
+async def test_stages_in_processes_equal_the_eager_module(
+    workers: list[Compute], name: str, count: int
+) -> None:
     model, dag, microbatches = zoo(name)
     eager = eager_step(model, microbatches)
-    for count in (1, 2, 3, 5):
-        blocks = cut_blocks(dag)
-        blocks = blocks if len(blocks) >= count else cut_blocks(dag, count)
-        ranges = balanced_ranges(blocks, count)
-        stages = [Stage(w, blocks[b:e]) for w, (b, e) in zip(workers, ranges, strict=False)]
-        for stage in stages:
-            await stage.load(dag.tensors)
-        assert_same_step(await _step(stages, microbatches), eager, TOLERANCE)
-        for stage in stages:
-            await stage.unload()
+    config = ComputeConfig(device="cpu", threads=1)
+    while len(workers) < count:
+        workers.append(await Compute.start(config, "hetpeer.averaging.worker_main"))
+    blocks = cut_blocks(dag)
+    blocks = blocks if len(blocks) >= count else cut_blocks(dag, count)
+    ranges = balanced_ranges(blocks, count)
+    stages = [Stage(w, blocks[b:e]) for w, (b, e) in zip(workers, ranges, strict=False)]
+    for stage in stages:
+        await stage.load(dag.tensors)
+    assert_same_step(await _step(stages, microbatches), eager, TOLERANCE)
+    for stage in stages:
+        await stage.unload()
 
 
 async def _step(stages: Sequence[Stage], microbatches: Sequence[Mapping[str, Tensor]]) -> Outcome:

@@ -5,6 +5,7 @@ forked with them (spare.py). Requests are JSON lines on stdin, the answer is the
 status is written to `<folder>/<pid>`. The server dies with the test run, its processes with the server.
 """
 
+import gc
 import json
 import os
 import signal
@@ -77,6 +78,8 @@ def serve(folder: Path) -> None:
             unfinished.rename(folder / str(pid))
 
     signal.signal(signal.SIGCHLD, reap)
+    gc.collect()
+    gc.freeze()  # collecting in a child would touch, and so copy, the memory of all that is imported
     for line in sys.stdin:
         request = json.loads(line)
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])  # a child is not reaped while it is forked

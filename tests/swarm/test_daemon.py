@@ -121,6 +121,7 @@ async def test_paused_in_training_resumed_and_finished(swarm: Swarm) -> None:
     await swarm.left_in_order([v for v in volunteers if v is not one])
 
 
+@pytest.mark.proof
 async def test_paused_before_it_works(swarm: Swarm) -> None:
     """Paused while it starts and while its worker does; what is asked of it then; and a pause that ends by itself."""
     training = swarm.run.manifest.training.model_copy(update={"steps": 100_000})

@@ -137,6 +137,7 @@ async def test_the_coordinator(swarm: Swarm, reference: ReferenceRun, cell: str)
     await mended(swarm, bootstrap, volunteers, reference)
 
 
+@pytest.mark.proof
 async def test_ten_deaths_in_one_run(swarm: Swarm, reference: ReferenceRun) -> None:
     """Each dies in its first life, and somewhere else in its second."""
     bootstrap = await swarm.bootstrap(fail="recorded_commit:7")

@@ -69,6 +69,7 @@ async def test_a_run_is_found_through_a_rendezvous_and_found_again_without_it(sw
     assert swarm.judged().steps >= version + 3
 
 
+@pytest.mark.proof
 async def test_an_identity_moves_to_another_home_in_the_middle_of_a_run(swarm: Swarm, tmp_path: Path) -> None:
     """With its key alone. The coordinator is started again, and asks it for what it did: the audit finds nothing told twice."""
     to_be_held_by_one(swarm)

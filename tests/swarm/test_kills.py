@@ -117,6 +117,7 @@ async def test_helpers_are_killed(swarm: Swarm, reference: ReferenceRun) -> None
     swarm.exact(reference)
 
 
+@pytest.mark.proof
 async def test_a_worker_that_dies_again_and_again(swarm: Swarm) -> None:
     await swarm.bootstrap()
     volunteer = swarm.volunteer("unlucky")

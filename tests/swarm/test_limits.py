@@ -65,6 +65,7 @@ async def test_a_month_that_is_full(swarm: Swarm) -> None:
     await again.says("you are contributing")
 
 
+@pytest.mark.proof
 @pytest.mark.alone
 async def test_limits_hold(tmp_path: Path) -> None:
     """Ten times what the benchmark asks for: this machine may be busy."""

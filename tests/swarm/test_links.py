@@ -16,6 +16,7 @@ from tests.wanlab.lab import Lab, needs_lab
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
 
+@pytest.mark.proof
 @needs_lab
 @pytest.mark.alone
 @pytest.mark.parametrize("before", ["", "keeps_to_libp2p"])

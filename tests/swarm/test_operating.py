@@ -111,6 +111,7 @@ async def test_a_reliable_peer_is_asked_and_stopped(swarm: Swarm, systemd: Syste
     assert swarm.judged().steps >= 3
 
 
+@pytest.mark.proof
 async def test_three_reliable_peers_know_how_far_each_is(swarm: Swarm, tmp_path: Path) -> None:
     """Who coordinates knows of all; one that is frozen is missed, and the one that is stopped hands over."""
     others = homes(swarm, tmp_path)

@@ -44,7 +44,7 @@ def _every_contribution_is_told(swarm: Swarm, killed: str, staleness: int) -> No
 @pytest.mark.parametrize(
     ("staleness", "changes"),
     [
-        (2, {"optimizer": NAdam(name="NAdam"), "compensation": 0.5}),
+        pytest.param(2, {"optimizer": NAdam(name="NAdam"), "compensation": 0.5}, marks=pytest.mark.proof),
         (1, {"head_start": 2, "fresh_steps": 10}),
     ],
     ids=["corrected", "head start"],

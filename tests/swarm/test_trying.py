@@ -36,6 +36,7 @@ async def test_it_leaves_by_itself_when_its_time_is_over(swarm: Swarm) -> None:
     assert swarm.judged().steps >= 3
 
 
+@pytest.mark.proof
 async def test_what_would_come_of_joining(swarm: Swarm) -> None:
     """Nobody of the run hears of it, and nothing but the key stays. Whatever ends `join` ends it as well."""
     to_be_held_by_one(swarm)

@@ -65,6 +65,7 @@ def there_and_back(here, there):
     return times[0], times[4]
 
 
+@pytest.mark.proof
 @pytest.mark.alone
 @pytest.mark.timeout(600)
 def test_delay_cut_and_closed_door():
@@ -94,6 +95,7 @@ def test_delay_cut_and_closed_door():
             lab.order("partition d")
 
 
+@pytest.mark.proof
 @pytest.mark.alone
 @pytest.mark.timeout(700)
 def test_a_line_carries_its_rate():
