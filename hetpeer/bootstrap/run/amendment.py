@@ -1,7 +1,8 @@
-"""Amendments of a manifest: who the reliable peers of the run are from now on, and who may take part.
+"""Amendments of a manifest: the run's reliable peers from now on, and who may take part.
 
-The manifest's hash is the run's id, and stays; machines come and go. An amendment names the run, a sequence number, the
-reliable peers and the lists of docs/admission.md, and is signed by the owner. The manifest itself has number 0, and empty lists; the highest number counts.
+The manifest's hash is the run's id and never changes; machines come and go. An amendment names the run, a sequence
+number, the reliable peers and the lists of docs/admission.md. The run's owner signs it. The manifest itself counts as
+number 0 with empty lists; the highest number is in force.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def _odd_and_different(peers: tuple[str, ...]) -> tuple[str, ...]:
 Coordinators = Annotated[
     tuple[PeerId, ...], Field(min_length=1, max_length=5), AfterValidator(_odd_and_different)
 ]
-"""Peer ids of the reliable peers: of two or four none more may be away than of one or three."""
+"""Peer ids of the reliable peers. Their number is odd: an even one tolerates no more failures than one less."""
 
 
 MAX_LISTED = 256
@@ -39,7 +40,7 @@ Peers = Annotated[tuple[PeerId, ...], Field(max_length=MAX_LISTED)]
 
 
 class Amendment(ManifestPart):
-    """What the owner signs."""
+    """The signed content of an amendment."""
 
     run_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     sequence: Positive
@@ -47,28 +48,28 @@ class Amendment(ManifestPart):
     banned: Peers = ()
     """Peers that may not take part."""
     listed: Peers = ()
-    """Those that may, in a run whose policy is `listed`."""
+    """Peers that may take part if the run's policy is `listed`."""
     revoked: Annotated[tuple[Serial, ...], Field(max_length=MAX_LISTED)] = ()
-    """Serial numbers of vouchers that admit nobody any more."""
+    """Serial numbers of revoked vouchers."""
     pardoned: Annotated[dict[PeerId, Positive], Field(default_factory=dict, max_length=MAX_LISTED)]
-    """Peer → the number of the amendment before which nothing that others have found of it counts any more."""
+    """Peer → amendment number; verdicts on the peer from before that amendment no longer count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipChange:
-    """What an amendment says otherwise than the one before."""
+    """The difference between an amendment and the one before it."""
 
     coordinators: tuple[str, ...] = ()
-    """All of them; none: as before."""
+    """All reliable peers from now on; empty: unchanged."""
     ban: tuple[str, ...] = ()
     unban: tuple[str, ...] = ()
-    """Whoever has banned them: the author, or others by what they have found."""
+    """Peers to admit again, whether the author or a verdict banned them."""
     enlist: tuple[str, ...] = ()
     unlist: tuple[str, ...] = ()
     revoke: tuple[str, ...] = ()
 
     def fields(self, before: Amendment | None, reliable: tuple[str, ...]) -> dict[str, Any]:
-        """Of the next amendment, after the one `before` and these `reliable` peers. Nobody has looked whether they are sound."""
+        """Fields of the next amendment, not validated: `before` and `reliable` are the ones in force."""
         banned, listed, revoked = (before.banned, before.listed, before.revoked) if before else ((), (), ())
         number, pardoned = (before.sequence, before.pardoned) if before else (0, {})
         pardoned = {peer: at for peer, at in pardoned.items() if peer not in self.ban}
@@ -87,19 +88,19 @@ def _with(before: tuple[str, ...], more: tuple[str, ...], fewer: tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class SignedAmendment:
-    """One whose signature was checked, and its bytes."""
+    """An amendment with a checked signature, and its bytes."""
 
     amendment: Amendment
     data: bytes
 
 
 def sign_amendment(amendment: Amendment, owner_key: Ed25519PrivateKey) -> bytes:
-    """The bytes that others can check."""
+    """Bytes of the signed amendment."""
     return AMENDMENT.seal(amendment.model_dump(), owner_key)
 
 
 def read_amendment(data: bytes, owner: bytes, run_id: str) -> SignedAmendment:
-    """Raises `LocalError` HP-RUN-013 unless the run's owner (public key) has signed it, for this run."""
+    """The amendment in `data`, if `owner` (a public key) signed it for this run; else `LocalError` HP-RUN-013."""
     try:
         return SignedAmendment(_checked(data, owner, run_id), data)
     except (ValueError, TypeError, KeyError, InvalidSignature) as error:

@@ -1,4 +1,4 @@
-"""One byte string for one value: msgpack with sorted keys, for whatever is hashed or signed."""
+"""Canonical msgpack for values that are hashed or signed: sorted keys, so equal values have equal bytes."""
 
 from __future__ import annotations
 

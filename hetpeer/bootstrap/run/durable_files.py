@@ -33,7 +33,7 @@ REMEDIES = {
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn what the operating system says about writing `path` into a `LocalError` with a code."""
+    """Context that turns an `OSError` from writing `path` into a `LocalError` HP-DISK-001 or HP-DISK-002."""
     try:
         yield
     except OSError as error:
@@ -76,7 +76,7 @@ def atomic_write(path: Path, data: bytes, mode: int = 0o644) -> None:
 
 @contextmanager
 def temporary_folder(purpose: str) -> Iterator[Path]:
-    """A folder of our own among the system's temporary files, gone afterwards. Raises `LocalError` HP-DISK-001 or HP-DISK-002."""
+    """Temporary folder, removed on exit. Raises `LocalError` HP-DISK-001 or HP-DISK-002."""
     with disk_errors(Path(os.environ.get("TMPDIR", "/tmp"))):  # noqa: S108 - it is named, not used
         folder = tempfile.TemporaryDirectory(prefix=f"hetpeer-{purpose}-")
     with folder as name:

@@ -1,7 +1,7 @@
-"""The author's model and loss as one module that takes a batch by name and returns the loss: what is traced and trained.
+"""The author's model and loss as one module: it takes a batch by name and returns the loss. It is traced and trained.
 
-The model is made a subclass of itself with another `forward`, so that nothing stands between it and its parameters: their
-names, its state dict and its modes stay the author's own.
+The model becomes an instance of a subclass of its own class with another `forward`. So the names of its parameters,
+its state dict and its modes stay the author's own.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
 def objective(model: nn.Module, loss: Loss | None, names: Sequence[str]) -> nn.Module:
-    """Change `model`, and return it: its forward takes the arrays `names` by keyword and returns the loss.
+    """Change `model` and return it: its forward takes the arrays `names` by keyword and returns the loss.
 
-    The author's forward gets those that it names. Without `loss` its outputs hold the loss: they are it, or have it as
-    `.loss`, `["loss"]` or the first of a tuple. Raises `LocalError` HP-MODEL-004 now if the names do not fit, and
-    HP-MODEL-008 when it is called if there is no loss in the outputs.
+    The author's forward gets those arrays that it names. Without `loss` the loss is taken from the model's outputs:
+    the output itself, its `.loss`, its `["loss"]`, or the first element of a tuple. Raises `LocalError` HP-MODEL-004
+    at once if the names do not fit; the returned module raises HP-MODEL-008 if its outputs contain no loss.
     """
     author = type(model)
     inputs = _inputs(model, names)
@@ -41,7 +41,7 @@ def objective(model: nn.Module, loss: Loss | None, names: Sequence[str]) -> nn.M
 
 
 def loss_in(outputs: Any) -> Tensor:
-    """The loss that a model returns among its outputs. Raises `LocalError` HP-MODEL-008."""
+    """The loss among a model's outputs. Raises `LocalError` HP-MODEL-008."""
     if isinstance(outputs, Mapping):
         outputs = outputs.get("loss")
     elif isinstance(outputs, tuple | list):
@@ -60,7 +60,7 @@ def loss_in(outputs: Any) -> Tensor:
 
 
 def _inputs(model: nn.Module, names: Sequence[str]) -> list[str]:
-    """Which arrays the author's forward names."""
+    """Arrays that the author's forward takes."""
     parameters = inspect.signature(model.forward).parameters.values()
     named = [parameter for parameter in parameters if parameter.kind in NAMED]
     required = [parameter.name for parameter in named if parameter.default is inspect.Parameter.empty]

@@ -1,8 +1,8 @@
-"""The manifest: what a run is, by content hash, signed by its owner.
+"""The manifest: the definition of a run by content hash, signed by the run's owner.
 
-Volunteers believe nothing but this file and the run's id, which is a hash of the owner's key and the signed bytes: who
-knows the id cannot be given another model, other data or other settings. Unknown fields are ignored, so that later
-versions may add some; an unknown wire version is refused by name.
+A volunteer trusts this file and the run's id, and nothing else. The id is a hash of the owner's key and the signed
+bytes, so nobody can give a volunteer that knows the id another model, other data or other settings. Unknown fields
+are ignored, so later versions may add some; an unknown wire version is refused by name.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from hetpeer.stages.pipeline.gradient_slots import LIVE
 WIRE_VERSION: Final = 1
 
 CHECKED: Final = 2
-"""Spot checks that a volunteer may be asked for in a step, each with a vector: its own, and one in which it is the third."""
+"""Spot checks that a volunteer may be asked for in a step, each with a vector: one of its own, one as a third party."""
 TOLERANCE: Final[Mapping[str, float]] = {
     "none": 1e-3,
     "float32": 1e-3,
@@ -53,7 +53,7 @@ TOLERANCE: Final[Mapping[str, float]] = {
     "int8": 0.2,
     "int4": 0.5,
 }
-"""What is computed or sent so → relative distance of two honest sums, at most. Of what is false, -g is 2 away and noise 1.4."""
+"""Data type or codec → largest relative distance of two honest sums. For comparison: −g is 2 away, noise 1.4."""
 
 Name = Annotated[str, Field(pattern=FILE_NAME)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -83,9 +83,9 @@ class BlockEntry(ManifestPart):
     graph: FileRef
     state: FileRef
     state_digest: Digest
-    """Digest of the initial state (`BlockState.digest`), which holders report when they are ready."""
+    """Digest of the initial state (`BlockState.digest`); holders report it when they are ready."""
     buffers: FileRef | None = None
-    """Safetensors with the block's constant tensors (masks, frozen parameters); in the folder of the states."""
+    """Safetensors with the block's constant tensors (masks, frozen parameters), in the folder of the states."""
     parameter_count: Count
     vector_count: Count
     """Elements of the block's flat vector: parameters, then BatchNorm's running values."""
@@ -108,10 +108,10 @@ class ArrayRef(ManifestPart):
 
 
 class DataSettings(ManifestPart):
-    """What a sample consists of, and the shards that hold the samples (stages/data)."""
+    """Arrays of a sample, and the shards that hold the samples (stages/data)."""
 
     kind: Literal["text", "arrays"]
-    """`text`: a shard holds bytes, of which windows of tokens and targets are cut; `arrays`: a tensor per name."""
+    """`text`: a shard holds bytes, cut into windows of tokens and targets; `arrays`: it holds a tensor per name."""
     sample: Annotated[
         dict[Annotated[str, Field(pattern=NAME)], ArrayRef], Field(min_length=1, max_length=256)
     ]
@@ -140,17 +140,17 @@ class DataSettings(ManifestPart):
 
     @property
     def tokens_per_sample(self) -> int:
-        """Of text; a sample of anything else counts as one, so that speeds are in samples."""
+        """Tokens in a sample of text; 1 for other data, so that speeds are in samples."""
         return self.sample[TOKENS].shape[0] if self.kind == "text" else 1
 
     @property
     def unit(self) -> str:
-        """What speeds count, as people read it."""
+        """Unit of speeds, for display."""
         return "tok" if self.kind == "text" else "samples"
 
 
 class Manifest(ManifestPart):
-    """Everything that defines a run. Cluster c of the swarm cuts the model as `layouts[c % len(layouts)]` says."""
+    """Everything that defines a run. Cluster c of the swarm cuts the model by `layouts[c % len(layouts)]`."""
 
     wire_version: int = WIRE_VERSION
     name: Name
@@ -158,7 +158,7 @@ class Manifest(ManifestPart):
     owner: Annotated[bytes, Field(min_length=32, max_length=32)]
     """The owner's Ed25519 public key."""
     coordinators: Coordinators
-    """The reliable peers with which the run begins."""
+    """Reliable peers at the start of the run."""
     blocks: Annotated[tuple[BlockEntry, ...], Field(min_length=1, max_length=4096)]
     data: DataSettings
     training: TrainingSettings
@@ -170,9 +170,9 @@ class Manifest(ManifestPart):
     ties: tuple[Tie, ...] = ()
     """Parameters that several blocks share."""
     counters: Mapping[str, Count] = Field(default_factory=dict)
-    """BatchNorm's counters of forward passes in the author's state dict, and what they said at init."""
+    """BatchNorm's counters of forward passes in the author's state dict → their values at init."""
     state_dict: Mapping[str, str] = Field(default_factory=dict)
-    """Every name of the author's state dict -> the name under which a block (or `rest`) has that tensor."""
+    """Name in the author's state dict → name of that tensor in its block or in `rest`."""
     rest: FileRef | None = None
     """Tensors of the state dict that the loss does not need; in the folder of the states."""
     layouts: Annotated[tuple[Annotated[tuple[Range, ...], Field(min_length=1)], ...], Field(min_length=1)]
@@ -217,13 +217,13 @@ class Manifest(ManifestPart):
 
     @property
     def tolerance(self) -> float:
-        """How far apart the sums of two honest volunteers may be, relative to their length."""
+        """Largest distance of two honest volunteers' sums, relative to their length."""
         codecs = (self.links.codec, self.links.backward or "none", self.links.reduce, self.training.dtype)
         return max(TOLERANCE.get(codec, 1.0) for codec in codecs)
 
     @property
     def data_plan(self) -> DataPlan:
-        """Which samples a microbatch consists of, and how they are read."""
+        """Samples of each microbatch, and how to read them."""
         return DataPlan.of(self.model_dump(include={"seed", "data", "training"}))
 
     @property
@@ -265,7 +265,7 @@ class SignedManifest:
     run_id: str
     data: bytes
     amendment: SignedAmendment | None = None
-    """The latest that is known."""
+    """The latest known amendment."""
 
     @property
     def reliable(self) -> tuple[str, ...]:
@@ -278,9 +278,9 @@ class SignedManifest:
         return 0 if self.amendment is None else self.amendment.amendment.sequence
 
     def amended(self, data: bytes, *, instead: bool = False) -> SignedManifest:
-        """With the amendment that `data` is, if that is a later one, or, if so said, another one `instead` of that of its number.
+        """This manifest with the amendment in `data` if its number is higher than the one in force.
 
-        Raises `LocalError` HP-RUN-013.
+        With `instead` an amendment of the same number replaces the one in force, too. Raises `LocalError` HP-RUN-013.
         """
         signed = read_amendment(data, self.manifest.owner, self.run_id)
         number, known = signed.amendment.sequence, self.amendment
@@ -289,7 +289,7 @@ class SignedManifest:
 
 
 def public_bytes(owner_key: Ed25519PrivateKey) -> bytes:
-    """The raw 32 bytes that go into `Manifest.owner`."""
+    """Raw 32 bytes of the public key, for `Manifest.owner`."""
     return owner_key.public_key().public_bytes_raw()
 
 
@@ -301,10 +301,11 @@ def sign(manifest: Manifest, owner_key: Ed25519PrivateKey) -> bytes:
 
 
 def read(data: bytes, run: str = "", giver: str = "the peer") -> SignedManifest:
-    """Check the signature and every field of a manifest file, which `giver` has given.
+    """Check the signature and every field of a manifest file; `giver` is named in errors.
 
-    Raises `LocalError`: HP-RUN-003 if a byte is wrong, HP-RUN-002 if it is of a version we do not know, HP-RUN-016 if it is of another run
-    than `run` (empty: of any), HP-RUN-001 if its owner signed values that cannot be. Fields of another run are not looked at: anybody can sign some.
+    Raises `LocalError`: HP-RUN-003 if a byte is wrong, HP-RUN-002 for an unknown version, HP-RUN-016 if the manifest
+    is of another run than `run` (empty: any run), HP-RUN-001 if the owner signed impossible values. The fields of
+    another run are not checked, since anybody can sign a manifest of their own.
     """
     try:
         sealed = MANIFEST.open(data)
@@ -359,7 +360,7 @@ def read_file(path: Path) -> SignedManifest:
 
 
 def validated(model: type[Model], fields: Any) -> Model:
-    """Build a model; `LocalError` HP-RUN-001 names the first field that is wrong."""
+    """Build a pydantic model; `LocalError` HP-RUN-001 names the first wrong field."""
     try:
         return model.model_validate(fields)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Who the reliable peers of a run are, as far as is known here: by its manifest, or the latest amendment of it."""
+"""Membership config: the reliable peers of a run, by its manifest or the latest amendment known here."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _log = logging.getLogger(__name__)
 
 
 class MembershipConfig:
-    """Of the run that `signed` describes. The latest amendment is kept in `folder`: nobody who saw one goes back.
+    """The reliable peers of the run in `signed`, now and after each amendment.
 
+    The latest amendment is kept in `folder`, so a peer never returns to an earlier one.
     Raises `LocalError` HP-RUN-013, HP-DISK-*.
     """
 
@@ -34,26 +35,26 @@ class MembershipConfig:
 
     @property
     def peers(self) -> tuple[str, ...]:
-        """Their ids."""
+        """Ids of the reliable peers."""
         return self._signed.reliable
 
     @property
     def sequence(self) -> int:
-        """The number of the amendment that says so; 0: the manifest does."""
+        """Number of the amendment in force; 0: the manifest alone."""
         return self._signed.sequence
 
     @property
     def data(self) -> bytes:
-        """That amendment; empty: there is none."""
+        """Bytes of the amendment in force; empty if there is none."""
         return self._signed.amendment.data if self._signed.amendment is not None else b""
 
     @property
     def amendment(self) -> Amendment | None:
-        """What it says, if there is one."""
+        """The amendment in force, if any."""
         return self._signed.amendment.amendment if self._signed.amendment is not None else None
 
     def look(self) -> None:
-        """Read the file, if it was written since the last time (`hetpeer amend`). Raises `LocalError` HP-RUN-013."""
+        """Read the file again if `hetpeer amend` has written it since. Raises `LocalError` HP-RUN-013."""
         try:
             changed_ns = self._path.stat().st_mtime_ns
             data = self._path.read_bytes() if changed_ns != self._changed_ns else b""
@@ -64,15 +65,15 @@ class MembershipConfig:
             self._take(self._signed.amended(data), kept=True)
 
     def learn(self, data: bytes, *, instead: bool = False) -> bool:
-        """Whether `data` is an amendment later than what was known; then it is on the disk, too. `instead`: or another one of its
-        number, as that counts which was recorded first.
+        """Take the amendment in `data` if it is later than the one in force, and store it. Returns whether it was taken.
 
+        With `instead`, an amendment of the same number is taken, too: the one that the log recorded first counts.
         Raises `LocalError` HP-RUN-013, HP-DISK-*.
         """
         return self._take(self._signed.amended(data, instead=instead), kept=False)
 
     def hear(self, data: bytes, peer: str, *, instead: bool = False) -> bool:
-        """`learn` what a peer says. Raises `ProtocolError` if that is no amendment of the owner's, `LocalError` HP-DISK-*."""
+        """`learn` from `peer`. Raises `ProtocolError` if the owner did not sign it, `LocalError` HP-DISK-*."""
         try:
             amended = self._signed.amended(data, instead=instead)
         except LocalError as error:
@@ -93,8 +94,8 @@ def amend(
     signed: SignedManifest, folder: Path, owner_key: Ed25519PrivateKey, change: MembershipChange
 ) -> MembershipConfig:
     """Sign another amendment of the run in `folder`. Raises `LocalError` HP-RUN-001, HP-RUN-013, HP-DISK-*."""
-    council = MembershipConfig(signed, folder)
-    changed = change.fields(council.amendment, council.peers)
-    fields = {"run_id": signed.run_id, "sequence": council.sequence + 1, **changed}
-    council.learn(sign_amendment(validated(Amendment, fields), owner_key))
-    return council
+    config = MembershipConfig(signed, folder)
+    changed = change.fields(config.amendment, config.peers)
+    fields = {"run_id": signed.run_id, "sequence": config.sequence + 1, **changed}
+    config.learn(sign_amendment(validated(Amendment, fields), owner_key))
+    return config

@@ -1,6 +1,6 @@
-"""What the owner of a run signs, as a file that stands alone: canonical bytes of some fields, and the signature over them.
+"""Files that a run's owner signs: canonical bytes of some fields, and the signature over them.
 
-The kind of file goes before the signed bytes, so that the owner's key never signs anything that could be read as another kind.
+The kind of file is part of the signed bytes, so a signature for one kind is never valid for another.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from hetpeer.bootstrap.run.canonical_bytes import pack, unpack
 
 @dataclass(frozen=True, slots=True)
 class SignedKind:
-    """A kind of file, at most `max_bytes` long."""
+    """A kind of signed file, at most `max_bytes` bytes long."""
 
     name: str
     max_bytes: int
 
     def seal(self, fields: Mapping[str, Any], owner_key: Ed25519PrivateKey) -> bytes:
-        """The file: canonical bytes of the fields and the owner's signature over them."""
+        """Bytes of the file: the fields in canonical form and the owner's signature over them."""
         canonical = pack(fields)
         return pack({self.name: canonical, "signature": owner_key.sign(self._signed(canonical))})
 
     def open(self, data: bytes) -> SignedFile:
-        """What is in a file. Exactly one spelling of it is accepted: raises ValueError, TypeError or KeyError for any other."""
+        """Parse a file; only the canonical encoding is accepted. Raises ValueError, TypeError or KeyError."""
         if len(data) > self.max_bytes:
             raise ValueError(f"it has {len(data)} bytes")
         envelope = unpack(data)
@@ -43,18 +43,18 @@ class SignedKind:
 
 @dataclass(frozen=True, slots=True)
 class SignedFile:
-    """The content of a signed file; nobody has looked at the signature yet."""
+    """The content of a signed file; the signature is not checked yet."""
 
     canonical: bytes
     _signed: bytes
     _signature: bytes
 
     def fields(self) -> Any:
-        """Raises ValueError."""
+        """The signed fields. Raises ValueError."""
         return unpack(self.canonical)
 
     def check(self, owner: bytes) -> None:
-        """Raises InvalidSignature, ValueError or TypeError unless the owner (a public key) has signed it."""
+        """Raise InvalidSignature, ValueError or TypeError unless `owner` (a public key) signed the file."""
         Ed25519PublicKey.from_public_bytes(owner).verify(self._signature, self._signed)
 
 

@@ -1,4 +1,4 @@
-"""How a run trains: the author's settings, as the manifest has them."""
+"""The author's settings in the manifest: training, links, admission, trust, averaging."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Count = Annotated[int, Field(ge=0, lt=2**60)]
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
 Factor = Annotated[float, Field(ge=0, le=1000)]
 Setting = bool | int | float | str | tuple[float, ...] | tuple[tuple[float, float], ...]
-"""One setting of an update rule, as the compute worker is told it (stages/block/parameter_groups.py)."""
+"""One setting of an update rule, as the compute worker gets it (stages/block/parameter_groups.py)."""
 
 
 class ManifestPart(BaseModel):
@@ -24,7 +24,7 @@ class ManifestPart(BaseModel):
 
 
 class ParameterGroup(ManifestPart):
-    """Parameters whose name matches `pattern` (as the shell has them) and what differs for them; None: as the others."""
+    """Settings of parameters whose name matches the shell pattern `pattern`; None: the run's setting."""
 
     pattern: Annotated[str, Field(min_length=1, max_length=200)]
     learning_rate: Annotated[float, Field(gt=0, le=10)] | None = None
@@ -37,7 +37,7 @@ class ParameterGroup(ManifestPart):
 
 
 def parameter_group(text: str) -> dict[str, str | float]:
-    """The fields of a `ParameterGroup` as people write them: `PATTERN:KEY=VALUE,KEY=VALUE`. Raises `LocalError` HP-RUN-001."""
+    """Fields of a `ParameterGroup` from the text `PATTERN:KEY=VALUE,KEY=VALUE`. Raises `LocalError` HP-RUN-001."""
     pattern, _, changes = text.rpartition(":")
     fields: dict[str, str | float] = {"pattern": pattern}
     for change in changes.split(","):
@@ -62,16 +62,16 @@ class AdmissionSettings(ManifestPart):
 
     policy: Literal["open", "invited", "listed"] = "open"
     work_bits: Annotated[int, Field(ge=0, le=32)] = 0
-    """A new identity costs 2**`work_bits` hashes."""
+    """A new identity needs a proof of work of 2**`work_bits` hashes."""
     per_network: Count = 0
-    """Volunteers of one network at a time; 0: any number."""
+    """Largest number of volunteers from one network at a time; 0: no limit."""
 
 
 class TrustSettings(ManifestPart):
-    """How numbers of volunteers are checked (docs/trust.md)."""
+    """Checks of what volunteers compute (docs/trust.md)."""
 
     spot_checks: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of contributions that another volunteer computes once more."""
+    """Share of contributions that another volunteer computes again, in [0, 1]."""
 
 
 CodecName = Literal["none", "bf16", "fp16", "int8", "int4", "topk-bf16", "topk-int8", "topk-int4"]
@@ -79,20 +79,20 @@ DenseCodecName = Literal["none", "bf16", "fp16", "int8", "int4"]
 
 
 class LinkSettings(ManifestPart):
-    """How tensors travel between volunteers (docs/links.md)."""
+    """Compression of tensors between volunteers (docs/links.md)."""
 
     codec: CodecName = "none"
-    """The strongest way in which a link may write activations."""
+    """Strongest codec that a link may use for activations."""
     backward: CodecName | None = None
-    """The same of gradients; None: as activations."""
+    """Strongest codec for gradients; None: as for activations."""
     ratio: Annotated[float, Field(ge=1, le=1000)] = 100.0
-    """How many times fewer bytes a link may send at most."""
+    """Largest compression ratio of a link."""
     adaptive: bool = True
-    """Whether only slow links shrink what they send, and only as far as it helps; else all do, by `ratio`."""
+    """True: only slow links compress, and only as far as it helps. False: every link compresses by `ratio`."""
     feedback: bool = False
-    """Whether what is left out of a gradient is added to the next one over the same border, or of the same block."""
+    """Error feedback: add what compression left out of a gradient to the next one of the same border or block."""
     reduce: DenseCodecName = "none"
-    """How gradients and parameters are written that are added up or averaged (docs/averaging.md)."""
+    """Codec for gradients and parameters in a reduce (docs/averaging.md)."""
 
     @property
     def lossy(self) -> bool:
@@ -100,7 +100,7 @@ class LinkSettings(ManifestPart):
 
 
 class Outer(ManifestPart):
-    """An outer optimizer: Nesterov's momentum over what averagings move (DiLoCo; averaging/optim/outer_optimizer.py)."""
+    """Outer optimizer: Nesterov momentum on the result of averagings (DiLoCo; averaging/optim/outer_optimizer.py)."""
 
     learning_rate: Annotated[float, Field(gt=0, le=2)] = 0.7
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -114,23 +114,23 @@ class AveragingSettings(ManifestPart):
     """Mode `grouped`: clusters train batches of their own and average with those that are ready (docs/averaging.md)."""
 
     span: Positive = 10
-    """Any so many groups for each cluster, in a row, connect all of them."""
+    """Within so many consecutive groups of each cluster, all clusters are connected."""
     interval: Positive = 1
-    """Batches that a cluster trains before it averages."""
+    """Batches that a cluster trains between averagings."""
     delayed: bool = False
-    """Whether it trains the next ones while the last are averaged."""
+    """Whether a cluster trains the next batches while the last ones are averaged."""
     corrected: bool = False
-    """Whether Adam's second moments are taken for those of the group's mean gradient (SDPipe, section 4)."""
+    """Whether Adam's second moments are corrected to those of the group's mean gradient (SDPipe, section 4)."""
     window_s: Annotated[float, Field(ge=0)] | Literal["adaptive", "all"] = "adaptive"
-    """How long the first that is ready waits for others; `all`: for all of them, `adaptive`: as it turns out to be worth."""
+    """Seconds that the first ready cluster waits for others; `all`: for all, `adaptive`: as long as it pays off."""
     outer: Outer | None = None
-    """None: a cluster goes on from the mean."""
+    """Outer optimizer; None: a cluster continues from the mean."""
     robust: bool = False
-    """Whether what is far from the others' parameters is clipped: so a few clusters cannot move the mean far."""
+    """Whether parameters far from the others' are clipped, so that a few clusters cannot move the mean far."""
 
 
 class AdamW(ManifestPart):
-    """Loshchilov & Hutter (2019), as torch has it."""
+    """AdamW (Loshchilov & Hutter, 2019), with torch's semantics."""
 
     name: Literal["AdamW"] = "AdamW"
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
@@ -138,13 +138,14 @@ class AdamW(ManifestPart):
 
     @property
     def keeps(self) -> tuple[str, ...]:
-        """What is kept of each parameter between updates, by torch's names."""
+        """Optimizer state of each parameter, by torch's names."""
         return "exp_avg", "exp_avg_sq"
 
 
 class NAdam(ManifestPart):
-    """Dozat (2016), as torch has it, with AdamW's weight decay: Nesterov's look-ahead makes up for gradients that are some updates old
-    (Ajanthan et al., ICML 2025).
+    """NAdam (Dozat, 2016) with torch's semantics and AdamW's weight decay.
+
+    Nesterov's look-ahead compensates for gradients that are some updates old (Ajanthan et al., ICML 2025).
     """
 
     name: Literal["NAdam"]
@@ -154,12 +155,12 @@ class NAdam(ManifestPart):
 
     @property
     def keeps(self) -> tuple[str, ...]:
-        """As AdamW."""
+        """Optimizer state of each parameter, by torch's names."""
         return "exp_avg", "exp_avg_sq"
 
 
 class SGD(ManifestPart):
-    """Stochastic gradient descent, as torch has it."""
+    """Stochastic gradient descent, with torch's semantics."""
 
     name: Literal["SGD"] = "SGD"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -171,49 +172,50 @@ class SGD(ManifestPart):
 
 
 class TrainingSettings(ManifestPart):
-    """How the run trains. A step updates the parameters once, by `batch_size` samples."""
+    """Training settings. A step updates the parameters once, with `batch_size` samples."""
 
     steps: Positive = 60
     batch_size: Positive = 128
     microbatch_size: Positive = 8
-    """Samples that are computed at once; the last microbatch of a step has what is left."""
+    """Samples of a microbatch; the last microbatch of a step has the rest."""
     eval_every: Positive = 10
-    """Steps between evaluations; one more comes after the last step."""
+    """Steps between evaluations; the last step is always evaluated."""
     eval_microbatches: Positive = 4
     checkpoint_every: Positive = 10
     slot_size: Positive = 4
-    """Microbatches a slot may hold: a lost volunteer costs at most so many of each block."""
+    """Microbatches that a gradient slot may hold: a lost volunteer costs at most so many per block."""
     optimizer: Annotated[AdamW | NAdam | SGD, Field(discriminator="name")] = AdamW()
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 5e-4
     schedule: Annotated[tuple[tuple[Count, Factor], ...], Field(min_length=1, max_length=10_000)] = (
         (1, 1.0),
     )
-    """(step from 1, by what it multiplies the learning rate), straight in between (averaging/optim/learning_rate.py)."""
+    """Knots (step from 1, factor of the learning rate), linear in between (averaging/optim/learning_rate.py)."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.1
     clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Largest 2-norm of the whole model's gradient; None does not clip."""
 
     dtype: Literal["float32", "bf16"] = "float32"
-    """What workers compute in; parameters, gradients and moments are float32 anyway."""
+    """Data type of computation; parameters, gradients and moments are always float32."""
     recompute: bool = False
-    """Whether blocks run forward twice instead of keeping activations."""
+    """Activation recomputation: blocks run forward twice instead of keeping activations."""
     staleness: Annotated[int, Field(ge=0, le=8)] = 0
-    """So many steps begin before the one that they follow is committed: their gradients are of parameters so many updates old
-    (docs/asynchronous.md).
+    """Number of steps that may begin before the step they follow is committed.
+
+    Their gradients are computed with parameters that are so many updates old (docs/asynchronous.md).
     """
     fresh_steps: Count = 0
-    """The first so many steps (of a grouped run: batches) do not overlap with the one that they follow."""
+    """Steps at the start of the run (grouped runs: batches) that do not overlap."""
     head_start: Positive | None = None
-    """So many microbatches of such a step are computed with the older parameters; the others wait for the newest. None: all of them are."""
+    """Microbatches of an overlapping step that use the older parameters; the others wait. None: all use them."""
     compensation: Annotated[float, Field(ge=0, le=100)] = 0.0
-    """λ by which such a gradient is changed for what has been applied meanwhile (DC-ASGD)."""
+    """λ of the delay compensation of stale gradients (DC-ASGD)."""
 
     groups: tuple[ParameterGroup, ...] = ()
-    """The first that matches a parameter's name decides."""
+    """Parameter groups; the first one that matches a parameter's name applies."""
 
     @property
     def update(self) -> dict[str, Setting]:
-        """What averaging/optim/update_rules.py makes a rule of."""
+        """Settings from which averaging/optim/update_rules.py builds the update rule."""
         common = {name: getattr(self, name) for name in ("learning_rate", "weight_decay", "schedule")}
         return self.optimizer.model_dump() | common
 
@@ -224,15 +226,15 @@ class TrainingSettings(ManifestPart):
 
     @property
     def ids(self) -> int:
-        """Microbatches of a step, the held-out ones included: their ids are smaller."""
+        """Upper bound of microbatch ids in a step, held-out microbatches included."""
         return self.microbatches + self.eval_microbatches
 
     def most_behind(self, step: int, batch: int) -> int:
-        """By how many updates the parameters with which step `step` computes `batch` may be older than its own."""
+        """Largest number of updates by which step `step`'s parameters may be stale when it computes `batch`."""
         return 0 if batch < self.fresh_steps else min(self.staleness, step)
 
     def samples_of(self, number: int) -> int:
-        """Samples of microbatch `number`; ids from M on are held-out ones, which are full."""
+        """Samples of microbatch `number`; ids from M on are held-out microbatches, which are always full."""
         return size_of(number, self.batch_size, self.microbatch_size)
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""What a step of a run asks of its holders and their lines, as planners count it (stages/planning/swarms/plan_inputs.py). Pure."""
+"""Work of a run's step for planners: FLOPs, bytes and memory per block (stages/planning/swarms/plan_inputs.py). Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def of_manifest(manifest: Manifest, microbatches: int) -> StepDemand:
 
 
 def of_links(links: LinkSettings) -> Compression:
-    """How far a run's lines may compress."""
+    """Compression that a run's links may use."""
 
     def times(codec: Codec) -> float:
         coding = coding_for(codec, links.ratio, FLOAT)

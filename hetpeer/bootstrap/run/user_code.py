@@ -1,7 +1,7 @@
-"""The author's Python code: importing `module.py:function` and calling it for a model, a loss or samples.
+"""The author's Python code: import `module.py:function` and call it for a model, a loss or samples.
 
 Only the author's own machine does this (init, generate, the reference); volunteers get the model and samples as data.
-Whatever the author's code raises becomes one error with the author's file and line.
+An exception in the author's code becomes one plain error with the file and line where it was raised.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 
 class Author(BaseModel):
-    """What `author.json` keeps: the things that exist on the author's machine only."""
+    """Content of `author.json`: references that exist on the author's machine only."""
 
     model_config = ConfigDict(frozen=True)
 
     model: str
     """`/absolute/path/module.py:function`."""
     loss: str | None = None
-    """The same of the loss function; None: the model returns its loss itself."""
+    """Reference of the loss function; None: the model returns its loss."""
     data: tuple[str, ...]
-    """The same of the function that yielded the samples, or the paths of texts; none for Python's standard library."""
+    """Reference of the function that yields samples, or paths of texts; empty: Python's standard library."""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionRole:
-    """What a function of the author's is for, and the error that says why it cannot be used."""
+    """Purpose of a function of the author, and the error code and advice if it cannot be used."""
 
     name: str
     code: str
@@ -108,7 +108,7 @@ def build_objective(model: str, loss: str | None, seed: int, names: Iterable[str
 
 
 def author_samples(reference: str) -> Iterator[Any]:
-    """Call the author's function and hand on what it yields. Raises `LocalError` HP-DATA-004."""
+    """Samples from the author's function. Raises `LocalError` HP-DATA-004."""
     function = _load_function(reference, DATA)
     with _author_errors(reference, DATA):
         samples = iter(function())
@@ -134,9 +134,9 @@ def _load_function(reference: str, role: FunctionRole) -> Callable[..., Any]:
 
 @lru_cache(8)
 def _load_module(path: Path, _content: bytes) -> ModuleType:
-    """Run a module once for as long as its content stays: the model, the loss and the data may share its classes.
+    """Import a module, once per content, so that the model, the loss and the data share its classes.
 
-    Its folder is importable meanwhile, so that it can use its neighbours.
+    Its folder is on the import path meanwhile, so that it can import modules beside it.
     """
     spec = importlib.util.spec_from_file_location(f"hetpeer_author_{path.stem}", path)
     if spec is None or spec.loader is None:

@@ -1,4 +1,4 @@
-"""Vouchers: the owner's word that so many peers may come into a run, until a certain day. docs/admission.md."""
+"""Vouchers: signed permission for a number of peers to join a run until a given day (docs/admission.md)."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ Serial = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 
 
 class Voucher(ManifestPart):
-    """What the owner signs."""
+    """The signed content of a voucher."""
 
     run_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     serial: Serial
     expires: Annotated[int, Field(ge=0, lt=2**40)]
-    """Seconds since 1970."""
+    """End of validity, in seconds since 1970."""
     uses: Positive
-    """Peers that it admits."""
+    """Number of peers that it admits."""
 
 
 def new_voucher(run_id: str, uses: int, expires: int) -> Voucher:
-    """With a serial number of its own. Raises ValueError."""
+    """A voucher with a new serial number. Raises ValueError."""
     return Voucher(run_id=run_id, serial=secrets.token_hex(8), expires=expires, uses=uses)
 
 
 def sign_voucher(voucher: Voucher, owner_key: Ed25519PrivateKey) -> bytes:
-    """The bytes that coordinators can check."""
+    """Bytes of the signed voucher."""
     return VOUCHER.seal(voucher.model_dump(), owner_key)
 
 
 def read_voucher(data: bytes, owner: bytes, run_id: str) -> Voucher:
-    """Raises ValueError, which says why, unless the run's owner (a public key) has signed it, for this run."""
+    """The voucher in `data`, if `owner` (a public key) signed it for this run; else ValueError with the reason."""
     try:
         sealed = VOUCHER.open(data)
         sealed.check(owner)
@@ -55,12 +55,12 @@ def read_voucher(data: bytes, owner: bytes, run_id: str) -> Voucher:
 
 
 def as_text(data: bytes) -> str:
-    """Lower-case letters and digits, for links."""
+    """The voucher as lower-case letters and digits, for links."""
     return base64.b32encode(data).decode().rstrip("=").lower()
 
 
 def of_text(text: str) -> bytes:
-    """What `as_text` was given. Raises ValueError for anything else."""
+    """Inverse of `as_text`. Raises ValueError."""
     padded = text.upper() + "=" * (-len(text) % 8)
     data = base64.b32decode(padded)
     if as_text(data) != text or len(data) > VOUCHER.max_bytes:
