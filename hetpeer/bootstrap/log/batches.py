@@ -1,8 +1,8 @@
-"""Which batch is in whose parameters, in a run whose clusters train batches of their own.
+"""Batch → the clusters whose parameters contain it, in a grouped run.
 
-Pure: the log, folded, and what was handed out since. A batch is *in* a cluster if an update with its gradient, or an averaging with
-somebody that it is in, led to the cluster's parameters, or is decided and will. A cluster that falls apart takes with it what is in no other: that
-is trained again. Docs: averaging.md, "Exactly once".
+Pure: the folded log, and the batches handed out since. A batch is *in* a cluster if its gradient led to the cluster's
+parameters, by an update or by averaging with a cluster that it is in; a decided averaging counts already. When a cluster
+falls apart, the batches that are in no other cluster are trained again. Docs: averaging.md, "Exactly once".
 """
 
 from __future__ import annotations
@@ -14,31 +14,34 @@ from typing import Any
 
 Record = Mapping[str, Any]
 PROMISED = 1 << 62
-"""In place of a version: it will be in when the cluster installs a mean that is decided."""
+"""Version of a batch that will be in the cluster once the cluster installs a decided mean."""
 
 
 class BatchLineage:
-    """`count` batches. All methods take clusters by their numbers."""
+    """Lineage of `count` batches. All methods take cluster numbers."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._in: dict[int, dict[int, tuple[int, int]]] = {}
-        """Living cluster → batch → (which commit of the log it was, the cluster's version from which on it is in, or PROMISED)."""
+        """Living cluster → batch → (commit in the log, the cluster's first version with the batch or PROMISED)."""
         self._holders: Counter[int] = Counter()
-        """Batch → how many living clusters it is in."""
+        """Batch → number of living clusters that it is in."""
         self._stored: dict[int, int] = {}
-        """Batch → commit, of the last checkpoint."""
+        """Batch → commit, for the batches in the last checkpoint."""
         self._settled: dict[int, int] = {}
-        """The same of what is in the last checkpoint and in all living clusters, and so in whichever is founded: it has no entry elsewhere."""
+        """Batch → commit, for batches in the last checkpoint and in all living clusters, which have no entry elsewhere.
+
+        Such a batch is also in every cluster that will be founded.
+        """
         self._commits = 0
         self._promised: dict[int, Mapping[int, int]] = {}
-        """Cluster → batch → commit, of the mean that it will install."""
+        """Cluster → batch → commit, for the mean that the cluster will install."""
         self._handed: defaultdict[int, set[int]] = defaultdict(set)
-        """Cluster → the batches that it trains."""
+        """Cluster → batches that it trains now."""
         self._fresh = 0
-        """Batches from here on were never handed out."""
+        """First batch that was never handed out."""
         self._again: list[int] = []
-        """Smaller ones that may be in no cluster, smallest first; some are looked at in vain."""
+        """Heap of smaller batches that may be in no cluster; some entries are outdated."""
         self.unsaved = 0
         """Commits since the last checkpoint."""
 
@@ -87,7 +90,10 @@ class BatchLineage:
                 pass
 
     def _settle(self) -> None:
-        """What is in the checkpoint and everywhere else is as good as done: its books would grow with the run, and each averaging goes through them."""
+        """Move batches that are in the checkpoint and in every cluster to the settled ones.
+
+        Otherwise the tables would grow with the run, and each averaging goes through all of them.
+        """
         everywhere = {
             batch: commit
             for batch, commit in self._stored.items()
@@ -108,7 +114,7 @@ class BatchLineage:
                     known[batch] = (commit, step + 1)
 
     def _break(self, cluster: int) -> None:
-        """A promise is void."""
+        """Drop the decided mean that `cluster` will not install."""
         known = self._in[cluster]
         for batch in self._promised.pop(cluster):
             if batch in known and known[batch][1] == PROMISED:
@@ -128,7 +134,7 @@ class BatchLineage:
                 self._holders[batch] += 1
 
     def _seen(self, batch: int) -> None:
-        """When the log is folded nobody has said what was handed out."""
+        """Note that `batch` was handed out: the log does not say so."""
         for skipped in range(self._fresh, batch):
             heapq.heappush(self._again, skipped)
         self._fresh = max(self._fresh, batch + 1)
@@ -136,14 +142,14 @@ class BatchLineage:
     # ── handing out ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def take(self, cluster: int) -> int | None:
-        """The next batch that is in no cluster and in nobody's hands; None: there is none for now."""
+        """Hand out the next batch that is in no cluster and with no cluster; None if there is none now."""
         batch = self._next()
         if batch is not None:
             self._handed[cluster].add(batch)
         return batch
 
     def hand_back(self, cluster: int, batch: int) -> None:
-        """It cannot be trained now."""
+        """Return a batch that `cluster` cannot train now."""
         self._handed[cluster].discard(batch)
         heapq.heappush(self._again, batch)
 
@@ -163,11 +169,11 @@ class BatchLineage:
 
     @property
     def known(self) -> int:
-        """How many batches are in living clusters."""
+        """Number of batches in living clusters."""
         return len(+self._holders) + (len(self._settled) if self._in else 0)
 
     def _is_held(self, batch: int) -> bool:
-        """Whether it is in a living cluster."""
+        """Whether `batch` is in a living cluster."""
         return self._holders[batch] > 0 or (batch in self._settled and bool(self._in))
 
     @property
@@ -186,7 +192,7 @@ class BatchLineage:
 
     @property
     def compatible(self) -> bool:
-        """Whether a cluster may begin from the last checkpoint: nothing in it was, or is being, trained again elsewhere."""
+        """Whether a cluster may begin from the last checkpoint: none of its batches was or is being trained again."""
         stored = self._stored
         again = any(
             stored.get(batch, commit) != commit
@@ -197,7 +203,7 @@ class BatchLineage:
         return not again and stored.keys().isdisjoint(in_hands) and self._settled.keys().isdisjoint(in_hands)
 
     def commits(self) -> set[int]:
-        """Which commits of the log made the result as it stands: what is in a living cluster, or in the last checkpoint if none lives."""
+        """Commits in the current result: those in living clusters, or in the last checkpoint if no cluster lives."""
         if not self._in:
             return {*self._stored.values(), *self._settled.values()}
         return {
@@ -206,5 +212,5 @@ class BatchLineage:
         }
 
     def inside(self, cluster: int) -> Mapping[int, int]:
-        """Batch → commit, of what is in `cluster`."""
+        """Batch → commit, for the batches in `cluster`."""
         return self._settled | {batch: commit for batch, (commit, _) in self._in[cluster].items()}

@@ -1,7 +1,7 @@
-"""Every contribution of a run: each microbatch that was counted, came too late, or was lost and done again, with the parameters that it was computed with.
+"""Every contribution of a run: each microbatch that was used, late, or lost, and the version it was computed with.
 
-Pure. What was *used*, and its base, is what holders have signed. That something was *late* or *lost* is the coordinator's word in the log: with whom it was lost
-cannot sign any more. Docs: asynchronous.md, "Every contribution".
+Pure. That a contribution was *used*, and its base version, are signed by holders. That it was *late* or *lost* is the
+coordinator's statement in the log, since a lost volunteer can sign nothing. Docs: asynchronous.md, "Every contribution".
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from hetpeer.bootstrap.log.logged_decision import Decision
 
 USED, LATE, LOST = "used", "late", "lost"
 DUPLICATE, AFTERWARDS = "duplicate", "afterwards"
-"""Why it was late: it counted by somebody else, or its step was committed."""
+"""Reasons for *late*: another holder's copy counted, or the step was committed already."""
 REDONE, GIVEN_UP, TAKEN_BACK = "redone", "given up", "taken back"
-"""Why it was lost: its holder left, or the sum that it was in overlapped with a larger one; its step came to nothing; or its commit did, as the run went back or the cluster fell apart."""
+"""Reasons for *lost*: the holder left, or its slot overlapped with a larger one; the step was abandoned; or the commit
+was taken back by a roll-back or the end of a cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
-    """Of one microbatch to one step. Whatever else becomes of the id, it is used once."""
+    """One microbatch's contribution to one step. Each id is used exactly once, however often it was late or lost."""
 
     cluster: int
     view: int
@@ -35,40 +36,42 @@ class Contribution:
     batch: int
     id: int
     base: int
-    """The version of the parameters with which it was computed."""
+    """Version of the parameters that it was computed with."""
     staleness: int
-    """Updates that were committed since, before that of its own step."""
+    """Updates committed between `base` and its own step."""
     state: str
     """USED, LATE or LOST."""
     why: str = ""
-    """As above, of what was not used."""
+    """Reason, if it was late or lost."""
     peers: tuple[str, ...] = ()
-    """Who has computed it, in the order of the blocks; of what was late or lost who it was that was, unless a commit was taken back."""
+    """Volunteers that computed it, in block order; for late or lost work the volunteer concerned."""
     signed: bool = False
-    """Whether holders of every block have signed that it is in their update once, and with which base its step was begun."""
+    """Whether holders of every block signed that their update contains it once, with this base version."""
     group: int | None = None
-    """The first averaging of its cluster by which it came to others."""
+    """First averaging that brought it to other clusters."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """How many contributions there are."""
+    """Counts of contributions."""
 
     used: dict[int, int] = field(default_factory=dict)
-    """Staleness → how many."""
+    """Staleness → number of used contributions."""
     signed: int = 0
-    """Of those that were used."""
+    """Used contributions that holders of every block signed."""
     late: int = 0
     lost: int = 0
     waiting: int = 0
-    """Batches of what was lost that are not in the result, so far."""
+    """Batches of lost work that are not in the result yet."""
     silent: int = 0
-    """Surviving steps of which the log does not say what was late or lost: a version before wrote it."""
+    """Surviving steps whose record names no late or lost work: an earlier version wrote it."""
 
 
 class ContributionLog:
-    """Of the run whose log says `records`, of which the decisions `surviving` are in the result; `applied` is what volunteers have signed. Ids from
-    `early` on are computed with the version of their step; None: none are, where steps overlap.
+    """Contributions of the run with the log `records`, an iterable of `Contribution`.
+
+    `surviving` are the decisions in the result, `applied` what volunteers signed. Ids from `early` on are computed with
+    the version of their own step; None: no id is, where steps overlap.
     """
 
     def __init__(
@@ -87,13 +90,13 @@ class ContributionLog:
         self._blocks = range(blocks)
         self._early = microbatches if early is None else early
         self._copies: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-        """Cluster → (version of its copy, group) of its averagings."""
+        """Cluster → (version of its copy, group) for each of its averagings."""
         for record in records:
             for cluster, version in record["clusters"] if record["kind"] == "average" else ():
                 self._copies[cluster].append((version, record["group"]))
 
     def tally(self) -> Tally:
-        """How many."""
+        """Counts over all contributions."""
         tally = Tally()
         batches: defaultdict[str, set[int]] = defaultdict(set)
         for one in self:
@@ -111,9 +114,9 @@ class ContributionLog:
         return tally
 
     def __iter__(self) -> Iterator[Contribution]:
-        """In the order of the log; of each step by state, peer and id."""
+        """Contributions in log order; within a step by state, peer and id."""
         steps: dict[tuple[int, int], Contribution] = {}
-        """Cluster and step → the last commit of it, as any of its contributions."""
+        """Cluster and step → a contribution of its last commit."""
         view = 0
         for record in self._records:
             cluster = record.get("cluster", 0)
@@ -138,7 +141,7 @@ class ContributionLog:
         return (record.get("cluster", 0), record["view"], record["step"], record["plan"]) in self._surviving
 
     def _committed(self, one: Contribution, record: Record) -> Iterator[Contribution]:
-        """All ids of a commit."""
+        """Contributions of a commit's ids."""
         if not self._survives(record):
             yield from (replace(self._of_id(one, i), state=LOST, why=TAKEN_BACK) for i in self._microbatches)
             return
@@ -163,7 +166,7 @@ class ContributionLog:
             yield replace(self._of_id(one, number), state=state, why=why, peers=(peer,))
 
     def _of_id(self, one: Contribution, number: int) -> Contribution:
-        """That of microbatch `number` to the step that `one` is of."""
+        """Contribution of microbatch `number` to the step of `one`."""
         if number < self._early:
             return replace(one, id=number)
         return replace(one, id=number, base=one.step, staleness=0)
@@ -175,7 +178,7 @@ class ContributionLog:
 
 
 def _of(record: Record, cluster: int, view: int) -> Contribution:
-    """The first of the step that `record` is of, as if it were used."""
+    """Contribution of id 0 to the step of `record`, as used."""
     behind = record.get("behind", 0)
     return Contribution(
         cluster=cluster,
@@ -190,7 +193,7 @@ def _of(record: Record, cluster: int, view: int) -> Contribution:
 
 
 def _peers(said: Sequence[Sequence[AppliedEvent]]) -> Mapping[int, Collection[str]]:
-    """Id → who has computed it, block by block, as one holder of each says."""
+    """Id → volunteers that computed it, in block order, by the statement of one holder per block."""
     peers: defaultdict[int, dict[str, None]] = defaultdict(dict)
     for events in said:
         for holder, ids in events[0].cover if events else ():
@@ -200,8 +203,10 @@ def _peers(said: Sequence[Sequence[AppliedEvent]]) -> Mapping[int, Collection[st
 
 
 def _signed(said: Sequence[Sequence[AppliedEvent]], base: int) -> AbstractSet[int]:
-    """Ids that are once in what every holder of every block says that it has applied, computed with version `base`. Nothing if of some block nobody says
-    anything. Who does not say with which version, as before steps overlapped, means that of the step itself.
+    """Ids that every holder of every block states to have applied exactly once, computed with version `base`.
+
+    Empty if no holder of some block made a statement. A statement without a version, as earlier releases wrote it,
+    means the version of the step itself.
     """
     if not all(said):
         return frozenset()

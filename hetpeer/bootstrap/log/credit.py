@@ -1,6 +1,6 @@
-"""What each peer has contributed to a run: samples times blocks that are counted in commits, from the log alone.
+"""Credit of each peer: samples times blocks counted in commits, from the log alone.
 
-Pure. A commit says how much of it is whose; what it gives counts for as long as it is part of the result. Docs: credit.md.
+Pure. A commit says which peer did how much of it, and counts as long as it is part of the result. Docs: credit.md.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from hetpeer.bootstrap.log.batches import BatchLineage
 
 Record = Mapping[str, Any]
 Cover = Iterable[tuple[str, Collection[int]]]
-"""Of one block: each holder, and the ids that its slot counts."""
+"""Cover of one block: (holder, ids counted in its slot)."""
 
 
 def work_in(covers: Iterable[Cover], sizes: Mapping[int, int]) -> Counter[str]:
-    """Samples times blocks of each holder in `covers`, one for each block; `sizes`: how many samples each id has."""
+    """Holder → samples times blocks in `covers`, which has one cover per block; `sizes`: id → samples."""
     work: Counter[str] = Counter()
     for cover in covers:
         for holder, ids in cover:
@@ -31,7 +31,7 @@ def work_in(covers: Iterable[Cover], sizes: Mapping[int, int]) -> Counter[str]:
 
 
 def written(work: Mapping[str, int], numbers: Mapping[str, int]) -> dict[str, Any]:
-    """`work` as a commit record has it; `numbers`: the peers that earlier commits name."""
+    """`work` in the form of a commit record; `numbers`: peers that earlier commits name → their numbers."""
     newcomers = sorted(work.keys() - numbers.keys())
     known = {**numbers, **{peer: len(numbers) + place for place, peer in enumerate(newcomers)}}
     counted = sorted((known[peer], amount) for peer, amount in work.items())
@@ -42,7 +42,7 @@ def written(work: Mapping[str, int], numbers: Mapping[str, int]) -> dict[str, An
 
 
 class Contributors:
-    """The peers that commits name, by their numbers."""
+    """Numbers by which commits name peers."""
 
     def __init__(self) -> None:
         self._peers: list[str] = []
@@ -52,23 +52,24 @@ class Contributors:
         self._peers += record.get("newcomers", ())
 
     def read(self, counted: Sequence[int]) -> Iterator[tuple[str, int]]:
-        """Peer and samples times blocks, of a commit's `counted`. A number that nobody has, of a log with a gap, is nobody's."""
+        """(peer, samples times blocks) of a commit's `counted`. Unknown numbers, after a gap in the log, are skipped."""
         for number, amount in zip(counted[::2], counted[1::2], strict=False):
             if number < len(self._peers):
                 yield self._peers[number], amount
 
 
 class Credit:
-    """A run's log, folded: who has which part in the result as it stands. `grouped`: its number of batches, if the run is grouped.
+    """Credit of each peer in the current result, folded from the run's log.
 
-    `sample`: what a sample counts at a block, its tokens. No number is larger than all that the run's steps can give.
+    `sample`: credit of one sample at one block (its tokens). `grouped`: number of batches, if the run is grouped. No
+    peer's credit exceeds the total of the run's steps.
     """
 
     def __init__(self, sample: int = 1, grouped: int | None = None) -> None:
         self._sample = sample
         self._contributors = Contributors()
         self._commits: list[bytes] = []
-        """What each commit of the log counted, packed: a long run has many."""
+        """`counted` of each commit, packed, since a long run has many."""
         self._result: _Result = _Steps() if grouped is None else _Batches(grouped)
         self._work: Counter[str] = Counter()
 
@@ -83,32 +84,32 @@ class Credit:
 
     @property
     def counting(self) -> AbstractSet[int]:
-        """The commits of the log, counted from 1, that are part of the result."""
+        """Commits that are part of the result, numbered from 1 in log order."""
         return self._result.counting
 
     @property
     def of(self) -> Mapping[str, int]:
-        """Peer → credit, of everybody who has some."""
+        """Peer → credit, for every peer that has some."""
         return {peer: work * self._sample for peer, work in self._work.items() if work}
 
 
 class _Result(Protocol):
-    """Which commits of the log, counted from 1, are part of what was trained so far."""
+    """Commits that are part of the result so far, numbered from 1 in log order."""
 
     @property
     def counting(self) -> AbstractSet[int]: ...
 
     def add(self, record: Record) -> Iterable[tuple[int, int]]:
-        """Fold one more record: commits that are part of it from then on (1), or are no longer (-1)."""
+        """Fold one more record; returns (commit, 1) for commits that become part of the result, (commit, -1) for others."""
 
 
 class _Steps:
-    """Of an exact run: one after the other, and back. A step that is there again has taken back those behind it."""
+    """Result of an exact run: steps in order. A step that is committed again takes back itself and all later ones."""
 
     def __init__(self) -> None:
         self._count = 0
         self._steps, self._commits = array("Q"), array("Q")
-        """Steps in rising order, and the commit that made each."""
+        """Steps in rising order, each with its commit."""
 
     @property
     def counting(self) -> AbstractSet[int]:
@@ -135,7 +136,7 @@ class _Steps:
 
 
 class _Batches:
-    """Of a grouped run of so many: those that a living cluster has, whichever trained them."""
+    """Result of a grouped run of `count` batches: the batches in living clusters."""
 
     def __init__(self, count: int) -> None:
         self._batches = BatchLineage(count)

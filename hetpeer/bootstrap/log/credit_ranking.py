@@ -1,4 +1,4 @@
-"""The ranking by credit that reliable peers serve: the first hundred of it, and where the one who asks stands. Docs: credit.md."""
+"""Ranking by credit, served by reliable peers: the first hundred peers, and the peer that asks. Docs: credit.md."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ Amount = Annotated[int, Field(ge=0, lt=2**53)]
 
 
 class RankedPeer(BaseModel):
-    """What one peer has, in tokens (or samples) times blocks."""
+    """Credit and rank of one peer, in tokens (or samples) times blocks."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
     peer: PeerId
     credit: Amount
     rank: Amount
-    """From 1; as many as have the same share one. 0: it has nothing."""
+    """Rank from 1; peers with equal credit share a rank. 0: no credit."""
 
 
 class Ranking(BaseModel):
-    """As far as the log is known where it is served."""
+    """The ranking by the log as far as the serving peer knows it."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
     total: Amount
-    """Of all peers together."""
+    """Credit of all peers together."""
     contributors: Amount
-    """How many have some."""
+    """Number of peers with credit."""
     first: Annotated[tuple[RankedPeer, ...], Field(max_length=FIRST, strict=False)]
-    """Who has most, of all who have some."""
+    """The peers with the most credit."""
     yours: RankedPeer | None = None
-    """Of the peer that was asked for."""
+    """The peer that the request names."""
 
 
 def ranking(credit: Mapping[str, int], peer: str = "") -> Ranking:
-    """Who is where by `credit`, and where `peer` is. Raises `ProtocolError` if that is no peer id."""
+    """Ranking by `credit`, with the rank of `peer`. Raises `ProtocolError` if `peer` is no peer id."""
     most = heapq.nsmallest(FIRST, credit.items(), key=lambda entry: (-entry[1], entry[0]))
     higher = {amount: place for place, (_, amount) in reversed([*enumerate(most)])}
     yours = None
@@ -66,13 +66,13 @@ def ranking(credit: Mapping[str, int], peer: str = "") -> Ranking:
 
 
 def encode(found: Ranking) -> bytes:
-    """As it travels."""
+    """The ranking as msgpack."""
     data: bytes = msgpack.packb(found.model_dump())
     return data
 
 
 def decode(data: bytes | bytearray, peer: str) -> Ranking:
-    """What `peer` has answered. Raises `ProtocolError` for anything that is no ranking."""
+    """The ranking in an answer of `peer`. Raises `ProtocolError` if there is none."""
     plain = unpack(data, "a ranking by credit", peer)
     try:
         return Ranking.model_validate(plain)

@@ -1,6 +1,6 @@
-"""What the volunteers of a run say they did: their signed logs, read and checked line by line.
+"""Evidence: the volunteers' signed logs, read and checked line by line.
 
-Lines are checked for who signed them and which run they are of. What they prove is the audit's business (audit.py).
+Each line's signature and run are checked here. What the lines prove is decided by the audit (audit/audit.py).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from hetpeer.bootstrap.run.settings import Count
 from hetpeer.dht.base.errors import ProtocolError
 
 Key = tuple[int, int, int, int, int]
-"""Cluster, view, step, plan and block: what was applied where."""
+"""Cluster, view, step, plan and block of an applied update."""
 
 
 class AppliedEvent(BaseModel):
-    """A volunteer's word that it updated a block: with the sum of these slots, and to this state. `group` above 0: it averaged."""
+    """A volunteer's statement that it updated a block with the sum of `cover`, to `state`. `group` > 0: an averaging."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -36,7 +36,7 @@ class AppliedEvent(BaseModel):
     cluster: Count = 0
     step: Count
     base: Count | None = None
-    """The version of the parameters of which the gradient is; None: it does not say, and they were the newest."""
+    """Version of the parameters that the gradient was computed with; None: not stated, the newest."""
     group: Count = 0
     block: Count
     plan: Count
@@ -51,22 +51,22 @@ class AppliedEvent(BaseModel):
 
     @property
     def counts(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Its slots, in one order."""
+        """Slots in a fixed order."""
         return tuple(sorted((holder, tuple(sorted(ids))) for holder, ids in self.cover))
 
     @property
     def says(self) -> tuple[object, ...]:
-        """What all who have applied the same have to say alike."""
+        """Fields that must be equal for all holders that applied the same update."""
         base = self.step if self.base is None else self.base
         return base, self.counts, self.gradient, self.state
 
     def tally(self) -> Counter[int]:
-        """How often each microbatch, or cluster, is in the sum that was applied."""
+        """Microbatch (or cluster) → how often the applied sum contains it."""
         return Counter(microbatch for _, ids in self.cover for microbatch in ids)
 
 
 class LeftoverEvent(BaseModel):
-    """A volunteer's word that the task board led it to microbatches that `sender` kept, whose bundles enter block `border`."""
+    """A volunteer's statement that it found leftovers of `sender` on the task board, with bundles for block `border`."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -88,19 +88,19 @@ _KINDS = ("applied", "leftover")
 
 @dataclass(slots=True)
 class Evidence:
-    """All that is said, and what is no evidence because of its form."""
+    """All statements of a run's volunteers, and the malformed lines."""
 
     volunteers: int = 0
     applied: dict[Key, list[AppliedEvent]] = field(default_factory=lambda: defaultdict(list))
     lives: dict[str, list[AppliedEvent]] = field(default_factory=dict)
-    """Volunteer → the same, in the order of its log."""
+    """Volunteer → its `applied` statements, in the order of its log."""
     found: list[LeftoverEvent] = field(default_factory=list)
     unsound: list[str] = field(default_factory=list)
-    """Lines that count for nothing, with the reason."""
+    """Lines that do not count, with the reason."""
 
     @classmethod
     def read(cls, folder: Path, run_id: str) -> Evidence:
-        """The logs in `folder`, one for each volunteer, named after it."""
+        """Evidence in `folder`, which has one log per volunteer, named by its peer id."""
         testimony = cls()
         for path in sorted(folder.glob("*.jsonl")):
             testimony.volunteers += 1
@@ -120,17 +120,17 @@ class Evidence:
 
     @property
     def updates(self) -> int:
-        """How many updates of blocks it tells of."""
+        """Number of stated updates of blocks."""
         return sum(map(len, self.lives.values()))
 
 
 def _read(line: str, peer: str, run_id: str) -> Event | None:
-    """The event of a line, if it is of a kind that is looked at."""
+    """Event of a line, or None for other kinds of event."""
     return read_record(*read_event(line), peer, run_id)
 
 
 def read_record(signer: str, record: Record, peer: str, run_id: str) -> Event | None:
-    """The event that `signer` has put into the log of `peer`. Raises `ProtocolError` or `ValidationError` for what is no evidence."""
+    """Event that `signer` wrote into the log of `peer`. Raises `ProtocolError` or `ValidationError` if it is invalid."""
     if record.get("kind") not in _KINDS:
         return None
     event = _EVENT.validate_python(record)

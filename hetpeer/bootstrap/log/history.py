@@ -1,8 +1,9 @@
-"""The surviving history of a run: what the coordinator's log says, folded into one value.
+"""The surviving history of a run: the coordinator's log folded into one value.
 
-Pure. Records are plain dicts as bootstrap/log/record_log.py keeps them. A roll-back to version v takes back every commit of a
-step >= v that came before it; what remains is the curve that the run's author sees. In a grouped run each cluster has a
-history of its own in the same log: records name their cluster (none: 0), an averaging names those that took part, and those that have installed it.
+Pure. Records are plain dicts (bootstrap/log/record_log.py). A roll-back to version v takes back every earlier commit of
+a step ≥ v; the rest is the curve that the author sees. In a grouped run each cluster has a history of its own in the
+same log: records name their cluster (default 0); an averaging names the clusters that took part and those that
+installed it.
 """
 
 from __future__ import annotations
@@ -14,46 +15,46 @@ from typing import Any
 
 Record = Mapping[str, Any]
 RECENT = 64
-"""Commits that are looked up by who is not to keep the whole history."""
+"""Number of newest commits that a history keeps if it is not `whole`."""
 
 
 @dataclass(slots=True)
 class History:
-    """Folded log: `version` updates are committed; `commits[step]` and `evaluations[step]` are the surviving ones."""
+    """Folded log: `version` committed updates; `commits[step]` and `evaluations[step]` have the surviving ones."""
 
     cluster: int = 0
     whole: bool = True
-    """Whether all commits and averagings are kept, not only those of the RECENT steps: a long run's are many."""
+    """Whether all commits and averagings are kept; otherwise only those of the RECENT newest steps."""
     term: int = 0
     view: int = 0
     version: int = 0
     commits: dict[int, Record] = field(default_factory=dict)
     averages: dict[int, Record] = field(default_factory=dict)
-    """Step → the averaging with other clusters that it was."""
+    """Step → averaging with other clusters."""
     evaluations: dict[int, float] = field(default_factory=dict)
     checkpoint: Record | None = None
-    """The last one, whatever cluster it is of."""
+    """Last checkpoint of any cluster."""
     sealed: int | None = 0
-    """The version of this history that lies complete in the checkpoint store, if one does."""
+    """Version of this history with a complete checkpoint in the store, if any."""
     base: Record | None = None
-    """The checkpoint that this is; None: the initial state."""
+    """Checkpoint that this history starts from; None: the initial state."""
     rollbacks: int = 0
     amendment: str = ""
-    """The last one of the manifest, in hexadecimal."""
+    """Last amendment of the manifest, in hexadecimal."""
     amended: int = 0
-    """Its number: of two with one number the one that was recorded first counts."""
+    """Number of that amendment; of two with the same number the one recorded first counts."""
     arranged: Sequence[Sequence[Sequence[int]]] = ()
-    """How the first clusters cut the blocks since volunteers were moved last."""
+    """Layouts of the first clusters since the last rebalancing."""
     cut: Sequence[Sequence[int]] | None = None
-    """How this cluster of a grouped run cuts the blocks, if it was founded with a cut of its own."""
+    """Layout of this cluster, if it was founded with a cut of its own."""
     departures: Counter[str] = field(default_factory=Counter)
-    """Peer → how often it has gone, one way or another."""
+    """Peer → how often it left or was lost."""
     contributors: dict[str, int] = field(default_factory=dict)
-    """Peer → the number by which commits, of any cluster, name it (credit.py)."""
+    """Peer → number by which commits of any cluster name it (credit.py)."""
 
     @classmethod
     def of(cls, records: Iterable[Record], cluster: int = 0, *, whole: bool = True) -> History:
-        """The history that `records` tell of `cluster`, in order."""
+        """History of `cluster` in `records`, which are in log order."""
         history = cls(cluster, whole)
         for record in records:
             history.add(record)
@@ -114,7 +115,7 @@ class History:
             del steps[oldest]
 
     def of_another(self, cluster: int) -> History:
-        """What the same records tell of `cluster`, if none of them is its own or this one's."""
+        """History of `cluster` by the same records, provided that none of them belongs to it or to this cluster."""
         return replace(
             self,
             cluster=cluster,
@@ -127,7 +128,7 @@ class History:
 
     @property
     def stored(self) -> bool:
-        """Whether the current version lies complete in the checkpoint store."""
+        """Whether the store has a complete checkpoint of the current version."""
         return self.sealed == self.version
 
     @property

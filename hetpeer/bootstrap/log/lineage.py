@@ -1,6 +1,6 @@
-"""What the parameters of a grouped run are made of: which trainings and averagings led to them, as the log tells it.
+"""Lineage of a grouped run's parameters: the trainings and averagings that led to them, from the log.
 
-Not the coordinator's books (batches.py) but a second way to the same answer, for those who check it.
+Independent of the coordinator's own tables (batches.py): the audit compares the two.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from hetpeer.bootstrap.log.history import Record
 from hetpeer.bootstrap.log.logged_decision import Decision, decisions_of
 
 State = tuple[int, int]
-"""Cluster and version: parameters that there were."""
+"""Cluster and version of some parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """In the order of the log."""
+    """Records and decisions behind the parameters, in log order."""
 
     records: Sequence[Record]
     """Commits and averagings."""
     decisions: Sequence[Decision]
-    """What was decided in them for clusters whose parameters went on."""
+    """Decisions in them, for clusters whose parameters survive."""
 
     @property
     def twice(self) -> frozenset[int]:
-        """Batches that are in by two trainings."""
+        """Batches that were trained twice and are in the result twice."""
         times = Counter(record["batch"] for record in self.records if record["kind"] == "commit")
         return frozenset(batch for batch, count in times.items() if count > 1)
 
 
 def lineage(records: Sequence[Record]) -> Lineage:
-    """Of the clusters that live at the end of the log; if none does, of the last checkpoint."""
+    """Lineage of the clusters that live at the end of the log, or of the last checkpoint if none does."""
     parents: dict[State, list[State]] = {}
     made_by: dict[State, int] = {}
-    """State → the place in the log of the commit or averaging that made it."""
+    """State → position in the log of the commit or averaging that made it."""
     heads: dict[int, State] = {}
     stored: State | None = None
     for place, record in enumerate(records):

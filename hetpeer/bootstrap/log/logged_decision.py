@@ -1,4 +1,4 @@
-"""What a log record decides for holders: the very updates that they may apply."""
+"""Decisions in log records: the updates that holders may apply, and no others."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Decision:
     step: int
     plan: int
     digests: Mapping[int, str]
-    """Block → digest of the sum that is to be applied."""
+    """Block → digest of the sum to apply."""
     behind: int = 0
-    """So many versions older than the step's own were the parameters of which the gradient is."""
+    """Staleness of the gradient, in updates."""
     batch: int = 0
-    """What was trained."""
+    """Batch that was trained."""
     clusters: frozenset[int] = frozenset()
     counted: Sequence[int] | None = None
-    """Whose work it is, as the record has it (credit.py); None: it does not say."""
+    """Credit of the commit in the record's form (credit.py); None: not stated."""
 
     @property
     def trains(self) -> bool:
@@ -39,7 +39,7 @@ class Decision:
 
 
 def decisions_of(record: Record) -> Iterator[Decision]:
-    """One of a commit, one for each cluster that has installed an averaging."""
+    """Decisions of a record: one for a commit, one per cluster that installed an averaging."""
     match record["kind"]:
         case "commit":
             yield Decision(

@@ -1,6 +1,6 @@
-"""The loss curves of a run, from its log: thin enough to be sent to whoever looks, whatever number of steps there are.
+"""Loss curves of a run, from its log, thinned to a bounded size for sending.
 
-Pure. Reliable peers serve them beside the run's files; what a peer answers is checked where it comes in.
+Pure. Reliable peers serve them beside the run's files; `Curves.decode` checks a peer's answer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.base.untrusted import unpack
 
 MAX_POINTS: Final = 400
-"""Of a curve; a longer one is thinned out."""
+"""Largest number of points in a curve."""
 MAX_BYTES: Final = 1 << 15
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -25,17 +25,17 @@ Point = tuple[Number, Number]
 
 
 class Curve:
-    """Points in the order of x, MAX_POINTS at most: when they are too many every second one goes, and from then on fewer are taken."""
+    """At most MAX_POINTS points in order of x: when full, every second point is dropped and the sampling rate halves."""
 
     def __init__(self) -> None:
         self._points: list[Point] = []
         self._every = 1
         self._counted = 0
         self._last: Point | None = None
-        """Shown whether it is taken or not."""
+        """Newest point, shown even if it is not sampled."""
 
     def add(self, x: float, y: float) -> None:
-        """A point that lies behind the others; of several with the same x the first one counts."""
+        """Append a point with an x above the others; of several with the same x the first one counts."""
         if self._last is not None and x <= self._last[0]:
             return
         self._last = (x, y)
@@ -47,21 +47,21 @@ class Curve:
             self._every *= 2
 
     def cut(self, x: float) -> None:
-        """Nothing behind `x` has happened."""
+        """Drop all points after `x` (a roll-back)."""
         self._points = [point for point in self._points if point[0] <= x]
         self._counted = len(self._points) * self._every
         self._last = self._points[-1] if self._points else None
 
     @property
     def points(self) -> list[Point]:
-        """The newest last."""
+        """Points in order, the newest last."""
         if self._last is None or self._last == self._points[-1]:
             return list(self._points)
         return [*self._points, self._last]
 
 
 class Curves(BaseModel):
-    """Loss over committed updates (batches, in a grouped run): of training, and of held-out samples."""
+    """Loss over committed updates (batches, in a grouped run), in training and on held-out samples."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
@@ -73,13 +73,13 @@ class Curves(BaseModel):
     ] = ()
 
     def encode(self) -> bytes:
-        """As they travel."""
+        """The curves as msgpack."""
         data: bytes = msgpack.packb(self.model_dump())
         return data
 
     @classmethod
     def decode(cls, data: bytes | bytearray, peer: str) -> Curves:
-        """What `peer` has answered. Raises `ProtocolError` for anything that is none."""
+        """The curves in an answer of `peer`. Raises `ProtocolError` if they are invalid."""
         plain = unpack(data, "loss curves", peer)
         try:
             return cls.model_validate(plain)
@@ -88,7 +88,7 @@ class Curves(BaseModel):
 
 
 class LogCurves:
-    """Records of the log of an exact run, folded in their order."""
+    """Curves of an exact run, folded from log records in order."""
 
     def __init__(self, records: Iterable[Mapping[str, Any]] = ()) -> None:
         self._training = Curve()
@@ -116,9 +116,9 @@ class LogCurves:
 
 
 class GroupedCurves:
-    """The same of a grouped run: batches are trained in any order, and again when nobody is left who has them.
+    """Curves of a grouped run, where batches are trained in any order, and again if no cluster has them any more.
 
-    `counting` says which commits of the log, counted from 1, are part of the result (credit.py). It is told of a record first.
+    `counting` returns the commits in the result, numbered from 1 (credit.py); it must get each record first.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class GroupedCurves:
     ) -> None:
         self._counting = counting
         self._batches, self._losses = array("Q"), array("d")
-        """What each commit adds to the curve."""
+        """Point of each commit."""
         self._evaluation: dict[float, float] = {}
         for record in records:
             self.add(record)
@@ -152,7 +152,7 @@ class GroupedCurves:
 
 
 def thinned(points: Iterable[Point]) -> tuple[Point, ...]:
-    """MAX_POINTS of them at most in the order of x, the last among them."""
+    """At most MAX_POINTS of the points in order of x, including the last."""
     ordered = sorted(points)
     every = -(-len(ordered) // (MAX_POINTS - 1)) or 1
     kept = ordered[::every]

@@ -1,5 +1,6 @@
-"""Records of a log in memory, as bytes: they take a fifth of what they take as objects, and are read seldom. Those that
-somebody else keeps take next to nothing. Pure.
+"""Log records in memory as bytes, in a fifth of the space of objects; they are read seldom.
+
+A record that another sequence keeps takes next to nothing. Pure.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from hetpeer.bootstrap.log.record_sequence import Records
 
 
 class PackedRecords(Records):
-    """None is a record, too."""
+    """Packed records in order; None is a valid record."""
 
     def __init__(self, records: Iterable[Record | None] = ()) -> None:
         self._packed: list[bytes | None] = []
-        """None: it is on the shelf."""
+        """Bytes of each record; None: the shelf has it."""
         self._there = array("Q")
-        """Its place there."""
+        """Position of a shelved record on the shelf."""
         self._shelf: Sequence[Record] = ()
         self.put(0, records)
 
@@ -29,18 +30,18 @@ class PackedRecords(Records):
         return len(self._packed)
 
     def put(self, begin: int, records: Iterable[Record | None]) -> None:
-        """The first `begin` ones and then these."""
+        """Keep the first `begin` records and append `records`."""
         self._packed[begin:] = map(msgpack.packb, records)
         self._there[begin:] = array("Q", bytes(8 * (len(self._packed) - begin)))
 
     def shelve(self, place: int, shelf: Sequence[Record], there: int) -> None:
-        """Record `place` is kept by `shelf`, as its record `there`, and read from it. All are on the same shelf."""
+        """Let `shelf` keep record `place`, as its record `there`. All shelved records are on the same shelf."""
         self._shelf = shelf
         self._packed[place] = None
         self._there[place] = there
 
     def copy(self) -> PackedRecords:
-        """The same ones, to go on otherwise."""
+        """Independent copy."""
         other = PackedRecords()
         other._packed, other._there, other._shelf = self._packed[:], self._there[:], self._shelf
         return other

@@ -1,9 +1,9 @@
-"""An append-only file of msgpack records, durable when `append` returns: what a run's decisions are kept in.
+"""Append-only file of msgpack records, durable when `append` returns: the log of a run's decisions.
 
 A frame is a head of 16 bytes (payload length u32, check of the head, 8 bytes of the payload's blake3) and the payload.
-A crash while appending leaves a frame cut short, or a file grown by zeros; that tail was never acknowledged and is cut
-off on open. Anything else that does not add up is damage to what was acknowledged: it is refused, with its offset,
-because going on would forget a decision.
+A crash while appending leaves a cut frame, or a file grown by zeros; that tail was never acknowledged and is cut off on
+open. Any other inconsistency is damage to acknowledged records. It is refused with its offset, because going on would
+forget a decision.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Record = dict[str, Any]
 
 
 class Log(Records):
-    """One open log file, and its records in order: only where they begin is kept in memory, they are read when they are asked for.
+    """An open log file as a sequence of records, which are read from disk on access; only offsets are in memory.
 
-    `notes` says what opening had to mend. Append from one thread at a time; any may read meanwhile.
+    `notes` lists repairs made on open. Append from one thread at a time; any thread may read meanwhile.
     """
 
     def __init__(self, path: Path, descriptor: int, ends: array[int], notes: list[str]) -> None:
@@ -41,7 +41,7 @@ class Log(Records):
         self.notes = notes
         self._descriptor = descriptor
         self._ends = ends
-        """Where the records end, each of which begins where the one before it ends; the first entry is 0."""
+        """Offsets at which records end, after a leading 0."""
 
     @classmethod
     def open(cls, path: Path) -> Log:
@@ -89,7 +89,7 @@ class Log(Records):
         return len(self._ends) - 1
 
     def read(self, begin: int, end: int) -> list[Any]:
-        """These records. Raises `LocalError` HP-LOG-001 if one is damaged on the disk."""
+        """Records `begin` to `end` - 1. Raises `LocalError` HP-LOG-001 if one is damaged on the disk."""
         ends = self._ends[begin : end + 1]
         try:
             data = self._bytes(ends[0], ends[-1])
@@ -105,7 +105,7 @@ class Log(Records):
         return found
 
     def close(self) -> None:
-        """Nothing is read or written any more."""
+        """Close the file; nothing can be read or written afterwards."""
         descriptor, self._descriptor = self._descriptor, -1
         os.close(descriptor)
 
@@ -129,7 +129,7 @@ class Log(Records):
 
 
 class FirstRecords(Records):
-    """The first `length` records of `log`: what is written to it meanwhile is there when `length` says so."""
+    """The first `length` records of `log`; raise `length` to see later ones."""
 
     def __init__(self, log: Log) -> None:
         self.length = len(log)
@@ -152,7 +152,7 @@ def read_log(path: Path) -> Iterator[Record]:
 
 
 def in_use(path: Path) -> bool:
-    """Whether a process has the log at `path` open: whoever writes to it does, for as long as it may."""
+    """Whether a process has the log at `path` open for writing."""
     if not path.exists():
         return False
     with path.open("rb") as file:
@@ -178,19 +178,19 @@ def _head(payload: bytes) -> bytes:
 
 
 def _check(length: int, digest: bytes) -> bytes:
-    """Four bytes over the rest of the head: a damaged length must not pass for a torn tail."""
+    """Four-byte check of the head, so that a damaged length does not pass for a torn tail."""
     return blake3(struct.pack("<I", length) + digest).digest(4)
 
 
 def _scan(path: Path) -> tuple[array[int], int]:
-    """Where the acknowledged records end, behind a 0, and how many torn bytes follow."""
+    """Offsets at which acknowledged records end, after a leading 0, and the number of torn bytes that follow."""
     ends = array("Q", (0,))
     ends.extend(end for end, _ in _frames(path))
     return ends, path.stat().st_size - ends[-1]
 
 
 def _frames(path: Path) -> Iterator[tuple[int, Record]]:
-    """Each record with the offset behind it, up to the end or a torn tail."""
+    """(offset after the record, record) up to the end or a torn tail."""
     if not path.exists():
         return
     with path.open("rb") as file:

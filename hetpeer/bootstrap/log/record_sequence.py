@@ -1,4 +1,4 @@
-"""Records of a log as a sequence, wherever they are kept. Pure."""
+"""Log records as a sequence, independent of where they are kept. Pure."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
 ROW = 256
-"""Records that are read at a time by who reads all of them."""
+"""Records per read when iterating over all."""
 
 
 class Records(Sequence[Any], ABC):
-    """Records in order, each made anew whenever it is read: whoever keeps one keeps it alone."""
+    """Sequence of records; each access returns a new object."""
 
     @abstractmethod
     def read(self, begin: int, end: int) -> list[Any]:
-        """Those from `begin` to before `end`, which there are."""
+        """Records `begin` to `end` - 1; all of them exist."""
 
     @overload
     def __getitem__(self, place: int) -> Any: ...
@@ -30,7 +30,7 @@ class Records(Sequence[Any], ABC):
         return [self[one] for one in places]
 
     def __iter__(self) -> Iterator[Any]:
-        """Those that are there, and those that come meanwhile."""
+        """All records, including those appended during the iteration."""
         begin = 0
         while row := self[begin : begin + ROW]:
             yield from row

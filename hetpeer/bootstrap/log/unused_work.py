@@ -1,6 +1,7 @@
-"""What of a step's work is in no sum, and whose it was: it came too late, or it was lost and is done again under the same id.
+"""Unused work of a step: microbatches that were late, or lost and computed again under the same id, and by whom.
 
-Pure. The coordinator's books, written into the step's commit record: what `hetpeer audit` lists beside what was used. Docs: asynchronous.md, "Every contribution".
+Pure. The coordinator writes it into the step's commit record; `hetpeer audit` lists it beside the used work.
+Docs: asynchronous.md, "Every contribution".
 """
 
 from __future__ import annotations
@@ -10,37 +11,37 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 Entries = list[tuple[str, list[int]]]
-"""Peers, each with ids of the step in rising order."""
+"""(peer, ids of the step in rising order), sorted by peer."""
 AFTERWARDS = 4
-"""Of so many committed steps somebody may still report something: until it hears of the commit."""
+"""Number of committed steps for which late reports are accepted: volunteers hear of a commit later."""
 
 
 class Unused:
-    """Of one step. An id may be in it several times, by different peers, or by one at different blocks."""
+    """Unused work of one step. An id may occur for several peers."""
 
     def __init__(self) -> None:
         self._late: defaultdict[str, set[int]] = defaultdict(set)
         self._lost: defaultdict[str, set[int]] = defaultdict(set)
 
     def late(self, peer: str, ids: Iterable[int]) -> None:
-        """`peer` has computed what counts by somebody else at some block, or by itself in another slot."""
+        """Note `ids` that `peer` computed although another slot with them counts at some block."""
         self._late[peer].update(ids)
 
     def lost(self, peer: str, ids: Iterable[int]) -> None:
-        """What `peer` had computed at some block, or was to compute when it left, is open again."""
+        """Note `ids` that are open again: `peer` had computed them at some block, or was to when it left."""
         self._lost[peer].update(ids)
 
     def written(self) -> dict[str, Entries]:
-        """As log records have it."""
+        """The form of log records."""
         return {"late": entries(self._late), "lost": entries(self._lost)}
 
 
 class LateWork:
-    """What is reported of steps that are committed already: the next commit record says so."""
+    """Reports for steps that are committed already; the next commit record includes them."""
 
     def __init__(self) -> None:
         self._over: dict[int, tuple[frozenset[str], frozenset[int]]] = {}
-        """Step → who took part in it until the end, and its ids: of nobody and nothing else it is written down."""
+        """Step → its final roster and ids; other reports are ignored."""
         self._late: defaultdict[int, defaultdict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
 
     def committed(self, step: int, roster: Iterable[str], ids: frozenset[int]) -> None:
@@ -49,24 +50,24 @@ class LateWork:
             del self._over[min(self._over)]
 
     def late(self, step: int, peer: str, ids: Iterable[int]) -> None:
-        """`peer` reports `ids` of `step`, which is not under way."""
+        """Note that `peer` reports `ids` of `step`, which is no longer in progress."""
         roster, known = self._over.get(step, (frozenset(), frozenset()))
         if peer in roster and (found := known.intersection(ids)):
             self._late[step][peer] |= found
 
     def take(self) -> list[tuple[int, Entries]]:
-        """Step by step what has come since this was last asked."""
+        """(step, late work) noted since the last call."""
         found = [(step, entries(late)) for step, late in sorted(self._late.items())]
         self._late.clear()
         return found
 
 
 def entries(ids: Mapping[str, Iterable[int]]) -> Entries:
-    """In a fixed order."""
+    """`ids` in a fixed order."""
     return [(peer, sorted(theirs)) for peer, theirs in sorted(ids.items()) if theirs]
 
 
 def read(written: Any) -> Iterator[tuple[str, int]]:
-    """Peer and id of `Entries`, one after the other."""
+    """(peer, id) for each id of `Entries`."""
     found: Sequence[tuple[str, Sequence[int]]] = written
     return ((peer, microbatch) for peer, ids in found for microbatch in ids)

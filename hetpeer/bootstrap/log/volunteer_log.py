@@ -1,7 +1,7 @@
-"""What a volunteer says it did, signed, one line of JSON each: the evidence that `hetpeer audit` counts.
+"""A volunteer's signed log, one line of JSON per event: the evidence that `hetpeer audit` counts.
 
 A line is {"record", "key", "signature"}: the signature of the writer's peer key over the record's canonical msgpack.
-The file survives `kill -9`; it is evidence and not state, so it is not synced to the disk line by line.
+The file survives `kill -9`. It is evidence and not state, so it is not synced to disk line by line.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.identity.peer_identity import Identity, peer_id_of, verify
 
 DOMAIN = b"hetpeer event\0"
-"""Goes before the signed bytes: a signature on an event is good for nothing else."""
+"""Prefix of the signed bytes, so that a signature on an event is valid for nothing else."""
 MAX_LINE_BYTES = 2**20
 TAIL_BYTES = 2**23
-"""Of a file, in which its last line is looked for."""
+"""Bytes at the end of a file that are searched for its last line."""
 
 Record = dict[str, Any]
 
@@ -36,7 +36,7 @@ class EventLog:
     """One volunteer's own log, open for appending."""
 
     def __init__(self, path: Path, identity: Identity) -> None:
-        """Open or create the file, and cut off a last line that a killed process left unfinished."""
+        """Open or create the file, and cut off an unfinished last line of a killed process."""
         self.path = path
         self._identity = identity
         with disk_errors(path):
@@ -45,7 +45,7 @@ class EventLog:
             with path.open("rb") as file:
                 lengths = (len(one) for one in file if one.endswith(b"\n"))
                 self._ends = array("Q", itertools.accumulate(lengths))
-            """Where each line ends, in bytes."""
+            """Offset at which each line ends, in bytes."""
             os.ftruncate(self._descriptor, self._end)
 
     @property
@@ -53,16 +53,16 @@ class EventLog:
         return self._ends[-1] if self._ends else 0
 
     def __len__(self) -> int:
-        """Lines."""
+        """Number of lines."""
         return len(self._ends)
 
     def line(self, number: int) -> str:
-        """That line; the first is line 0."""
+        """Line `number`, counted from 0."""
         start = self._ends[number - 1] if number else 0
         return os.pread(self._descriptor, self._ends[number] - start, start).decode().rstrip("\n")
 
     def lines(self, begin: int, most: int) -> list[str]:
-        """Those from line `begin` on, so many at most."""
+        """At most `most` lines from line `begin` on."""
         end = min(begin + most, len(self))
         if begin >= end:
             return []
@@ -89,7 +89,7 @@ class EventLog:
 
 
 def keep_event(path: Path, line: str) -> None:
-    """Add another peer's line to its file; what a killed process left unfinished there is cut off.
+    """Add another peer's line to its file, after cutting off an unfinished last line.
 
     Raises `LocalError` HP-DISK-002 with the file as it was.
     """
@@ -105,7 +105,7 @@ def keep_event(path: Path, line: str) -> None:
 
 
 def sign_event(record: Record, identity: Identity) -> str:
-    """The line for a record, without the newline."""
+    """Signed line for a record, without the newline."""
     fields = {
         "record": record,
         "key": base64.b64encode(identity.public_bytes).decode(),
@@ -115,7 +115,7 @@ def sign_event(record: Record, identity: Identity) -> str:
 
 
 def read_event(line: str) -> tuple[str, Record]:
-    """The signer's peer id and the record of one line. Raises `ProtocolError` unless the signature is right."""
+    """(peer id of the signer, record) of a line. Raises `ProtocolError` unless the signature is valid."""
     if len(line) > MAX_LINE_BYTES:
         raise ProtocolError(f"an event of {len(line)} characters")
     try:
@@ -131,7 +131,7 @@ def read_event(line: str) -> tuple[str, Record]:
 
 
 def read_events(path: Path) -> Iterator[tuple[int, str]]:
-    """Line number (from 1) and text of every complete line; a torn last line is no evidence and is left out."""
+    """(line number from 1, text) of every complete line; a torn last line is left out."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if line.endswith(b"\n"):
@@ -139,7 +139,7 @@ def read_events(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def last_event(path: Path, peer: str) -> str:
-    """The last complete line in `path` that `peer` has signed, or nothing."""
+    """Last complete line in `path` that `peer` signed, or an empty text."""
     if not path.is_file():
         return ""
     with path.open("rb") as file:

@@ -1,7 +1,7 @@
-"""What the volunteers of a run have said so far, at a coordinator: a file of signed lines for each, of bounded size.
+"""Volunteers' logs at a coordinator: one file of signed lines per volunteer, of bounded size.
 
-Nobody but its writer can tell whether a line is true, and the audit reads what is here. But there are so many lines that a volunteer can
-have to say: one for each block of each committed step, and a few on what it was led to. Docs: SECURITY.md.
+The coordinator cannot tell whether a line is true; the audit judges that. But the number of legitimate lines is
+bounded: one per block of each committed step, and a few about leftovers. Docs: SECURITY.md.
 """
 
 from __future__ import annotations
@@ -22,45 +22,46 @@ from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.base.strikes import Offence, OffenceError
 
 LINE_BYTES, SLOT_BYTES = 1 << 10, 1 << 7
-"""A line takes less than the first, and the second for each slot or id that it names."""
+"""Upper bounds in bytes: of a line, and of each slot or id that it names."""
 AT_FIRST = 1 << 18
-"""Bytes that a volunteer may have said of no committed step: of steps that came to nothing."""
+"""Bytes that a volunteer may send beside committed steps: about abandoned steps."""
 REMEMBERED = 1 << 13
-"""Lines, of all volunteers, that are known to be here already, half of them at least: who begins a session anew may say the last ones again."""
+"""Recent lines of all volunteers whose digests are kept, to recognize repeats after a reconnect; at least half of it."""
 
 FILES = 1 << 10
-"""Volunteers whose file's path is kept, those that said something last."""
+"""Number of volunteers whose file path is cached, by last use."""
 
 
 class VolunteerLogs:
-    """The files in `folder`. `records`: what is decided so far; `recorded` tells what is decided later."""
+    """Volunteers' logs in `folder`. `records` are the decisions so far; pass later ones to `recorded`."""
 
     def __init__(self, folder: Path, run_id: str, manifest: Manifest, records: Iterable[Record]) -> None:
         self._run_id = run_id
         self._blocks, self._microbatches = len(manifest.blocks), manifest.training.microbatches
         self._room = AT_FIRST
         self._here: set[bytes] = set()
-        """Digests of what was said lately, and of what was before that: a few bytes for each of ever so many lines."""
+        """Digests of recent lines, in two generations."""
         self._before: set[bytes] = set()
         self._of = lru_cache(FILES)(lambda peer: folder / f"{peer}.jsonl")
-        """Volunteer → its file. The parts of a path are interned: with new ones for every line the interpreter's table of such names would fill up with old ones."""
+        """Volunteer → its file. Python interns the parts of a path; a new path per line would fill that table."""
         for record in records:
             self.recorded(record)
 
     def recorded(self, record: Record) -> None:
-        """Of what is decided volunteers have something to say: twice what the lines on updates take, the rest is for leftovers."""
+        """Raise the limit for a new decision: twice the size of its update lines, the rest for leftovers."""
         for one in decisions_of(record):
             slots = max(self._microbatches, len(one.clusters))
             self._room += 2 * self._blocks * (LINE_BYTES + slots * SLOT_BYTES)
 
     def last(self, peer: str) -> str:
-        """The last line of `peer` that is here, or nothing."""
+        """Last stored line of `peer`, or an empty text."""
         return last_event(self._of(peer), peer)
 
     def keep(self, peer: str, line: str) -> None:
-        """Add what `peer` has sent, unless it is here. Lines of a kind that we do not know are kept as they are.
+        """Store a line of `peer` unless it is stored already; lines of an unknown kind are stored unchanged.
 
-        Raises `ProtocolError` for what the audit would not read, or for more than there can be to say, and `LocalError` HP-DISK-002 with the file as it was.
+        Raises `ProtocolError` for an invalid line or one over the limit, and `LocalError` HP-DISK-002 with the file
+        unchanged.
         """
         said = self._said(peer, line)
         if said in self._here or said in self._before:
@@ -74,7 +75,7 @@ class VolunteerLogs:
             self._here, self._before = set(), self._here
 
     def _said(self, peer: str, line: str) -> bytes:
-        """A digest of what a line is about: an update of a block is told once in a life."""
+        """Digest of a line's subject: a volunteer states an update of a block once per incarnation."""
         signer, record = read_event(line)
         if signer != peer:
             raise ProtocolError("an event signed by somebody else", peer=peer)
