@@ -1,8 +1,9 @@
 """Batch → the clusters whose parameters contain it, in a grouped run.
 
-Pure: the folded log, and the batches handed out since. A batch is *in* a cluster if its gradient led to the cluster's
-parameters, by an update or by averaging with a cluster that it is in; a decided averaging counts already. When a cluster
-falls apart, the batches that are in no other cluster are trained again. Docs: averaging.md, "Exactly once".
+Pure: the folded log, and the batches handed out since. A batch is *in* a cluster if its gradient led to the
+cluster's parameters, by an update or by averaging with a cluster that it is in; a decided averaging counts
+already. When a cluster falls apart, the batches that are in no other cluster are trained again. Docs:
+averaging.md, "Exactly once".
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ class BatchLineage:
     def __init__(self, count: int) -> None:
         self._count = count
         self._in: dict[int, dict[int, tuple[int, int]]] = {}
-        """Living cluster → batch → (commit in the log, the cluster's first version with the batch or PROMISED)."""
+        """Living cluster → batch → (commit in the log, the cluster's first version with the batch or
+        PROMISED).
+        """
         self._holders: Counter[int] = Counter()
         """Batch → number of living clusters that it is in."""
         self._stored: dict[int, int] = {}
         """Batch → commit, for the batches in the last checkpoint."""
         self._settled: dict[int, int] = {}
-        """Batch → commit, for batches in the last checkpoint and in all living clusters, which have no entry elsewhere.
+        """Batch → commit, for batches in the last checkpoint and in all living clusters, which have no entry
+        elsewhere.
 
         Such a batch is also in every cluster that will be founded.
         """
@@ -192,7 +196,9 @@ class BatchLineage:
 
     @property
     def compatible(self) -> bool:
-        """Whether a cluster may begin from the last checkpoint: none of its batches was or is being trained again."""
+        """Whether a cluster may begin from the last checkpoint: none of its batches was or is being trained
+        again.
+        """
         stored = self._stored
         again = any(
             stored.get(batch, commit) != commit
@@ -203,7 +209,9 @@ class BatchLineage:
         return not again and stored.keys().isdisjoint(in_hands) and self._settled.keys().isdisjoint(in_hands)
 
     def commits(self) -> set[int]:
-        """Commits in the current result: those in living clusters, or in the last checkpoint if no cluster lives."""
+        """Commits in the current result: those in living clusters, or in the last checkpoint if no cluster
+        lives.
+        """
         if not self._in:
             return {*self._stored.values(), *self._settled.values()}
         return {

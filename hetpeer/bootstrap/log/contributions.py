@@ -1,7 +1,9 @@
-"""Every contribution of a run: each microbatch that was used, late, or lost, and the version it was computed with.
+"""Every contribution of a run: each microbatch that was used, late, or lost, and the version it was computed
+with.
 
-Pure. That a contribution was *used*, and its base version, are signed by holders. That it was *late* or *lost* is the
-coordinator's statement in the log, since a lost volunteer can sign nothing. Docs: asynchronous.md, "Every contribution".
+Pure. That a contribution was *used*, and its base version, are signed by holders. That it was *late* or
+*lost* is the coordinator's statement in the log, since a lost volunteer can sign nothing. Docs:
+asynchronous.md, "Every contribution".
 """
 
 from __future__ import annotations
@@ -22,13 +24,17 @@ USED, LATE, LOST = "used", "late", "lost"
 DUPLICATE, AFTERWARDS = "duplicate", "afterwards"
 """Reasons for *late*: another holder's copy counted, or the step was committed already."""
 REDONE, GIVEN_UP, TAKEN_BACK = "redone", "given up", "taken back"
-"""Reasons for *lost*: the holder left, or its slot overlapped with a larger one; the step was abandoned; or the commit
-was taken back by a roll-back or the end of a cluster."""
+"""Reasons for *lost*: the holder left, or its slot overlapped with a larger one; the step was abandoned; or
+the commit was taken back by a roll-back or the end of a cluster.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
-    """One microbatch's contribution to one step. Each id is used exactly once, however often it was late or lost."""
+    """One microbatch's contribution to one step.
+
+    Each id is used exactly once, however often it was late or lost.
+    """
 
     cluster: int
     view: int
@@ -70,8 +76,8 @@ class Tally:
 class ContributionLog:
     """Contributions of the run with the log `records`, an iterable of `Contribution`.
 
-    `surviving` are the decisions in the result, `applied` what volunteers signed. Ids from `early` on are computed with
-    the version of their own step; None: no id is, where steps overlap.
+    `surviving` are the decisions in the result, `applied` what volunteers signed. Ids from `early` on are
+    computed with the version of their own step; None: no id is, where steps overlap.
     """
 
     def __init__(
@@ -205,8 +211,8 @@ def _peers(said: Sequence[Sequence[AppliedEvent]]) -> Mapping[int, Collection[st
 def _signed(said: Sequence[Sequence[AppliedEvent]], base: int) -> AbstractSet[int]:
     """Ids that every holder of every block states to have applied exactly once, computed with version `base`.
 
-    Empty if no holder of some block made a statement. A statement without a version, as earlier releases wrote it,
-    means the version of the step itself.
+    Empty if no holder of some block made a statement. A statement without a version, as earlier releases
+    wrote it, means the version of the step itself.
     """
     if not all(said):
         return frozenset()

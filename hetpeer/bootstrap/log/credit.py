@@ -1,6 +1,7 @@
 """Credit of each peer: samples times blocks counted in commits, from the log alone.
 
-Pure. A commit says which peer did how much of it, and counts as long as it is part of the result. Docs: credit.md.
+Pure. A commit says which peer did how much of it, and counts as long as it is part of the result. Docs:
+credit.md.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ class Contributors:
         self._peers += record.get("newcomers", ())
 
     def read(self, counted: Sequence[int]) -> Iterator[tuple[str, int]]:
-        """(peer, samples times blocks) of a commit's `counted`. Unknown numbers, after a gap in the log, are skipped."""
+        """(peer, samples times blocks) of a commit's `counted`.
+
+        Unknown numbers, after a gap in the log, are skipped.
+        """
         for number, amount in zip(counted[::2], counted[1::2], strict=False):
             if number < len(self._peers):
                 yield self._peers[number], amount
@@ -61,8 +65,8 @@ class Contributors:
 class Credit:
     """Credit of each peer in the current result, folded from the run's log.
 
-    `sample`: credit of one sample at one block (its tokens). `grouped`: number of batches, if the run is grouped. No
-    peer's credit exceeds the total of the run's steps.
+    `sample`: credit of one sample at one block (its tokens). `grouped`: number of batches, if the run is
+    grouped. No peer's credit exceeds the total of the run's steps.
     """
 
     def __init__(self, sample: int = 1, grouped: int | None = None) -> None:
@@ -100,11 +104,16 @@ class _Result(Protocol):
     def counting(self) -> AbstractSet[int]: ...
 
     def add(self, record: Record) -> Iterable[tuple[int, int]]:
-        """Fold one more record; returns (commit, 1) for commits that become part of the result, (commit, -1) for others."""
+        """Fold one more record; returns (commit, 1) for commits that become part of the result, (commit, -1)
+        for others.
+        """
 
 
 class _Steps:
-    """Result of an exact run: steps in order. A step that is committed again takes back itself and all later ones."""
+    """Result of an exact run: steps in order.
+
+    A step that is committed again takes back itself and all later ones.
+    """
 
     def __init__(self) -> None:
         self._count = 0

@@ -1,4 +1,7 @@
-"""Ranking by credit, served by reliable peers: the first hundred peers, and the peer that asks. Docs: credit.md."""
+"""Ranking by credit, served by reliable peers: the first hundred peers, and the peer that asks.
+
+Docs: credit.md.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,10 @@ Key = tuple[int, int, int, int, int]
 
 
 class AppliedEvent(BaseModel):
-    """A volunteer's statement that it updated a block with the sum of `cover`, to `state`. `group` > 0: an averaging."""
+    """A volunteer's statement that it updated a block with the sum of `cover`, to `state`.
+
+    `group` > 0: an averaging.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -66,7 +69,9 @@ class AppliedEvent(BaseModel):
 
 
 class LeftoverEvent(BaseModel):
-    """A volunteer's statement that it found leftovers of `sender` on the task board, with bundles for block `border`."""
+    """A volunteer's statement that it found leftovers of `sender` on the task board, with bundles for block
+    `border`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -130,7 +135,10 @@ def _read(line: str, peer: str, run_id: str) -> Event | None:
 
 
 def read_record(signer: str, record: Record, peer: str, run_id: str) -> Event | None:
-    """Event that `signer` wrote into the log of `peer`. Raises `ProtocolError` or `ValidationError` if it is invalid."""
+    """Event that `signer` wrote into the log of `peer`.
+
+    Raises `ProtocolError` or `ValidationError` if it is invalid.
+    """
     if record.get("kind") not in _KINDS:
         return None
     event = _EVENT.validate_python(record)

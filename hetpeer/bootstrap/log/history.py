@@ -1,9 +1,9 @@
 """The surviving history of a run: the coordinator's log folded into one value.
 
-Pure. Records are plain dicts (bootstrap/log/record_log.py). A roll-back to version v takes back every earlier commit of
-a step ≥ v; the rest is the curve that the author sees. In a grouped run each cluster has a history of its own in the
-same log: records name their cluster (default 0); an averaging names the clusters that took part and those that
-installed it.
+Pure. Records are plain dicts (bootstrap/log/record_log.py). A roll-back to version v takes back every earlier
+commit of a step ≥ v; the rest is the curve that the author sees. In a grouped run each cluster has a history
+of its own in the same log: records name their cluster (default 0); an averaging names the clusters that took
+part and those that installed it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ RECENT = 64
 
 @dataclass(slots=True)
 class History:
-    """Folded log: `version` committed updates; `commits[step]` and `evaluations[step]` have the surviving ones."""
+    """Folded log: `version` committed updates; `commits[step]` and `evaluations[step]` have the surviving
+    ones.
+    """
 
     cluster: int = 0
     whole: bool = True
@@ -115,7 +117,9 @@ class History:
             del steps[oldest]
 
     def of_another(self, cluster: int) -> History:
-        """History of `cluster` by the same records, provided that none of them belongs to it or to this cluster."""
+        """History of `cluster` by the same records, provided that none of them belongs to it or to this
+        cluster.
+        """
         return replace(
             self,
             cluster=cluster,

@@ -25,7 +25,9 @@ Point = tuple[Number, Number]
 
 
 class Curve:
-    """At most MAX_POINTS points in order of x: when full, every second point is dropped and the sampling rate halves."""
+    """At most MAX_POINTS points in order of x: when full, every second point is dropped and the sampling rate
+    halves.
+    """
 
     def __init__(self) -> None:
         self._points: list[Point] = []
@@ -116,7 +118,8 @@ class LogCurves:
 
 
 class GroupedCurves:
-    """Curves of a grouped run, where batches are trained in any order, and again if no cluster has them any more.
+    """Curves of a grouped run, where batches are trained in any order, and again if no cluster has them any
+    more.
 
     `counting` returns the commits in the result, numbered from 1 (credit.py); it must get each record first.
     """

@@ -1,9 +1,9 @@
 """Append-only file of msgpack records, durable when `append` returns: the log of a run's decisions.
 
-A frame is a head of 16 bytes (payload length u32, check of the head, 8 bytes of the payload's blake3) and the payload.
-A crash while appending leaves a cut frame, or a file grown by zeros; that tail was never acknowledged and is cut off on
-open. Any other inconsistency is damage to acknowledged records. It is refused with its offset, because going on would
-forget a decision.
+A frame is a head of 16 bytes (payload length u32, check of the head, 8 bytes of the payload's blake3) and the
+payload. A crash while appending leaves a cut frame, or a file grown by zeros; that tail was never
+acknowledged and is cut off on open. Any other inconsistency is damage to acknowledged records. It is refused
+with its offset, because going on would forget a decision.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ Record = dict[str, Any]
 
 
 class Log(Records):
-    """An open log file as a sequence of records, which are read from disk on access; only offsets are in memory.
+    """An open log file as a sequence of records, which are read from disk on access; only offsets are in
+    memory.
 
     `notes` lists repairs made on open. Append from one thread at a time; any thread may read meanwhile.
     """
@@ -47,8 +48,8 @@ class Log(Records):
     def open(cls, path: Path) -> Log:
         """Open or create the log, for this process alone, and cut off a torn tail.
 
-        Raises `LocalError`: HP-LOG-001 if an acknowledged record is damaged, HP-LOG-002 if another process has it
-        open, HP-DISK-001 or HP-DISK-002 if it cannot be written.
+        Raises `LocalError`: HP-LOG-001 if an acknowledged record is damaged, HP-LOG-002 if another process
+        has it open, HP-DISK-001 or HP-DISK-002 if it cannot be written.
         """
         with disk_errors(path):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

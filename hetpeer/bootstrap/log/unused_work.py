@@ -1,4 +1,5 @@
-"""Unused work of a step: microbatches that were late, or lost and computed again under the same id, and by whom.
+"""Unused work of a step: microbatches that were late, or lost and computed again under the same id, and by
+whom.
 
 Pure. The coordinator writes it into the step's commit record; `hetpeer audit` lists it beside the used work.
 Docs: asynchronous.md, "Every contribution".

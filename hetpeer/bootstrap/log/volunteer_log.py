@@ -1,7 +1,7 @@
 """A volunteer's signed log, one line of JSON per event: the evidence that `hetpeer audit` counts.
 
-A line is {"record", "key", "signature"}: the signature of the writer's peer key over the record's canonical msgpack.
-The file survives `kill -9`. It is evidence and not state, so it is not synced to disk line by line.
+A line is {"record", "key", "signature"}: the signature of the writer's peer key over the record's canonical
+msgpack. The file survives `kill -9`. It is evidence and not state, so it is not synced to disk line by line.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Volunteers' logs at a coordinator: one file of signed lines per volunteer, of bounded size.
 
-The coordinator cannot tell whether a line is true; the audit judges that. But the number of legitimate lines is
-bounded: one per block of each committed step, and a few about leftovers. Docs: SECURITY.md.
+The coordinator cannot tell whether a line is true; the audit judges that. But the number of legitimate lines
+is bounded: one per block of each committed step, and a few about leftovers. Docs: SECURITY.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ LINE_BYTES, SLOT_BYTES = 1 << 10, 1 << 7
 AT_FIRST = 1 << 18
 """Bytes that a volunteer may send beside committed steps: about abandoned steps."""
 REMEMBERED = 1 << 13
-"""Recent lines of all volunteers whose digests are kept, to recognize repeats after a reconnect; at least half of it."""
+"""Recent lines of all volunteers whose digests are kept, to recognize repeats after a reconnect; at least
+half of it.
+"""
 
 FILES = 1 << 10
 """Number of volunteers whose file path is cached, by last use."""
@@ -43,7 +45,10 @@ class VolunteerLogs:
         """Digests of recent lines, in two generations."""
         self._before: set[bytes] = set()
         self._of = lru_cache(FILES)(lambda peer: folder / f"{peer}.jsonl")
-        """Volunteer → its file. Python interns the parts of a path; a new path per line would fill that table."""
+        """Volunteer → its file.
+
+        Python interns the parts of a path; a new path per line would fill that table.
+        """
         for record in records:
             self.recorded(record)
 
@@ -60,8 +65,8 @@ class VolunteerLogs:
     def keep(self, peer: str, line: str) -> None:
         """Store a line of `peer` unless it is stored already; lines of an unknown kind are stored unchanged.
 
-        Raises `ProtocolError` for an invalid line or one over the limit, and `LocalError` HP-DISK-002 with the file
-        unchanged.
+        Raises `ProtocolError` for an invalid line or one over the limit, and `LocalError` HP-DISK-002 with
+        the file unchanged.
         """
         said = self._said(peer, line)
         if said in self._here or said in self._before:

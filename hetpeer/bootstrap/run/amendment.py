@@ -1,8 +1,8 @@
 """Amendments of a manifest: the run's reliable peers from now on, and who may take part.
 
-The manifest's hash is the run's id and never changes; machines come and go. An amendment names the run, a sequence
-number, the reliable peers and the lists of docs/admission.md. The run's owner signs it. The manifest itself counts as
-number 0 with empty lists; the highest number is in force.
+The manifest's hash is the run's id and never changes; machines come and go. An amendment names the run, a
+sequence number, the reliable peers and the lists of docs/admission.md. The run's owner signs it. The manifest
+itself counts as number 0 with empty lists; the highest number is in force.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def _odd_and_different(peers: tuple[str, ...]) -> tuple[str, ...]:
 Coordinators = Annotated[
     tuple[PeerId, ...], Field(min_length=1, max_length=5), AfterValidator(_odd_and_different)
 ]
-"""Peer ids of the reliable peers. Their number is odd: an even one tolerates no more failures than one less."""
+"""Peer ids of the reliable peers. Their number is odd: an even one tolerates no more failures than one less.
+"""
 
 
 MAX_LISTED = 256
@@ -100,7 +101,9 @@ def sign_amendment(amendment: Amendment, owner_key: Ed25519PrivateKey) -> bytes:
 
 
 def read_amendment(data: bytes, owner: bytes, run_id: str) -> SignedAmendment:
-    """The amendment in `data`, if `owner` (a public key) signed it for this run; else `LocalError` HP-RUN-013."""
+    """The amendment in `data`, if `owner` (a public key) signed it for this run; else `LocalError`
+    HP-RUN-013.
+    """
     try:
         return SignedAmendment(_checked(data, owner, run_id), data)
     except (ValueError, TypeError, KeyError, InvalidSignature) as error:

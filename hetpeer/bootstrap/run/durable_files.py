@@ -1,8 +1,8 @@
 """Writing to a disk that may be full, read-only or about to lose power.
 
-A file is either the old one or the new one, never a part: written beside its place, synced, renamed, and the folder
-synced. What the operating system refuses becomes one of two errors: HP-DISK-001 (cannot write there) and HP-DISK-002
-(no room). Names that come from outside are checked before they become paths.
+A file is either the old one or the new one, never a part: written beside its place, synced, renamed, and the
+folder synced. What the operating system refuses becomes one of two errors: HP-DISK-001 (cannot write there)
+and HP-DISK-002 (no room). Names that come from outside are checked before they become paths.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def atomic_write(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Write or replace a file so that a crash at any moment leaves the old content or the new, and nothing beside it.
+    """Write or replace a file so that a crash at any moment leaves the old content or the new, and nothing
+    beside it.
 
     Durable when it returns. Raises `LocalError` HP-DISK-001 or HP-DISK-002, then with nothing changed.
     """
@@ -98,7 +99,10 @@ def hash_file(path: Path) -> str:
 
 
 def safe_join(folder: Path, name: str) -> Path:
-    """`folder / name` for a name from outside. Raises ValueError unless it is a plain file name of `FILE_NAME`."""
+    """`folder / name` for a name from outside.
+
+    Raises ValueError unless it is a plain file name of `FILE_NAME`.
+    """
     if not re.fullmatch(FILE_NAME, name):
         raise ValueError(f"not a file name: {name[:80]!r}")
     return folder / name

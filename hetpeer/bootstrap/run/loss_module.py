@@ -1,7 +1,8 @@
-"""The author's model and loss as one module: it takes a batch by name and returns the loss. It is traced and trained.
+"""The author's model and loss as one module: it takes a batch by name and returns the loss. It is traced and
+trained.
 
-The model becomes an instance of a subclass of its own class with another `forward`. So the names of its parameters,
-its state dict and its modes stay the author's own.
+The model becomes an instance of a subclass of its own class with another `forward`. So the names of its
+parameters, its state dict and its modes stay the author's own.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 def objective(model: nn.Module, loss: Loss | None, names: Sequence[str]) -> nn.Module:
     """Change `model` and return it: its forward takes the arrays `names` by keyword and returns the loss.
 
-    The author's forward gets those arrays that it names. Without `loss` the loss is taken from the model's outputs:
-    the output itself, its `.loss`, its `["loss"]`, or the first element of a tuple. Raises `LocalError` HP-MODEL-004
-    at once if the names do not fit; the returned module raises HP-MODEL-008 if its outputs contain no loss.
+    The author's forward gets those arrays that it names. Without `loss` the loss is taken from the model's
+    outputs: the output itself, its `.loss`, its `["loss"]`, or the first element of a tuple. Raises
+    `LocalError` HP-MODEL-004 at once if the names do not fit; the returned module raises HP-MODEL-008 if its
+    outputs contain no loss.
     """
     author = type(model)
     inputs = _inputs(model, names)

@@ -1,8 +1,8 @@
 """The manifest: the definition of a run by content hash, signed by the run's owner.
 
-A volunteer trusts this file and the run's id, and nothing else. The id is a hash of the owner's key and the signed
-bytes, so nobody can give a volunteer that knows the id another model, other data or other settings. Unknown fields
-are ignored, so later versions may add some; an unknown wire version is refused by name.
+A volunteer trusts this file and the run's id, and nothing else. The id is a hash of the owner's key and the
+signed bytes, so nobody can give a volunteer that knows the id another model, other data or other settings.
+Unknown fields are ignored, so later versions may add some; an unknown wire version is refused by name.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ from hetpeer.stages.pipeline.gradient_slots import LIVE
 WIRE_VERSION: Final = 1
 
 CHECKED: Final = 2
-"""Spot checks that a volunteer may be asked for in a step, each with a vector: one of its own, one as a third party."""
+"""Spot checks that a volunteer may be asked for in a step, each with a vector: one of its own, one as a third
+party.
+"""
 TOLERANCE: Final[Mapping[str, float]] = {
     "none": 1e-3,
     "float32": 1e-3,
@@ -53,7 +55,8 @@ TOLERANCE: Final[Mapping[str, float]] = {
     "int8": 0.2,
     "int4": 0.5,
 }
-"""Data type or codec → largest relative distance of two honest sums. For comparison: −g is 2 away, noise 1.4."""
+"""Data type or codec → largest relative distance of two honest sums. For comparison: −g is 2 away, noise 1.4.
+"""
 
 Name = Annotated[str, Field(pattern=FILE_NAME)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -85,7 +88,8 @@ class BlockEntry(ManifestPart):
     state_digest: Digest
     """Digest of the initial state (`BlockState.digest`); holders report it when they are ready."""
     buffers: FileRef | None = None
-    """Safetensors with the block's constant tensors (masks, frozen parameters), in the folder of the states."""
+    """Safetensors with the block's constant tensors (masks, frozen parameters), in the folder of the states.
+    """
     parameter_count: Count
     vector_count: Count
     """Elements of the block's flat vector: parameters, then BatchNorm's running values."""
@@ -111,7 +115,9 @@ class DataSettings(ManifestPart):
     """Arrays of a sample, and the shards that hold the samples (stages/data)."""
 
     kind: Literal["text", "arrays"]
-    """`text`: a shard holds bytes, cut into windows of tokens and targets; `arrays`: it holds a tensor per name."""
+    """`text`: a shard holds bytes, cut into windows of tokens and targets; `arrays`: it holds a tensor per
+    name.
+    """
     sample: Annotated[
         dict[Annotated[str, Field(pattern=NAME)], ArrayRef], Field(min_length=1, max_length=256)
     ]
@@ -232,12 +238,16 @@ class Manifest(ManifestPart):
 
     @property
     def optimizer_state(self) -> tuple[str, ...]:
-        """Names of the vectors that holders keep of a block besides its parameters (stages/block/block_state.py)."""
+        """Names of the vectors that holders keep of a block besides its parameters
+        (stages/block/block_state.py).
+        """
         return self.training.optimizer.keeps + (() if self.outer is None else self.outer.keeps)
 
     @property
     def kept(self) -> int:
-        """Vectors that a holder keeps of each block besides its parameters, its gradient and one step's slots."""
+        """Vectors that a holder keeps of each block besides its parameters, its gradient and one step's
+        slots.
+        """
         delayed = (
             2 if self.averaging is not None and self.averaging.delayed else 0
         )  # the copy, the mean of copies
@@ -280,7 +290,8 @@ class SignedManifest:
     def amended(self, data: bytes, *, instead: bool = False) -> SignedManifest:
         """This manifest with the amendment in `data` if its number is higher than the one in force.
 
-        With `instead` an amendment of the same number replaces the one in force, too. Raises `LocalError` HP-RUN-013.
+        With `instead` an amendment of the same number replaces the one in force, too. Raises `LocalError`
+        HP-RUN-013.
         """
         signed = read_amendment(data, self.manifest.owner, self.run_id)
         number, known = signed.amendment.sequence, self.amendment
@@ -303,9 +314,9 @@ def sign(manifest: Manifest, owner_key: Ed25519PrivateKey) -> bytes:
 def read(data: bytes, run: str = "", giver: str = "the peer") -> SignedManifest:
     """Check the signature and every field of a manifest file; `giver` is named in errors.
 
-    Raises `LocalError`: HP-RUN-003 if a byte is wrong, HP-RUN-002 for an unknown version, HP-RUN-016 if the manifest
-    is of another run than `run` (empty: any run), HP-RUN-001 if the owner signed impossible values. The fields of
-    another run are not checked, since anybody can sign a manifest of their own.
+    Raises `LocalError`: HP-RUN-003 if a byte is wrong, HP-RUN-002 for an unknown version, HP-RUN-016 if the
+    manifest is of another run than `run` (empty: any run), HP-RUN-001 if the owner signed impossible values.
+    The fields of another run are not checked, since anybody can sign a manifest of their own.
     """
     try:
         sealed = MANIFEST.open(data)

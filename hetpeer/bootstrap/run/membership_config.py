@@ -65,10 +65,11 @@ class MembershipConfig:
             self._take(self._signed.amended(data), kept=True)
 
     def learn(self, data: bytes, *, instead: bool = False) -> bool:
-        """Take the amendment in `data` if it is later than the one in force, and store it. Returns whether it was taken.
+        """Take the amendment in `data` if it is later than the one in force, and store it. Returns whether it
+        was taken.
 
-        With `instead`, an amendment of the same number is taken, too: the one that the log recorded first counts.
-        Raises `LocalError` HP-RUN-013, HP-DISK-*.
+        With `instead`, an amendment of the same number is taken, too: the one that the log recorded first
+        counts. Raises `LocalError` HP-RUN-013, HP-DISK-*.
         """
         return self._take(self._signed.amended(data, instead=instead), kept=False)
 

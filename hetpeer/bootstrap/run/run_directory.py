@@ -1,4 +1,5 @@
-"""The layout of a run directory: what the author makes with `hetpeer init` and the coordinator serves and fills.
+"""The layout of a run directory: what the author makes with `hetpeer init` and the coordinator serves and
+fills.
 
 manifest.hetpeer   signed; everything else is checked against it
 owner.key          Ed25519, signs the manifest      identity.key   the coordinator's libp2p identity
@@ -33,7 +34,9 @@ FOLDERS = ("graph", "state", "data", "checkpoints", "log", "volunteers")
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """A run directory whose manifest was checked; its other files are checked when they are used, or by `verify`."""
+    """A run directory whose manifest was checked; its other files are checked when they are used, or by
+    `verify`.
+    """
 
     path: Path
     signed: SignedManifest
@@ -116,7 +119,10 @@ class RunDirectory:
             yield shard, safe_join(self.data, shard.name)
 
     def constant_paths(self) -> list[Path]:
-        """Safetensors of what training does not change: the blocks' buffers, and what no block needs. Raises `LocalError` HP-RUN-005."""
+        """Safetensors of what training does not change: the blocks' buffers, and what no block needs.
+
+        Raises `LocalError` HP-RUN-005.
+        """
         files = [*(block.buffers for block in self.manifest.blocks), self.manifest.rest]
         paths = []
         for file in filter(None, files):
@@ -125,7 +131,10 @@ class RunDirectory:
         return paths
 
     def verify(self) -> None:
-        """Check presence, size and hash of every file of the manifest. Raises `LocalError` HP-RUN-005 naming the first bad one."""
+        """Check presence, size and hash of every file of the manifest.
+
+        Raises `LocalError` HP-RUN-005 naming the first bad one.
+        """
         for reference, path in self.files():
             check_file(reference, path)
 
@@ -140,7 +149,10 @@ class RunDirectory:
         return unpack_block(self._graph(block))
 
     def layouts(self) -> list[Layout]:
-        """Parameter names and shapes of every block, from the graphs, which are not run for it. Raises `LocalError` HP-RUN-005."""
+        """Parameter names and shapes of every block, from the graphs, which are not run for it.
+
+        Raises `LocalError` HP-RUN-005.
+        """
         from hetpeer.stages.graph.block_wire import read_block
 
         return [layout_of(read_block(self._graph(block))) for block in self.manifest.blocks]

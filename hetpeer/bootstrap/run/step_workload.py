@@ -1,4 +1,6 @@
-"""Work of a run's step for planners: FLOPs, bytes and memory per block (stages/planning/swarms/plan_inputs.py). Pure."""
+"""Work of a run's step for planners: FLOPs, bytes and memory per block
+(stages/planning/swarms/plan_inputs.py). Pure.
+"""
 
 from __future__ import annotations
 

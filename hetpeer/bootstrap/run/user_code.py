@@ -1,7 +1,7 @@
 """The author's Python code: import `module.py:function` and call it for a model, a loss or samples.
 
-Only the author's own machine does this (init, generate, the reference); volunteers get the model and samples as data.
-An exception in the author's code becomes one plain error with the file and line where it was raised.
+Only the author's own machine does this (init, generate, the reference); volunteers get the model and samples
+as data. An exception in the author's code becomes one plain error with the file and line where it was raised.
 """
 
 from __future__ import annotations
@@ -69,7 +69,10 @@ DATA: Final = FunctionRole(
 
 
 def absolute_reference(reference: str, role: FunctionRole = MODEL) -> str:
-    """`module.py:function` with the module's absolute path. Raises the role's `LocalError` unless the file exists."""
+    """`module.py:function` with the module's absolute path.
+
+    Raises the role's `LocalError` unless the file exists.
+    """
     module, colon, function = reference.rpartition(":")
     path = Path(module).expanduser()
     if not colon or not function.isidentifier():
@@ -97,9 +100,11 @@ def build_model(reference: str, seed: int) -> nn.Module:
 
 
 def build_objective(model: str, loss: str | None, seed: int, names: Iterable[str]) -> nn.Module:
-    """The author's model as a function of a batch of the arrays `names` that returns the loss (loss_module.py).
+    """The author's model as a function of a batch of the arrays `names` that returns the loss
+    (loss_module.py).
 
-    Parameters and buffers have the author's names. Raises `LocalError` HP-MODEL-004, HP-MODEL-006, HP-MODEL-008.
+    Parameters and buffers have the author's names. Raises `LocalError` HP-MODEL-004, HP-MODEL-006,
+    HP-MODEL-008.
     """
     from hetpeer.bootstrap.run.loss_module import objective
 

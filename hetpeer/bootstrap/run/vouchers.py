@@ -40,7 +40,9 @@ def sign_voucher(voucher: Voucher, owner_key: Ed25519PrivateKey) -> bytes:
 
 
 def read_voucher(data: bytes, owner: bytes, run_id: str) -> Voucher:
-    """The voucher in `data`, if `owner` (a public key) signed it for this run; else ValueError with the reason."""
+    """The voucher in `data`, if `owner` (a public key) signed it for this run; else ValueError with the
+    reason.
+    """
     try:
         sealed = VOUCHER.open(data)
         sealed.check(owner)
