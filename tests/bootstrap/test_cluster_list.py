@@ -4,7 +4,7 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.grouped.cluster import STALLS
-from hetpeer.bootstrap.grouped.cluster_list import MOST_PATIENT
+from hetpeer.bootstrap.grouped.cluster_list import MAX_SYNC_FACTOR
 from tests.bootstrap.clustered import FIRST, LAST, WHOLE, Waiting
 
 
@@ -44,7 +44,7 @@ def test_a_cluster_that_needs_longer_for_its_parameters_is_given_longer():
         founded = len(one.founded)
         while len(one.founded) == founded:  # they rest
             one.passes(1.0, "a", "b")
-    assert [round(later / waited[0]) for later in waited] == [1, 2, 4, 8, MOST_PATIENT, MOST_PATIENT]
+    assert [round(later / waited[0]) for later in waited] == [1, 2, 4, 8, MAX_SYNC_FACTOR, MAX_SYNC_FACTOR]
     assert {record["why"] for record in one.of("dissolved")} == {
         "the holders of its blocks did not come in time"
     }
@@ -112,7 +112,7 @@ def test_who_was_not_there_after_a_failover_was_not_late_for_a_founding():
     one = Waiting([*training().records, commit()])
     one.passes(30.0)
     assert one.of("dissolved")
-    assert one.core.clusters.patience == 1
+    assert one.core.clusters.sync_factor == 1
 
 
 def test_a_cluster_that_has_trained_for_long_is_not_late_for_its_founding():
@@ -122,7 +122,7 @@ def test_a_cluster_that_has_trained_for_long_is_not_late_for_its_founding():
     assert one.core.clusters.living[0].whole
     one.passes(15.0, "b")
     assert one.of("dissolved")
-    assert one.core.clusters.patience == 1
+    assert one.core.clusters.sync_factor == 1
 
 
 def test_holders_have_their_time_to_come_back_however_long_the_coordinator_slept():
@@ -216,8 +216,8 @@ def test_the_log_says_why_it_fell_apart_and_what_it_gave_up(how):
 
 def test_who_was_turned_out_of_one_cluster_is_known_in_the_next():
     one = Waiting().comes("a", "b").comes("c", "d")
-    first, second = one.core.clusters[0].context.quarrels, one.core.clusters[1].context.quarrels
+    first, second = one.core.clusters[0].context.disputed_pairs, one.core.clusters[1].context.disputed_pairs
     for _ in range(3):
         first.turned_out("liar", shunned=True)
     assert second.is_done_with("liar")
-    assert one.core.clusters[0].context.norms is one.core.clusters[1].context.norms
+    assert one.core.clusters[0].context.norm_outliers is one.core.clusters[1].context.norm_outliers

@@ -134,11 +134,11 @@ def test_a_plan_is_overdue_when_nothing_comes_and_who_is_silent_three_times_is_m
 
 def test_what_a_step_needed_is_waited_for_in_the_next_ones_and_never_more():
     """A swarm whose sums come every twelve seconds: once it has run out, it does not again after a few steps. And nobody makes us wait longer by being late."""
-    pace = AdaptiveTimeouts()
+    timeouts = AdaptiveTimeouts()
 
     def step(gap_s: float) -> bool:
         """Whether a reduce whose sums come so far apart ran out of time on its way."""
-        one, now = Reduce(CONFIG, {}, DisputedPairs(), pace, 0.0), 0.0
+        one, now = Reduce(CONFIG, {}, DisputedPairs(), timeouts, 0.0), 0.0
         one.make(SUMS, ROSTER, now)
         voided = False
         while one.overdue(now + gap_s - 1e-6):
@@ -149,16 +149,16 @@ def test_what_a_step_needed_is_waited_for_in_the_next_ones_and_never_more():
             one.moves(peer, Reducing(line=LINE, step=0, plan=one.plan), now)
             one.vote(peer, vote(plan=one.plan), ROSTER, now)
         assert one.decision is not None
-        pace.committed()
+        timeouts.committed()
         return voided
 
     assert [step(12.0) for _ in range(20)] == [True] + 19 * [False]
     for _ in range(20):
         step(9.0)
-    assert pace.patience(10.0) == pytest.approx(13.5)
+    assert timeouts.scaled(10.0) == pytest.approx(13.5)
     for _ in range(20):
         step(13.4)
-    assert pace.patience(10.0) == pytest.approx(13.5)
+    assert timeouts.scaled(10.0) == pytest.approx(13.5)
 
 
 def test_shards_are_shorter_where_many_add_up_and_all_of_them_understand_that():

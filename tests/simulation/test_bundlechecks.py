@@ -35,7 +35,7 @@ def banned(swarm):
 
 
 def parted(swarm):
-    return swarm.coordinator._context.standings.apart
+    return swarm.coordinator._context.reputation.apart
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_who_says_nothing_of_bundles_is_not_waited_for_any_more():
     config, liar = lying("first of three", "mute", steps=12)
     swarm = history(config, 0)
     assert not banned(swarm)
-    assert swarm.coordinator._context.standings.is_mute(liar)
+    assert swarm.coordinator._context.reputation.is_mute(liar)
     seconds = [record["seconds"] for record in said(swarm, "commit")]
     assert sum(took > config.reduce_s + min(seconds) for took in seconds) <= LAPSES
 
@@ -132,7 +132,7 @@ def test_who_says_nothing_of_bundles_hides_no_false_sums_beside_it_and_mutes_nob
     lies = {liar: "sends", silent: "mute"}
     swarm = history(dataclasses.replace(TWO_STAGES, lies=lies, microbatches=microbatches, slot_capacity=8), 0)
     assert banned(swarm) == {liar}
-    standings = swarm.coordinator._context.standings
+    standings = swarm.coordinator._context.reputation
     assert [peer for peer in swarm.volunteers if standings.is_mute(peer)] == [silent]
 
 

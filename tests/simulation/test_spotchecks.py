@@ -64,7 +64,7 @@ def test_who_does_not_answer_holds_up_three_checks_and_no_more(lie, seed):
     honest = [record["seconds"] for record in said(history(config, seed), "commit")]
     swarm = history(dataclasses.replace(config, lies={"v7": lie}), seed)
     assert not said(swarm, "banned"), "it has said nothing false"
-    assert swarm.coordinator._context.standings.is_mute("v7")
+    assert swarm.coordinator._context.reputation.is_mute("v7")
     held_up = [
         record["step"]
         for record in said(swarm, "commit")

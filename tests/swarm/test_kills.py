@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from hetpeer.bootstrap.audit.replay import ReferenceRun
-from hetpeer.bootstrap.consensus.run_credit import credit_in
+from hetpeer.bootstrap.consensus.replica import credit_in
 from hetpeer.dht.base.errors import ExitCode
 from tests.swarm.child import Child, until
 from tests.swarm.swarm import Swarm, scraped

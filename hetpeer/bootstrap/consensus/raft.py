@@ -65,7 +65,7 @@ class Raft:
         self._beat_at = now
         self._successor: str | None = None
 
-    # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── events ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def tick(self, now: float) -> list[Effect]:
         """Time passes. To be called a few times in `heartbeat_s`."""
@@ -139,7 +139,7 @@ class Raft:
             heard = self._heard_at
         return None if heard is None else now - heard
 
-    # ── elections ────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── elections ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _others(self) -> list[str]:
         return [peer for peer in self.log.members if peer != self._me]
@@ -240,7 +240,7 @@ class Raft:
         self._deadline = now + self._patience()
         return [Deposed()] if was is RaftRole.LEADER else []
 
-    # ── the leader ───────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the leader ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _lead_on(self, now: float) -> list[Effect]:
         """A leader that most do not answer is none: somebody else may be."""
@@ -292,7 +292,7 @@ class Raft:
         self._successor = None
         return [SendRaft(successor, TakeOver(term=self.term))]
 
-    # ── the log ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the log ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _append(self, peer: str, message: Append, now: float) -> list[Effect]:
         if message.term < self.term:

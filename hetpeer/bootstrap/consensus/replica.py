@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,10 +19,11 @@ from hetpeer.bootstrap.consensus import effects as e
 from hetpeer.bootstrap.consensus import raft_messages as m
 from hetpeer.bootstrap.consensus.raft import Raft
 from hetpeer.bootstrap.consensus.raft_journal import Journal
-from hetpeer.bootstrap.consensus.run_credit import credit_in
+from hetpeer.bootstrap.log.credit import Credit
 from hetpeer.bootstrap.log.history import History, Record
 from hetpeer.bootstrap.log.loss_curves import GroupedCurves, LogCurves
 from hetpeer.bootstrap.log.record_log import FirstRecords, Log
+from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base import failpoints
@@ -48,6 +49,15 @@ _log = logging.getLogger(__name__)
 
 class DeposedError(Exception):
     """We do not lead any more: what was to be recorded may be decided yet, by somebody else, or not at all."""
+
+
+def credit_in(manifest: Manifest, records: Iterable[Record]) -> Credit:
+    """Credit that `records` give, in tokens (or samples) times blocks; later records can be added (docs/credit.md)."""
+    grouped = None if manifest.averaging is None else manifest.training.steps
+    credit = Credit(manifest.data.tokens_per_sample, grouped)
+    for record in records:
+        credit.add(record)
+    return credit
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +112,7 @@ class Replica:
         self._channels: dict[str, Channel] = {}
         self._served = ChannelServer(self._accept, m.MAX_MESSAGE_BYTES)
 
-    # ── what the coordinator uses ────────────────────────────────────────────────────────────────────────────────
+    # ── what the coordinator uses ───────────────────────────────────────────────────────────────────────────
 
     @property
     def me(self) -> str:
@@ -180,7 +190,7 @@ class Replica:
                 async with asyncio.timeout(LEAVE_S):
                     await self.deposed()
 
-    # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── running ─────────────────────────────────────────────────────────────────────────────────────────────
 
     async def run(self) -> None:
         """Take part until cancelled. Raises `LocalError` when the disk does not keep what must be kept."""
@@ -252,7 +262,7 @@ class Replica:
         self.credit.add(record)
         self.curves.add(record)
 
-    # ── the others ───────────────────────────────────────────────────────────────────────────────────────────
+    # ── the others ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _say(self, to: str, message: m.Message) -> None:
         channel = self._channels.get(to)

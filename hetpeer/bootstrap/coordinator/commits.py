@@ -24,8 +24,8 @@ def commit(
     outliers = _outliers(context, step, decision)
     record = _commit_record(step, decision, context, now)
     logged = context.log(**record, **({"outliers": outliers} if outliers else {}))
-    context.norms.committed(step.batch, record["norm"], usual=not outliers)
-    context.guard.committed(step.reduction.lengths if step.reduction.checks.wanted else {})
+    context.norm_outliers.committed(step.batch, record["norm"], usual=not outliers)
+    context.length_outliers.committed(step.reduction.lengths if step.reduction.checks.wanted else {})
     effects: list[Effect] = [logged]
     if step.ledger.evaluation:
         effects.append(context.log(**evaluation_record(step)))
@@ -39,7 +39,7 @@ def refused(
     return {
         peer: f"the norm of block {block} in step {step.number} is {times:.1e} times that of a usual update, and nobody else holds it"
         for block, (peer, times) in _outliers(context, step, decision).items()
-        if context.norms.refuses(step.batch, block)
+        if context.norm_outliers.refuses(step.batch, block)
     }
 
 
@@ -54,7 +54,7 @@ def _outliers(
         for block in decision
     }
     alone = [block for block, peers in holders.items() if len(peers) == 1]
-    found = context.norms.outliers(decision, alone)
+    found = context.norm_outliers.outliers(decision, alone)
     return {block: (holders[block][0], times) for block, times in sorted(found.items())}
 
 
@@ -80,7 +80,7 @@ def _commit_record(
         "seconds": now - step.reduction.awaited_at,
         "reduce_seconds": now - step.reduction.reduce.began_at,
         **step.ledger.unused.written(),
-        **({"afterwards": afterwards} if (afterwards := context.afterwards.take()) else {}),
+        **({"afterwards": afterwards} if (afterwards := context.late_work.take()) else {}),
     }
 
 
@@ -103,7 +103,7 @@ class CheckFindings:
         """`peer` has lied; who was kept apart from it need not be any more."""
         self.out[peer] = why
         self.logged.append(context.log(kind="banned", peer=peer, why=why, **about))
-        context.standings.banned(peer)
+        context.reputation.banned(peer)
 
 
 def found_out(context: CoordinatorContext, step: CoordinatedStep) -> CheckFindings:
@@ -121,10 +121,10 @@ def found_out(context: CoordinatorContext, step: CoordinatedStep) -> CheckFindin
         elif verdict is CheckVerdict.EVADED:
             found.out[culprit] = "it does not say what it has computed from"
         elif verdict is CheckVerdict.DISPUTED:
-            context.standings.disputed(against, culprit)
+            context.reputation.disputed(against, culprit)
             found.logged.append(context.log(kind="dispute", peers=[against, culprit], **about))
         known = {pair for pair in apart if not pair & found.out.keys()}
-        if known != apart or context.standings.part(known, witness):
+        if known != apart or context.reputation.part(known, witness):
             found.anew = f"bundles in step {step.number} may be false: {against or culprit} is in question"
             for peer in sorted(_shunned(context, known)):
                 why = "most of those next to it cannot work with it, and two others found them right"
@@ -142,7 +142,7 @@ def quarrelled(context: CoordinatorContext, step: CoordinatedStep) -> list[Effec
 
 def done_with(context: CoordinatorContext, step: int, out: Mapping[str, str]) -> list[Effect]:
     """Who of those turned out because of `step`, with the reason for each, is not to come back: the log says so."""
-    done = [peer for peer in out if context.quarrels.is_done_with(peer)]
+    done = [peer for peer in out if context.disputed_pairs.is_done_with(peer)]
     return [context.log(kind="banned", peer=peer, why=out[peer], step=step) for peer in done]
 
 
@@ -155,7 +155,7 @@ def _shunned(context: CoordinatorContext, pairs: Iterable[frozenset[str]]) -> se
             next_to_it = [
                 other for other, (begin, end) in places.items() if begin <= block < end and other != peer
             ]
-            if context.standings.is_shunned(peer, next_to_it):
+            if context.reputation.is_shunned(peer, next_to_it):
                 found.add(peer)
     return found
 

@@ -42,7 +42,7 @@ class Coordinator:
             return self.machine.complete()
         return [self._context.log(kind="reign", term=self.line.term)]
 
-    # ── what others see of it ────────────────────────────────────────────────────────────────────────────────────
+    # ── what others see of it ───────────────────────────────────────────────────────────────────────────────
 
     @property
     def state(self) -> CoordinatorState:
@@ -95,7 +95,7 @@ class Coordinator:
         """Blocks without a ready holder: the run waits for them."""
         return self.members.uncovered()
 
-    # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── events ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, peer: str, message: m.Message, now: float) -> list[Effect]:
         """Answer a message of `peer` (the transport's word, not the message's)."""
@@ -164,7 +164,7 @@ class Coordinator:
         effects += machine.seal(now)
         return effects + machine.on(Event.TICK, now)
 
-    # ── messages of volunteers that join and leave ───────────────────────────────────────────────────────────────
+    # ── messages of volunteers that join and leave ──────────────────────────────────────────────────────────
 
     def _hello(self, peer: str, hello: m.Hello, now: float) -> list[Effect]:
         refusal = self.handshake.refuse(peer, hello)
@@ -220,7 +220,7 @@ class Coordinator:
         lost = self.machine.departures.lose({volunteer.peer: "said farewell"}, now)
         return [*lost, Disconnect(volunteer.peer)]
 
-    # ── messages of volunteers that work ─────────────────────────────────────────────────────────────────────────
+    # ── messages of volunteers that work ────────────────────────────────────────────────────────────────────
 
     def _paced(self, volunteer: Volunteer, message: m.Paced, _now: float) -> list[Effect]:
         volunteer.computing, volunteer.links = message.computing, message.links
@@ -238,7 +238,7 @@ class Coordinator:
         step = self.machine.steps.numbered(number)
         if step is None and isinstance(message, m.Sealed):
             ids = {microbatch for part in message.contents for microbatch in part.ids}
-            self._context.afterwards.late(number, volunteer.peer, ids)
+            self._context.late_work.late(number, volunteer.peer, ids)
         if step is None or volunteer.peer not in step.roster:
             return []
         return [*step.receive(volunteer.peer, message, now), *self.machine.follow(step, now)]

@@ -69,7 +69,7 @@ class Departures:
     def fence_liars(self, peers: Mapping[str, str], liars: Collection[str], now: float) -> list[Effect]:
         """Fence `peers` (peer → reason). `liars` among them are banned after the third time."""
         for peer in liars:
-            self._context.quarrels.turned_out(peer, shunned=True)
+            self._context.disputed_pairs.turned_out(peer, shunned=True)
         banned = done_with(self._context, self._context.version - 1, peers)
         return [*banned, *self.fence(peers, now)]
 
@@ -79,9 +79,9 @@ class Departures:
         Otherwise others' repeated work would grow with its messages. If it does so again and again and nobody else holds
         its blocks, it makes room for others.
         """
-        quarrels, peer = self._context.quarrels, volunteer.peer
-        quarrels.waited_in_vain([peer])
-        if quarrels.is_fickle(peer) and self._context.members.held_only_by([volunteer]):
+        disputed_pairs, peer = self._context.disputed_pairs, volunteer.peer
+        disputed_pairs.waited_in_vain([peer])
+        if disputed_pairs.is_fickle(peer) and self._context.members.held_only_by([volunteer]):
             self._policy.rest([peer], now)
         return self._leave_step([volunteer], now)
 

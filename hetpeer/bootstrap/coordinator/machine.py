@@ -91,7 +91,7 @@ class Machine:
     def _nothing(self, _now: float) -> list[Effect]:
         return []
 
-    # ── WAITING and SYNCING: at the step barrier ─────────────────────────────────────────────────────────────────
+    # ── WAITING and SYNCING: at the step barrier ────────────────────────────────────────────────────────────
 
     def at_barrier(self, now: float) -> list[Effect]:
         """Between two steps: save, finish, move volunteers, let joiners fetch, or begin the next step."""
@@ -140,7 +140,7 @@ class Machine:
             return self.roll_back(why, now)
         return self.barrier.fill_gap(now) if self.policy.whole_run else self.at_barrier(now)
 
-    # ── TRAINING and REDUCING: steps run ─────────────────────────────────────────────────────────────────────────
+    # ── TRAINING and REDUCING: steps run ────────────────────────────────────────────────────────────────────
 
     def admit(self, now: float) -> list[Effect]:
         """Let late joiners fetch the state of the step that runs."""
@@ -165,7 +165,7 @@ class Machine:
     def _timeouts(self, now: float) -> list[Effect]:
         step = self.steps.first
         if mute := step.reduction.mute(now):
-            self._context.quarrels.waited_in_vain(mute)
+            self._context.disputed_pairs.waited_in_vain(mute)
             return self.departures.fence(mute, now)
         if self.late_joiners.hopeless(step, now):
             return self.roll_back(f"nobody comes for block {step.orphaned[0]}", now)
@@ -240,7 +240,7 @@ class Machine:
             *self.follow(following, now),
         ]
 
-    # ── in every state: what holders say of their states ─────────────────────────────────────────────────────────
+    # ── in every state: what holders say of their states ────────────────────────────────────────────────────
 
     def judge(self, now: float, *, last: bool = False) -> list[Effect]:
         """Fence holders whose state differs from most others'; roll back where nobody knows which is right.
@@ -252,11 +252,11 @@ class Machine:
         effects = self.departures.fence_liars(out, found.made, now)
         if found.torn is None:
             return effects
-        quarrels, line = self._context.quarrels, self._context.line
+        disputed_pairs, line = self._context.disputed_pairs, self._context.line
         why = f"holders of block {found.torn[0]} have different states"
-        one = quarrels.blamed(found.torn[1])
-        quarrels.turned_out(one, shunned=False)
-        quarrels.waited_in_vain([one])
+        one = disputed_pairs.blamed(found.torn[1])
+        disputed_pairs.turned_out(one, shunned=False)
+        disputed_pairs.waited_in_vain([one])
         effects += self.departures.fence({one: why}, now)
         if self._context.line == line:
             effects += self.roll_back(why, now)
@@ -274,7 +274,7 @@ class Machine:
         """Volunteers left that were in no step."""
         return self.on(Event.LEFT, now)
 
-    # ── FINISHED, and back to a checkpoint ───────────────────────────────────────────────────────────────────────
+    # ── FINISHED, and back to a checkpoint ──────────────────────────────────────────────────────────────────
 
     def complete(self) -> list[Effect]:
         """All steps are committed and the last state is stored."""
@@ -323,7 +323,7 @@ class Machine:
             self.checkpoints.abandon()
         return []
 
-    # ── the table ────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the table ───────────────────────────────────────────────────────────────────────────────────────────
 
     TABLE: Mapping[Event, Mapping[CoordinatorState, Answer]] = {
         # event               WAITING     SYNCING     TRAINING     REDUCING     FINISHED

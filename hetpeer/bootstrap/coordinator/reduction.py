@@ -47,7 +47,7 @@ class Reduce:
         config: CoordinatorConfig,
         uplinks: Mapping[str, float],
         known: DisputedPairs,
-        pace: AdaptiveTimeouts,
+        timeouts: AdaptiveTimeouts,
         now: float,
         *,
         guarded: bool = False,
@@ -66,7 +66,7 @@ class Reduce:
         self._config = config
         self._uplinks = alike(uplinks)
         self._known = known
-        self._pace = pace
+        self._timeouts = timeouts
         self._guarded = guarded
         self._votes: dict[str, m.Vote] = {}
         self._shards: Counter[str] = Counter()
@@ -170,7 +170,7 @@ class Reduce:
         """`peer` cannot add what another has sent. True: another plan is needed."""
         return self.under_way and self.complaints.objected(peer, message, self.plan)
 
-    # ── patience ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── patience ────────────────────────────────────────────────────────────────────────────────────────────
 
     def moves(self, peer: str, message: m.Reducing, now: float) -> None:
         """Shards of the plan arrive at `peer`: it is slow, not stuck. It cannot say so oftener than there are shards."""
@@ -181,22 +181,22 @@ class Reduce:
             self._moved_at = now
 
     def _waited(self, now: float) -> None:
-        self._pace.waited((now - self._moved_at) / self._config.reduce_s)
+        self._timeouts.waited((now - self._moved_at) / self._config.reduce_s)
 
     def overdue(self, now: float) -> bool:
         """Whether nothing has come of the plan for too long."""
         return (
             self.under_way
             and self.decision is None
-            and now - self._moved_at >= self._pace.patience(self._config.reduce_s)
+            and now - self._moved_at >= self._timeouts.scaled(self._config.reduce_s)
         )
 
     def ran_out(self) -> bool:
         """It is to be made anew for that reason, by others, if what was said of the one before helps. False: once those have gone who are turned out."""
-        self._pace.ran_out()
+        self._timeouts.ran_out()
         helps = self.complaints.late()
         if helps or self.complaints.pending:
-            self._pace.blamed()
+            self._timeouts.blamed()
             self._late = min(self._late, MAX_PLANS - 3)
         self._late += 1
         self._overran = self.plan
@@ -213,7 +213,7 @@ class Reduce:
             return []
         mute = sorted(set(roster) - self._votes.keys())
         if self._votes:
-            self._pace.blamed()
+            self._timeouts.blamed()
         return mute
 
 

@@ -1,4 +1,4 @@
-"""One step at the coordinator: from Begin to the exact cover, which is then summed (step_sum.py).
+"""One step at the coordinator: from Begin to the exact cover, which is then summed (step_reduction.py).
 
 Pure. It hands out ids and keeps the books (step_ledger.py); what the outcome means for the run is the coordinator's business: it
 looks at `sums`, `trouble`, `failure` and `evaluated_only` after each event.
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.routing import Assignments
 from hetpeer.bootstrap.coordinator.step_ledger import StepLedger
-from hetpeer.bootstrap.coordinator.step_sum import StepReduction
+from hetpeer.bootstrap.coordinator.step_reduction import StepReduction
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect, NextStep, Send
 from hetpeer.bootstrap.state.failed_microbatches import FailedMicrobatch, FailureReports
@@ -28,7 +28,7 @@ class CoordinatedStep:
         self,
         context: CoordinatorContext,
         work: NextStep,
-        pace: AdaptiveTimeouts,
+        timeouts: AdaptiveTimeouts,
         now: float,
         behind: int = 0,
     ) -> None:
@@ -48,7 +48,7 @@ class CoordinatedStep:
         """Training id → how many samples it has."""
         self._failure: FailedMicrobatch | None = None
         self._context = context
-        self._pace = pace
+        self._timeouts = timeouts
         self.line = context.line
         self._blocks = members.blocks
         self._incarnations = {peer: members.volunteers[peer].incarnation for peer in self.roster}
@@ -65,13 +65,13 @@ class CoordinatedStep:
             self.ledger.holder,
             members.lines(config.compression, self._targets, mixed=config.spot_checks),
             context.issue_limits.limits(self.roster, len(train) or len(evaluation)),
-            context.standings.apart | members.shunned(),
+            context.reputation.apart | members.shunned(),
         )
         self.reduction = StepReduction(
-            context, self.number, self.roster, self.ledger, self._ways.trodden, pace, now
+            context, self.number, self.roster, self.ledger, self._ways.trodden, timeouts, now
         )
         self._failures = FailureReports()
-        self._lull = ProgressTimer(now)
+        self._progress = ProgressTimer(now)
         self.stalls = 0
         """Times that its work was handed out again since anything was counted."""
 
@@ -126,7 +126,7 @@ class CoordinatedStep:
                 counted[holder] = max(counted.get(holder, 0), len(ids))
         return counted
 
-    # ── what holders say ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── what holders say ────────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, peer: str, message: m.Message, now: float) -> list[Effect]:
         """A word of `peer`, who is on the roster, on this step. Raises `ProtocolError` for what no honest peer says: it changes nothing."""
@@ -183,9 +183,9 @@ class CoordinatedStep:
 
     def _counted(self, now: float) -> None:
         if self.stalls and self._ways.taken:
-            self._pace.found()
+            self._timeouts.found()
         self.stalls = 0
-        self._lull.over(now)
+        self._progress.over(now)
 
     def _failed(self, peer: str, message: m.Failed, now: float) -> list[Effect]:
         """`peer` could not compute a microbatch: others are to, around whoever is to blame. What somebody sent is no fault of the microbatch, and who
@@ -197,7 +197,7 @@ class CoordinatedStep:
             return self.part(peer, message.given)  # however it came there
         culprit = message.given or peer
         self._failures.add(message.id, peer, culprit if culprit in self.roster else "")
-        self._lull.over(now)
+        self._progress.over(now)
         if blocks := self._failures.nobody_can(message.id, self.roster):
             times = self._failures.times(message.id)
             why = f"microbatch {message.id} of step {self.number} failed {times} times: {message.why}"
@@ -213,7 +213,7 @@ class CoordinatedStep:
         known = peer != other and {peer, other} <= self.roster.keys()
         return self._hand_out(self._ways.part(peer, other)) if known else []
 
-    # ── who comes and goes ───────────────────────────────────────────────────────────────────────────────────────
+    # ── who comes and goes ──────────────────────────────────────────────────────────────────────────────────
 
     @property
     def orphaned(self) -> list[int]:
@@ -235,7 +235,7 @@ class CoordinatedStep:
         self._entries += 1
         self.roster[peer], self._incarnations[peer] = place, incarnation
         self._entrants[peer] = m.Entrant(peer=peer, incarnation=incarnation, begin=place[0], end=place[1])
-        self._lull.over(now)
+        self._progress.over(now)
         begin = Send(peer, self._begin(peer, (), self._entries))
         fresh = self._hand_out(self._ways.without_beginning() & self.ledger.undone())
         shared = {} if peer in self._context.issue_limits else self._ways.share(peer, speed)
@@ -244,7 +244,9 @@ class CoordinatedStep:
 
     def shuts_out(self, peer: str) -> bool:
         """Whether `peer` was turned out of it, or rests, and the others get on without."""
-        return not self.stalls and (peer in self.reduction.unwanted or self._context.quarrels.rests(peer))
+        return not self.stalls and (
+            peer in self.reduction.unwanted or self._context.disputed_pairs.rests(peer)
+        )
 
     def leave(self, peers: Iterable[str]) -> list[str]:
         """Strike `peers` off the roster; returns those that were on it."""
@@ -260,7 +262,7 @@ class CoordinatedStep:
         for peer in peers:
             self.ledger.unused.lost(peer, self.ledger.ids & self._ways.left_by(peer))
         lost = [peer for peer in peers if self.ledger.lose(peer)]
-        self._lull.over(now)
+        self._progress.over(now)
         self.reduction.left(peers)
         effects = self._hand_out(self._ways.beginning_at(peers) & self.ledger.undone())
         if self.reduction.under_way and not lost and self.ledger.complete():
@@ -268,28 +270,28 @@ class CoordinatedStep:
         self.reduction.reduce.void()
         return effects + self.advance(now)
 
-    # ── patience ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── patience ────────────────────────────────────────────────────────────────────────────────────────────
 
     def tick(self, now: float) -> list[Effect]:
         """Make a plan anew that is not voted on for too long; urge, and hedge the last ids, where it takes unusually long."""
         if self.reduction.under_way:
             return self.reduction.tick(now)
         if self.orphaned:
-            self._lull.over(now)
+            self._progress.over(now)
         undone = self.ledger.undone()
-        last = len(undone) <= few(len(self.ledger.ids)) and self._lull.is_unusual(now)
-        urged = [self._tell(peer, ()) for peer in sorted(self.roster)] if self._lull.urges(now) else []
+        last = len(undone) <= few(len(self.ledger.ids)) and self._progress.is_unusual(now)
+        urged = [self._tell(peer, ()) for peer in sorted(self.roster)] if self._progress.urges(now) else []
         return [*urged, *(self._hand_out(self._ways.hedge(undone)) if last else [])]  # who is first counts
 
     def is_overdue(self, now: float) -> bool:
         """Whether nothing was counted for too long, though every block has a holder and no sum is under way."""
-        patience = self._pace.patience(self._context.config.stall_s)
-        return not self.reduction.under_way and not self.orphaned and now - self._lull.since >= patience
+        timeout_s = self._timeouts.scaled(self._context.config.stall_s)
+        return not self.reduction.under_way and not self.orphaned and now - self._progress.since >= timeout_s
 
     def again(self, now: float) -> list[Effect]:
         """Hand out what is not counted once more."""
         self.stalls += 1
-        self._lull.over(now)
+        self._progress.over(now)
         known = self._make_known()
         undone = self.ledger.undone()
         self._ways.stuck(undone)
@@ -309,7 +311,7 @@ class CoordinatedStep:
     def _tell(self, first: str, tasks: tuple[m.Task, ...]) -> Effect:
         return Send(first, m.Reroute(line=self.line, step=self.number, tasks=tasks))
 
-    # ── when all is counted ──────────────────────────────────────────────────────────────────────────────────────
+    # ── when all is counted ─────────────────────────────────────────────────────────────────────────────────
 
     def advance(self, now: float) -> list[Effect]:
         """All counted, and it is its turn: reduce."""
@@ -320,5 +322,5 @@ class CoordinatedStep:
     def comes_next(self, now: float) -> list[Effect]:
         """All before it are committed: from now on it is waited for."""
         self.reduction.awaited_at = now
-        self._lull.over(now)
+        self._progress.over(now)
         return self.advance(now)

@@ -92,13 +92,13 @@ class StepBarrier:
 
     def may_rest(self, volunteer: Volunteer) -> bool:
         """Whether it is not to come in now, and others who do hold its blocks, or are about to."""
-        quarrels = self._context.quarrels
-        if not quarrels.rests(volunteer.peer):
+        disputed_pairs = self._context.disputed_pairs
+        if not disputed_pairs.rests(volunteer.peer):
             return False
         others = {
             v.peer: v.place
             for v in self._context.members.volunteers.values()
-            if v.place is not None and not v.slow and not quarrels.rests(v.peer)
+            if v.place is not None and not v.slow and not disputed_pairs.rests(v.peer)
         }
         return not set(self._context.members.uncovered(others)).intersection(
             range(*(volunteer.place or (0, 0)))
@@ -119,7 +119,7 @@ class StepBarrier:
             and not v.slow
             and not self.keeps_out(v)
             and self._in_vain[v.peer] < IN_VAIN
-            and not self._context.quarrels.rests(v.peer)
+            and not self._context.disputed_pairs.rests(v.peer)
             for v in self._context.members.volunteers.values()
             if v.life_cycle in (LifeCycle.PREPARED, LifeCycle.SYNCING)
         )

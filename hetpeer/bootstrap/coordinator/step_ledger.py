@@ -49,7 +49,7 @@ class StepLedger:
         self._losses: dict[tuple[str, int], float] = {}
         self._evaluated: dict[int, float] = {}
 
-    # ── counting ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── counting ────────────────────────────────────────────────────────────────────────────────────────────
 
     def report(
         self, holder: str, slot: int, contents: Sequence[Contents], losses: Mapping[int, float]
@@ -159,7 +159,7 @@ class StepLedger:
             covers[block] = tuple((holder, tuple(held[holder])) for holder in sorted(held))
         return covers
 
-    # ── deciding ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── deciding ────────────────────────────────────────────────────────────────────────────────────────────
 
     def train_loss(self, sizes: Mapping[int, int]) -> float:
         """Mean loss of the step's samples; `sizes`: how many each id has. The loss of an id is that of the holder that

@@ -22,7 +22,7 @@ class StepQueue:
     def __init__(self, context: CoordinatorContext) -> None:
         self._context = context
         self._steps: list[CoordinatedStep] = []
-        self.pace = AdaptiveTimeouts()
+        self.timeouts = AdaptiveTimeouts()
         """How patient to be with them."""
 
     def __len__(self) -> int:
@@ -43,11 +43,11 @@ class StepQueue:
         """The step that has this number."""
         return next((step for step in self._steps if step.number == number), None)
 
-    # ── they begin and end ───────────────────────────────────────────────────────────────────────────────────────
+    # ── they begin and end ──────────────────────────────────────────────────────────────────────────────────
 
     def open(self, work: NextStep, now: float) -> list[Effect]:
         """A step begins, beside those under way if there are any."""
-        step = CoordinatedStep(self._context, work, self.pace, now, behind=len(self._steps))
+        step = CoordinatedStep(self._context, work, self.timeouts, now, behind=len(self._steps))
         self._steps.append(step)
         return step.begin()
 
@@ -65,11 +65,11 @@ class StepQueue:
 
     def committed(self, step: CoordinatedStep) -> None:
         """`step` is done, and all went well."""
-        self.pace.committed()
-        self._context.quarrels.committed()
+        self.timeouts.committed()
+        self._context.disputed_pairs.committed()
         self._context.failures.committed(step.batch)
         self._context.issue_limits.judge(step.taken, step.counted(), len(step.ledger.ids))
-        self._context.afterwards.committed(step.number, step.roster, step.ledger.ids)
+        self._context.late_work.committed(step.number, step.roster, step.ledger.ids)
         self._steps.remove(step)
 
     def remove(self, step: CoordinatedStep) -> None:
@@ -90,7 +90,7 @@ class StepQueue:
         first, *younger = self._steps
         if not first.is_overdue(now):
             return first.tick(now)
-        self.pace.ran_out()
+        self.timeouts.ran_out()
         stuck = [first, *younger] if first.stalls else [first]
         return [effect for step in stuck for effect in step.again(now)]
 
@@ -98,7 +98,7 @@ class StepQueue:
         """Nothing passes between `peer` and these `others` any more, in none of them."""
         return [effect for step in self._steps for other in others for effect in step.part(peer, other)]
 
-    # ── volunteers leave ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── volunteers leave ────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def orphaned(self) -> list[int]:

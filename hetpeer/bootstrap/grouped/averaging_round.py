@@ -27,7 +27,7 @@ class AveragingRound:
         number: int,
         reigns: Mapping[int, CoordinatorContext],
         known: DisputedPairs,
-        pace: AdaptiveTimeouts,
+        timeouts: AdaptiveTimeouts,
         now: float,
         *,
         delayed: bool,
@@ -54,7 +54,7 @@ class AveragingRound:
         )
         first = next(iter(reigns.values()))
         self._blocks = first.members.blocks
-        self.reduce = Reduce(first.config, uplinks, known, pace, now)
+        self.reduce = Reduce(first.config, uplinks, known, timeouts, now)
 
     @property
     def clusters(self) -> tuple[int, ...]:
@@ -126,7 +126,7 @@ class AveragingRound:
                 sums[block].append((sender, (cluster,)))
         return sums
 
-    # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── events ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, peer: str, message: m.Message, now: float) -> list[Effect]:
         """A member's word on the sums of its blocks: the last vote decides."""
@@ -157,7 +157,7 @@ class AveragingRound:
         """A plan of which nothing comes for too long is made anew."""
         return self._plan(now) if self.reduce.overdue(now) and self.reduce.ran_out() else []
 
-    # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the end ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def decided(self, now: float) -> dict[str, Any]:
         """What the log says of it: of the averaging itself, and of clusters that install it."""

@@ -34,8 +34,8 @@ class Averagings:
         """
         self._groups = 0
         """The last group. No number is used twice."""
-        self._pace = AdaptiveTimeouts()
-        self.quarrels = DisputedPairs()
+        self._timeouts = AdaptiveTimeouts()
+        self.disputed_pairs = DisputedPairs()
 
     def add(self, record: Record) -> None:
         """Fold one more record of the log."""
@@ -53,7 +53,7 @@ class Averagings:
             case _:
                 pass
 
-    # ── who stands where ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── who stands where ────────────────────────────────────────────────────────────────────────────────────
 
     def under_way(self) -> list[AveragingRound]:
         """Each once."""
@@ -76,7 +76,7 @@ class Averagings:
         """Whether, at `version`, it has trained its batches since it joined a group."""
         return version - self._since.get(cluster, 0) >= self._interval
 
-    # ── what happens ─────────────────────────────────────────────────────────────────────────────────────────────
+    # ── what happens ────────────────────────────────────────────────────────────────────────────────────────
 
     def skip(self, cluster: int, version: int) -> None:
         """It found no others at `version`: it trains on as if it had averaged."""
@@ -86,7 +86,7 @@ class Averagings:
         """Clusters with these reigns, two or more, average; `last`: nothing is trained after it, so nobody trains on meanwhile."""
         self._groups += 1
         one = AveragingRound(
-            self._groups, reigns, self.quarrels, self._pace, now, delayed=self._delayed and not last
+            self._groups, reigns, self.disputed_pairs, self._timeouts, now, delayed=self._delayed and not last
         )
         self._rounds |= dict.fromkeys(one.clusters, one)
         self._since |= one.copies
@@ -110,8 +110,8 @@ class Averagings:
         if one is None:
             return None
         record = one.decided(now)
-        self._pace.committed()
-        self.quarrels.committed()
+        self._timeouts.committed()
+        self.disputed_pairs.committed()
         for cluster in one.clusters:
             del self._rounds[cluster]
             self._promised[cluster] = record

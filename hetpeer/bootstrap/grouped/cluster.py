@@ -137,10 +137,10 @@ class Cluster:
                 told.append(Send(peer, m.Granted(line=self.line, begin=place[0], end=place[1])))
         return told
 
-    def found(self, now: float, patience: int) -> list[Effect]:
+    def found(self, now: float, sync_factor: int) -> list[Effect]:
         """The run's log says from what it begins: it has so many times the sync time-out to get that."""
         self.founded = self._fetches = True
-        self._whole_by = now + patience * self.context.config.sync_s
+        self._whole_by = now + sync_factor * self.context.config.sync_s
         return self.go_on(now)
 
     def go_on(self, now: float) -> list[Effect]:
@@ -156,7 +156,7 @@ class Cluster:
         roster = self.members.roster()
         message = average_message(record, self.number, self.context.version - 1)
         told: list[Effect] = [Send(peer, message) for peer in sorted(roster)]
-        self._machine.steps.pace.committed()
+        self._machine.steps.timeouts.committed()
         self.members.outdate(roster)
         return [*told, *self.go_on(now)]
 
@@ -164,7 +164,7 @@ class Cluster:
         """`peers` have to come back with new incarnations."""
         return self._machine.departures.fence(dict.fromkeys(peers, why), now)
 
-    # ── RunPolicy: where a whole run decides differently ─────────────────────────────────────────────────────────
+    # ── RunPolicy: where a whole run decides differently ────────────────────────────────────────────────────
 
     @property
     def may_begin(self) -> bool:

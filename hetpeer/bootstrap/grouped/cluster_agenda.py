@@ -28,7 +28,7 @@ class ClusterAgendas:
         self._batches = batches
         self._averagings = averagings
 
-    # ── opening clusters ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── opening clusters ────────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, now: float) -> None:
         """Open the clusters that live by the log."""
@@ -53,7 +53,7 @@ class ClusterAgendas:
         share = _Share(self, self._clusters, number)
         return self._clusters.open(number, share, now, founded=founded)
 
-    # ── what clusters ask ────────────────────────────────────────────────────────────────────────────────────────
+    # ── what clusters ask ───────────────────────────────────────────────────────────────────────────────────
 
     def take(self, number: int, ahead: int) -> NextStep | None:
         """What `number` does next, beside `ahead` steps under way."""
@@ -92,7 +92,7 @@ class ClusterAgendas:
         wanted = any(not cluster.founded and cluster.complete for cluster in self._clusters)
         return self._batches.unsaved >= (1 if wanted else self._config.checkpoint_every)
 
-    # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the end ─────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def trains_on(self) -> bool:

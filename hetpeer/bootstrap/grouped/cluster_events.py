@@ -79,7 +79,7 @@ class ClusterEvents:
         """Who has stood in line for long enough is put into groups."""
         return self.settle(self._form(self._queue.tick(now), now), now)
 
-    # ── clusters come and go ─────────────────────────────────────────────────────────────────────────────────────
+    # ── clusters come and go ────────────────────────────────────────────────────────────────────────────────
 
     def _bury(self, now: float) -> list[Effect]:
         """Clusters have fallen apart: the others go on without them, their volunteers choose again."""
@@ -103,9 +103,9 @@ class ClusterEvents:
         usual = [tuple(place) for place in self._clusters.usual(number)]
         own = {} if list(cut) == usual else {"layout": [list(place) for place in cut]}
         record = self._clusters.log(kind="founded", cluster=number, version=version, **own)
-        return [record, *self.by(forming, forming.found(now, self._clusters.patience))]
+        return [record, *self.by(forming, forming.found(now, self._clusters.sync_factor))]
 
-    # ── averagings ───────────────────────────────────────────────────────────────────────────────────────────────
+    # ── averagings ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _decide(self, now: float) -> list[Effect]:
         """An averaging is decided, or cannot be."""
@@ -147,7 +147,7 @@ class ClusterEvents:
         for cluster in self._clusters:
             number = cluster.number
             if cluster.whole and not self._queue.knows(number):
-                self._clusters.patience = max(1, self._clusters.patience // 2)
+                self._clusters.sync_factor = max(1, self._clusters.sync_factor // 2)
                 base = (cluster.history.base or {}).get("cluster")
                 return self._form(self._queue.join(number, base, now), now) or self._line_up(now)
             if self._is_ready(cluster) and not self._queue.waits(number):
@@ -178,7 +178,7 @@ class ClusterEvents:
                 effects += self.by(cluster, cluster.go_on(now))
         return effects
 
-    # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the end ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _finish(self, now: float) -> list[Effect]:
         """All batches are in: everybody averages with everybody, one evaluates and stores what has become of it."""

@@ -23,7 +23,7 @@ from hetpeer.bootstrap.state.membership import Membership, Range
 
 NOBODY = -1
 """No cluster has that number."""
-MOST_PATIENT = 8
+MAX_SYNC_FACTOR = 8
 """Nobody stores anything while a cluster fetches what was stored: not for longer than a quarter of an hour."""
 
 
@@ -48,11 +48,11 @@ class Clusters:
         """And of those that it mentions and that are not open yet."""
         self._clusters: dict[int, Cluster] = {}
         self._issue_limits = IssueLimits()
-        self._standings = Reputation()
+        self._reputation = Reputation()
         self._failures = Failures(elsewhere=lambda: len(self.living) > 1)
         self._conduct = Conduct()
-        self._norms = NormOutliers()
-        self.patience = 1
+        self._norm_outliers = NormOutliers()
+        self.sync_factor = 1
         """So many times the sync time-out a cluster has to get its parameters."""
         self.saver: Cluster | None = None
         """Whose checkpoint is collected."""
@@ -64,7 +64,7 @@ class Clusters:
             self._fold(record)
         self.term += 1
 
-    # ── the log ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the log ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def log(self, **record: Any) -> Record:
         """Write what concerns all clusters together."""
@@ -101,7 +101,7 @@ class Clusters:
             case _:
                 pass
 
-    # ── the clusters ─────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the clusters ────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def unused(self) -> int:
@@ -122,10 +122,10 @@ class Clusters:
             line,
             members,
             self._issue_limits,
-            self._standings,
+            self._reputation,
             self._failures,
             DisputedPairs(self._conduct),
-            norms=self._norms,
+            norm_outliers=self._norm_outliers,
         )
         self._clusters[number] = cluster = Cluster(context, now, founded=founded)
         return cluster
@@ -138,7 +138,7 @@ class Clusters:
         """`cluster` has fallen apart."""
         del self._clusters[cluster.number]
         if cluster.late:
-            self.patience = min(2 * self.patience, MOST_PATIENT)
+            self.sync_factor = min(2 * self.sync_factor, MAX_SYNC_FACTOR)
         self.saver = None if self.saver is cluster else self.saver
         return self.log(kind="dissolved", cluster=cluster.number, why=cluster.dissolved, **cluster.given_up)
 

@@ -70,7 +70,7 @@ class GroupedRun:
         """Whether nothing is left to do: all batches are in, averaged, evaluated and stored."""
         return self._agendas.over
 
-    # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── events ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, peer: str, message: m.Message, now: float) -> list[Effect]:
         """A message of `peer` (the transport's word, not the message's)."""
@@ -116,7 +116,7 @@ class GroupedRun:
         """These, with the reason for each, have to come back as others."""
         effects: list[Effect] = []
         for peer, why in peers.items():
-            if self._averagings.quarrels.is_done_with(peer):
+            if self._averagings.disputed_pairs.is_done_with(peer):
                 effects.append(self.clusters.log(kind="banned", peer=peer, why=why))
             cluster = self.clusters.of(peer)
             if cluster is not None:
@@ -171,7 +171,7 @@ class GroupedRun:
         spared = [cluster.members.volunteers.pop(peer) for peer in sorted(cutting.spared)]
         effects = cluster.recut(cutting)
         for volunteer in spared:
-            effects += self._to_door(volunteer.homeless(), now)
+            effects += self._unassign(volunteer.homeless(), now)
         return self._events.settle(effects, now)
 
     def tick(self, now: float) -> list[Effect]:
@@ -193,7 +193,7 @@ class GroupedRun:
             effects += self._turn_out(dict.fromkeys(one.reduce.mute(one.roster(), now), MUTE), now)
         return effects
 
-    # ── what others show of it ───────────────────────────────────────────────────────────────────────────────────
+    # ── what others show of it ──────────────────────────────────────────────────────────────────────────────
 
     @property
     def volunteers(self) -> int:
@@ -217,7 +217,7 @@ class GroupedRun:
         histories = [cluster.history for cluster in self.clusters.living]
         return [h.commits[max(h.commits)] for h in histories if h.commits]
 
-    # ── who is where ─────────────────────────────────────────────────────────────────────────────────────────────
+    # ── who is where ────────────────────────────────────────────────────────────────────────────────────────
 
     def _hello(self, peer: str, hello: m.Hello, now: float) -> list[Effect]:
         known = self.clusters.of(peer)
@@ -230,18 +230,18 @@ class GroupedRun:
         back = self.clusters.get(hello.cluster)
         if back is not None and hello.place is not None and back.has_room(hello.place):
             return effects + self._events.by(back, back.coordinator.receive(peer, hello, now))
-        return effects + self._to_door(Volunteer.of(peer, hello, now), now)
+        return effects + self._unassign(Volunteer.of(peer, hello, now), now)
 
     def _claim(self, peer: str, claim: m.Claim) -> list[Effect]:
         cluster, volunteer = self.clusters.get(claim.cluster), self._unassigned.leave(peer)
         spared = None if cluster is None else cluster.enter(volunteer, claim)
         if cluster is None or spared is None:
-            return self._to_door(volunteer, volunteer.heard_at)
+            return self._unassign(volunteer, volunteer.heard_at)
         effects: list[Effect] = [Send(peer, m.Granted(line=cluster.line, begin=claim.begin, end=claim.end))]
         for other in spared:
-            effects += self._to_door(other.homeless(), volunteer.heard_at)
+            effects += self._unassign(other.homeless(), volunteer.heard_at)
         return effects
 
-    def _to_door(self, volunteer: Volunteer, now: float) -> list[Effect]:
+    def _unassign(self, volunteer: Volunteer, now: float) -> list[Effect]:
         """It has no place, and chooses one."""
         return self._unassigned.enter(volunteer, self._agendas.places(volunteer, now))

@@ -75,7 +75,7 @@ class CoordinatorService:
         """Set once volunteers are answered."""
         self.halted: asyncio.Future[d.Halt] = asyncio.get_running_loop().create_future()
 
-    # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── running ─────────────────────────────────────────────────────────────────────────────────────────────
 
     async def run(self, leaving: asyncio.Event) -> d.Halt | None:
         """Serve until the run is over, or we do not lead any more (None).
@@ -187,7 +187,7 @@ class CoordinatorService:
         if self._reception.channel(peer) is channel:  # else it has begun anew meanwhile
             self._reception.inside.discard(peer)
 
-    # ── volunteers ───────────────────────────────────────────────────────────────────────────────────────────────
+    # ── volunteers ──────────────────────────────────────────────────────────────────────────────────────────
 
     def received(self, peer: str, message: m.Message) -> None:
         """A message of `peer` has arrived. Who was not let in is not heard."""
@@ -297,7 +297,7 @@ class CoordinatorService:
             # A closed channel acknowledges nothing: the next reign hears the line again.
             self._break_off(error)
 
-    # ── checkpoints and states ───────────────────────────────────────────────────────────────────────────────────
+    # ── checkpoints and states ──────────────────────────────────────────────────────────────────────────────
 
     async def _collect(self, order: d.CollectCheckpoint) -> None:
         """The core seals the checkpoint when the last block is here, and at most reliable peers."""

@@ -33,12 +33,12 @@ class CoordinatorContext:
     line: Line
     members: Membership
     issue_limits: IssueLimits = field(default_factory=IssueLimits)
-    standings: Reputation = field(default_factory=Reputation)
+    reputation: Reputation = field(default_factory=Reputation)
     failures: Failures = field(default_factory=Failures)
-    quarrels: DisputedPairs = field(default_factory=DisputedPairs)
-    guard: LengthOutliers = field(default_factory=LengthOutliers)
-    norms: NormOutliers = field(default_factory=NormOutliers)
-    afterwards: LateWork = field(default_factory=LateWork)
+    disputed_pairs: DisputedPairs = field(default_factory=DisputedPairs)
+    length_outliers: LengthOutliers = field(default_factory=LengthOutliers)
+    norm_outliers: NormOutliers = field(default_factory=NormOutliers)
+    late_work: LateWork = field(default_factory=LateWork)
     state: CoordinatorState = CoordinatorState.WAITING
     end: Finished | None = None
     """How the run ended, once it is FINISHED."""

@@ -128,7 +128,7 @@ class Failures:
         """It could be computed."""
         self._failed = {where: known for where, known in self._failed.items() if where[0] != batch}
 
-    # ── who makes room ───────────────────────────────────────────────────────────────────────────────────────────
+    # ── who makes room ──────────────────────────────────────────────────────────────────────────────────────
 
     def rest(self, peers: Iterable[str], seconds: float, now: float) -> None:
         """`peers` are not given anything for so long."""

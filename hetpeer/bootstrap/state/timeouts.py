@@ -25,7 +25,7 @@ class AdaptiveTimeouts:
         self._needed = 0.0
         """What would have been enough since the last commit, if nothing that is waited for takes longer."""
 
-    def patience(self, seconds: float) -> float:
+    def scaled(self, seconds: float) -> float:
         """`seconds`, as often as it takes here."""
         return seconds * self._factor
 

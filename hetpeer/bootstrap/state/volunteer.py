@@ -106,7 +106,7 @@ class Volunteer:
         known = self.uplink and uplink
         self.uplink = self.uplink + RECENT * (uplink - self.uplink) if known else uplink or self.uplink
 
-    # ── transitions ──────────────────────────────────────────────────────────────────────────────────────────────
+    # ── transitions ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _enter(self, transition: str) -> None:
         self.life_cycle = _NEXT[transition][list(LifeCycle).index(self.life_cycle)]

@@ -30,12 +30,17 @@ class StepReduction:
         roster: Mapping[str, Range],
         ledger: StepLedger,
         trodden: Callable[[int], Route],
-        pace: AdaptiveTimeouts,
+        timeouts: AdaptiveTimeouts,
         now: float,
     ) -> None:
         config = context.config
         self.reduce = Reduce(
-            config, context.members.uplinks(), context.quarrels, pace, now, guarded=config.spot_checks
+            config,
+            context.members.uplinks(),
+            context.disputed_pairs,
+            timeouts,
+            now,
+            guarded=config.spot_checks,
         )
         self.covers: Mapping[int, Sequence[Sums]] = {}
         """Block → whose slots, with which ids, the latest plan adds."""
@@ -45,7 +50,7 @@ class StepReduction:
         )
         self.checks = StepSpotChecks(
             config.checks,
-            context.standings,
+            context.reputation,
             context.line,
             number,
             roster,
@@ -57,12 +62,12 @@ class StepReduction:
         self.unwanted: set[str] = set()
         """Who was turned out of its reduce: the others are to end it among themselves, if they can."""
         self._line, self._number = context.line, number
-        self._quarrels = context.quarrels
+        self._disputed_pairs = context.disputed_pairs
         self._members = context.members
         self._roster = roster
         self._ledger = ledger
-        self._guard = context.guard
-        self._pace = pace
+        self._length_outliers = context.length_outliers
+        self._timeouts = timeouts
         self._reduce_s = config.reduce_s
         self._told: dict[int, m.Cover] = {}
         """Block → its part of the latest plan."""
@@ -95,7 +100,7 @@ class StepReduction:
         told = self.reduce.make(self.covers, self._roster, now, self.proofs.choose, says_length=says_length)
         self._told = {cover.block: cover for covers in told.values() for cover in covers}
         self.proofs.plan(self.reduce.plan, self._told.values())
-        self._quarrels.waited_in_vain(self.proofs.fled())
+        self._disputed_pairs.waited_in_vain(self.proofs.fled())
         return [Send(peer, self._plan(peer, covers)) for peer, covers in told.items()]
 
     def _plan(self, peer: str, covers: tuple[m.Cover, ...]) -> m.Plan:
@@ -108,7 +113,7 @@ class StepReduction:
             marks=self.proofs.marks(peer),
         )
 
-    # ── what holders say ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── what holders say ────────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, peer: str, message: m.Message, now: float) -> list[Effect]:
         """A word of `peer`, who is on the roster, on plans and spot checks. Raises `ProtocolError` for what no honest peer says."""
@@ -157,7 +162,7 @@ class StepReduction:
         if self.proofs.found_false:
             return [] if self.reduce.complaints.pending else self.plan(now)
         self._decided_at = self._checked_at = now
-        suspects = sorted(self._guard.unusual(self.lengths)) if self.checks.wanted else []
+        suspects = sorted(self._length_outliers.unusual(self.lengths)) if self.checks.wanted else []
         effects = [effect for one in suspects for effect in self.checks.suspect(one, self._contents(one))]
         return [*effects, *self._compare()]
 
@@ -181,7 +186,7 @@ class StepReduction:
             return []
         return self.checks.compare(self.reduce.plan, self.covers, self._told.values(), self.proofs.said)
 
-    # ── who has to go, and time ──────────────────────────────────────────────────────────────────────────────────
+    # ── who has to go, and time ─────────────────────────────────────────────────────────────────────────────
 
     def turned_out(self) -> dict[str, str]:
         """Who is to leave because of what came of the plans, with the reason for each."""
@@ -203,13 +208,13 @@ class StepReduction:
 
     def _unsaid(self, now: float) -> list[str]:
         """Who has not proven anything for too long, the second time that it seems so: the first time all may be slow."""
-        if self.proofs.over or now - self._said_at < self._pace.patience(self._reduce_s):
+        if self.proofs.over or now - self._said_at < self._timeouts.scaled(self._reduce_s):
             return []
-        self._pace.ran_out()
+        self._timeouts.ran_out()
         self._said_at, self._waits = now, self._waits + 1
         if self._waits < 2:
             return []
-        self._pace.blamed()
+        self._timeouts.blamed()
         return sorted(self.proofs.silent & self._roster.keys())
 
     def tick(self, now: float) -> list[Effect]:
@@ -225,7 +230,7 @@ class StepReduction:
         """Spot checks are not waited for longer than a plan would be while nothing comes of them, and no longer than it took to get so far:
         a third opinion is all that somebody counts, computed once more.
         """
-        patience = self._pace.patience(self._reduce_s)
-        longest = max(self._decided_at - self.awaited_at, patience)
-        if now - self._checked_at >= patience or now - self._decided_at >= patience + longest:
+        timeout_s = self._timeouts.scaled(self._reduce_s)
+        longest = max(self._decided_at - self.awaited_at, timeout_s)
+        if now - self._checked_at >= timeout_s or now - self._decided_at >= timeout_s + longest:
             self.checks.expire()
