@@ -30,12 +30,12 @@ from benchmarks import report
 from benchmarks.baselines.churn_models import Departure, Fleet, losing_work, restarting
 from benchmarks.baselines.forgetful import forgetful
 from hetpeer.dht.base.child_processes import dying_with_us
-from hetpeer.peer.simulate.proofs.coverage import Coverage
-from hetpeer.peer.simulate.proofs.invariants import ViolationError
-from hetpeer.peer.simulate.sim_config import SwarmConfig
+from hetpeer.peer.simulate.sim_hooks import ViolationError
 from hetpeer.peer.simulate.sim_numerics import Counting
-from hetpeer.peer.simulate.sim_swarm import Swarm
 from hetpeer.peer.simulate.sim_worker import BACKWARD_S, FORWARD_S
+from tests.simulation.checked_swarm import CheckedSwarm
+from tests.simulation.config import HistoryConfig
+from tests.simulation.coverage import Coverage
 
 SLOWED = 1.1
 """Work of the simulator takes so many times what worker.py says, on average."""
@@ -63,9 +63,9 @@ class Scenario:
     checkpoint_every: int = 1
 
     @property
-    def config(self) -> SwarmConfig:
+    def config(self) -> HistoryConfig:
         scale = self.work_s / (FORWARD_S + BACKWARD_S) / SLOWED
-        return SwarmConfig(
+        return HistoryConfig(
             volunteers=self.volunteers,
             layouts=(((0, 1), (1, 2), (2, 3), (3, 4)),),
             steps=self.steps,
@@ -92,7 +92,7 @@ class Scenario:
         )
 
 
-Churn = Callable[[Swarm], list[Departure]]
+Churn = Callable[[CheckedSwarm], list[Departure]]
 """Arranges who leaves a swarm when, and lists it as it happens."""
 
 
@@ -109,7 +109,7 @@ def train(scenario: Scenario, seed: int, churn: Churn, keeping: bool) -> dict[st
 
 def _train(scenario: Scenario, seed: int, churn: Churn) -> dict[str, Any]:
     numerics = Counting(4)
-    swarm = Swarm(seed, scenario.config, numerics, Coverage())
+    swarm = CheckedSwarm(seed, scenario.config, numerics, Coverage())
     ends: list[float] = []
     swarm.hooks.append(lambda what: ends.append(swarm.world.now) if what == "record commit" else None)
     departures = churn(swarm)
@@ -123,7 +123,7 @@ def _train(scenario: Scenario, seed: int, churn: Churn) -> dict[str, Any]:
     }
 
 
-def still(_swarm: Swarm) -> list[Departure]:
+def still(_swarm: CheckedSwarm) -> list[Departure]:
     """Nobody leaves."""
     return []
 
@@ -135,7 +135,7 @@ class Failing:
     mtbf_s: float
     away_s: float
 
-    def __call__(self, swarm: Swarm) -> list[Departure]:
+    def __call__(self, swarm: CheckedSwarm) -> list[Departure]:
         departures: list[Departure] = []
         draw = random.Random(swarm.config.volunteers * self.mtbf_s)
 
@@ -164,7 +164,7 @@ class Vanishing:
     share: float
     batch_s: float
 
-    def __call__(self, swarm: Swarm) -> list[Departure]:
+    def __call__(self, swarm: CheckedSwarm) -> list[Departure]:
         departures: list[Departure] = []
         draw = random.Random(len(self.names))
         gone: dict[str, float] = {}

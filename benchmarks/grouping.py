@@ -2,8 +2,8 @@
 
 Four parts, all in virtual time:
 
-* histories of whole grouped runs with faults (peer/simulate/proofs/sim_grouped.py): every batch is in the result once;
-* random schedules of the real scheduler with stragglers, arrivals and departures (peer/simulate/proofs/group_schedules.py), with hetpeer's rules and with SDPipe's two;
+* histories of whole grouped runs with faults (tests/simulation/sim_grouped.py): every batch is in the result once;
+* random schedules of the real scheduler with stragglers, arrivals and departures (tests/simulation/group_schedules.py), with hetpeer's rules and with SDPipe's two;
 * one decision for 1,000 workers, on this machine's clock;
 * SDPipe's settings (Miao et al., VLDB 2023, section 5): homogeneous, hete-A and hete-B, where a stage sleeps 0.2 or 0.6 s before one
   iteration in ten. Throughput is that of all pipelines, beside no synchronisation at all, all-reduce, and AD-PSGD (Lian et al., ICML 2018) at its best: each
@@ -27,13 +27,12 @@ from typing import Any
 
 from benchmarks import report
 from hetpeer.averaging.groups.group_scheduler import GroupScheduler, Pipelines
-from hetpeer.averaging.groups.sdpipe import Artifact, Paper
 from hetpeer.averaging.groups.wait_window import Adaptive, Window
 from hetpeer.dht.base.child_processes import dying_with_us
-from hetpeer.peer.simulate.proofs.group_schedules import RULES, Watch, schedule
-from hetpeer.peer.simulate.proofs.sim_grouped import simulate
-from hetpeer.peer.simulate.proofs.sim_pipelines import Pipelines as Swarm
-from hetpeer.peer.simulate.proofs.sim_pipelines import Setting, names
+from tests.simulation.group_schedules import RULES, GroupWatch, schedule
+from tests.simulation.sdpipe import Artifact, Paper
+from tests.simulation.sim_grouped import simulate
+from tests.simulation.sim_pipelines import PipelineSetting, SimPipelines, names
 
 FAULTS = 20
 """Of a history."""
@@ -136,12 +135,12 @@ def ways() -> dict[str, Way]:
     }
 
 
-def throughput(way: Way, setting: Setting, seed: int) -> dict[str, Any]:
+def throughput(way: Way, setting: PipelineSetting, seed: int) -> dict[str, Any]:
     """Iterations a second of all pipelines together; and how many groups there were, of which size."""
     workers = names(setting.pipelines)
-    watch = Watch(way.span or sys.maxsize, setting.stages, workers)
+    watch = GroupWatch(way.span or sys.maxsize, setting.stages, workers)
     setting = replace(setting, average_s=way.average_s)
-    swarm = Swarm(setting, way.make(setting.stages, workers), seed, watch.formed)
+    swarm = SimPipelines(setting, way.make(setting.stages, workers), seed, watch.formed)
     goal = ITERATIONS * len(workers)
     seconds = swarm.run(lambda: sum(swarm.iterations.values()) >= goal)
     return {
@@ -157,7 +156,9 @@ def sdpipe(seed: int) -> list[dict[str, Any]]:
     for pipelines, stages in SHAPES:
         for stage_s in STAGE_S:
             for name, sleep_s in SLEEPS.items():
-                setting = Setting(pipelines=pipelines, stages=stages, stage_s=stage_s, sleep_s=sleep_s)
+                setting = PipelineSetting(
+                    pipelines=pipelines, stages=stages, stage_s=stage_s, sleep_s=sleep_s
+                )
                 found = {way: throughput(how, setting, seed) for way, how in ways().items()}
                 rows.append({"setting": name, "pipelines": pipelines, "stage_s": stage_s, "ways": found})
     return rows

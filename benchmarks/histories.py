@@ -1,7 +1,7 @@
 """Many simulated histories of the protocol under churn: does any break an invariant, or hang?
 
 Each seed is another swarm (stages, cuts, volunteers, slots, latencies, time-outs) with its own faults (peer/simulate/). A history that breaks an
-invariant is named by its seed: `python -m hetpeer.peer.simulate.proofs.histories --seed N --faults 20` replays it, `…simulate.overlapping …` if it is of `--overlapping`. What is done is
+invariant is named by its seed: `python -m tests.simulation.histories --seed N --faults 20` replays it, `tests.simulation.overlap_histories` if it is of `--overlapping`. What is done is
 noted chunk by chunk in `--journal`: interrupted, the same command goes on where it was, also at another commit, as long as no module that a history loads differs.
 
     make proof-churn
@@ -27,10 +27,10 @@ from benchmarks.journal import Journal, sources
 from hetpeer.averaging.member.member import Phase
 from hetpeer.bootstrap.state.effects import CoordinatorState
 from hetpeer.dht.base.child_processes import dying_with_us
-from hetpeer.peer.simulate.proofs import overlap_histories
-from hetpeer.peer.simulate.proofs.coverage import COORDINATOR_EVENTS, MEMBER_MESSAGES, Coverage
-from hetpeer.peer.simulate.proofs.histories import simulate
+from tests.simulation import overlap_histories
 from tests.simulation.cells import IMPOSSIBLE_COORDINATOR, IMPOSSIBLE_MEMBER
+from tests.simulation.coverage import COORDINATOR_EVENTS, MEMBER_MESSAGES, Coverage
+from tests.simulation.histories import simulate
 
 CHUNK = 100
 OFTEN = 30
@@ -102,7 +102,10 @@ def measure(options: Any) -> dict[str, Any]:
     for kind in (0, 1):
         overlap_histories.simulate(kind, Coverage(), faults=1)  # loads all modules that a history needs
     journal = Journal(
-        options.journal, sources=sources(), faults=options.faults, overlapping=options.overlapping
+        options.journal,
+        sources=sources("tests.simulation"),
+        faults=options.faults,
+        overlapping=options.overlapping,
     )
     firsts = range(options.seed, options.seed + options.count, CHUNK)
     with ProcessPoolExecutor(options.jobs, initializer=dying_with_us()) as pool:

@@ -1,6 +1,6 @@
 """Is anybody honest ever banned, by spot checks or for what others say of reduces? Simulated swarms of honest volunteers under faults, until they have made so many contributions.
 
-Each seed is another swarm (peer/simulate/proofs/histories.py has its shapes) of eight volunteers, of whose contributions a fifth is checked: they die, freeze, leave, lose
+Each seed is another swarm (tests/simulation/histories.py has its shapes) of eight volunteers, of whose contributions a fifth is checked: they die, freeze, leave, lose
 their lines and come back, the coordinator too; steps overlap, links are narrow, volunteers are moved. Every invariant of the simulator is watched as ever.
 A contribution is what one volunteer counts in one committed step.
 
@@ -18,12 +18,12 @@ from typing import Any
 
 from benchmarks import report
 from hetpeer.bootstrap.trust.step_spot_checks import StepSpotChecks
-from hetpeer.peer.simulate.proofs.arrangements import Arrangements
-from hetpeer.peer.simulate.proofs.coverage import Coverage
-from hetpeer.peer.simulate.proofs.faults import Faults
-from hetpeer.peer.simulate.proofs.histories import BLOCKS, LIMIT_S, shape
 from hetpeer.peer.simulate.sim_numerics import Symbols
-from hetpeer.peer.simulate.sim_swarm import Swarm
+from tests.simulation.arrangements import Arrangements
+from tests.simulation.checked_swarm import CheckedSwarm
+from tests.simulation.coverage import Coverage
+from tests.simulation.faults import Faults
+from tests.simulation.histories import BLOCKS, LIMIT_S, shape
 
 SHARE = 0.2
 VOLUNTEERS = 8
@@ -63,7 +63,7 @@ class Tally:
         """One more history."""
         credit = 0 if seed % 3 else NARROW
         config = replace(shape(seed), volunteers=VOLUNTEERS, check_share=SHARE, credit=credit)
-        swarm = Swarm(seed, config, Symbols(BLOCKS), Coverage())
+        swarm = CheckedSwarm(seed, config, Symbols(BLOCKS), Coverage())
         Faults(swarm, faults)
         if config.arranged_s:
             Arrangements(swarm, seed, config.arranged_s)

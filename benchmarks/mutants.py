@@ -1,4 +1,4 @@
-"""Seeded bugs: within how many simulated histories is each of them caught three times (peer/simulate/proofs/mutants.py)?
+"""Seeded bugs: within how many simulated histories is each of them caught three times (tests/simulation/mutants.py)?
 
 Histories are those of `make proof-churn`, from seed 0 on, with 20 faults each. A bug that fewer than three of the first 1,500 catch is named.
 
@@ -16,9 +16,9 @@ from typing import Any
 
 from benchmarks import report
 from hetpeer.dht.base.child_processes import dying_with_us
-from hetpeer.peer.simulate.proofs.coverage import Coverage
-from hetpeer.peer.simulate.proofs.histories import simulate
-from hetpeer.peer.simulate.proofs.mutants import MUTANTS
+from tests.simulation.coverage import Coverage
+from tests.simulation.histories import simulate
+from tests.simulation.mutants import MUTANTS
 
 TIMES = 3
 

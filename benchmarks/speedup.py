@@ -1,6 +1,6 @@
 """What more clusters win: time to an evaluation loss with 1, 2, 4 and 8 of them in virtual time, with 1 and 2 of real processes (Ravnest's corollary: as good as linear).
 
-*Virtual.* The very coordinator and volunteers in virtual time, with a small net in torch inside (peer/simulate/proofs/toy_net.py): clusters of two stages whose steps overlap by `--staleness`, that average
+*Virtual.* The very coordinator and volunteers in virtual time, with a small net in torch inside (tests/simulation/toy_net.py): clusters of two stages whose steps overlap by `--staleness`, that average
 with those that are ready. The corollary is of the regime in which the noise of gradients is what is in the way, and of a learning rate that rises with the number of
 clusters: so batches are small, four of ten labels are drawn at random, the loss to reach is one that one cluster has late at its best rate, and each number of clusters has its own best of a few rates.
 Several clusters go on until they are there, for `--more` times as many batches of one stream at most: each of them sees as many fewer of them.
@@ -33,10 +33,10 @@ from benchmarks import report
 from benchmarks.swarm import NEVER, Model
 from hetpeer.bootstrap.run.settings import AveragingSettings, TrainingSettings
 from hetpeer.dht.base.child_processes import dying_with_us
-from hetpeer.peer.simulate.proofs.coverage import Coverage
-from hetpeer.peer.simulate.proofs.sim_grouped import GroupedSwarm
-from hetpeer.peer.simulate.proofs.toy_net import CLASSES, SETTINGS, ToyNet
-from hetpeer.peer.simulate.sim_config import SwarmConfig
+from tests.simulation.config import HistoryConfig
+from tests.simulation.coverage import Coverage
+from tests.simulation.sim_grouped import GroupedSwarm
+from tests.simulation.toy_net import CLASSES, SETTINGS, ToyNet
 from tests.wanlab.lab import Lab
 
 CLUSTERS = (1, 2, 4, 8)
@@ -100,7 +100,7 @@ def trained(seed: int, target: float | None, clusters: int, rate: float, options
     torch.set_num_threads(1)
     net = NoisyNet(BLOCKS, seed, SETTINGS.model_copy(update={"learning_rate": rate}))
     cut = BLOCKS // STAGES
-    config = SwarmConfig(
+    config = HistoryConfig(
         volunteers=STAGES * clusters,
         layouts=(tuple((stage * cut, (stage + 1) * cut) for stage in range(STAGES)),),
         steps=options.batches if target is None else options.more * options.batches,

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.averaging.groups.group_scheduler import Group, Pipelines
-from hetpeer.averaging.groups.sdpipe import Artifact, Paper
 from hetpeer.averaging.groups.sync_graph import SyncGraph
 from hetpeer.averaging.groups.wait_queue import Line
 from hetpeer.averaging.groups.wait_window import Adaptive, Bounded, Window
+from tests.simulation.sdpipe import Artifact, Paper
 
 ALWAYS, NEVER = Window(math.inf), Window(0.0)
 

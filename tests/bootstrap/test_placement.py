@@ -16,13 +16,13 @@ from hetpeer.bootstrap.state.membership import BlockDemand, Membership
 from hetpeer.bootstrap.state.placement import MOST, ranked
 from hetpeer.bootstrap.state.volunteer import Volunteer
 from hetpeer.peer.simulate.network.wires import Ground
-from hetpeer.peer.simulate.proofs.coverage import Coverage
-from hetpeer.peer.simulate.sim_config import SwarmConfig
 from hetpeer.peer.simulate.sim_numerics import Counting
-from hetpeer.peer.simulate.sim_swarm import Swarm
 from hetpeer.stages.planning.swarms.current_step_time import as_it_is
 from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S, Devices, StepDemand
 from tests.bootstrap.court import Court
+from tests.simulation.checked_swarm import CheckedSwarm
+from tests.simulation.config import HistoryConfig
+from tests.simulation.coverage import Coverage
 
 MICROBATCHES = 32
 TERA, MEGA = 1e12, 1e6
@@ -258,11 +258,11 @@ def test_of_several_who_want_the_same_place_one_gets_it_and_the_others_look_agai
     assert choose_place(court.sent["c", "refused"].places, 1).begin == 2
 
 
-class AsEver(SwarmConfig):
+class AsEver(HistoryConfig):
     """Places are not compared."""
 
-    def coordinator(self, numerics, draw):
-        return replace(super().coordinator(numerics, draw), asks=None)
+    def coordinator(self, numerics):
+        return replace(super().coordinator(numerics), asks=None)
 
 
 def steps_of(kind):
@@ -286,10 +286,10 @@ def steps_of(kind):
         duplicates=0.0,
         ground=Ground(devices=lines_of(machines), work=work, target_s=1.0),
     )
-    swarm = Swarm(1, config, Counting(len(work)), Coverage())
+    swarm = CheckedSwarm(1, config, Counting(len(work)), Coverage())
     swarm.run(50_000.0)
     return [record["seconds"] for record in swarm.log if record["kind"] == "commit"][-2:]
 
 
 def test_a_simulated_swarm_is_faster_where_volunteers_choose_by_what_a_step_takes():
-    assert statistics.median(steps_of(SwarmConfig)) < 0.7 * statistics.median(steps_of(AsEver))
+    assert statistics.median(steps_of(HistoryConfig)) < 0.7 * statistics.median(steps_of(AsEver))

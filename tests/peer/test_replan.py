@@ -396,7 +396,7 @@ async def test_one_failed_look_is_not_the_last(
                 raise LookupError(core.state.value)
             looked.set()
 
-    config = SwarmConfig().coordinator(Symbols(BLOCKS), lambda: 0.0)
+    config = SwarmConfig().coordinator(Symbols(BLOCKS))
     core = Coordinator(whole_run(config, History.of([])), 0.0)
     service = cast(
         "CoordinatorService",

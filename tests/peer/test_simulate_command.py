@@ -12,7 +12,7 @@ from hetpeer.bootstrap.run.settings import AveragingSettings
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.planning.model_workload import work_of
 from hetpeer.peer.simulate.scenario import read_scenario
-from hetpeer.peer.simulate.scenario_run import Outcome, play
+from hetpeer.peer.simulate.scenario_run import ScenarioOutcome, play
 from hetpeer.stages.planning.swarms.plan_inputs import Averaging
 from tests.amounts import mostly_proof
 from tests.bootstrap.engine import TRAINING, make_author
@@ -31,7 +31,7 @@ def scenario(folder: Path, head: str = HEAD, more: str = "") -> Path:
     return path
 
 
-def played(folder: Path, head: str = HEAD, more: str = "") -> Outcome:
+def played(folder: Path, head: str = HEAD, more: str = "") -> ScenarioOutcome:
     return play(read_scenario(scenario(folder, head, more)))
 
 

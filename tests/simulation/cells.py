@@ -5,7 +5,7 @@ tests/simulation/test_histories.py fails for a cell that is neither reached nor 
 
 from hetpeer.averaging.member.member import Phase
 from hetpeer.bootstrap.state.effects import CoordinatorState
-from hetpeer.peer.simulate.proofs.coverage import MEMBER_MESSAGES
+from tests.simulation.coverage import MEMBER_MESSAGES
 
 _OVER = "after Finished or Rejected the driver ends, and with it the core"
 _FIRST_ANSWER = "only the answer to the first Hello, whose run and wire version never change"

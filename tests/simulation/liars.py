@@ -2,25 +2,25 @@
 
 import dataclasses
 
-from hetpeer.peer.simulate.proofs.coverage import Coverage
-from hetpeer.peer.simulate.proofs.faults import Faults
-from hetpeer.peer.simulate.proofs.histories import LAYOUTS
-from hetpeer.peer.simulate.sim_config import SwarmConfig
 from hetpeer.peer.simulate.sim_numerics import Symbols
-from hetpeer.peer.simulate.sim_swarm import Swarm
+from tests.simulation.checked_swarm import CheckedSwarm
+from tests.simulation.config import HistoryConfig
+from tests.simulation.coverage import Coverage
+from tests.simulation.faults import Faults
+from tests.simulation.histories import LAYOUTS
 
 BLOCKS = 4
 STEPS = 12
 PAIRS = {
-    "two": SwarmConfig(volunteers=2, layouts=LAYOUTS[0]),
-    "two stages": SwarmConfig(volunteers=4, layouts=LAYOUTS[1]),
+    "two": HistoryConfig(volunteers=2, layouts=LAYOUTS[0]),
+    "two stages": HistoryConfig(volunteers=4, layouts=LAYOUTS[1]),
 }
 """Where it is word against word."""
 
 
 def history(config, seed, faults=0):
     """The swarm at the run's end."""
-    swarm = Swarm(seed, config, Symbols(BLOCKS), Coverage())
+    swarm = CheckedSwarm(seed, config, Symbols(BLOCKS), Coverage())
     Faults(swarm, faults)
     swarm.run(900.0)
     return swarm

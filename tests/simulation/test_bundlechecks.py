@@ -8,8 +8,8 @@ import dataclasses
 import pytest
 
 from hetpeer.bootstrap.conduct.reputation import LAPSES
-from hetpeer.peer.simulate.proofs.histories import LAYOUTS
 from tests.amounts import mostly_proof
+from tests.simulation.histories import LAYOUTS
 from tests.simulation.liars import history, said
 from tests.simulation.test_spotchecks import TWO_STAGES
 

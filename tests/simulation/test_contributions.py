@@ -25,10 +25,10 @@ from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.log.lineage import lineage
 from hetpeer.bootstrap.log.logged_decision import decisions_of
 from hetpeer.bootstrap.log.unused_work import LateWork, Unused
-from hetpeer.peer.simulate.proofs.coverage import Coverage
-from hetpeer.peer.simulate.proofs.histories import BLOCKS
-from hetpeer.peer.simulate.proofs.overlap_histories import simulate
-from hetpeer.peer.simulate.sim_swarm import Swarm
+from tests.simulation.checked_swarm import CheckedSwarm
+from tests.simulation.coverage import Coverage
+from tests.simulation.histories import BLOCKS
+from tests.simulation.overlap_histories import simulate
 
 SEEDS = (*range(8), 14, 17, 22, 26, 40, 52)
 """The last ones have much that comes too late."""
@@ -47,7 +47,7 @@ class Played:
         self.late = set()
         """(records in the log, term, view, cluster, step, peer, id) of all reports of a step that was committed."""
 
-        def run(swarm, limit, original=Swarm.run):
+        def run(swarm, limit, original=CheckedSwarm.run):
             self.swarm = swarm
             check = swarm.checks.applied
 
@@ -77,7 +77,7 @@ class Played:
             return original(core, peer, message, now)
 
         with (
-            patch.object(Swarm, "run", run),
+            patch.object(CheckedSwarm, "run", run),
             patch.object(CoordinatedStep, "_sealed", sealed),
             patch.object(Coordinator, "receive", receive),
         ):

@@ -4,16 +4,16 @@ import dataclasses
 
 import pytest
 
-from hetpeer.peer.simulate.network.sim_lines import Line
-from hetpeer.peer.simulate.proofs.coverage import Coverage
-from hetpeer.peer.simulate.proofs.histories import Outcome, shape, simulate
+from hetpeer.peer.simulate.network.sim_links import SimLink
 from hetpeer.peer.transport.link_pressure import ACTIVATIONS
 from tests.amounts import mostly_proof
+from tests.simulation.coverage import Coverage
+from tests.simulation.histories import HistoryOutcome, shape, simulate
 
 SEEDS = range(2000, 2030)
 
 
-def tight(seed: int) -> Outcome:
+def tight(seed: int) -> HistoryOutcome:
     return simulate(seed, Coverage(), config=dataclasses.replace(shape(seed), credit=1))
 
 
@@ -26,9 +26,9 @@ def test_histories_with_room_for_one_bundle(count):
 
 def far_and_near_together(monkeypatch):
     """Activations have one pool, however far they are from the loss."""
-    send = Line.send
+    send = SimLink.send
     monkeypatch.setattr(
-        Line,
+        SimLink,
         "send",
         lambda self, frame: send(self, dataclasses.replace(frame, pool=min(frame.pool, ACTIVATIONS))),
     )
@@ -36,7 +36,7 @@ def far_and_near_together(monkeypatch):
 
 def no_nudge(monkeypatch):
     """An activation that is sent again has nothing to say before there is credit for it."""
-    monkeypatch.setattr(Line, "nudge", lambda *_: None)
+    monkeypatch.setattr(SimLink, "nudge", lambda *_: None)
 
 
 @pytest.mark.parametrize("mistake", [far_and_near_together, no_nudge])

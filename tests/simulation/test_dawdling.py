@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from hetpeer.bootstrap.coordinator.step_barrier import ADVANCE, SHARE
-from hetpeer.peer.simulate.proofs.coverage import Coverage
-from hetpeer.peer.simulate.proofs.histories import LAYOUTS
-from hetpeer.peer.simulate.sim_config import SwarmConfig
 from hetpeer.peer.simulate.sim_numerics import Symbols
-from hetpeer.peer.simulate.sim_swarm import Swarm
+from tests.simulation.checked_swarm import CheckedSwarm
+from tests.simulation.config import HistoryConfig
+from tests.simulation.coverage import Coverage
+from tests.simulation.histories import LAYOUTS
 from tests.simulation.liars import BLOCKS, said
 
-CONFIG = SwarmConfig(volunteers=7, layouts=LAYOUTS[1], steps=150, evaluate_every=100, speeds=(1.0,))
+CONFIG = HistoryConfig(volunteers=7, layouts=LAYOUTS[1], steps=150, evaluate_every=100, speeds=(1.0,))
 AGAIN_S = 25.0
 """Then it begins another session."""
 BORDER_S = 1.0
@@ -21,7 +21,9 @@ BORDER_S = 1.0
 
 def played(dawdlers):
     """Seconds of the run between two steps, and those of its steps."""
-    swarm = Swarm(3, replace(CONFIG, lies=dict.fromkeys(dawdlers, "dawdles")), Symbols(BLOCKS), Coverage())
+    swarm = CheckedSwarm(
+        3, replace(CONFIG, lies=dict.fromkeys(dawdlers, "dawdles")), Symbols(BLOCKS), Coverage()
+    )
 
     def again(name):
         volunteer = swarm.volunteers[name]

@@ -6,14 +6,14 @@ That it ends in the state of one machine is looked at in each history.
 import pytest
 
 from hetpeer.bootstrap.conduct.norm_outliers import ENOUGH
-from hetpeer.peer.simulate.proofs.coverage import Coverage
-from hetpeer.peer.simulate.proofs.histories import LAYOUTS
-from hetpeer.peer.simulate.proofs.invariants import ViolationError
-from hetpeer.peer.simulate.proofs.sim_grouped import GroupedSwarm
-from hetpeer.peer.simulate.sim_config import SwarmConfig
+from hetpeer.peer.simulate.sim_hooks import ViolationError
 from hetpeer.peer.simulate.sim_numerics import Symbols
 from tests.amounts import mostly_proof
+from tests.simulation.config import HistoryConfig
+from tests.simulation.coverage import Coverage
+from tests.simulation.histories import LAYOUTS
 from tests.simulation.liars import BLOCKS, STEPS, history, said
+from tests.simulation.sim_grouped import GroupedSwarm
 
 TWO_STAGES = ((0, 0), (0, 2), (1, 0))
 """Of three volunteers, the second holds its blocks alone."""
@@ -22,14 +22,14 @@ TWO_STAGES = ((0, 0), (0, 2), (1, 0))
 @pytest.mark.parametrize("seed", mostly_proof(range(3), [0]))
 def test_two_that_fail_and_blame_everybody_halt_nothing(seed):
     lies = {"v2": "fails", "v3": "blames"}
-    swarm = history(SwarmConfig(volunteers=4, layouts=LAYOUTS[0], lies=lies), seed)
+    swarm = history(HistoryConfig(volunteers=4, layouts=LAYOUTS[0], lies=lies), seed)
     assert not said(swarm, "rollback")
     assert {record["peer"] for record in said(swarm, "gone")} <= lies.keys()
 
 
 @pytest.mark.parametrize("seed", mostly_proof(range(3), [0]))
 def test_a_sole_holder_that_fails_is_replaced_by_who_can_be_spared(seed):
-    config = SwarmConfig(
+    config = HistoryConfig(
         volunteers=3, layouts=LAYOUTS[1], steps=STEPS, lies={"v1": "fails"}, seats=TWO_STAGES
     )
     swarm = history(config, seed)
@@ -41,11 +41,11 @@ def test_what_everybody_fails_ends_the_run(volunteers):
     """As where a loss is no number."""
     lies = {f"v{number}": "fails" for number in range(volunteers)}
     with pytest.raises(ViolationError, match="the run was halted"):
-        history(SwarmConfig(volunteers=volunteers, layouts=LAYOUTS[volunteers > 1], lies=lies), seed=0)
+        history(HistoryConfig(volunteers=volunteers, layouts=LAYOUTS[volunteers > 1], lies=lies), seed=0)
 
 
 def grouped(volunteers, lies):
-    config = SwarmConfig(volunteers=volunteers, layouts=LAYOUTS[1], steps=STEPS, lies=lies)
+    config = HistoryConfig(volunteers=volunteers, layouts=LAYOUTS[1], steps=STEPS, lies=lies)
     swarm = GroupedSwarm(0, config, Symbols(BLOCKS), Coverage())
     swarm.run(1800.0)
     return swarm
@@ -65,7 +65,7 @@ def test_what_every_pipeline_fails_ends_the_run():
 
 def inflating(volunteers, seed):
     """`v1` holds its blocks alone, and says that their norm is huge. The run that comes of that."""
-    config = SwarmConfig(
+    config = HistoryConfig(
         volunteers=volunteers,
         layouts=LAYOUTS[1],
         steps=ENOUGH + STEPS,

@@ -1,14 +1,14 @@
 """Random schedules of the group scheduler, with stragglers, arrivals and departures.
 
-A failing seed is replayed by `python -m hetpeer.peer.simulate.proofs.group_schedules --seed N`.
+A failing seed is replayed by `python -m tests.simulation.group_schedules --seed N`.
 """
 
 import pytest
 
 from hetpeer.averaging.groups.group_scheduler import Group
 from hetpeer.averaging.groups.wait_queue import Line
-from hetpeer.peer.simulate.proofs.group_schedules import Watch, schedule
 from tests.amounts import mostly_proof
+from tests.simulation.group_schedules import GroupWatch, schedule
 
 SEEDS = range(500)
 
@@ -39,7 +39,7 @@ def test_a_schedule_is_its_seed():
 
 
 def test_the_watch_sees_who_is_apart():
-    watch = Watch(1, 1, ["a", "b", "c"])
+    watch = GroupWatch(1, 1, ["a", "b", "c"])
     for number, members in enumerate((("a", "b"), ("b", "c"), ("a", "b"), ("a", "b"), ("a", "b")), 1):
         watch.formed(Group(0, number, members))
         assert watch.apart == (1 if number == 5 else 0)

@@ -11,18 +11,18 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
-from hetpeer.peer.simulate.proofs.coverage import Coverage
-from hetpeer.peer.simulate.proofs.histories import LAYOUTS
-from hetpeer.peer.simulate.proofs.invariants import ViolationError
-from hetpeer.peer.simulate.sim_config import SwarmConfig
+from hetpeer.peer.simulate.sim_hooks import ViolationError
 from hetpeer.peer.simulate.sim_numerics import Symbols
-from hetpeer.peer.simulate.sim_swarm import Swarm
 from tests.amounts import mostly_proof
+from tests.simulation.checked_swarm import CheckedSwarm
+from tests.simulation.config import HistoryConfig
+from tests.simulation.coverage import Coverage
+from tests.simulation.histories import LAYOUTS
 from tests.simulation.liars import BLOCKS, PAIRS, STEPS, lying, said
 
 SEVERAL = {
-    "one stage": SwarmConfig(volunteers=4, layouts=LAYOUTS[0], checkpoint_every=3),
-    "two stages": SwarmConfig(volunteers=8, layouts=LAYOUTS[1], checkpoint_every=3),
+    "one stage": HistoryConfig(volunteers=4, layouts=LAYOUTS[0], checkpoint_every=3),
+    "two stages": HistoryConfig(volunteers=8, layouts=LAYOUTS[1], checkpoint_every=3),
 }
 
 
@@ -57,7 +57,7 @@ def test_one_of_two_that_lies_for_ever_does_not_hold_the_run_up_for_ever(shape):
     config = dataclasses.replace(
         PAIRS[shape], lies={f"v{PAIRS[shape].volunteers - 1}": "alters"}, steps=STEPS
     )
-    swarm = Swarm(0, config, Symbols(BLOCKS), Coverage())
+    swarm = CheckedSwarm(0, config, Symbols(BLOCKS), Coverage())
     try:
         swarm.run(900.0)
     except ViolationError as error:

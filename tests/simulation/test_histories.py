@@ -1,7 +1,7 @@
 """Seeded histories with the symbolic model: nothing lost, nothing doubled, one history, the run ends, and between them they
 reach every transition of both state machines.
 
-A failing seed is replayed by `python -m hetpeer.peer.simulate.proofs.histories --seed N` and kept in REGRESSIONS for ever.
+A failing seed is replayed by `python -m tests.simulation.histories --seed N` and kept in REGRESSIONS for ever.
 """
 
 from itertools import islice, product
@@ -13,8 +13,6 @@ from hetpeer.averaging.member.member import Phase
 from hetpeer.bootstrap.coordinator import commits
 from hetpeer.bootstrap.log.credit import Credit, work_in
 from hetpeer.bootstrap.state.effects import CoordinatorState
-from hetpeer.peer.simulate.proofs.coverage import COORDINATOR_EVENTS, MEMBER_MESSAGES, Coverage
-from hetpeer.peer.simulate.proofs.histories import simulate
 from tests.amounts import mostly_proof
 from tests.simulation.cells import (
     IMPOSSIBLE_COORDINATOR,
@@ -22,6 +20,8 @@ from tests.simulation.cells import (
     STEERED_COORDINATOR,
     STEERED_MEMBER,
 )
+from tests.simulation.coverage import COORDINATOR_EVENTS, MEMBER_MESSAGES, Coverage
+from tests.simulation.histories import simulate
 
 SEEDS = range(240, 440)
 FEW = SEEDS[:20]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hetpeer.peer.simulate.proofs.coverage import Coverage
-from hetpeer.peer.simulate.proofs.histories import simulate
-from hetpeer.peer.simulate.proofs.mutants import MUTANTS
 from tests.amounts import mostly_proof
+from tests.simulation.coverage import Coverage
+from tests.simulation.histories import simulate
+from tests.simulation.mutants import MUTANTS
 
 QUICK = {
     "parts_as_list": 30,

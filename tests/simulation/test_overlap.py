@@ -1,6 +1,6 @@
 """Steps that overlap: what they win when all goes well, and what they must not do when somebody dies.
 
-A seed that breaks an invariant is replayed by `python -m hetpeer.peer.simulate.proofs.overlap_histories --seed N --faults 20 --steps 10`.
+A seed that breaks an invariant is replayed by `python -m tests.simulation.overlap_histories --seed N --faults 20 --steps 10`.
 """
 
 from dataclasses import replace
@@ -9,16 +9,16 @@ import pytest
 
 from hetpeer.averaging.effects import StepId
 from hetpeer.bootstrap.log.history import History
-from hetpeer.peer.simulate.proofs.coverage import Coverage
-from hetpeer.peer.simulate.proofs.histories import BLOCKS
-from hetpeer.peer.simulate.proofs.overlap_histories import simulate
-from hetpeer.peer.simulate.sim_config import SwarmConfig
 from hetpeer.peer.simulate.sim_numerics import Symbols
-from hetpeer.peer.simulate.sim_swarm import Swarm
 from hetpeer.stages.pipeline.pipeline import Pipeline
 from tests.amounts import mostly_proof
+from tests.simulation.checked_swarm import CheckedSwarm
+from tests.simulation.config import HistoryConfig
+from tests.simulation.coverage import Coverage
+from tests.simulation.histories import BLOCKS
+from tests.simulation.overlap_histories import simulate
 
-THREE_STAGES = SwarmConfig(
+THREE_STAGES = HistoryConfig(
     volunteers=6,
     layouts=(((0, 1), (1, 2), (2, BLOCKS)),),
     steps=24,
@@ -77,8 +77,8 @@ def test_a_seeded_bug_of_the_head_start_is_caught_three_times(monkeypatch, owner
 
 
 def test_steps_that_overlap_sooner_than_they_may_are_caught(monkeypatch):
-    settings = SwarmConfig.coordinator
-    monkeypatch.setattr(SwarmConfig, "coordinator", lambda *args: replace(settings(*args), fresh_steps=0))
+    settings = HistoryConfig.coordinator
+    monkeypatch.setattr(HistoryConfig, "coordinator", lambda *args: replace(settings(*args), fresh_steps=0))
     outcomes = (simulate(seed, Coverage(), faults=FAULTS, steps=STEPS) for seed in WITH_FRESH_STEPS)
     found = [outcome.violation or "" for outcome in outcomes]
     assert all("versions behind" in violation for violation in found), found
@@ -109,7 +109,7 @@ class Deaths:
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_death_hangs_neither_the_pipeline_nor_the_reduce(moment):
     """As it does in ravnest, where a peer that dies is waited for by its neighbours in the pipeline and in its ring, for ever."""
-    swarm = Swarm(1, THREE_STAGES, Symbols(BLOCKS), Coverage())
+    swarm = CheckedSwarm(1, THREE_STAGES, Symbols(BLOCKS), Coverage())
     deaths = Deaths(swarm, moment, MOMENTS[moment])
     swarm.run(2000.0)
     assert deaths.count >= 3
@@ -122,7 +122,7 @@ def test_nobody_waits_for_a_pipeline_to_fill_and_drain(seed):
     seconds = {}
     for staleness in (0, 1, 2):
         config = replace(THREE_STAGES, volunteers=3, staleness=staleness, latency_s=(0.05, 0.05))
-        swarm = Swarm(seed, config, Symbols(BLOCKS), Coverage())
+        swarm = CheckedSwarm(seed, config, Symbols(BLOCKS), Coverage())
         times = []
         swarm.hooks.append(
             lambda what, swarm=swarm, times=times: (

@@ -6,15 +6,15 @@ That a run ends in the state of one machine is looked at in each history: one fa
 import pytest
 
 from hetpeer.bootstrap.trust.reduce_complaints import CONTRADICTS
-from hetpeer.peer.simulate.proofs.histories import LAYOUTS, TIES
-from hetpeer.peer.simulate.sim_config import SwarmConfig
 from tests.amounts import mostly_proof
+from tests.simulation.config import HistoryConfig
+from tests.simulation.histories import LAYOUTS, TIES
 from tests.simulation.liars import PAIRS, STEPS, lying, said
 
 SHAPES = {
-    "one stage": SwarmConfig(volunteers=5, layouts=LAYOUTS[0]),
-    "two stages": SwarmConfig(volunteers=8, layouts=LAYOUTS[1]),
-    "uneven, tied": SwarmConfig(volunteers=8, layouts=LAYOUTS[3], ties=TIES),
+    "one stage": HistoryConfig(volunteers=5, layouts=LAYOUTS[0]),
+    "two stages": HistoryConfig(volunteers=8, layouts=LAYOUTS[1]),
+    "uneven, tied": HistoryConfig(volunteers=8, layouts=LAYOUTS[3], ties=TIES),
 }
 LIES = {
     "one stage": [

@@ -8,20 +8,20 @@ from statistics import fmean
 
 import pytest
 
-from hetpeer.peer.simulate.proofs.coverage import Coverage
-from hetpeer.peer.simulate.proofs.histories import LAYOUTS, TIES
-from hetpeer.peer.simulate.proofs.sim_grouped import GroupedSwarm
-from hetpeer.peer.simulate.sim_config import SwarmConfig
 from hetpeer.peer.simulate.sim_numerics import Symbols
 from tests.amounts import mostly_proof
+from tests.simulation.config import HistoryConfig
+from tests.simulation.coverage import Coverage
+from tests.simulation.histories import LAYOUTS, TIES
 from tests.simulation.liars import BLOCKS, PAIRS, STEPS, lying, said
+from tests.simulation.sim_grouped import GroupedSwarm
 
 KINDS = ["votes", "denies", "tears", "spoils", "objects", "withholds"]
 LIES = pytest.mark.parametrize("lie", KINDS)
 SEVERAL = {
-    "one stage": SwarmConfig(volunteers=4, layouts=LAYOUTS[0]),
-    "two stages": SwarmConfig(volunteers=8, layouts=LAYOUTS[1]),
-    "uneven, tied": SwarmConfig(volunteers=6, layouts=LAYOUTS[3], ties=TIES),
+    "one stage": HistoryConfig(volunteers=4, layouts=LAYOUTS[0]),
+    "two stages": HistoryConfig(volunteers=8, layouts=LAYOUTS[1]),
+    "uneven, tied": HistoryConfig(volunteers=6, layouts=LAYOUTS[3], ties=TIES),
 }
 SOON = 3
 """Steps until it is over, whatever it was."""
@@ -88,7 +88,7 @@ def test_with_steps_that_overlap_and_faults_besides(lie, seed):
 def test_an_averaging_is_not_spoilt_for_ever_either(lie, layout):
     volunteers = 3 * (layout + 1)
     liar = f"v{volunteers - 1}"
-    config = SwarmConfig(volunteers=volunteers, layouts=LAYOUTS[layout], steps=12, lies={liar: lie})
+    config = HistoryConfig(volunteers=volunteers, layouts=LAYOUTS[layout], steps=12, lies={liar: lie})
     swarm = GroupedSwarm(0, config, Symbols(BLOCKS), Coverage(), delayed=bool(layout))
     swarm.run(900.0)
     assert {record["peer"] for record in said(swarm, "banned")} <= {liar}

@@ -16,8 +16,8 @@ from hetpeer.bootstrap.consensus.effects import (
 from hetpeer.bootstrap.consensus.raft import Raft
 from hetpeer.bootstrap.consensus.raft_entries import StoredEntries
 from hetpeer.bootstrap.consensus.raft_messages import Append, Appended, LogEntry, VoteReply
-from hetpeer.peer.simulate.proofs.invariants import ViolationError
-from hetpeer.peer.simulate.proofs.sim_consensus import Council, CouncilConfig, Trouble
+from hetpeer.peer.simulate.sim_hooks import ViolationError
+from tests.simulation.sim_consensus import ConsensusFaults, SimConsensus, SimConsensusConfig
 
 TROUBLE_S, CALM_S = 40.0, 30.0
 FAULTS, PROPOSED = 20, 200
@@ -25,10 +25,10 @@ HISTORIES = 100
 NEW_LEADER_S = 5.0
 
 
-def history(seed: int, make=Raft, faults: int = FAULTS) -> Council:
+def history(seed: int, make=Raft, faults: int = FAULTS) -> SimConsensus:
     """Faults and proposals for a while, then calm; raises ViolationError."""
-    council = Council(seed, CouncilConfig(peers=(3, 5)[seed % 2]), make)
-    Trouble(council, faults, TROUBLE_S)
+    council = SimConsensus(seed, SimConsensusConfig(peers=(3, 5)[seed % 2]), make)
+    ConsensusFaults(council, faults, TROUBLE_S)
     council.start()
     for _ in range(PROPOSED):
         council.world.run(council.world.now + TROUBLE_S / PROPOSED, lambda: False)
@@ -48,7 +48,7 @@ def history(seed: int, make=Raft, faults: int = FAULTS) -> Council:
     return council
 
 
-def _numbers(council: Council) -> list[int]:
+def _numbers(council: SimConsensus) -> list[int]:
     return [entry.record["number"] for entry in council.truth if entry.record and "number" in entry.record]
 
 
@@ -57,9 +57,9 @@ def test_histories():
     assert sum(decided) > PROPOSED * HISTORIES / 4
 
 
-def led(seed: int, **settings) -> Council:
+def led(seed: int, **settings) -> SimConsensus:
     """One whose first leader is there."""
-    council = Council(seed, CouncilConfig(**settings))
+    council = SimConsensus(seed, SimConsensusConfig(**settings))
     council.start()
     council.world.run(20.0, lambda: council.leader() is not None)
     return council
@@ -163,7 +163,7 @@ def test_a_member_that_lost_its_log_is_not_answered_at_once():
 
 
 def test_a_peer_that_is_not_there_is_not_made_a_member():
-    council = Council(1, CouncilConfig(peers=2))
+    council = SimConsensus(1, SimConsensusConfig(peers=2))
     council.first = ("r0",)
     council.seats["r0"].start()
     council.world.run(5.0, lambda: council.leader() is not None)

@@ -6,14 +6,14 @@ from unittest.mock import patch
 import pytest
 
 from hetpeer.averaging.effects import COPY, STATE
-from hetpeer.averaging.member.held_step import HeldStep
+from hetpeer.averaging.member.step_vote import StepVote
 from hetpeer.bootstrap.grouped.averaging_round import AveragingRound
 from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.log.batches import BatchLineage
 from hetpeer.bootstrap.log.credit import Credit
-from hetpeer.peer.simulate.proofs.sim_grouped import simulate
-from hetpeer.peer.simulate.sim_swarm import Swarm
 from tests.amounts import mostly_proof
+from tests.simulation.checked_swarm import CheckedSwarm
+from tests.simulation.sim_grouped import simulate
 
 SEEDS = range(24)
 ONCE_BROKEN = (36, 92, 140, 1730)
@@ -39,11 +39,11 @@ def test_clusters_with_cuts_of_their_own_average_with_the_others():
     """In one of four histories a planner cuts forming clusters at random, and coordinators die meanwhile."""
     cuts = []
 
-    def write(self, record, original=Swarm.write):
+    def write(self, record, original=CheckedSwarm.write):
         cuts.extend([record["layout"]] if record["kind"] == "founded" and "layout" in record else [])
         original(self, record)
 
-    with patch.object(Swarm, "write", write):
+    with patch.object(CheckedSwarm, "write", write):
         outcomes = [simulate(seed, faults=FAULTS) for seed in OWN_CUTS]
     assert [outcome.violation for outcome in outcomes] == [None] * len(outcomes)
     assert len(cuts) >= len(OWN_CUTS)
@@ -76,13 +76,13 @@ def alone(self, original=AveragingRound._sums):
     return sums | {0: sums[0][:1]}
 
 
-def anybody(self, original=HeldStep._sums):
+def anybody(self, original=StepVote._sums):
     """A holder sends its parameters for any cluster that a plan names."""
     slot, ids = original(self)
-    return (slot, {b: frozenset((0,)) for b in ids}) if self.averages else (slot, ids)
+    return (slot, {b: frozenset((0,)) for b in ids}) if self._averages else (slot, ids)
 
 
-def live(self, original=HeldStep._sums):
+def live(self, original=StepVote._sums):
     """It is not the copy that is averaged but what has become of it."""
     slot, ids = original(self)
     return (STATE if slot == COPY else slot), ids
@@ -101,11 +101,11 @@ def kept(self, record, original=Credit.add):
 
 MUTANTS = {
     "kept": lambda: patch.object(Credit, "add", kept),
-    "live": lambda: patch.object(HeldStep, "_sums", live),
+    "live": lambda: patch.object(StepVote, "_sums", live),
     "midway": lambda: patch.object(Cluster, "at_rest", property(midway)),
     "forgetful": lambda: patch.object(BatchLineage, "add", forgetful),
     "alone": lambda: patch.object(AveragingRound, "_sums", alone),
-    "anybody": lambda: patch.object(HeldStep, "_sums", anybody),
+    "anybody": lambda: patch.object(StepVote, "_sums", anybody),
 }
 
 

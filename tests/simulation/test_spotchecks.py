@@ -9,13 +9,13 @@ from statistics import fmean
 import pytest
 
 from hetpeer.bootstrap.conduct.reputation import LAPSES
-from hetpeer.peer.simulate.proofs.histories import LAYOUTS
-from hetpeer.peer.simulate.sim_config import SwarmConfig
 from tests.amounts import mostly_proof
+from tests.simulation.config import HistoryConfig
+from tests.simulation.histories import LAYOUTS
 from tests.simulation.liars import history, said
 
-ALL_HOLD_ALL = SwarmConfig(volunteers=4, layouts=LAYOUTS[0], check_share=1.0)
-TWO_STAGES = SwarmConfig(volunteers=8, layouts=LAYOUTS[1], check_share=1.0)
+ALL_HOLD_ALL = HistoryConfig(volunteers=4, layouts=LAYOUTS[0], check_share=1.0)
+TWO_STAGES = HistoryConfig(volunteers=8, layouts=LAYOUTS[1], check_share=1.0)
 SHAPES = pytest.mark.parametrize(
     ("config", "liar"), [(ALL_HOLD_ALL, "v3"), (TWO_STAGES, "v7")], ids=["one stage", "two stages"]
 )

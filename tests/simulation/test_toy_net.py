@@ -6,19 +6,19 @@ import pytest
 import torch
 
 from hetpeer.bootstrap.log.history import History
-from hetpeer.peer.simulate.proofs.coverage import Coverage
-from hetpeer.peer.simulate.proofs.faults import Kills
-from hetpeer.peer.simulate.proofs.invariants import ViolationError
-from hetpeer.peer.simulate.proofs.mutants import MUTANTS
-from hetpeer.peer.simulate.proofs.toy_net import ToyNet
-from hetpeer.peer.simulate.sim_config import SwarmConfig
-from hetpeer.peer.simulate.sim_swarm import Swarm
+from hetpeer.peer.simulate.sim_hooks import ViolationError
+from tests.simulation.checked_swarm import CheckedSwarm
+from tests.simulation.config import HistoryConfig
+from tests.simulation.coverage import Coverage
+from tests.simulation.faults import Kills
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.toy_net import ToyNet
 
 STEPS, MICROBATCHES, KILLS = 200, 6, 100
 GATE = 1e-6
 """Relative. The order of additions alone makes 1e-7; one id of six lost in one step makes 1e-3."""
 
-CONFIG = SwarmConfig(
+CONFIG = HistoryConfig(
     volunteers=6,
     layouts=(((0, 1), (1, 4)), ((0, 3), (3, 4)), ((0, 2), (2, 4))),
     steps=STEPS,
@@ -40,7 +40,7 @@ def _one_thread():
 def curve(seed, kills, steps=STEPS, **changes):
     """Losses from the coordinator's commit records, and the swarm."""
     net = ToyNet(seed=seed)
-    swarm = Swarm(seed, replace(CONFIG, steps=steps, ties=net.ties, **changes), net, Coverage())
+    swarm = CheckedSwarm(seed, replace(CONFIG, steps=steps, ties=net.ties, **changes), net, Coverage())
     Kills(swarm, kills, interval_s=3.0)
     swarm.run(4000.0)
     commits = History.of(swarm.log).commits

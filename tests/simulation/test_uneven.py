@@ -6,18 +6,18 @@ import pytest
 import torch
 
 from hetpeer.bootstrap.log.history import History
-from hetpeer.peer.simulate.proofs.coverage import Coverage
-from hetpeer.peer.simulate.proofs.invariants import Checks
-from hetpeer.peer.simulate.proofs.sim_grouped import GroupedChecks, GroupedSwarm
-from hetpeer.peer.simulate.proofs.toy_net import ToyNet, _digest
-from hetpeer.peer.simulate.sim_config import SwarmConfig
-from hetpeer.peer.simulate.sim_swarm import Swarm
 from tests.amounts import mostly_proof
+from tests.simulation.checked_swarm import CheckedSwarm
+from tests.simulation.config import HistoryConfig
+from tests.simulation.coverage import Coverage
+from tests.simulation.invariants import Checks
+from tests.simulation.sim_grouped import GroupedChecks, GroupedSwarm
+from tests.simulation.toy_net import ToyNet, _digest
 
 BLOCKS, STEPS, MICROBATCHES = 8, 12, 6
 THREE = ((0, 2), (2, 4), (4, 8))
 FIVE = ((0, 1), (1, 2), (2, 5), (5, 7), (7, 8))
-CONFIG = SwarmConfig(
+CONFIG = HistoryConfig(
     volunteers=8,
     layouts=(THREE, FIVE),
     steps=STEPS,
@@ -60,7 +60,7 @@ def leaves(tree):
 
 
 class Witness:
-    """What volunteers say they applied, of each step and block; those who hold the same block say the same (checks.py)."""
+    """What volunteers say they applied, of each step and block; those who hold the same block say the same (invariants.py)."""
 
     def __init__(self, checks, monkeypatch):
         self.updates = {}
@@ -136,7 +136,7 @@ def _one_thread():
 def test_both_share_a_step(monkeypatch):
     net = Recorder()
     witness = Witness(Checks, monkeypatch)
-    swarm = Swarm(5, replace(CONFIG, ties=net.ties), net, Coverage())
+    swarm = CheckedSwarm(5, replace(CONFIG, ties=net.ties), net, Coverage())
     swarm.run(900.0)
     commits = History.of(swarm.log).commits
     assert sorted(commits) == list(range(STEPS))

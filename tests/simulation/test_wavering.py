@@ -4,25 +4,25 @@ from dataclasses import replace
 
 import pytest
 
-from hetpeer.peer.simulate.proofs.coverage import Coverage
-from hetpeer.peer.simulate.proofs.histories import LAYOUTS
-from hetpeer.peer.simulate.sim_config import SwarmConfig
 from hetpeer.peer.simulate.sim_numerics import Symbols
-from hetpeer.peer.simulate.sim_swarm import Swarm
 from tests.amounts import mostly_proof
+from tests.simulation.checked_swarm import CheckedSwarm
+from tests.simulation.config import HistoryConfig
+from tests.simulation.coverage import Coverage
+from tests.simulation.histories import LAYOUTS
 from tests.simulation.liars import BLOCKS, said
 from tests.simulation.test_failing import TWO_STAGES
 
 GOODPUT = 0.9
 """Of what those who are honest do in a second, so much is left beside one that wavers."""
-HONEST = SwarmConfig(
+HONEST = HistoryConfig(
     volunteers=6, layouts=LAYOUTS[1], steps=24, microbatches=24, evaluate_every=100, speeds=(1.0,)
 )
 
 
 def played(config, seed=0):
     """The swarm at the run's end."""
-    swarm = Swarm(seed, config, Symbols(BLOCKS), Coverage())
+    swarm = CheckedSwarm(seed, config, Symbols(BLOCKS), Coverage())
     swarm.run(1000.0)
     assert len(said(swarm, "commit")) == config.steps
     return swarm
@@ -39,6 +39,6 @@ def test_who_wavers_costs_others_a_tenth_at_most(staleness):
 
 @pytest.mark.parametrize("seed", mostly_proof(range(3), [0]))
 def test_who_wavers_where_nobody_else_holds_its_blocks_is_replaced(seed):
-    config = SwarmConfig(volunteers=3, layouts=LAYOUTS[1], steps=12, seats=TWO_STAGES)
+    config = HistoryConfig(volunteers=3, layouts=LAYOUTS[1], steps=12, seats=TWO_STAGES)
     swarm = played(replace(config, lies={"v1": "wavers"}), seed)
     assert swarm.coordinator.members.volunteers["v2"].place == (2, 4), "it had the other blocks before"

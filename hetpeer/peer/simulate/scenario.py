@@ -34,25 +34,25 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _OF_DEVICES = ("device", "front", "latency_ms", "bandwidth_gbit_s")
 
 
-class _Entry(BaseModel):
+class _ScenarioEntry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Churn(_Entry):
+class Churn(_ScenarioEntry):
     """Volunteers come and go."""
 
     mtbf_minutes: Positive
     away_s: Positive = 60.0
 
 
-class Stragglers(_Entry):
+class Stragglers(_ScenarioEntry):
     """Workers stand still now and then."""
 
     chance: Annotated[float, Field(ge=0, le=1)]
     sleep_s: Positive
 
 
-class _File(_Entry):
+class _ScenarioFile(_ScenarioEntry):
     model: str
     microbatches: Annotated[int, Field(ge=1, le=4096)] | None = None
     steps: Annotated[int, Field(ge=3, le=100_000)] = 20
@@ -89,7 +89,7 @@ def read_scenario(path: Path) -> Scenario:
     try:
         data = tomllib.loads(path.read_text())
         own = {name: value for name, value in data.items() if name not in _OF_DEVICES}
-        file = _File.model_validate(own)
+        file = _ScenarioFile.model_validate(own)
     except ValidationError as error:
         first = error.errors()[0]
         raise _wrong(path, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
@@ -123,7 +123,7 @@ def read_scenario(path: Path) -> Scenario:
     )
 
 
-def _devices(path: Path, file: _File, data: dict[str, Any]) -> NamedDevices:
+def _devices(path: Path, file: _ScenarioFile, data: dict[str, Any]) -> NamedDevices:
     given = {name: data[name] for name in _OF_DEVICES if name in data}
     if (file.devices is None) == (not given):
         raise _wrong(path, "devices: give the name of a file, or [[device]] tables, one of both")

@@ -13,12 +13,11 @@ import numpy as np
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.planning.memory_fit import too_small
 from hetpeer.peer.simulate.network.wires import Ground
-from hetpeer.peer.simulate.proofs.coverage import Coverage
-from hetpeer.peer.simulate.proofs.invariants import ViolationError
 from hetpeer.peer.simulate.scenario import Scenario
 from hetpeer.peer.simulate.sim_config import SwarmConfig
+from hetpeer.peer.simulate.sim_hooks import ViolationError
 from hetpeer.peer.simulate.sim_numerics import Counting
-from hetpeer.peer.simulate.sim_swarm import Swarm
+from hetpeer.peer.simulate.sim_swarm import SimSwarm
 from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts
 from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
 from hetpeer.stages.planning.swarms.plan_search import PlanSearch
@@ -26,7 +25,7 @@ from hetpeer.stages.planning.swarms.swarm_plan import SwarmPlan, planned
 
 SCHEMA = "hetpeer.simulation/1"
 Range = tuple[int, int]
-Seat = tuple[int, int]
+SimSeat = tuple[int, int]
 """A cluster, and the first block of a place of it."""
 SETTLE = 8
 """Steps that do not count, at most half of all: volunteers are still coming, and learn their windows."""
@@ -46,7 +45,7 @@ class Places:
     """Those that take part."""
     layouts: tuple[tuple[Range, ...], ...]
     """The blocks of each place, cluster by cluster."""
-    seats: tuple[Seat, ...]
+    seats: tuple[SimSeat, ...]
     """Of each device; other places are open."""
     step_s: float
     """Seconds that a step is predicted to take."""
@@ -76,7 +75,7 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class ScenarioOutcome:
     """What became of a scenario. Seconds are virtual."""
 
     places: Places
@@ -116,18 +115,18 @@ class Outcome:
         }
 
 
-def play(scenario: Scenario, places: Places | None = None) -> Outcome:
+def play(scenario: Scenario, places: Places | None = None) -> ScenarioOutcome:
     """From `places`, or those of the plan that the scenario asks for. Raises `LocalError` HP-PLAN-005 if nothing fits, HP-SIM-002 if the run does not come to its end."""
     places = places or Places.of(_plan(scenario))
     numerics = Counting(len(scenario.work))
-    swarm = Swarm(scenario.seed, _config(scenario, places), numerics, Coverage())
+    swarm = SimSwarm(scenario.seed, _config(scenario, places), numerics)
     assert swarm.config.ground is not None
     fetching = 0.0
     for number, volunteer in enumerate(swarm.volunteers.values()):
         seconds = swarm.config.ground.state_s(number)
         volunteer.fetch_s = (seconds, seconds)
         fetching = max(fetching, seconds * len(scenario.work))
-    trouble = Trouble(swarm, scenario)
+    trouble = ScenarioChurn(swarm, scenario)
     limit = TOO_LONG * places.step_s * scenario.steps + FETCHES * fetching + 3600.0
     try:
         swarm.run(limit)
@@ -142,7 +141,7 @@ def play(scenario: Scenario, places: Places | None = None) -> Outcome:
     commits = [record for record in swarm.log if record["kind"] == "commit"]
     settled = min(SETTLE, scenario.steps // 2)
     counted = len(scenario.work) * scenario.work.microbatches * scenario.steps
-    return Outcome(
+    return ScenarioOutcome(
         places=places,
         names=scenario.devices.names,
         steps=scenario.steps - commits[settled - 1]["step"] - 1,
@@ -222,10 +221,10 @@ def _piece_s(devices: Devices, work: StepDemand) -> float:
     return piece * len(devices) / slowest
 
 
-class Trouble:
+class ScenarioChurn:
     """What happens to the volunteers of `swarm`."""
 
-    def __init__(self, swarm: Swarm, scenario: Scenario) -> None:
+    def __init__(self, swarm: SimSwarm, scenario: Scenario) -> None:
         self.departures = 0
         self.committed_at: list[float] = []
         """When each commit of the log was made."""

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hetpeer.averaging.effects import EVERY_ID
 from hetpeer.averaging.member.step_vote import ModelShape
 from hetpeer.averaging.reduce.holder_reduce import LENGTH
 from hetpeer.averaging.reduce.tied_parameters import Tie, Ties
-from hetpeer.bootstrap.conduct.check_rules import CheckRules
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.bootstrap.state.membership import BlockDemand
 from hetpeer.peer.simulate.network.wires import Ground
 from hetpeer.peer.simulate.sim_numerics import Numerics
-from hetpeer.stages.block.fingerprint import KEY_BYTES, distance
 from hetpeer.stages.planning.swarms.plan_inputs import Compression
 
 
@@ -60,32 +57,14 @@ class SwarmConfig:
     """What blocks and lines cost; None: everything takes a moment."""
     seats: tuple[tuple[int, int], ...] = ()
     """(cluster, first block) of the place that each volunteer takes if it is open; none: they choose."""
-    check_share: float = 0.0
-    """Of contributions that are computed once more by another."""
-    lies: Mapping[str, str] = field(default_factory=dict)
-    """Volunteer → what is false of it, several joined by "+". Sums: that it "sends", or "pads" where it adds them up itself, or "exaggerates", that it computes for a "check", or that it has "received". Bundles: "outputs", "gradients",
-    what it "lends" for a check, what it "answers" to a checker, what it "accuses" others by as a checker. Words: it "slanders" who has given it something, or
-    "excuses" itself with digests of something else. Or it "refuses" to check, "hides" what it has received, is "mute" about bundles, "evades"
-    the question what it has computed from. In a reduce: it "tears" what it adds up, others get something else than itself, "spoils" it, so that it is no number, or "withholds"
-    it; "objects" to others' parts; it "keeps" its own, or "abstains" from voting; "votes" falsely, "denies" what it was given, too, or "inflates" the norm once it is known what is usual. In a proof: as reducer it "adds" something else than it has received, and "covers" that by what it says of its share, it "frames" others by what it says of its parts,
-    or "disowns" what it got; as a witness, or in question, it "perjures" itself. Of its state: it "alters" it, and says so before others do, or "flips" a bit of one once; or it "saves" another one in checkpoints.
-    It "dawdles": it never has the state that it is to fetch; or it "wavers": whenever it has said that it is ready it takes that back.
-    It "fails" whatever it is given, and says so of the rest, too, or "blames" the first two volunteers for it.
-    """
-    arranged_s: float = 0.0
-    """Another division of the blocks is proposed so often; 0: never."""
-
-    def told_by(self, volunteer: str) -> frozenset[str]:
-        """Its lies."""
-        return frozenset(self.lies.get(volunteer, "").split("+"))
 
     def member(self, numerics: Numerics) -> ModelShape:
         """What a volunteer must know of the model."""
         ties = Ties(self.ties)
         return ModelShape(numerics.sizes, self.slot_capacity, ties, self.head_start, self.shard_length)
 
-    def coordinator(self, numerics: Numerics, draw: Callable[[], float]) -> CoordinatorConfig:
-        """What the manifest would say. `draw` decides who is checked."""
+    def coordinator(self, numerics: Numerics) -> CoordinatorConfig:
+        """Settings of the coordinator, as a manifest would give them."""
         blocks, ties = range(numerics.blocks), Ties(self.ties)
         compression = Compression() if self.ground is None else self.ground.work.compression
         return CoordinatorConfig(
@@ -109,13 +88,4 @@ class SwarmConfig:
             sync_s=self.sync_s,
             staleness=self.staleness,
             fresh_steps=self.fresh_steps,
-            checks=CheckRules(
-                share=self.check_share,
-                tolerance=1e-9,
-                draw=draw,
-                key=lambda: int(draw() * 2**64).to_bytes(KEY_BYTES, "little"),
-                distance=distance,
-            )
-            if self.check_share
-            else None,
         )

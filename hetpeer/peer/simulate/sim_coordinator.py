@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterable
 from hetpeer.bootstrap.service.core_interface import Core
 from hetpeer.bootstrap.state.effects import Effect
 from hetpeer.peer.simulate.network.world import Gate, World
-from hetpeer.peer.simulate.proofs.coverage import Coverage
+from hetpeer.peer.simulate.sim_hooks import SimObserver
 
 TICK_S = 0.25
 
 
-class Host:
+class SimCoordinator:
     """`new_core` makes the core of a new reign, `carry_out` does what an effect of it says."""
 
     def __init__(
         self,
         world: World,
-        coverage: Coverage,
+        observer: SimObserver,
         new_core: Callable[[], Core],
         carry_out: Callable[[Effect], None],
     ) -> None:
@@ -26,7 +26,7 @@ class Host:
         """None while the coordinator is down."""
         self.reign = 0
         self._world = world
-        self._coverage = coverage
+        self._observer = observer
         self._new_core = new_core
         self._carry_out = carry_out
         self._gate = Gate(world)
@@ -54,7 +54,7 @@ class Host:
     def event(self, name: str, act: Callable[[Core, float], Iterable[Effect]]) -> None:
         """Something happens to the coordinator, if there is one."""
         if self.core is not None:
-            self._coverage.coordinator[self.core.state.value, name] += 1
+            self._observer.coordinator_event(self.core.state.value, name)
             self._perform(act(self.core, self._world.now))
 
     def _tick(self, reign: int) -> None:

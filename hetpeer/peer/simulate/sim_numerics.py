@@ -84,7 +84,7 @@ class Numerics(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
+class SymbolicSum:
     """A gradient: how often each (step, id, exact state) is in it, and its bits."""
 
     ids: Counter[tuple[int, int, str]]
@@ -94,7 +94,7 @@ class Sum:
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class SymbolicState:
     """A block's state."""
 
     exact: str
@@ -105,10 +105,10 @@ class Chain:
 
 
 @dataclass(frozen=True, slots=True)
-class Average:
+class SymbolicAverage:
     """Parameters of several clusters, in the order in which they were added."""
 
-    states: tuple[Chain, ...]
+    states: tuple[SymbolicState, ...]
 
 
 class Symbols:
@@ -121,11 +121,11 @@ class Symbols:
     def sizes(self) -> Mapping[int, int]:
         return dict.fromkeys(range(self.blocks), 100)
 
-    def initial(self, block: int) -> Chain:
-        return Chain(f"block {block}", "")
+    def initial(self, block: int) -> SymbolicState:
+        return SymbolicState(f"block {block}", "")
 
     def forward(
-        self, states: Sequence[Chain], begin: int, microbatch: tuple[int, int], bundle: Any
+        self, states: Sequence[SymbolicState], begin: int, microbatch: tuple[int, int], bundle: Any
     ) -> tuple[Any, Any]:
         step, number = microbatch
         end = begin + len(states)
@@ -136,7 +136,7 @@ class Symbols:
             return kept, float(number + 1)
         return kept, ("activation", step, number, end, *lies)
 
-    def backward(self, kept: Any, gradient: Any) -> tuple[Any, list[Sum]]:
+    def backward(self, kept: Any, gradient: Any) -> tuple[Any, list[SymbolicSum]]:
         step, number, begin, states, lies = kept
         end = begin + len(states)
         if end < self.blocks:
@@ -144,7 +144,7 @@ class Symbols:
             lies = (*lies, *gradient[4:])
         false = Counter({(-1, -1, by): 1 for by in lies})
         return ("gradient", step, number, begin, *lies), [
-            Sum(Counter({(step, number, state.exact): 1}) + false, _hash((step, number, state, lies)))
+            SymbolicSum(Counter({(step, number, state.exact): 1}) + false, _hash((step, number, state, lies)))
             for state in states
         ]
 
@@ -152,29 +152,31 @@ class Symbols:
         terms = list(gradients)
         if len(terms) == 1:
             return terms[0]
-        if isinstance(terms[0], Average):
-            return Average(tuple(state for term in terms for state in term.states))
+        if isinstance(terms[0], SymbolicAverage):
+            return SymbolicAverage(tuple(state for term in terms for state in term.states))
         ids: Counter[tuple[int, int, str]] = Counter()
         for term in terms:
             ids.update(term.ids)
-        return Sum(ids, _hash([term.bits for term in terms]))
+        return SymbolicSum(ids, _hash([term.bits for term in terms]))
 
     def shard(self, gradient: Any, begin: int, end: int) -> Any:  # noqa: ARG002
         return gradient
 
     def join(self, shards: Sequence[Any]) -> Any:
         whole = all(shard == shards[0] for shard in shards)
-        return shards[0] if whole else Sum(Counter({(-1, -1, "torn"): 1}), "torn")
+        return shards[0] if whole else SymbolicSum(Counter({(-1, -1, "torn"): 1}), "torn")
 
-    def tie(self, block: int, gradient: Sum, tied: Mapping[int, tuple[int, Sum]]) -> Sum:
+    def tie(
+        self, block: int, gradient: SymbolicSum, tied: Mapping[int, tuple[int, SymbolicSum]]
+    ) -> SymbolicSum:
         others = {other: part for other, (_, part) in tied.items()}
         parts = sorted({block: gradient, **others}.items())
         if any(_tasks(part) != _tasks(gradient) for _, part in parts):
-            return Sum(Counter({(-1, -1, "torn"): 1}), "torn")
+            return SymbolicSum(Counter({(-1, -1, "torn"): 1}), "torn")
         total = _hash([(other, part.bits) for other, part in parts])
-        return Sum(gradient.ids, _hash((gradient.bits, total)), total)
+        return SymbolicSum(gradient.ids, _hash((gradient.bits, total)), total)
 
-    def fingerprint(self, gradient: Sum, shard: tuple[int, int, int], key: bytes) -> Fingerprint:
+    def fingerprint(self, gradient: SymbolicSum, shard: tuple[int, int, int], key: bytes) -> Fingerprint:
         block, begin, end = shard
         total = np.zeros(PLACES)
         for task, count in gradient.ids.items():
@@ -192,55 +194,57 @@ class Symbols:
         return (*bundle, by)
 
     def lie(self, gradient: Any, by: str) -> Any:
-        if isinstance(gradient, Average):
-            return Average((*gradient.states, Chain(by, by)))
-        if isinstance(gradient, Chain):
+        if isinstance(gradient, SymbolicAverage):
+            return SymbolicAverage((*gradient.states, SymbolicState(by, by)))
+        if isinstance(gradient, SymbolicState):
             return replace(gradient, exact=_hash((gradient.exact, by)), bits=_hash((gradient.bits, by)))
-        return Sum(gradient.ids + Counter({(-1, -1, by): 1}), _hash((gradient.bits, by)))
+        return SymbolicSum(gradient.ids + Counter({(-1, -1, by): 1}), _hash((gradient.bits, by)))
 
     def inspect(self, block: int, gradient: Any) -> tuple[str, float]:  # noqa: ARG002
-        if isinstance(gradient, Average):
+        if isinstance(gradient, SymbolicAverage):
             return _hash([self.digest(state) for state in gradient.states]), 1.0
         return _hash((sorted(gradient.ids.items()), gradient.bits)), 1.0
 
-    def apply(self, state: Chain, gradient: Sum, coefficient: float) -> Chain:  # noqa: ARG002
+    def apply(self, state: SymbolicState, gradient: SymbolicSum, coefficient: float) -> SymbolicState:  # noqa: ARG002
         exact = _hash((state.exact, sorted(gradient.ids.items())))
-        return Chain(
+        return SymbolicState(
             exact,
             _hash((state.bits, gradient.bits)),
             _hash((state.tied, gradient.tied or gradient.bits)),
             state.batches.union(batch for batch, _, _ in gradient.ids),
         )
 
-    def parameters(self, state: Chain, begin: int, end: int) -> Average:  # noqa: ARG002
-        return Average((state,))
+    def parameters(self, state: SymbolicState, begin: int, end: int) -> SymbolicAverage:  # noqa: ARG002
+        return SymbolicAverage((state,))
 
-    def install(self, state: Chain, total: Average, coefficient: float, copy: Chain) -> Chain:
+    def install(
+        self, state: SymbolicState, total: SymbolicAverage, coefficient: float, copy: SymbolicState
+    ) -> SymbolicState:
         assert round(1 / coefficient) == len(total.states), (coefficient, total)
         assert copy in total.states, (copy, total)
         terms = total.states if copy == state else (*total.states, state)
-        return Chain(
+        return SymbolicState(
             _hash([one.exact for one in terms]),
             _hash([one.bits for one in terms]),
             _hash([one.tied for one in terms]),
             frozenset().union(*(one.batches for one in terms)),
         )
 
-    def digest(self, state: Chain) -> str:
+    def digest(self, state: SymbolicState) -> str:
         return _hash((state.exact, state.bits))
 
-    def shared(self, state: Chain, begin: int, end: int) -> str:  # noqa: ARG002
+    def shared(self, state: SymbolicState, begin: int, end: int) -> str:  # noqa: ARG002
         return state.tied
 
     def check_loss(self, step: int, microbatches: int, loss: float) -> bool:  # noqa: ARG002
         return loss == sum(n + 1 for n in range(microbatches)) / microbatches
 
-    def check_final(self, block: int, bases: Sequence[Sequence[int]], state: Chain) -> bool:
+    def check_final(self, block: int, bases: Sequence[Sequence[int]], state: SymbolicState) -> bool:
         """One big machine's state has the same exact part."""
         versions = [self.initial(block)]
         for step, each in enumerate(bases):
             ids = Counter({(step, n, versions[base].exact): 1 for n, base in enumerate(each)})
-            versions.append(self.apply(versions[step], Sum(ids, ""), 1.0))
+            versions.append(self.apply(versions[step], SymbolicSum(ids, ""), 1.0))
         return state.exact == versions[-1].exact
 
 
@@ -249,13 +253,13 @@ class Counting(Symbols):
 
     executed = 0
 
-    def backward(self, kept: Any, gradient: Any) -> tuple[Any, list[Sum]]:
+    def backward(self, kept: Any, gradient: Any) -> tuple[Any, list[SymbolicSum]]:
         back, gradients = super().backward(kept, gradient)
         self.executed += len(gradients)
         return back, gradients
 
 
-def _tasks(gradient: Sum) -> Counter[tuple[int, int]]:
+def _tasks(gradient: SymbolicSum) -> Counter[tuple[int, int]]:
     """How often each (step, id) is in a sum, whatever the block."""
     tasks: Counter[tuple[int, int]] = Counter()
     for (step, number, _), count in gradient.ids.items():

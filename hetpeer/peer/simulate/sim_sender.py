@@ -6,39 +6,125 @@ they keep something for it.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from hetpeer.averaging import effects as e
+from hetpeer.averaging.effects import Shard, StepId
 from hetpeer.averaging.member.held_step import Bundle
 from hetpeer.averaging.member.member import Effect, Member, Origin, StepEffect
 from hetpeer.dht.streams.flow_control import Pool
-from hetpeer.peer.simulate.network.sim_lines import Frame, Line
-from hetpeer.peer.simulate.network.tensor_boxes import Boxes
-from hetpeer.peer.simulate.sim_worker import Answer, Worker
+from hetpeer.peer.simulate.network.sim_links import SimFrame, SimLink
+from hetpeer.peer.simulate.network.tensor_boxes import SimTensors
+from hetpeer.peer.simulate.network.wires import Wires
+from hetpeer.peer.simulate.network.world import SimNetwork, World
+from hetpeer.peer.simulate.sim_config import SwarmConfig
+from hetpeer.peer.simulate.sim_numerics import Numerics
+from hetpeer.peer.simulate.sim_worker import Answer, SimWorker
 from hetpeer.peer.transport.link_pressure import GRADIENTS, SHARDS, pool_at
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.routes import Hop, blocks_left
 
 if TYPE_CHECKING:
-    from hetpeer.peer.simulate.sim_swarm import Swarm
+    from hetpeer.peer.simulate.sim_swarm import SimSwarm
+    from hetpeer.peer.simulate.sim_volunteer import SimVolunteer
 
 Deliver = Callable[[Member, Origin, p.Handle], Iterable[Effect]]
 
+DUPLICATE_LATE_S = (0.5, 30.0)
+"""Seconds by which the second copy of a doubled tensor is late, if it is late."""
+LOOK_S = 0.5
+APPEARS_S, LOST = (0.05, 1.0), 0.1
+TTL_S = 5.0
 
-class Sending:
-    """From volunteer `name` of `swarm`, as `member` orders it.
+
+class Freight:
+    """Over `network`. Without `wires` bytes cost nothing, and are not counted."""
+
+    def __init__(
+        self, world: World, network: SimNetwork, wires: Wires | None, config: SwarmConfig, numerics: Numerics
+    ) -> None:
+        self._world = world
+        self._network = network
+        self._wires = wires
+        self._config = config
+        self._sizes = numerics.sizes
+
+    def bundle(self, sender: str, to: str, border: int, *, back: bool = False) -> float:
+        """Bytes of a microbatch that enters block `border`, or comes `back` from it, from one volunteer to another."""
+        return 0.0 if self._wires is None else self._wires.bundle(sender, to, border, back=back)
+
+    def seconds(self, sender: str) -> dict[str, float]:
+        """What `sender` says of its lines; nothing without wires."""
+        return {} if self._wires is None else self._wires.seconds(sender)
+
+    def reduced(self, shard: Shard) -> float:
+        """Bytes of a part or a result of `shard`."""
+        ground = self._config.ground
+        if ground is None:
+            return 0.0
+        part = (shard.end - shard.begin) / self._sizes[shard.block]
+        return ground.reduced(shard.block) * part
+
+    def carry(
+        self,
+        sender: str,
+        receiver: SimVolunteer,
+        deliver: Callable[[Member], Iterable[Effect]],
+        nbytes: float,
+    ) -> None:
+        """A tensor from one volunteer to another; sometimes twice, the second time perhaps late."""
+        process, random, send = receiver.process, self._world.random, self._network.send
+        send(sender, receiver.name, lambda: receiver.later(process, deliver), nbytes)
+        if random.random() < self._config.duplicates:
+            delay = random.choice((0.0, random.uniform(*DUPLICATE_LATE_S)))
+            self._world.after(
+                delay, lambda: send(sender, receiver.name, lambda: receiver.later(process, deliver))
+            )
+
+
+class SimTaskBoard:
+    """Border → who has leftovers there, for which step."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        self.random = random.Random(f"board {seed}")  # noqa: S311 - repeatable, not secret
+        """Its own, so that histories without leftovers are what they would be without a board."""
+        self._world = world
+        self._notes: dict[tuple[int, str], tuple[StepId, float]] = {}
+
+    def post(self, border: int, sender: str, step: StepId) -> None:
+        """`sender` keeps bundles that enter block `border`; the note may be lost on its way."""
+        if self.random.random() < LOST:
+            return
+
+        def appear() -> None:
+            self._notes[border, sender] = step, self._world.now + TTL_S
+
+        self._world.after(self.random.uniform(*APPEARS_S), appear)
+
+    def read(self, blocks: range) -> list[tuple[str, StepId]]:
+        """(sender, step) of the notes for any of `blocks`."""
+        return [
+            (sender, step)
+            for (border, sender), (step, until) in self._notes.items()
+            if border in blocks and until > self._world.now
+        ]
+
+
+class SimSender:
+    """Sends what `member` orders, from volunteer `name` of `swarm`.
 
     `later` calls the core when the process comes to it; `perform` carries out effects of a call that was made already.
     """
 
     def __init__(
         self,
-        swarm: Swarm,
+        swarm: SimSwarm,
         name: str,
         member: Member,
-        boxes: Boxes,
-        worker: Worker,
+        boxes: SimTensors,
+        worker: SimWorker,
         later: Answer,
         perform: Callable[[Iterable[Effect]], None],
     ) -> None:
@@ -49,7 +135,7 @@ class Sending:
         self._worker = worker
         self._later = later
         self._perform = perform
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, SimLink] = {}
         self._introduced: set[str] = set()
         """Whom we have told that we came into the step in progress while it ran."""
         self._sent: set[tuple[e.StepId, int, Hop]] = set()
@@ -72,7 +158,7 @@ class Sending:
             case p.SendGradient(number, to, border, handle, check):
                 self._carry(
                     to,
-                    self._worker.checking.bundle_sent(effect, self._boxes.value(handle)),
+                    self._worker.conduct.bundle_sent(effect, self._boxes.value(handle)),
                     origin,
                     lambda core, at, h: core.work.gradient(at, number, border, h, check),
                     GRADIENTS,
@@ -80,10 +166,10 @@ class Sending:
                 )
             case e.SendPart():
                 self._send_part(step, effect)
-            case e.SendResult(shard, to, handle) if (lying := self._worker.checking.lying).gives(to):
+            case e.SendResult(shard, to, handle) if (conduct := self._worker.conduct).sends_result(to):
                 self._carry(
                     to,
-                    lying.given(to, self._boxes.value(handle)),
+                    conduct.result_sent(to, self._boxes.value(handle)),
                     self._origin(step, shard.plan),
                     lambda core, at, h: core.work.result(at, shard.block, shard.index, h, shard.length),
                     SHARDS,
@@ -108,7 +194,7 @@ class Sending:
             self._sent.add((step, number, route[0]))
         self._carry(
             to,
-            self._worker.checking.bundle_sent(effect, self._boxes.value(effect.handle)),
+            self._worker.conduct.bundle_sent(effect, self._boxes.value(effect.handle)),
             origin,
             lambda core, at, h: core.work.activation(at, bundle, h),
             pool,
@@ -117,7 +203,7 @@ class Sending:
 
     def _send_part(self, step: e.StepId, effect: e.SendPart) -> None:
         shard, swarm = effect.shard, self._swarm
-        if self._worker.checking.lying.keeps:
+        if not self._worker.conduct.sends_parts():
             return
         origin = self._origin(step, shard.plan)
 
@@ -166,7 +252,7 @@ class Sending:
             self._introduce(to)
         receiver = self._swarm.volunteers[to]
         if (line := self._line(to)) is not None:
-            line.send(Frame(pool, cost, origin.step, value, lambda core, h: deliver(core, origin, h)))
+            line.send(SimFrame(pool, cost, origin.step, value, lambda core, h: deliver(core, origin, h)))
             return
         self._swarm.freight.carry(
             self._name,
@@ -175,14 +261,14 @@ class Sending:
             nbytes,
         )
 
-    def _line(self, to: str) -> Line | None:
+    def _line(self, to: str) -> SimLink | None:
         """The link with credit to another volunteer, if this history has such."""
         frames, volunteers = self._swarm.config.credit, self._swarm.volunteers
         if not frames or to == self._name:
             return None
         line = self._lines.get(to)
         if line is None or not line.stands:
-            line = self._lines[to] = Line(volunteers[self._name], volunteers[to], frames)
+            line = self._lines[to] = SimLink(volunteers[self._name], volunteers[to], frames)
         return line
 
     # ── leftovers ────────────────────────────────────────────────────────────────────────────────────────────────

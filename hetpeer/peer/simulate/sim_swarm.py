@@ -1,14 +1,13 @@
 """A simulated swarm: the real cores of one coordinator and some volunteers, a virtual network between them, and a disk.
 
-The coordinator's log and store survive its crashes, its sessions do not. What must hold is watched by invariants.py while
-it happens; at the end the run is complete (liveness) and its final state that of one big machine.
+The coordinator's log and store survive its crashes, its sessions do not. What happens is told to an observer (sim_hooks.py)
+while it happens; at the end the run is complete (liveness) and its final state that of one big machine.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-import random
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -24,17 +23,15 @@ from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.service.core_interface import Core
 from hetpeer.bootstrap.state import effects as d
 from hetpeer.bootstrap.state.context import whole_run
-from hetpeer.peer.simulate.network.freight import Freight
-from hetpeer.peer.simulate.network.sim_board import Board
 from hetpeer.peer.simulate.network.wires import Wires
-from hetpeer.peer.simulate.network.world import Network, World
-from hetpeer.peer.simulate.proofs.coverage import Coverage
-from hetpeer.peer.simulate.proofs.invariants import Checks, ViolationError
+from hetpeer.peer.simulate.network.world import SimNetwork, World
 from hetpeer.peer.simulate.sim_config import SwarmConfig
-from hetpeer.peer.simulate.sim_coordinator import Host
+from hetpeer.peer.simulate.sim_coordinator import SimCoordinator
+from hetpeer.peer.simulate.sim_hooks import ConductOf, SimObserver, ViolationError, honest
 from hetpeer.peer.simulate.sim_numerics import Numerics
-from hetpeer.peer.simulate.sim_store import Store
-from hetpeer.peer.simulate.sim_volunteer import Volunteer
+from hetpeer.peer.simulate.sim_sender import Freight, SimTaskBoard
+from hetpeer.peer.simulate.sim_states import SimCheckpointStore
+from hetpeer.peer.simulate.sim_volunteer import SimVolunteer
 
 COORDINATOR = "coordinator"
 BEAT_S = 1.0
@@ -44,40 +41,45 @@ LINGER_S = 3.0
 """The coordinator does not leave at once when the run is over."""
 
 
-class Swarm:
-    """One history. `numerics` is the arithmetic of all volunteers."""
+class SimSwarm:
+    """One history. `numerics` is the arithmetic of all volunteers; `observer` hears what happens in it."""
 
-    def __init__(self, seed: int, config: SwarmConfig, numerics: Numerics, coverage: Coverage) -> None:
+    def __init__(
+        self,
+        seed: int,
+        config: SwarmConfig,
+        numerics: Numerics,
+        observer: SimObserver | None = None,
+        conduct_of: ConductOf = honest,
+    ) -> None:
         self.config = config
         self.numerics = numerics
         self.shape = config.member(numerics)
         self.world = World(seed)
         names = [f"v{number}" for number in range(config.volunteers)]
         wires = None if config.ground is None else Wires(self.world, names, config.ground)
-        self.network = Network(self.world, config.latency_s, wires)
+        self.network = SimNetwork(self.world, config.latency_s, wires)
         self.freight = Freight(self.world, self.network, wires, config, numerics)
-        self.board = Board(self.world, seed)
-        self.checks = Checks(numerics, config)
+        self.board = SimTaskBoard(self.world, seed)
+        self.observer = observer or SimObserver()
+        self.conduct_of = conduct_of
         self.log: list[Mapping[str, Any]] = []
         self.banned: set[str] = set()
         self.completed: bool | None = None
-        self.faults = 0
         self.hooks: list[Callable[[str], None]] = []
-        """Called with what has just happened; faults.py strikes at such moments."""
+        """Called with what has just happened."""
         self.sessions = itertools.count(1)
-        self._draw = random.Random(seed).random  # noqa: S311 - repeatable, not secret
         self._said: dict[tuple[str, str], m.Message] = {}
         """(receiver, kind) → the last such message on a line of history."""
-        self._coverage = coverage
-        self.host = Host(self.world, coverage, self._new_core, self._carry_out)
+        self.host = SimCoordinator(self.world, self.observer, self._new_core, self._carry_out)
         self._channels: dict[str, int] = {}
         """Volunteer → its session that the coordinator knows."""
         machines = zip(names, itertools.cycle(config.speeds), itertools.cycle(config.uplinks))
         seats = dict(zip(names, config.seats, strict=False))
         self.volunteers = {
-            name: Volunteer(self, name, speed, uplink, seats.get(name)) for name, speed, uplink in machines
+            name: SimVolunteer(self, name, speed, uplink, seats.get(name)) for name, speed, uplink in machines
         }
-        self.store = Store(self.world, self.host, self.volunteers, numerics, self.log)
+        self.store = SimCheckpointStore(self.world, self.host, self.volunteers, numerics, self.log)
 
     @property
     def coordinator(self) -> Core | None:
@@ -106,7 +108,7 @@ class Swarm:
         if not self.completed:
             raise ViolationError(f"the run was halted: {self.log[-1]}")
         last = self.store.last()
-        self.checks.ended(last)
+        self.observer.ended(last)
         for tie in self.config.ties:
             if len({self.numerics.shared(last[block], begin, end) for block, begin, end in tie.uses}) > 1:
                 raise ViolationError("the copies of a tied parameter differ")
@@ -117,8 +119,10 @@ class Swarm:
         self.host.start()
 
     def _new_core(self) -> Core:
-        config = self.config.coordinator(self.numerics, self._draw)
-        return Coordinator(whole_run(config, History.of(self.log)), self.world.now)
+        return Coordinator(whole_run(self._core_config(), History.of(self.log)), self.world.now)
+
+    def _core_config(self) -> d.CoordinatorConfig:
+        return self.config.coordinator(self.numerics)
 
     def crash_coordinator(self, away_s: float) -> None:
         """The coordinator dies; its log stays. Volunteers find out and come back to its successor."""
@@ -174,18 +178,18 @@ class Swarm:
     def _check_promise(self, to: str, message: m.Message) -> None:
         """Plans are made of live holders, a commit is told to holders of its gradients."""
         if isinstance(message, m.Plan) and self.coordinator is not None:
-            self.checks.planned(self.coordinator.working(), message)
+            self.observer.planned(self.coordinator.working(), message)
         if isinstance(message, m.Commit):
             volunteer = self.volunteers[to]
             if volunteer.alive and _works_on(volunteer.member, message):
-                self.checks.committed(to, volunteer.member.work.holds(message))
+                self.observer.committed(to, holds=volunteer.member.work.holds(message))
 
     def write(self, record: dict[str, Any]) -> None:
         """The record is durable."""
         self.log.append(record)
         if record["kind"] == "banned":
             self.banned.add(record["peer"])
-        self.checks.recorded(record)
+        self.observer.recorded(record)
         self.happened(f"record {record['kind']}")
 
     # ── the control streams ──────────────────────────────────────────────────────────────────────────────────────
@@ -200,20 +204,20 @@ class Swarm:
             if volunteer.session != session:
                 return ()
             self._said[to, message.kind] = message
-            self._coverage.member[core.phase.value, message.kind] += 1
+            self.observer.member_message(core.phase.value, message.kind)
             if isinstance(message, m.Plan) and not message.group and core.phase is not Phase.APPLYING:
                 # one that applies an update looks at what else has arrived afterwards, in order
                 slots = core.work.slots(StepId(message.line, message.step))
                 if slots is not None:
-                    self.checks.plan_arrived(to, slots, message)
+                    self.observer.plan_arrived(to, slots, message)
             return core.receive(message)
 
         self.network.send(COORDINATOR, to, lambda: volunteer.later(process, receive))
 
-    def tell(self, volunteer: Volunteer, message: m.Message) -> None:
+    def tell(self, volunteer: SimVolunteer, message: m.Message) -> None:
         """A message to the coordinator. Those of a session that it does not know do not arrive."""
         process, session, name = volunteer.process, volunteer.session, volunteer.name
-        if not volunteer.worker.checking.says(message):
+        if not volunteer.conduct.says(message):
             return
         self.happened(f"tell {message.kind}")
 
@@ -246,7 +250,7 @@ class Swarm:
         def to_volunteer(core: Member) -> Iterable[MemberEffect]:
             if not is_past(message, core.line, core.version or 0):
                 return ()
-            self._coverage.member[core.phase.value, message.kind] += 1
+            self.observer.member_message(core.phase.value, message.kind)
             return core.receive(message)
 
         def to_coordinator() -> None:
@@ -285,7 +289,7 @@ class Swarm:
 
         self.host.later(resumed)
 
-    def noticed_death(self, volunteer: Volunteer) -> None:
+    def noticed_death(self, volunteer: SimVolunteer) -> None:
         """Streams of a killed process break: the coordinator and its neighbours see it at once."""
         name = volunteer.name
         self.world.after(0.05, lambda: self.stream_broken(name))

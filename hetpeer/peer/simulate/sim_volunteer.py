@@ -17,31 +17,27 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.effect_queue import EffectQueue
 from hetpeer.averaging.member.member import Effect, InStep, Member, StepEffect
 from hetpeer.averaging.member.place_choice import choose_place
-from hetpeer.peer.simulate.network.sim_board import LOOK_S
-from hetpeer.peer.simulate.network.tensor_boxes import Boxes
+from hetpeer.peer.simulate.network.tensor_boxes import SimTensors
 from hetpeer.peer.simulate.network.world import Gate
-from hetpeer.peer.simulate.proofs.sim_checks_answers import Checking
-from hetpeer.peer.simulate.sim_sender import Sending
-from hetpeer.peer.simulate.sim_states import States
-from hetpeer.peer.simulate.sim_worker import Answer, Worker
+from hetpeer.peer.simulate.sim_sender import LOOK_S, SimSender
+from hetpeer.peer.simulate.sim_states import SimStates
+from hetpeer.peer.simulate.sim_worker import Answer, SimWorker
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.gradient_slots import Drop, Merge
 from hetpeer.stages.pipeline.in_flight import InFlightWindow
 
 if TYPE_CHECKING:
-    from hetpeer.peer.simulate.sim_swarm import Swarm
+    from hetpeer.peer.simulate.sim_swarm import SimSwarm
 
 PREPARE_S = (0.1, 1.0)
 REJOIN_S = 0.2
-WAVERS_S = 0.5
-"""Who wavers does so after this."""
 
 
-class Volunteer:
+class SimVolunteer:
     """One process after another of the volunteer `name`. `seat`: cluster and first block of the place that it takes if it can."""
 
     def __init__(
-        self, swarm: Swarm, name: str, speed: float, uplink: float, seat: tuple[int, int] | None
+        self, swarm: SimSwarm, name: str, speed: float, uplink: float, seat: tuple[int, int] | None
     ) -> None:
         self.swarm = swarm
         self.name = name
@@ -50,9 +46,7 @@ class Volunteer:
         self.session = 0
         self.fetch_s = swarm.config.fetch_s
         """How long the transfer of one block's state takes."""
-        self.poison: set[int] = set()
-        """Work that is to fail (sim_worker.py)."""
-        self._speed, self._uplink = speed, uplink
+        self.speed, self._uplink = speed, uplink
         self._seat = seat
         self._gate = Gate(swarm.world)
         self._incarnations = itertools.count(1)
@@ -68,35 +62,29 @@ class Volunteer:
         self._gate = Gate(swarm.world)
         self.process += 1
         self._effects: EffectQueue[Effect] = EffectQueue(self._carry_out)
-        self.boxes = Boxes()
+        self.boxes = SimTensors()
         window, later = InFlightWindow(), self._answer_of(self.process)
-        self.worker = Worker(
+        self.worker = SimWorker(
             swarm.world,
             swarm.numerics,
             self.boxes,
             window,
-            self._speed,
-            self.poison,
+            self.speed,
             later,
-            Checking(
-                self.name,
-                swarm.numerics,
-                swarm.config.told_by(self.name),
-                checks=swarm.config.check_share > 0,
-            ),
             swarm.config.ground,
         )
+        self.conduct = self.worker.conduct = swarm.conduct_of(self)
         self._preparing = 0
         hello = m.Hello(
             run=run,
             name=self.name,
             incarnation=next(self._incarnations),
-            flops_per_second=self._speed,
+            flops_per_second=self.speed,
             uplink=self._uplink,
         )
         self.member = Member(self.name, hello, swarm.shape, window)
-        self._sending = Sending(swarm, self.name, self.member, self.boxes, self.worker, later, self.perform)
-        self._states = States(swarm, self.name, self.member, self.worker, later, lambda: self.fetch_s)
+        self._sending = SimSender(swarm, self.name, self.member, self.boxes, self.worker, later, self.perform)
+        self._states = SimStates(swarm, self.name, self.member, self.worker, later, lambda: self.fetch_s)
         self.connect()
         self._look_at_board(self.process)
 
@@ -180,22 +168,21 @@ class Volunteer:
                 self._perform_in_step(step, inner)
             case e.Tell(message):
                 swarm.tell(self, message)
-                if isinstance(message, m.Ready) and "wavers" in swarm.config.told_by(self.name):
-                    self._waver(self.process)
+                self.conduct.said(message)
             case e.Choose(places):
                 self.perform(self.member.chosen(self._choice(places)))
             case e.Prepare(begin, end):
                 self._prepare((begin, end))
             case e.FetchState():
-                if "dawdles" not in swarm.config.told_by(self.name):
+                if self.conduct.fetches_states():
                     self._states.fetch(effect)
             case e.SaveState():
                 self._states.copy(effect)
             case e.RecordApplied():
-                if not self.worker.checking.lying.hurries:
-                    swarm.checks.applied(self.name, effect, self.worker.before)
+                if not self.conduct.applies_at_once():
+                    swarm.observer.applied(self.name, effect, self.worker.before)
                 versions = max(map(len, self.worker.states.values()))
-                swarm.checks.keeps(self.name, versions, sum(not one.group for one in self.member.work.ids))
+                swarm.observer.keeps(self.name, versions, sum(not one.group for one in self.member.work.ids))
                 if self._uplink:
                     swarm.tell(self, self._paced())
             case e.EndStep(step):
@@ -220,7 +207,7 @@ class Volunteer:
             case p.RunBackward():
                 slots = self.member.work.slots(step)
                 assert slots is not None
-                self.swarm.checks.folding(self.name, slots, range(effect.key.begin, effect.end))
+                self.swarm.observer.folding(self.name, slots, range(effect.key.begin, effect.end))
                 worker.backward(step, effect)
             case p.ForgetGraph(key):
                 worker.forget_graph(step, key)
@@ -232,14 +219,8 @@ class Volunteer:
                 worker.inspect(step, effect)
             case e.ApplyUpdate() | e.InstallAverage():
                 worker.apply(step, effect)
-            case p.CompareBundle():
-                worker.compare(step, effect)
-            case e.ShowMarks(asked):
-                worker.show(step, asked)
-            case e.ProveSums():
-                worker.prove(step, effect)
-            case e.TestifyParts(asked):
-                worker.testify(step, asked)
+            case p.CompareBundle() | e.ShowMarks() | e.ProveSums() | e.TestifyParts():
+                self.conduct.answer(step, effect)
             case e.KeepCopy():
                 worker.keep_copy(step, effect)
             case p.Release(handle):
@@ -270,7 +251,7 @@ class Volunteer:
             if order != self._preparing:
                 return ()
             self.worker.graphs_of = place
-            return core.prepared(self._speed)
+            return core.prepared(self.speed)
 
         process = self.process
         self.swarm.world.after(
@@ -286,11 +267,6 @@ class Volunteer:
         self.perform(core.reborn(next(self._incarnations)))
         self.connect()
         return ()
-
-    def _waver(self, process: int) -> None:
-        """It has just said that it is ready, and takes that back."""
-        doubt = e.Tell(m.Prepared(flops_per_second=self._speed))
-        self.swarm.world.after(WAVERS_S, lambda: self.later(process, lambda _: [doubt]))
 
     def _look_at_board(self, process: int) -> None:
         if self.alive and process == self.process:

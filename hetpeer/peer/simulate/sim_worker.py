@@ -13,15 +13,13 @@ from typing import Any
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.member import Effect, Member
-from hetpeer.peer.simulate.network.tensor_boxes import Boxes
+from hetpeer.peer.simulate.network.tensor_boxes import SimTensors
 from hetpeer.peer.simulate.network.wires import Ground
 from hetpeer.peer.simulate.network.world import World
-from hetpeer.peer.simulate.proofs.invariants import ViolationError
-from hetpeer.peer.simulate.proofs.liars import SPOILT
-from hetpeer.peer.simulate.proofs.sim_checks_answers import Checking
+from hetpeer.peer.simulate.sim_hooks import UNUSABLE, SimConduct, ViolationError
 from hetpeer.peer.simulate.sim_numerics import Numerics
 from hetpeer.stages.pipeline import effects as p
-from hetpeer.stages.pipeline.gradient_slots import CHECKS, Drop, Merge
+from hetpeer.stages.pipeline.gradient_slots import Drop, Merge
 from hetpeer.stages.pipeline.in_flight import InFlightWindow
 
 Finish = Callable[[Member], Iterable[Effect]]
@@ -31,19 +29,17 @@ FORWARD_S, BACKWARD_S, REDUCE_S, APPLY_S, LOAD_S = 0.05, 0.1, 0.01, 0.02, 0.05
 """Virtual seconds: per block, per block, per call, per block, per block; at speed 1."""
 
 
-class Worker:
+class SimWorker:
     """The worker of one process. `answer` hands a result to the core; `boxes` are the process's tensors. On a `ground`, `speed` is in FLOP/s."""
 
     def __init__(
         self,
         world: World,
         numerics: Numerics,
-        boxes: Boxes,
+        boxes: SimTensors,
         window: InFlightWindow,
         speed: float,
-        poison: set[int],
         answer: Answer,
-        checking: Checking,
         ground: Ground | None = None,
     ) -> None:
         self.states: dict[int, dict[int, Any]] = {}
@@ -52,19 +48,17 @@ class Worker:
         """Blocks whose graphs are loaded."""
         self.before: dict[int, str] = {}
         """Block → digest of the state to which the last update was applied."""
-        self.spoils = 0
-        """So many of the next parts that are sent cannot be added."""
         self._world = world
         self._numerics = numerics
-        self._boxes = boxes
+        self.boxes = boxes
         self._window = window
         self._speed = speed
         self._ground = ground
-        self._poison = poison
         self._answer = answer
-        self.checking = checking
+        self.conduct = SimConduct()
+        """Replaced before the first work comes (sim_volunteer.py)."""
         self._busy_until = world.now
-        self._slots: dict[tuple[int, int, int], Any] = {}
+        self.slots: dict[tuple[int, int, int], Any] = {}
         """(step, slot, block) → sum."""
         self._graphs: dict[tuple[int, p.TaskKey], Any] = {}
         self._copies: dict[int, Any] = {}
@@ -93,7 +87,7 @@ class Worker:
             return 0.0
         return self._seconds(begin, end, backward=False) + self._seconds(begin, end, backward=True)
 
-    def _besides(self, seconds: float) -> float:
+    def besides(self, seconds: float) -> float:
         """Of work that hardly counts beside forwards and backwards: on a ground it takes no time."""
         return seconds if self._ground is None else 0.0
 
@@ -101,10 +95,10 @@ class Worker:
         """Forget its graphs and slots, after whatever is under way."""
 
         def clear() -> None:
-            self._slots = {key: held for key, held in self._slots.items() if key[0] != step.number}
+            self.slots = {key: held for key, held in self.slots.items() if key[0] != step.number}
             self._graphs = {key: kept for key, kept in self._graphs.items() if key[0] != step.number}
             self._window.end_step(step)
-            self.checking.end_step(step)
+            self.conduct.step_over(step)
 
         self._quietly(clear)
 
@@ -113,48 +107,48 @@ class Worker:
     def forward(self, step: e.StepId, work: p.RunForward) -> None:
         """`RunForward` → `forward_done` or `work_failed`."""
         key = work.key
-        bundle = None if work.source is None else self._boxes.value(work.source)
+        bundle = None if work.source is None else self.boxes.value(work.source)
         if work.source is not None and work.train:
-            self.checking.used(step, key, key.begin, self._boxes.sender(work.source), bundle)
+            self.conduct.used(step, key, key.begin, self.boxes.sender(work.source), bundle)
         if work.train and not key.check:
             self._window.begun((step, key), work.hops_after, self._world.now)
 
         def finish(core: Member) -> Iterable[Effect]:
-            if self._poisoned(2 * key.id):
+            if self.conduct.computation_fails(2 * key.id):
                 return core.work.work_failed(step, key, "non-finite output")
             version = step.version_of(key.id)
             states = [self._state(block, version) for block in range(key.begin, work.end)]
             kept, out = self._numerics.forward(states, key.begin, (step.batch, key.id), bundle)
             if work.train:
                 self._graphs[step.number, key] = kept
-            said = self.checking.lying.failures(step)
+            said = self.conduct.failures(step)
             if work.end == self._numerics.blocks:
                 return [*said, *core.work.forward_done(step, key, None, out)]
-            return [*said, *core.work.forward_done(step, key, self._boxes.new(step, out), None)]
+            return [*said, *core.work.forward_done(step, key, self.boxes.new(step, out), None)]
 
         self.submit(self._seconds(key.begin, work.end, backward=False), finish)
 
     def backward(self, step: e.StepId, work: p.RunBackward) -> None:
         """`RunBackward` → `backward_done` or `work_failed`, which leaves rubbish in the slot."""
         key, numerics = work.key, self._numerics
-        gradient = None if work.gradient is None else self._boxes.value(work.gradient)
+        gradient = None if work.gradient is None else self.boxes.value(work.gradient)
         if work.gradient is not None:
-            sender = self._boxes.sender(work.gradient)
-            self.checking.used(step, key, work.end, sender, gradient, back=True)
+            sender = self.boxes.sender(work.gradient)
+            self.conduct.used(step, key, work.end, sender, gradient, back=True)
 
         def finish(core: Member) -> Iterable[Effect]:
             back, gradients = numerics.backward(self._graphs.pop((step.number, key)), gradient)
-            broken = self._poisoned(2 * key.id + 1)
+            broken = self.conduct.computation_fails(2 * key.id + 1)
             for block, part in zip(range(key.begin, work.end), gradients, strict=True):
                 if block in work.fold:
-                    have = self._slots.get((step.number, work.slot, block))
+                    have = self.slots.get((step.number, work.slot, block))
                     terms = [g for g in (have, part, part if broken else None) if g is not None]
-                    self._slots[step.number, work.slot, block] = numerics.add(terms)
+                    self.slots[step.number, work.slot, block] = numerics.add(terms)
             if broken:
                 return core.work.work_failed(step, key, "non-finite gradient")
             if not key.check:
                 self._window.finished((step, key), self._world.now)
-            return core.work.backward_done(step, key, self._boxes.new(step, back) if key.begin > 0 else None)
+            return core.work.backward_done(step, key, self.boxes.new(step, back) if key.begin > 0 else None)
 
         self.submit(self._seconds(key.begin, work.end, backward=True), finish)
 
@@ -171,11 +165,11 @@ class Worker:
             case Merge(block, source, target):
                 self._quietly(lambda: self._merge(step.number, block, source, target))
             case Drop(block, slot):
-                self._quietly(lambda: self._slots.pop((step.number, slot, block), None))
+                self._quietly(lambda: self.slots.pop((step.number, slot, block), None))
 
     def _merge(self, step: int, block: int, source: int, target: int) -> None:
-        both = [self._slots.get((step, target, block)), self._slots.pop((step, source, block))]
-        self._slots[step, target, block] = self._numerics.add(g for g in both if g is not None)
+        both = [self.slots.get((step, target, block)), self.slots.pop((step, source, block))]
+        self.slots[step, target, block] = self._numerics.add(g for g in both if g is not None)
 
     # ── reduce and apply ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -192,111 +186,61 @@ class Worker:
                 )
                 value = self._numerics.parameters(held, shard.begin, shard.end)
             else:
-                sums = self._slots[step.number, work.slot, shard.block]
-                value = self.checking.sum_sent(
-                    self._numerics.shard(sums, shard.begin, shard.end), step.number, shard.reducer
-                )
-            send(self._boxes.new(step, self._spoilt(value)))
+                sums = self.slots[step.number, work.slot, shard.block]
+                value = self._numerics.shard(sums, shard.begin, shard.end)
+            send(self.boxes.new(step, self.conduct.part_sent(value, step, work)))
             return ()
 
         self.submit(0.0, finish)
 
-    def _spoilt(self, value: Any) -> Any:
-        if not self.spoils:
-            return value
-        self.spoils -= 1
-        return SPOILT
-
     def sum(self, step: e.StepId, work: e.SumParts) -> None:
         """`SumParts` → `summed`."""
-        parts = [self._boxes.value(handle) for handle in work.parts]
+        parts = [self.boxes.value(handle) for handle in work.parts]
 
         def finish(core: Member) -> Iterable[Effect]:
-            lying = self.checking.lying
-            spoilt = next((place for place, part in enumerate(parts) if part is SPOILT), lying.objects(work))
-            if spoilt is not None:
-                return core.work.unusable(step, work.shard, spoilt, "it is spoilt")
-            lengths = self.checking.summed(step, work, parts) if not step.group else []
-            total = lying.added(self._numerics.add(parts), exact=not step.group)
-            return core.work.summed(step, work.shard, self._boxes.new(step, total), lengths)
+            conduct = self.conduct
+            bad = next((place for place, part in enumerate(parts) if part is UNUSABLE), conduct.objects(work))
+            if bad is not None:
+                return core.work.unusable(step, work.shard, bad, "it is spoilt")
+            lengths = conduct.summing(step, work, parts) if not step.group else ()
+            total = conduct.sum_made(self._numerics.add(parts), exact=not step.group)
+            return core.work.summed(step, work.shard, self.boxes.new(step, total), lengths)
 
-        self.submit(self._besides(REDUCE_S), finish)
-
-    def compare(self, step: e.StepId, work: p.CompareBundle) -> None:
-        """`CompareBundle` → a message to the coordinator."""
-        value = self._boxes.value(work.handle)
-
-        def finish(core: Member) -> Iterable[Effect]:
-            return [e.Tell(self.checking.compared(step, work, value))] if core.work.works_on(step) else []
-
-        self.submit(self._besides(REDUCE_S), finish)
-
-    def show(self, step: e.StepId, asked: m.Show) -> None:
-        """`ShowMarks` → a message to the coordinator."""
-
-        def sums(block: int) -> Any:
-            return self._slots[step.number, CHECKS + asked.check, block]
-
-        def finish(core: Member) -> Iterable[Effect]:
-            return [e.Tell(self.checking.shown(step, asked, sums))] if core.work.works_on(step) else []
-
-        self.submit(self._besides(REDUCE_S), finish)
-
-    def prove(self, step: e.StepId, work: e.ProveSums) -> None:
-        """`ProveSums` → a message to the coordinator."""
-        sums = {
-            block: [(one, self._boxes.value(handle)) for one, handle in own]
-            for block, own in work.sums.items()
-        }
-
-        def finish(core: Member) -> Iterable[Effect]:
-            if not core.work.works_on(step):
-                return []
-            parts = {block: self._slots[step.number, slot, block] for block, slot in work.slots.items()}
-            return [e.Tell(self.checking.proved(step, work.asked, parts, sums))]
-
-        self.submit(self._besides(REDUCE_S), finish)
-
-    def testify(self, step: e.StepId, asked: m.Testify) -> None:
-        """`TestifyParts` → a message to the coordinator."""
-        self.submit(
-            0.0,
-            lambda core: [e.Tell(self.checking.testimony(step, asked))] if core.work.works_on(step) else [],
-        )
+        self.submit(self.besides(REDUCE_S), finish)
 
     def inspect(self, step: e.StepId, work: e.Inspect) -> None:
         """`Inspect` → `inspected`."""
         numerics = self._numerics
-        shards = [self._boxes.value(handle) for handle in work.shards]
+        shards = [self.boxes.value(handle) for handle in work.shards]
         pieces = {
-            block: (piece.begin, [self._boxes.value(handle) for handle in piece.shards])
+            block: (piece.begin, [self.boxes.value(handle) for handle in piece.shards])
             for block, piece in work.tied.items()
         }
-        each = [self._boxes.value(handle) for handle in work.pieces] if work.closely else []
+        each = [self.boxes.value(handle) for handle in work.pieces] if work.closely else []
 
         def look(value: Any) -> e.Look:
-            if value is SPOILT:
+            if value is UNUSABLE:
                 return e.Look("spoilt", finite=False)
             return e.Look(numerics.inspect(work.block, value)[0], finite=True)
 
         def finish(core: Member) -> Iterable[Effect]:
             spoilt = any(
-                value is SPOILT for value in (*shards, *(p for _, own in pieces.values() for p in own))
+                value is UNUSABLE for value in (*shards, *(p for _, own in pieces.values() for p in own))
             )
-            gradient = SPOILT if spoilt else numerics.join(shards)
+            gradient = UNUSABLE if spoilt else numerics.join(shards)
             if pieces and not spoilt:
                 tied = {block: (begin, numerics.join(parts)) for block, (begin, parts) in pieces.items()}
                 gradient = numerics.tie(work.block, gradient, tied)
             digest, norm = ("spoilt", math.inf) if spoilt else numerics.inspect(work.block, gradient)
             vote = m.BlockVote(block=work.block, digest=digest, squared_norm=norm, finite=not spoilt)
-            vote, looks = self.checking.lying.voted(step.number, vote, list(map(look, each)))
-            return core.work.inspected(step, work.plan, vote, self._boxes.new(step, gradient), looks)
+            vote, looks = self.conduct.voted(step.number, vote, list(map(look, each)))
+            return core.work.inspected(step, work.plan, vote, self.boxes.new(step, gradient), looks)
 
-        self.submit(self._besides(REDUCE_S), finish)
+        self.submit(self.besides(REDUCE_S), finish)
 
     def apply(self, step: e.StepId, work: e.ApplyUpdate | e.InstallAverage) -> None:
         """`ApplyUpdate` or `InstallAverage` → `applied`."""
-        given = self._boxes.value(work.total if isinstance(work, e.InstallAverage) else work.gradient)
+        given = self.boxes.value(work.total if isinstance(work, e.InstallAverage) else work.gradient)
         version = work.version if isinstance(work, e.InstallAverage) else step.number
 
         def finish(core: Member) -> Iterable[Effect]:
@@ -306,14 +250,14 @@ class Worker:
                 after = self._numerics.install(before, given, work.coefficient, copy)
             else:
                 after = self._numerics.apply(before, given, work.coefficient)
-            after = self.checking.lying.made(after)
+            after = self.conduct.state_made(after)
             needed = version + 1 if isinstance(work, e.InstallAverage) else work.needed
             older = {v: state for v, state in self.states[work.block].items() if v >= needed}
             self.states[work.block] = {**older, version + 1: after}
             self.before[work.block] = self._numerics.digest(before)
             return core.applied(step, work.block, self._numerics.digest(after))
 
-        self.submit(0.0 if self.checking.lying.hurries else self._besides(APPLY_S), finish)
+        self.submit(0.0 if self.conduct.applies_at_once() else self.besides(APPLY_S), finish)
 
     def keep_copy(self, step: e.StepId, work: e.KeepCopy) -> None:
         """`KeepCopy`."""
@@ -331,7 +275,7 @@ class Worker:
             loaded()
             return ()
 
-        self.submit(self._besides(LOAD_S), finish)
+        self.submit(self.besides(LOAD_S), finish)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -351,10 +295,3 @@ class Worker:
                 f"version {number} of block {block} is run, and versions {set(states)} are here"
             )
         return states[number]
-
-    def _poisoned(self, mark: int) -> bool:
-        """Whether this piece of work is to fail (once): forward of id i has the mark 2i, backward 2i+1."""
-        if mark not in self._poison:
-            return False
-        self._poison.discard(mark)
-        return True

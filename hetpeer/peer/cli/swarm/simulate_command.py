@@ -13,7 +13,7 @@ from hetpeer.peer.cli.options import JsonOption
 from hetpeer.peer.watching.human_units import block_range, counted
 
 if TYPE_CHECKING:
-    from hetpeer.peer.simulate.scenario_run import Outcome
+    from hetpeer.peer.simulate.scenario_run import ScenarioOutcome
 
 
 def register(app: typer.Typer) -> None:
@@ -35,7 +35,7 @@ def simulate(
     typer.echo(json.dumps(outcome.document()) if as_json else "\n".join(_lines(outcome)))
 
 
-def _lines(outcome: Outcome) -> Iterator[str]:
+def _lines(outcome: ScenarioOutcome) -> Iterator[str]:
     """Plain text, one fact a line."""
     document = outcome.document()
     for number, stages in enumerate(document["pipelines"]):

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from hetpeer.averaging.effects import StepId
-from hetpeer.peer.simulate.proofs.invariants import ViolationError
+from hetpeer.peer.simulate.sim_hooks import ViolationError
 from hetpeer.stages.pipeline.effects import Handle
 
 
-class Boxes:
+class SimTensors:
     """Values of tensors. Using one after its release is a violation; releasing twice is none."""
 
     def __init__(self) -> None:

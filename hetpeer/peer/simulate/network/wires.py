@@ -52,7 +52,7 @@ class Ground:
         return float(self.work.state.mean() / self.devices.uplink[device])
 
 
-class _Lines(dict[str, PeerLink]):
+class _UplinkLines(dict[str, PeerLink]):
     """Those of one device, made when they are used: of a thousand devices there are a million, and few carry anything."""
 
     def __init__(self, rate: Callable[[str], float]) -> None:
@@ -79,7 +79,7 @@ class Wires:
             name: Uplink(
                 cast("Timeline", world),  # it has a clock and lets things happen later, as that has
                 float(devices.uplink[sender]),
-                _Lines(partial(self._rate, sender)),
+                _UplinkLines(partial(self._rate, sender)),
                 self._number,
             )
             for name, sender in self._number.items()

@@ -55,7 +55,7 @@ class Carrier(Protocol):
         """`left` happens when the last byte has left `source`."""
 
 
-class Network:
+class SimNetwork:
     """Ordered links between named ends with random latency, cuts, and receivers that may be away; with a `carrier` tensors take the time that their
     bytes need.
     """

@@ -13,15 +13,15 @@ from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.grouped.cluster_cut import ClusterCut
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.state.membership import Range
-from hetpeer.peer.simulate.sim_swarm import Swarm
+from tests.simulation.checked_swarm import CheckedSwarm
 
 
 class Arrangements:
     """Of `swarm`, every `period_s` virtual seconds or so."""
 
-    def __init__(self, swarm: Swarm, seed: int, period_s: float) -> None:
+    def __init__(self, swarm: CheckedSwarm, seed: int, period_s: float) -> None:
         self._swarm = swarm
-        self._random = Random(seed)  # noqa: S311 - repeatable, not secret
+        self._random = Random(seed)
         self._period_s = period_s
         self._propose_later()
 

@@ -28,7 +28,7 @@ SETTINGS = AdamWSettings(learning_rate=3e-3, betas=(0.9, 0.95), eps=1e-8, weight
 
 
 @dataclass(frozen=True, slots=True)
-class BlockState:
+class ToyState:
     """A block's flat parameters, AdamW's two moments, and how many updates were applied."""
 
     parameters: Tensor
@@ -57,11 +57,11 @@ class ToyNet:
     def sizes(self) -> Mapping[int, int]:
         return {b: sum(p.numel() for p in self._layer(b).parameters()) for b in range(self.blocks)}
 
-    def initial(self, block: int) -> BlockState:
+    def initial(self, block: int) -> ToyState:
         flat = self._drawn(block)
         if block == self.blocks - 1:
             flat[:SHARED] = self._drawn(0)[:SHARED]
-        return BlockState(flat, torch.zeros_like(flat), torch.zeros_like(flat), 0)
+        return ToyState(flat, torch.zeros_like(flat), torch.zeros_like(flat), 0)
 
     def _drawn(self, block: int) -> Tensor:
         torch.manual_seed(1000 * self._seed + block)
@@ -84,7 +84,7 @@ class ToyNet:
         return y if block == self.blocks - 1 else torch.tanh(y)
 
     def forward(
-        self, states: Sequence[BlockState], begin: int, microbatch: tuple[int, int], bundle: Any
+        self, states: Sequence[ToyState], begin: int, microbatch: tuple[int, int], bundle: Any
     ) -> tuple[Any, Any]:
         inputs, classes = self.microbatch(*microbatch)
         entered = inputs if begin == 0 else bundle.clone().requires_grad_()
@@ -133,21 +133,21 @@ class ToyNet:
         block, begin, _ = shard
         return fingerprint(gradient.numpy(), block, begin, key)
 
-    def lie(self, gradient: Tensor, by: str) -> Tensor:  # noqa: ARG002
+    def lie(self, gradient: Tensor, by: str) -> Tensor:
         return -gradient
 
     def mark(self, bundle: Tensor, key: bytes) -> Fingerprint:
         return fingerprint(bundle.flatten().numpy(), 0, 0, key)
 
-    def forge(self, bundle: Tensor, by: str) -> Tensor:  # noqa: ARG002
+    def forge(self, bundle: Tensor, by: str) -> Tensor:
         return -bundle
 
     def inspect(self, block: int, gradient: Tensor) -> tuple[str, float]:
         counted = Ties(self.ties).counted(block, len(gradient))
         return _digest(gradient), sum(squared_norm(gradient[begin:end]) for begin, end in counted)
 
-    def apply(self, state: BlockState, gradient: Tensor, coefficient: float) -> BlockState:
-        after = BlockState(
+    def apply(self, state: ToyState, gradient: Tensor, coefficient: float) -> ToyState:
+        after = ToyState(
             state.parameters.clone(), state.exp_avg.clone(), state.exp_avg_sq.clone(), state.version + 1
         )
         self._rule.apply(
@@ -160,25 +160,25 @@ class ToyNet:
         )
         return after
 
-    def parameters(self, state: BlockState, begin: int, end: int) -> Tensor:
+    def parameters(self, state: ToyState, begin: int, end: int) -> Tensor:
         return state.parameters[begin:end]
 
-    def install(self, state: BlockState, total: Tensor, coefficient: float, copy: BlockState) -> BlockState:
+    def install(self, state: ToyState, total: Tensor, coefficient: float, copy: ToyState) -> ToyState:
         mean = total * coefficient
         if state.version != copy.version:
             mean = state.parameters + (mean - copy.parameters)
-        return BlockState(mean, state.exp_avg, state.exp_avg_sq, state.version + 1)
+        return ToyState(mean, state.exp_avg, state.exp_avg_sq, state.version + 1)
 
-    def digest(self, state: BlockState) -> str:
+    def digest(self, state: ToyState) -> str:
         return _digest(torch.cat([state.parameters, state.exp_avg, state.exp_avg_sq]))
 
-    def shared(self, state: BlockState, begin: int, end: int) -> str:
+    def shared(self, state: ToyState, begin: int, end: int) -> str:
         return _digest(state.parameters[begin:end])
 
-    def check_loss(self, step: int, microbatches: int, loss: float) -> bool:  # noqa: ARG002
+    def check_loss(self, step: int, microbatches: int, loss: float) -> bool:
         return math.isfinite(loss)
 
-    def check_final(self, block: int, bases: Sequence[Sequence[int]], state: BlockState) -> bool:  # noqa: ARG002
+    def check_final(self, block: int, bases: Sequence[Sequence[int]], state: ToyState) -> bool:
         return state.version == len(bases)
 
     def train_alone(self, bases: Sequence[int], microbatches: int, clip_norm: float | None) -> list[float]:

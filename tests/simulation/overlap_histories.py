@@ -1,6 +1,6 @@
 """Histories in which steps overlap, every other one of clusters that train for themselves and average: Ravnest's way of training.
 
-`python -m hetpeer.peer.simulate.proofs.overlap_histories --seed 17` replays one, `--count` runs many. Seeds 2n and 2n + 1 have the same shape: one is a swarm that trains the
+`python -m tests.simulation.overlap_histories --seed 17` replays one, `--count` runs many. Seeds 2n and 2n + 1 have the same shape: one is a swarm that trains the
 same step everywhere, in the other one clusters are founded and fall apart, and average, every other four with delay.
 """
 
@@ -10,9 +10,9 @@ import argparse
 import sys
 from dataclasses import replace
 
-from hetpeer.peer.simulate.proofs import histories, sim_grouped
-from hetpeer.peer.simulate.proofs.coverage import Coverage
-from hetpeer.peer.simulate.proofs.histories import FAULTS, Outcome, shape
+from tests.simulation import histories, sim_grouped
+from tests.simulation.coverage import Coverage
+from tests.simulation.histories import FAULTS, HistoryOutcome, shape
 
 MOST = 3
 """Staleness, from 1 on."""
@@ -26,7 +26,7 @@ NEVER = 100
 """Steps between evaluations: whatever is evaluated begins alone."""
 
 
-def simulate(seed: int, coverage: Coverage, *, faults: int = FAULTS, steps: int = STEPS) -> Outcome:
+def simulate(seed: int, coverage: Coverage, *, faults: int = FAULTS, steps: int = STEPS) -> HistoryOutcome:
     """One history; never raises for a violation, it is in the outcome. `coverage` is of those without clusters, whose coordinator is another."""
     shaped, clusters = divmod(seed, 2)
     config = replace(

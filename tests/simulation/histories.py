@@ -1,4 +1,4 @@
-"""Run seeded histories: `python -m hetpeer.peer.simulate.proofs.histories --seed 17` replays one, `--count` runs many."""
+"""Run seeded histories: `python -m tests.simulation.histories --seed 17` replays one, `--count` runs many."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from hetpeer.averaging.reduce.holder_reduce import LENGTH
 from hetpeer.averaging.reduce.tied_parameters import Tie
-from hetpeer.peer.simulate.proofs.arrangements import Arrangements
-from hetpeer.peer.simulate.proofs.coverage import Coverage
-from hetpeer.peer.simulate.proofs.faults import Faults
-from hetpeer.peer.simulate.sim_config import SwarmConfig
 from hetpeer.peer.simulate.sim_numerics import Symbols
-from hetpeer.peer.simulate.sim_swarm import Swarm
+from tests.simulation.arrangements import Arrangements
+from tests.simulation.checked_swarm import CheckedSwarm
+from tests.simulation.config import HistoryConfig
+from tests.simulation.coverage import Coverage
+from tests.simulation.faults import Faults
 
 BLOCKS = 4
 FAULTS = 10
@@ -33,7 +33,7 @@ LAYOUTS: tuple[tuple[tuple[tuple[int, int], ...], ...], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class HistoryOutcome:
     """What became of one history."""
 
     seed: int
@@ -47,7 +47,7 @@ class Outcome:
     """Steps that had begun before the one that they follow was committed, of those committed."""
 
     @classmethod
-    def of(cls, seed: int, violation: str | None, swarm: Swarm) -> Outcome:
+    def of(cls, seed: int, violation: str | None, swarm: CheckedSwarm) -> HistoryOutcome:
         """That of the history of `swarm`."""
         kinds = frozenset(record["kind"] for record in swarm.log)
         overlapped = sum(record.get("behind", 0) > 0 for record in swarm.log)
@@ -60,10 +60,10 @@ TIES = (Tie(uses=((0, 10, 60), (BLOCKS - 1, 40, 90))),)
 
 
 def simulate(
-    seed: int, coverage: Coverage, *, faults: int = FAULTS, config: SwarmConfig | None = None
-) -> Outcome:
+    seed: int, coverage: Coverage, *, faults: int = FAULTS, config: HistoryConfig | None = None
+) -> HistoryOutcome:
     """One history with the symbolic model; never raises for a violation, it is in the outcome."""
-    swarm = Swarm(seed, config or shape(seed), Symbols(BLOCKS), coverage)
+    swarm = CheckedSwarm(seed, config or shape(seed), Symbols(BLOCKS), coverage)
     Faults(swarm, faults)
     if swarm.config.arranged_s:
         Arrangements(swarm, seed, swarm.config.arranged_s)
@@ -72,17 +72,17 @@ def simulate(
         swarm.run(LIMIT_S)
     except (AssertionError, LookupError, TypeError, ValueError) as error:
         violation = f"{type(error).__name__}: {error}"
-    return Outcome.of(seed, violation, swarm)
+    return HistoryOutcome.of(seed, violation, swarm)
 
 
-def shape(seed: int) -> SwarmConfig:
+def shape(seed: int) -> HistoryConfig:
     """The swarm's shape varies with the seed: stages and cuts, volunteers, slots, latency, patience; every other one has
     uneven uplinks, and shards that are parts of a share, and steps that overlap; in one of four volunteers are moved.
     """
-    choose = random.Random(seed)  # noqa: S311 - repeatable, not secret
+    choose = random.Random(seed)
     layouts = choose.choice(LAYOUTS)
     stages = len(layouts[0])
-    return SwarmConfig(
+    return HistoryConfig(
         volunteers=choose.randint(max(2, stages), 7),
         layouts=layouts,
         slot_capacity=choose.choice((1, 2, 3, 6)),
@@ -122,7 +122,7 @@ def main() -> int:
     return tell(outcomes)
 
 
-def tell(outcomes: Sequence[Outcome]) -> int:
+def tell(outcomes: Sequence[HistoryOutcome]) -> int:
     """Print what became of one, or which of many are broken; the exit status."""
     broken = [outcome for outcome in outcomes if outcome.violation]
     for outcome in outcomes if len(outcomes) == 1 else broken:

@@ -18,14 +18,14 @@ from hetpeer.peer.transport.link_pressure import ACTIVATIONS, Pressure
 from hetpeer.stages.pipeline.effects import Handle
 
 if TYPE_CHECKING:
-    from hetpeer.peer.simulate.sim_volunteer import Volunteer
+    from hetpeer.peer.simulate.sim_volunteer import SimVolunteer
 
 Take = Callable[[Member, Handle], Iterable[Effect]]
 """What becomes of a tensor that arrives, under the receiver's handle."""
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class SimFrame:
     """A tensor that is to go to another volunteer."""
 
     pool: Pool
@@ -35,13 +35,13 @@ class Frame:
     take: Take
 
 
-class Line:
+class SimLink:
     """From one process to another. `frames` is how many bundles of each kind may be there at a time."""
 
-    def __init__(self, sender: Volunteer, receiver: Volunteer, frames: int) -> None:
+    def __init__(self, sender: SimVolunteer, receiver: SimVolunteer, frames: int) -> None:
         self._sender, self._receiver = sender, receiver
         self._processes = sender.process, receiver.process
-        self._queue: Queue[Frame] = Queue()
+        self._queue: Queue[SimFrame] = Queue()
         self._pressure = Pressure()
         self._spent: dict[Pool, int] = {}
         sizes = receiver.swarm.shape.sizes
@@ -60,7 +60,7 @@ class Line:
         """Whether both ends are still the processes between which it was opened."""
         return self._processes == (self._sender.process, self._receiver.process)
 
-    def send(self, frame: Frame) -> None:
+    def send(self, frame: SimFrame) -> None:
         self._queue.add(frame)
         self._go_on()
 
@@ -83,7 +83,7 @@ class Line:
             peer, blocks = self._receiver.name, self._pressure.held
             self._sender.later(self._processes[0], lambda core: core.work.congested(peer, blocks))
 
-    def _leave(self, frame: Frame, totals: Mapping[Pool, int]) -> None:
+    def _leave(self, frame: SimFrame, totals: Mapping[Pool, int]) -> None:
         receiver, process = self._receiver, self._processes[1]
 
         def arrive(core: Member) -> Iterable[Effect]:

@@ -18,7 +18,7 @@ from hetpeer.stages.planning.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class PipelineSetting:
     """What the pipelines are like; times in seconds."""
 
     pipelines: int = 4
@@ -35,12 +35,12 @@ class Setting:
     """With which a stage sleeps before an iteration."""
 
 
-class Pipelines:
+class SimPipelines:
     """N pipelines on one `timeline`. `formed` is told each group."""
 
     def __init__(
         self,
-        setting: Setting,
+        setting: PipelineSetting,
         scheduler: GroupScheduler,
         seed: int,
         formed: Callable[[Group], None] = lambda _group: None,
@@ -109,11 +109,11 @@ class Pipelines:
 class _Stage:
     """One stage of the pipeline `row`: what it still has to compute of the iteration, in order, and what has come for it."""
 
-    def __init__(self, swarm: Pipelines, pipeline: str, row: list[_Stage], seed: int) -> None:
+    def __init__(self, swarm: SimPipelines, pipeline: str, row: list[_Stage], seed: int) -> None:
         self.ops: deque[tuple[str, int]] = deque()
         self.pipeline, self.number = pipeline, len(row)
         self._swarm, self._row = swarm, row
-        self._random = random.Random(f"{seed} {pipeline} {self.number}")  # noqa: S311 - repeatable, not secret
+        self._random = random.Random(f"{seed} {pipeline} {self.number}")
         self._arrived: set[tuple[str, int]] = set()
         self._busy = False
 
@@ -164,7 +164,7 @@ class _Stage:
             self._swarm.computed(self)
 
 
-def _one_forward_one_backward(setting: Setting, number: int) -> Iterator[tuple[str, int]]:
+def _one_forward_one_backward(setting: PipelineSetting, number: int) -> Iterator[tuple[str, int]]:
     ahead = min(setting.microbatches, setting.stages - number)
     for microbatch in range(ahead):
         yield "forward", microbatch

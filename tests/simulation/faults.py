@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from hetpeer.averaging import messages as m
-from hetpeer.peer.simulate.sim_swarm import COORDINATOR, Swarm
-from hetpeer.peer.simulate.sim_volunteer import Volunteer
+from hetpeer.peer.simulate.sim_swarm import COORDINATOR
+from hetpeer.peer.simulate.sim_volunteer import SimVolunteer
+from tests.simulation.checked_swarm import CheckedSwarm
 
 MOMENTS = (
     "tell hello",
@@ -37,12 +38,12 @@ PATIENCE_S = 8.0
 class Faults:
     """Injects `count` faults into `swarm`, some of them at once, from its first seconds on."""
 
-    def __init__(self, swarm: Swarm, count: int, moments: Sequence[str] = MOMENTS) -> None:
+    def __init__(self, swarm: CheckedSwarm, count: int, moments: Sequence[str] = MOMENTS) -> None:
         self._swarm = swarm
         self._moments = moments
         self._random = swarm.world.random
         self._wholesome = list(range(2 * swarm.config.microbatches))
-        """Work that has not been made to fail yet (sim_worker.py): at most one forward and one backward of an id."""
+        """Work that has not been made to fail yet (conduct.py): at most one forward and one backward of an id."""
         self._random.shuffle(self._wholesome)
         at = 0.0
         for _ in range(count):
@@ -84,7 +85,7 @@ class Faults:
         if not alive or random.random() < 0.2:
             self._strike_coordinator()
             return
-        strikes: list[tuple[float, Callable[[Volunteer], None]]] = [
+        strikes: list[tuple[float, Callable[[SimVolunteer], None]]] = [
             (4, self._kill),
             (2, self._freeze),
             (3, self._cut),
@@ -112,14 +113,14 @@ class Faults:
             case 5:
                 swarm.stranger(m.Hello(run="sim", incarnation=1, wire_version=m.WIRE_VERSION + 1))
 
-    def _kill(self, victim: Volunteer) -> None:
+    def _kill(self, victim: SimVolunteer) -> None:
         victim.kill()
         self._swarm.world.after(self._random.choice((0.5, 3.0, 15.0)), victim.start)
 
-    def _freeze(self, victim: Volunteer) -> None:
+    def _freeze(self, victim: SimVolunteer) -> None:
         victim.freeze(self._random.choice((0.5, 5.0, 14.0, 30.0)))
 
-    def _cut(self, victim: Volunteer) -> None:
+    def _cut(self, victim: SimVolunteer) -> None:
         """A link is away for a while; after the longer cuts both ends have given each other up."""
         swarm = self._swarm
         other = self._random.choice(list(swarm.volunteers.values()))
@@ -130,7 +131,7 @@ class Faults:
                 swarm.world.after(1.0, partial(here.link_changed, there.name, is_up=False))
                 swarm.world.after(seconds, partial(here.link_changed, there.name, is_up=True))
 
-    def _shun(self, victim: Volunteer) -> None:
+    def _shun(self, victim: SimVolunteer) -> None:
         """It takes nothing of another one for a while, whom it holds for a liar; that one only sees that its link is down."""
         swarm = self._swarm
         other = self._random.choice([v for v in swarm.volunteers.values() if v is not victim] or [victim])
@@ -141,39 +142,39 @@ class Faults:
         swarm.world.after(seconds, partial(victim.refuses, other.name, for_now=False))
         swarm.world.after(seconds, partial(other.link_changed, victim.name, is_up=True))
 
-    def _cut_from_coordinator(self, victim: Volunteer) -> None:
+    def _cut_from_coordinator(self, victim: SimVolunteer) -> None:
         swarm, name = self._swarm, victim.name
         seconds = self._random.choice((0.5, 1.5, 8.0))
         swarm.network.cut(name, COORDINATOR, seconds)
         swarm.stream_broken(name)
         swarm.world.after(seconds, lambda: swarm.stream_resumed(name))
 
-    def _poison(self, victim: Volunteer) -> None:
+    def _poison(self, victim: SimVolunteer) -> None:
         """Some forward or backward of this volunteer is going to fail; no id so often that the run must halt. Or what it sends next to be
         added cannot be.
         """
         work = self._wholesome.pop() if self._wholesome else 0
         if work % 3:
-            victim.poison.add(work)
+            self._swarm.poison[victim.name].add(work)
         else:
-            victim.worker.spoils = 1
+            victim.conduct.spoils = 1
 
-    def _leave(self, victim: Volunteer) -> None:
+    def _leave(self, victim: SimVolunteer) -> None:
         self._swarm.tell(victim, m.Farewell())
         self._swarm.world.after(0.3, lambda: self._kill(victim))
 
-    def _hang(self, victim: Volunteer) -> None:
+    def _hang(self, victim: SimVolunteer) -> None:
         """The worker does nothing for a while; the daemon lives on."""
         victim.worker.hang(self._random.choice((3.0, 12.0, 30.0)))
 
-    def _mistake(self, victim: Volunteer) -> None:
+    def _mistake(self, victim: SimVolunteer) -> None:
         """Its owner starts it for another run, and then again for ours."""
         victim.kill()
         self._swarm.world.after(1.0, lambda: victim.start("another run"))
         self._swarm.world.after(4.0, victim.kill)
         self._swarm.world.after(5.0, victim.start)
 
-    def _slow_down(self, victim: Volunteer) -> None:
+    def _slow_down(self, victim: SimVolunteer) -> None:
         """States come so slowly from now on that a step border does not wait for them."""
         victim.fetch_s = (2.0, 14.0)
         self._swarm.world.after(60.0, lambda: setattr(victim, "fetch_s", self._swarm.config.fetch_s))
@@ -182,7 +183,7 @@ class Faults:
 class Kills:
     """Kills `count` volunteers, one every `interval_s` virtual seconds or so; each comes back after a moment."""
 
-    def __init__(self, swarm: Swarm, count: int, interval_s: float) -> None:
+    def __init__(self, swarm: CheckedSwarm, count: int, interval_s: float) -> None:
         random = swarm.world.random
 
         def strike() -> None:

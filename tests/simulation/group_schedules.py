@@ -1,4 +1,4 @@
-"""Random schedules of the group scheduler, and what must hold in each: `python -m hetpeer.peer.simulate.proofs.group_schedules --count 500`.
+"""Random schedules of the group scheduler, and what must hold in each: `python -m tests.simulation.group_schedules --count 500`.
 
 Checked while it happens, from the groups alone: the last P of a stage connect everybody who is present (SDPipe's Assumption 1),
 nobody averages a stage while it computes or averages it; and everybody who is present goes on for ever.
@@ -14,10 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hetpeer.averaging.groups.group_scheduler import Group, GroupScheduler, Pipelines
-from hetpeer.averaging.groups.sdpipe import Artifact, Paper
 from hetpeer.averaging.groups.wait_window import Adaptive, Window
-from hetpeer.peer.simulate.proofs.sim_pipelines import Pipelines as Swarm
-from hetpeer.peer.simulate.proofs.sim_pipelines import Setting, names
+from tests.simulation.sdpipe import Artifact, Paper
+from tests.simulation.sim_pipelines import PipelineSetting, SimPipelines, names
 
 ROUNDS = 30
 """Iterations that everybody present has to reach."""
@@ -27,7 +26,7 @@ RULES = ("pipelines", "paper", "artifact")
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ScheduleOutcome:
     """What became of one schedule."""
 
     seed: int
@@ -39,7 +38,7 @@ class Outcome:
     went: int
 
 
-class Watch:
+class GroupWatch:
     """Looks at every group of a swarm of which any `span` groups for each member are to connect everybody."""
 
     def __init__(self, span: int, stages: int, members: Sequence[str]) -> None:
@@ -87,10 +86,10 @@ def _require(holds: bool, what: str) -> None:
         raise AssertionError(what)
 
 
-def schedule(seed: int, rules: str = RULES[0]) -> Outcome:
+def schedule(seed: int, rules: str = RULES[0]) -> ScheduleOutcome:
     """One random swarm with stragglers; somebody comes or goes now and then. Never raises: what is wrong is in the outcome."""
-    draw = random.Random(seed)  # noqa: S311 - repeatable, not secret
-    setting = Setting(
+    draw = random.Random(seed)
+    setting = PipelineSetting(
         pipelines=draw.choice((1, 2, 3, 4, 5, 8, 12)),
         stages=draw.choice((1, 2, 3, 4)),
         microbatches=draw.choice((1, 2, 4)),
@@ -104,8 +103,8 @@ def schedule(seed: int, rules: str = RULES[0]) -> Outcome:
     window = draw.choice(
         (lambda: Adaptive(span), lambda: Window(0.0), lambda: Window(math.inf), lambda: Window(0.05))
     )
-    watch = Watch(span, setting.stages, present)
-    swarm = Swarm(setting, scheduler(rules, setting.stages, present, span, window), seed, watch.formed)
+    watch = GroupWatch(span, setting.stages, present)
+    swarm = SimPipelines(setting, scheduler(rules, setting.stages, present, span, window), seed, watch.formed)
     came = went = 0
     violation = None
     try:
@@ -124,7 +123,7 @@ def schedule(seed: int, rules: str = RULES[0]) -> Outcome:
                 came += 1
     except (AssertionError, LookupError, RuntimeError, ValueError) as error:
         violation = f"{type(error).__name__}: {error}"
-    return Outcome(seed, violation, watch.apart, watch.groups, came, went)
+    return ScheduleOutcome(seed, violation, watch.apart, watch.groups, came, went)
 
 
 def scheduler(

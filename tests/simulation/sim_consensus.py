@@ -26,7 +26,7 @@ from hetpeer.bootstrap.consensus.effects import (
 from hetpeer.bootstrap.consensus.raft import Raft
 from hetpeer.bootstrap.consensus.raft_messages import LogEntry, Message
 from hetpeer.peer.simulate.network.world import World
-from hetpeer.peer.simulate.proofs.invariants import ViolationError
+from hetpeer.peer.simulate.sim_hooks import ViolationError
 
 TICK_S = 0.1
 DISK_S = (0.0, 0.03)
@@ -34,7 +34,7 @@ MakeRaft = Callable[[RaftConfig, Durable, float], Raft]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CouncilConfig:
+class SimConsensusConfig:
     """Of the network; losses and repeats are shares of messages."""
 
     peers: int = 3
@@ -45,10 +45,10 @@ class CouncilConfig:
     """How late a doubled message may come."""
 
 
-class Seat:
+class SimReliablePeer:
     """One member: a process, now and then, and a disk."""
 
-    def __init__(self, council: Council, name: str) -> None:
+    def __init__(self, council: SimConsensus, name: str) -> None:
         self.name = name
         self.raft: Raft | None = None
         self.disk = Durable()
@@ -121,15 +121,15 @@ class Seat:
         self._council.world.after(delay + 0.05, self.start)
 
 
-class Council:
+class SimConsensus:
     """One history of several seats."""
 
-    def __init__(self, seed: int, config: CouncilConfig, make: MakeRaft = Raft) -> None:
+    def __init__(self, seed: int, config: SimConsensusConfig, make: MakeRaft = Raft) -> None:
         self.world = World(seed)
         self.make = make
         names = [f"r{number}" for number in range(config.peers)]
         self.first = tuple(names)
-        self.seats = {name: Seat(self, name) for name in names}
+        self.seats = {name: SimReliablePeer(self, name) for name in names}
         self.truth: list[LogEntry] = []
         """What is decided."""
         self.leaders: dict[int, str] = {}
@@ -147,7 +147,7 @@ class Council:
         for seat in self.seats.values():
             seat.start()
 
-    def leader(self) -> Seat | None:
+    def leader(self) -> SimReliablePeer | None:
         """Who leads, as the one in the latest term says."""
         leading = [seat for seat in self.seats.values() if seat.raft is not None and seat.raft.leading]
         return max(leading, key=lambda seat: seat.raft.term if seat.raft else 0, default=None)
@@ -178,7 +178,7 @@ class Council:
     def heal(self) -> None:
         self._cut.clear()
 
-    def carry_out(self, seat: Seat, effect: Effect) -> None:
+    def carry_out(self, seat: SimReliablePeer, effect: Effect) -> None:
         """What is not for the disk."""
         match effect:
             case SendRaft(to, message):
@@ -192,7 +192,7 @@ class Council:
             case Deposed():
                 pass
 
-    def _check(self, seat: Seat, place: int, entry: LogEntry) -> None:
+    def _check(self, seat: SimReliablePeer, place: int, entry: LogEntry) -> None:
         if place < len(self.truth):
             if self.truth[place] != entry:
                 raise ViolationError(f"{seat.name} is told another entry at {place}")
@@ -214,10 +214,10 @@ class Council:
         self.seats[target].act(lambda raft, now: raft.receive(source, message, now))
 
 
-class Trouble:
+class ConsensusFaults:
     """`count` faults at random times, within `until_s`."""
 
-    def __init__(self, council: Council, count: int, until_s: float) -> None:
+    def __init__(self, council: SimConsensus, count: int, until_s: float) -> None:
         self._council = council
         self._random: random.Random = council.world.random
         self._until_s = until_s

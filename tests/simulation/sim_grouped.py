@@ -20,14 +20,15 @@ from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.log.credit import Contributors, Credit
 from hetpeer.bootstrap.log.lineage import lineage
 from hetpeer.bootstrap.service.core_interface import Core
-from hetpeer.peer.simulate.proofs.arrangements import Arrangements
-from hetpeer.peer.simulate.proofs.coverage import Coverage
-from hetpeer.peer.simulate.proofs.faults import MOMENTS, OF_CLUSTERS, Faults
-from hetpeer.peer.simulate.proofs.histories import BLOCKS, LIMIT_S, Outcome, shape
-from hetpeer.peer.simulate.proofs.invariants import Checks, Digests, require
-from hetpeer.peer.simulate.sim_config import SwarmConfig
-from hetpeer.peer.simulate.sim_numerics import Chain, Symbols
-from hetpeer.peer.simulate.sim_swarm import Swarm, is_past
+from hetpeer.peer.simulate.sim_numerics import SymbolicState, Symbols
+from hetpeer.peer.simulate.sim_swarm import is_past
+from tests.simulation.arrangements import Arrangements
+from tests.simulation.checked_swarm import CheckedSwarm
+from tests.simulation.config import HistoryConfig
+from tests.simulation.coverage import Coverage
+from tests.simulation.faults import MOMENTS, OF_CLUSTERS, Faults
+from tests.simulation.histories import BLOCKS, LIMIT_S, HistoryOutcome, shape
+from tests.simulation.invariants import Checks, Digests, require
 
 INTERVALS = (1, 3)
 """Batches between averagings, in turn; every other four seeds' averagings are delayed."""
@@ -40,8 +41,8 @@ BATCHES = 12
 
 
 def simulate(
-    seed: int, *, faults: int, config: SwarmConfig | None = None, interval: int | None = None
-) -> Outcome:
+    seed: int, *, faults: int, config: HistoryConfig | None = None, interval: int | None = None
+) -> HistoryOutcome:
     """One history with the symbolic model; never raises for a violation, it is in the outcome. `interval` is that of INTERVALS whose turn it is."""
     interval, delayed = interval or INTERVALS[seed // 2 % 2], bool(seed // 4 % 2)
     shaped = config or replace(shape(seed), steps=BATCHES)
@@ -61,7 +62,7 @@ def simulate(
         require(by_log == folded, f"{folded} is credited, and by its log {by_log}")
     except (AssertionError, LookupError, TypeError, ValueError) as error:
         violation = f"{type(error).__name__}: {error}"
-    return Outcome.of(seed, violation, swarm)
+    return HistoryOutcome.of(seed, violation, swarm)
 
 
 def _credit(log: Sequence[Mapping[str, Any]]) -> Counter[str]:
@@ -73,44 +74,11 @@ def _credit(log: Sequence[Mapping[str, Any]]) -> Counter[str]:
     return sum((Counter(dict(contributors.read(counted))) for counted in made_of), Counter())
 
 
-class GroupedSwarm(Swarm):
-    """One history of a grouped run: `config.steps` batches."""
-
-    def __init__(
-        self,
-        seed: int,
-        config: SwarmConfig,
-        numerics: Any,
-        coverage: Any,
-        span: int = SPAN,
-        interval: int = 1,
-        delayed: bool = False,
-    ) -> None:
-        super().__init__(seed, config, numerics, coverage)
-        self.checks: GroupedChecks = GroupedChecks(numerics, config)
-        self._span, self._wait = span, WAIT[seed // 8 % 2]
-        self._interval, self._delayed = interval, delayed
-
-    def _new_core(self) -> Core:
-        scheduler = Pipelines(1, (), self._span, Adaptive(self._span, self._wait))
-        config = self.config.coordinator(self.numerics, self._draw)
-        config = replace(config, averaging_interval=self._interval, averaging_delayed=self._delayed)
-        return GroupedRun(config, self.log, scheduler, self.world.now)
-
-    def _is_past(self, core: Core, message: m.Message) -> bool:
-        assert isinstance(core, GroupedRun)
-        theirs = getattr(message, "line", None)
-        cluster = core.clusters.get(theirs.cluster) if isinstance(theirs, m.Line) else None
-        if cluster is None:
-            return isinstance(theirs, m.Line) and theirs.cluster != m.EVERYBODY
-        return is_past(message, cluster.line, cluster.history.version)
-
-
 class GroupedChecks(Checks):
     """Watches one history of a grouped run."""
 
-    def __init__(self, numerics: Any, config: SwarmConfig) -> None:
-        super().__init__(numerics, config)
+    def __init__(self, numerics: Any, config: HistoryConfig, coverage: Coverage) -> None:
+        super().__init__(numerics, config, coverage)
         self.credit = Credit(grouped=config.steps)
         self._term = 0
         self._inside: dict[int, list[frozenset[tuple[int, int]]]] = {}
@@ -214,5 +182,41 @@ class GroupedChecks(Checks):
             require(len(found) == len(set(found)), f"a batch is in twice: {sorted(found)}")
             require(set(found) == everything, f"batches {everything - set(found)} are missing")
         for block, state in states.items():
-            if isinstance(state, Chain):
+            if isinstance(state, SymbolicState):
                 require(state.batches == everything, f"block {block} lacks {everything - state.batches}")
+
+
+class GroupedSwarm(CheckedSwarm):
+    """One history of a grouped run: `config.steps` batches."""
+
+    checks: GroupedChecks
+    checks_class = GroupedChecks
+
+    def __init__(
+        self,
+        seed: int,
+        config: HistoryConfig,
+        numerics: Any,
+        coverage: Any,
+        span: int = SPAN,
+        interval: int = 1,
+        delayed: bool = False,
+    ) -> None:
+        super().__init__(seed, config, numerics, coverage)
+        self._span, self._wait = span, WAIT[seed // 8 % 2]
+        self._interval, self._delayed = interval, delayed
+
+    def _new_core(self) -> Core:
+        scheduler = Pipelines(1, (), self._span, Adaptive(self._span, self._wait))
+        config = replace(
+            self._core_config(), averaging_interval=self._interval, averaging_delayed=self._delayed
+        )
+        return GroupedRun(config, self.log, scheduler, self.world.now)
+
+    def _is_past(self, core: Core, message: m.Message) -> bool:
+        assert isinstance(core, GroupedRun)
+        theirs = getattr(message, "line", None)
+        cluster = core.clusters.get(theirs.cluster) if isinstance(theirs, m.Line) else None
+        if cluster is None:
+            return isinstance(theirs, m.Line) and theirs.cluster != m.EVERYBODY
+        return is_past(message, cluster.line, cluster.history.version)

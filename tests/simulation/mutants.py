@@ -25,7 +25,7 @@ from hetpeer.bootstrap.coordinator.reduction import Reduce
 from hetpeer.bootstrap.coordinator.step_ledger import SlotVerdict, StepLedger
 from hetpeer.bootstrap.state.effects import CollectCheckpoint
 from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts
-from hetpeer.peer.simulate.sim_swarm import Swarm
+from hetpeer.peer.simulate.sim_swarm import SimSwarm
 from hetpeer.stages.pipeline.effects import Handle, TaskKey
 from hetpeer.stages.pipeline.gradient_slots import SlotBook
 from hetpeer.stages.pipeline.pipeline import Pipeline
@@ -239,9 +239,9 @@ def old_votes() -> AbstractContextManager[None]:
 
 def announce_first() -> AbstractContextManager[None]:
     """A record becomes durable some time after what it says was announced."""
-    original = Swarm.write
+    original = SimSwarm.write
 
-    def write(self: Swarm, record: dict[str, Any]) -> None:
+    def write(self: SimSwarm, record: dict[str, Any]) -> None:
         reign = self.host.reign
 
         def late() -> None:
@@ -250,7 +250,7 @@ def announce_first() -> AbstractContextManager[None]:
 
         self.world.after(self.world.random.uniform(0.0, 0.3), late)
 
-    return _patched(Swarm, "write", write)
+    return _patched(SimSwarm, "write", write)
 
 
 def stale_joiner() -> AbstractContextManager[None]:

@@ -22,21 +22,20 @@ from hetpeer.averaging.effects import RecordApplied
 from hetpeer.bootstrap.log.credit import Contributors, Credit, work_in
 from hetpeer.bootstrap.log.history import History
 from hetpeer.peer.simulate.sim_config import SwarmConfig
+from hetpeer.peer.simulate.sim_hooks import SimObserver, ViolationError
 from hetpeer.peer.simulate.sim_numerics import Numerics
 from hetpeer.stages.pipeline.gradient_slots import LIVE, SlotBook
+from tests.simulation.coverage import Coverage
 
 Digests = Mapping[int, str]
 """Block → digest of a state."""
 
 
-class ViolationError(AssertionError):
-    """An invariant does not hold; the message says which and where."""
+class Checks(SimObserver):
+    """Watches one history of a run, and counts in `coverage` what it reaches."""
 
-
-class Checks:
-    """Watches one history of a run."""
-
-    def __init__(self, numerics: Numerics, config: SwarmConfig) -> None:
+    def __init__(self, numerics: Numerics, config: SwarmConfig, coverage: Coverage) -> None:
+        self._coverage = coverage
         self._numerics = numerics
         self._steps = config.steps
         self._microbatches = config.microbatches
@@ -59,6 +58,12 @@ class Checks:
         """Commit → what it gives."""
         self._summed: dict[Hashable, dict[int, m.Cover]] = {}
         """Commit → block → what was applied."""
+
+    def coordinator_event(self, state: str, event: str) -> None:
+        self._coverage.coordinator[state, event] += 1
+
+    def member_message(self, phase: str, kind: str) -> None:
+        self._coverage.member[phase, kind] += 1
 
     def recorded(self, record: Mapping[str, Any]) -> None:
         """One more record lies durably in the log."""
@@ -157,7 +162,7 @@ class Checks:
                 f"plan {plan.plan} of step {plan.step} takes {volunteer} for a holder of {set(named)}",
             )
 
-    def committed(self, volunteer: str, holds: bool) -> None:
+    def committed(self, volunteer: str, *, holds: bool) -> None:
         """`volunteer` is told a commit of the step that it works on."""
         require(holds, f"{volunteer} is told a commit and does not hold its gradients")
 

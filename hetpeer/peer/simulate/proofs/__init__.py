@@ -1,1 +1,0 @@
-"""Faults, invariants, liars and mutants: what the simulator proves the protocol with."""
