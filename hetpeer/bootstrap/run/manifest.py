@@ -55,7 +55,7 @@ TOLERANCE: Final[Mapping[str, float]] = {
     "int8": 0.2,
     "int4": 0.5,
 }
-"""Data type or codec → largest relative distance of two honest sums. For comparison: −g is 2 away, noise 1.4.
+"""Data type or codec → largest relative distance of two honest sums. For comparison: -g is 2 away, noise 1.4.
 """
 
 Name = Annotated[str, Field(pattern=FILE_NAME)]
@@ -288,7 +288,7 @@ class SignedManifest:
         return 0 if self.amendment is None else self.amendment.amendment.sequence
 
     def amended(self, data: bytes, *, instead: bool = False) -> SignedManifest:
-        """This manifest with the amendment in `data` if its number is higher than the one in force.
+        """Manifest with the amendment in `data` if its number is higher than the one in force.
 
         With `instead` an amendment of the same number replaces the one in force, too. Raises `LocalError`
         HP-RUN-013.
