@@ -1,6 +1,6 @@
-"""Who may take part in a run: what its author has said, and who was admitted so far (docs/admission.md).
+"""Admission: which peers may take part in a run, by the author's policy and the log (docs/admission.md).
 
-Pure: times and networks are given. What it decides is in the log before anybody acts on it.
+Pure: times and networks are arguments. A decision is in the log before anybody acts on it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """It may come in; `record` is to be in the log before it hears of that, if there is one."""
+    """The peer may take part; `record`, if any, must be in the log before the peer is told."""
 
     record: dict[str, Any] | None = None
 
 
 class Admission:
-    """Of the run `run_id` of `owner` (a public key)."""
+    """Admission to the run `run_id` of `owner` (a public key); `records` is the log so far."""
 
     def __init__(
         self, run_id: str, owner: bytes, settings: AdmissionSettings, records: Iterable[Record] = ()
@@ -40,9 +40,9 @@ class Admission:
         self._revoked: frozenset[str] = frozenset()
         self._pardoned: Mapping[str, int] = {}
         self._amendment = 0
-        """The number of the latest amendment."""
+        """Number of the latest amendment."""
         self._convicted: dict[str, tuple[str, int]] = {}
-        """By what others have found → why, and the latest amendment of then."""
+        """Peer banned by a verdict → (reason, number of the latest amendment at that time)."""
         self._admitted: dict[str, str] = {}
         """Peer → serial number of its voucher."""
         self._used: Counter[str] = Counter()
@@ -50,7 +50,7 @@ class Admission:
             self.recorded(record)
 
     def recorded(self, record: Record) -> None:
-        """Something is in the log that may be of the door's concern."""
+        """Fold a log record; kinds without effect on admission are ignored."""
         if record["kind"] == "admitted":
             self._admit(record)
         elif record["kind"] == "banned":
@@ -59,7 +59,7 @@ class Admission:
             self._amendment = max(self._amendment, record["sequence"])
 
     def amended(self, amendment: Amendment) -> None:
-        """The author's latest word."""
+        """Put the author's latest amendment in force."""
         self._banned = frozenset(amendment.banned)
         self._listed = frozenset(amendment.listed)
         self._revoked = frozenset(amendment.revoked)
@@ -67,7 +67,7 @@ class Admission:
         self._amendment = max(self._amendment, amendment.sequence)
 
     def bans(self, peer: str) -> bool:
-        """Whether `peer` may not even stay."""
+        """Whether `peer` must be removed."""
         return (
             peer in self._banned
             or self._conviction(peer) is not None
@@ -75,7 +75,7 @@ class Admission:
         )
 
     def _conviction(self, peer: str) -> str | None:
-        """What others have found of `peer`, unless the author has pardoned it since."""
+        """Reason of the verdict on `peer`; None if there is none or the author has pardoned it since."""
         if peer not in self._convicted:
             return None
         why, amendment = self._convicted[peer]
@@ -84,9 +84,10 @@ class Admission:
     def judge(
         self, peer: str, hello: m.Hello, now: float, network: str, others: Iterable[str]
     ) -> Admitted | m.Rejected:
-        """`peer` of `network` says `hello` at `now` (seconds since 1970), while volunteers of the networks `others` are here.
+        """Decide on `hello` of `peer` at `now` (seconds since 1970).
 
-        An empty network is one that is not known: it has no number.
+        `network` is the peer's network, `others` those of the present volunteers. An unknown network is empty
+        and not limited.
         """
         settings = self._settings
         if peer in self._banned:
@@ -112,7 +113,7 @@ class Admission:
         return Admitted(record)
 
     def _admission(self, peer: str, data: bytes, now: float) -> dict[str, Any]:
-        """The record of it. Raises ValueError with the reason why there is none."""
+        """Record that admits `peer` by a voucher. Raises ValueError with the reason if the voucher does not."""
         if not data:
             raise ValueError("the run is for peers with an invite that its author made for them")
         try:
@@ -128,7 +129,7 @@ class Admission:
         return {"kind": "admitted", "peer": peer, "serial": voucher.serial}
 
     def _admit(self, record: Record) -> None:
-        """One peer counts once, whatever a log says twice."""
+        """Count an admission; a repeated record of a peer counts once."""
         if record["peer"] not in self._admitted:
             self._admitted[record["peer"]] = record["serial"]
             self._used[record["serial"]] += 1

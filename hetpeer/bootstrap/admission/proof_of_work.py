@@ -1,6 +1,6 @@
-"""A proof of work: what a new identity costs in an open run, so that nobody comes with a thousand (docs/admission.md). Pure.
+"""Proof of work: the price of a new identity in an open run, against Sybil attacks (docs/admission.md). Pure.
 
-Hashcash (Back, 2002): a number such that the hash of run, peer and number begins with so many zero bits.
+Hashcash (Back, 2002): a number such that the hash of run, peer and number begins with `bits` zero bits.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _DOMAIN = b"hetpeer proof of work\0"
 
 
 def is_proof(nonce: bytes, run_id: str, peer: str, bits: int) -> bool:
-    """Whether `nonce` is worth 2**`bits` hashes, on average, to this peer in this run, and to nobody else."""
+    """Whether `nonce` proves 2**`bits` hashes on average, for this peer and this run only."""
     return len(nonce) <= MAX_NONCE_BYTES and _is_small(_prefix(run_id, peer) + nonce, bits)
 
 
 def find_proof(run_id: str, peer: str, bits: int) -> bytes:
-    """The first such number. Takes about a second for 20 bits, twice as long for each more."""
+    """First valid number. Takes about a second for 20 bits, twice as long for each further bit."""
     prefix = _prefix(run_id, peer)
     number = 0
     while not _is_small(prefix + (nonce := number.to_bytes(MAX_NONCE_BYTES, "big")), bits):

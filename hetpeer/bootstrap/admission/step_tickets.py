@@ -1,7 +1,7 @@
-"""Admission tickets: a coordinator's word, which anybody can check, that a volunteer takes part in a step.
+"""Step tickets: a coordinator's signed statement that a volunteer takes part in a step.
 
-Who comes into a step while it runs shows its ticket to those who were told the roster before. It names the line of
-history, the step, the volunteer with its incarnation and its blocks, and is good for nothing else.
+A late joiner shows its ticket to the volunteers that got the roster before. The ticket names term, view and
+step, the volunteer with its incarnation, and its blocks; it is valid for nothing else.
 """
 
 from __future__ import annotations
@@ -21,14 +21,18 @@ DOMAIN = b"hetpeer admission ticket\0"
 
 
 def ticket(run: str, peer: str, head: Introduction, identity: Identity) -> bytes:
-    """The word of coordinator `identity` that `peer` may introduce itself with `head` (its own ticket aside)."""
+    """Ticket signed by coordinator `identity`: `peer` may introduce itself with `head` (without its ticket
+    field).
+    """
     signature = identity.sign(_signed(run, peer, head))
     packed: bytes = msgpack.packb([identity.public_bytes, signature])
     return packed
 
 
 def check(run: str, coordinators: Collection[str], peer: str, head: Introduction) -> None:
-    """Raises `ProtocolError` unless the ticket of `head` is a word of one of `coordinators` for `peer` and this very head."""
+    """Raise `ProtocolError` unless one of `coordinators` signed the ticket of `head` for `peer` and this
+    head.
+    """
     pair = unpack(head.ticket, "an admission ticket", peer)
     try:
         public_bytes, signature = pair

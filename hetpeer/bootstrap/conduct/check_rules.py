@@ -1,4 +1,4 @@
-"""What a run says of spot checks and proofs of sums (docs/trust.md)."""
+"""Settings of spot checks and proofs of sums (docs/trust.md)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Who cannot add up together: pairs of whom one has spoilt a reduce for the other, or says so falsely (docs/trust.md, "Quarrels in a reduce").
+"""Disputed pairs: one of the two has spoilt a reduce for the other, or says so falsely (docs/trust.md).
 
-Pure. Nobody decides who of two is right. Neither adds up for the other any more, which ends what the quarrel was about; who has quarrels with several others, and with
-most of those who hold the same blocks, has to come back as another. Old quarrels are forgotten: links break, too.
+Pure. Nobody decides which of the two is right. Neither reduces for the other any more, which ends the
+dispute. A peer in dispute with several others, and with most holders of the same blocks, is removed and may
+return as a new incarnation. Old disputes expire, since links break, too.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 REMEMBERED = 100
-"""Commits until a quarrel, or a sum that was no number, is forgotten."""
+"""Commits until a dispute, or a sum that was not finite, is forgotten."""
 CLOSELY = 20
-"""Commits for which votes on a block name what has come from each reducer, after they have differed."""
+"""Commits for which votes on a block list what each reducer sent, after votes on it differed."""
 TIMES = 3
-"""Who was turned out so often by most others, because of what it has said or sent, is not let in again."""
+"""A peer that most others caused to be removed so often is not admitted again."""
 LONGEST = 6
-"""Who was waited for in vain rests for two commits, four, and so on, at most 64."""
+"""A peer that others waited for in vain rests for 2, 4, 8, … commits: at most 2**LONGEST."""
 MAX_PAIRS = 1 << 14
 
 Pair = frozenset[str]
@@ -27,37 +28,37 @@ Known = TypeVar("Known")
 
 @dataclass(slots=True)
 class Conduct:
-    """How often peers had to go, wherever they come back."""
+    """Number of removals of each peer, over all clusters and incarnations."""
 
     vain: Counter[str] = field(default_factory=Counter)
-    """As others had waited for them."""
+    """Removals because others waited for the peer in vain."""
     out: Counter[str] = field(default_factory=Counter)
-    """For another reason."""
+    """Removals for any other reason."""
     shunned: Counter[str] = field(default_factory=Counter)
-    """That was because most others' words were against theirs."""
+    """Those of them because most others' statements were against the peer's."""
 
     def fade(self) -> None:
-        """Who was waited for long ago is forgiven half of it."""
+        """Halve the counts of vain waits."""
         self.vain = Counter({peer: times // 2 for peer, times in self.vain.items() if times > 1})
 
 
 class DisputedPairs:
-    """Those of one reign; in a run of several clusters those of one of them, and `conduct` is that of all."""
+    """Disputed pairs in one term, in a grouped run those of one cluster; `conduct` is shared by all clusters."""
 
     def __init__(self, conduct: Conduct | None = None) -> None:
         self._commits = 0
         self._words: dict[Pair, int] = {}
-        """Their words, or what they have sent, are against each other → until which commit."""
+        """Pairs with contradicting statements or data → last commit for which that counts."""
         self._delays: dict[Pair, int] = {}
-        """One has waited for the other in vain."""
+        """Pairs of which one waited for the other in vain."""
         self._spoilers: dict[str, int] = {}
-        """Whose sums were no numbers."""
+        """Peers whose sums were not finite."""
         self._closely: dict[int, int] = {}
         self._rests: dict[str, int] = {}
         self._conduct = Conduct() if conduct is None else conduct
 
     def committed(self) -> None:
-        """One more step, or averaging."""
+        """Note a committed step or averaging; old entries expire."""
         self._commits += 1
         self._words = self._remembered(self._words)
         self._delays = self._remembered(self._delays)
@@ -73,33 +74,34 @@ class DisputedPairs:
     # ── how closely votes are looked at ──────────────────────────────────────────────────────────────────────────
 
     def look_closely(self, blocks: Iterable[int]) -> None:
-        """Votes on these have differed, or were on something that is no number."""
+        """Note that votes on `blocks` differed or were on sums that are not finite."""
         self._closely |= dict.fromkeys(blocks, self._commits + CLOSELY)
 
     def closely(self, blocks: Iterable[int]) -> tuple[int, ...]:
-        """Those of `blocks` of which votes are to name what has come from each reducer."""
+        """Those of `blocks` whose votes must list what each reducer sent."""
         return tuple(block for block in sorted(blocks) if block in self._closely)
 
     # ── who with whom ────────────────────────────────────────────────────────────────────────────────────────────
 
     def add(self, pairs: Collection[Pair], *, late: bool = False) -> set[Pair]:
-        """These two and two are in quarrel; `late`: one has waited for the other. Returns those of whom that is new."""
+        """Note disputed `pairs`; `late`: one waited for the other. Returns the pairs that are new."""
         known = self._delays if late else self._words
         fresh = sorted(map(sorted, (pair for pair in pairs if pair not in known)))[: MAX_PAIRS - len(known)]
         known |= {frozenset(pair): self._commits + REMEMBERED for pair in fresh}
         return set(map(frozenset, fresh))
 
     def spoils(self, peer: str) -> None:
-        """What it has added up is no number, and everybody says so: others are to reduce."""
+        """Note that a sum by `peer` is not finite, by everybody's statement: others must reduce."""
         self._spoilers[peer] = self._commits + REMEMBERED
 
     def have_all_spoilt(self, holders: Collection[str]) -> bool:
-        """Whether all of several holders have added up something that is no number: it must be the model's doing."""
+        """Whether all of several holders produced sums that are not finite: then the model is the cause."""
         return len(holders) > 1 and self._spoilers.keys() >= set(holders)
 
     def fit(self, peers: Sequence[str], others: Collection[str]) -> tuple[str, ...]:
-        """Who of `peers` may add up what `others`, they among them, send, and give it to them. What those say who are in quarrel with most does not count
-        against the rest.
+        """Those of `peers` that may reduce for `others`, which include them.
+
+        Disputes of a peer that is in dispute with most others do not count against the rest.
         """
         there = set(others)
         pairs = [pair for pair in self._words.keys() | self._delays.keys() if pair <= there]
@@ -111,43 +113,45 @@ class DisputedPairs:
 
     @staticmethod
     def _most(against: int, others: Collection[str]) -> bool:
-        """Whether so many of `others`, of whom the one in question is one, are more than one and most of the rest."""
+        """Whether `against` is more than one and a majority of `others` without the peer itself."""
         return against > 1 and 2 * against > len(others) - 1
 
     # ── who has to go ────────────────────────────────────────────────────────────────────────────────────────────
 
     def shunned(self, holders: Collection[str], *, late: bool = False) -> set[str]:
-        """Which of the `holders` of a block are in quarrel with more than one of the others, and with most of them."""
+        """Those of a block's `holders` that are in dispute with more than one other holder, and with most of
+        them.
+        """
         known, there = self._delays if late else self._words, set(holders)
         against = Counter(peer for pair in known if pair <= there for peer in pair)
         return {peer for peer, others in against.items() if self._most(others, there)}
 
     def blamed(self, peers: Iterable[str], accused: str = "") -> str:
-        """Who of these, whose words are against each other, has to come back as another: who is in quarrel with most others, then who had to least often,
-        `accused` before others.
+        """The one of contradicting `peers` to remove: most disputes first, then fewest removals, then
+        `accused`.
         """
         against = Counter(peer for pair in self._words for peer in pair)
         return min(peers, key=lambda peer: (-against[peer], self._conduct.out[peer], peer != accused, peer))
 
     def turned_out(self, peer: str, *, shunned: bool) -> None:
-        """It has to come back as another; `shunned`: as its word is against most others'."""
+        """Note the removal of `peer`; `shunned`: because its statements are against most others'."""
         self._conduct.out[peer] += 1
         self._conduct.shunned[peer] += shunned
 
     def waited_in_vain(self, peers: Iterable[str]) -> None:
-        """Others had waited for these, or counted on them: they rest, the longer the oftener that was."""
+        """Note that others waited for `peers` in vain: they rest, longer each time."""
         for peer in peers:
             self._conduct.vain[peer] += 1
             self._rests[peer] = self._commits + 2 ** min(self._conduct.vain[peer], LONGEST)
 
     def rests(self, peer: str) -> bool:
-        """Whether the others had better go on without `peer`, if they can."""
+        """Whether steps should go on without `peer` if possible."""
         return peer in self._rests
 
     def is_fickle(self, peer: str) -> bool:
-        """Whether others have waited for it so often that somebody else is to be found."""
+        """Whether others waited for `peer` so often that it should be replaced."""
         return self._conduct.vain[peer] >= TIMES
 
     def is_done_with(self, peer: str) -> bool:
-        """Whether it has spoilt so much that it is not to come back at all."""
+        """Whether `peer` is excluded for good."""
         return self._conduct.shunned[peer] >= TIMES

@@ -1,7 +1,8 @@
-"""Norms that scale everybody's update, and that nobody but one volunteer has found (docs/trust.md, "A norm of one holder's own"). Pure.
+"""Outliers among gradient norms stated by a block's only holder (docs/trust.md). Pure.
 
-All blocks are clipped by the norm of all of them together. Where one volunteer alone holds a block, its word on that block's norm is nobody else's to compare: one that says something
-huge makes the whole update nothing. So what is far from all that was usual is found by somebody else, if anybody comes; a second time it is taken as it is, for models do have such steps.
+All blocks are clipped by their common norm. If one volunteer alone holds a block, nobody can compare its
+norm, and a huge one would make the whole update vanish. So a norm far from the usual is computed again by
+others, if there are any; the second time it is accepted, since models do have such steps.
 """
 
 from __future__ import annotations
@@ -14,27 +15,29 @@ from statistics import median
 from hetpeer.averaging import messages as m
 
 FACTOR = 1e4
-"""So many times as long as updates usually are, all blocks together: clipped by it the others' part is nothing."""
+"""Norm of one block, relative to the usual norm of a whole update, above which it is an outlier."""
 SHARED = 1e2
-"""A block of several holders that is so many times as long as updates usually are says that it is the model's doing."""
+"""Relative norm of a block with several holders above which the model is taken to be the cause."""
 RECENT = 100
-"""Updates that are remembered."""
+"""Number of updates that are remembered."""
 ENOUGH = 20
-"""Before so many are known, nobody knows what is usual."""
+"""Number of updates before which nothing counts as an outlier."""
 
 Decision = Mapping[int, m.BlockVote]
 
 
 class NormOutliers:
-    """Of the updates of one reign, of all its clusters."""
+    """Norm outliers of one term, over all clusters."""
 
     def __init__(self) -> None:
         self._known: deque[float] = deque(maxlen=RECENT)
         self._refused: set[tuple[int, int]] = set()
-        """Batch and block."""
+        """(batch, block) that was refused once."""
 
     def outliers(self, decision: Decision, alone: Iterable[int]) -> dict[int, float]:
-        """Blocks that one holder has `alone`, and that it says are so long that nothing is left of the others → how many times as long as updates usually are."""
+        """Outliers among the blocks with a single holder (`alone`) → norm relative to the usual norm of an
+        update.
+        """
         usual = median(self._known) if len(self._known) >= ENOUGH else 0.0
         if not usual:
             return {}
@@ -45,13 +48,13 @@ class NormOutliers:
         return {block: times[block] for block in own & times.keys() if times[block] > FACTOR}
 
     def refuses(self, batch: int, block: int) -> bool:
-        """Whether `block` of `batch` is to be computed by others first, if they come: once."""
+        """Whether others should compute `block` of `batch` first, if there are any; true only once."""
         fresh = (batch, block) not in self._refused
         self._refused.add((batch, block))
         return fresh
 
     def committed(self, batch: int, norm: float, *, usual: bool) -> None:
-        """An update of this `norm` is made, of `batch`."""
+        """Note a committed update with `norm`, of `batch`."""
         self._refused = {where for where in self._refused if where[0] != batch}
         if usual:
             self._known.append(norm)

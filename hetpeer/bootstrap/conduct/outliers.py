@@ -1,6 +1,7 @@
-"""Contributions that are much longer than others: whoever counts one is checked, whatever was drawn (docs/trust.md, "A guard"). Pure.
+"""Outliers among contributions: a volunteer with a much longer gradient than others is always checked. Pure.
 
-How long they are, their reducers say, by the fingerprints that they take of everything in any case. One that says too much costs somebody a check.
+Lengths come from the fingerprints that reducers take in any case; a reducer that overstates one costs an
+extra check. Docs: trust.md, "A guard".
 """
 
 from __future__ import annotations
@@ -13,18 +14,21 @@ from statistics import median
 from hetpeer.averaging import messages as m
 
 FACTOR = 10.0
-"""Times as long as the middle one."""
+"""Length relative to the median above which a contribution is an outlier."""
 RECENT = 100
-"""Contributions to a block that are remembered."""
+"""Number of contributions to a block that are remembered."""
 ENOUGH = 20
-"""Before so many are known, nobody knows what is long."""
+"""Number of contributions before which nothing counts as an outlier."""
 
 Lengths = Mapping[tuple[int, str], tuple[float, float]]
-"""Block and holder → length of what it counts there, for each id, and for the root of their number: sums grow by something between the two."""
+"""(block, holder) → length of its slot per id, and per root of the number of ids; sums grow between the two.
+"""
 
 
 def lengths(votes: Mapping[str, m.Vote], covers: Iterable[m.Cover]) -> Lengths:
-    """Of what `covers` name, as their reducers say in their `votes`: each knows its share of it, and the middle one counts."""
+    """Lengths of the slots in `covers` by the reducers' `votes`; each reducer sees its share, the median
+    counts.
+    """
     found: dict[tuple[int, str], tuple[float, float]] = {}
     said = {
         peer: {(one.block, one.peer): one.squared for one in vote.lengths} for peer, vote in votes.items()
@@ -41,13 +45,13 @@ def lengths(votes: Mapping[str, m.Vote], covers: Iterable[m.Cover]) -> Lengths:
 
 
 class LengthOutliers:
-    """What is usual, in one reign."""
+    """Usual lengths of contributions in one term."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[deque[float], deque[float]]] = {}
 
     def unusual(self, seen: Lengths) -> set[str]:
-        """Who counts something that is much longer than what others have counted there, however that is measured."""
+        """Holders with a slot much longer than usual at its block, by both measures."""
         return {peer for (block, peer), own in seen.items() if self._is_unusual(block, own)}
 
     def _is_unusual(self, block: int, own: tuple[float, float]) -> bool:
@@ -57,7 +61,9 @@ class LengthOutliers:
         return all(0.0 < FACTOR * median(usual) < length for usual, length in zip(known, own, strict=True))
 
     def committed(self, seen: Lengths) -> None:
-        """These are in an update. What is unusual, and was found to be right, does not become usual."""
+        """Note the lengths in a committed update; outliers that a check confirmed do not change what is
+        usual.
+        """
         for (block, _), own in seen.items():
             if not self._is_unusual(block, own):
                 known = self._known.setdefault(block, (deque(maxlen=RECENT), deque(maxlen=RECENT)))

@@ -1,8 +1,10 @@
-"""What volunteers have earned and forfeited by the spot checks so far: who is asked to check, and who is looked at in any case (docs/trust.md). Pure.
+"""Reputation by spot checks: which volunteers check others, and which are always checked (docs/trust.md).
+Pure.
 
-Nobody is banned here. Who lets checks lapse is not asked to check any more, and not waited for; who does, or is in dispute with several others, is
-itself checked for a while. Of a check that lapsed nobody may know which of several held it up: then it is held against each of them, unless one is known
-for that, or all checks of the step have waited for it.
+Nobody is banned here. A volunteer that lets checks lapse is no longer asked to check, and not waited for.
+Such a volunteer, and one in dispute with several others, is itself checked for a while. If it is unknown
+which of several volunteers held up a lapsed check, it counts against each of them, unless one is known for it
+or all checks of the step waited for the same one.
 """
 
 from __future__ import annotations
@@ -13,20 +15,20 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 LAPSES = 3
-"""Checks in a row that have waited for it in vain."""
+"""Lapsed checks in a row after which a volunteer counts as mute."""
 WATCHED = 20
-"""Contributions that are checked in any case."""
+"""Contributions that are always checked after a lapse or several disputes."""
 DISPUTES = 3
-"""With so many others."""
+"""Number of others in dispute with a volunteer that make it watched."""
 RECENT = 100
 """Contributions after which a dispute is forgotten."""
 MAX_PAIRS = 1 << 14
 MAX_PEERS = 4096
-"""That are remembered; of those before them nothing is known."""
+"""Number of peers and pairs that are remembered, the newest."""
 
 
 class CheckDuty(enum.Enum):
-    """What somebody does in a check. Who does one of them need not do another."""
+    """Duty of a volunteer in a spot check."""
 
     CHECKS = "checks"
     LENDS = "lends"
@@ -37,29 +39,30 @@ class CheckDuty(enum.Enum):
 
 
 Duty = tuple[str, CheckDuty]
-"""A peer, and what it is to do."""
+"""A peer and its duty in a check."""
 
 
 @dataclass(slots=True)
 class _PeerRecord:
     contributions: int = 0
     lapses: Counter[CheckDuty] = field(default_factory=Counter)
-    """In a row."""
+    """Lapses in a row, by duty."""
     watched: int = 0
-    """So many contributions are checked in any case."""
+    """Number of further contributions that are always checked."""
     disputes: dict[str, int] = field(default_factory=dict)
-    """With whom → contributions until then."""
+    """Other peer → number of contributions at the time of the dispute."""
 
 
 class Reputation:
-    """Those of one reign."""
+    """Reputation of volunteers in one term."""
 
     def __init__(self) -> None:
         self._known: dict[str, _PeerRecord] = {}
         self.apart: set[frozenset[str]] = set()
-        """Pairs between which no bundle is to pass: one of the two has given the other something false, or says so falsely."""
+        """Separated pairs, between which no bundle passes: one gave the other false data, or says so falsely.
+        """
         self._witness: dict[frozenset[str], str] = {}
-        """Those of them of which one checker alone says so."""
+        """Separated pairs by the statement of a single checker."""
 
     def _of(self, peer: str) -> _PeerRecord:
         known = self._known.setdefault(peer, _PeerRecord())
@@ -68,7 +71,7 @@ class Reputation:
         return known
 
     def contributes(self, peer: str) -> bool:
-        """`peer` counts something in one more step. Whether that is to be checked in any case."""
+        """Count a step to which `peer` contributes. Returns whether the contribution is checked in any case."""
         one = self._of(peer)
         one.contributions += 1
         watched = one.watched > 0
@@ -76,19 +79,21 @@ class Reputation:
         return watched
 
     def is_mute(self, peer: str) -> bool:
-        """Whether checks have lapsed because of `peer` so often that nobody waits for it."""
+        """Whether checks lapsed because of `peer` so often that nobody waits for it."""
         known = self._known.get(peer)
         return known is not None and max(known.lapses.values(), default=0) >= LAPSES
 
     def answered(self, duties: Iterable[Duty]) -> None:
-        """A check has not waited for any of these in vain. Once mute, a peer stays so."""
+        """Note fulfilled duties. A mute peer stays mute."""
         for peer, part in duties:
             if not self.is_mute(peer):
                 del self._of(peer).lapses[part]
 
     def lapsed(self, waits: Iterable[Collection[Duty]]) -> None:
-        """Checks of a step have waited in vain, each for one of its duties, or more. Who has held up several has done so once. Those that wait
-        for nobody known for it are held against whoever is in all of them, or against everybody, where nobody is.
+        """Note lapsed checks of a step, each with the duties that it waited for.
+
+        A peer that held up several checks is blamed once. Checks that wait for no peer known for lapses are
+        blamed on the peers that occur in all of them, or on everybody if there is none.
         """
         blamed: set[Duty] = set()
         unexplained: list[Collection[Duty]] = []
@@ -106,8 +111,9 @@ class Reputation:
                 one.watched = WATCHED
 
     def part(self, pairs: Iterable[frozenset[str]], witness: str = "") -> bool:
-        """These two and two are not to work together any more, as far as that can be avoided, as two checkers say, or `witness` alone. Whether that is new:
-        else it would not help to begin anew.
+        """Separate `pairs` as far as possible, by two checkers' statements or by `witness` alone.
+
+        Returns whether that is new; otherwise another attempt would not help.
         """
         found = {pair for pair in pairs if len(pair) > 1}
         fresh = found - self.apart
@@ -120,18 +126,20 @@ class Reputation:
         return bool(fresh & self.apart)
 
     def is_shunned(self, peer: str, neighbours: Collection[str]) -> bool:
-        """Whether `peer` is apart from more than one of `neighbours`, and from most, as two checkers have found each time."""
+        """Whether two checkers each separated `peer` from more than one of `neighbours`, and from most of
+        them.
+        """
         sure = self.apart - self._witness.keys()
         against = sum(frozenset((peer, other)) in sure for other in neighbours)
         return against > 1 and 2 * against > len(neighbours)
 
     def banned(self, peer: str) -> None:
-        """It is known by now who of those apart has lied, or who of the checkers."""
+        """Forget separations of `peer`, or by its sole statement, now that it is known as a liar."""
         self.apart = {one for one in self.apart if peer not in one and self._witness.get(one) != peer}
         self._witness = {pair: by for pair, by in self._witness.items() if pair in self.apart}
 
     def disputed(self, one: str, other: str) -> None:
-        """The words of these two are against each other."""
+        """Note a dispute between two peers."""
         for peer, with_whom in ((one, other), (other, one)):
             record = self._of(peer)
             since = record.contributions - RECENT

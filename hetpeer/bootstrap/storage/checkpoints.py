@@ -1,9 +1,10 @@
 """Checkpoints: the state of every block after the same number of updates, on the coordinator's disk.
 
-Each block's file is written whole and named by version and state digest, so nothing that counts is ever overwritten. A
-checkpoint exists only once one log record names the digests of all blocks: `seal` returns that record and the caller
-appends it to the log. A crash before that leaves files which no record names, and `prune` removes them. The run's
-initial state is version 0; its record is in no log, the manifest stands for it.
+Each block's file is written whole and named by version and state digest, so nothing that counts is ever
+overwritten. A checkpoint exists only once one log record names the digests of all blocks: `seal` returns that
+record and the caller appends it to the log. A crash before that leaves files which no record names, and
+`prune` removes them. The run's initial state is version 0; its record is in no log, the manifest stands for
+it.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from hetpeer.stages.block import block_state
 from hetpeer.stages.block.block_state import BlockState, Layout
 
 Record = Mapping[str, Any]
-"""{"kind": "checkpoint", "version", "blocks": [state digest of each block], "cluster" in a grouped run, but for cluster 0}"""
+"""{"kind": "checkpoint", "version", "blocks": [state digest of each block], "cluster" if it is not 0}"""
 
 
 def initial_record(manifest: Manifest) -> Record:
-    """The record of version 0."""
+    """Record of version 0."""
     return record_of(0, [block.state_digest for block in manifest.blocks])
 
 
 class CheckpointStore:
-    """The checkpoints of one run directory. One checkpoint is put together at a time, from one thread."""
+    """Checkpoints of a run directory. One checkpoint is assembled at a time, from one thread."""
 
     def __init__(self, run: RunDirectory, layouts: Sequence[Layout]) -> None:
         """`layouts` are the blocks' parameter names and shapes, by block index (`RunDirectory.layouts`)."""
@@ -39,15 +40,15 @@ class CheckpointStore:
         self._digests: dict[int, str] = {}
 
     def begin(self, version: int) -> None:
-        """Start a checkpoint of the state after `version` updates; an unfinished one is given up."""
+        """Start a checkpoint of the state after `version` updates; an unfinished one is dropped."""
         self._version = version
         self._digests = {}
 
     def put(self, version: int, block: int, data: bytes, expected_state_digest: str) -> None:
-        """Check and keep one block's state; it is on the disk when this returns.
+        """Check and store one block's state; it is on the disk when this returns.
 
-        Raises `ProtocolError` if `data` is not the state that was asked for, `LocalError` HP-DISK-002 if it does not
-        fit on the disk; then the checkpoint still lacks this block.
+        Raises `ProtocolError` if `data` is not the expected state, `LocalError` HP-DISK-002 if it does not
+        fit on the disk; the checkpoint still lacks this block then.
         """
         if version != self._version:
             raise ValueError(f"checkpoint {self._version} is being made, not {version}")
@@ -56,7 +57,7 @@ class CheckpointStore:
         self._digests[block] = expected_state_digest
 
     def has_kept(self, version: int, block: int, state_digest: str) -> bool:
-        """Whether the state that `put` would keep is here already, as of a checkpoint that broke off; then it is a part of this one."""
+        """Use a stored file of an unfinished checkpoint in place of `put`. Returns whether there is one."""
         if not self._path(version, block, state_digest).is_file():
             return False
         self._digests[block] = state_digest
@@ -70,20 +71,20 @@ class CheckpointStore:
         return record_of(version, [self._digests[block] for block in range(len(self._layouts))])
 
     def has(self, record: Record, block: int | None = None) -> bool:
-        """Whether the files of a sealed checkpoint are here, or that of one block; `load` says whether they are sound."""
+        """Whether the files of a sealed checkpoint (or of one block) exist; `load` checks their content."""
         blocks = range(len(record["blocks"])) if block is None else (block,)
         return all(self._path(record["version"], b, record["blocks"][b]).is_file() for b in blocks)
 
     def load(self, record: Record, block: int) -> bytes:
-        """The state file of one block. Raises `LocalError` HP-CKPT-001 unless it is the state that was sealed."""
+        """State file of one block. Raises `LocalError` HP-CKPT-001 unless it is the sealed state."""
         return self._load(record, block)[0]
 
     def load_state(self, record: Record, block: int) -> BlockState:
-        """The same, parsed."""
+        """Parsed state of one block. Raises as `load`."""
         return self._load(record, block)[1]
 
     def prune(self, sealed: Sequence[Record]) -> None:
-        """Delete every file but those of the `sealed` checkpoints and of the one being made."""
+        """Delete all files but those of the `sealed` checkpoints and of the one in progress."""
         wanted = {
             self._path(record["version"], block, digest)
             for record in sealed
@@ -126,6 +127,6 @@ class CheckpointStore:
 
 
 def record_of(version: int, digests: Sequence[str], cluster: int = 0) -> Record:
-    """The record of a complete checkpoint: the blocks' digests in order."""
+    """Record of a complete checkpoint, with the blocks' digests in order."""
     whose = {"cluster": cluster} if cluster else {}
     return {"kind": "checkpoint", "version": version, "blocks": list(digests), **whose}

@@ -1,7 +1,8 @@
 """Named, hashed files and states from peer to peer: manifest, graphs, data shards, block states.
 
-One request, one answer, on a stream of its own. Names: `manifest`, `amendment`, `file/<blake3>`, `state/<cluster>/<version>/<block>`. Every
-peer serves what it has; who fetches checks the hash, so it does not matter from whom. Reliable peers serve `credit`, `credit/<peer id>` and `curves`, too.
+One request and one answer per stream. Names: `manifest`, `amendment`, `file/<blake3>`,
+`state/<cluster>/<version>/<block>`. Every peer serves what it has; the receiver checks the hash, so the
+source does not matter. Reliable peers also serve `credit`, `credit/<peer id>` and `curves`.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from hetpeer.dht.streams.stream import Stream
 PROTOCOL: Final = "hetpeer/1/files"
 REQUEST_TIMEOUT_S = 30.0
 ASK_S = 8.0
-"""A request is a few bytes: who takes longer to send it does so on purpose."""
+"""Seconds to send a request, which is a few bytes."""
 SLOWEST = 8e3
-"""Bytes/s at which an asker is to take what it asked for."""
+"""Lowest rate in bytes/s at which a peer may take an answer."""
 ANSWER_TIMEOUT_S = 60.0
-"""A holder may have to finish applying an update before it has the version asked for."""
+"""Seconds until an answer begins: a holder may have to finish applying an update first."""
 FILE_TIMEOUT_S = 15.0
-"""A file is there or not: who takes so long to say it is not waited for."""
+"""Seconds until an answer about a file begins."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,13 +44,13 @@ class Served:
 
 
 class Shelf(Protocol):
-    """Where a peer's files come from. The context keeps the data in place while it is being sent."""
+    """Source of served data. The context keeps the data in place while it is sent."""
 
     def find(self, name: str) -> AbstractAsyncContextManager[Served | None]: ...
 
 
 class FileService:
-    """The answering side; give `handle` to `Node.serve`."""
+    """Answering side; pass `handle` to `Node.serve`."""
 
     def __init__(self, shelf: Shelf) -> None:
         self._lending = StateCache(shelf.find, lambda served: len(memoryview(served.data).cast("B")))
@@ -73,14 +74,14 @@ class FileService:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether its numbers are written as we write them: a thing has one name."""
+    """Whether the numbers in `name` are in canonical form, so that each thing has one name."""
     return all(not part.isdecimal() or part == str(int(part)) for part in name.split("/"))
 
 
 async def fetch(
     node: Node, peer_id: str, name: str, limit: int, answer_s: float = ANSWER_TIMEOUT_S
 ) -> tuple[bytearray, Mapping[str, Any]]:
-    """`name` from `peer_id`: its bytes, at most `limit`, and the facts about it. Raises `RemoteError`."""
+    """Fetch `name` from `peer_id`: at most `limit` bytes, and the facts about it. Raises `RemoteError`."""
     stream = await node.open(peer_id, PROTOCOL)
     async with stream:
         await stream.send({"want": name}, timeout_s=REQUEST_TIMEOUT_S)
@@ -99,14 +100,14 @@ async def fetch(
 
 
 def state_name(cluster: int, version: int, block: int) -> str:
-    """Under which a block's state is asked for; of the initial one any cluster will do."""
+    """Name of a block's state; for the initial state (version 0) any cluster is valid."""
     return f"state/{cluster}/{version}/{block}"
 
 
 async def fetch_file(node: Node, peers: Iterable[str], digest: str, size: int) -> bytearray:
-    """The file with this blake3 from the first of `peers` that has it undamaged.
+    """Fetch the file with this blake3 from the first of `peers` that has it undamaged.
 
-    Raises `RemoteError` HP-SYNC-001 naming what went wrong at the last one, which is its cause.
+    Raises `RemoteError` HP-SYNC-001, caused by the failure of the last peer.
     """
     last: RemoteError | None = None
     for peer_id in peers:

@@ -1,7 +1,7 @@
-"""The checkpoints that a reliable peer keeps: it collects them from volunteers while it leads, and has those that others sealed.
+"""Checkpoint replication between reliable peers.
 
-A checkpoint that is collected is copied by the other reliable peers before it is sealed: most have its files then, so that it is
-not gone with the disk of the one that collected it.
+The leader collects a checkpoint from volunteers. Before it is sealed, a majority of the reliable peers copy
+its files, so that it survives the loss of one disk.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from hetpeer.stages.block.block_state import file_bytes
 KEEP: Final = "hetpeer/1/keep"
 ASK_S = 8.0
 KEPT = 2
-"""Sealed checkpoints that stay on the disk; and of those kept for a leader that has not sealed them yet."""
+"""Number of sealed checkpoints that stay on the disk, and of copies that the leader has not sealed yet."""
 
 _log = logging.getLogger(__name__)
 
 
 class _Keep(Schema):
-    """What one reliable peer asks of another: to have the files of this checkpoint too."""
+    """Request to another reliable peer to copy the files of this checkpoint."""
 
     version: Count
     cluster: Count = 0
@@ -44,7 +44,9 @@ class _Keep(Schema):
 
 
 class CheckpointReplication:
-    """On the disk of the peer that `node` is; `records` are those of the log, `company` the other reliable peers."""
+    """Checkpoints on this peer's disk; `records` is the log so far, `company` returns the other reliable
+    peers.
+    """
 
     def __init__(
         self,
@@ -63,36 +65,37 @@ class CheckpointReplication:
         sealed = [record for record in records if record["kind"] == "checkpoint"]
         known = [self._initial, *sealed]
         self._sealed: list[Record] = known[-KEPT:]
-        """The last ones; a file of one may be missing."""
+        """Newest sealed checkpoints; a file of one may be missing."""
         self._newest = next(filter(self._store.has, reversed(known)), self._initial)
-        """The last one of which every file is here."""
+        """Newest sealed checkpoint with all files here."""
         self._collected: Record | None = None
-        """Complete, and not sealed yet."""
+        """Complete checkpoint that is not sealed yet."""
         self._copied: list[Record] = []
-        """Those copied from others last, as long as they are not sealed, as far as we know."""
+        """Newest copies of other peers' checkpoints that are not known to be sealed."""
         self._making = asyncio.Lock()
         self._makers = 0
-        """So many make one, or wait until they may."""
+        """Number of callers that assemble a checkpoint or wait for their turn."""
 
     async def serve(self) -> None:
-        """Copy what the other reliable peers ask us to."""
+        """Serve copy requests of the other reliable peers."""
         await self._node.serve(KEEP, self._asked, CONTROL_BUDGET)
 
     def is_newest(self, record: Record) -> bool:
-        """Whether it is the last of those that are here."""
+        """Whether `record` is the newest checkpoint here."""
         return bool(self._newest["blocks"] == record["blocks"])
 
     @property
     def newest(self) -> int:
-        """The version of the newest sealed checkpoint that is here."""
+        """Version of the newest sealed checkpoint here."""
         return int(self._newest["version"])
 
     # ── making one ───────────────────────────────────────────────────────────────────────────────────────────────
 
     async def collect(self, order: CollectCheckpoint, members: Sequence[str]) -> Sequence[str]:
-        """Fetch the state of every block from its saver, check it, write it, and have most `members` copy it.
+        """Fetch every block's state from its holder, check it, store it, and have a majority of `members`
+        copy it.
 
-        Returns the blocks' digests. Raises `RemoteError` or `LocalError` HP-DISK-* if it cannot be had or kept.
+        Returns the blocks' digests. Raises `RemoteError` or `LocalError` HP-DISK-* on failure.
         """
         version, cluster = order.version, order.line.cluster
         self._collected = None
@@ -116,8 +119,10 @@ class CheckpointReplication:
 
     @asynccontextmanager
     async def _begun(self, version: int, copied: Record | None = None) -> AsyncIterator[None]:
-        """One is put together, and no other meanwhile. What nobody wants any more makes room for it before; of the one that is to be
-        `copied`, what is here stays. Raises `LocalError` HP-DISK-*.
+        """Context in which one checkpoint is assembled, and no other.
+
+        Unneeded files are deleted first; existing files of the checkpoint to be `copied` stay.
+        Raises `LocalError` HP-DISK-*.
         """
         async with self._alone():
             self._store.begin(version)
@@ -138,7 +143,10 @@ class CheckpointReplication:
         await to_its_end(self._store.prune, wanted)
 
     async def _kept_by(self, enough: int, others: Sequence[str], keep: _Keep) -> None:
-        """Return when `enough` of `others` have it. Raises `RemoteError` HP-SYNC-004 when they cannot be had."""
+        """Return when `enough` of `others` have copied `keep`.
+
+        Raises `RemoteError` HP-SYNC-004 if they cannot.
+        """
         # They all fetch over one uplink.
         patience = REQUEST_TIMEOUT_S + len(others) * sum(self._limits) / SLOWEST
         asked = [asyncio.ensure_future(self._ask(peer, keep, patience)) for peer in others]
@@ -181,7 +189,7 @@ class CheckpointReplication:
         await stream.send({"kept": True}, timeout_s=ASK_S)
 
     async def copy(self, record: Record, sources: Iterable[str]) -> None:
-        """Fetch the files of a checkpoint that others have, if they are not here. Raises `RemoteError`, `LocalError` HP-DISK-*."""
+        """Fetch missing files of a checkpoint from `sources`. Raises `RemoteError`, `LocalError` HP-DISK-*."""
         version = int(record["version"])
         async with self._begun(version, record):
             for block, digest in enumerate(record["blocks"]):
@@ -210,7 +218,10 @@ class CheckpointReplication:
     # ── those that count ─────────────────────────────────────────────────────────────────────────────────────────
 
     async def sealed(self, record: Record) -> None:
-        """A checkpoint that is here is decided: older ones but one may go. Who makes one now sees to that, or the next who does."""
+        """Note that a checkpoint here is sealed.
+
+        Older ones but one are deleted, now or with the next checkpoint.
+        """
         others = [one for one in self._sealed if one["blocks"] != record["blocks"]]
         self._sealed, self._newest = [*others, record][-KEPT:], record
         self._copied = [one for one in self._copied if not _is_past(one, record)]
@@ -221,7 +232,7 @@ class CheckpointReplication:
                 await self._prune()
 
     async def state(self, cluster: int, version: int, block: int) -> Served | None:
-        """The state of a checkpoint, for whoever joins or copies it."""
+        """State of a block in a checkpoint here, or None."""
         known = [self._initial, *self._sealed, *filter(None, [self._collected])]
         which = (cluster if version else 0, version)
         record = next((r for r in reversed(known) if (r.get("cluster", 0), r["version"]) == which), None)
@@ -232,6 +243,6 @@ class CheckpointReplication:
 
 
 def _is_past(one: Record, sealed: Record) -> bool:
-    """Whether `one` is not to be sealed any more, as `sealed` is."""
+    """Whether `one` can no longer be sealed because `sealed` is."""
     clusters = one.get("cluster", 0), sealed.get("cluster", 0)
     return clusters[0] == clusters[1] and bool(one["version"] <= sealed["version"])

@@ -1,4 +1,4 @@
-"""What a peer serves from its disk: the manifest and the run's files, by hash."""
+"""Files of a run that a peer serves from its disk: the manifest, and files by hash."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.storage.file_service import Served
 
 StateSource = Callable[[int, int, int], Awaitable[Served | None]]
-"""(cluster, version, block) → the block's state file, or None if it is not to be had here."""
+"""(cluster, version, block) → the block's state file, or None if it is not here."""
 Answer = Callable[[str], bytes]
-"""What follows a name's slash, if anything does → what is served. Raises `ProtocolError` where nothing can be."""
+"""Part of a name after its slash (or nothing) → answer. Raises `ProtocolError` for an invalid name."""
 
 
 class ServedRunFiles:
-    """Serves `run`'s manifest, its latest amendment, the files of it that are here, and states from `states`.
+    """Serves `run`'s manifest, its latest amendment, its local files, and states from `states`.
 
-    `answers`: by name, what the run's log says where it is.
+    `answers`: name → answer from the run's log, at peers that have it.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class ServedRunFiles:
 
     @asynccontextmanager
     async def find(self, name: str) -> AsyncIterator[Served | None]:
-        """`manifest`, `amendment`, `file/<blake3>` or `state/<cluster>/<version>/<block>`, or one of the answers; None for anything else or what is not here."""
+        """Data for `name`, or None if it is unknown or not here."""
         match name.split("/"):
             case ["manifest"]:
                 yield Served(self._run.signed.data, {})

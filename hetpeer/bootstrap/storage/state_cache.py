@@ -1,7 +1,8 @@
-"""What is being given to others at the moment: each thing once, however many take it, and no more than there is memory for.
+"""Copies of states that are being sent: one copy per state, however many peers take it, within a memory
+limit.
 
-Who takes a thing slowly holds the copy of it, so in the place of an old one comes a new one when somebody asks for something else: the
-versions of a state before the one that is asked for, and whatever has been under way for longer than a line of 2 Mbit/s needs. Docs: links.md.
+A slow receiver occupies a copy. When memory is short, a request for another state evicts older versions of
+the same state, and copies in use for longer than a link of 2 Mbit/s needs. Docs: links.md.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 MOST = 1 << 28
-"""Bytes of all copies; more where a few of the largest thing here take more."""
+"""Limit in bytes of all copies; raised to OF_THE_LARGEST times the largest copy."""
 OF_THE_LARGEST = 4
 UNSEEN = 1 << 23
-"""Bytes that a copy which is being made is taken to have, where none was larger."""
+"""Assumed size in bytes of a copy in the making, if no larger one was seen."""
 FRESH_S = 20.0
-"""A copy is lent to others for so long: after that what goes by its name may be something else."""
+"""Seconds for which a copy is lent to further peers; later its name may stand for other data."""
 AT_LEAST_S, SLOW = 30.0, 250e3
-"""Who takes longer than the first and the bytes at the second (bytes/s) gives way to others where there is no room."""
+"""Seconds, and bytes/s: a transfer slower than both together may be cut when memory is short."""
 
 T = TypeVar("T")
 
@@ -37,12 +38,14 @@ class _Copy(Generic[T]):
     making: asyncio.Task[None] | None = None
 
     def overdue_s(self, now: float) -> float:
-        """For how long somebody may have had it by now that began last and is no slower than most; below 0: not yet."""
+        """Seconds by which the latest transfer exceeds its allowed duration; negative: not exceeded."""
         return now - self.lent_at - AT_LEAST_S - self.nbytes / SLOW
 
 
 class StateCache(Generic[T]):
-    """What `find` gives, which keeps it in place for as long as its context is open; `size` says how many bytes that takes."""
+    """Cache of the results of `find`, which keeps its data in place while its context is open; `size` gives
+    bytes.
+    """
 
     def __init__(
         self, find: Callable[[str], AbstractAsyncContextManager[T | None]], size: Callable[[T], int]
@@ -54,14 +57,14 @@ class StateCache(Generic[T]):
 
     @property
     def nbytes(self) -> int:
-        """Of all copies."""
+        """Bytes of all copies."""
         return sum(copy.nbytes or self._largest for copy in self._copies)
 
     @asynccontextmanager
     async def lend(self, name: str, cut: Callable[[], None]) -> AsyncIterator[T | None]:
-        """`name`, or None if it is not to be had, or there is no room for it now. `cut` ends what is done with it: somebody else's turn has come.
+        """Context with the data for `name`, or None if there is none or no room. Raises what `find` raises.
 
-        Raises what `find` raises.
+        `cut` is called when the transfer must end to make room.
         """
         copy = self._copy(name, asyncio.get_running_loop().time())
         if copy is None:
@@ -91,7 +94,11 @@ class StateCache(Generic[T]):
         return copy
 
     def _makes_room(self, name: str, now: float) -> bool:
-        """Whether `name` may be copied: there is room, overdue ones have made it, or earlier versions will, once it turns out to be there."""
+        """Evict overdue copies until there is room for `name`.
+
+        Returns whether it may be copied: there is room, or earlier versions will be evicted once the copy is
+        there.
+        """
         while self.nbytes >= self._most:
             slowest = max(self._copies, key=lambda one: one.overdue_s(now))
             if slowest.overdue_s(now) <= 0:
@@ -137,7 +144,7 @@ class StateCache(Generic[T]):
 
 
 def _is_older(name: str, than: str) -> bool:
-    """Whether both are states of the same block, and the first is of an earlier version."""
+    """Whether `name` is an earlier version than `than` of the same block's state."""
     one, other = name.split("/"), than.split("/")
     if not one[0] == other[0] == "state" or not len(one) == len(other) == 4:
         return False
