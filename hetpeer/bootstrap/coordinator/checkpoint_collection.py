@@ -1,7 +1,8 @@
-"""Collecting a checkpoint: who uploads which block, and when all have arrived.
+"""Checkpoint collection: who uploads which block, and when all states have arrived.
 
-Pure. A checkpoint exists once one log record names the digests of all its blocks: a consistent cut by construction. They are what most of those say who have made these states,
-and not the saver alone.
+Pure. A checkpoint exists once one log record names the digests of all its blocks, so it is a consistent cut
+by construction. The digests are those on which most volunteers agree that made these states; the uploader's
+own word is not enough.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from hetpeer.bootstrap.trust.state_agreement import StateAgreement
 
 
 class CheckpointCollection:
-    """At most one checkpoint is collected at a time."""
+    """The checkpoint that is collected now; at most one at a time."""
 
     def __init__(self, context: CoordinatorContext, agreement: StateAgreement) -> None:
         self._context = context
@@ -23,21 +24,21 @@ class CheckpointCollection:
         self._order: CollectCheckpoint | None = None
         self._digests: dict[int, str] = {}
         self._settled: dict[int, str | None] | None = None
-        """What was said of these states, once that version is past."""
+        """Block → its agreed digest, kept once that version is past; None before."""
         self._until = 0.0
-        """All are there, and so long it is waited for who has not said yet what its state is."""
+        """All states have arrived; holders have until then to report their digests."""
         self._again = False
         self.failures = 0
         """Checkpoints that could not be completed."""
 
     def begin(self, *, wanted: bool = False) -> list[Effect]:
-        """At a step border: collect the current version if that is due, or `wanted` now."""
+        """Collect the current version at the step barrier if it is due, or if it is `wanted` now."""
         context, version = self._context, self._context.version
         due = context.agenda.saves(version) or self._again or wanted
         if not due or context.stored or self.under_way or context.members.uncovered():
             return []
         if self._order is not None and not (wanted or context.agenda.over):
-            return []  # an older one takes longer than until the next is due: it is worth more than none at all
+            return []  # one that takes longer than the interval is worth more than none at all
         self._order = order = CollectCheckpoint(context.line, version, self._choose())
         self._digests, self._settled, self._again = {}, None, False
         effects: list[Effect] = [order]
@@ -52,7 +53,10 @@ class CheckpointCollection:
         return self._order is not None and self._order.version == self._context.version
 
     def _choose(self) -> dict[int, str]:
-        """A holder for each block, the work shared evenly; after each failure another one comes first."""
+        """Block → a holder that uploads it, with the work shared evenly.
+
+        Each failure shifts the choice to another holder.
+        """
         members = self._context.members
         load: dict[str, int] = {}
         savers: dict[int, str] = {}
@@ -65,13 +69,16 @@ class CheckpointCollection:
         return savers
 
     def saved(self, order: CollectCheckpoint, block: int, digest: str, now: float) -> None:
-        """The state of `block` lies durably in the store. Of an order that is not the current one it is nothing."""
+        """Note that the state of `block` lies durably in the store.
+
+        An order that is not the current one is ignored.
+        """
         if order == self._order and block in order.savers:
             self._digests[block] = digest
             self._until = now + self._context.config.lease_s
 
     def look(self, now: float) -> list[Effect]:
-        """The last state makes it a checkpoint, when it is certain that they are the right ones."""
+        """Complete the checkpoint when its last state has arrived and all digests are certainly right."""
         order, words = self._order, self._words(now)
         if order is None or not words or self._false(words):
             return []
@@ -82,7 +89,10 @@ class CheckpointCollection:
         return [self._context.log(kind="checkpoint", version=order.version, blocks=digests)]
 
     def false(self, now: float) -> dict[str, str]:
-        """Who has given another state than most say that it is, with the reason; that checkpoint has failed."""
+        """Uploaders whose state differs from the agreed one → reason.
+
+        The checkpoint fails if there are any.
+        """
         order, found = self._order, self._false(self._words(now))
         if order is None or not found:
             return {}
@@ -90,7 +100,7 @@ class CheckpointCollection:
         return {order.savers[block]: f"it gave another state of block {block} than it has" for block in found}
 
     def _words(self, now: float) -> Mapping[int, str | None]:
-        """On each block, once all their states are there; None: nothing is certain."""
+        """Block → the agreed digest (None: not certain yet); empty until all states have arrived."""
         if self._order is None or len(self._digests) < len(self._order.savers):
             return {}
         if self._settled is not None:
@@ -99,34 +109,36 @@ class CheckpointCollection:
         return {block: self._agreement.settled(block, last=last) for block in self._digests}
 
     def _late(self, now: float) -> bool:
-        """Whether nobody is waited for any more who has said nothing."""
+        """Whether holders that have reported nothing are no longer waited for."""
         return self._settled is not None or now >= self._until
 
     def _false(self, words: Mapping[int, str | None]) -> list[int]:
         return [block for block, right in words.items() if right not in (None, self._digests[block])]
 
     def settle(self) -> None:
-        """The current version is about to be past: nobody will say anything of its states any more."""
+        """Keep what is agreed now: the current version is about to be past, and nobody reports its digests
+        later.
+        """
         if self.under_way and self._order is not None:
             blocks = self._order.savers
             self._settled = {block: self._agreement.settled(block, last=True) for block in blocks}
 
     def soon(self) -> None:
-        """The next version is to be saved, whatever is due."""
+        """Save the next version, even if none is due."""
         self._again = True
 
     def failed(self, order: CollectCheckpoint) -> None:
-        """`order` cannot be completed; another checkpoint is begun at the next border."""
+        """`order` cannot be completed: begin another checkpoint at the next barrier."""
         if order == self._order:
             self.abandon()
             self._again = True
             self.failures += 1
 
     def lost(self, peer: str) -> None:
-        """`peer` has nothing to save any more."""
+        """`peer` no longer has its state: a checkpoint that it uploads for fails."""
         if self._order is not None and peer in self._order.savers.values():
             self.failed(self._order)
 
     def abandon(self) -> None:
-        """Expect nothing more (the run went back, or it is done)."""
+        """Expect nothing more: the run rolled back, or the checkpoint is complete."""
         self._order = None

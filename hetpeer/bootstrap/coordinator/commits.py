@@ -1,4 +1,4 @@
-"""The commit record: the only truth about a step, and the message that tells it to the holders."""
+"""Commit records, the only truth about a step, and the messages that tell holders of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hetpeer.bootstrap.trust.verdicts import CheckVerdict
 def commit(
     context: CoordinatorContext, step: CoordinatedStep, decision: Mapping[int, m.BlockVote], now: float
 ) -> list[Effect]:
-    """`step` is committed by `decision`: the log says so, and then those who work on it are told."""
+    """Commit `step` by `decision`: write the log record first, then tell the step's volunteers."""
     outliers = _outliers(context, step, decision)
     record = _commit_record(step, decision, context, now)
     logged = context.log(**record, **({"outliers": outliers} if outliers else {}))
@@ -35,9 +35,13 @@ def commit(
 def refused(
     context: CoordinatorContext, step: CoordinatedStep, decision: Mapping[int, m.BlockVote]
 ) -> dict[str, str]:
-    """Whose norm alone would make nothing of everybody's update, with what is said to it: others are to find it, too, if there are any."""
+    """Lone holders whose norm would swamp everybody's update → reason.
+
+    Others are to compute it as well, if there are any.
+    """
     return {
-        peer: f"the norm of block {block} in step {step.number} is {times:.1e} times that of a usual update, and nobody else holds it"
+        peer: f"the norm of block {block} in step {step.number} is {times:.1e} times that of a usual update, "
+        "and nobody else holds it"
         for block, (peer, times) in _outliers(context, step, decision).items()
         if context.norm_outliers.refuses(step.batch, block)
     }
@@ -46,7 +50,7 @@ def refused(
 def _outliers(
     context: CoordinatorContext, step: CoordinatedStep, decision: Mapping[int, m.BlockVote]
 ) -> dict[int, tuple[str, float]]:
-    """Block → its only holder, and how many times as long as a usual update it says that it is."""
+    """Block → its only holder, and the norm it claims as a multiple of the usual one."""
     if context.config.clip_norm is None:
         return {}
     holders = {
@@ -61,7 +65,9 @@ def _outliers(
 def _commit_record(
     step: CoordinatedStep, decision: Mapping[int, m.BlockVote], context: CoordinatorContext, now: float
 ) -> dict[str, Any]:
-    """What the log says of `step`: its plan, loss, gradient digests, the global norm with what follows from it, and who counted how much."""
+    """Log record of a commit: plan, loss, gradient digests, global norm, clip coefficient, and each
+    volunteer's share.
+    """
     norm = math.sqrt(math.fsum(vote.squared_norm for vote in decision.values()))
     return {
         "kind": "commit",
@@ -85,7 +91,7 @@ def _commit_record(
 
 
 def given_up(step: CoordinatedStep) -> dict[str, Any]:
-    """What the log says of a step that comes to nothing."""
+    """Log fields of a step that is given up."""
     step.ledger.give_up()
     about = {"step": step.number, "batch": step.batch, "behind": step.behind}
     return {**about, **step.ledger.unused.written()}
@@ -93,22 +99,26 @@ def given_up(step: CoordinatedStep) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class CheckFindings:
-    """What has come of spot checks: what the log says, who is to be turned away, with the reason, and why the steps under way are to be begun anew."""
+    """Results of spot checks: log records, volunteers to fence with reasons, and why steps begin anew (empty:
+    they do not).
+    """
 
     logged: list[Effect] = field(default_factory=list)
     out: dict[str, str] = field(default_factory=dict)
     anew: str = ""
 
     def ban(self, context: CoordinatorContext, peer: str, why: str, about: Mapping[str, Any]) -> None:
-        """`peer` has lied; who was kept apart from it need not be any more."""
+        """`peer` has lied: ban it. Volunteers that were kept apart from it no longer are."""
         self.out[peer] = why
         self.logged.append(context.log(kind="banned", peer=peer, why=why, **about))
         context.reputation.banned(peer)
 
 
 def found_out(context: CoordinatorContext, step: CoordinatedStep) -> CheckFindings:
-    """Of the spot checks of `step` that have ended. Where bundles are in question, others have computed from them, too: all of that is done again, without who is convicted, or
-    with two apart of whom one is false.
+    """Findings of the spot checks of `step` that have ended.
+
+    Others have computed from bundles that are in question too. That work is done again, without a convicted
+    volunteer, or with two volunteers kept apart of which one is lying.
     """
     found = CheckFindings()
     for check in step.reduction.checks.take():
@@ -133,7 +143,7 @@ def found_out(context: CoordinatorContext, step: CoordinatedStep) -> CheckFindin
 
 
 def quarrelled(context: CoordinatorContext, step: CoordinatedStep) -> list[Effect]:
-    """Who is in quarrel with whom after the plans of `step`: the log says so."""
+    """Log records of the pairs that came into dispute after the plans of `step`."""
     return [
         context.log(kind="quarrel", step=step.number, **news)
         for news in step.reduction.reduce.complaints.news()
@@ -141,13 +151,13 @@ def quarrelled(context: CoordinatorContext, step: CoordinatedStep) -> list[Effec
 
 
 def done_with(context: CoordinatorContext, step: int, out: Mapping[str, str]) -> list[Effect]:
-    """Who of those turned out because of `step`, with the reason for each, is not to come back: the log says so."""
+    """Ban records for the peers of `out` (peer → reason) that were turned out of `step` too often."""
     done = [peer for peer in out if context.disputed_pairs.is_done_with(peer)]
     return [context.log(kind="banned", peer=peer, why=out[peer], step=step) for peer in done]
 
 
 def _shunned(context: CoordinatorContext, pairs: Iterable[frozenset[str]]) -> set[str]:
-    """Who of these has false bundles with most of those who hold the blocks before its own, or behind them."""
+    """Peers of `pairs` whose bundles are false to most holders of the blocks before or behind their own."""
     places = {v.peer: v.place for v in context.members.volunteers.values() if v.place is not None}
     found = set()
     for peer in {peer for pair in pairs for peer in pair} & places.keys():
@@ -161,13 +171,13 @@ def _shunned(context: CoordinatorContext, pairs: Iterable[frozenset[str]]) -> se
 
 
 def evaluation_record(step: CoordinatedStep) -> dict[str, Any]:
-    """The held-out loss of the state with which `step` began."""
+    """Log record of the held-out loss of the state with which `step` began."""
     loss = step.ledger.evaluation_loss()
     return {"kind": "evaluation", "step": step.number, "batch": step.batch, "loss": loss}
 
 
 def commit_message(record: Mapping[str, Any]) -> m.Commit:
-    """A commit record as the holders are told, on the line on which it was decided."""
+    """The commit message for holders, in the term and view of its record."""
     return m.Commit(
         line=m.Line(term=record["term"], view=record["view"], cluster=record.get("cluster", 0)),
         step=record["step"],
@@ -180,7 +190,7 @@ def commit_message(record: Mapping[str, Any]) -> m.Commit:
 
 
 def average_message(record: Mapping[str, Any], cluster: int, step: int) -> m.Commit:
-    """An averaging's record as the members of `cluster` are told when it is their step `step`, on the line on which it was decided."""
+    """The commit message of an averaging for members of `cluster`, as their step `step`."""
     return m.Commit(
         line=m.Line(term=record["term"], view=0, cluster=cluster),
         step=step,
@@ -193,7 +203,9 @@ def average_message(record: Mapping[str, Any], cluster: int, step: int) -> m.Com
 
 
 def last_message(history: History) -> m.Commit | None:
-    """What led to the version of `history`, for whoever was not told; nothing at its beginning."""
+    """The message that led to the version of `history`, for volunteers that missed it; None at the
+    beginning.
+    """
     step = history.version - 1
     if step in history.averages:
         return average_message(history.averages[step], history.cluster, step)

@@ -1,8 +1,9 @@
 """The coordinator: who takes part, which step runs, when it is committed.
 
-Pure: messages and time in, effects out; the daemon and the simulator drive the same object. This file answers the events; machine.py has all
-transitions between states. Everything that must outlive a term goes through `Record` effects, which the driver makes durable before it
-carries out the next effect; after a restart the folded log (`History`) is all that is needed.
+Pure: messages and time in, effects out; the daemon and the simulator drive the same object. This file answers
+the events; machine.py has all transitions between states. Everything that must outlive a term goes through
+`Record` effects, which the driver makes durable before it carries out the next effect; after a restart the
+folded log (`History`) is all that is needed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from hetpeer.bootstrap.state.volunteer import LifeCycle, Volunteer
 
 
 class Coordinator:
-    """One term of a coordinator. The first effects come from `start`. `policy`: decisions of a grouped run's cluster, if it is one.
+    """One term of a coordinator. The first effects come from `start`. `policy`: decisions of a grouped run's
+    cluster, if it is one.
 
     >>> Coordinator(whole_run(config, History.of(records)), now=0.0).start()  # doctest: +SKIP
     [Record(record={'kind': 'reign', 'term': 1})]
@@ -37,7 +39,9 @@ class Coordinator:
         self.machine = Machine(context, now, policy)
 
     def start(self) -> list[Effect]:
-        """The first effects: the term is durable before anything is said in its name. A complete run finishes at once."""
+        """The first effects: the term is durable before anything is said in its name. A complete run finishes
+        at once.
+        """
         if self._context.agenda.over and self._context.stored:
             return self.machine.complete()
         return [self._context.log(kind="reign", term=self.line.term)]
@@ -133,15 +137,17 @@ class Coordinator:
         return self.machine.seal(now)
 
     def not_saved(self, order: CollectCheckpoint, _now: float) -> list[Effect]:
-        """The checkpoint that `order` asks for could not be collected: it is tried again at the next barrier."""
+        """The checkpoint that `order` asks for could not be collected: it is tried again at the
+        next barrier.
+        """
         self.machine.checkpoints.failed(order)
         return []
 
     def arrange(self, arrangement: Arrangement, now: float) -> list[Effect]:
         """A planner proposes who has which blocks: from the next barrier on, once that version is stored.
 
-        A step that waits for a holder is given up for it. Nothing happens if others are here by now than those it was made
-        for. Raises `ValueError` for an arrangement that does not fit the model.
+        A step that waits for a holder is given up for it. Nothing happens if others are here by now than
+        those it was made for. Raises `ValueError` for an arrangement that does not fit the model.
         """
         machine = self.machine
         if self.state is CoordinatorState.FINISHED or not machine.rebalancing.propose(arrangement, now):
@@ -190,7 +196,9 @@ class Coordinator:
         return effects + self.machine.on(Event.ROOM, now)
 
     def _ready(self, volunteer: Volunteer, message: m.Ready, now: float) -> list[Effect]:
-        """`volunteer` holds a version: it enters the step that runs, or waits at the barrier, or prepares for a later one."""
+        """`volunteer` holds a version: it enters the step that runs, or waits at the barrier, or prepares for
+        a later one.
+        """
         machine, version = self.machine, self.history.version
         complete = self.handshake.holds(volunteer, message.held, message.version)
         if not complete or volunteer.life_cycle is LifeCycle.READY:

@@ -1,7 +1,9 @@
-"""Volunteers leave: leases that ran out, fenced incarnations, and volunteers that take back that they are ready.
+"""Volunteers leave: leases that ran out, fenced incarnations, and volunteers that take back that they are
+ready.
 
-Pure. A volunteer's slots are lost with it. The state that it alone held is fetched from the last checkpoint, or a late joiner comes
-into the step for it (late_joiners.py). Whether the run rolls back for it is decided here; how it does is the state machine's.
+Pure. A volunteer's slots are lost with it. The state that it alone held is fetched from the last checkpoint,
+or a late joiner comes into the step for it (late_joiners.py). Whether the run rolls back for it is decided
+here; how it does is the state machine's.
 """
 
 from __future__ import annotations
@@ -76,8 +78,8 @@ class Departures:
     def relapsed(self, volunteer: Volunteer, now: float) -> list[Effect]:
         """`volunteer` was ready and takes that back: it leaves the step and rests, longer each time.
 
-        Otherwise others' repeated work would grow with its messages. If it does so again and again and nobody else holds
-        its blocks, it makes room for others.
+        Otherwise others' repeated work would grow with its messages. If it does so again and again and nobody
+        else holds its blocks, it makes room for others.
         """
         disputed_pairs, peer = self._context.disputed_pairs, volunteer.peer
         disputed_pairs.waited_in_vain([peer])
@@ -101,7 +103,9 @@ class Departures:
         return effects
 
     def _leave_step(self, volunteers: Sequence[Volunteer], now: float) -> list[Effect]:
-        """They take no further part in any step; without another holder of one of their blocks the run rolls back."""
+        """They take no further part in any step; without another holder of one of their blocks the run rolls
+        back.
+        """
         if vacated := self._policy.vacated(volunteers):
             return self._machine.roll_back(f"no holder is left of block {vacated[0]}", now)
         lost = self._context.members.held_only_by(volunteers)

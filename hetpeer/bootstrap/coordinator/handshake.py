@@ -1,7 +1,6 @@
-"""How volunteers come in: the handshake, places, and what they hold.
+"""Handshake of volunteers: refusal or welcome, places, and the state that they hold.
 
-Pure. Whether a newcomer displaces an earlier session of the same volunteer, and what that means for the step in
-progress, is the coordinator's business.
+Pure. coordinator.py handles an earlier session of the same volunteer, and the step that it may be in.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from hetpeer.bootstrap.state.volunteer import Volunteer
 
 
 class Handshake:
-    """The door of one reign."""
+    """Answers to joining volunteers in one term."""
 
     def __init__(self, context: CoordinatorContext) -> None:
         self._context = context
 
     def refuse(self, peer: str, hello: m.Hello) -> list[Effect]:
-        """The answer to a volunteer who cannot take part; nothing if it can."""
+        """The answer to a volunteer that cannot take part; empty if it can."""
         answer = self._refusal(peer, hello)
         return [] if answer is None else [Send(peer, answer), Disconnect(peer)]
 
@@ -42,7 +41,7 @@ class Handshake:
         return None
 
     def welcome(self, peer: str, hello: m.Hello, now: float) -> list[Effect]:
-        """Enter `peer`; it keeps the place that it still holds, if it can."""
+        """Enter `peer` as a member. It keeps the place that it still holds, if that is possible."""
         context = self._context
         volunteer = Volunteer.of(peer, hello, now)
         context.members.volunteers[peer] = volunteer
@@ -58,7 +57,10 @@ class Handshake:
         return [Send(peer, welcome)]
 
     def claim(self, volunteer: Volunteer, message: m.Claim) -> list[Effect]:
-        """The place is given, or those that are open now are offered. Who has one already does not get another."""
+        """Grant the claimed place, or offer those that are open now.
+
+        A volunteer with a place gets no other.
+        """
         if volunteer.place is not None:
             return []
         if not self._context.members.claim(volunteer, message.cluster, (message.begin, message.end)):
@@ -69,7 +71,10 @@ class Handshake:
         return [Send(volunteer.peer, granted)]
 
     def _offers(self, volunteer: Volunteer) -> tuple[m.Place, ...]:
-        """What it may choose from. Of several who come at once the first gets the place that they all want; for the others places are ranked anew."""
+        """Places to choose from, best first.
+
+        Of several volunteers that want one place the first gets it; offers to the others are ranked anew.
+        """
         return ranked(self._context.members, volunteer, self._context.config.asks)
 
     def holds(self, volunteer: Volunteer, held: Sequence[m.Held], version: int) -> bool:

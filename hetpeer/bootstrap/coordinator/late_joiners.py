@@ -1,9 +1,10 @@
-"""Who comes into a step while it runs: newcomers that share its work, and those without whom it cannot end.
+"""Late joiners: volunteers that enter a step while it runs, to share its work or to hold an orphaned block.
 
-Pure. A step is too long to wait for its end where peers come and go in minutes. Whoever is prepared fetches the state with which the
-step began, from those who hold it, or from the checkpoint store if a block has lost its last holder, and comes in. The step
-need not be given up for an orphaned block: everybody else keeps what is done, and what is left over finds its way to whoever comes
-(docs/protocol.md, leftovers). Only when nobody comes, and somebody could be spared elsewhere, does the run go back.
+Pure. Where peers come and go in minutes, a step is too long to wait for its end. A prepared volunteer fetches
+the state with which the step began and enters. It fetches from other holders, or from the checkpoint store if
+a block has lost its last one. So the step need not be given up for an orphaned block: the others keep their
+work, and leftovers find their way to the new holder (docs/protocol.md, leftovers). The run rolls back only
+when nobody comes and a redundant volunteer could be moved there.
 """
 
 from __future__ import annotations
@@ -16,19 +17,23 @@ from hetpeer.bootstrap.state.volunteer import LifeCycle, Volunteer
 
 
 class LateJoiners:
-    """The side door of one reign."""
+    """Late joiners of one term."""
 
-    def __init__(self, context: CoordinatorContext, border: StepBarrier) -> None:
+    def __init__(self, context: CoordinatorContext, barrier: StepBarrier) -> None:
         self._context = context
-        self._barrier = border
+        self._barrier = barrier
         self._hopeless_since: float | None = None
 
     def can_wait(self, step: CoordinatedStep) -> bool:
-        """Whether `step` may go on without a holder of some block: others can have its state, and there is work to keep."""
+        """Whether `step` may go on without a holder of some block: its state can be fetched, and there is
+        work to keep.
+        """
         return self._context.stored and bool(step.roster)
 
     def fetch(self, step: CoordinatedStep, now: float) -> list[Effect]:
-        """Volunteers who are prepared for blocks of `step` are told to fetch their state, if there is time enough to be of use."""
+        """Tell prepared volunteers to fetch the state of `step`, if they are needed or would still
+        be of use.
+        """
         return [
             self._barrier.fetch(volunteer, now)
             for volunteer in self._outside(step)
@@ -37,14 +42,16 @@ class LateJoiners:
         ]
 
     def takes(self, step: CoordinatedStep | None, volunteer: Volunteer) -> bool:
-        """Whether `volunteer`, who has the current state, comes into the running step."""
+        """Whether `volunteer`, which has the current state, enters the running step."""
         if step is None or volunteer not in self._outside(step):
             return False
         welcome = not step.shuts_out(volunteer.peer) and not step.reduction.under_way
         return self._is_missing(step, volunteer) or welcome
 
     def hopeless(self, step: CoordinatedStep, now: float) -> bool:
-        """Whether nobody prepares for an orphaned block for too long, while a redundant volunteer could move there."""
+        """Whether nobody has prepared for an orphaned block for `move_s` while a redundant volunteer could
+        move there.
+        """
         members, blocks = self._context.members, step.orphaned
         coming = {b for v in self._outside(step) if not v.slow for b in range(*(v.place or (0, 0)))}
         if coming.issuperset(blocks):
@@ -55,12 +62,12 @@ class LateJoiners:
         return now - self._hopeless_since >= self._context.config.move_s and members.spare() is not None
 
     def _outside(self, step: CoordinatedStep) -> list[Volunteer]:
-        """Who could come in."""
+        """Volunteers with a place that could enter."""
         here = [v for v in self._context.members.volunteers.values() if v.place is not None]
         return [v for v in here if v.peer not in step.roster and not self._context.failures.rests(v.peer)]
 
     def _is_missing(self, step: CoordinatedStep, volunteer: Volunteer) -> bool:
-        """Whether the step cannot end without somebody at its place."""
+        """Whether the step cannot end without a holder of `volunteer`'s place."""
         return not set(step.orphaned).isdisjoint(range(*(volunteer.place or (0, 0))))
 
     def _pays(self, step: CoordinatedStep, volunteer: Volunteer, now: float) -> bool:

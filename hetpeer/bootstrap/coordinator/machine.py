@@ -1,16 +1,18 @@
-"""The coordinator's state machine: every transition of docs/protocol.md, "Coordinator states", is in this file.
+"""The coordinator's state machine: every transition of docs/protocol.md, "Coordinator states", is in this
+file.
 
-Only this module sets `CoordinatorContext.state` and `.line`. `Machine.TABLE` says which method answers an event in which state. These
-methods enter other states:
+Only this module sets `CoordinatorContext.state` and `.line`. `Machine.TABLE` says which method answers an
+event in which state. These methods enter other states:
 
 | method | from | to |
 | --- | --- | --- |
-| `at_barrier` | WAITING, SYNCING | SYNCING: volunteers fetch the version; TRAINING: a step begins; WAITING: nothing can begin |
-| `follow` | TRAINING, REDUCING | REDUCING: a plan is out; TRAINING: its ids are done again; WAITING: committed |
+| `at_barrier` | WAITING, SYNCING | SYNCING: volunteers fetch; TRAINING: a step begins; WAITING: none can begin |
+| `follow` | TRAINING, REDUCING | REDUCING: a plan is out; TRAINING: ids are done again; WAITING: committed |
 | `go_back` | any but FINISHED | WAITING, or SYNCING while holders report the state that they kept |
 | `_end` | any | FINISHED: complete, or it cannot go on |
 
-Pure: time in, effects out. Events of volunteers are handled in coordinator.py and end in a call of this machine.
+Pure: time in, effects out. Events of volunteers are handled in coordinator.py and end in a call of this
+machine.
 """
 
 from __future__ import annotations
@@ -131,7 +133,9 @@ class Machine:
         return [*begun, *self.admit(now), *self.overlap(now)]
 
     def _waited(self, now: float) -> list[Effect]:
-        """A tick while WAITING: begin if all blocks are held now; otherwise give up waiting, or fill the gap."""
+        """A tick while WAITING: begin if all blocks are held now; otherwise give up waiting, or
+        fill the gap.
+        """
         if not self.policy.may_begin:
             return []
         if not self._context.members.uncovered():
@@ -148,7 +152,9 @@ class Machine:
         return [] if step is None else self.late_joiners.fetch(step, now)
 
     def overlap(self, now: float) -> list[Effect]:
-        """Begin the next steps before those under way are committed, unless somebody or something waits for the barrier."""
+        """Begin the next steps before those under way are committed, unless somebody or something waits for
+        the barrier.
+        """
         if not self.steps.may_overlap or self._context.members.uncovered():
             return []
         if self.rebalancing.pending or self.barrier.expects():
@@ -156,7 +162,9 @@ class Machine:
         return self.steps.overlap(now)
 
     def _step_ticks(self, now: float) -> list[Effect]:
-        """A tick while steps run: fence mute volunteers, hand work out again, give up a step that is stuck."""
+        """A tick while steps run: fence mute volunteers, hand work out again, give up a step that
+        is stuck.
+        """
         effects = self._timeouts(now)
         if self.steps and (why := self.policy.is_stuck(self.steps.first.stalls, now)):
             effects += self.roll_back(why, now)
@@ -202,7 +210,9 @@ class Machine:
         return logged
 
     def _cannot_compute(self, failure: FailedMicrobatch, now: float) -> list[Effect]:
-        """Every holder of some block failed a microbatch: others try before the run ends, if there are any."""
+        """Every holder of some block failed a microbatch: others try before the run ends, if there
+        are any.
+        """
         context = self._context
         for peer in failure.holders:
             context.members.volunteers[peer].slow = True
@@ -295,7 +305,9 @@ class Machine:
         return self.go_back(self._context.history.checkpoint_version, why, now)
 
     def go_back(self, version: int, why: str, now: float) -> list[Effect]:
-        """Go on with `version` in a new view; steps under way are given up. Holders of that version keep their state."""
+        """Go on with `version` in a new view; steps under way are given up. Holders of that version keep
+        their state.
+        """
         context = self._context
         if not self.policy.whole_run:
             return self._dissolve(why)

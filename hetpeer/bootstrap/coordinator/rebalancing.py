@@ -1,7 +1,7 @@
-"""Another division of the blocks while the run goes on: what a planner proposes, and how it comes into effect.
+"""Rebalancing: a planner proposes another division of the blocks while the run goes on.
 
-Pure. Volunteers that get other blocks lose what they hold, so they are moved only while the current version lies complete in the
-checkpoint store: whatever happens meanwhile, everybody can have it there (docs/planning.md, "A plan that lives").
+Pure. Volunteers that get other blocks lose their state. So they are moved only while the current version lies
+complete in the checkpoint store, where everybody can fetch it (docs/planning.md, "A plan that lives").
 """
 
 from __future__ import annotations
@@ -17,18 +17,22 @@ from hetpeer.bootstrap.state.effects import Effect, Send
 from hetpeer.bootstrap.state.membership import Range
 
 RESTS = 10
-"""After a wait for a checkpoint that was not complete in time, so many such waits pass before the next; then twice as many."""
+"""After a wait for a checkpoint in vain, this many sync timeouts pass before the next proposal; twice as many
+each time.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """Who has which place from now on: `layouts[c]` is cluster c's cut of all blocks, `seats` peer → its cluster and blocks there."""
+    """Places from now on: `layouts[c]` is cluster c's cut of all blocks, `seats` maps a peer to its cluster
+    and blocks.
+    """
 
     layouts: Sequence[Sequence[Range]]
     seats: Mapping[str, tuple[int, Range]]
 
     def fault(self, blocks: int) -> str | None:
-        """What is wrong with it for a model of so many blocks."""
+        """Why it does not fit a model of this many blocks; None if it does."""
         for cluster, layout in enumerate(self.layouts):
             borders = [0, *(end for _, end in layout)]
             if list(layout) != list(pairwise(borders)) or borders[-1] != blocks or not _rises(borders):
@@ -47,22 +51,28 @@ def _rises(borders: Sequence[int]) -> bool:
 
 
 class Rebalancing:
-    """At most one proposal waits; it is void once anybody came or left, or the checkpoint that it waits for failed or takes too long."""
+    """At most one waiting proposal.
+
+    It is void once a volunteer comes or leaves, or its checkpoint fails or takes too long.
+    """
 
     def __init__(self, context: CoordinatorContext, saving: CheckpointCollection) -> None:
         self._context = context
         self._checkpoints = saving
         self._proposal: Arrangement | None = None
         self._failures = 0
-        """Of checkpoints, before it was made."""
+        """Failed checkpoints before the proposal was made."""
         self._until: float | None = None
-        """So long the run stands still for the checkpoint."""
+        """Deadline of the checkpoint for which the run stands still."""
         self._rest_s = RESTS * context.config.sync_s
         self._not_before = 0.0
-        """No proposal is taken before: the last one made the run stand still in vain."""
+        """No proposal is taken before: the run stood still for the last one in vain."""
 
     def propose(self, arrangement: Arrangement, now: float) -> bool:
-        """Whether it can come into effect as things are. Raises `ValueError` for one that is none."""
+        """Note a proposal. Returns whether it can come into effect now.
+
+        Raises `ValueError` if it does not fit the model.
+        """
         if fault := arrangement.fault(self._context.members.blocks):
             raise ValueError(fault)
         if now < self._not_before:
@@ -72,7 +82,7 @@ class Rebalancing:
         return self.pending
 
     def void(self) -> None:
-        """Somebody leaves: it was made for others."""
+        """Drop the proposal: a volunteer leaves for which it was made."""
         self._proposal = None
 
     @property
@@ -87,7 +97,9 @@ class Rebalancing:
         return self._proposal is not None
 
     def waits(self, now: float) -> bool:
-        """At a border: whether the run stands still until the checkpoint is complete. Not longer than it would for a newcomer."""
+        """Whether the run stands still at the barrier until the checkpoint is complete; for `sync_s` at most,
+        as for a newcomer.
+        """
         if not (self.pending and self._checkpoints.under_way):
             return False
         if self._until is None:
@@ -98,7 +110,7 @@ class Rebalancing:
         return self._proposal is not None
 
     def enact(self) -> list[Effect]:
-        """Everybody has the place that the proposal says; who gets other blocks is told."""
+        """Give everybody the proposed place, and tell volunteers whose blocks change."""
         assert self._proposal is not None
         assert self._context.stored
         proposal, self._proposal = self._proposal, None
@@ -118,7 +130,7 @@ class Rebalancing:
             volunteer.place = place
             volunteer.rejoin()
             volunteer.digests, volunteer.witness, volunteer.missed = {}, False, 0
-            volunteer.computing, volunteer.links = 0.0, {}  # they were those of the other blocks
+            volunteer.computing, volunteer.links = 0.0, {}  # they were measured on the other blocks
             granted = m.Granted(line=self._context.line, begin=place[0], end=place[1])
             effects.append(Send(peer, granted))
         return effects

@@ -1,7 +1,8 @@
-"""A reduce at the coordinator: one plan after the other, until everybody has voted alike on the latest.
+"""A reduce at the coordinator: one plan after another, until all holders have voted alike on the latest.
 
-Pure. What is summed, a step's exact cover or the states of clusters that average, is the caller's business. Who spoils a plan, or holds it up, others know: from what they
-say follows who adds up nothing for whom in the next one (reduce_complaints.py).
+Pure. The caller decides what is added: a step's exact cover, or the states of clusters that average. Holders
+report peers that spoil or delay a plan; those reports decide who reduces nothing for whom in the next plan
+(reduce_complaints.py).
 """
 
 from __future__ import annotations
@@ -21,25 +22,29 @@ from hetpeer.bootstrap.trust.vote_splits import same_bits
 from hetpeer.dht.base.errors import ProtocolError
 
 MAX_PLANS = 3
-"""So many plans in a row may run out of time before those who do not vote are fenced."""
+"""Plans in a row that may time out before holders that do not vote are fenced."""
 
 LARGEST_NORM = 1e300
-"""Of a block, squared: no sum of float32 comes near it, and what all blocks have can be added."""
+"""Largest squared norm of a block in a vote: no float32 vector comes near it, and the norms of all blocks can
+be added.
+"""
 
 Sums = tuple[str, tuple[int, ...]]
-"""A holder, and the ids whose sum it sends."""
+"""A holder, and the ids whose slots it sends added up."""
 Choice = Callable[[int, Sequence[str], Sequence[str]], tuple[str, ...]]
-"""A block, who of its holders is fit to add it up, and all of them → who does."""
+"""Block, its fit holders, all its holders → those that reduce it."""
 
 
 def anybody(_block: int, fit: Sequence[str], _holders: Sequence[str]) -> tuple[str, ...]:
-    """All who may."""
+    """The choice of all fit holders."""
     return tuple(fit)
 
 
 class Reduce:
-    """Plans and votes. `uplinks` is what leaves each holder, in bytes/s; 0: not known. `known`: who is in quarrel with whom. `guarded`: spot checks look at
-    what reducers receive.
+    """Plans and votes of one reduce.
+
+    `uplinks`: bytes/s that leave each holder (0: unknown). `known`: pairs in dispute. `guarded`: spot checks
+    look at what reducers receive.
     """
 
     def __init__(
@@ -53,16 +58,16 @@ class Reduce:
         guarded: bool = False,
     ) -> None:
         self.plan = 0
-        """The latest plan."""
+        """Number of the latest plan."""
         self.under_way = False
         self.began_at = self._moved_at = now
         self.decision: Mapping[int, m.BlockVote] | None = None
         """The votes of all holders on each block's sum, once they agree."""
         self.trouble: str | None = None
-        """Why there will be no decision."""
+        """Why there will be no decision; None as long as there may be one."""
         self.complaints = ReduceComplaints(known, config.ties)
         self.closely: tuple[int, ...] = ()
-        """Blocks whose votes are to name what has come from each reducer."""
+        """Blocks whose votes must name what came from each reducer."""
         self._config = config
         self._uplinks = alike(uplinks)
         self._known = known
@@ -70,10 +75,10 @@ class Reduce:
         self._guarded = guarded
         self._votes: dict[str, m.Vote] = {}
         self._shards: Counter[str] = Counter()
-        """How much of the plan may still arrive at whom, in shards' lengths."""
+        """Holder → progress reports of the plan that it may still send, in shards' lengths."""
         self._late = 0
         self._overran = -1
-        """The last plan that has run out of time."""
+        """Last plan that timed out."""
 
     def make(
         self,
@@ -84,8 +89,9 @@ class Reduce:
         *,
         says_length: bool = False,
     ) -> dict[str, tuple[m.Cover, ...]]:
-        """A new plan that adds `sums` (block → in this order) for the holders in `roster`. Returns what each is told. `says_length`: all of them understand what a cover
-        says of the length of its shards.
+        """A new plan that adds `sums` (block → holders and ids, in this order) for the holders in `roster`.
+
+        Returns peer → its covers. `says_length`: all of them understand `Cover.length`.
         """
         self.plan += 1
         self.under_way = True
@@ -110,19 +116,22 @@ class Reduce:
         }
 
     def void(self) -> None:
-        """The latest plan cannot be completed, or is not to be."""
+        """Drop the latest plan: it cannot or must not be completed."""
         self.under_way = False
         self.decision = None
         self._votes.clear()
 
     def left(self) -> None:
-        """Somebody has left: whoever is late may have waited for it."""
+        """A volunteer has left: holders that are late may have waited for it, so all vote again."""
         self.decision = None
         self._late = 0
         self._votes.clear()
 
     def vote(self, peer: str, message: m.Vote, roster: Mapping[str, Range], now: float) -> bool:
-        """A holder's word on the sums of its blocks, at `now`. True: all have voted, and another plan is needed. Raises `ProtocolError` for a norm that no sum has."""
+        """Note a holder's vote on its blocks. True: all have voted, and another plan is needed.
+
+        Raises `ProtocolError` for a norm that no vector has, and for two votes on one block.
+        """
         if not self.under_way or message.plan != self.plan:
             return False
         if any(vote.finite and vote.squared_norm > LARGEST_NORM for vote in message.blocks):
@@ -163,7 +172,7 @@ class Reduce:
 
     @property
     def votes(self) -> Mapping[str, m.Vote]:
-        """On the latest plan, by who has voted."""
+        """Holder → its vote on the latest plan."""
         return self._votes
 
     def objected(self, peer: str, message: m.Objection) -> bool:
@@ -173,7 +182,10 @@ class Reduce:
     # ── patience ────────────────────────────────────────────────────────────────────────────────────────────
 
     def moves(self, peer: str, message: m.Reducing, now: float) -> None:
-        """Shards of the plan arrive at `peer`: it is slow, not stuck. It cannot say so oftener than there are shards."""
+        """Shards of the plan arrive at `peer`: it is slow, not stuck.
+
+        It can report this no more often than there are shards.
+        """
         if self.under_way and message.plan == self.plan and self._shards[peer] > 0:
             self._shards[peer] -= NEWS
             if self.decision is None:
@@ -184,7 +196,7 @@ class Reduce:
         self._timeouts.waited((now - self._moved_at) / self._config.reduce_s)
 
     def overdue(self, now: float) -> bool:
-        """Whether nothing has come of the plan for too long."""
+        """Whether nothing has come of the plan within the timeout."""
         return (
             self.under_way
             and self.decision is None
@@ -192,7 +204,10 @@ class Reduce:
         )
 
     def ran_out(self) -> bool:
-        """It is to be made anew for that reason, by others, if what was said of the one before helps. False: once those have gone who are turned out."""
+        """The plan timed out: returns whether to make another now.
+
+        False: volunteers that are turned out leave first.
+        """
         self._timeouts.ran_out()
         helps = self.complaints.late()
         if helps or self.complaints.pending:
@@ -203,12 +218,12 @@ class Reduce:
         return not self.complaints.pending
 
     def missed(self, peer: str, message: m.Missed) -> None:
-        """What had not come to `peer` of a plan that was given up."""
+        """Note what had not come to `peer` of a plan that timed out."""
         if message.plan == self._overran:
             self.complaints.missed(peer, message)
 
     def mute(self, roster: Iterable[str], now: float) -> list[str]:
-        """Who of `roster` did not vote in time on the last plan that they are given."""
+        """Holders of `roster` that did not vote in time on the last plan that they get."""
         if self._late < MAX_PLANS - 1 or not self.overdue(now):
             return []
         mute = sorted(set(roster) - self._votes.keys())
@@ -228,8 +243,11 @@ def divided(
     *,
     guarded: bool = False,
 ) -> list[m.Cover]:
-    """Who adds how much of each of `sums` (block → in this order), and who gets it. `sizes` are the blocks' elements, `ties` the blocks that share
-    a parameter with one; `uplinks`, `known` and `guarded` as in `Reduce`. Where everybody is in quarrel with somebody, all add up.
+    """Covers: who reduces how much of each of `sums` (block → holders and ids, in this order), and who
+    receives it.
+
+    `sizes`: block → elements. `ties`: block → blocks that share a parameter with it. `uplinks`, `known` and
+    `guarded` as in `Reduce`. Where every holder is in dispute with another, all reduce.
     """
     holders = {b: sorted(p for p, (i, j) in roster.items() if i <= b < j) for b in sums}
     senders = {b: frozenset(peer for peer, _ in sums[b]) for b in sums}
@@ -256,7 +274,7 @@ def divided(
 
 
 def _shards(covers: Iterable[m.Cover], sizes: Mapping[int, int]) -> Counter[str]:
-    """Who gets how many elements in a plan, as parts and as sums, in shards' lengths; a little more where there is little."""
+    """Peer → elements that it receives in a plan, as parts and as results, in shards' lengths; rounded up."""
     found: Counter[str] = Counter()
     for cover in covers:
         length, total = -(-sizes[cover.block] // LENGTH), sum(share for _, share in cover.reducers)

@@ -1,7 +1,9 @@
-"""Which holders each microbatch of a step passes: first routes in proportion to measured speed, and others when it is stuck.
+"""Routing of a step's microbatches: first in proportion to measured speed, then around peers where they are
+stuck.
 
-Pure. Ids are routed one after another over the cheapest path, where a block at a peer costs the time at which that
-peer would be done with it, and so does a line (link_costs.py): a greedy list schedule, so a peer twice as fast is given twice the work.
+Pure. Ids are routed one after another over the cheapest path. A block at a peer costs the time at which that
+peer would be done with it, and so does a link (link_costs.py). This is greedy list scheduling: a peer that is
+twice as fast gets twice the work.
 """
 
 from __future__ import annotations
@@ -17,21 +19,25 @@ from hetpeer.bootstrap.state.link_costs import LinkCosts
 from hetpeer.stages.pipeline.routes import Hop, Roster, Route, cheapest_path, splice, stands
 
 BEEN, IDLE = 1e4, 5e3
-"""How much dearer a peer is each time that an id has gone there and got stuck; and one that has counted nothing of the step, where others have."""
+"""Added cost of a peer for each time that an id got stuck there; and of a peer that has counted nothing of
+the step while others have.
+"""
 MIXED = 100.0
-"""Ids that get stuck go so different ways that some get by whoever holds them up: then who counts nothing is known."""
+"""Random cost that sends stuck ids on different routes: some get past the peer that holds them up, which
+shows who it is.
+"""
 UNDER_WAY = 4
-"""So many ids a peer may have begun already: they stay where they are."""
+"""Ids that a peer may have begun already: they stay there."""
 LOOKS = 512
-"""Beginnings of a path that are gone on with, times peers: a step's routes are to take the coordinator a moment."""
+"""Beginnings of a path that are followed, times peers: keeps routing of a step short."""
 LEAST_LOOKS = 2
-"""The same where some are to be kept apart: nobody is to make it take long by naming them."""
+"""The same where some peers are kept apart: nobody can make routing slow by naming others."""
 TRIES = 16
-"""Peers that are left out one after the other for that."""
+"""Peers that are left out one after another to keep pairs apart."""
 APART = 1e12
-"""How much dearer it is to pass between two that are to be kept apart."""
+"""Added cost of a link between two peers that are kept apart."""
 LAST = 1e9
-"""How much dearer a peer is that is not to be given any more: it is where nobody else can do it."""
+"""Added cost of a peer that is over its limit: it is used only where nobody else holds a block."""
 
 
 def assign_routes(
@@ -43,8 +49,10 @@ def assign_routes(
     limits: Mapping[str, int] = MappingProxyType({}),
     apart: Collection[frozenset[str]] = frozenset(),
 ) -> dict[int, Route]:
-    """A route over blocks 0..`blocks` for every id. `roster` must cover every block. `limits`: peer → how many it is given at most, if others can do
-    the rest. Nothing passes between two that are to be kept `apart`, if there is another way.
+    """A route over blocks 0..`blocks` for every id. `roster` must cover every block.
+
+    `limits`: peer → most ids that it gets, if others can do the rest. Nothing passes between two peers that
+    are kept `apart`, if there is another route.
     """
     lines, left = lines or LinkCosts(), dict(limits)
     fastest = max(speeds.values(), default=1.0)
@@ -65,7 +73,11 @@ def assign_routes(
 
 
 def _path(roster: Roster, begin: int, end: int, cost: Mapping[str, float], lines: LinkCosts) -> Route | None:
-    """The cheapest, with lines and all; in swarms of more than some dozens a cheap one, and where routes are to be mixed one that settles where to begin before it looks at lines."""
+    """The cheapest path, including links.
+
+    In swarms of several dozen peers only some beginnings are followed. Where routes are to be mixed, the
+    first block is chosen before links are looked at.
+    """
     beginnings = 1 if lines.mixed or not roster else max(1, LOOKS // len(roster))
     return cheapest_path(roster, begin, end, cost, lines, beginnings)
 
@@ -78,8 +90,11 @@ def _around(
     apart: Collection[frozenset[str]],
     lines: LinkCosts | None = None,
 ) -> Route | None:
-    """A cheap path (`_path`) on which nothing passes between two that are `apart`: without whichever of them is apart from more others. Where that is not found in a few looks, one on
-    which little does. None if some block has no holder.
+    """A cheap path (`_path`) on which nothing passes between two peers that are `apart`; None if a block has
+    no holder.
+
+    It leaves out the one of a pair that is apart from more others. If a few tries do not find such a path, it
+    returns one with few of these links.
     """
 
     def cheap(some: Roster) -> Route | None:
@@ -103,18 +118,21 @@ def _around(
 
 
 def _pairs(route: Route) -> list[frozenset[str]]:
-    """Who passes something on to whom."""
+    """Pairs of peers that are next to each other on the route."""
     return [frozenset((hop.peer, to.peer)) for hop, to in pairwise(route)]
 
 
 def _meets(route: Route, apart: Collection[frozenset[str]]) -> int:
-    """How often the route leads from one to another that are `apart`."""
+    """How many links of the route are between peers that are `apart`."""
     return sum(pair in apart for pair in _pairs(route)) if apart else 0
 
 
 class Assignments:
-    """The ways of a step's ids, and how often each was handed out. `roster` is the step's own, as it changes; `undone` says which
-    ids are not counted yet, `counted` who counts an id at a block. `lines` say what lies between two peers, `limits` who is given at most so many, `apart` between whom nothing is to pass.
+    """Routes of a step's ids, and how often each was handed out.
+
+    `roster` is the step's own, as it changes. `undone` returns ids that are not counted yet, `counted` the
+    holder that counts an id at a block. `lines`: costs of links. `limits`: peer → most ids. `apart`: pairs
+    between which nothing passes.
     """
 
     def __init__(
@@ -138,20 +156,20 @@ class Assignments:
         self._limits = limits
         self._routes = assign_routes(ids, roster, blocks, speeds, lines, limits, apart)
         self.taken: Counter[str] = Counter()
-        """Peer → how many ids go another way now, because nothing came of them where it was to do them."""
+        """Peer → ids that were taken from it because it had not counted them."""
         self._been = {i: Counter(hop.peer for hop in way) for i, way in self._routes.items()}
-        """Who is or was on the way of each id, and how often it was sent there."""
+        """Id → how often it was sent to each peer."""
         self._attempts: dict[int, int] = {}
         self._stalled: set[int] = set()
         self._hedged: set[int] = set()
         self._apart = set(apart)
-        """Peers between which nothing is to pass."""
+        """Pairs between which nothing passes."""
 
     def __contains__(self, microbatch: int) -> bool:
         return microbatch in self._routes
 
     def tasks(self, first: str, ids: Collection[int] | None = None) -> tuple[Task, ...]:
-        """Those of `ids` (default: all) that begin at `first`, as it is told."""
+        """Tasks of those of `ids` (default: all) that begin at `first`."""
         return tuple(
             self._task(i)
             for i, route in sorted(self._routes.items())
@@ -159,8 +177,10 @@ class Assignments:
         )
 
     def may_be_at(self, microbatch: int, peer: str) -> bool:
-        """Whether this id has come to `peer`, as far as is known here: by one of its ways, or in place of somebody on it who has left. Senders go around
-        a link that is down without asking, too; where that leads nobody knows, and it is not waited for long.
+        """Whether this id may have come to `peer`: by one of its routes, or in place of a hop that has left.
+
+        Senders also go around a link that is down without asking. Where that leads is not known here, and it
+        is not waited for long.
         """
         begin, end = self._roster[peer]
         gaps = (hop for hop in self._routes[microbatch] if not stands(hop, self._roster))
@@ -171,7 +191,7 @@ class Assignments:
         return {i for i, route in self._routes.items() if route[0].peer in peers}
 
     def left_by(self, peer: str) -> set[int]:
-        """Ids on whose way `peer` is, and which nobody else counts at its blocks."""
+        """Ids with `peer` on their route that nobody else counts at its blocks."""
         return {
             i
             for i, route in self._routes.items()
@@ -181,13 +201,14 @@ class Assignments:
         }
 
     def without_beginning(self) -> set[int]:
-        """Ids whose first block nobody held when they were to be handed out."""
+        """Ids whose first block had no holder when they were to be handed out."""
         return {i for i, route in self._routes.items() if not stands(route[0], self._roster)}
 
     def again(self, ids: Iterable[int], roster: Roster | None = None) -> dict[str, set[int]]:
-        """Hand `ids` out again, around who is not in `roster` (default: the step's): first hop → its ids.
+        """Hand `ids` out again, around peers that are not in `roster` (default: the step's). Returns first
+        hop → its ids.
 
-        An id that nobody can begin is left out: it is handed out once somebody has joined.
+        An id that nobody can begin is left out until a volunteer has entered.
         """
         roster = self._roster if roster is None else roster
         handed: dict[str, set[int]] = {}
@@ -210,7 +231,11 @@ class Assignments:
         return handed
 
     def trodden(self, microbatch: int, roster: Roster | None = None) -> Route:
-        """Its route, over those of `roster` (default: the step's) who have counted it, whichever way it went: they answer with what they have kept."""
+        """Its route with each hop replaced by the holder in `roster` (default: the step's) that counts it
+        there.
+
+        Such a holder answers with the tensors that it has kept.
+        """
         roster = self._roster if roster is None else roster
         hops = []
         for hop in self._routes[microbatch]:
@@ -221,10 +246,12 @@ class Assignments:
         return tuple(hops)
 
     def share(self, newcomer: str, speed: float) -> dict[str, tuple[Task, ...]]:
-        """Give `newcomer`, who is in the roster by now, its part of what is not done: peer → what it is to be told.
+        """Give `newcomer`, which is on the roster by now, its part of the undone ids. Returns peer → tasks to
+        tell it.
 
-        The last ids of whoever has most left to do for its speed, as nobody has begun them most likely: it is advice, and no new attempt
-        (`Pipeline.assign`). Who was to begin an id is told if somebody else is to.
+        It takes the last ids of the peer with the most work left for its speed, most likely not begun yet.
+        This is advice and no new attempt (`Pipeline.assign`). The former and the new first hop of an id are
+        told.
         """
         self._speeds[newcomer] = speed
         self._fastest = max(self._fastest, speed)
@@ -235,7 +262,7 @@ class Assignments:
                 if hop.peer in self._roster and stands(hop._replace(peer=newcomer), held):
                     waiting.setdefault(hop.peer, []).append((microbatch, hop))
         told: dict[str, set[int]] = {}
-        taken = len(waiting.pop(newcomer, ()))  # ids that were to pass it in its former life
+        taken = len(waiting.pop(newcomer, ()))  # ids that were to pass it in its former session
         while waiting:
             busiest = max(waiting, key=lambda peer: (len(waiting[peer]) * self._slow(peer), peer))
             left = waiting[busiest]
@@ -250,7 +277,7 @@ class Assignments:
                 continue
             self._on(microbatch, way)
             taken += 1
-            if stands(way[0], self._roster):  # else nobody can begin it yet
+            if stands(way[0], self._roster):  # otherwise nobody can begin it yet
                 for first in {before[0].peer, way[0].peer} & self._roster.keys():
                     told.setdefault(first, set()).add(microbatch)
         return {peer: tuple(map(self._task, sorted(ids))) for peer, ids in told.items()}
@@ -259,18 +286,18 @@ class Assignments:
         return Task(id=microbatch, route=self._routes[microbatch], attempt=self._attempts.get(microbatch, 0))
 
     def _slow(self, peer: str) -> float:
-        """How long a block takes at `peer`, relative to the fastest."""
+        """Time of a block at `peer`, relative to the fastest peer."""
         return self._fastest / max(self._speeds.get(peer, 1.0), 1e-9)
 
     def _costs(self) -> dict[str, float]:
-        """When each peer of the roster would be done with one more block."""
+        """Peer of the roster → when it would be done with one more block."""
         return {
             peer: seconds + self._slow(peer) + LAST * (peer in self._limits)
             for peer, seconds in self._busy().items()
         }
 
     def _busy(self) -> dict[str, float]:
-        """How long each peer of the roster would be busy with all that is not done and goes there."""
+        """Peer of the roster → how long it is busy with all undone ids on its routes."""
         blocks = dict.fromkeys(self._roster, 0)
         for microbatch in self._undone() & self._routes.keys():
             for hop in self._routes[microbatch]:
@@ -279,13 +306,15 @@ class Assignments:
         return {peer: count * self._slow(peer) for peer, count in blocks.items()}
 
     def stuck(self, undone: set[int]) -> None:
-        """`undone` made no progress for too long: what was so the last time, too, goes another way from now on."""
+        """`undone` made no progress for the stall timeout: ids for which this is the second time take another
+        route.
+        """
         again, self._stalled = undone & self._stalled, undone
         for microbatch, way in self._detours(again).items():
             self._goes(microbatch, way)
 
     def hedge(self, last: set[int]) -> set[int]:
-        """Choose another way for `last`, once for each id; returns those for which there is one."""
+        """Choose another route for `last`, once for each id. Returns the ids that have one."""
         fresh = last - self._hedged
         self._hedged |= fresh
         other = self._detours(fresh)
@@ -294,8 +323,10 @@ class Assignments:
         return set(other)
 
     def part(self, one: str, other: str) -> set[int]:
-        """Nothing is to pass between these two any more, whichever of them is to blame: what was to, and is not done, goes another way where there is
-        one. Returns those ids. Who blames everybody ends alone.
+        """Let nothing pass between these two any more, whichever is to blame. Returns the undone ids that
+        were rerouted.
+
+        A peer that blames everybody ends alone.
         """
         pair = frozenset((one, other))
         if pair in self._apart:
@@ -310,12 +341,15 @@ class Assignments:
             if way is not None and _meets(way, self._apart) < _meets(before, self._apart):
                 for hop in way:
                     cost[hop.peer] += self._slow(hop.peer) * (hop.end - hop.begin)
-                self._on(microbatch, way)  # nobody on its way has sat on it
+                self._on(microbatch, way)  # no peer on its route has held it up
                 moved.add(microbatch)
         return moved
 
     def _goes(self, microbatch: int, way: Route) -> None:
-        """From now on `microbatch` goes this `way`. Who has left the step is not to blame."""
+        """Route `microbatch` this `way`, and note from whom it is taken.
+
+        A peer that has left the step is not to blame.
+        """
         before = self._routes[microbatch]
         count = {self._counted(block, microbatch) for hop in before for block in range(hop.begin, hop.end)}
         instead = {hop.peer for hop in before} - {hop.peer for hop in way} - count
@@ -327,7 +361,9 @@ class Assignments:
         self._been[microbatch].update(hop.peer for hop in way)
 
     def _detours(self, ids: set[int]) -> dict[int, Route]:
-        """Other ways for ids that got stuck, where there are some: past everybody on their ways so far, then past who counts nothing, then each its own way."""
+        """Other routes for stuck ids: past the peers on their routes so far, then past peers that count
+        nothing, then at random.
+        """
         if not ids:
             return {}
         cost, idle = self._costs(), self._idle()
@@ -348,7 +384,7 @@ class Assignments:
         return found
 
     def _idle(self) -> set[str]:
-        """Who counts nothing at any of its blocks, though somebody counts something there."""
+        """Peers that count nothing at any of their blocks, although others count something there."""
         counted = {
             block: {self._counted(block, microbatch) for microbatch in self._routes}
             for block in range(self._blocks)
@@ -362,5 +398,5 @@ class Assignments:
 
 
 def _chance(microbatch: int, peer: str) -> float:
-    """A number in [0, 1) for each pair, the same everywhere."""
+    """A pseudo-random number in [0, 1) for each pair, the same on every machine."""
     return crc32(f"{microbatch} {peer}".encode()) / 2**32

@@ -1,4 +1,6 @@
-"""Where a coordinator of a whole run and one of a single cluster (bootstrap/grouped/cluster.py) decide differently. Pure."""
+"""Where a coordinator of a whole run and one of a single cluster (bootstrap/grouped/cluster.py) decide
+differently. Pure.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ class RunPolicy(Protocol):
 
     @property
     def whole_run(self) -> bool:
-        """Whether the coordinator may roll back, move volunteers and complete the run; otherwise its cluster dissolves."""
+        """Whether the coordinator may roll back, move volunteers and complete the run; otherwise its cluster
+        dissolves.
+        """
 
     @property
     def may_begin(self) -> bool:

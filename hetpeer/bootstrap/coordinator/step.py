@@ -1,7 +1,7 @@
-"""One step at the coordinator: from Begin to the exact cover, which is then summed (step_reduction.py).
+"""One step at the coordinator: from Begin to the exact cover, which step_reduction.py then reduces.
 
-Pure. It hands out ids and keeps the books (step_ledger.py); what the outcome means for the run is the coordinator's business: it
-looks at `sums`, `trouble`, `failure` and `evaluated_only` after each event.
+Pure. It hands out ids and keeps the ledger (step_ledger.py). machine.py looks at `reduction`, `trouble`,
+`failed` and `evaluated_only` after each event and decides what follows for the run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from hetpeer.dht.base.errors import ProtocolError
 
 
 class CoordinatedStep:
-    """The next step of `reign`, with the ready members as they are now; `behind` others are to be committed before it."""
+    """The next step, with the members that are ready now.
+
+    `behind`: steps that must be committed before it.
+    """
 
     def __init__(
         self,
@@ -38,14 +41,14 @@ class CoordinatedStep:
         evaluation = range(first, first + (config.evaluation_microbatches if work.evaluates else 0))
         self.number = context.version + behind
         self.behind = behind
-        """So many versions older than `number` are the parameters with which it is computed."""
+        """Versions by which the parameters it is computed with are older than `number`."""
         self.batch = work.batch
         self.workers = work.workers
         self.began_at = now
         self.roster = members.roster()
         self.ledger = StepLedger(train, evaluation, members.blocks)
         self.sizes = dict(enumerate(config.sizes))
-        """Training id → how many samples it has."""
+        """Training id → its samples."""
         self._failure: FailedMicrobatch | None = None
         self._context = context
         self._timeouts = timeouts
@@ -54,7 +57,7 @@ class CoordinatedStep:
         self._incarnations = {peer: members.volunteers[peer].incarnation for peer in self.roster}
         self._entries = 0
         self._entrants: dict[str, m.Entrant] = {}
-        """Who came in later and was not made known to everybody."""
+        """Late joiners that are not announced to everybody yet."""
         self._targets = members.targets(config.link_ratio, context.issue_limits.limited)
         self._ways = Assignments(
             (*train, *evaluation),
@@ -73,10 +76,10 @@ class CoordinatedStep:
         self._failures = FailureReports()
         self._progress = ProgressTimer(now)
         self.stalls = 0
-        """Times that its work was handed out again since anything was counted."""
+        """How often its work was handed out again since anything was counted."""
 
     def begin(self) -> list[Effect]:
-        """Tell everybody who takes part, and hand out the first routes."""
+        """Begin messages for the whole roster, with the first routes."""
         return [Send(peer, self._begin(peer, self._ways.tasks(peer))) for peer in self.roster]
 
     def _begin(self, peer: str, tasks: tuple[m.Task, ...], entry: int = 0) -> m.Begin:
@@ -95,31 +98,31 @@ class CoordinatedStep:
 
     @property
     def is_next(self) -> bool:
-        """Whether all steps before it are committed: one is reduced at a time."""
+        """Whether all steps before it are committed: only one is reduced at a time."""
         return self.number == self._context.version
 
     @property
     def evaluated_only(self) -> bool:
-        """Whether this was an evaluation of the final state without training, and it is complete."""
+        """Whether it was an evaluation of the final state without training, and is complete."""
         return not self.ledger.ids and self.ledger.complete()
 
     @property
     def trouble(self) -> str | None:
-        """Why the run cannot go on."""
+        """Why the run cannot go on; None if it can."""
         return self.reduction.trouble
 
     def failed(self) -> FailedMicrobatch | None:
-        """What all who hold some block have failed, since this was last asked."""
+        """The microbatch that all holders of some block have failed since this was last asked."""
         failure, self._failure = self._failure, None
         return failure
 
     @property
     def taken(self) -> Mapping[str, int]:
-        """Holder → how many ids were taken from it, because nothing came of them."""
+        """Holder → ids that were taken from it because it had not counted them."""
         return self._ways.taken
 
     def counted(self) -> dict[str, int]:
-        """Holder → how many ids it counts, by the latest plan."""
+        """Holder → ids that it counts in the latest plan."""
         counted: dict[str, int] = {}
         for sums in self.reduction.covers.values():
             for holder, ids in sums:
@@ -129,7 +132,10 @@ class CoordinatedStep:
     # ── what holders say ────────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, peer: str, message: m.Message, now: float) -> list[Effect]:
-        """A word of `peer`, who is on the roster, on this step. Raises `ProtocolError` for what no honest peer says: it changes nothing."""
+        """Note what `peer`, which is on the roster, reports.
+
+        Raises `ProtocolError` for what no honest peer sends; it changes nothing.
+        """
         match message:
             case m.Sealed():
                 return self._sealed(peer, message, now)
@@ -141,7 +147,10 @@ class CoordinatedStep:
                 return self.reduction.receive(peer, message, now)
 
     def _sealed(self, peer: str, message: m.Sealed, now: float) -> list[Effect]:
-        """A holder's report of a slot: block by block it counts or not. What it says of blocks that it does not hold never does."""
+        """Note a holder's report of a slot: each block counts or is refused.
+
+        Blocks that the holder does not hold never count.
+        """
         self._check(peer, message)
         begin, end = self.roster[peer]
         theirs = [part for part in message.contents if begin <= part.begin and part.end <= end]
@@ -161,7 +170,9 @@ class CoordinatedStep:
         return [*effects, *self._hand_out(verdict.reopened), *self.advance(now)]
 
     def _check(self, peer: str, message: m.Sealed) -> None:
-        """Every block once, in order, and ids of this step, each once: else thousands would be handed out again for one word."""
+        """Check that blocks are in order and ids are of this step: otherwise one report could open thousands
+        of ids again.
+        """
         border = 0
         for part in message.contents:
             ids = self.ledger.ids.intersection(part.ids)
@@ -174,7 +185,7 @@ class CoordinatedStep:
             raise ProtocolError(f"losses of ids that are not of step {self.number}", peer=peer)
 
     def _evaluated(self, peer: str, message: m.Evaluated, now: float) -> list[Effect]:
-        """Losses of evaluation microbatches, as they come out of the last block."""
+        """Note the losses of evaluation microbatches, which the holder of the last block reports."""
         holds_the_last = self.roster[peer][1] == self._blocks
         if not holds_the_last or not self.ledger.evaluated(message.losses):
             return []
@@ -188,13 +199,15 @@ class CoordinatedStep:
         self._progress.over(now)
 
     def _failed(self, peer: str, message: m.Failed, now: float) -> list[Effect]:
-        """`peer` could not compute a microbatch: others are to, around whoever is to blame. What somebody sent is no fault of the microbatch, and who
-        says so may be wrong: only who has failed it itself counts where nobody else is left.
+        """`peer` could not compute a microbatch: route it past the peer to blame.
+
+        The input from another peer may be at fault, and the reporter may be wrong. So only a peer that failed
+        the microbatch itself counts when nobody else is left.
         """
         known = message.id in self._ways and self.ledger.is_undone(message.id)
         there = known and self._ways.may_be_at(message.id, peer)
         if not (there and self._failures.hears(message.id, peer)):
-            return self.part(peer, message.given)  # however it came there
+            return self.part(peer, message.given)  # it may have come there some other way
         culprit = message.given or peer
         self._failures.add(message.id, peer, culprit if culprit in self.roster else "")
         self._progress.over(now)
@@ -209,7 +222,7 @@ class CoordinatedStep:
         return [*again, *self.part(peer, culprit)]
 
     def part(self, peer: str, other: str) -> list[Effect]:
-        """`peer` takes nothing of `other`: what was to pass between them goes another way."""
+        """`peer` takes nothing of `other`: reroute what was to pass between them."""
         known = peer != other and {peer, other} <= self.roster.keys()
         return self._hand_out(self._ways.part(peer, other)) if known else []
 
@@ -221,7 +234,7 @@ class CoordinatedStep:
         return [b for b in range(self._blocks) if not any(i <= b < j for i, j in self.roster.values())]
 
     def remaining_s(self, now: float) -> float:
-        """How long what is left would take at the pace so far; infinite while nothing is counted."""
+        """Seconds that the rest would take at the rate so far; infinite while nothing is counted."""
         ids = len(self.ledger.ids)
         left = len(self.ledger.undone() & self.ledger.ids)
         return (now - self.began_at) * left / (ids - left) if left < ids else math.inf
@@ -229,8 +242,8 @@ class CoordinatedStep:
     def enter(self, peer: str, incarnation: int, place: Range, speed: float, now: float) -> list[Effect]:
         """`peer` holds the state with which the step began, and takes part from now on.
 
-        Who shares the work of others is made known to all. Who fills a gap introduces itself to those who wait for it: n who come at
-        once would be n² messages.
+        A volunteer that shares others' work is announced to all. One that fills a gap introduces itself to
+        those that wait for it: n announcements at once would be n² messages.
         """
         self._entries += 1
         self.roster[peer], self._incarnations[peer] = place, incarnation
@@ -243,7 +256,7 @@ class CoordinatedStep:
         return [begin, *fresh, *known, *(self._tell(first, tasks) for first, tasks in sorted(shared.items()))]
 
     def shuts_out(self, peer: str) -> bool:
-        """Whether `peer` was turned out of it, or rests, and the others get on without."""
+        """Whether `peer` was turned out of it or rests while the others get on without it."""
         return not self.stalls and (
             peer in self.reduction.unwanted or self._context.disputed_pairs.rests(peer)
         )
@@ -258,7 +271,10 @@ class CoordinatedStep:
         return left
 
     def without(self, peers: Sequence[str], now: float) -> list[Effect]:
-        """`peers` have left the roster, and the others know; the caller has checked that every block keeps a holder, or may wait for one."""
+        """Go on without `peers`.
+
+        The caller has checked that every block keeps a holder or may wait for one.
+        """
         for peer in peers:
             self.ledger.unused.lost(peer, self.ledger.ids & self._ways.left_by(peer))
         lost = [peer for peer in peers if self.ledger.lose(peer)]
@@ -273,7 +289,10 @@ class CoordinatedStep:
     # ── patience ────────────────────────────────────────────────────────────────────────────────────────────
 
     def tick(self, now: float) -> list[Effect]:
-        """Make a plan anew that is not voted on for too long; urge, and hedge the last ids, where it takes unusually long."""
+        """Make a plan anew that times out.
+
+        If progress takes unusually long, ask for reports and hand out the last ids twice.
+        """
         if self.reduction.under_way:
             return self.reduction.tick(now)
         if self.orphaned:
@@ -281,15 +300,20 @@ class CoordinatedStep:
         undone = self.ledger.undone()
         last = len(undone) <= few(len(self.ledger.ids)) and self._progress.is_unusual(now)
         urged = [self._tell(peer, ()) for peer in sorted(self.roster)] if self._progress.urges(now) else []
-        return [*urged, *(self._hand_out(self._ways.hedge(undone)) if last else [])]  # who is first counts
+        return [
+            *urged,
+            *(self._hand_out(self._ways.hedge(undone)) if last else []),
+        ]  # the first to report an id counts
 
     def is_overdue(self, now: float) -> bool:
-        """Whether nothing was counted for too long, though every block has a holder and no sum is under way."""
+        """Whether nothing was counted for the stall timeout, though every block has a holder and no plan is
+        out.
+        """
         timeout_s = self._timeouts.scaled(self._context.config.stall_s)
         return not self.reduction.under_way and not self.orphaned and now - self._progress.since >= timeout_s
 
     def again(self, now: float) -> list[Effect]:
-        """Hand out what is not counted once more."""
+        """Hand out again what is not counted."""
         self.stalls += 1
         self._progress.over(now)
         known = self._make_known()
@@ -298,13 +322,13 @@ class CoordinatedStep:
         return [*known, *self._hand_out(undone)]
 
     def _make_known(self) -> list[Effect]:
-        """Tell everybody of those who came in while the step ran: they may not have found all who wait for them."""
+        """Announce late joiners to everybody: they may not have found all peers that wait for them."""
         entrants, self._entrants = tuple(self._entrants.values()), {}
         joined = m.Joined(line=self.line, step=self.number, entrants=entrants)
         return [Send(peer, joined) for peer in sorted(self.roster)] if entrants else []
 
     def _hand_out(self, ids: set[int], roster: Mapping[str, Range] | None = None) -> list[Effect]:
-        """Route `ids` again from the start; peers on the way pass on what they have kept."""
+        """Route `ids` again from the first block; peers on the route pass on tensors that they have kept."""
         again = sorted(self._ways.again(ids, roster).items())
         return [self._tell(first, self._ways.tasks(first, mine)) for first, mine in again]
 
@@ -314,13 +338,13 @@ class CoordinatedStep:
     # ── when all is counted ─────────────────────────────────────────────────────────────────────────────────
 
     def advance(self, now: float) -> list[Effect]:
-        """All counted, and it is its turn: reduce."""
+        """Begin the reduce if all is counted and all steps before are committed."""
         if not self.is_next or self.reduction.under_way or not self.ledger.ids or not self.ledger.complete():
             return []
         return self.reduction.plan(now)
 
     def comes_next(self, now: float) -> list[Effect]:
-        """All before it are committed: from now on it is waited for."""
+        """All steps before it are committed: its timeouts begin now."""
         self.reduction.awaited_at = now
         self._progress.over(now)
         return self.advance(now)

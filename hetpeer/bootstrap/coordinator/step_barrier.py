@@ -1,11 +1,12 @@
-"""Between two steps: whom the next one waits for while they fetch the current version, and who fills a gap.
+"""The step barrier: which volunteers the next step waits for while they fetch, and who fills a gap.
 
-A newcomer need not be waited for: it comes into the step while it runs (late_joiners.py). But who was too slow for that, because steps are short or its
-line is, is waited for; each time that this was in vain, half as long. All such waits together take no more than a share of the time that is trained, whoever
-comes under however many names: whoever has to come all the same comes into a wait with the others.
+A newcomer need not be waited for: it enters the step while it runs (late_joiners.py). A volunteer that is too
+slow for that, because steps are short or its link is slow, is waited for; half as long after each wait in
+vain. All these waits together take at most a share of the training time, however many names a peer uses.
+Several such volunteers share one wait.
 
-Pure. A block that nobody holds makes the run wait: first for whoever had it, then somebody who is redundant elsewhere
-takes its place. That the run goes back to a checkpoint is the coordinator's decision.
+Pure. A block without a holder makes the run wait: first for its former holders, then a redundant volunteer is
+moved to it. machine.py decides about a roll-back.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from hetpeer.bootstrap.state.membership import Range
 from hetpeer.bootstrap.state.volunteer import LifeCycle, Volunteer
 
 PAYS = 1.5
-"""A step must take so many times longer than a fetch for somebody to come into it."""
+"""A step must be expected to last this many times a fetch for a late joiner to enter it."""
 IN_VAIN = 5
-"""So often in a row, and it is not waited for any more."""
+"""After this many waits in vain in a row, a volunteer is not waited for any more."""
 PATIENCE = 5
-"""Who has a place and has not worked there after so many times the sync time-out is not counted on any more."""
+"""A volunteer that has not worked at its place after this many sync timeouts is not counted on any more."""
 MISSES = 3
-"""Who was too late for so many steps is waited for in any case."""
+"""A volunteer that was late for this many steps is waited for even when steps are long."""
 SHARE = 0.1
-"""Of the time in which steps are trained, so much may be spent on waits for those who are not needed."""
+"""Share of the training time that may be spent waiting for volunteers that are not needed."""
 ADVANCE = 2
-"""So many sync time-outs of it at the beginning, and saved up at most: all that one newcomer can ask for."""
+"""Sync timeouts of such waiting time at the beginning, and at most: one newcomer can use no more."""
 
 
 class StepBarrier:
-    """The waiting room of a reign that began at `now`."""
+    """Waits at the barrier in a term that began at `now`."""
 
     def __init__(self, context: CoordinatorContext, now: float) -> None:
         self._context = context
@@ -42,22 +43,27 @@ class StepBarrier:
         self._waiting_since: float | None = None
         self._sync_by = 0.0
         self._in_vain: Counter[str] = Counter()
-        """Peer → for how many borders in a row it was waited for in vain, whatever sessions it has begun meanwhile."""
+        """Peer → waits for it in vain in a row, across its sessions."""
         self._leisure_s = ADVANCE * context.config.sync_s
-        """So long may be waited for those who are not needed."""
+        """Seconds left to wait for volunteers that are not needed."""
         self._waited_to = now
-        """What was waited until then is taken from that."""
+        """Waiting until then has been subtracted from `_leisure_s`."""
         self._trained_to = context.version
-        """What was trained until that version is in it."""
+        """Training up to that version has been added to `_leisure_s`."""
         self._coming: dict[tuple[str, int, Range], float] = {}
-        """Who loads graphs or a state, at which place → since when. Who is prepared waits for us."""
+        """(peer, incarnation, place) → since when it loads graphs or a state.
+
+        Prepared volunteers are not in it: they wait for us.
+        """
         self._fetching: dict[str, tuple[int, float]] = {}
         """Peer → the version that it was told to fetch, and when."""
         self.fetch_s = 0.0
-        """How long the last fetch took; 0 before the first."""
+        """Seconds of the last fetch; 0 before the first."""
 
     def look(self, now: float) -> None:
-        """Who has been on its way to its place for too long?"""
+        """Mark volunteers as slow that have been on the way to their place for too long, or make room for
+        others.
+        """
         on_the_way = {
             (v.peer, v.incarnation, v.place): v
             for v in self._context.members.volunteers.values()
@@ -72,7 +78,9 @@ class StepBarrier:
             volunteer.slow = True
 
     def admit_joiners(self, now: float) -> list[Effect]:
-        """Prepared volunteers who are waited for, and whose blocks can be had somewhere, are told to fetch them."""
+        """Tell prepared volunteers to fetch their blocks, if they are waited for and the blocks can be had
+        somewhere.
+        """
         context = self._context
         self._earn()
         joiners = [v for v in context.members.volunteers.values() if v.life_cycle is LifeCycle.PREPARED]
@@ -83,7 +91,7 @@ class StepBarrier:
             late = MISSES if self._steps_are_long else 1
             joiners = [v for v in joiners if v.missed >= late and self._in_vain[v.peer] < IN_VAIN]
         if joiners and not waits:
-            # whoever has been waited for least often decides: else others would use up what it needs
+            # the one with the fewest waits in vain decides: otherwise others would use up the time it needs
             wait_s = context.config.sync_s / 2 ** min(self._in_vain[v.peer] for v in joiners)
             if not needed and wait_s > self._leisure_s:
                 return []
@@ -91,7 +99,7 @@ class StepBarrier:
         return [self.fetch(volunteer, now) for volunteer in joiners]
 
     def may_rest(self, volunteer: Volunteer) -> bool:
-        """Whether it is not to come in now, and others who do hold its blocks, or are about to."""
+        """Whether `volunteer` rests now, and others hold its blocks or are about to."""
         disputed_pairs = self._context.disputed_pairs
         if not disputed_pairs.rests(volunteer.peer):
             return False
@@ -105,7 +113,7 @@ class StepBarrier:
         )
 
     def _earn(self) -> None:
-        """What was trained since the last time gives some leisure."""
+        """Add a share of the newly trained time to the waiting time."""
         context, most = self._context, ADVANCE * self._context.config.sync_s
         for step in range(self._trained_to, context.version):
             trained_s = float(context.history.commits.get(step, {}).get("seconds", 0.0))
@@ -113,7 +121,7 @@ class StepBarrier:
         self._trained_to = context.version
 
     def expects(self) -> bool:
-        """Whether somebody comes who can only come in when steps do not overlap."""
+        """Whether a volunteer is coming that can only enter when steps do not overlap."""
         return any(
             self.available(v.place)
             and not v.slow
@@ -125,17 +133,19 @@ class StepBarrier:
         )
 
     def keeps_out(self, volunteer: Volunteer) -> bool:
-        """Whether `volunteer` has failed where nobody else could be asked: others may come to its blocks first."""
+        """Whether `volunteer` failed microbatches at blocks that nobody else held: others may come to its
+        blocks first.
+        """
         return self._context.failures.rests(volunteer.peer)
 
     @property
     def _steps_are_long(self) -> bool:
-        """Whether a fetch that begins with a step is done early enough in it, most likely."""
+        """Whether a fetch that begins with a step most likely ends early enough in it."""
         last = self._context.history.commits.get(self._context.version - 1, {})
         return 0.0 < PAYS * self.fetch_s < float(last.get("seconds", 0.0))
 
     def fetched(self, volunteer: Volunteer, version: int, now: float) -> bool:
-        """`volunteer` has `version`. Whether it was told to fetch that."""
+        """Note that `volunteer` has `version`. Returns whether it was told to fetch that one."""
         told, began = self._fetching.get(volunteer.peer, (None, now))
         if told != version:
             return False
@@ -144,11 +154,11 @@ class StepBarrier:
         return True
 
     def in_time(self, volunteer: Volunteer) -> None:
-        """`volunteer` has the current version, and works."""
+        """`volunteer` has the current version and works: forget its waits in vain."""
         del self._in_vain[volunteer.peer]
 
     def must_wait(self, now: float) -> bool:
-        """Whether the step is held up for somebody who fetches."""
+        """Whether the next step is held up for volunteers that fetch."""
         volunteers = self._context.members.volunteers.values()
         syncing = [v for v in volunteers if v.life_cycle is LifeCycle.SYNCING]
         if self._context.state is not CoordinatorState.SYNCING or not syncing:
@@ -163,7 +173,7 @@ class StepBarrier:
         return not over
 
     def available(self, place: Range | None) -> bool:
-        """Whether the current version of these blocks can be had somewhere."""
+        """Whether the current version of these blocks can be fetched somewhere."""
         if place is None:
             return False
         return self._context.stored or all(self._context.members.holders(block) for block in range(*place))
@@ -195,18 +205,21 @@ class StepBarrier:
             self._waiting_since = now
 
     def leave(self) -> None:
-        """A step begins, or the run goes back: no wait goes on."""
+        """End the wait: a step begins, or the run rolls back."""
         self._waiting_since = None
 
     def gather(self, holders: Iterable[Volunteer], now: float) -> None:
-        """The current version is begun with anew: `holders` of it are waited for, for a while. Each says what it still holds."""
+        """Wait for `holders` of the version with which the run begins anew.
+
+        Each reports what it still holds.
+        """
         self._return_by = self._sync_by = now + self._context.config.return_s
         self._waited_to = now
         for holder in holders:
             holder.fetch()
 
     def excuse(self, pause_s: float, now: float) -> None:
-        """We did not run for so long: nobody could be heard."""
+        """Postpone all deadlines: the coordinator did not run for `pause_s` seconds and could hear nobody."""
         self._return_by += pause_s
         self._sync_by += pause_s
         self._waited_to += pause_s
@@ -214,11 +227,13 @@ class StepBarrier:
         self._context.failures.excuse(pause_s, now)
 
     def too_late(self, now: float) -> bool:
-        """Whether a block is gone for good: not stored, and its holders had their time to come back."""
+        """Whether a block is lost for good: not stored, and its holders had their time to come back."""
         return not self._context.stored and now > self._return_by
 
     def fill_gap(self, now: float) -> list[Effect]:
-        """Waited long enough for a block: a volunteer who can be spared is moved to it, if its state can be had."""
+        """Move a redundant volunteer to a block that has had no holder for `move_s`, if its state
+        is stored.
+        """
         if not self._context.stored or self._waiting_since is None:
             return []
         if now - self._waiting_since < self._context.config.move_s:

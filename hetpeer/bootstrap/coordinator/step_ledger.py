@@ -1,8 +1,9 @@
-"""The books of one step: which holder counts each microbatch at each block, and when that is an exact cover.
+"""The ledger of one step: which holder counts each microbatch at each block, and when that is an exact cover.
 
-Pure. Per block a mapping id → holder; an id is counted once or not at all, whatever is reported how often. Sums are
-reported slot by slot and accepted block by block: what is disjoint from the books counts; of two that overlap, the
-smaller is dropped and what it alone held is open again (docs/protocol.md, step 4).
+Pure. Per block a mapping id → holder; an id is counted once or not at all, however often it is reported.
+Slots are reported one by one and accepted block by block. A slot that is disjoint from the ledger counts. Of
+two slots that overlap the smaller is dropped, and ids that it alone held are open again (docs/protocol.md,
+step 4).
 """
 
 from __future__ import annotations
@@ -18,32 +19,40 @@ from hetpeer.bootstrap.log.unused_work import Unused
 CLIP_EPSILON = 1e-6
 """As torch.nn.utils.clip_grad_norm_ adds it to the norm."""
 MAX_REOPENED = 3
-"""So often one holder's refused reports open the same id again at once; after that it waits until nothing is counted for too long."""
+"""How often refused reports of one holder open the same id again at once.
+
+After that the id waits for the stall timeout.
+"""
 
 
 @dataclass(slots=True)
 class SlotVerdict:
-    """What became of a report: blocks that do not count, holders whose sums were displaced, ids open again."""
+    """What became of a report: blocks that do not count, holders whose sums were displaced, ids
+    open again.
+    """
 
     refused: tuple[int, ...] = ()
     evicted: dict[str, list[int]] = field(default_factory=dict)
     reopened: set[int] = field(default_factory=set)
     displaced: set[int] = field(default_factory=set)
-    """Those of them that had counted."""
+    """Those of `reopened` that had counted."""
     progress: bool = False
 
 
 class StepLedger:
-    """The books of a step with training ids `ids`, evaluation ids `evaluation` and `blocks` blocks."""
+    """The ledger of a step with training ids `ids`, evaluation ids `evaluation` and `blocks` blocks."""
 
     def __init__(self, ids: Iterable[int], evaluation: Iterable[int], blocks: int) -> None:
         self.ids = frozenset(ids)
         self.evaluation = frozenset(evaluation)
         self.unused = Unused()
-        """What was computed, or was to be, and does not count."""
+        """Work that was done, or handed out, and does not count."""
         self._counted: list[dict[int, str]] = [{} for _ in range(blocks)]
         self._settled: dict[str, tuple[int, tuple[int, ...]]] = {}
-        """Holder → its last slot, and the blocks of it that do not count: it seals one after the other, and numbers them upwards."""
+        """Holder → its last slot, and the blocks of it that do not count.
+
+        Slots are sealed one after another with rising numbers.
+        """
         self._reopened: Counter[tuple[str, int]] = Counter()
         """Holder and id → how often its reports opened it again."""
         self._losses: dict[tuple[str, int], float] = {}
@@ -54,8 +63,10 @@ class StepLedger:
     def report(
         self, holder: str, slot: int, contents: Sequence[Contents], losses: Mapping[int, float]
     ) -> SlotVerdict | None:
-        """`holder` has sealed `slot`. Its last slot, reported twice, gets the same answer and changes nothing; one before that gets none. What is
-        said of the last block counts with the losses of its ids: a commit without one would be no number.
+        """Note that `holder` has sealed `slot`.
+
+        Its last slot, reported twice, gets the same answer and changes nothing; an earlier one gets None. The
+        last block counts only with the losses of its ids: without one the commit's loss would be undefined.
         """
         settled, known = self._settled.get(holder, (-1, ()))
         if slot <= settled:
@@ -83,7 +94,7 @@ class StepLedger:
         return verdict
 
     def _may_reopen(self, holder: str, ids: set[int]) -> set[int]:
-        """Those of `ids` which the reports of `holder` have not opened too often."""
+        """Those of `ids` that reports of `holder` have not opened too often."""
         fresh = {i for i in ids if self._reopened[holder, i] < MAX_REOPENED}
         self._reopened.update((holder, i) for i in fresh)
         return fresh
@@ -105,13 +116,16 @@ class StepLedger:
         return True
 
     def evaluated(self, losses: Mapping[int, float]) -> bool:
-        """Losses of evaluation microbatches; the first one of an id counts. Whether anything was new."""
+        """Note losses of evaluation microbatches; the first one of an id counts.
+
+        Returns whether any was new.
+        """
         fresh = {i: x for i, x in losses.items() if i in self.evaluation and i not in self._evaluated}
         self._evaluated.update(fresh)
         return bool(fresh)
 
     def lose(self, holder: str) -> bool:
-        """`holder` is gone and its slots with it. Whether anything counted is open again."""
+        """Drop `holder` and its slots. Returns whether anything that counted is open again."""
         lost = False
         for counted in self._counted:
             theirs = [i for i, h in counted.items() if h == holder]
@@ -119,19 +133,19 @@ class StepLedger:
                 del counted[microbatch]
             self.unused.lost(holder, theirs)
             lost = lost or bool(theirs)
-        self._settled.pop(holder, None)  # it may come back, and number its slots from the beginning
+        self._settled.pop(holder, None)  # it may enter again, and numbers its slots from 0
         for key in [key for key in self._losses if key[0] == holder]:
             del self._losses[key]
         return lost
 
     def give_up(self) -> None:
-        """The step comes to nothing: all that counts is lost."""
+        """Note all that counts as lost: the step is given up."""
         for counted in self._counted:
             for microbatch, holder in counted.items():
                 self.unused.lost(holder, (microbatch,))
 
     def holder(self, block: int, microbatch: int) -> str | None:
-        """Who counts `microbatch` at `block`."""
+        """The holder that counts `microbatch` at `block`, or None."""
         return self._counted[block].get(microbatch)
 
     def undone(self) -> set[int]:
@@ -140,7 +154,7 @@ class StepLedger:
         return train | (self.evaluation - self._evaluated.keys())
 
     def is_undone(self, microbatch: int) -> bool:
-        """Whether this id of the step is among the undone ones."""
+        """Whether this id of the step is not done yet."""
         if microbatch in self.evaluation:
             return microbatch not in self._evaluated
         return any(microbatch not in counted for counted in self._counted)
@@ -162,8 +176,9 @@ class StepLedger:
     # ── deciding ────────────────────────────────────────────────────────────────────────────────────────────
 
     def train_loss(self, sizes: Mapping[int, int]) -> float:
-        """Mean loss of the step's samples; `sizes`: how many each id has. The loss of an id is that of the holder that
-        counts it at the last block.
+        """Mean loss of the step's samples.
+
+        `sizes`: id → its samples. The loss of an id is that of the holder that counts it at the last block.
         """
         last = self._counted[-1]
         losses = {i: self._losses[last[i], i] for i in self.ids}
@@ -175,5 +190,7 @@ class StepLedger:
 
 
 def clip_coefficient(norm: float, clip_norm: float | None) -> float:
-    """Factor that scales a gradient of global 2-norm `norm` to at most `clip_norm` (torch's clip_grad_norm_)."""
+    """Factor that scales a gradient of global 2-norm `norm` to at most `clip_norm` (torch's
+    clip_grad_norm_).
+    """
     return 1.0 if clip_norm is None else min(1.0, clip_norm / (norm + CLIP_EPSILON))

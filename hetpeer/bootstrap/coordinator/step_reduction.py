@@ -1,6 +1,6 @@
-"""How the sums of one step come about: plans, votes, proofs and spot checks, until there is a decision.
+"""The reduce of one step: plans, votes, proofs and spot checks, until there is a decision.
 
-Pure. What there is to sum, and when all of it is counted, is the step's business (step.py).
+Pure. step.py decides what is reduced, and when all of it is counted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from hetpeer.stages.pipeline.routes import Route
 
 
 class StepReduction:
-    """Of step `number`; `roster` is the step's own, as it changes, `trodden` says which way an id has gone."""
+    """The reduce of step `number`.
+
+    `roster` is the step's own, as it changes; `trodden` gives the route of an id.
+    """
 
     def __init__(
         self,
@@ -43,7 +46,7 @@ class StepReduction:
             guarded=config.spot_checks,
         )
         self.covers: Mapping[int, Sequence[Sums]] = {}
-        """Block → whose slots, with which ids, the latest plan adds."""
+        """Block → holders and ids that the latest plan adds."""
         elements = [cost.elements for cost in config.costs]
         self.proofs = StepSumProofs(
             config.checks if config.proves else None, context.line, number, dict(enumerate(elements))
@@ -58,9 +61,9 @@ class StepReduction:
             trodden,
         )
         self.awaited_at = now
-        """Since when the step is waited for: all before it are committed."""
+        """When all steps before it were committed: timeouts count from then."""
         self.unwanted: set[str] = set()
-        """Who was turned out of its reduce: the others are to end it among themselves, if they can."""
+        """Volunteers that were turned out of its reduce: the others end it without them, if they can."""
         self._line, self._number = context.line, number
         self._disputed_pairs = context.disputed_pairs
         self._members = context.members
@@ -72,9 +75,11 @@ class StepReduction:
         self._told: dict[int, m.Cover] = {}
         """Block → its part of the latest plan."""
         self._said_at = self._decided_at = self._checked_at = now
-        """When somebody last said something that proves a sum, when all was proven, and when a spot check last went on."""
+        """When a holder last said something that proves a result, when all was proven, and when a spot check
+        last went on.
+        """
         self._waits = 0
-        """Times that a proof has taken longer than our patience."""
+        """How often a proof has timed out."""
 
     @property
     def under_way(self) -> bool:
@@ -83,17 +88,17 @@ class StepReduction:
 
     @property
     def decision(self) -> Mapping[int, m.BlockVote] | None:
-        """What is to be committed: all have voted alike, it is what was sent, and nothing is left to be checked."""
+        """The votes to commit: all alike, proven, and all spot checks over. None before."""
         proven = self.proofs.over and not self.proofs.found_false
         return self.reduce.decision if proven and self.checks.over else None
 
     @property
     def trouble(self) -> str | None:
-        """Why there will be no decision."""
+        """Why there will be no decision; None as long as there may be one."""
         return None if self.reduce.trouble is None else f"{self.reduce.trouble} at step {self._number}"
 
     def plan(self, now: float) -> list[Effect]:
-        """All is counted: a plan that adds it up, in place of the one before."""
+        """All is counted: make a plan that adds it up, in place of the one before."""
         self.covers = self._ledger.covers()
         self.checks.void()
         says_length = self._members.speak(m.SAYS_LENGTH, self._roster)
@@ -116,7 +121,10 @@ class StepReduction:
     # ── what holders say ────────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, peer: str, message: m.Message, now: float) -> list[Effect]:
-        """A word of `peer`, who is on the roster, on plans and spot checks. Raises `ProtocolError` for what no honest peer says."""
+        """Note what `peer`, which is on the roster, says on plans and spot checks.
+
+        Raises `ProtocolError` for what no honest peer sends.
+        """
         match message:
             case m.Reducing():
                 self.reduce.moves(peer, message, now)
@@ -139,7 +147,7 @@ class StepReduction:
         return []
 
     def _vote(self, peer: str, message: m.Vote, now: float) -> list[Effect]:
-        """A holder's word on the reduced gradients of its blocks; the last one decides."""
+        """Note a holder's vote on the reduced gradients of its blocks; the last one decides."""
         if self.reduce.decision is not None:
             return []
         if self.reduce.vote(peer, message, self._roster, now):
@@ -150,7 +158,9 @@ class StepReduction:
         return [*self.proofs.begin(), *self._proven(now)]
 
     def _proven(self, now: float) -> list[Effect]:
-        """What follows from the proofs, if they are over: the sums are added up anew, or what they are made of is checked."""
+        """Once the proofs are over: make another plan if they contradict, otherwise begin with suspicious
+        contributions.
+        """
         if not self.proofs.over:
             return []
         if pairs := self.proofs.quarrels():
@@ -168,11 +178,11 @@ class StepReduction:
 
     @property
     def lengths(self) -> Lengths:
-        """How long what everybody counts is, by those who have added it up."""
+        """Block → norm of each holder's contribution, as its reducers report it."""
         return lengths(self.reduce.votes, self._told.values())
 
     def _contents(self, peer: str) -> list[m.Contents]:
-        """What `peer` counts."""
+        """Block → ids in `peer`'s accepted slots, by the current plan."""
         return [
             m.Contents(begin=block, end=block + 1, ids=ids)
             for block, sums in sorted(self.covers.items())
@@ -181,7 +191,7 @@ class StepReduction:
         ]
 
     def _compare(self) -> list[Effect]:
-        """The sums are decided: what was computed once more is compared with what they are made of."""
+        """Compare recomputed microbatches with the decided results."""
         if self.reduce.decision is None or not self.proofs.over:
             return []
         return self.checks.compare(self.reduce.plan, self.covers, self._told.values(), self.proofs.said)
@@ -189,25 +199,27 @@ class StepReduction:
     # ── who has to go, and time ─────────────────────────────────────────────────────────────────────────────
 
     def turned_out(self) -> dict[str, str]:
-        """Who is to leave because of what came of the plans, with the reason for each."""
+        """Volunteers on the roster that must leave after what became of the plans → reason."""
         out = {peer: why for peer, why in self.reduce.complaints.turned_out().items() if peer in self._roster}
         self.unwanted |= out.keys()
         return out
 
     def left(self, peers: Sequence[str]) -> None:
-        """`peers` are not on the roster any more: who has voted may have to vote again."""
+        """`peers` are not on the roster any more: votes and proofs begin again."""
         for peer in peers:
             self.checks.lost(peer)
         self.proofs.void()
         self.reduce.left()
 
     def mute(self, now: float) -> dict[str, str]:
-        """Who does not say what it is waited for, with the reason for which it is to leave."""
+        """Volunteers that do not answer in time → the reason for which they are fenced."""
         mute = dict.fromkeys(self.reduce.mute(self._roster, now), "it did not vote on three plans")
         return mute | dict.fromkeys(self._unsaid(now), "it did not say what it had sent or received")
 
     def _unsaid(self, now: float) -> list[str]:
-        """Who has not proven anything for too long, the second time that it seems so: the first time all may be slow."""
+        """Holders that have proven nothing within the timeout, the second time in a row: the first time all
+        may be slow.
+        """
         if self.proofs.over or now - self._said_at < self._timeouts.scaled(self._reduce_s):
             return []
         self._timeouts.ran_out()
@@ -218,7 +230,7 @@ class StepReduction:
         return sorted(self.proofs.silent & self._roster.keys())
 
     def tick(self, now: float) -> list[Effect]:
-        """Make a plan anew that is not voted on for too long; do not wait for spot checks for ever."""
+        """Make a plan anew that times out; end spot checks that take too long."""
         if self.reduce.decision is not None:
             if self.proofs.over:
                 self._hurry(now)
@@ -227,8 +239,10 @@ class StepReduction:
         return []
 
     def _hurry(self, now: float) -> None:
-        """Spot checks are not waited for longer than a plan would be while nothing comes of them, and no longer than it took to get so far:
-        a third opinion is all that somebody counts, computed once more.
+        """End spot checks that make no progress for a plan's timeout, or that take longer than the step did
+        so far.
+
+        A third opinion recomputes all that a volunteer counts, so it may take as long as the step.
         """
         timeout_s = self._timeouts.scaled(self._reduce_s)
         longest = max(self._decided_at - self.awaited_at, timeout_s)
