@@ -26,8 +26,8 @@ from functools import partial
 from typing import Any
 
 from benchmarks import report
-from hetpeer.averaging.groups.group_scheduler import GroupScheduler, Pipelines
-from hetpeer.averaging.groups.wait_window import Adaptive, Window
+from hetpeer.averaging.groups.group_scheduler import GroupPipelines, GroupScheduler
+from hetpeer.averaging.groups.wait_window import Adaptive, WaitWindow
 from hetpeer.dht.base.child_processes import dying_with_us
 from tests.simulation.group_schedules import RULES, GroupWatch, schedule
 from tests.simulation.sdpipe import Artifact, Paper
@@ -97,8 +97,8 @@ def decisions() -> dict[str, float]:
     """Seconds of `ready` at one scheduler of 1,000 workers whose groups are of every size."""
     workers = names(WORKERS)
     took = []
-    for window in (Window(0.0), Window(0.005), Window(0.2), Window(math.inf)):
-        scheduler, now = Pipelines(1, workers, SPAN, window), 0.0
+    for window in (WaitWindow(0.0), WaitWindow(0.005), WaitWindow(0.2), WaitWindow(math.inf)):
+        scheduler, now = GroupPipelines(1, workers, SPAN, window), 0.0
         for _ in range(3):
             for worker in workers:
                 now += 0.001
@@ -124,12 +124,13 @@ class Way:
 
 def ways() -> dict[str, Way]:
     return {
-        "no synchronisation": Way(make=lambda m, w: Pipelines(m, w, None, Window(0.0))),
+        "no synchronisation": Way(make=lambda m, w: GroupPipelines(m, w, None, WaitWindow(0.0))),
         "AD-PSGD": Way(
-            make=lambda m, w: Pipelines(m, w, None, Window(0.0)), average_s=lambda _alone: average_s(2)
+            make=lambda m, w: GroupPipelines(m, w, None, WaitWindow(0.0)),
+            average_s=lambda _alone: average_s(2),
         ),
-        "all-reduce": Way(make=lambda m, w: Pipelines(m, w, None, Window(math.inf))),
-        "hetpeer": Way(make=lambda m, w: Pipelines(m, w, SPAN, Adaptive(SPAN)), span=SPAN),
+        "all-reduce": Way(make=lambda m, w: GroupPipelines(m, w, None, WaitWindow(math.inf))),
+        "hetpeer": Way(make=lambda m, w: GroupPipelines(m, w, SPAN, Adaptive(SPAN)), span=SPAN),
         "paper": Way(make=lambda m, w: Paper(m, w, SPAN, partial(Adaptive, SPAN, most=1.0)), span=SPAN),
         "artifact": Way(make=Artifact, span=SPAN),
     }

@@ -159,7 +159,7 @@ class ShareUplink:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TiedPiece:
     """Consecutive shards of a block's reduced vector, from element `begin`."""
 
     begin: int
@@ -175,7 +175,7 @@ class Inspect:
     plan: int
     block: int
     shards: tuple[Handle, ...]
-    tied: Mapping[int, Piece] = field(default_factory=dict)
+    tied: Mapping[int, TiedPiece] = field(default_factory=dict)
     closely: bool = False
 
     @property

@@ -4,7 +4,7 @@ import numpy as np
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
-from hetpeer.averaging.member.given_inputs import Given, Seen
+from hetpeer.averaging.member.given_inputs import GivenInput, GivenInputs
 from hetpeer.stages.block.fingerprint import PLACES, pack
 from hetpeer.stages.pipeline import effects as p
 
@@ -15,7 +15,7 @@ TRUE, FALSE = pack(np.ones(PLACES)), pack(-np.ones(PLACES))
 
 def given():
     keys = iter((b"first", b"second"))
-    return Given(lambda: next(keys), tolerance=1e-3)
+    return GivenInputs(lambda: next(keys), tolerance=1e-3)
 
 
 def used(book, sender, marks=TRUE, key=KEY, *, back=False, exact=b""):
@@ -25,7 +25,7 @@ def used(book, sender, marks=TRUE, key=KEY, *, back=False, exact=b""):
 
 def compared(book, marks=TRUE, *, back=False, exact=b""):
     bundle = p.CompareBundle(7, KEY.id, KEY.begin, back, "checker", "handle")
-    word = book.compared(STEP, bundle, Seen(KEY, KEY.begin, back, "checker", marks, exact))
+    word = book.compared(STEP, bundle, GivenInput(KEY, KEY.begin, back, "checker", marks, exact))
     assert (word.step, word.check, word.id, word.border, word.back) == (3, 7, 5, 2, back)
     assert word.peer == "checker"
     return word.alike, word.differ

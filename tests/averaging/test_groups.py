@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.averaging.groups.group_scheduler import Group, Pipelines
+from hetpeer.averaging.groups.group_scheduler import Group, GroupPipelines
 from hetpeer.averaging.groups.sync_graph import SyncGraph
-from hetpeer.averaging.groups.wait_queue import Line
-from hetpeer.averaging.groups.wait_window import Adaptive, Bounded, Window
+from hetpeer.averaging.groups.wait_queue import WaitQueue
+from hetpeer.averaging.groups.wait_window import Adaptive, Bounded, WaitWindow
 from tests.simulation.sdpipe import Artifact, Paper
 
-ALWAYS, NEVER = Window(math.inf), Window(0.0)
+ALWAYS, NEVER = WaitWindow(math.inf), WaitWindow(0.0)
 
 
 # ── the sync graph ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -145,7 +145,7 @@ def test_who_has_averaged_lately_goes_on_alone_as_long_as_averaging_is_dear():
 
 
 def test_a_line_is_due_when_the_window_of_the_first_is_over_or_everybody_is_here():
-    line = Line(SyncGraph(None, "abc"), Window(5.0))
+    line = WaitQueue(SyncGraph(None, "abc"), WaitWindow(5.0))
     assert not line.is_due(100.0)
     line.arrive("a", 100.0)
     line.arrive("b", 104.0)
@@ -161,7 +161,7 @@ def test_a_line_is_due_when_the_window_of_the_first_is_over_or_everybody_is_here
 
 
 def test_who_waits_may_go_when_the_span_would_connect_everybody():
-    line = Line(SyncGraph(1, "abcd"), NEVER)
+    line = WaitQueue(SyncGraph(1, "abcd"), NEVER)
     for group in ("c", "d", "ab"):
         assert not line.graph.binding
         line.graph.add(group)
@@ -185,7 +185,7 @@ def feed(scheduler, *arrivals, now=0.0):
 
 
 def test_pipelines_wait_as_a_whole_and_all_their_stages_average_with_the_same():
-    scheduler = Pipelines(2, "abc", None, Window(1.0))
+    scheduler = GroupPipelines(2, "abc", None, WaitWindow(1.0))
     assert feed(scheduler, (1, "a"), (1, "b"), (0, "a"), (0, "a")) == []
     assert scheduler.due_at == 1.0
     assert scheduler.tick(0.9) == []
@@ -196,10 +196,10 @@ def test_pipelines_wait_as_a_whole_and_all_their_stages_average_with_the_same():
 
 
 def test_without_end_is_all_reduce_and_without_window_local_until_the_span_asks_for_all():
-    everybody = Pipelines(1, "abc", 10, ALWAYS)
+    everybody = GroupPipelines(1, "abc", 10, ALWAYS)
     assert feed(everybody, (0, "a"), (0, "b")) == []
     assert feed(everybody, (0, "c")) == [Group(0, 1, ("a", "b", "c"))]
-    local = Pipelines(1, "ab", 3, NEVER)
+    local = GroupPipelines(1, "ab", 3, NEVER)
     assert [g.members for g in feed(local, *5 * [(0, "a")])] == 5 * [("a",)]
     assert feed(local, (0, "a")) == []
     assert [g.members for g in feed(local, (0, "b"))] == [("a", "b")]
@@ -208,7 +208,7 @@ def test_without_end_is_all_reduce_and_without_window_local_until_the_span_asks_
 def test_one_slow_of_many_holds_nobody_up():
     """Nineteen that need about a second, and one that needs nine: a span is ten iterations of each, however many they are."""
     workers = [str(n) for n in range(20)]
-    scheduler, draw = Pipelines(1, workers, 10, Adaptive(10)), random.Random(0)
+    scheduler, draw = GroupPipelines(1, workers, 10, Adaptive(10)), random.Random(0)
     ready = {worker: draw.random() for worker in workers}
     iterations, now = Counter(), 0.0
     while now < 100.0:
@@ -228,7 +228,7 @@ def test_one_slow_of_many_holds_nobody_up():
 
 
 def test_who_leaves_is_not_waited_for_and_who_comes_is():
-    scheduler = Pipelines(1, "abc", 1, ALWAYS)
+    scheduler = GroupPipelines(1, "abc", 1, ALWAYS)
     assert feed(scheduler, (0, "a"), (0, "b")) == []
     assert scheduler.joined("d", "a", 0.0) == []
     assert scheduler.left("c", 0.0) == []

@@ -5,7 +5,7 @@ import pytest
 
 from hetpeer.averaging.effects import Shard, StepId
 from hetpeer.averaging.messages import MOST_RECEIPTS, Line, Mark
-from hetpeer.averaging.reduce.received_parts import Received
+from hetpeer.averaging.reduce.received_parts import ReceivedParts
 from hetpeer.stages.block.fingerprint import fingerprint, unpack
 
 STEP = StepId(Line(term=1, view=0), 3)
@@ -20,7 +20,7 @@ VECTORS = {
 def received(named=(), plan=1, shares=((100, 350), (350, 600)), peers="ab"):
     """Of elements [100, 600) of block 2, in two shards."""
     keys = iter(KEYS)
-    book = Received(lambda: next(keys))
+    book = ReceivedParts(lambda: next(keys))
     for begin, end in shares:
         shard = Shard(plan, 2, 0, begin, end, "me")
         for peer in peers:

@@ -4,12 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from hetpeer.averaging.reduce.reducer_shares import PARTS, Load, alike, divide
+from hetpeer.averaging.reduce.reducer_shares import PARTS, ReducerLoad, alike, divide
 from tests.amounts import examples
 
 
 def load(elements, *peers, senders=None):
-    return Load(elements, frozenset(peers if senders is None else senders), peers)
+    return ReducerLoad(elements, frozenset(peers if senders is None else senders), peers)
 
 
 def seconds(loads, uplinks, shares):

@@ -1,7 +1,7 @@
 """A grouped run without a network: its coordinator, and what it says and records."""
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.groups.group_scheduler import Pipelines
+from hetpeer.averaging.groups.group_scheduler import GroupPipelines
 from hetpeer.averaging.groups.wait_window import Adaptive
 from hetpeer.averaging.member.place_choice import choose_place
 from hetpeer.bootstrap.grouped.cluster_cut import ClusterCut
@@ -24,7 +24,7 @@ class Waiting:
         costs = [BlockDemand(elements=10, memory_bytes=each, flops=1.0) for each in memory]
         changes |= {"layouts": (layout,), "costs": costs, "steps": steps}
         config = CoordinatorConfig(**(CONFIG | changes))
-        self.core = GroupedRun(config, records, Pipelines(1, (), 2, Adaptive(2)), 0.0)
+        self.core = GroupedRun(config, records, GroupPipelines(1, (), 2, Adaptive(2)), 0.0)
         self.sent = {}
         self.do(self.core.start())
 

@@ -61,9 +61,9 @@ def _send_otherwise(attack: Callable[[], str]) -> None:
 
 
 def _sit_on_work(attack: Callable[[], str]) -> None:
-    from hetpeer.peer.training.task_execution import Execution
+    from hetpeer.peer.training.task_execution import TaskExecution
 
-    forward = Execution.forward
+    forward = TaskExecution.forward
 
     async def never(doing: str) -> None:
         while attack() == doing:
@@ -72,7 +72,7 @@ def _sit_on_work(attack: Callable[[], str]) -> None:
     def sits(self: Any, member: Any, step: Any, work: Any) -> Any:
         return never("hoard") if attack() == "hoard" else forward(self, member, step, work)
 
-    Execution.forward = sits  # type: ignore[method-assign]
+    TaskExecution.forward = sits  # type: ignore[method-assign]
 
 
 def _say_otherwise(attack: Callable[[], str]) -> None:

@@ -94,10 +94,10 @@ class Liar:
 def install(kind_of: Callable[[str], str]) -> None:
     """Change this process: it lies as `kind_of` says of its id."""
     from hetpeer.averaging.member.step_vote import StepVote
-    from hetpeer.peer.training.sum_proof_answers import Proving
+    from hetpeer.peer.training.sum_proof_answers import SumProofAnswers
     from hetpeer.peer.transport.data_plane import DataPlane
 
-    liar, plan, send, look = Liar(kind_of), StepVote.plan, DataPlane.send, Proving._slot
+    liar, plan, send, look = Liar(kind_of), StepVote.plan, DataPlane.send, SumProofAnswers._slot
 
     def planned(self: Any, message: Any) -> Any:
         liar.planned(self._me, message)
@@ -113,7 +113,7 @@ def install(kind_of: Callable[[str], str]) -> None:
         said = None if slot >= CHECKS else liar.says(step.number, mark)
         return await look(self, step, slot, mark) if said is None else said
 
-    StepVote.plan, DataPlane.send, Proving._slot = planned, sends, looks  # type: ignore[method-assign, assignment]
+    StepVote.plan, DataPlane.send, SumProofAnswers._slot = planned, sends, looks  # type: ignore[method-assign, assignment]
 
 
 def told_in(path: Path) -> Callable[[str], str]:

@@ -10,7 +10,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.tensor_heads import ActivationHead, Coded, GradientHead, ShardHead
 from hetpeer.peer.transport.intake import MAX_STRANGERS, MOST_LATELY, Intake, cost_of, pool_of
 from hetpeer.peer.transport.link_pressure import ACTIVATIONS, GRADIENTS, SHARDS
-from hetpeer.peer.transport.tensor_schema import Schema, bundles_beside, microbatches_in
+from hetpeer.peer.transport.tensor_schema import TensorSchema, bundles_beside, microbatches_in
 from hetpeer.stages.pipeline.routes import Hop
 from tests.bootstrap.engine import make_run
 
@@ -19,14 +19,14 @@ OWN = {"line": m.Line(term=1, view=0), "step": 0, "incarnation": 1}
 
 
 @pytest.fixture(scope="module")
-def schema(tmp_path_factory: pytest.TempPathFactory) -> Schema:
+def schema(tmp_path_factory: pytest.TempPathFactory) -> TensorSchema:
     """Of who holds the second half of a small GPT."""
     run = make_run(Path(tmp_path_factory.mktemp("intake")))
     blocks = run.manifest.blocks
-    return Schema([run.block_spec(block) for block in blocks[len(blocks) // 2 :]], run.manifest)
+    return TensorSchema([run.block_spec(block) for block in blocks[len(blocks) // 2 :]], run.manifest)
 
 
-def test_what_memory_has_room_for(schema: Schema) -> None:
+def test_what_memory_has_room_for(schema: TensorSchema) -> None:
     """Exactly so many microbatches beside the vectors: five, and those that the optimizer keeps."""
     specs = list(schema.specs.values())
     first, last = (spec.at(spec.batch) for spec in (specs[0], specs[-1]))
@@ -46,19 +46,19 @@ def test_what_memory_has_room_for(schema: Schema) -> None:
     assert bundles_beside(0, specs, 2, 0) == 2 * bundles
 
 
-def used(schema: Schema) -> Intake:
+def used(schema: TensorSchema) -> Intake:
     intake = Intake()
     intake.use(schema, ARENA)
     return intake
 
 
-def activation(schema: Schema, hops: int = 1, coded: Coded | None = None) -> ActivationHead:
+def activation(schema: TensorSchema, hops: int = 1, coded: Coded | None = None) -> ActivationHead:
     first = min(schema.specs)
     route = tuple(Hop("us", first + n, first + n + 1) for n in range(hops))
     return ActivationHead(**OWN, id=0, batch=0, route=route, attempt=0, coded=coded)
 
 
-def test_a_route_has_no_gaps_and_ends_with_the_model_at_the_latest(schema: Schema) -> None:
+def test_a_route_has_no_gaps_and_ends_with_the_model_at_the_latest(schema: TensorSchema) -> None:
     """Who was sent another had looked up the layout of a block that it does not hold, and ended by that."""
     end = schema.blocks
     assert schema.goes_on((Hop("us", 1, 2), Hop("them", 2, end)))
@@ -73,7 +73,7 @@ def test_a_route_has_no_gaps_and_ends_with_the_model_at_the_latest(schema: Schem
         assert not schema.goes_on(wrong)
 
 
-def test_pools_and_costs(schema: Schema) -> None:
+def test_pools_and_costs(schema: TensorSchema) -> None:
     first = min(schema.specs)
     raw = schema.input_layout(first, 0).nbytes
     coded = Coded(codec="int8", written=())
@@ -92,7 +92,7 @@ def test_pools_and_costs(schema: Schema) -> None:
     )
 
 
-def test_volunteers_of_the_step_share_what_there_is(schema: Schema) -> None:
+def test_volunteers_of_the_step_share_what_there_is(schema: TensorSchema) -> None:
     intake = used(schema)
     names = [f"v{n}" for n in range(5)]
     intake.members(names, ())
@@ -107,7 +107,7 @@ def test_volunteers_of_the_step_share_what_there_is(schema: Schema) -> None:
         assert base[2] >= 2 * schema.input_layout(min(schema.specs), 4).nbytes
 
 
-def test_who_sends_gets_more_and_all_of_it_together_is_as_much(schema: Schema) -> None:
+def test_who_sends_gets_more_and_all_of_it_together_is_as_much(schema: TensorSchema) -> None:
     """Of forty, three have the blocks before ours; one of them is of our cluster."""
     intake = used(schema)
     names = [f"v{n}" for n in range(40)]
@@ -129,7 +129,7 @@ def test_who_sends_gets_more_and_all_of_it_together_is_as_much(schema: Schema) -
     assert links["v1"]._budgets[ACTIVATIONS].most == pytest.approx(ARENA / 8 / 39, rel=0.1), "it has stopped"
 
 
-def test_of_a_few_the_only_one_that_sends_gets_what_others_do_not_use(schema: Schema) -> None:
+def test_of_a_few_the_only_one_that_sends_gets_what_others_do_not_use(schema: TensorSchema) -> None:
     intake = used(schema)
     intake.members("abcd", ())
     links = {name: intake.grants(name, "1", lambda: None) for name in "bcd"}
@@ -139,7 +139,7 @@ def test_of_a_few_the_only_one_that_sends_gets_what_others_do_not_use(schema: Sc
     assert most == pytest.approx([ARENA / 6, ARENA / 24, ARENA / 24], rel=0.01)
 
 
-def test_without_a_place_nothing_is_granted_and_with_one_the_sender_hears_of_it(schema: Schema) -> None:
+def test_without_a_place_nothing_is_granted_and_with_one_the_sender_hears_of_it(schema: TensorSchema) -> None:
     intake, told = Intake(), []
     intake.members(["a", "us"], ())
     grants = intake.grants("a", "1", lambda: told.append(1))
@@ -151,7 +151,7 @@ def test_without_a_place_nothing_is_granted_and_with_one_the_sender_hears_of_it(
     assert intake.grants("a", "2", lambda: None) is not grants
 
 
-def test_strangers_get_one_frame_of_each_kind_and_only_a_few_of_them(schema: Schema) -> None:
+def test_strangers_get_one_frame_of_each_kind_and_only_a_few_of_them(schema: TensorSchema) -> None:
     intake = used(schema)
     intake.members(["a", "us"], ())
     bases = [intake.grants(f"stranger {n}", "1", lambda: None).said()[0] for n in range(MAX_STRANGERS + 5)]
@@ -163,7 +163,7 @@ def test_strangers_get_one_frame_of_each_kind_and_only_a_few_of_them(schema: Sch
     assert all(late.said()[0])
 
 
-def test_who_is_gone_is_forgotten_once_nothing_of_it_is_here(schema: Schema) -> None:
+def test_who_is_gone_is_forgotten_once_nothing_of_it_is_here(schema: TensorSchema) -> None:
     intake = used(schema)
     intake.members(["a", "us"], ())
     lane = intake.grants("a", "1", lambda: None).lane()

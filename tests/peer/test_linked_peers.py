@@ -1,12 +1,12 @@
 """Whose links are kept beside those of the step."""
 
-from hetpeer.peer.training.linked_peers import KEPT, Acquaintances
+from hetpeer.peer.training.linked_peers import KEPT, LinkedPeers
 
 PLACE = (2, 4)
 
 
 def test_who_exchanges_parameters_with_us_stays_known_and_who_only_takes_part_does_not():
-    known = Acquaintances()
+    known = LinkedPeers()
     known.averages({"me": PLACE, "a": (0, 3), "b": (3, 6), "c": (0, 2), "d": (4, 6)}, PLACE)
     assert set(known) == {"me", "a", "b", "c", "d"}
     known.averages({"me": PLACE, "e": PLACE}, PLACE)
@@ -14,14 +14,14 @@ def test_who_exchanges_parameters_with_us_stays_known_and_who_only_takes_part_do
 
 
 def test_who_leaves_is_forgotten():
-    known = Acquaintances()
+    known = LinkedPeers()
     known.averages({"a": PLACE, "b": PLACE, "c": (0, 2)}, PLACE)
     known.gone(["a", "c"])
     assert set(known) == {"b"}
 
 
 def test_so_many_are_kept_and_those_met_longest_ago_are_not():
-    known = Acquaintances()
+    known = LinkedPeers()
     for number in range(KEPT):
         known.averages({f"{number}": PLACE}, PLACE)
     known.averages({"0": PLACE}, PLACE)
@@ -30,7 +30,7 @@ def test_so_many_are_kept_and_those_met_longest_ago_are_not():
 
 
 def test_without_a_place_nobody_is_met():
-    known = Acquaintances()
+    known = LinkedPeers()
     known.averages({"a": PLACE}, None)
     known.averages({"b": PLACE}, None)
     assert set(known) == {"b"}

@@ -21,9 +21,9 @@ from hetpeer.peer.limits.settings import WORKER
 from hetpeer.peer.preparation import state_fetcher
 from hetpeer.peer.preparation.state_fetcher import StateFetcher
 from hetpeer.peer.process.span_trace import Trace
-from hetpeer.peer.training.task_execution import Execution
+from hetpeer.peer.training.task_execution import TaskExecution
 from hetpeer.peer.transport.tensor_store import TensorStore
-from hetpeer.peer.transport.worker_posts import Posts
+from hetpeer.peer.transport.worker_posts import WorkerPosts
 from hetpeer.stages.block.block_state import BlockState, dump, layout_of
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.graph.block_wire import pack_block
@@ -157,8 +157,8 @@ async def test_a_microbatch_for_which_there_is_no_memory_is_left_to_others_and_s
     limit(compute)
     row = np.zeros((1, WIDE), np.float32)
     failed: list[tuple[object, ...]] = []
-    execution = Execution(
-        Posts(compute, TensorStore(compute.arena), Trace(SystemClock(), None, peer="us", name="")),
+    execution = TaskExecution(
+        WorkerPosts(compute, TensorStore(compute.arena), Trace(SystemClock(), None, peer="us", name="")),
         SimpleNamespace(
             specs={0: spec},
             output_layout=lambda *_: None,
@@ -172,7 +172,7 @@ async def test_a_microbatch_for_which_there_is_no_memory_is_left_to_others_and_s
         lambda _: None,
         lambda *_: None,
     )
-    member = SimpleNamespace(work_failed=lambda *args: failed.append(args))
+    member = SimpleNamespace(work=SimpleNamespace(work_failed=lambda *args: failed.append(args)))
     for number in (0, 1):
         work = RunForward(TaskKey(number, 0), 1, None, train=True, hops_after=0)
         await execution.forward(member, StepId(ORDER.line, 0), work)  # type: ignore[arg-type]

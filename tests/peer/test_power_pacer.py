@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from hetpeer.peer.transport.uplink_rate import ARRIVALS, KNOWN, WINDOWS, Outflow
-from hetpeer.peer.transport.uplink_shares import AIR, PACED_BELOW, Pacing
+from hetpeer.peer.transport.uplink_rate import ARRIVALS, KNOWN, WINDOWS, UplinkRate
+from hetpeer.peer.transport.uplink_shares import AIR, PACED_BELOW, UplinkShares
 
 MB = 1e6
 
@@ -26,7 +26,7 @@ def windows(outflow, rates, links=2, arrived=0, now=0.0, every_s=0.1, under_way_
 
 
 def test_an_uplink_carries_what_it_carried_at_its_best():
-    outflow = Outflow()
+    outflow = UplinkRate()
     now, arrived = windows(outflow, [MB, 2 * MB, 12 * MB, 11 * MB, 12 * MB, 3 * MB, 4 * MB, 12.1 * MB])
     assert outflow.rate == pytest.approx(12 * MB)
     windows(outflow, [5 * MB] * WINDOWS, arrived=arrived, now=now)
@@ -34,7 +34,7 @@ def test_an_uplink_carries_what_it_carried_at_its_best():
 
 
 def test_one_link_says_nothing_of_the_uplink():
-    outflow = Outflow()
+    outflow = UplinkRate()
     now, arrived = windows(outflow, [9 * MB] * 3, links=1)
     assert outflow.rate == 0
     windows(outflow, [2 * MB] * KNOWN, arrived=arrived, now=now)
@@ -42,7 +42,7 @@ def test_one_link_says_nothing_of_the_uplink():
 
 
 def test_time_in_which_nothing_is_under_way_does_not_count_nor_that_until_something_arrives():
-    outflow = Outflow()
+    outflow = UplinkRate()
     arrived = 0
     for burst in range(ARRIVALS * KNOWN):
         now = 100.0 * burst
@@ -58,7 +58,7 @@ def test_time_in_which_nothing_is_under_way_does_not_count_nor_that_until_someth
 
 def test_frames_that_only_travel_say_nothing_of_the_uplink():
     """A few small ones that are always under way: acknowledged after a trip, with the next frame that comes back."""
-    outflow = Outflow()
+    outflow = UplinkRate()
     now, arrived = windows(outflow, [MB] * WINDOWS, under_way_s=TRIP_S + 0.08)
     assert outflow.rate == outflow.seen == 0
     windows(outflow, [9 * MB] * KNOWN, arrived=arrived, now=now)
@@ -69,7 +69,7 @@ def test_frames_that_only_travel_say_nothing_of_the_uplink():
 
 def test_a_burst_that_is_paced_does_not_make_the_line_look_slower_from_time_to_time():
     """Paced to what was measured, and a trip longer than that each time: the trip is not the line's."""
-    outflow, arrived, now, rate = Outflow(), 0, 0.0, 1.25 * MB
+    outflow, arrived, now, rate = UplinkRate(), 0, 0.0, 1.25 * MB
     for _ in range(20 * KNOWN):
         burst = 600_000
         outflow.look(now, 2, arrived, burst, TRIP_S)
@@ -84,10 +84,10 @@ def test_a_burst_that_is_paced_does_not_make_the_line_look_slower_from_time_to_t
 
 
 def test_too_short_a_look_says_nothing():
-    outflow = Outflow()
+    outflow = UplinkRate()
     windows(outflow, [MB] * KNOWN, every_s=0.001)
     assert outflow.rate == 0, "a fifth of a second"
-    outflow = Outflow()
+    outflow = UplinkRate()
     outflow.look(0.0, 2, 0, 9, TRIP_S)
     for n in range(1, ARRIVALS * KNOWN + 1):
         outflow.look(float(n), 2, n, 9, TRIP_S)
@@ -97,7 +97,7 @@ def test_too_short_a_look_says_nothing():
 
 
 def test_nobody_is_paced_to_the_first_seconds_of_a_line():
-    outflow = Outflow()
+    outflow = UplinkRate()
     now, arrived = windows(outflow, [MB] * (KNOWN - 1))
     assert outflow.rate == 0
     windows(outflow, [9 * MB], arrived=arrived, now=now)
@@ -105,7 +105,7 @@ def test_nobody_is_paced_to_the_first_seconds_of_a_line():
 
 
 def test_a_link_that_is_closed_takes_its_bytes_along():
-    outflow = Outflow()
+    outflow = UplinkRate()
     outflow.look(0.0, 2, 10_000, 9, TRIP_S)
     outflow.look(0.0, 2, 11_000, 9, TRIP_S)
     outflow.look(1.0, 2, 500, 9, TRIP_S)
@@ -114,7 +114,7 @@ def test_a_link_that_is_closed_takes_its_bytes_along():
 
 
 def test_links_get_the_parts_with_which_all_are_done_at_once():
-    pacing = Pacing()
+    pacing = UplinkShares()
     pacing.begin("a step", {"b": 3000, "c": 1000, "d": 0})
     uplink = 12 * MB
     assert pacing.rates(uplink).get("b", math.inf) == pytest.approx(AIR * 9 * MB)
@@ -129,7 +129,7 @@ def test_links_get_the_parts_with_which_all_are_done_at_once():
 
 
 def test_who_is_behind_gets_more_and_nobody_less():
-    pacing = Pacing()
+    pacing = UplinkShares()
     pacing.begin("a step", {"b": 2000, "c": 2000})
     assert pacing.arrived("a step", "b", 1500)
     assert pacing.rates(10 * MB).get("b", math.inf) == pytest.approx(AIR * 5 * MB)
@@ -143,7 +143,7 @@ def test_who_is_behind_gets_more_and_nobody_less():
 
 
 def test_only_the_end_of_the_latest_reduce_ends_it():
-    pacing = Pacing()
+    pacing = UplinkShares()
     pacing.begin("first", {"b": 1})
     pacing.begin("second", {"b": 1})
     assert not pacing.end("first")

@@ -12,7 +12,7 @@ from hetpeer.dht.kademlia.adverts import Advert, LinkNote
 from hetpeer.peer.cli.swarm.plan_command import _lines
 from hetpeer.peer.planning.reduce_traffic import sums_bytes
 from hetpeer.peer.planning.step_prediction import predict
-from hetpeer.peer.training.volunteer_figures import Figures
+from hetpeer.peer.training.volunteer_figures import VolunteerFigures
 from hetpeer.stages.pipeline.routes import Hop
 from tests.bootstrap.engine import make_run
 
@@ -147,7 +147,7 @@ def test_too_early(run: RunDirectory, fields: dict[str, object], why: str) -> No
 
 
 def test_between_two_steps() -> None:
-    figures = Figures()
+    figures = VolunteerFigures()
     figures.updated(3, 1.0)  # of a step in which nothing was done here
     assert figures.between_s == 0
     for step, worked, updated in ((4, 5.0, 5.5), (5, 9.0, 10.0), (6, 12.0, 20.0), (7, 21.0, 22.0)):
@@ -160,7 +160,7 @@ def test_between_two_steps() -> None:
 
 def test_between_two_steps_that_overlap() -> None:
     """Work on later ones is no work on this one; and one that is done early waits for those before it."""
-    figures = Figures()
+    figures = VolunteerFigures()
     for step, now in ((0, 1.0), (1, 2.0), (0, 3.0), (1, 4.0)):
         figures.worked(step, now)
     figures.updated(0, 6.0)

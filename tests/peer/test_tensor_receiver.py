@@ -24,15 +24,15 @@ from hetpeer.dht.streams import frames
 from hetpeer.dht.streams.flow_control import pack
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.process.span_trace import Trace
-from hetpeer.peer.training.step_driver import Place, StepWork
-from hetpeer.peer.training.volunteer_figures import Figures
+from hetpeer.peer.training.step_driver import Place, StepDriver
+from hetpeer.peer.training.volunteer_figures import VolunteerFigures
 from hetpeer.peer.transport.link_book import LinkBook
 from hetpeer.peer.transport.link_pressure import SHARDS
-from hetpeer.peer.transport.link_transcoder import Transcoding
-from hetpeer.peer.transport.tensor_receiver import Receiving
-from hetpeer.peer.transport.tensor_schema import Schema
+from hetpeer.peer.transport.link_transcoder import LinkTranscoder
+from hetpeer.peer.transport.tensor_receiver import TensorReceiver
+from hetpeer.peer.transport.tensor_schema import TensorSchema
 from hetpeer.peer.transport.tensor_store import Tensor, TensorStore
-from hetpeer.peer.transport.worker_posts import Posts
+from hetpeer.peer.transport.worker_posts import WorkerPosts
 from hetpeer.stages.ipc.arena import ALIGNMENT, Arena
 from hetpeer.stages.ipc.transfer_commands import Decode
 from hetpeer.stages.links.codec import Codec, Written
@@ -49,9 +49,9 @@ NBYTES = 4 * ELEMENTS
 
 
 @pytest.fixture(scope="module")
-def schema(tmp_path_factory: pytest.TempPathFactory) -> Schema:
+def schema(tmp_path_factory: pytest.TempPathFactory) -> TensorSchema:
     run = make_run(Path(tmp_path_factory.mktemp("receiving")))
-    return Schema([run.block_spec(block) for block in run.manifest.blocks], run.manifest)
+    return TensorSchema([run.block_spec(block) for block in run.manifest.blocks], run.manifest)
 
 
 class Owner:
@@ -86,6 +86,7 @@ class Member:
 
     def __init__(self) -> None:
         self.parts: list[Tensor] = []
+        self.work = self
 
     def part(self, _origin: Any, _block: int, _index: int, tensor: Tensor) -> tuple[()]:
         self.parts.append(tensor)
@@ -95,12 +96,12 @@ class Member:
 class Rig:
     """Our side, and a peer's streams to it, on which it says whatever it likes."""
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: TensorSchema) -> None:
         self.arena = Arena(8 << 20)
         self.store = TensorStore(self.arena)
         self.owner = Owner()
         self.trace, self.book = Trace(SystemClock()), LinkBook(LinkSettings(reduce="int8"))
-        self.receiving = Receiving(self.book, self.trace, self.owner)
+        self.receiving = TensorReceiver(self.book, self.trace, self.owner)
         self.receiving.use(schema, self.store)
         self.receiving.keep_only(frozenset({"us", "them"}))
         self.network = Loopback(self.receiving.handle, "them")
@@ -119,7 +120,7 @@ async def heard_out(stream: Stream) -> None:
 
 
 @asynccontextmanager
-async def rigged(schema: Schema) -> AsyncIterator[Rig]:
+async def rigged(schema: TensorSchema) -> AsyncIterator[Rig]:
     rig = Rig(schema)
     try:
         yield rig
@@ -140,17 +141,17 @@ def frame(number: int, total: int, message: dict[str, Any]) -> dict[str, Any]:
     return {"n": number, "a": 0, "s": pack({SHARDS: total}), "m": message}
 
 
-def working(rig: Rig, schema: Schema, tasks: TaskSet) -> tuple[StepWork, Member]:
+def working(rig: Rig, schema: TensorSchema, tasks: TaskSet) -> tuple[StepDriver, Member]:
     """What is done with all that arrives at `rig`, as far as it is decoded."""
     member, quiet = Member(), SimpleNamespace(use=rig.receiving.use, end_step=lambda _step: None)
-    posts = Posts(InProcess(rig.arena), rig.store, rig.trace)  # type: ignore[arg-type]
-    transcoding = Transcoding(posts, schema, rig.book, "us", *[lambda *_: None] * 3)
+    posts = WorkerPosts(InProcess(rig.arena), rig.store, rig.trace)  # type: ignore[arg-type]
+    transcoding = LinkTranscoder(posts, schema, rig.book, "us", *[lambda *_: None] * 3)
 
     def spawn(work: Any) -> None:
         tasks.spawn(work, name="work")
 
-    parts = (member, quiet, rig.store, Figures(), spawn, lambda _effects: None, lambda: None)
-    work = StepWork(*parts)  # type: ignore[arg-type]
+    parts = (member, quiet, rig.store, VolunteerFigures(), spawn, lambda _effects: None, lambda: None)
+    work = StepDriver(*parts)  # type: ignore[arg-type]
     work.use(Place(schema, posts, quiet, quiet, quiet, quiet, transcoding, quiet))  # type: ignore[arg-type]
     rig.owner.tensor_arrived = work.arrived  # type: ignore[method-assign]
     return work, member
@@ -158,7 +159,7 @@ def working(rig: Rig, schema: Schema, tasks: TaskSet) -> tuple[StepWork, Member]
 
 @pytest.mark.parametrize("ends", [False, True])
 async def test_what_there_is_no_room_to_decode_for_waits_and_its_sender_is_not_to_blame(
-    schema: Schema, ends: bool
+    schema: TensorSchema, ends: bool
 ) -> None:
     codec, sent = Codec.of("int8"), np.linspace(-1, 1, ELEMENTS, dtype=np.float32)
     written = (Written(ELEMENTS),)
@@ -191,7 +192,7 @@ async def test_what_there_is_no_room_to_decode_for_waits_and_its_sender_is_not_t
         await until(lambda: not len(tasks))
 
 
-async def test_a_peer_has_one_links_credit_however_many_keys_it_names(schema: Schema) -> None:
+async def test_a_peer_has_one_links_credit_however_many_keys_it_names(schema: TensorSchema) -> None:
     """One for each lane, and each had the credit of a link."""
     async with rigged(schema) as rig:
         streams = [await rig.open(f"key {lane}", lane) for lane in range(MAX_LANES)]
@@ -213,7 +214,7 @@ async def test_a_peer_has_one_links_credit_however_many_keys_it_names(schema: Sc
             assert (await stream.receive(timeout_s=30)).header["a"] == 0
 
 
-async def test_a_step_that_ends_while_a_tensor_of_it_arrives_leaves_nothing(schema: Schema) -> None:
+async def test_a_step_that_ends_while_a_tensor_of_it_arrives_leaves_nothing(schema: TensorSchema) -> None:
     """Neither its memory nor its credit, and nobody is told of a tensor whose memory is another's by then."""
     async with rigged(schema) as rig:
         stream = await rig.open()

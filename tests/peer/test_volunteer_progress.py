@@ -18,7 +18,7 @@ from hetpeer.peer.daemon.volunteer_progress import (
     Arriving,
     VolunteerProgress,
 )
-from hetpeer.peer.training.volunteer_figures import SPEED_S, Figures
+from hetpeer.peer.training.volunteer_figures import SPEED_S, VolunteerFigures
 from tests.bootstrap.test_manifest import make_fields
 
 MANIFEST = validated(Manifest, make_fields())
@@ -27,7 +27,7 @@ MANIFEST = validated(Manifest, make_fields())
 def volunteer(phase: Phase, **figures: int) -> Any:
     """One in this phase, with blocks 1 and 2."""
     return SimpleNamespace(
-        figures=Figures(**figures),
+        figures=VolunteerFigures(**figures),
         member=SimpleNamespace(place=(1, 3), phase=phase, version=7, loss=2.5),
         session=SimpleNamespace(is_up=True),
         tokens_per_second=12.0,
@@ -35,7 +35,7 @@ def volunteer(phase: Phase, **figures: int) -> Any:
 
 
 def test_the_speed_is_that_of_its_work_whenever_somebody_looks() -> None:
-    speed = Figures().speed
+    speed = VolunteerFigures().speed
     assert speed.at(0.0) == 0.0
     speed.done(10.0)
     for second in range(8):

@@ -11,8 +11,8 @@ import numpy as np
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member.given_inputs import Given, Seen
-from hetpeer.averaging.reduce.received_parts import Received
+from hetpeer.averaging.member.given_inputs import GivenInput, GivenInputs
+from hetpeer.averaging.reduce.received_parts import ReceivedParts
 from hetpeer.peer.simulate.sim_hooks import UNUSABLE
 from hetpeer.peer.simulate.sim_volunteer import SimVolunteer
 from hetpeer.peer.simulate.sim_worker import REDUCE_S
@@ -55,8 +55,8 @@ class HistoryConduct(LyingConduct):
         self._poison = poison
         self._checks = checks
         self._keys = itertools.count()
-        self._received = Received(self._draw)
-        self._given = Given(self._draw, TOLERANCE)
+        self._received = ReceivedParts(self._draw)
+        self._given = GivenInputs(self._draw, TOLERANCE)
         self._askers: set[tuple[str, int, int]] = set()
         """Checkers that have asked for a gradient, with its microbatch and border."""
 
@@ -182,7 +182,7 @@ class HistoryConduct(LyingConduct):
         """`CompareBundle` → a message to the coordinator."""
         if not bundle.back:
             self._askers.add((bundle.peer, bundle.id, bundle.border))
-        seen = Seen(
+        seen = GivenInput(
             p.TaskKey(bundle.id, bundle.border, bundle.check), bundle.border, bundle.back, bundle.peer
         )
         seen.marks = self._mark(value, self._given.secret(step))

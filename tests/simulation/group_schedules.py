@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hetpeer.averaging.groups.group_scheduler import Group, GroupScheduler, Pipelines
-from hetpeer.averaging.groups.wait_window import Adaptive, Window
+from hetpeer.averaging.groups.group_scheduler import Group, GroupPipelines, GroupScheduler
+from hetpeer.averaging.groups.wait_window import Adaptive, WaitWindow
 from tests.simulation.sdpipe import Artifact, Paper
 from tests.simulation.sim_pipelines import PipelineSetting, SimPipelines, names
 
@@ -101,7 +101,12 @@ def schedule(seed: int, rules: str = RULES[0]) -> ScheduleOutcome:
     present = names(setting.pipelines)
     span = draw.choice((1, 2, 3, 10))
     window = draw.choice(
-        (lambda: Adaptive(span), lambda: Window(0.0), lambda: Window(math.inf), lambda: Window(0.05))
+        (
+            lambda: Adaptive(span),
+            lambda: WaitWindow(0.0),
+            lambda: WaitWindow(math.inf),
+            lambda: WaitWindow(0.05),
+        )
     )
     watch = GroupWatch(span, setting.stages, present)
     swarm = SimPipelines(setting, scheduler(rules, setting.stages, present, span, window), seed, watch.formed)
@@ -127,11 +132,11 @@ def schedule(seed: int, rules: str = RULES[0]) -> ScheduleOutcome:
 
 
 def scheduler(
-    rules: str, stages: int, workers: Sequence[str], span: int | None, window: Callable[[], Window]
+    rules: str, stages: int, workers: Sequence[str], span: int | None, window: Callable[[], WaitWindow]
 ) -> GroupScheduler:
     """The scheduler with these rules; the artifact has its own span and window."""
     if rules == "pipelines":
-        return Pipelines(stages, workers, span, window())
+        return GroupPipelines(stages, workers, span, window())
     return Paper(stages, workers, span, window) if rules == "paper" else Artifact(stages, workers)
 
 

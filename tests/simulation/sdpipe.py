@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 
 from hetpeer.averaging.groups.group_scheduler import Group
 from hetpeer.averaging.groups.sync_graph import SyncGraph
-from hetpeer.averaging.groups.wait_queue import Line
-from hetpeer.averaging.groups.wait_window import Bounded, Window
+from hetpeer.averaging.groups.wait_queue import WaitQueue
+from hetpeer.averaging.groups.wait_window import Bounded, WaitWindow
 
 ENDLESS = sys.maxsize
 ROUNDS = 10
@@ -27,10 +27,10 @@ class _Staged:
     """What both have in common: the lines, and which stage gathers everybody."""
 
     def __init__(
-        self, stages: int, workers: Iterable[str], span: int | None, window: Callable[[], Window]
+        self, stages: int, workers: Iterable[str], span: int | None, window: Callable[[], WaitWindow]
     ) -> None:
         present = tuple(workers)
-        self._lines = [Line(SyncGraph(span, present), window()) for _ in range(stages)]
+        self._lines = [WaitQueue(SyncGraph(span, present), window()) for _ in range(stages)]
         self._gathering: int | None = None
         self._numbers = [0] * stages
 
@@ -62,11 +62,11 @@ class _Staged:
     def due_at(self) -> float:
         return min(line.due_at for line in self._lines)
 
-    def _may_go(self, stage: int, line: Line) -> bool:
+    def _may_go(self, stage: int, line: WaitQueue) -> bool:
         """Whether those who wait in `line` may go, as they are due."""
         raise NotImplementedError
 
-    def _form(self, stage: int, line: Line, now: float) -> list[Group]:
+    def _form(self, stage: int, line: WaitQueue, now: float) -> list[Group]:
         members = line.form(now)
         line.graph.add(members)
         if self._gathering == stage:
@@ -81,7 +81,7 @@ class _Staged:
 class Paper(_Staged):
     """Every group is checked, unless another stage is gathering everybody."""
 
-    def _may_go(self, stage: int, line: Line) -> bool:
+    def _may_go(self, stage: int, line: WaitQueue) -> bool:
         if line.valid:
             return True
         if self._gathering is None:
@@ -110,10 +110,10 @@ class Artifact(_Staged):
         self._complete, self._gathering = False, None
         return super().left(worker, now)
 
-    def _may_go(self, stage: int, line: Line) -> bool:
+    def _may_go(self, stage: int, line: WaitQueue) -> bool:
         return self._gathering != stage or line.connects
 
-    def _form(self, stage: int, line: Line, now: float) -> list[Group]:
+    def _form(self, stage: int, line: WaitQueue, now: float) -> list[Group]:
         checked = self._gathering == stage
         (whole,) = super()._form(stage, line, now)
         self._updates[stage] += len(whole.members)

@@ -14,7 +14,7 @@ from typing import Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import RecordApplied
-from hetpeer.averaging.groups.group_scheduler import Pipelines
+from hetpeer.averaging.groups.group_scheduler import GroupPipelines
 from hetpeer.averaging.groups.wait_window import WAITED, Adaptive
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.log.credit import Contributors, Credit
@@ -207,7 +207,7 @@ class GroupedSwarm(CheckedSwarm):
         self._interval, self._delayed = interval, delayed
 
     def _new_core(self) -> Core:
-        scheduler = Pipelines(1, (), self._span, Adaptive(self._span, self._wait))
+        scheduler = GroupPipelines(1, (), self._span, Adaptive(self._span, self._wait))
         config = replace(
             self._core_config(), averaging_interval=self._interval, averaging_delayed=self._delayed
         )

@@ -6,7 +6,7 @@ A failing seed is replayed by `python -m tests.simulation.group_schedules --seed
 import pytest
 
 from hetpeer.averaging.groups.group_scheduler import Group
-from hetpeer.averaging.groups.wait_queue import Line
+from hetpeer.averaging.groups.wait_queue import WaitQueue
 from tests.amounts import mostly_proof
 from tests.simulation.group_schedules import GroupWatch, schedule
 
@@ -49,7 +49,7 @@ def test_the_watch_sees_who_is_apart():
 
 
 def test_a_scheduler_that_checks_nothing_or_waits_for_too_many_is_found_out(monkeypatch):
-    monkeypatch.setattr(Line, "valid", property(lambda _line: True))
+    monkeypatch.setattr(WaitQueue, "valid", property(lambda _line: True))
     assert any(schedule(seed).apart for seed in range(20))
-    monkeypatch.setattr(Line, "valid", property(lambda line: len(line._ready) > 1))
+    monkeypatch.setattr(WaitQueue, "valid", property(lambda line: len(line._ready) > 1))
     assert any("nothing is under way" in (schedule(seed).violation or "") for seed in range(20))

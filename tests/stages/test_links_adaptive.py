@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.run.settings import LinkSettings
 from hetpeer.peer.transport.link_book import RECENT, LinkBook
-from hetpeer.peer.transport.pace_claim import EASE, LEAST, Claim
+from hetpeer.peer.transport.pace_claim import EASE, LEAST, PaceClaim
 from hetpeer.peer.transport.uplink_rate import ARRIVALS, KNOWN, SEEN, SEVERAL, WINDOW_S, WINDOWS
 from hetpeer.stages.links.adaptive_ratio import coding_for, share_for
 from hetpeer.stages.links.codec import Codec
@@ -221,13 +221,13 @@ def test_who_was_slow_once_is_tried_again_and_less_often_if_it_still_is():
 
 
 def test_who_was_given_nothing_for_another_reason_does_not_claim_to_do_everything_at_once():
-    claim = Claim(done=10)
+    claim = PaceClaim(done=10)
     assert claim.say(12, 1.0) == 1.0
     said = [claim.say(12, 1.0) for _ in range(200)]
     assert said[0] == EASE
     assert said == sorted(said, reverse=True)
     assert said[-1] == LEAST
-    moved = Claim(done=10)
+    moved = PaceClaim(done=10)
     assert moved.say(10, 0.0) == 0.0
     assert moved.say(12, 5.0) == 5.0, "nothing was measured before"
     assert moved.say(12, 5.0) == 5.0 * EASE, "so it is no sign of being slow"

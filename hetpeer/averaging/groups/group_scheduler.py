@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hetpeer.averaging.groups.sync_graph import SyncGraph
-from hetpeer.averaging.groups.wait_queue import Line
-from hetpeer.averaging.groups.wait_window import Window
+from hetpeer.averaging.groups.wait_queue import WaitQueue
+from hetpeer.averaging.groups.wait_window import WaitWindow
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +46,15 @@ class GroupScheduler(Protocol):
         """When `tick` is needed next; infinite if it is not, in the past while workers wait for others."""
 
 
-class Pipelines:
+class GroupPipelines:
     """Whole pipelines wait in one line: a worker is ready when all its `stages` are, and each group connects the span.
 
     So nobody waits for two things at a time, and no group needs to go unchecked.
     """
 
-    def __init__(self, stages: int, workers: Iterable[str], span: int | None, window: Window) -> None:
+    def __init__(self, stages: int, workers: Iterable[str], span: int | None, window: WaitWindow) -> None:
         self._stages = stages
-        self._line = Line(SyncGraph(span, workers), window)
+        self._line = WaitQueue(SyncGraph(span, workers), window)
         self._done: dict[str, set[int]] = {}
         self._number = 0
 

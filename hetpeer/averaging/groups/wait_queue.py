@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 
 from hetpeer.averaging.groups.sync_graph import SyncGraph
-from hetpeer.averaging.groups.wait_window import Window
+from hetpeer.averaging.groups.wait_window import WaitWindow
 
 
-class Line:
+class WaitQueue:
     """Workers come one by one; when the window that the first has opened is over, those who are here are due.
 
     Whether they may go is asked of `graph`: they are `valid` if, with them, its span connects everybody. That is counted as
     they come.
     """
 
-    def __init__(self, graph: SyncGraph, window: Window) -> None:
+    def __init__(self, graph: SyncGraph, window: WaitWindow) -> None:
         self.graph = graph
         self._window = window
         self._ready: dict[str, None] = {}

@@ -19,7 +19,7 @@ MOST = 16
 """Iterations in a row that a worker makes alone for that."""
 
 
-class Window:
+class WaitWindow:
     """T is `seconds`, whatever happens: infinite for all-reduce, 0 for local updates."""
 
     def __init__(self, seconds: float) -> None:
@@ -42,7 +42,7 @@ class Window:
         """`worker` is gone."""
 
 
-class Bounded(Window):
+class Bounded(WaitWindow):
     """Doubled after a group of one, a tenth less after any other, within bounds in seconds: the artifact's."""
 
     def __init__(self, start: float, least: float, most: float) -> None:
@@ -53,7 +53,7 @@ class Bounded(Window):
         self._seconds = min(max(self._seconds * _change(group), self._least), self._most)
 
 
-class Adaptive(Window):
+class Adaptive(WaitWindow):
     """The same in N-ths of an iteration, whatever that takes: from one on, which is the paper's T, to `most` of an iteration; and none at all
     for whoever has averaged so lately that once more would cost more than AVERAGED of its time, as far as a span of so many groups for each worker allows.
 

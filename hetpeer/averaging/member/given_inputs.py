@@ -19,7 +19,7 @@ MOST = 1 << 13
 
 
 @dataclass(slots=True)
-class Seen:
+class GivenInput:
     """A bundle of `sender`. Its fingerprint and its digest may be known later only; `exact` is that of numbers that are not rounded."""
 
     key: TaskKey
@@ -34,10 +34,10 @@ class Seen:
 @dataclass(slots=True)
 class _Step:
     secret: bytes
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[GivenInput] = field(default_factory=list)
 
 
-class Given:
+class GivenInputs:
     """`draw` gives a fresh key; two fingerprints that are not farther apart than `tolerance` are of the same."""
 
     def __init__(self, draw: Callable[[], bytes], tolerance: float) -> None:
@@ -54,13 +54,13 @@ class Given:
         """The key under which bundles are fingerprinted."""
         return self._of(step).secret
 
-    def used(self, step: StepId, key: TaskKey, border: int, sender: str, *, back: bool = False) -> Seen:
+    def used(self, step: StepId, key: TaskKey, border: int, sender: str, *, back: bool = False) -> GivenInput:
         """`key` is computed from the bundle that enters `border`, or its gradient, of `sender`."""
-        seen = Seen(key, border, back, sender)
+        seen = GivenInput(key, border, back, sender)
         self._of(step).seen.append(seen)
         return seen
 
-    def compared(self, step: StepId, bundle: CompareBundle, its: Seen) -> m.Compared:
+    def compared(self, step: StepId, bundle: CompareBundle, its: GivenInput) -> m.Compared:
         """What follows from `its` fingerprint, that of the checker's `bundle`. What was not used has done nobody harm."""
         place = (bundle.id, bundle.border, bundle.back)
         alike: dict[str, bool] = {}

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import pairwise
 
-from hetpeer.averaging.effects import Inspect, Look, Piece, SendPart, SendResult, Shard, SumParts
+from hetpeer.averaging.effects import Inspect, Look, SendPart, SendResult, Shard, SumParts, TiedPiece
 from hetpeer.averaging.messages import BlockVote, Cover, Length, Plan, Received
 from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.stages.pipeline.effects import Handle, Release
@@ -235,7 +235,7 @@ class Reduction:
         tied = {}
         for partner, shards in self._tied_to(block):
             handles = tuple(self._results[partner][shard.index] for shard in shards)
-            tied[partner] = Piece(shards[0].begin, handles)
+            tied[partner] = TiedPiece(shards[0].begin, handles)
         own = self._results[block]
         whole = tuple(own[index] for index in sorted(own))
         return Inspect(self.number, block, whole, tied, block in self._closely)

@@ -29,7 +29,7 @@ class _Plan:
     """Holder and what the plan has named → how what has come of that looks."""
 
 
-class Received:
+class ReceivedParts:
     """`draw` gives a fresh key."""
 
     def __init__(self, draw: Callable[[], bytes]) -> None:

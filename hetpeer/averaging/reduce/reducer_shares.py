@@ -27,7 +27,7 @@ FREE = 0.001
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ReducerLoad:
     """What is to be reduced of one block: its elements, who has sums of it, and who gets the result. All receivers may reduce, or those who are `fit`."""
 
     elements: int
@@ -59,7 +59,7 @@ def alike(uplinks: Mapping[str, float]) -> dict[str, float]:
 
 
 def divide(
-    loads: Mapping[int, Load], uplinks: Mapping[str, float], *, guarded: bool = False
+    loads: Mapping[int, ReducerLoad], uplinks: Mapping[str, float], *, guarded: bool = False
 ) -> dict[int, tuple[tuple[str, int], ...]]:
     """Block → (reducer, share) in the order of its receivers; shares are relative to their sum.
 
@@ -91,7 +91,7 @@ def divide(
     return {block: _whole(load.reducers, shares[block], *bounds) for block, load in loads.items()}
 
 
-def _fill(load: Load, busy: Mapping[str, float], rates: Mapping[str, float]) -> dict[str, float]:
+def _fill(load: ReducerLoad, busy: Mapping[str, float], rates: Mapping[str, float]) -> dict[str, float]:
     """Shares that sum up to 1, such that all who have one are done at the same time, and nobody who has none before that.
 
     Done at time t, a peer has a share of (rate t - busy) / reducing.

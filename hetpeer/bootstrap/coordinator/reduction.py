@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.reduce.holder_reduce import LENGTH, NEWS, length_of
-from hetpeer.averaging.reduce.reducer_shares import Load, alike, divide
+from hetpeer.averaging.reduce.reducer_shares import ReducerLoad, alike, divide
 from hetpeer.bootstrap.conduct.disputed_pairs import DisputedPairs
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.bootstrap.state.membership import Range
@@ -259,7 +259,7 @@ def divided(
         b: choose(b, reducers(known, tuple(holders[b]), {*senders[b], *observers[b]}), holders[b])
         for b in sums
     }
-    loads = {b: Load(sizes[b], senders[b], tuple(holders[b]), fit[b]) for b in sums}
+    loads = {b: ReducerLoad(sizes[b], senders[b], tuple(holders[b]), fit[b]) for b in sums}
     shares = divide(loads, uplinks, guarded=guarded)
     return [
         m.Cover(

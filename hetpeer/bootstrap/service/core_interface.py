@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.groups.group_scheduler import Pipelines
-from hetpeer.averaging.groups.wait_window import Adaptive, Window
+from hetpeer.averaging.groups.group_scheduler import GroupPipelines
+from hetpeer.averaging.groups.wait_window import Adaptive, WaitWindow
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.log.history import History
@@ -68,18 +68,18 @@ def new_core(
     """A new reign over the run whose log says `records`."""
     if averaging is None:
         return Coordinator(whole_run(config, History.of(records, whole=False)), now)
-    return GroupedRun(config, records, Pipelines(1, (), averaging.span, window_of(averaging)), now)
+    return GroupedRun(config, records, GroupPipelines(1, (), averaging.span, window_of(averaging)), now)
 
 
-def window_of(averaging: AveragingSettings) -> Window:
+def window_of(averaging: AveragingSettings) -> WaitWindow:
     """How long the first that is ready waits."""
     match averaging.window_s:
         case "adaptive":
             return Adaptive(averaging.span)
         case "all":
-            return Window(math.inf)
+            return WaitWindow(math.inf)
         case seconds:
-            return Window(seconds)
+            return WaitWindow(seconds)
 
 
 def is_over(
@@ -88,4 +88,4 @@ def is_over(
     """Whether nothing is left to do of the run whose log says `records`."""
     if averaging is None:
         return is_complete(config, History.of(records, whole=False))
-    return GroupedRun(config, records, Pipelines(1, (), averaging.span, Window(0.0)), 0.0).over
+    return GroupedRun(config, records, GroupPipelines(1, (), averaging.span, WaitWindow(0.0)), 0.0).over

@@ -12,7 +12,7 @@ from hetpeer.averaging.member.member import Member, Phase
 from hetpeer.averaging.messages import Line
 from hetpeer.bootstrap.storage.file_service import Served
 from hetpeer.dht.base.errors import LocalError
-from hetpeer.peer.transport.worker_posts import Posts
+from hetpeer.peer.transport.worker_posts import WorkerPosts
 from hetpeer.stages.ipc.results import CommandFailedError
 
 STATE_WAIT_S = 20.0
@@ -26,13 +26,13 @@ class HeldStates:
 
     def __init__(self, member: Member) -> None:
         self._member = member
-        self._posts: Posts | None = None
+        self._posts: WorkerPosts | None = None
         self._rooms: Mapping[int, int] = {}
         self._snapshots: dict[tuple[Line, int, int], tuple[bytes, str]] = {}
         """Line of history, version and block → the copy, and its digest: another line's version has another state."""
         self._changed = asyncio.Event()
 
-    def use(self, posts: Posts | None, rooms: Mapping[int, int]) -> None:
+    def use(self, posts: WorkerPosts | None, rooms: Mapping[int, int]) -> None:
         """The worker's side of our place, and the bytes that each block's state takes."""
         self._posts, self._rooms = posts, rooms
         self._snapshots = {}

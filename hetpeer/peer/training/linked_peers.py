@@ -13,7 +13,7 @@ KEPT = 16
 """With whom parameters were exchanged lately, ourselves among them: each has a part of our memory for what it sends."""
 
 
-class Acquaintances:
+class LinkedPeers:
     """Those of one volunteer; iterated over, their peer ids."""
 
     def __init__(self) -> None:

@@ -11,26 +11,26 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.member import Effect, Member
 from hetpeer.averaging.member.tensor_heads import Coded
 from hetpeer.averaging.reduce.tied_parameters import Use
-from hetpeer.peer.training.sum_proof_answers import Proving
+from hetpeer.peer.training.sum_proof_answers import SumProofAnswers
 from hetpeer.peer.transport.link_book import LinkBook
-from hetpeer.peer.transport.tensor_schema import FLOAT_BYTES, Schema
+from hetpeer.peer.transport.tensor_schema import FLOAT_BYTES, TensorSchema
 from hetpeer.peer.transport.tensor_store import Tensor
-from hetpeer.peer.transport.worker_posts import Answer, Posts
+from hetpeer.peer.transport.worker_posts import Answer, WorkerPosts
 from hetpeer.stages.ipc import vector_commands as v
 from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.links.codec import Codec, Written, value_bytes
 
 
-class Reducing:
+class ReduceExecution:
     """The worker's side of the reduces of one place, of peer `me`."""
 
     def __init__(
         self,
-        posts: Posts,
-        schema: Schema,
+        posts: WorkerPosts,
+        schema: TensorSchema,
         book: LinkBook,
         me: str,
-        proving: Proving,
+        proving: SumProofAnswers,
         answer: Callable[[Sequence[Effect]], None],
     ) -> None:
         self._posts = posts

@@ -7,28 +7,28 @@ from collections.abc import Callable, Sequence
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member.given_inputs import Given, Seen
+from hetpeer.averaging.member.given_inputs import GivenInput, GivenInputs
 from hetpeer.averaging.member.member import Effect
-from hetpeer.peer.transport.tensor_schema import Schema
+from hetpeer.peer.transport.tensor_schema import TensorSchema
 from hetpeer.peer.transport.tensor_store import Tensor
-from hetpeer.peer.transport.worker_posts import Answer, Posts
+from hetpeer.peer.transport.worker_posts import Answer, WorkerPosts
 from hetpeer.stages.block.fingerprint import KEY_BYTES
 from hetpeer.stages.ipc.bundle_layout import BundleLayout
 from hetpeer.stages.ipc.transfer_commands import MarkBundle
 from hetpeer.stages.pipeline import effects as p
 
 
-class Checking:
+class SpotCheckAnswers:
     """The worker's side of the spot checks of one place, of peer `me`. Without spot checks in the run nothing is remembered."""
 
     def __init__(
-        self, posts: Posts, schema: Schema, me: str, answer: Callable[[Sequence[Effect]], None]
+        self, posts: WorkerPosts, schema: TensorSchema, me: str, answer: Callable[[Sequence[Effect]], None]
     ) -> None:
         self._posts = posts
         self._schema = schema
         self._me = me
         self._answer = answer
-        self._given = Given(lambda: secrets.token_bytes(KEY_BYTES), schema.tolerance)
+        self._given = GivenInputs(lambda: secrets.token_bytes(KEY_BYTES), schema.tolerance)
 
     def forward(self, step: e.StepId, work: p.RunForward) -> Answer | None:
         """`RunForward` computes from a bundle. To be called before it is released."""
@@ -59,7 +59,7 @@ class Checking:
         seen = self._given.used(step, key, border, tensor.sender, back=back)
         return self._post(step, tensor, layout, seen)
 
-    def _post(self, step: e.StepId, tensor: Tensor, layout: BundleLayout, seen: Seen) -> Answer:
+    def _post(self, step: e.StepId, tensor: Tensor, layout: BundleLayout, seen: GivenInput) -> Answer:
         command = MarkBundle(tensors=layout.tensors(tensor.extent), key=self._given.secret(step))
         posted = self._posts.post(command, [tensor])
 
@@ -78,7 +78,7 @@ class Checking:
             if bundle.back
             else self._schema.input_layout(*place)
         )
-        seen = Seen(
+        seen = GivenInput(
             p.TaskKey(bundle.id, bundle.border, bundle.check), bundle.border, bundle.back, bundle.peer
         )
         posted = self._post(step, bundle.handle, layout, seen)

@@ -21,16 +21,16 @@ from hetpeer.averaging.member.held_step import Bundle
 from hetpeer.averaging.member.member import Effect, Member, Origin, StepEffect
 from hetpeer.averaging.member.tensor_heads import ActivationHead, GradientHead, Head, ShardHead
 from hetpeer.peer.preparation.data_gate import DataGate
-from hetpeer.peer.training.reduce_execution import Reducing
-from hetpeer.peer.training.spot_check_answers import Checking
-from hetpeer.peer.training.sum_proof_answers import Proving
-from hetpeer.peer.training.task_execution import Execution
-from hetpeer.peer.training.volunteer_figures import Figures
+from hetpeer.peer.training.reduce_execution import ReduceExecution
+from hetpeer.peer.training.spot_check_answers import SpotCheckAnswers
+from hetpeer.peer.training.sum_proof_answers import SumProofAnswers
+from hetpeer.peer.training.task_execution import TaskExecution
+from hetpeer.peer.training.volunteer_figures import VolunteerFigures
 from hetpeer.peer.transport.data_plane import DataPlane
-from hetpeer.peer.transport.link_transcoder import Transcoding
-from hetpeer.peer.transport.tensor_schema import Schema
+from hetpeer.peer.transport.link_transcoder import LinkTranscoder
+from hetpeer.peer.transport.tensor_schema import TensorSchema
 from hetpeer.peer.transport.tensor_store import Tensor, TensorStore
-from hetpeer.peer.transport.worker_posts import Posts
+from hetpeer.peer.transport.worker_posts import WorkerPosts
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc import vector_commands as v
 from hetpeer.stages.ipc.arena import ArenaFullError
@@ -49,17 +49,17 @@ _log = logging.getLogger(__name__)
 class Place:
     """All that carries out the effects of a step for the blocks that we hold."""
 
-    schema: Schema
-    posts: Posts
-    tasks: Execution
-    checking: Checking
-    reducing: Reducing
-    proving: Proving
-    transcoding: Transcoding
+    schema: TensorSchema
+    posts: WorkerPosts
+    tasks: TaskExecution
+    checking: SpotCheckAnswers
+    reducing: ReduceExecution
+    proving: SumProofAnswers
+    transcoding: LinkTranscoder
     gate: DataGate
 
 
-class StepWork:
+class StepDriver:
     """The step effects of `member`. `spawn` runs a task, `perform` carries out effects, `state_lost` rejoins."""
 
     def __init__(
@@ -67,7 +67,7 @@ class StepWork:
         member: Member,
         plane: DataPlane,
         store: TensorStore,
-        figures: Figures,
+        figures: VolunteerFigures,
         spawn: Callable[[Work], None],
         perform: Callable[[Sequence[Effect]], None],
         state_lost: Callable[[], None],

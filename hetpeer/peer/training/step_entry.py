@@ -18,13 +18,13 @@ from hetpeer.dht.base import failpoints
 from hetpeer.dht.base.printable import short_id
 from hetpeer.dht.discovery.task_board import Leftover
 from hetpeer.peer.training.evidence_log import Evidence
-from hetpeer.peer.training.linked_peers import Acquaintances
+from hetpeer.peer.training.linked_peers import LinkedPeers
 from hetpeer.peer.transport.data_plane import DataPlane
 
 _log = logging.getLogger(__name__)
 
 
-class Entering:
+class StepEntry:
     """That of one volunteer. `perform` carries out the core's effects, `tell` gives a line of evidence to the coordinator."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Entering:
         self._evidence = evidence
         self._perform = perform
         self._tell = tell
-        self._acquaintances = Acquaintances()
+        self._acquaintances = LinkedPeers()
 
     def begun(self, begin: m.Begin) -> None:
         """A step begins here: who takes part in it, and how we introduce ourselves to whoever was told before us."""

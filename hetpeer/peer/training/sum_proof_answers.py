@@ -9,24 +9,26 @@ from typing import Any
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.member import Effect
-from hetpeer.averaging.reduce.received_parts import Received
-from hetpeer.peer.transport.tensor_schema import Schema
+from hetpeer.averaging.reduce.received_parts import ReceivedParts
+from hetpeer.peer.transport.tensor_schema import TensorSchema
 from hetpeer.peer.transport.tensor_store import Tensor
-from hetpeer.peer.transport.worker_posts import Answer, Posts
+from hetpeer.peer.transport.worker_posts import Answer, WorkerPosts
 from hetpeer.stages.block.fingerprint import KEY_BYTES, unpack
 from hetpeer.stages.ipc import results as r
 from hetpeer.stages.ipc import vector_commands as v
 from hetpeer.stages.pipeline.gradient_slots import CHECKS
 
 
-class Proving:
+class SumProofAnswers:
     """Of one place. `answer` carries out what follows."""
 
-    def __init__(self, posts: Posts, schema: Schema, answer: Callable[[Sequence[Effect]], None]) -> None:
+    def __init__(
+        self, posts: WorkerPosts, schema: TensorSchema, answer: Callable[[Sequence[Effect]], None]
+    ) -> None:
         self._posts = posts
         self._schema = schema
         self._answer = answer
-        self._received = Received(lambda: secrets.token_bytes(KEY_BYTES))
+        self._received = ReceivedParts(lambda: secrets.token_bytes(KEY_BYTES))
 
     # ── received ─────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -18,9 +18,9 @@ from hetpeer.dht.base.errors import LocalError, ProtocolError
 from hetpeer.dht.base.strikes import Offence, OffenceError
 from hetpeer.peer.preparation.data_source import DataSource
 from hetpeer.peer.transport.link_book import LinkBook
-from hetpeer.peer.transport.tensor_schema import Schema
+from hetpeer.peer.transport.tensor_schema import TensorSchema
 from hetpeer.peer.transport.tensor_store import Tensor
-from hetpeer.peer.transport.worker_posts import Answer, Posts
+from hetpeer.peer.transport.worker_posts import Answer, WorkerPosts
 from hetpeer.stages.graph.random_draws import Draw
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc.results import NO_MEMORY, CommandFailedError
@@ -33,13 +33,13 @@ NOT_FINITE = "HP-NUM-001"
 _log = logging.getLogger(__name__)
 
 
-class Execution:
+class TaskExecution:
     """The worker's side of the tasks of one place."""
 
     def __init__(
         self,
-        posts: Posts,
-        schema: Schema,
+        posts: WorkerPosts,
+        schema: TensorSchema,
         data: DataSource | None,
         book: LinkBook,
         window: InFlightWindow,

@@ -40,20 +40,20 @@ from hetpeer.peer.training.control_session import ControlSession
 from hetpeer.peer.training.evidence_log import Evidence
 from hetpeer.peer.training.held_states import HeldStates
 from hetpeer.peer.training.leftover_watch import LeftoverWatch
-from hetpeer.peer.training.reduce_execution import Reducing
-from hetpeer.peer.training.spot_check_answers import Checking
-from hetpeer.peer.training.step_driver import Place, StepWork
-from hetpeer.peer.training.step_entry import Entering
-from hetpeer.peer.training.sum_proof_answers import Proving
-from hetpeer.peer.training.task_execution import Execution
-from hetpeer.peer.training.volunteer_figures import Figures, Offer
+from hetpeer.peer.training.reduce_execution import ReduceExecution
+from hetpeer.peer.training.spot_check_answers import SpotCheckAnswers
+from hetpeer.peer.training.step_driver import Place, StepDriver
+from hetpeer.peer.training.step_entry import StepEntry
+from hetpeer.peer.training.sum_proof_answers import SumProofAnswers
+from hetpeer.peer.training.task_execution import TaskExecution
+from hetpeer.peer.training.volunteer_figures import Offer, VolunteerFigures
 from hetpeer.peer.transport.data_plane import DataPlane
 from hetpeer.peer.transport.link_book import LinkBook
-from hetpeer.peer.transport.link_transcoder import Transcoding
+from hetpeer.peer.transport.link_transcoder import LinkTranscoder
 from hetpeer.peer.transport.spill_file import SpillFile
-from hetpeer.peer.transport.tensor_schema import Schema, bundles_beside, microbatches_in
+from hetpeer.peer.transport.tensor_schema import TensorSchema, bundles_beside, microbatches_in
 from hetpeer.peer.transport.tensor_store import TensorStore
-from hetpeer.peer.transport.worker_posts import Posts
+from hetpeer.peer.transport.worker_posts import WorkerPosts
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc.compute import Compute
@@ -91,7 +91,7 @@ class Volunteer:
         """Step → when it began here, for the trace; a step may begin while the one before is applied."""
         self._manifest = files.run.manifest
         self.offer = offer
-        self.figures = Figures()
+        self.figures = VolunteerFigures()
         hello = m.Hello(
             run=files.run.run_id,
             oldest_version=m.OLDEST_VERSION,
@@ -120,7 +120,7 @@ class Volunteer:
         self._states = HeldStates(self.member)
         self.links = LinkBook(self._manifest.links)
         self._plane = DataPlane(node, str(hello.incarnation), self._tasks, self.links, trace, self)
-        self._steps = StepWork(
+        self._steps = StepDriver(
             self.member,
             self._plane,
             self._store,
@@ -129,7 +129,7 @@ class Volunteer:
             self.perform,
             self.rejoin,
         )
-        self._entering = Entering(
+        self._entering = StepEntry(
             self.member,
             self._plane,
             files.run.run_id,
@@ -352,11 +352,14 @@ class Volunteer:
             DataSource(self._files, specs, self._tasks) if any(spec.data for spec in specs) else None
         )
         self._share_memory(specs)
-        posts, schema = Posts(self._compute, self._store, self._trace), Schema(specs, self._manifest)
-        tasks = Execution(
+        posts, schema = (
+            WorkerPosts(self._compute, self._store, self._trace),
+            TensorSchema(specs, self._manifest),
+        )
+        tasks = TaskExecution(
             posts, schema, self._source, self.links, self._window, self.perform, self._plane.offended
         )
-        transcoding = Transcoding(
+        transcoding = LinkTranscoder(
             posts,
             schema,
             self.links,
@@ -365,9 +368,9 @@ class Volunteer:
             self._plane.offended,
             self.unread,
         )
-        checking = Checking(posts, schema, self._node.peer_id, self.perform)
-        proving = Proving(posts, schema, self.perform)
-        reducing = Reducing(posts, schema, self.links, self._node.peer_id, proving, self.perform)
+        checking = SpotCheckAnswers(posts, schema, self._node.peer_id, self.perform)
+        proving = SumProofAnswers(posts, schema, self.perform)
+        reducing = ReduceExecution(posts, schema, self.links, self._node.peer_id, proving, self.perform)
         gate = DataGate(self._source, self._tasks)
         self._steps.use(Place(schema, posts, tasks, checking, reducing, proving, transcoding, gate))
         self._states.use(posts, self._prepared)

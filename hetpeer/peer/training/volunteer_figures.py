@@ -30,7 +30,7 @@ class Offer:
     """Whether the worker's part of a place is in RAM, as tensors that travel are."""
 
 
-class Speed:
+class WorkRate:
     """How many of something are done a second, from one look to the next. Pure; times are given, in seconds."""
 
     def __init__(self) -> None:
@@ -54,12 +54,12 @@ class Speed:
 
 
 @dataclass(slots=True)
-class Figures:
+class VolunteerFigures:
     """For the volunteer's own progress line and its advert."""
 
     microbatches: int = 0
     """Block ranges run forward and backward here."""
-    speed: Speed = field(default_factory=Speed)
+    speed: WorkRate = field(default_factory=WorkRate)
     """In those."""
     steps: int = 0
     credited: int = 0

@@ -30,10 +30,10 @@ from hetpeer.peer.process.span_trace import Trace
 from hetpeer.peer.transport.intake import cost_of, pool_of
 from hetpeer.peer.transport.link import TENSORS, Link
 from hetpeer.peer.transport.link_book import LinkBook
-from hetpeer.peer.transport.tensor_receiver import Receiving, TensorOwner
-from hetpeer.peer.transport.tensor_schema import Schema
+from hetpeer.peer.transport.tensor_receiver import TensorOwner, TensorReceiver
+from hetpeer.peer.transport.tensor_schema import TensorSchema
 from hetpeer.peer.transport.tensor_store import Tensor, TensorStore
-from hetpeer.peer.transport.uplink_shares import Pacing
+from hetpeer.peer.transport.uplink_shares import UplinkShares
 from hetpeer.stages.ipc.arena import ArenaFullError
 
 
@@ -61,14 +61,14 @@ class DataPlane:
         self._tasks = tasks
         self._book = book
         self._owner = owner
-        self._receiving = Receiving(book, trace, owner)
-        self._pacing = Pacing()
+        self._receiving = TensorReceiver(book, trace, owner)
+        self._pacing = UplinkShares()
         self._outgoing: dict[str, Link] = {}
         self._generation = 0
         self._members: frozenset[str] = frozenset()
         self._word: Introduction | None = None
         self._introduced: set[str] = set()
-        self._schema: Schema | None = None
+        self._schema: TensorSchema | None = None
         self._store: TensorStore | None = None
         self.bytes_sent = 0
         node.watch(self._refused)
@@ -80,7 +80,7 @@ class DataPlane:
     def bytes_received(self) -> int:
         return self._receiving.nbytes
 
-    def use(self, schema: Schema | None, store: TensorStore | None) -> None:
+    def use(self, schema: TensorSchema | None, store: TensorStore | None) -> None:
         """The place whose schema incoming tensors must fit; None: nothing is taken."""
         self._schema, self._store = schema, store
         self._receiving.use(schema, store)

@@ -14,7 +14,7 @@ from hetpeer.averaging.member.tensor_heads import ActivationHead, GradientHead, 
 from hetpeer.dht.streams.flow_control import Pool
 from hetpeer.dht.streams.grants import GrantBudget, Grants, Holding
 from hetpeer.peer.transport.link_pressure import ACTIVATIONS, GRADIENTS, SHARDS, pool_at
-from hetpeer.peer.transport.tensor_schema import FLOAT_BYTES, Schema
+from hetpeer.peer.transport.tensor_schema import FLOAT_BYTES, TensorSchema
 from hetpeer.stages.pipeline.routes import blocks_left
 
 KINDS = 3
@@ -41,7 +41,7 @@ def pool_of(head: Head) -> Pool:
             return SHARDS
 
 
-def cost_of(head: Head, nbytes: int, schema: Schema, *, sending: bool) -> int:
+def cost_of(head: Head, nbytes: int, schema: TensorSchema, *, sending: bool) -> int:
     """Bytes that a tensor whose payload has `nbytes` takes at its receiver: an encoded one is decoded beside itself."""
     match head:
         case ActivationHead() if head.coded is not None:
@@ -70,7 +70,7 @@ class Intake:
         self._taken: dict[str, dict[Pool, float]] = {}
         """Volunteer of the step → bytes that were of use lately, by kind of pool."""
 
-    def use(self, schema: Schema | None, capacity: int) -> None:
+    def use(self, schema: TensorSchema | None, capacity: int) -> None:
         """Our place, and the bytes of the arena; without a place nobody is granted anything."""
         self._capacity = capacity if schema is not None else 0
         if schema is not None:
@@ -139,7 +139,7 @@ class Intake:
         return int(self._capacity * SHARE * (equal + lately) / 2)
 
 
-def _least(schema: Schema) -> tuple[int, int, int]:
+def _least(schema: TensorSchema) -> tuple[int, int, int]:
     """Bytes of the largest frame of each kind."""
     full = schema.training.microbatches
     ends = [schema.output_layout(block + 1, full, gradients=True).nbytes for block in schema.specs]
@@ -152,7 +152,7 @@ def _with_coded(nbytes: int) -> int:
     return 2 * nbytes + nbytes // 8 + SLACK
 
 
-def _reduce_bytes(schema: Schema) -> int:
+def _reduce_bytes(schema: TensorSchema) -> int:
     """Bytes that one peer may have to send in a plan: its parts of all our shards, and all sums. Written by a codec they take up to half as
     much more.
     """

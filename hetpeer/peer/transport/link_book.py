@@ -9,8 +9,8 @@ from statistics import fmean, median, pstdev
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.run.settings import LinkSettings
-from hetpeer.peer.transport.pace_claim import Claim
-from hetpeer.peer.transport.uplink_rate import Outflow
+from hetpeer.peer.transport.pace_claim import PaceClaim
+from hetpeer.peer.transport.uplink_rate import UplinkRate
 from hetpeer.stages.links.adaptive_ratio import AdaptiveRatio, coding_for, gentler
 from hetpeer.stages.links.codec import Codec
 from hetpeer.stages.links.link_pace import SLACK, ratio_of
@@ -63,7 +63,7 @@ class LinkBook:
     def __init__(self, settings: LinkSettings) -> None:
         self.target = 0.0
         """Seconds that every link is to take for a microbatch, as the coordinator said; 0: not known."""
-        self.outflow, self.reducing = Outflow(), Outflow()
+        self.outflow, self.reducing = UplinkRate(), UplinkRate()
         """Of all links together: all the time, and while we reduce, when it is most likely our uplink that they wait for."""
         self._settings = settings
         self._forward = Codec.of(settings.codec)
@@ -78,7 +78,7 @@ class LinkBook:
         self.sent_bytes = 0
         """The same as they were written."""
         self._computing: dict[str, deque[float]] = {}
-        self._claim = Claim()
+        self._claim = PaceClaim()
         self._past: set[str] = set()
         """Of WORK, what was measured before we had nothing to compute: the next time says more than all of that."""
         self._links: dict[str, LinkFigures] = {}
@@ -117,7 +117,7 @@ class LinkBook:
     def begin_anew(self) -> None:
         """Other blocks from now on: what was computed was of the last ones."""
         self._computing.clear()
-        self._claim = Claim(sum(self.done[what] for what in WORK))
+        self._claim = PaceClaim(sum(self.done[what] for what in WORK))
         self._past.clear()
 
     def mean(self, what: str) -> float:

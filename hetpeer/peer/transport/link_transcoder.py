@@ -12,9 +12,9 @@ from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.base.printable import short_id
 from hetpeer.dht.base.strikes import Offence, OffenceError
 from hetpeer.peer.transport.link_book import LinkBook
-from hetpeer.peer.transport.tensor_schema import Schema
+from hetpeer.peer.transport.tensor_schema import TensorSchema
 from hetpeer.peer.transport.tensor_store import Tensor
-from hetpeer.peer.transport.worker_posts import Answer, Posts
+from hetpeer.peer.transport.worker_posts import Answer, WorkerPosts
 from hetpeer.stages.ipc.bundle_layout import BundleLayout
 from hetpeer.stages.ipc.results import CommandFailedError
 from hetpeer.stages.ipc.transfer_commands import Decode, Encode
@@ -32,13 +32,13 @@ Unread = Callable[[str, BundleHead, str], None]
 _log = logging.getLogger(__name__)
 
 
-class Transcoding:
+class LinkTranscoder:
     """Codecs of one place. `send` puts a tensor on the link to a peer, `offended` counts one that cannot be read, `unread` names the bundle and why."""
 
     def __init__(
         self,
-        posts: Posts,
-        schema: Schema,
+        posts: WorkerPosts,
+        schema: TensorSchema,
         book: LinkBook,
         me: str,
         send: Send,
@@ -169,7 +169,7 @@ class Transcoding:
         self._codings = {key: coding for key, coding in self._codings.items() if key[0] != step}
 
 
-def layout_of(schema: Schema, head: Head) -> BundleLayout:
+def layout_of(schema: TensorSchema, head: Head) -> BundleLayout:
     """Of what arrives with `head`."""
     match head:
         case GradientHead():

@@ -15,7 +15,7 @@ LEAST = 1 / 16
 """Of what it took we claim at least: who was given nothing for another reason is not to be given everything after it."""
 
 
-class Claim:
+class PaceClaim:
     """Idle steps, and what was measured before them."""
 
     def __init__(self, done: int = 0) -> None:

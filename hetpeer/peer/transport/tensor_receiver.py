@@ -28,7 +28,7 @@ from hetpeer.peer.process.span_trace import Trace
 from hetpeer.peer.transport.intake import Intake, cost_of, pool_of
 from hetpeer.peer.transport.link_book import LinkBook
 from hetpeer.peer.transport.link_transcoder import layout_of
-from hetpeer.peer.transport.tensor_schema import FLOAT_BYTES, Schema
+from hetpeer.peer.transport.tensor_schema import FLOAT_BYTES, TensorSchema
 from hetpeer.peer.transport.tensor_store import Tensor, TensorStore
 from hetpeer.stages.ipc.arena import ArenaFullError
 from hetpeer.stages.links.codec import Codec
@@ -52,7 +52,7 @@ class TensorOwner(Protocol):
         """`peer` says which blocks it holds in a step. Raises `ProtocolError` if its ticket is none."""
 
 
-class Receiving:
+class TensorReceiver:
     """All incoming tensor channels of one volunteer."""
 
     def __init__(self, book: LinkBook, trace: Trace, owner: TensorOwner) -> None:
@@ -62,7 +62,7 @@ class Receiving:
         self._intake = Intake()
         self._meters: dict[str, RateMeter] = {}
         self._server = ChannelServer(self._accept, MAX_PAYLOAD, self._meter_of)
-        self._schema: Schema | None = None
+        self._schema: TensorSchema | None = None
         self._store: TensorStore | None = None
         self.nbytes = 0
         """Of all payloads so far."""
@@ -72,7 +72,7 @@ class Receiving:
         """Given to `Node.serve`, which keeps it: the server's own, that lets go of us when it is closed."""
         return self._server.handle
 
-    def use(self, schema: Schema | None, store: TensorStore | None) -> None:
+    def use(self, schema: TensorSchema | None, store: TensorStore | None) -> None:
         """The place whose schema incoming tensors must fit; None: nothing is taken."""
         self._schema, self._store = schema, store
         self._intake.use(schema, 0 if store is None else store.capacity)
@@ -163,13 +163,13 @@ class Receiving:
     def _meter_of(self, peer: str) -> RateMeter:
         return self._meters.setdefault(peer, RateMeter())
 
-    def _must_fit(self, head: Head, schema: Schema, peer: str, length: int) -> None:
+    def _must_fit(self, head: Head, schema: TensorSchema, peer: str, length: int) -> None:
         """Raises `OffenceError` for a payload of another length than `head` must have."""
         due = self._due_bytes(head, schema, peer)
         if length != due:
             raise OffenceError(Offence.LENGTH, f"a {head.kind} of {length} bytes, not {due}", peer=peer)
 
-    def _due_bytes(self, head: Head, schema: Schema, peer: str) -> int:
+    def _due_bytes(self, head: Head, schema: TensorSchema, peer: str) -> int:
         """The length of its payload, from our own graph and what the run's codec allows."""
         if head.coded is None:
             return _nbytes(head, schema)
@@ -182,7 +182,7 @@ class Receiving:
         return layout_of(schema, head).written(codec, head.coded.written)
 
 
-def _due(head: Head, schema: Schema) -> bool:
+def _due(head: Head, schema: TensorSchema) -> bool:
     """Whether the tensor is about blocks that we hold, or tied to one of them."""
     match head:
         case ActivationHead():
@@ -194,7 +194,7 @@ def _due(head: Head, schema: Schema) -> bool:
             return concerns(head.block) and head.begin <= head.end <= schema.elements(head.block)
 
 
-def _nbytes(head: Head, schema: Schema) -> int:
+def _nbytes(head: Head, schema: TensorSchema) -> int:
     """The length of its payload, from our own graph."""
     match head:
         case ActivationHead():
@@ -212,7 +212,7 @@ def _label(head: Head) -> str:
 class _Incoming:
     """The receiver of one peer's tensors."""
 
-    def __init__(self, side: Receiving) -> None:
+    def __init__(self, side: TensorReceiver) -> None:
         self._side = side
 
     async def frame(self, channel: Channel, header: Mapping[str, Any], payload: Stream, length: int) -> None:

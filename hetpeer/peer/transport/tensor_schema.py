@@ -51,7 +51,7 @@ def _bundles(specs: Sequence[BlockSpec]) -> int:
     return 2 * sum(tensor.nbytes for tensor in (*first.inputs.values(), *last.outputs.values()))
 
 
-class Schema:
+class TensorSchema:
     """Sizes and layouts for the holder of the blocks `specs`, in order."""
 
     def __init__(self, specs: Sequence[BlockSpec], manifest: Manifest) -> None:

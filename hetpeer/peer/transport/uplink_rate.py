@@ -20,7 +20,7 @@ for half as fast keeps to that, and finds out only little by little.
 """
 
 
-class Outflow:
+class UplinkRate:
     """Told of every change: `look`."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ PACED_BELOW = 500e6 / 8
 """Bytes/s; a faster uplink is not what a reduce waits for."""
 
 
-class Pacing:
+class UplinkShares:
     """The reduce in progress; none to begin with."""
 
     def __init__(self) -> None:

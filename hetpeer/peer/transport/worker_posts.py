@@ -19,7 +19,7 @@ Answer = Coroutine[Any, Any, None]
 """To be run as a task: it waits for the worker and tells the core. The command itself is posted already."""
 
 
-class Posts:
+class WorkerPosts:
     """The way to the worker for those who carry out a step's effects."""
 
     def __init__(self, compute: Compute, store: TensorStore, trace: Trace) -> None:
