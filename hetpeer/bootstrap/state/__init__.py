@@ -1,1 +1,1 @@
-"""What the coordinator knows: members, leases, time-outs, places, limits."""
+"""State of the coordinator: members, leases, timeouts, places, limits."""

@@ -1,4 +1,4 @@
-"""What the next step does: batch after batch in order, and held-out microbatches in between and at the end.
+"""The agenda: batch after batch in order, with evaluations in between and at the end.
 
 Pure. A grouped run hands its batches out to clusters instead (bootstrap/grouped/).
 """
@@ -13,22 +13,25 @@ from hetpeer.bootstrap.state.effects import CoordinatorConfig, NextStep
 
 
 class Agenda(Protocol):
-    """What a coordinator is to do."""
+    """Work that a coordinator is to do."""
 
     def take(self, ahead: int = 0) -> NextStep | None:
-        """The work of the step that begins now, `ahead` of the next to be committed; None: there is none for now. Who looks at parameters
-        needs the newest: nothing is evaluated ahead, nor are the run's first batches trained so, if they are to be fresh.
+        """The work of the step that begins now, `ahead` steps after the next to be committed. None: there is
+        none for now.
+
+        An evaluation needs the newest parameters, so nothing is evaluated ahead. The run's first batches are
+        not trained ahead if they are to be fresh.
         """
 
     def saves(self, version: int) -> bool:
         """Whether the state at `version` is to be stored."""
 
     def logged(self, record: Mapping[str, Any]) -> None:
-        """The coordinator that asks has just written `record`."""
+        """Note that the coordinator has just written `record`."""
 
     @property
     def over(self) -> bool:
-        """Whether nothing will be left to do once the current version is stored."""
+        """Whether nothing is left to do once the current version is stored."""
 
 
 class SequentialAgenda:
@@ -51,7 +54,7 @@ class SequentialAgenda:
         return version % self._config.checkpoint_every == 0 or version == self._config.steps
 
     def logged(self, record: Mapping[str, Any]) -> None:
-        """All is in the history."""
+        """Nothing to note: all is in the history."""
 
     @property
     def over(self) -> bool:
@@ -61,5 +64,5 @@ class SequentialAgenda:
 
 
 def is_complete(config: CoordinatorConfig, history: History) -> bool:
-    """Whether nothing is left to do of an exact run: trained, evaluated, and its last state stored."""
+    """Whether an exact run is trained, evaluated, and its last state stored."""
     return SequentialAgenda(config, history).over and history.stored

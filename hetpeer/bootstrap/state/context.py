@@ -25,7 +25,7 @@ from hetpeer.bootstrap.state.membership import Membership
 
 @dataclass(slots=True)
 class CoordinatorContext:
-    """One term: from a start of the coordinator to its end."""
+    """One term, from a start of the coordinator to its end."""
 
     config: CoordinatorConfig
     history: History
@@ -55,7 +55,7 @@ class CoordinatorContext:
 
     @property
     def resting(self) -> bool:
-        """Whether we stand between two steps."""
+        """Whether no step runs (WAITING or SYNCING)."""
         return self.state in (CoordinatorState.WAITING, CoordinatorState.SYNCING)
 
     @property

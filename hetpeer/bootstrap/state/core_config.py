@@ -1,4 +1,4 @@
-"""What a run's manifest says, as the cores of coordinator and volunteers want it."""
+"""Settings of the coordinator's and the volunteers' cores, from a run's manifest."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ from hetpeer.stages.block.fingerprint import KEY_BYTES, distance
 from hetpeer.stages.pipeline.gradient_slots import LIVE
 
 IN_FLIGHT = 4
-"""Microbatches for whose activations a place asks memory."""
+"""Microbatches whose activations a place must have memory for."""
 
 
 def coordinator_config(run: RunDirectory, *, ranks: bool = True) -> CoordinatorConfig:
-    """The settings of a reign over `run`. `ranks`: whether places are compared for whoever comes; in mode `grouped`, where clusters train batches of their own, they are not."""
+    """Settings of a coordinator of `run`.
+
+    `ranks`: whether places are compared for newcomers. In mode `grouped`, where clusters train batches of
+    their own, they are not.
+    """
     manifest = run.manifest
     training = manifest.training
     return CoordinatorConfig(
@@ -65,7 +69,7 @@ def coordinator_config(run: RunDirectory, *, ranks: bool = True) -> CoordinatorC
 
 
 def shape_of(manifest: Manifest) -> ModelShape:
-    """What a volunteer must know of the model."""
+    """Sizes of the model that a volunteer's core must know."""
     training = manifest.training
     return ModelShape(
         sizes={block.index: block.vector_count for block in manifest.blocks},

@@ -1,6 +1,6 @@
-"""What the coordinator is told and what it decides: its settings, its states and its effects.
+"""Settings, states and effects of the coordinator.
 
-Effects are carried out in order; a `Record` is durable before anything behind it is begun (docs/protocol.md).
+Effects are carried out in order; a `Record` is durable before anything after it begins (docs/protocol.md).
 """
 
 from __future__ import annotations
@@ -18,63 +18,70 @@ from hetpeer.stages.planning.swarms import plan_inputs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorConfig:
-    """What the manifest says of the run, and the time-outs. All durations are seconds of the coordinator's clock."""
+    """Settings from the manifest, and timeouts in seconds of the coordinator's clock."""
 
     run: str
     steps: int
     sizes: Sequence[int]
-    """Samples of each training microbatch; its ids are its places here."""
+    """Training id → its samples; an id is an index into this."""
     evaluation_microbatches: int
     evaluate_every: int
     checkpoint_every: int
     clip_norm: float | None
     corrected: bool = False
-    """Whether Adam's second moments are those of the mean gradient of clusters that average."""
+    """Whether Adam's second moments are those of the mean gradient of averaging clusters."""
     averaging_interval: int = 1
     """Batches that a cluster trains before it averages."""
     averaging_delayed: bool = False
-    """Whether it goes on with the next ones meanwhile."""
+    """Whether it trains on while it averages."""
     staleness: int = 0
-    """So many steps begin before the one that they follow is committed (docs/asynchronous.md)."""
+    """Steps that may begin before the one before them is committed (docs/asynchronous.md)."""
     fresh_steps: int = 0
-    """But not those that train the first so many batches."""
+    """First batches of the run, which are trained without staleness."""
     layouts: Sequence[Sequence[Range]]
     costs: Sequence[BlockDemand]
     asks: plan_inputs.StepDemand | None = None
-    """What a step asks of its holders and their lines, by which places are compared for whoever comes; None: they are not."""
+    """Work of a step for its holders and links, by which places are compared for newcomers.
+
+    None: they are not.
+    """
     ties: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Block -> the other blocks with which it shares parameters."""
     link_ratio: float = 1.0
-    """How many times smaller a link may make what it sends."""
+    """Largest factor by which a link may shrink its bundles."""
     compression: plan_inputs.Compression = PLAIN
-    """The same as it comes out: routes count with it."""
+    """The compression that results; routes take it into account."""
     lease_s: float = 10.0
-    """Nothing heard for so long: gone."""
+    """A volunteer that was not heard for this long is lost."""
     grace_s: float = 2.0
-    """A broken stream may come back for so long (a restart of p2pd)."""
+    """A broken stream may come back within this time (a restart of p2pd)."""
     sync_s: float = 120.0
-    """A step waits at most so long for joiners that fetch state, or for the checkpoint from which volunteers are moved."""
+    """Longest wait for joiners that fetch a state, or for the checkpoint before volunteers are moved."""
     stall_s: float = 15.0
-    """Nothing counted for so long: undone ids are handed out again. Doubles each time that it proves too short."""
+    """Undone ids are handed out again when nothing was counted for this long.
+
+    Doubles each time it proves too short.
+    """
     reduce_s: float = 20.0
-    """A plan of which nothing has arrived anywhere for so long, and that is not voted on, is made anew; at the third time
-    non-voters are fenced. Doubles too.
+    """A plan is made anew when nothing of it arrived for this long.
+
+    At the third time holders that do not vote are fenced. Doubles too.
     """
     return_s: float = 15.0
-    """After a restart, holders have so long to come back before the run goes back to the checkpoint."""
+    """After a restart, holders have this long to come back before the run rolls back to the checkpoint."""
     checks: CheckRules | None = None
-    """Of spot checks, if there are any."""
+    """Rules of spot checks, if there are any."""
     move_s: float = 5.0
-    """A block that nobody holds or prepares for so long is given to a volunteer who is redundant elsewhere."""
+    """A redundant volunteer is moved to a block that nobody has held or prepared for this long."""
 
     @property
     def spot_checks(self) -> bool:
-        """Whether a share of what volunteers count is computed once more."""
+        """Whether a share of the counted microbatches is recomputed."""
         return self.checks is not None and self.checks.share > 0
 
     @property
     def proves(self) -> bool:
-        """Whether sums are proven before they are committed."""
+        """Whether results of a reduce are proven before they are committed."""
         return self.checks is not None and self.spot_checks and self.checks.proves
 
     @property
@@ -85,17 +92,17 @@ class CoordinatorConfig:
 
 @dataclass(frozen=True, slots=True)
 class NextStep:
-    """What a step does: train batch `batch`, or only look at the state with held-out microbatches (`trains` False)."""
+    """Work of the next step: train batch `batch`, or only evaluate the state (`trains` False)."""
 
     batch: int
     trains: bool = True
     evaluates: bool = False
     workers: int = 1
-    """Of how many clusters' updates the mean is likely to be taken."""
+    """Clusters whose updates the mean is likely to be taken of."""
 
 
 class CoordinatorState(enum.Enum):
-    """docs/protocol.md, coordinator states."""
+    """States of docs/protocol.md, "Coordinator states"."""
 
     WAITING = "waiting"
     SYNCING = "syncing"
@@ -114,31 +121,33 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Append to the log and make durable before anything that follows."""
+    """Append `record` to the log and make it durable before any later effect."""
 
     record: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """Close the stream of `peer` after what was sent."""
+    """Close the stream of `peer` after sending what was said before."""
 
     peer: str
 
 
 @dataclass(frozen=True, slots=True)
 class CollectCheckpoint:
-    """Expect the state of `version`, each block from the named volunteer → `Coordinator.saved` or `.not_saved`."""
+    """Expect the state of `version`, each block from the named volunteer → `Coordinator.saved` or
+    `.not_saved`.
+    """
 
     line: m.Line
-    """The one that is collected: another cluster may have a version of the same number, and so may this one after a roll-back."""
+    """Term, view and cluster of the state: other clusters and views may have a version of the same number."""
     version: int
     savers: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """The run is over: `completed`, or cannot go on for the reason `why`."""
+    """The run is over: `completed`, or unable to go on because of `why`."""
 
     why: str
     completed: bool

@@ -1,7 +1,8 @@
-"""Who could not compute what nobody else could be given: whose word that is, and when it ends the run (docs/trust.md, "What cannot be computed").
+"""Microbatches that every holder failed: who failed, and when that halts the run.
 
-Pure. Nobody can see whether somebody else's device has failed. So whoever holds a block, and fails, has to make room for others first; the run is in trouble when enough
-different ones have failed there, or nobody else has come to try.
+Pure. Nobody can see whether another peer's device is broken. So holders of a block that fail make room for
+others first. The run halts when enough different holders have failed there, or nobody else has come to try
+(docs/trust.md, "What cannot be computed").
 """
 
 from __future__ import annotations
@@ -15,27 +16,36 @@ from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.stages.pipeline.routes import Roster, cheapest_path
 
 MAX_FAILURES = 3
-"""A microbatch that all who hold some block have failed, each equally often, and so often in all, is not given to them any more. Who says it of the same one more often is not listened to."""
+"""Failures after which a microbatch is not given to the holders of a block again: all failed it equally
+often, this often in all. Further reports of one peer are ignored.
+"""
 ENOUGH = 3
-"""So many different ones, and it is the microbatch's doing."""
+"""Different holders that must fail before the microbatch is to blame."""
 MOVES = 2
-"""Until somebody is moved: the run goes back for it, and waits as long again."""
+"""Waits of `move_s` until a volunteer is moved: the run rolls back after the first."""
 ALONE = 3
-"""So often the place of who has failed was free for as long as others need, and nobody else is expected."""
+"""How often a place must have been free for others in vain, when nobody else is expected."""
 IDLE = 3
-"""With whom nothing was computed so often rests no longer each time."""
+"""Rests double this many times at most."""
 LONE = 1
-"""The same where nobody else has been there at all in this reign: whoever runs it waits to hear what is wrong, and there is nobody whose work ends with it."""
+"""`ALONE` for a run in which nobody else has taken part in this term: its owner waits to hear what
+is wrong.
+"""
 
 
 def room_s(config: CoordinatorConfig) -> float:
-    """How long the place of who has failed is free for others, in seconds: until one of them is moved there, and has its state."""
+    """Seconds for which a failed holder's place is free for others: until one is moved there and has its
+    state.
+    """
     return MOVES * config.move_s + config.sync_s
 
 
 @dataclass(frozen=True, slots=True)
 class FailedMicrobatch:
-    """All `holders` of each of `blocks` have failed a microbatch of `batch`; `why` says which, how often, and what they say of it."""
+    """A microbatch of `batch` that all `holders` of each of `blocks` have failed.
+
+    `why` names it and what they report.
+    """
 
     batch: int
     blocks: tuple[int, ...]
@@ -44,35 +54,40 @@ class FailedMicrobatch:
 
 
 class FailureReports:
-    """What is said to have failed in one step."""
+    """Reported failures of one step."""
 
     def __init__(self) -> None:
         self._known: dict[int, list[tuple[str, str]]] = {}
-        """Microbatch → who said that it failed, and who is to blame: itself, or who had sent what it could not use; empty: somebody who has left."""
+        """Microbatch → (reporter, peer to blame).
+
+        The reporter blames itself or the sender of the input; empty: a peer that has left.
+        """
 
     def hears(self, microbatch: int, peer: str) -> bool:
-        """Whether `peer` has not said it too often."""
+        """Whether `peer` has not reported it too often."""
         return [reporter for reporter, _ in self._known.get(microbatch, ())].count(peer) < MAX_FAILURES
 
     def add(self, microbatch: int, peer: str, culprit: str) -> None:
-        """`peer` says that it failed, and blames `culprit`."""
+        """Note that `peer` reports a failure and blames `culprit`."""
         self._known.setdefault(microbatch, []).append((peer, culprit))
 
     def forget(self, left: Collection[str]) -> None:
-        """Those who have `left` may come back, and try again."""
+        """Forget reports of volunteers that have `left`: they may come back and try again."""
         for microbatch, known in self._known.items():
             self._known[microbatch] = [report for report in known if report[0] not in left]
 
     def _own(self, microbatch: int) -> Counter[str]:
-        """Who has failed it by its own word → how often."""
+        """Peer → how often it failed the microbatch itself, by its own report."""
         return Counter(peer for peer, culprit in self._known[microbatch] if peer == culprit)
 
     def times(self, microbatch: int) -> int:
-        """How often it failed, but for what others are blamed for."""
+        """How often it failed, without failures that others are blamed for."""
         return self._own(microbatch).total()
 
     def who_else(self, microbatch: int, roster: Roster, blocks: int) -> Roster:
-        """Who of `roster` can do it, through all `blocks`: those whom nobody blames, else those who have failed it themselves least often."""
+        """Peers of `roster` that can compute it through all `blocks`: those that nobody blames, else those
+        that failed it least often.
+        """
         own, blamed = self._own(microbatch), {culprit for _, culprit in self._known[microbatch]}
         often = [
             {peer for peer, times in own.items() if times >= least} for least in range(1, MAX_FAILURES + 1)
@@ -84,7 +99,7 @@ class FailureReports:
         return roster
 
     def nobody_can(self, microbatch: int, roster: Roster) -> tuple[int, ...]:
-        """Blocks all of whose holders have failed it, by their own word, and have had tries enough."""
+        """Blocks whose holders have all failed it themselves, often enough."""
         own, found = self._own(microbatch), []
         for block in {block for peer in own.keys() & roster.keys() for block in range(*roster[peer])}:
             times = [own[peer] for peer, (begin, end) in roster.items() if begin <= block < end]
@@ -94,22 +109,28 @@ class FailureReports:
 
 
 class Failures:
-    """Those of one reign. `elsewhere`, in a run of several pipelines: whether others can be given the same batch, far from whoever fails it here."""
+    """Failures of one term.
+
+    `elsewhere`: whether another cluster can be given the same batch, in a run of several.
+    """
 
     def __init__(self, elsewhere: Callable[[], bool] | None = None) -> None:
         self._elsewhere = elsewhere
         self._failed: dict[tuple[int, int], tuple[float, set[str]]] = {}
-        """Batch and block → since when, and who has failed it there."""
+        """(batch, block) → since when, and holders that failed it there."""
         self._met: set[str] = set()
-        """Who has taken part; of several two are enough to know."""
+        """Volunteers that have taken part; two are remembered at most."""
         self._rests: dict[str, float] = {}
-        """Who is to make room for others → until when."""
+        """Peer that makes room for others → until when."""
         self._excused_to = -math.inf
         self._idle: Counter[str] = Counter()
-        """With whom nothing was computed → how often."""
+        """Peer → how often nothing was computed with it."""
 
     def are_final(self, failure: FailedMicrobatch, room_s: float, now: float, *, replaceable: bool) -> bool:
-        """Note `failure`. Whether nothing else is to be tried; `replaceable`: somebody can be put where they were, within `room_s`."""
+        """Note `failure`. Returns whether nothing else is to be tried.
+
+        `replaceable`: somebody can be moved to the holders' blocks within `room_s` seconds.
+        """
         fewest = ENOUGH if replaceable or (self._elsewhere is not None and self._elsewhere()) else 2
         rooms = LONE if len(self._met) == 1 and self._elsewhere is None else ALONE
         final = False
@@ -120,32 +141,35 @@ class Failures:
         return final
 
     def met(self, peer: str) -> None:
-        """`peer` takes part from now on."""
+        """Note that `peer` takes part."""
         if len(self._met) < 2:
             self._met.add(peer)
 
     def committed(self, batch: int) -> None:
-        """It could be computed."""
+        """Forget failures of `batch`: it could be computed."""
         self._failed = {where: known for where, known in self._failed.items() if where[0] != batch}
 
     # ── who makes room ──────────────────────────────────────────────────────────────────────────────────────
 
     def rest(self, peers: Iterable[str], seconds: float, now: float) -> None:
-        """`peers` are not given anything for so long."""
+        """Give `peers` nothing for this many seconds."""
         self._rests |= dict.fromkeys(peers, now + seconds)
 
     def idle(self, peers: Iterable[str], seconds: float, now: float) -> None:
-        """Nothing was computed where all of `peers` are needed, and nobody knows by whom: they rest, each time twice as long."""
+        """Let `peers` rest, twice as long each time: nothing was computed where all of them are needed."""
         for peer in peers:
             self.rest([peer], seconds * 2 ** min(self._idle[peer], IDLE), now)
             self._idle[peer] += 1
 
     def rests(self, peer: str) -> bool:
-        """Whether others are to come where `peer` could not compute."""
+        """Whether `peer` makes room for others now."""
         return peer in self._rests
 
     def excuse(self, pause_s: float, now: float) -> None:
-        """We did not run for so long until `now`: nobody could come. All clusters of a run say so."""
+        """Postpone all rests: the coordinator did not run for `pause_s` seconds until `now`.
+
+        Each cluster of a run may call it.
+        """
         if now <= self._excused_to:
             return
         self._excused_to = now
@@ -153,7 +177,7 @@ class Failures:
         self._failed = {where: (since + pause_s, who) for where, (since, who) in self._failed.items()}
 
     def wake(self, now: float) -> bool:
-        """Whether somebody has rested by now."""
+        """Whether a rest has ended by now."""
         left = {peer: until for peer, until in self._rests.items() if now < until}
         woken, self._rests = len(left) < len(self._rests), left
         return woken

@@ -1,13 +1,17 @@
-"""How many ids of a step a volunteer is given at most, where it has sat on some: additive increase, multiplicative decrease. Pure.
+"""Issue limits: how many ids of a step a volunteer gets at most, if it has held some up.
 
-Whoever takes ids and does not do them costs a step two stall time-outs, or, if they are few, the time until the last ones are handed out a
-second time. So an allowance is counted in handfuls: as many ids as the end of a step takes in its stride (timeouts.py). Nobody has one at
-first. Who counts less than half of what had to be taken from it falls to half a handful a step, the next time to a quarter, and so on; less
-than one is saved up, so that after three times it is tried in every eighth step. What it counts raises its allowance, until that does not
-bind any more. How deep it falls the next time is forgiven slowly, so that who works for some steps and then sits on the next one gains
-nothing. (TCP's way with a line that loses what it is given: Chiu and Jain, 1989; Jacobson, 1988.)
+Pure. A volunteer that takes ids and does not do them costs a step two stall timeouts. A few ids cost only the
+time until the last ones are handed out a second time. So a limit is counted in handfuls: one is as many ids
+as the end of a step can absorb (timeouts.py).
 
-It only says who is asked: what counts is decided by the exact cover, and where nobody else holds a block there is no limit.
+Nobody has a limit at first. A volunteer that counts less than half of what was taken from it falls to half a
+handful a step, the next time to a quarter, and so on. Less than one handful is saved up: after three falls it
+is tried in every eighth step. What it counts raises its limit, until that no longer binds. How deep the next
+fall is recovers slowly, so alternating good and bad steps gains nothing. This is additive increase,
+multiplicative decrease, as in TCP (Chiu and Jain, 1989; Jacobson, 1988).
+
+A limit only decides who is asked. The exact cover decides what counts, and where nobody else holds a block
+there is no limit.
 """
 
 from __future__ import annotations
@@ -21,26 +25,26 @@ FIRST = 0.5
 """Handfuls a step after the first fault."""
 DECREASE = 0.5
 LEAST = 2.0**-10
-"""A handful in so large a part of steps at least: who has mended its ways is found out some day."""
+"""Least part of a handful a step: a volunteer that has improved is noticed some day."""
 INCREASE = 0.5
-"""Of each id that is counted."""
+"""Rise of the limit, in ids, for each id that is counted."""
 FORGIVEN = 2.0 ** (1 / 32)
-"""So much less deep is the next fall with each step that goes well."""
+"""Factor by which the next fall is less deep after each good step."""
 MAX_PEERS = 1024
-"""That are remembered; those before them begin again without a limit."""
+"""Peers that are remembered; older ones begin again without a limit."""
 
 
 @dataclass(slots=True)
 class _Allowance:
     handfuls: float = 0.0
-    """A step."""
+    """Handfuls a step."""
     saved: float = 0.0
     falls_to: float = FIRST
     """Handfuls after the next fault."""
 
 
 class IssueLimits:
-    """Those of one reign."""
+    """Limits of one term."""
 
     def __init__(self) -> None:
         self._limited: dict[str, _Allowance] = {}
@@ -51,12 +55,14 @@ class IssueLimits:
 
     @property
     def limited(self) -> Collection[str]:
-        """Who has a limit."""
+        """Peers that have a limit."""
         return self._limited.keys()
 
     def limits(self, peers: Collection[str], ids: int) -> dict[str, int]:
-        """A step of `ids` begins with `peers`: how many each of those that have a limit is given at most. Those that are only tried get a handful together: else a step
-        would end with more that is stuck than it takes in its stride, as soon as two of them have saved up for the same one.
+        """Peer with a limit → most ids of a step of `ids` that begins with `peers`.
+
+        Those with less than one handful share one between them. Otherwise two that have saved up for the same
+        step would hold up more than its end can absorb.
         """
         found, tried = dict[str, int](), 0
         for peer, one in self._limited.items():
@@ -71,7 +77,10 @@ class IssueLimits:
         return found
 
     def judge(self, taken: Mapping[str, int], counted: Mapping[str, int], ids: int) -> None:
-        """A step of `ids` is done: how many were taken from each peer because nothing came of them, and how many each counts."""
+        """Adapt limits after a step of `ids`.
+
+        `taken`: peer → ids taken from it undone; `counted`: peer → ids it counts.
+        """
         for peer, number in taken.items():
             if number > 2 * counted.get(peer, 0):
                 self._fall(peer)

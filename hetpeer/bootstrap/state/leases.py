@@ -1,7 +1,7 @@
-"""Who is still there: a lease on every volunteer, a grace for broken streams, and our own pauses.
+"""Leases: which volunteers are still there, with a grace for broken streams and for our own pauses.
 
-Pure. A lease decides how soon work is given to somebody else, never what counts: whoever was given up in error and comes
-back is fenced by its incarnation.
+Pure. A lease decides how soon work goes to somebody else, never what counts: a volunteer that comes back
+after it was lost is fenced by its incarnation.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 from hetpeer.bootstrap.state.context import CoordinatorContext
 
 MAX_TICK_S = 1.0
-"""Between two ticks; more than that, and it was us who slept (a suspended machine)."""
+"""Longest time between two ticks. A longer one means that this machine was suspended."""
 
 
 class Leases:
-    """The leases of one reign that began at `now`."""
+    """Leases of one term that began at `now`."""
 
     def __init__(self, context: CoordinatorContext, now: float) -> None:
         self._context = context
         self._ticked_at = now
 
     def tick(self, now: float) -> float:
-        """Seconds for which we did not listen since the last tick: nobody is gone because of that."""
+        """Seconds for which we did not listen since the last tick; all leases are extended by them."""
         pause = max(0.0, now - self._ticked_at - MAX_TICK_S)
         self._ticked_at = now
         for volunteer in self._context.members.volunteers.values():
@@ -30,7 +30,7 @@ class Leases:
         return pause
 
     def expired(self, now: float) -> dict[str, str]:
-        """Volunteers that are not heard any more, with the reason to think so."""
+        """Volunteers that are not heard any more → reason."""
         config, gone = self._context.config, {}
         for peer, volunteer in self._context.members.volunteers.items():
             if volunteer.broken_at is not None and now - volunteer.broken_at > config.grace_s:
@@ -46,7 +46,7 @@ class Leases:
             volunteer.broken_at = now
 
     def heard(self, peer: str, now: float) -> None:
-        """A message, or its stream is back."""
+        """`peer` has sent a message, or its stream is back."""
         volunteer = self._context.members.volunteers.get(peer)
         if volunteer is not None:
             volunteer.broken_at, volunteer.heard_at = None, now

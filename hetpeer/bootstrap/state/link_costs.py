@@ -1,7 +1,8 @@
-"""What it costs a microbatch to go from one holder to another, as far as that is known: routes keep to lines that are fast, and to their cluster. Pure.
+"""Costs of links between holders: routes keep to fast links and to their cluster.
 
-Planners put next to each other in a cluster who is near each other (docs/planning.md). Whom holders of the next blocks in another cluster are, they did not ask:
-such a line is taken to be no faster, and no less busy, than those that its sender has used, and is used where the load of the peers is uneven enough.
+Pure. Planners put neighbours into one cluster (docs/planning.md), and know nothing of holders of the next
+blocks in other clusters. A link out of the cluster that was not measured is taken to be as slow and as busy
+as the mean of its sender's links. It is used where the load of the peers is uneven enough.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from itertools import pairwise
 from hetpeer.stages.pipeline.routes import Route
 
 SLIGHT = 0.5
-"""To leave one's cluster, in the time of a block at the fastest peer: as much as nothing, but not where all else is equal."""
+"""Cost of leaving the cluster, in block times of the fastest peer: it decides only between equal routes."""
 
 
 class LinkCosts:
-    """`clusters`: peer → its cluster; `seconds`: (from, to) → of a microbatch, there and back, in the time of a block at the fastest peer, where it was measured. `leaving`: the price of
-    leaving one's cluster where it was not. `mixed`: routes are to lead to many others now and then, whatever that costs.
+    """Cost of each link for the next microbatch; it grows with the microbatches routed over it.
 
-    Remembers what was routed over each line: a line is busy as a peer is.
+    `clusters`: peer → its cluster. `seconds`: measured link (from, to) → time of a microbatch, forward and
+    back, in block times of the fastest peer. `leaving`: cost of leaving the cluster where nothing was
+    measured. `mixed`: routes are to meet many others, whatever that costs.
     """
 
     def __init__(
@@ -36,12 +38,12 @@ class LinkCosts:
         self._seconds = dict(seconds or {})
         self._load: dict[tuple[str, str], float] = {}
         self._known: dict[str, tuple[int, float]] = {}
-        """Sender → of how many of its lines something is known, and the sum of their prices."""
+        """Sender → how many of its links were measured, and the sum of their costs."""
         for (sender, _), took in self._seconds.items():
             self._dearer(sender, 1, took)
 
     def __call__(self, sender: str, to: str) -> float:
-        """The price of the next microbatch that goes there."""
+        """Cost of the next microbatch on the link from `sender` to `to`."""
         if (sender, to) in self._seconds:
             return self._price(sender, to)
         if self._clusters.get(sender) == self._clusters.get(to):
@@ -57,7 +59,7 @@ class LinkCosts:
         self._known[sender] = known + lines, before + price
 
     def used(self, route: Route) -> None:
-        """One more microbatch goes this way."""
+        """Note that one more microbatch takes this route."""
         for one, other in pairwise(route):
             pair = (one.peer, other.peer)
             if (took := self._seconds.get(pair)) is not None:

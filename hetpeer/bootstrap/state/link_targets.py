@@ -1,7 +1,8 @@
-"""What each volunteer's links aim at, where the run has an adaptive codec. Pure. Docs: links.md, "How much".
+"""Link targets: seconds that a volunteer's links may take for a microbatch, if the codec is adaptive
+(docs/links.md).
 
-A link is to take no longer than the microbatches that its sender does come one after the other. Of several holders of a block each does a part of them: whoever is
-slow does few, and has time; its slowness is nothing to the others' links.
+Pure. A link should take no longer than the time between two microbatches of its sender. Holders of a block
+share its microbatches. So a slow holder does few of them and has time for each.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ from hetpeer.bootstrap.state.volunteer_rates import MOST
 
 
 def targets(ready: Collection[Volunteer], most: float, limited: Collection[str] = ()) -> dict[str, float]:
-    """Peer → seconds that each of its links is to take for a microbatch at most; empty where no link is known. `most` is the author's ratio: a link is shrunk no further.
+    """Peer → most seconds that each of its links may take for a microbatch; empty where no link is known.
 
-    A holder needs the time of its computing, or of its line where that takes longer at `most` (R / r of FusionLLM's Eq. 7); holders of a block share its microbatches by
-    that, and the slowest block decides how many there are. With one holder for each block all links aim at the same: the slowest link at `most`, or the slowest computation; no link
-    is to take longer than that in any case. Those that are `limited` do not count: they are given next to nothing, whatever they claim.
+    `most`: the author's largest ratio; no link is shrunk further. `limited`: peers that get next to nothing
+    and do not count.
+
+    A holder needs the time of its computing, or of its link at `most` if that is longer (R / r of FusionLLM's
+    Eq. 7). Holders of a block share its microbatches by that, and the slowest block sets the number of
+    microbatches. With one holder for each block all links get the same target: the slowest link at `most`, or
+    the slowest computation. No target is longer than the longest need.
     """
     places = {v.peer: v.place for v in ready if v.place is not None}
     usual = median([v.computing for v in ready if v.computing] or [0.0])
@@ -29,7 +34,7 @@ def targets(ready: Collection[Volunteer], most: float, limited: Collection[str] 
     need = {peer: max(seconds or median(known), median(known) / MOST) for peer, seconds in need.items()}
     blocks = {block for place in places.values() for block in range(*place)}
     rates = _rates({peer: places[peer] for peer in places if peer not in limited}, need)
-    if rates.keys() != blocks:  # there is a block that nobody else has
+    if rates.keys() != blocks:  # some block has no other holder
         rates = _rates(places, need)
     slowest, longest = min(rates.values()), max(need.values())
     return {
@@ -39,7 +44,7 @@ def targets(ready: Collection[Volunteer], most: float, limited: Collection[str] 
 
 
 def _rates(places: Mapping[str, tuple[int, int]], need: Mapping[str, float]) -> dict[int, float]:
-    """Block → microbatches a second that its holders do together."""
+    """Block → microbatches per second of its holders together."""
     rates: dict[int, float] = {}
     for peer, (begin, end) in places.items():
         for block in range(begin, end):
@@ -48,7 +53,9 @@ def _rates(places: Mapping[str, tuple[int, int]], need: Mapping[str, float]) -> 
 
 
 def _line_s(volunteer: Volunteer, ready: Collection[Volunteer]) -> float:
-    """What its lines take for a microbatch that is not compressed, forward or back, where it may choose between several; 0: not known."""
+    """Seconds of its links for an uncompressed microbatch, on the side where they are slower, over the
+    fastest link there; 0: unknown.
+    """
     assert volunteer.place is not None
     begin, end = volunteer.place
     sides: list[list[float]] = [[], []]

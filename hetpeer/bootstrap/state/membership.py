@@ -1,7 +1,8 @@
-"""Who takes part: volunteers, their incarnations, places and leases.
+"""Membership: volunteers, their places, and the blocks that they hold.
 
-Pure. A place is a block range of one cluster; clusters are copies of the model and may cut it differently. There is
-always one more cluster open than volunteers fill, so a newcomer finds either a gap or a fresh copy to begin.
+Pure. A place is a block range of one cluster; clusters are copies of the model and may cut it differently.
+There is always one more cluster open than volunteers fill, so a newcomer finds either a gap or a fresh copy
+to begin.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ PLAIN = Compression()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockDemand:
-    """What a block asks of its holder: numbers in its vector, bytes of state and of kept activations, forward FLOPs of a microbatch."""
+    """Demand of a block on its holder: elements of its vector, bytes of memory, forward FLOPs of a
+    microbatch.
+    """
 
     elements: int
     memory_bytes: int
@@ -31,8 +34,10 @@ class BlockDemand:
 
 
 class Membership:
-    """The table of volunteers. `layouts[c % len]` is cluster c's cut of the blocks into ranges, `departures` says how often a
-    peer has gone. With `only` there is that cluster alone. The first clusters may have been cut anew, as `arranged` says.
+    """The table of volunteers.
+
+    `layouts[c % len]` is cluster c's cut of the blocks into ranges; `arranged` replaces it for the first
+    clusters. `departures`: peer → how often it has left. With `only` there is that cluster alone.
     """
 
     def __init__(
@@ -55,21 +60,24 @@ class Membership:
         return len(self._costs)
 
     def arrange(self, layouts: Sequence[Sequence[Range]]) -> None:
-        """The first clusters are cut like this from now on."""
+        """Cut the first clusters like this from now on."""
         self._arranged = [tuple((b, e) for b, e in layout) for layout in layouts]
 
     def recut(self, layout: Sequence[Range]) -> None:
-        """The one cluster that is here is cut like this from now on."""
+        """Cut the one cluster that is here like this from now on."""
         self._layouts = [tuple(layout)]
 
     def layout(self, cluster: int) -> tuple[Range, ...]:
-        """How `cluster` cuts the blocks."""
+        """Block ranges of `cluster`."""
         if cluster < len(self._arranged):
             return self._arranged[cluster]
         return self._layouts[cluster % len(self._layouts)]
 
     def places(self, *, yielding: bool = False) -> tuple[Place, ...]:
-        """All places up to and including the first cluster that nobody has begun. `yielding`: who is too slow for its place makes room for others."""
+        """All places up to and including the first empty cluster.
+
+        `yielding`: places of slow volunteers are open too.
+        """
         present = (v for v in self.volunteers.values() if not (v.slow and yielding))
         taken = {(v.cluster, v.place) for v in present if v.place is not None}
         held: list[list[str]] = [[] for _ in range(self.blocks)]
@@ -111,7 +119,9 @@ class Membership:
         return False
 
     def adopt(self, volunteer: Volunteer, place: Range) -> bool:
-        """A holder that outlived the last coordinator keeps its place: the first cluster where it fits."""
+        """Give a place to a holder that outlived the last coordinator: the first cluster where its blocks
+        fit.
+        """
         if not 0 <= place[0] < place[1] <= self.blocks:
             return False
         taken = {(v.cluster, v.place) for v in self.volunteers.values() if v is not volunteer}
@@ -123,9 +133,9 @@ class Membership:
         return False
 
     def move_redundant(self) -> Volunteer | None:
-        """Give an open place whose blocks nobody has to a volunteer whose own blocks others hold too.
+        """Move a redundant volunteer to an open place whose blocks nobody has.
 
-        Returns the volunteer with its new place, or None if nobody can be spared or nothing is missing.
+        Returns it with its new place, or None if nobody is redundant or nothing is missing.
         """
         spare = self.spare()
         if spare is None:
@@ -135,7 +145,9 @@ class Membership:
         return volunteer
 
     def spare(self) -> tuple[Volunteer, Place] | None:
-        """A volunteer whose own blocks others hold too, and an open place that nobody has and that fits it."""
+        """A volunteer whose blocks others hold too, and an open place that nobody has and that fits its
+        memory.
+        """
         for place in self.places():
             if not place.open or place.holders:
                 continue
@@ -155,7 +167,7 @@ class Membership:
         return volunteer.place is not None and not missing.intersection(range(*volunteer.place))
 
     def roster(self) -> dict[str, Range]:
-        """Volunteers that hold the current version, with their blocks."""
+        """Volunteer that holds the current version → its blocks."""
         return {
             v.peer: v.place
             for v in self.volunteers.values()
@@ -168,14 +180,16 @@ class Membership:
         return [n for n in range(self.blocks) if (h := set(self.holders(n))) and h <= leaving]
 
     def outdate(self, roster: Collection[str]) -> None:
-        """A new version was made by `roster`: all others are behind, and nobody has said its digests yet."""
+        """Note that `roster` made a new version: all others are outdated, and no digests of it are
+        known yet.
+        """
         for volunteer in self.volunteers.values():
             volunteer.digests, volunteer.witness = {}, volunteer.peer in roster
             if volunteer.peer not in roster:
                 volunteer.outdate()
 
     def start_over(self) -> None:
-        """Another version holds: everybody has to prepare again."""
+        """Everybody prepares again: another version holds."""
         for volunteer in self.volunteers.values():
             volunteer.digests = {}
             volunteer.rejoin()
@@ -190,7 +204,7 @@ class Membership:
         return [n for n in range(self.blocks) if not any(b <= n < e for b, e in ranges)]
 
     def targets(self, ratio: float, limited: Collection[str] = ()) -> dict[str, float]:
-        """Ready volunteer → seconds that each of its links is to take for a microbatch (link_targets.py); empty: nothing is known."""
+        """Ready volunteer → most seconds of its links for a microbatch (link_targets.py); empty: unknown."""
         return targets(self._ready(), ratio, limited)
 
     def speak(self, version: int, peers: Iterable[str]) -> bool:
@@ -199,8 +213,10 @@ class Membership:
         return all(peer in known and known[peer].wire_version >= version for peer in peers)
 
     def shunned(self) -> set[frozenset[str]]:
-        """Ready volunteers of which one does not work with the other for now. Who shuns most who have the blocks next to its own counts as shunning all of them: else it would choose
-        who sees what it sends.
+        """Pairs of ready volunteers that do not work with each other for now.
+
+        A volunteer that shuns most holders of the blocks next to its own counts as shunning all of them.
+        Otherwise it could choose who sees what it sends.
         """
         ready, pairs = self._ready(), set[frozenset[str]]()
         for one in ready:
@@ -213,7 +229,7 @@ class Membership:
         return pairs
 
     def rates(self) -> dict[str, float]:
-        """Blocks a second of each ready volunteer (volunteer_rates.py)."""
+        """Ready volunteer → blocks per second (volunteer_rates.py)."""
         return rates(self._ready(), self._costs)
 
     def lines(
@@ -223,19 +239,22 @@ class Membership:
         *,
         mixed: bool = False,
     ) -> LinkCosts:
-        """What lies between the ready volunteers. `targets`: what their lines aim at; `mixed`: everybody is to meet many others."""
+        """Costs of links between ready volunteers.
+
+        `targets`: their link targets; `mixed`: routes are to meet many others.
+        """
         return lines(self._ready(), self.rates(), compression, targets, mixed=mixed)
 
     def _ready(self) -> list[Volunteer]:
         return [self.volunteers[peer] for peer in self.roster()]
 
     def uplinks(self) -> dict[str, float]:
-        """Bytes/s that leave each ready volunteer (0 where it was not measured)."""
+        """Ready volunteer → bytes/s that leave it; 0 where that was not measured."""
         return {peer: self.volunteers[peer].uplink for peer in self.roster()}
 
 
 def _beside(one: Volunteer, others: Iterable[Volunteer]) -> tuple[set[str], set[str]]:
-    """Who has the blocks before those of `one`, and who those behind them: what it has to do with."""
+    """Peers with the blocks before those of `one`, and peers with the blocks behind them."""
     begin, end = one.place or (0, 0)
     before, behind = set[str](), set[str]()
     for other in others:

@@ -1,8 +1,9 @@
-"""Which open places serve the run best with a newcomer there: by what a step would take, as for a plan that lives (stages/planning/swarms/current_step_time.py).
+"""Ranking of open places for a newcomer, by the time of a step with it there.
 
-Pure. What volunteers say of themselves guides this and decides nothing else: who lies about its speed gets a place where the run is slower.
-Of machines and lines of which nothing is known the middle of what is known is taken. Blocks that nobody holds are given to such a middle machine for the time being, so that
-places can be compared while some are still missing.
+Pure. It uses the step time estimate of live plans (stages/planning/swarms/current_step_time.py). It relies on
+what volunteers claim and decides nothing else: one that lies about its speed gets a place where the run is
+slower. Unknown machines and links count as the median of known ones. Blocks that nobody holds are given to
+such a median machine, so that places can be compared while some are still missing.
 """
 
 from __future__ import annotations
@@ -22,18 +23,22 @@ from hetpeer.stages.planning.swarms.current_step_time import as_it_is, busy_s, h
 from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S, LINE, Devices, StepDemand
 
 SAME = 0.05
-"""Steps that differ by no more than this part of the shorter one are equally long."""
+"""Steps whose times differ by no more than this share of the shorter count as equally long."""
 MORE = 1.25
-"""A place is helped more than another if it is so many times as much: speeds of equal machines are measured as differently."""
+"""A place needs help more than another if it gains this many times as much; equal machines differ by as much
+when measured.
+"""
 FLOPS, RATES = (1e6, 1e18), (125.0, 125e9)
-"""FLOP/s and bytes/s that are believed: nobody's claim is to be the end of the arithmetic."""
+"""Range of believed FLOP/s and bytes/s: no claim may overflow the arithmetic."""
 MOST = 64
-"""Of more volunteers places are not compared: it would take the coordinator too long, and one more changes little."""
+"""Among more volunteers places are not ranked: it would take too long, and one more changes little."""
 
 
 def ranked(members: Membership, newcomer: Volunteer, asks: StepDemand | None) -> tuple[Place, ...]:
-    """The places of `members`. With rank 0 are those which `newcomer` had better take, 1 the others: a step is no more than `SAME` longer with it there than where it
-    is shortest, and its help is needed there as much as anywhere. All have rank 0 where nothing can be said.
+    """The places of `members` with ranks: 0 for those that `newcomer` had better take, 1 for the others.
+
+    A place has rank 0 if a step is at most `SAME` longer with it there than at the best place, and its help
+    is needed there as much as anywhere. All have rank 0 where nothing is known.
     """
     places = members.places()
     others = [
@@ -55,7 +60,7 @@ def ranked(members: Membership, newcomer: Volunteer, asks: StepDemand | None) ->
 
 
 def _best(swarm: _Swarm, ranges: Sequence[Range]) -> set[Range]:
-    """Those of `ranges` that have rank 0."""
+    """The ranges with rank 0."""
     step_s = {place: swarm.step_s(place) for place in ranges}
     shortest = min(step_s.values())
     good = [place for place in ranges if step_s[place] <= (1.0 + SAME) * shortest]
@@ -65,8 +70,10 @@ def _best(swarm: _Swarm, ranges: Sequence[Range]) -> set[Range]:
 
 
 class _Swarm:
-    """`others` at their places, and `newcomer`, who may come to one of the ranges `open_`. Devices are in this order: the others, the newcomer, and one like the middle of them for
-    each open range, in case that nobody holds it.
+    """The `others` at their places, and the `newcomer`, which may go to one of the ranges `open_`.
+
+    Devices are in this order: the others, the newcomer, and a median machine for each open range, in case
+    nobody holds it.
     """
 
     def __init__(
@@ -82,15 +89,19 @@ class _Swarm:
             sum(1.0 / busy_s(self._devices, asks, held, holders, d) for d in some if d in there)
             for some in holders
         ]
-        """Microbatches a second that the holders of each block do."""
+        """Block → microbatches per second of its holders."""
 
     def step_s(self, place: Range) -> float:
-        """Of a step with the newcomer at `place`, and somebody like the middle machine wherever blocks are missing even then."""
+        """Seconds of a step with the newcomer at `place`, and median machines at blocks that are still
+        missing.
+        """
         held = self._with(place)
         return as_it_is(self._devices.some(range(len(held))), self._asks, held)
 
     def helped_s(self, place: Range) -> float:
-        """Seconds by which those who hold the blocks of `place` are done sooner with a step's microbatches; infinite where nobody holds some."""
+        """Seconds by which holders of the blocks of `place` are done sooner with a step; infinite where a
+        block has none.
+        """
         rate = min(self._rates[slice(*place)])
         if not rate:
             return math.inf
@@ -99,7 +110,7 @@ class _Swarm:
         return self._asks.microbatches * (1.0 / rate - 1.0 / (rate + 1.0 / own_s))
 
     def _with(self, place: Range) -> list[Range]:
-        """What each device holds then."""
+        """Block range of each device with the newcomer at `place`."""
         held = [*self._held, place]
         covered = set(chain.from_iterable(range(*blocks) for blocks in held))
         for begin, end in self._open:
@@ -110,21 +121,23 @@ class _Swarm:
 
 
 def _devices(volunteers: Sequence[Volunteer], asks: StepDemand, more: int) -> Devices:
-    """What is known of each volunteer; and so many `more` machines, each like the middle one."""
+    """Devices of the volunteers, and `more` median machines."""
     count = len(volunteers) + more
     measured = _lines(volunteers, asks)
     said = [
         max(_believed(v.uplink, RATES), *row) for v, row in zip(volunteers, measured.tolist(), strict=True)
     ]
     up = np.array(_filled(said, more, LINE))
-    down = np.maximum(up, np.append(measured.max(axis=0), np.zeros(more)))  # none is taken to be slower
+    down = np.maximum(
+        up, np.append(measured.max(axis=0), np.zeros(more))
+    )  # a downlink is never taken to be slower than the uplink
     lines = np.minimum(up[:, None], down[None, :])
     lines[: len(volunteers), : len(volunteers)] = np.where(
         measured > 0, measured, lines[: len(volunteers), : len(volunteers)]
     )
     return Devices(
         flops=np.array(_filled(_flops(volunteers, asks), more, 1.0)),
-        memory=np.zeros(count),  # who fits where is known already
+        memory=np.zeros(count),  # fitting was checked before
         uplink=up,
         latency=np.full((count, count), LATENCY_S) * ~np.eye(count, dtype=np.bool_),
         bandwidth=lines,
@@ -132,15 +145,18 @@ def _devices(volunteers: Sequence[Volunteer], asks: StepDemand, more: int) -> De
 
 
 def _filled(amounts: Sequence[float], more: int, else_: float) -> list[float]:
-    """The middle of those that are known, in place of the others and for so many `more`; `else_` if none is."""
+    """`amounts` with unknown ones (0) and `more` further ones replaced by the median of known ones, or
+    `else_` if none is.
+    """
     known = [amount for amount in amounts if amount]
     middle = median(known) if known else else_
     return [*(amount or middle for amount in amounts), *[middle] * more]
 
 
 def _flops(volunteers: Sequence[Volunteer], asks: StepDemand) -> list[float]:
-    """FLOP/s that each reaches: in training if it has trained, else on the blocks of its place, which it has rehearsed. Who has had none yet, and only multiplied matrices, falls
-    behind that as far as the others do.
+    """FLOP/s of each volunteer: in training if it has trained, else in the rehearsal of its place.
+
+    One that has only multiplied matrices is scaled by the median ratio of the others.
     """
     reached = [_believed(_trained(v, asks) or v.flops_per_second, FLOPS) for v in volunteers]
     products = [_believed(v.product_flops, FLOPS) for v in volunteers]
@@ -171,6 +187,6 @@ def _lines(volunteers: Sequence[Volunteer], asks: StepDemand) -> NDArray[np.floa
 
 
 def _believed(amount: float, bounds: tuple[float, float]) -> float:
-    """0 is: not known."""
+    """`amount` within `bounds`; 0 (unknown) stays 0."""
     least, most = bounds
     return min(max(amount, least), most) if amount else 0.0

@@ -46,36 +46,36 @@ class Volunteer:
     incarnation: int
     heard_at: float
     wire_version: int = 0
-    """The latest that it speaks."""
+    """The latest wire version that it speaks."""
     flops_per_second: float = 0.0
     product_flops: float = 0.0
-    """In a product of large matrices; the same number where it has tried nothing else; 0: not said."""
+    """FLOP/s in products of large matrices; `flops_per_second` if nothing else was tried; 0: not reported."""
     memory_bytes: int = 0
     name: str = ""
     life_cycle: LifeCycle = LifeCycle.JOINING
     cluster: int = -1
     place: Range | None = None
     slow: bool = False
-    """It has had its place for long and never worked there: nobody counts on it, and others may come to its blocks."""
+    """It has had its place for long and never worked there: others may come to its blocks."""
     missed: int = 0
-    """How often in a row it had a version only when that was past."""
+    """Versions in a row that it held only when they were past."""
     broken_at: float | None = None
     computing: float = 0.0
-    """Seconds of a microbatch at its place, as it last said, or would like it to be tried; 0 before."""
+    """Seconds of a microbatch at its place, as it last reported; 0 before."""
     links: Mapping[str, float] = field(default_factory=dict)
     """Peer → seconds of a microbatch's bundle on the link there, uncompressed."""
     uplink: float = 0.0
-    """Bytes/s that leave it, by what it has said lately; 0 before."""
+    """Smoothed bytes/s that leave it; 0 before it reports."""
     digests: dict[int, str] = field(default_factory=dict)
-    """Block → digest of its state at the current version, as far as it has said."""
+    """Block → digest of its state at the current version, as far as it has reported."""
     shuns: frozenset[str] = frozenset()
-    """With whom it does not work for now, as it says."""
+    """Peers that it does not work with for now, by its own report."""
     witness: bool = False
-    """Whether it has made its state of the current version itself, and not copied another's."""
+    """Whether it made its state of the current version itself, and did not copy another's."""
 
     @classmethod
     def of(cls, peer: str, hello: Hello, now: float) -> Volunteer:
-        """Who says this of itself."""
+        """A volunteer from its `hello`."""
         return cls(
             peer,
             hello.incarnation,
@@ -89,7 +89,7 @@ class Volunteer:
         )
 
     def homeless(self) -> Volunteer:
-        """The same without a place."""
+        """A copy without a place."""
         return replace(
             self,
             life_cycle=LifeCycle.JOINING,
@@ -102,7 +102,9 @@ class Volunteer:
         )
 
     def measured(self, uplink: float) -> None:
-        """It says that so many bytes/s leave it; one busy moment is not to change who reduces how much."""
+        """Smooth a reported uplink of this many bytes/s; one busy moment must not change who reduces how
+        much.
+        """
         known = self.uplink and uplink
         self.uplink = self.uplink + RECENT * (uplink - self.uplink) if known else uplink or self.uplink
 

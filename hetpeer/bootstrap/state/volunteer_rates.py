@@ -1,6 +1,7 @@
-"""How fast the volunteers of a step are at their places, and what it costs to go from one to another, as routes count it (routing.py, link_costs.py). Pure.
+"""Speed of a step's volunteers at their places, and costs of their links, as routing counts them.
 
-Claims, as all that volunteers say of themselves: who lies gets more or less to do than it should, and the run is slower. What counts is not touched by it.
+Pure. These are claims: a volunteer that lies gets more or less work than it should, and the run is slower.
+What counts does not depend on them.
 """
 
 from __future__ import annotations
@@ -18,16 +19,19 @@ if TYPE_CHECKING:
     from hetpeer.bootstrap.state.membership import BlockDemand
 
 MOST = 100.0
-"""Nobody is taken to be more than so many times as fast as the middle one."""
+"""No volunteer is taken to be more than this many times as fast as the median."""
 LEAST = 0.01
-"""No block is taken to be lighter than this part of the middle one: what has no product of matrices takes time, too."""
+"""No block is taken to be lighter than this part of the median: work without matrix products takes
+time, too.
+"""
 
 
 def rates(ready: Collection[Volunteer], costs: Sequence[BlockDemand]) -> dict[str, float]:
-    """Blocks that each does in a second with a microbatch, there and back, on average over its place.
+    """Volunteer → blocks per second, forward and back, on average over its place.
 
-    By what it took in training, if it has said so: it has others to do beside, limits, and blocks that are heavier than others. Else by what it reached before, on these blocks or in products of matrices:
-    training is taken to be as much slower than that as it is for the others, in the middle. If nobody has trained these are no seconds, but as good for comparing.
+    If it has trained, from its reported times. Otherwise from its speed in rehearsal or matrix products,
+    scaled by the median ratio of those that have trained. If nobody has, the numbers are only good for
+    comparing.
     """
     usual = median(cost.flops for cost in costs) or 1.0
     guessed, said = {}, {}
@@ -51,9 +55,12 @@ def lines(
     *,
     mixed: bool = False,
 ) -> LinkCosts:
-    """What lies between them, in the time of a block at the fastest by `speeds`, those of `rates`. Lines take as long as `compression` makes it; adaptive ones aim at their senders' `targets` in seconds. To leave one's cluster on a line that nobody has used is as dear as one microbatch more
-    is to a peer, in the mean: clusters are made of neighbours, and others that have the next blocks may be far away. `mixed`: for nothing, where all else is equal, since spot checks find out who gives something
-    false to several others, and of two that meet each other alone nobody knows who lies.
+    """Costs of links between `ready` volunteers, in block times of the fastest by `speeds`.
+
+    Links take as long as `compression` makes them; adaptive ones aim at their senders' `targets` in seconds.
+    Leaving the cluster on a link that was not measured costs as much as one more microbatch at a mean peer.
+    Clusters are made of neighbours, and holders in other clusters may be far away. `mixed`: leaving costs
+    next to nothing. Spot checks find a liar by what it sends to several others, so routes must meet many.
     """
     peers = {volunteer.peer for volunteer in ready}
     fastest = max(speeds.values(), default=1.0)
@@ -63,14 +70,14 @@ def lines(
         for peer, took in volunteer.links.items():
             if trained and took and peer in peers:
                 carried = _carried_s(took, compression, targets.get(volunteer.peer, 0.0)) * fastest
-                for pair in ((volunteer.peer, peer), (peer, volunteer.peer)):  # back as well
+                for pair in ((volunteer.peer, peer), (peer, volunteer.peer)):  # the way back
                     seconds[pair] = seconds.get(pair, 0.0) + carried
     price = leaving({v.peer: v.place for v in ready if v.place is not None}, speeds, mixed=mixed)
     return LinkCosts({v.peer: v.cluster for v in ready}, seconds, price, mixed=mixed)
 
 
 def leaving(roster: Roster, speeds: Mapping[str, float], *, mixed: bool = False) -> float:
-    """What it costs to leave one's cluster on a line that nobody has used, in the time of a block at the fastest."""
+    """Cost of leaving the cluster on a link that was not measured, in block times of the fastest peer."""
     fastest = max(speeds.values(), default=1.0)
     more = [fastest / speeds[peer] * (end - begin) ** 2 for peer, (begin, end) in roster.items()]
     return SLIGHT if mixed or not more else max(SLIGHT, fmean(more))
