@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from hetpeer.averaging.messages import EVERYBODY, Cover, Line, Mark, Message, Place, Prove, Show, Testify
+from hetpeer.averaging.messages import EVERYBODY, Cover, Mark, Message, Place, Prove, Show, TermView, Testify
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.effects import Handle, Release
 
@@ -32,7 +32,7 @@ class StepId(NamedTuple):
     on are computed with that one itself (docs/asynchronous.md, "A head start").
     """
 
-    line: Line
+    line: TermView
     number: int
     entry: int = 0
     batch: int = 0
@@ -53,7 +53,7 @@ class StepId(NamedTuple):
     def on_wire(self) -> StepId:
         """As others name it, and what is kept under their tensors. Clusters have numbers of their own: a group's is common."""
         if self.group:
-            return StepId(Line(term=self.line.term, view=0, cluster=EVERYBODY), self.group)
+            return StepId(TermView(term=self.line.term, view=0, cluster=EVERYBODY), self.group)
         return StepId(self.line, self.number)
 
 
@@ -83,7 +83,7 @@ class Prepare:
 class FetchState:
     """Load `version` of our blocks from `sources` (per block; empty: the coordinator) → `Member.state_loaded`."""
 
-    line: Line
+    line: TermView
     version: int
     sources: Mapping[int, tuple[str, ...]]
     digests: Mapping[int, str]
@@ -98,7 +98,7 @@ class SaveState:
     When it is carried out, the core may have given up that version: two messages that waited for an update are answered at once.
     """
 
-    line: Line
+    line: TermView
     version: int
     digests: Mapping[int, str]
 

@@ -9,7 +9,7 @@ from hetpeer.averaging.member.member import InStep, Member, Origin, Phase
 from hetpeer.averaging.member.step_vote import ModelShape
 from hetpeer.stages.pipeline import effects as p
 
-ME, LINE = "me", m.Line(term=2, view=1)
+ME, LINE = "me", m.TermView(term=2, view=1)
 PLACE = (0, 2)
 DIGESTS = {0: "state 0", 1: "state 1"}
 STEP = e.StepId(LINE, 3)

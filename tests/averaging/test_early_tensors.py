@@ -12,7 +12,7 @@ from hetpeer.stages.pipeline.routes import Hop
 from tests.averaging.rig import LINE, ME, STEP, begin, member_in, place
 
 ROUTE = (Hop(ME, 0, 2),)
-LATER = e.StepId(m.Line(term=LINE.term + 1, view=0), STEP.number)
+LATER = e.StepId(m.TermView(term=LINE.term + 1, view=0), STEP.number)
 """A step of a reign that is not here yet; or that somebody has made up."""
 
 

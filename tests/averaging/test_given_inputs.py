@@ -8,7 +8,7 @@ from hetpeer.averaging.member.given_inputs import GivenInput, GivenInputs
 from hetpeer.stages.block.fingerprint import PLACES, pack
 from hetpeer.stages.pipeline import effects as p
 
-STEP = StepId(m.Line(term=1, view=0), 3)
+STEP = StepId(m.TermView(term=1, view=0), 3)
 KEY = p.TaskKey(5, 2)
 TRUE, FALSE = pack(np.ones(PLACES)), pack(-np.ones(PLACES))
 

@@ -7,7 +7,7 @@ from hetpeer.stages.pipeline.effects import Release
 from tests.averaging.rig import DIGESTS, LINE, ME, STEP, member_in, new_member, place, welcome
 
 GROUP = 5
-WIRE = e.StepId(m.Line(term=LINE.term, view=0, cluster=m.EVERYBODY), GROUP)
+WIRE = e.StepId(m.TermView(term=LINE.term, view=0, cluster=m.EVERYBODY), GROUP)
 THERE = "member of another cluster"
 AT = e.StepId(LINE, STEP.number, group=GROUP)
 
@@ -107,7 +107,7 @@ def test_tensors_of_another_clusters_steps_are_not_taken():
 
 def test_whoever_has_no_place_is_on_the_line_of_everybody_until_it_has_one():
     member = new_member()
-    door = m.Line(term=LINE.term, view=0, cluster=m.EVERYBODY)
+    door = m.TermView(term=LINE.term, view=0, cluster=m.EVERYBODY)
     (choose,) = member.receive(welcome(line=door, places=(place(cluster=4),)))
     assert choose.places[0].cluster == 4
     mine = LINE.model_copy(update={"cluster": 4})

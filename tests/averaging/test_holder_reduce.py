@@ -30,7 +30,7 @@ def cover(block=0, slots=(("a", (0, 1)), ("b", (2,))), reducers=(("a", 1), ("b",
 
 
 def reduction(me="a", covers=None):
-    plan = m.Plan(line=m.Line(term=1, view=0), step=0, plan=3, covers=covers or (cover(),))
+    plan = m.Plan(line=m.TermView(term=1, view=0), step=0, plan=3, covers=covers or (cover(),))
     return Reduction(me, plan, SIZES, Ties())
 
 
@@ -152,7 +152,7 @@ def test_the_vote_is_complete_when_every_block_of_ours_was_inspected():
 
 
 def test_of_a_block_that_is_looked_at_closely_it_is_known_what_came_from_whom():
-    plan = m.Plan(line=m.Line(term=1, view=0), step=0, plan=3, covers=(cover(),), closely=(0,))
+    plan = m.Plan(line=m.TermView(term=1, view=0), step=0, plan=3, covers=(cover(),), closely=(0,))
     core = Reduction("a", plan, SIZES, Ties(), length=3)
     for shard, handle in zip(shards_of(3, cover(), 10, 3), "wxyz", strict=True):
         inspect = core.result(0, shard.index, shard.reducer, handle, shard.length)
@@ -170,7 +170,7 @@ def test_of_a_block_that_is_looked_at_closely_it_is_known_what_came_from_whom():
 def test_what_is_tied_to_a_block_is_looked_at_with_it():
     ties = Ties((Tie(uses=((0, 0, 4), (1, 0, 4))),))
     covers = (cover(), cover(1, receivers=("b",)).model_copy(update={"observers": ("a",)}))
-    plan = m.Plan(line=m.Line(term=1, view=0), step=0, plan=3, covers=covers, closely=(0,))
+    plan = m.Plan(line=m.TermView(term=1, view=0), step=0, plan=3, covers=covers, closely=(0,))
     core = Reduction("a", plan, SIZES, ties)
     lengths = {b: [shard.length for shard in shards_of(3, covers[b], SIZES[b])] for b in SIZES}
     for block, index, sender in ((0, 0, "a"), (0, 1, "b"), (1, 0, "a"), (1, 1, "b")):
@@ -203,7 +203,7 @@ def test_a_plan_that_is_void_lets_its_shards_go():
 
 
 def test_what_arrives_is_news_now_and_then():
-    plan = m.Plan(line=m.Line(term=1, view=0), step=0, plan=3, covers=(cover(),))
+    plan = m.Plan(line=m.TermView(term=1, view=0), step=0, plan=3, covers=(cover(),))
     core = Reduction("a", plan, SIZES, Ties(), length=1)
     assert not core.has_news()
     core.result(0, 4, "b", "wrong reducer's", 5)

@@ -26,8 +26,8 @@ from tests.averaging.rig import (
     welcome,
 )
 
-OLD = m.Line(term=2, view=0)
-NEW = m.Line(term=2, view=2)
+OLD = m.TermView(term=2, view=0)
+NEW = m.TermView(term=2, view=2)
 ROUTE = (Hop(ME, 0, 2),)
 OLD_STEP = e.StepId(OLD, STEP.number)
 OF_PLAN = {"line": LINE, "step": STEP.number, "plan": 1}
@@ -311,7 +311,7 @@ def test_work_of_a_dropped_step_is_released():
 
 def test_a_voter_that_missed_the_commit_applies_it_and_is_ready():
     member = member_in(Phase.REDUCING)
-    reign = m.Line(term=3, view=1)
+    reign = m.TermView(term=3, view=1)
     effects = member.receive(welcome(line=reign, version=4, member=True, commit=commit()))
     assert names(effects) == "ApplyUpdate, ApplyUpdate"
     member.applied(STEP, 0, "next 0")
@@ -326,13 +326,13 @@ def test_a_voter_that_missed_the_commit_applies_it_and_is_ready():
     [
         commit(plan_number=2),
         commit(digests={0: "another", 1: "gradient 1"}),
-        commit(line=m.Line(term=1, view=1)),
+        commit(line=m.TermView(term=1, view=1)),
     ],
     ids=["another plan", "other bits", "another reign"],
 )
 def test_a_commit_that_is_not_ours_to_apply_is_fetched(missed):
     member = member_in(Phase.REDUCING)
-    reign = m.Line(term=3, view=1)
+    reign = m.TermView(term=3, view=1)
     effects = member.receive(welcome(line=reign, version=4, member=True, commit=missed))
     assert names(effects) == "EndStep, Tell prepared"
 
@@ -340,11 +340,11 @@ def test_a_commit_that_is_not_ours_to_apply_is_fetched(missed):
 def test_a_state_of_another_history_is_not_trusted_though_its_number_fits():
     """A roll-back was missed: version 3 of the new view has other bits than ours."""
     member = member_in(Phase.READY)
-    effects = member.receive(welcome(line=m.Line(term=3, view=2), version=3, member=True))
+    effects = member.receive(welcome(line=m.TermView(term=3, view=2), version=3, member=True))
     assert names(effects) == "Tell prepared"
     assert member.version is None
     member = member_in(Phase.READY)
-    effects = member.receive(welcome(line=m.Line(term=3, view=1), version=3, member=True))
+    effects = member.receive(welcome(line=m.TermView(term=3, view=1), version=3, member=True))
     assert names(effects) == "Tell ready"
 
 

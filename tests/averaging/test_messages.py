@@ -18,8 +18,8 @@ from hetpeer.averaging.messages import (
     FromCoordinator,
     FromVolunteer,
     Hello,
-    Line,
     Sealed,
+    TermView,
     Vote,
     decode,
     encode,
@@ -178,7 +178,7 @@ def test_fields_of_later_versions_are_ignored():
 
 
 def test_ids_are_keys_on_the_wire_and_come_back_as_numbers():
-    sealed = Sealed(line=Line(term=1, view=0), step=2, slot=0, contents=(), losses={7: 0.5})
+    sealed = Sealed(line=TermView(term=1, view=0), step=2, slot=0, contents=(), losses={7: 0.5})
     assert decode(encode(sealed)).losses == {7: 0.5}
 
 
@@ -199,7 +199,7 @@ def test_what_is_no_loss_is_refused(wrong):
 
 def test_a_squared_norm_that_is_not_finite_can_be_told():
     block = BlockVote(block=0, digest="", squared_norm=float("inf"), finite=False)
-    vote = Vote(line=Line(term=1, view=0), step=0, plan=1, blocks=(block,))
+    vote = Vote(line=TermView(term=1, view=0), step=0, plan=1, blocks=(block,))
     assert decode(encode(vote)) == vote
 
 

@@ -104,7 +104,7 @@ def test_a_step_that_does_not_follow_is_not_begun(message):
 @pytest.mark.parametrize(
     "message",
     [
-        m.RolledBack(line=m.Line(term=2, view=2), version=STEP.number, why="lost"),
+        m.RolledBack(line=m.TermView(term=2, view=2), version=STEP.number, why="lost"),
         m.Finished(why="over", completed=True),
         m.Granted(line=LINE, begin=0, end=1),
     ],

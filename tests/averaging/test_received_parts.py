@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from hetpeer.averaging.effects import Shard, StepId
-from hetpeer.averaging.messages import MOST_RECEIPTS, Line, Mark
+from hetpeer.averaging.messages import MOST_RECEIPTS, Mark, TermView
 from hetpeer.averaging.reduce.received_parts import ReceivedParts
 from hetpeer.stages.block.fingerprint import fingerprint, unpack
 
-STEP = StepId(Line(term=1, view=0), 3)
+STEP = StepId(TermView(term=1, view=0), 3)
 LENGTH = 1000
 KEYS = [bytes([number]) * 16 for number in range(9)]
 OTHER = bytes(range(16))

@@ -17,7 +17,7 @@ def test_the_courts_are_in_the_state_they_claim(state):
 def test_the_term_is_durable_before_anything_is_said():
     court = Court([{"kind": "reign", "term": 4}])
     assert court.records[-1] == {"kind": "reign", "term": 5}
-    assert court.line == m.Line(term=5, view=0)
+    assert court.line == m.TermView(term=5, view=0)
 
 
 def test_a_run_that_is_over_needs_no_volunteer():

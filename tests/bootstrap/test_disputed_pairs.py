@@ -13,7 +13,7 @@ from hetpeer.bootstrap.conduct.disputed_pairs import (
 )
 from hetpeer.bootstrap.trust.vote_splits import quarrels, spoilers
 
-LINE = m.Line(term=1, view=0)
+LINE = m.TermView(term=1, view=0)
 
 
 def pairs(*names):

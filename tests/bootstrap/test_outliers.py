@@ -5,7 +5,7 @@ import pytest
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.conduct.outliers import ENOUGH, FACTOR, RECENT, LengthOutliers, lengths
 
-LINE = m.Line(term=1, view=0)
+LINE = m.TermView(term=1, view=0)
 
 
 def seen(length, block=0, peer="a", ids=1):

@@ -6,7 +6,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.conduct.disputed_pairs import DisputedPairs
 from hetpeer.bootstrap.trust.reduce_complaints import HUGE, ReduceComplaints
 
-LINE = m.Line(term=1, view=0)
+LINE = m.TermView(term=1, view=0)
 
 
 def complaints(*peers, known=None, reducers=None):

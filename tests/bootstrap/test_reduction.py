@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetpeer.averaging.messages import BlockVote, Line, Missed, Reducing, Vote
+from hetpeer.averaging.messages import BlockVote, Missed, Reducing, TermView, Vote
 from hetpeer.averaging.reduce.holder_reduce import LENGTH
 from hetpeer.bootstrap.conduct.disputed_pairs import DisputedPairs
 from hetpeer.bootstrap.coordinator.reduction import MAX_PLANS, Reduce
@@ -13,7 +13,7 @@ from tests.bootstrap.court import CONFIG as SETTINGS
 
 CONFIG = CoordinatorConfig(**(SETTINGS | {"reduce_s": 10.0}))
 
-LINE = Line(term=1, view=0)
+LINE = TermView(term=1, view=0)
 ROSTER = {"a": (0, 2), "b": (0, 2)}
 SUMS = {0: [("a", (0, 1))], 1: [("a", (0,)), ("b", (1,))]}
 

@@ -12,7 +12,7 @@ from hetpeer.bootstrap.trust.verdicts import CheckOutcome, CheckVerdict
 TRUE, FALSE, OTHER = b"true", b"false", b"other"
 KEYS = {"r1": b"1", "r2": b"2"}
 PIECE = CheckedPiece(0, 0, 1)
-LINE = m.Line(term=1, view=0)
+LINE = m.TermView(term=1, view=0)
 RULES = CheckRules(
     tolerance=0.5,
     draw=lambda: 0.0,

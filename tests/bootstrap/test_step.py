@@ -87,7 +87,7 @@ def test_votes_count_for_their_plan_only_and_for_all_blocks_of_the_voter():
 
 def test_messages_of_another_line_or_step_change_nothing():
     court = reducing()
-    vote = m.Vote(line=m.Line(term=9, view=0), step=0, plan=1, blocks=())
+    vote = m.Vote(line=m.TermView(term=9, view=0), step=0, plan=1, blocks=())
     for message in (vote, vote.model_copy(update={"line": court.line, "step": 7})):
         assert court.tell("a", message) == []
 

@@ -22,7 +22,7 @@ def step(seed=0, standings=None, peers=PEERS):
     """In which all of `peers` hold all blocks, and everybody is to be checked. Returns its checks, and the roster."""
     chance = random.Random(seed)
     rules = CheckRules(share=1.0, draw=chance.random, key=bytes, distance=lambda _one, _other: 0.0)
-    line, roster = m.Line(term=1, view=0), dict.fromkeys(peers, (0, 6))
+    line, roster = m.TermView(term=1, view=0), dict.fromkeys(peers, (0, 6))
     way = (Hop("a", 0, 6),)
     return StepSpotChecks(
         rules, standings or Reputation(), line, 3, roster, [10] * 6, lambda _id: way
@@ -114,7 +114,7 @@ class Stages:
             key=bytes,
             distance=lambda one, other: float(one != other),
         )
-        self.line = m.Line(term=1, view=0)
+        self.line = m.TermView(term=1, view=0)
         self.checks = StepSpotChecks(rules, standings, self.line, 0, roster, [10] * 6, ways.__getitem__)
         sums = tuple(self.pieces.items())
         self.covers = dict.fromkeys(range(3), sums)

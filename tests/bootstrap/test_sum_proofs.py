@@ -14,7 +14,7 @@ from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.block.fingerprint import KEY_BYTES, distance, fingerprint, pack, unpack
 from tests.bootstrap.court import Court
 
-LINE = m.Line(term=1, view=0)
+LINE = m.TermView(term=1, view=0)
 ELEMENTS = 1000
 NUMBERS = np.random.default_rng(0)
 

@@ -25,7 +25,7 @@ from hetpeer.stages.links.codec import Codec, Written
 from hetpeer.stages.pipeline.routes import Hop
 from tests.fuzz.target import RUN, A, B, Target, same
 
-LINE = m.Line(term=3, view=1)
+LINE = m.TermView(term=3, view=1)
 HELD = (m.Held(block=0, version=7, digest="ab" * 32),)
 TASK = m.Task(id=5, route=(Hop(A, 0, 2), Hop(B, 2, 4)))
 PLACE = m.Place(cluster=0, begin=0, end=2, memory_bytes=1 << 30, flops=1e9, holders=1, open=True)

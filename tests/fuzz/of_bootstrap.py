@@ -205,7 +205,13 @@ def ticket(data: bytes) -> bytes:
 
 def introduction(data: bytes) -> Introduction:
     return Introduction.model_construct(
-        line=m.Line(term=1, view=2), step=3, incarnation=4, kind="introduction", begin=0, end=2, ticket=data
+        line=m.TermView(term=1, view=2),
+        step=3,
+        incarnation=4,
+        kind="introduction",
+        begin=0,
+        end=2,
+        ticket=data,
     )
 
 

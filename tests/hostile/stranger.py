@@ -306,7 +306,7 @@ class Stranger:
 
 def _tensor(peer: str, block: int, payload: bytes) -> tuple[dict[str, Any], bytes]:
     """An activation that claims to be of some step."""
-    step = StepId(m.Line(term=1, view=0), 1000, batch=1000)
+    step = StepId(m.TermView(term=1, view=0), 1000, batch=1000)
     head = ActivationHead(
         line=step.line,
         step=step.number,
@@ -321,7 +321,7 @@ def _tensor(peer: str, block: int, payload: bytes) -> tuple[dict[str, Any], byte
 
 def _early(number: int) -> tuple[dict[str, Any], bytes]:
     """A shard of a block that may be there, in a plan of a reign that is none: every other one for a step of this reign that is far."""
-    line = m.Line(term=1 + (number % 2 << 20), view=0)
+    line = m.TermView(term=1 + (number % 2 << 20), view=0)
     head = ShardHead(
         kind="part",
         line=line,

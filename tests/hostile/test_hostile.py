@@ -57,7 +57,7 @@ async def hung_up(node: Node, peer: str, protocol: str, *frames: tuple[dict[str,
 
 def tensor(peer: str, *, block: int, payload: bytes, coded: Any = None) -> tuple[dict[str, Any], bytes]:
     """An activation that claims to be of the step after next."""
-    step = StepId(m.Line(term=1, view=0), 1000, batch=1000)
+    step = StepId(m.TermView(term=1, view=0), 1000, batch=1000)
     head = ActivationHead(
         line=step.line,
         step=step.number,

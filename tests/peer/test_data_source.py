@@ -37,7 +37,7 @@ from hetpeer.stages.graph.block_spec import TensorSpec
 from hetpeer.stages.pipeline.routes import Hop
 from tests.bootstrap.engine import DIGITS
 
-LINE = m.Line(term=1, view=0)
+LINE = m.TermView(term=1, view=0)
 
 
 @pytest.fixture(scope="module")

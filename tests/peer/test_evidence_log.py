@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hetpeer.averaging.effects import StepId
-from hetpeer.averaging.messages import Line
+from hetpeer.averaging.messages import TermView
 from hetpeer.bootstrap.log.volunteer_log import sign_event
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ProtocolError
@@ -17,7 +17,7 @@ from hetpeer.peer.process.home import Home
 from hetpeer.peer.training.evidence_log import Evidence
 from tests.bootstrap.engine import make_run
 
-STEP = StepId(Line(term=1, view=0), 0)
+STEP = StepId(TermView(term=1, view=0), 0)
 
 
 @pytest.fixture(scope="module")

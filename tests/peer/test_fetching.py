@@ -262,7 +262,7 @@ class Keeper:
 
     async def collect(self, version: int, others: Sequence[str] = ()) -> None:
         savers = {entry.index: self.network.server.peer_id for entry in self.run.manifest.blocks}
-        order = CollectCheckpoint(m.Line(term=1, view=0), version, savers)
+        order = CollectCheckpoint(m.TermView(term=1, view=0), version, savers)
         await self.checkpoints.collect(order, [self.network.asker.peer_id, *(others or self.others)])
 
     async def copy(self, version: int) -> None:

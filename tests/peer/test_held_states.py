@@ -27,7 +27,7 @@ async def test_a_copy_of_another_line_is_not_given_for_one_of_this():
     await asyncio.gather(*states.snapshot(SaveState(LINE, VERSION, {0: "digest 0"})))
     worker.content = b"second"
     assert (await states.find(0, VERSION, 0)).data == b"first", "as it was when it was asked for"
-    member.position.line = m.Line(term=LINE.term, view=LINE.view + 1)
+    member.position.line = m.TermView(term=LINE.term, view=LINE.view + 1)
     assert (await states.find(0, VERSION, 0)).data == b"second"
     await asyncio.gather(*states.snapshot(SaveState(member.line, VERSION, {1: "digest 1"})))
     member.position.line = LINE

@@ -15,7 +15,7 @@ from hetpeer.stages.pipeline.routes import Hop
 from tests.bootstrap.engine import make_run
 
 ARENA = 64 << 20
-OWN = {"line": m.Line(term=1, view=0), "step": 0, "incarnation": 1}
+OWN = {"line": m.TermView(term=1, view=0), "step": 0, "incarnation": 1}
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from hetpeer.averaging.effects import StepId
-from hetpeer.averaging.messages import Line
+from hetpeer.averaging.messages import TermView
 from hetpeer.dht.discovery.task_board import Leftover, Note
 from hetpeer.peer.training.leftover_watch import LeftoverWatch
 
-STEP = StepId(Line(term=2, view=1), 5, entry=1)
+STEP = StepId(TermView(term=2, view=1), 5, entry=1)
 
 
 class Holder:

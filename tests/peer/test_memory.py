@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hetpeer.averaging.effects import FetchState, StepId
-from hetpeer.averaging.messages import Line
+from hetpeer.averaging.messages import TermView
 from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.limits.settings import WORKER
@@ -38,7 +38,7 @@ from tests.stages.compute_rig import KEPT, UPDATE
 WIDE = 4096
 """Rows and columns: 64 MiB of parameters, which a heap asks the system for."""
 STATE_BYTES = 4 * WIDE * WIDE
-ORDER = FetchState(Line(term=1, view=0), 0, {0: ("holder",)}, {})
+ORDER = FetchState(TermView(term=1, view=0), 0, {0: ("holder",)}, {})
 
 
 class Wide(nn.Module):

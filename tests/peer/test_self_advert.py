@@ -112,7 +112,7 @@ async def test_who_leaves_says_so_and_waits_for_nobody(
     monkeypatch: pytest.MonkeyPatch, answers: bool
 ) -> None:
     monkeypatch.setattr(self_advert, "LEAVE_S", 0.1)
-    monkeypatch.setattr(self_advert, "_reach", lambda _node: {})
+    monkeypatch.setattr(self_advert, "reach_fields", lambda _node: {})
     roster: Any = Told()
     roster.answers = answers
     await asyncio.wait_for(take_leave(roster, roster, "volunteer"), 10.0)
@@ -120,7 +120,7 @@ async def test_who_leaves_says_so_and_waits_for_nobody(
 
 
 async def test_who_starts_its_worker_is_seen_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(self_advert, "_reach", lambda _node: {})
+    monkeypatch.setattr(self_advert, "reach_fields", lambda _node: {})
     roster: Any = Told()
     presence: Any = SimpleNamespace(roster=roster, node=SimpleNamespace(addresses=list))
     governing: Any = SimpleNamespace(settings=SimpleNamespace(node=SimpleNamespace(name="home")))

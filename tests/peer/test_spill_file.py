@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from hetpeer.averaging.effects import StepId
-from hetpeer.averaging.messages import Line
+from hetpeer.averaging.messages import TermView
 from hetpeer.peer.transport.spill_file import SpillFile
 from hetpeer.peer.transport.tensor_store import Tensor, TensorStore
 from hetpeer.stages.ipc.arena import Arena, ArenaFullError
 
-STEP = StepId(Line(term=1, view=0), 0)
+STEP = StepId(TermView(term=1, view=0), 0)
 SIZE = 64 << 10
 ROOM = 4
 """Tensors that the arena holds."""

@@ -43,7 +43,7 @@ from tests.bootstrap.engine import make_run
 from tests.dht.loopback import Loopback
 from tests.dht.test_channel import until
 
-LINE = m.Line(term=1, view=0)
+LINE = m.TermView(term=1, view=0)
 ELEMENTS = 100
 NBYTES = 4 * ELEMENTS
 

@@ -4,11 +4,11 @@ import random
 from functools import partial
 
 from hetpeer.averaging.effects import StepId
-from hetpeer.averaging.messages import Line
+from hetpeer.averaging.messages import TermView
 from hetpeer.peer.transport.tensor_store import TensorStore
 from hetpeer.stages.ipc.arena import Arena
 
-STEPS = [StepId(Line(term=1, view=0), number) for number in range(3)]
+STEPS = [StepId(TermView(term=1, view=0), number) for number in range(3)]
 
 
 def test_a_pinned_tensor_outlives_its_step() -> None:

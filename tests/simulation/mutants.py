@@ -206,7 +206,7 @@ def old_messages_heard() -> AbstractContextManager[None]:
     original = Coordinator.receive
 
     def receive(self: Coordinator, peer: str, message: m.Message, now: float) -> list[Any]:
-        if isinstance(getattr(message, "line", None), m.Line):
+        if isinstance(getattr(message, "line", None), m.TermView):
             message = message.model_copy(update={"line": self.line})
         return original(self, peer, message, now)
 

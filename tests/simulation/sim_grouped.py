@@ -216,7 +216,7 @@ class GroupedSwarm(CheckedSwarm):
     def _is_past(self, core: Core, message: m.Message) -> bool:
         assert isinstance(core, GroupedRun)
         theirs = getattr(message, "line", None)
-        cluster = core.clusters.get(theirs.cluster) if isinstance(theirs, m.Line) else None
+        cluster = core.clusters.get(theirs.cluster) if isinstance(theirs, m.TermView) else None
         if cluster is None:
-            return isinstance(theirs, m.Line) and theirs.cluster != m.EVERYBODY
+            return isinstance(theirs, m.TermView) and theirs.cluster != m.EVERYBODY
         return is_past(message, cluster.line, cluster.history.version)

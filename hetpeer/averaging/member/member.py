@@ -109,7 +109,7 @@ class Member:
         return self._hello.flops_per_second
 
     @property
-    def line(self) -> m.Line:
+    def line(self) -> m.TermView:
         """Our term-view."""
         return self.position.line
 
@@ -233,7 +233,7 @@ class Member:
         order = FetchState(message.line, message.version, message.sources, message.digests, message.origin)
         return [*effects, order]
 
-    def state_loaded(self, line: m.Line, version: int, digests: Mapping[int, str]) -> list[Effect]:
+    def state_loaded(self, line: m.TermView, version: int, digests: Mapping[int, str]) -> list[Effect]:
         """The worker holds `version` of all our blocks (`FetchState`); `line` is that of the Fetch."""
         if line != self.line or version != self._fetching:
             return []

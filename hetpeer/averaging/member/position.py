@@ -11,7 +11,7 @@ from hetpeer.averaging import messages as m
 class Position:
     """Written by member.py alone; tensors are fenced against it (early_tensors.py)."""
 
-    line: m.Line = field(default_factory=lambda: m.Line(term=0, view=0))
+    line: m.TermView = field(default_factory=lambda: m.TermView(term=0, view=0))
     place: m.Range | None = None
     """Blocks [begin, end) that the volunteer holds."""
     version: int | None = None

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from hetpeer.averaging.effects import StepId
-from hetpeer.averaging.messages import Block, Count, Id, Line, Schema, Ticket
+from hetpeer.averaging.messages import Block, Count, Id, Schema, TermView, Ticket
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.base.untrusted import first_wrong
 from hetpeer.stages.links.codec import Written
@@ -19,7 +19,7 @@ from hetpeer.stages.pipeline.routes import Hop
 
 
 class _Head(Schema):
-    line: Line
+    line: TermView
     step: Count
     incarnation: Count
 

@@ -15,7 +15,6 @@ from hetpeer.averaging.messages.message_fields import (
     Entrant,
     Event,
     Heartbeat,
-    Line,
     Many,
     Mark,
     OfPlan,
@@ -26,6 +25,7 @@ from hetpeer.averaging.messages.message_fields import (
     Speed,
     Table,
     Task,
+    TermView,
     Text,
     Ticket,
 )
@@ -68,7 +68,7 @@ class Welcome(Schema):
     """
 
     kind: Literal["welcome"] = "welcome"
-    line: Line
+    line: TermView
     version: Count
     member: bool
     places: Many[Place]
@@ -79,7 +79,7 @@ class Granted(Schema):
     """The place is yours: load its graphs and say Prepared. From now on you are on this line."""
 
     kind: Literal["granted"] = "granted"
-    line: Line
+    line: TermView
     begin: Block
     end: Block
 
@@ -96,7 +96,7 @@ class Fetch(Schema):
     """Load the state of `version` of your blocks; `sources` names holders per block (none: the coordinator)."""
 
     kind: Literal["fetch"] = "fetch"
-    line: Line
+    line: TermView
     version: Count
     sources: Table[Block, Many[Peer]]
     digests: Table[Block, Digest] = Field(default_factory=dict)
@@ -112,7 +112,7 @@ class Begin(Schema):
     """
 
     kind: Literal["begin"] = "begin"
-    line: Line
+    line: TermView
     step: Count
     batch: Count
     group: Count = 0
@@ -138,7 +138,7 @@ class Joined(Schema):
     """These came into the step while it ran, and did not find everybody by themselves."""
 
     kind: Literal["joined"] = "joined"
-    line: Line
+    line: TermView
     step: Count
     entrants: Annotated[tuple[Entrant, ...], Field(max_length=1 << 12)]
 
@@ -149,7 +149,7 @@ class Reroute(Schema):
     """
 
     kind: Literal["reroute"] = "reroute"
-    line: Line
+    line: TermView
     step: Count
     tasks: Many[Task]
 
@@ -158,7 +158,7 @@ class Gone(Schema):
     """These volunteers left the roster: their tasks are to be sent elsewhere, their messages ignored."""
 
     kind: Literal["gone"] = "gone"
-    line: Line
+    line: TermView
     group: Count = 0
     peers: Many[Peer]
 
@@ -167,7 +167,7 @@ class Settled(Schema):
     """The coordinator's word on a sealed slot: it counts, but for the blocks `refused`."""
 
     kind: Literal["settled"] = "settled"
-    line: Line
+    line: TermView
     step: Count
     slot: Count
     refused: Many[Block] = ()
@@ -177,7 +177,7 @@ class Evict(Schema):
     """Your accepted sums of these blocks do not count any more: drop them."""
 
     kind: Literal["evict"] = "evict"
-    line: Line
+    line: TermView
     step: Count
     blocks: Many[Block]
 
@@ -188,7 +188,7 @@ class Check(Schema):
     """
 
     kind: Literal["check"] = "check"
-    line: Line
+    line: TermView
     step: Count
     check: Annotated[int, Field(ge=1, lt=1 << 32)]
     tasks: Many[Task]
@@ -200,7 +200,7 @@ class Show(Schema):
     """
 
     kind: Literal["show"] = "show"
-    line: Line
+    line: TermView
     step: Count
     check: Annotated[int, Field(ge=1, lt=1 << 32)]
     plan: Count
@@ -237,7 +237,7 @@ class RolledBack(Schema):
     """The run goes back to `version`: forget the step, keep nothing of an older line."""
 
     kind: Literal["rolled_back"] = "rolled_back"
-    line: Line
+    line: TermView
     version: Count
     why: Text
 
@@ -246,7 +246,7 @@ class Save(Schema):
     """Upload the state of these blocks (of `version`) for a checkpoint."""
 
     kind: Literal["save"] = "save"
-    line: Line
+    line: TermView
     version: Count
     blocks: Many[Block]
 

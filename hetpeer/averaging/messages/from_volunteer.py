@@ -20,7 +20,6 @@ from hetpeer.averaging.messages.message_fields import (
     Held,
     Id,
     Length,
-    Line,
     Loss,
     Many,
     Mark,
@@ -33,6 +32,7 @@ from hetpeer.averaging.messages.message_fields import (
     Schema,
     Speed,
     Table,
+    TermView,
     Text,
 )
 
@@ -94,7 +94,7 @@ class Ready(Schema):
     """The state of `version` is loaded; `held` proves it."""
 
     kind: Literal["ready"] = "ready"
-    line: Line
+    line: TermView
     version: Count
     held: Many[Held]
 
@@ -103,7 +103,7 @@ class Sealed(Schema):
     """A sealed slot; `losses` are those of the ids that ended here (last block only)."""
 
     kind: Literal["sealed"] = "sealed"
-    line: Line
+    line: TermView
     step: Count
     slot: Count
     contents: Many[Contents]
@@ -114,7 +114,7 @@ class Evaluated(Schema):
     """Losses of evaluation microbatches that ended here."""
 
     kind: Literal["evaluated"] = "evaluated"
-    line: Line
+    line: TermView
     step: Count
     losses: Table[Id, Loss]
 
@@ -123,7 +123,7 @@ class Failed(Schema):
     """A microbatch could not be computed here. `given`: who had sent what is wrong with it, if it is that and not the microbatch."""
 
     kind: Literal["failed"] = "failed"
-    line: Line
+    line: TermView
     step: Count
     id: Id
     why: Text
@@ -185,7 +185,7 @@ class Checked(Schema):
     """For spot check `check` microbatch `id` has been computed once more here, from block `begin` on."""
 
     kind: Literal["checked"] = "checked"
-    line: Line
+    line: TermView
     step: Count
     check: Count
     id: Id
@@ -198,7 +198,7 @@ class Compared(Schema):
     """
 
     kind: Literal["compared"] = "compared"
-    line: Line
+    line: TermView
     step: Count
     check: Count
     id: Id
@@ -225,7 +225,7 @@ class Shown(Schema):
     """
 
     kind: Literal["shown"] = "shown"
-    line: Line
+    line: TermView
     step: Count
     check: Count
     plan: Count
@@ -237,7 +237,7 @@ class Applied(Schema):
     """The update of `step` is applied; `event` is the signed line of the volunteer's own log."""
 
     kind: Literal["applied"] = "applied"
-    line: Line
+    line: TermView
     step: Count
     held: Many[Held]
 

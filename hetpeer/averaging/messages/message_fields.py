@@ -78,10 +78,11 @@ EVERYBODY: Final = 1 << 32
 """In place of a cluster in a line: that of the groups that average."""
 
 
-class Line(Schema):
-    """The line of history a message belongs to; anything of another line changes nothing (fencing).
+class TermView(Schema):
+    """The term and view that a message belongs to; a message of another term-view changes nothing (fencing).
 
-    In a grouped run every cluster has a history of its own (docs/averaging.md), else there is one, 0.
+    In a grouped run every cluster has a history of its own (docs/averaging.md); else there is one, of cluster 0.
+    Messages have it as the field `line`.
     """
 
     term: Count
@@ -187,7 +188,7 @@ class Place(Schema):
 class OfPlan(Schema):
     """Of plan `plan` of a reduce: that of step `step`, or, with `group` above 0, of that averaging; then `step` is a version."""
 
-    line: Line
+    line: TermView
     step: Count
     group: Count = 0
     plan: Count

@@ -11,7 +11,7 @@ from collections.abc import Collection
 import msgpack
 
 from hetpeer.averaging.member.tensor_heads import Introduction
-from hetpeer.averaging.messages import Line
+from hetpeer.averaging.messages import TermView
 from hetpeer.bootstrap.run.canonical_bytes import pack
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.base.untrusted import unpack
@@ -44,7 +44,7 @@ def check(run: str, coordinators: Collection[str], peer: str, head: Introduction
 
 
 def _signed(run: str, peer: str, head: Introduction) -> bytes:
-    line: Line = head.line
+    line: TermView = head.line
     return DOMAIN + pack(
         {
             "run": run,

@@ -179,7 +179,7 @@ def evaluation_record(step: CoordinatedStep) -> dict[str, Any]:
 def commit_message(record: Mapping[str, Any]) -> m.Commit:
     """The commit message for holders, in the term and view of its record."""
     return m.Commit(
-        line=m.Line(term=record["term"], view=record["view"], cluster=record.get("cluster", 0)),
+        line=m.TermView(term=record["term"], view=record["view"], cluster=record.get("cluster", 0)),
         step=record["step"],
         plan=record["plan"],
         coefficient=record["coefficient"],
@@ -192,7 +192,7 @@ def commit_message(record: Mapping[str, Any]) -> m.Commit:
 def average_message(record: Mapping[str, Any], cluster: int, step: int) -> m.Commit:
     """The commit message of an averaging for members of `cluster`, as their step `step`."""
     return m.Commit(
-        line=m.Line(term=record["term"], view=0, cluster=cluster),
+        line=m.TermView(term=record["term"], view=0, cluster=cluster),
         step=step,
         group=record["group"],
         plan=record["plan"],

@@ -64,7 +64,7 @@ class Coordinator:
         return self._context.history
 
     @property
-    def line(self) -> m.Line:
+    def line(self) -> m.TermView:
         """Term and view that hold now."""
         return self._context.line
 

@@ -316,7 +316,7 @@ class Machine:
         self.barrier.leave()
         holders = context.members.roster() if version == context.version else {}
         self._enter(CoordinatorState.WAITING)
-        context.line = line = m.Line(term=context.line.term, view=context.line.view + 1)
+        context.line = line = m.TermView(term=context.line.term, view=context.line.view + 1)
         record = context.log(
             kind="rollback", term=line.term, view=line.view, to_version=version, why=why, **given_up
         )

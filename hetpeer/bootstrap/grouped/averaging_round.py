@@ -92,7 +92,7 @@ class AveragingRound:
         ]
         return told + self._plan(now)
 
-    def _addresses(self) -> Iterable[tuple[str, tuple[m.Line, int]]]:
+    def _addresses(self) -> Iterable[tuple[str, tuple[m.TermView, int]]]:
         """Every member, with its line and the version that is averaged."""
         return ((peer, self._copies[c]) for c, roster in self._rosters.items() for peer in sorted(roster))
 

@@ -56,7 +56,7 @@ class Cluster:
         return self.context.history
 
     @property
-    def line(self) -> m.Line:
+    def line(self) -> m.TermView:
         """Its term, view and number."""
         return self.context.line
 

@@ -113,7 +113,7 @@ class Clusters:
         config, history = self._config, self._mentioned.pop(number, None) or self._new.of_another(number)
         cut = self.usual(number) if history.cut is None else [(begin, end) for begin, end in history.cut]
         members = Membership([cut], config.costs, history.departures, only=number)
-        line = m.Line(term=self.term, view=0, cluster=number)
+        line = m.TermView(term=self.term, view=0, cluster=number)
         self._numbers = max(self._numbers, number + 1)
         context = CoordinatorContext(
             config,

@@ -40,7 +40,7 @@ class UnassignedVolunteers:
     """Volunteers without a place, on the line of everybody in `term`."""
 
     def __init__(self, config: CoordinatorConfig, term: int, now: float) -> None:
-        line = m.Line(term=term, view=0, cluster=m.EVERYBODY)
+        line = m.TermView(term=term, view=0, cluster=m.EVERYBODY)
         self._context = CoordinatorContext(
             config, History(whole=False), _Nothing(), line, Membership((), config.costs, only=m.EVERYBODY)
         )

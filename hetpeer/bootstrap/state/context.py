@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hetpeer.averaging.messages import Finished, Line
+from hetpeer.averaging.messages import Finished, TermView
 from hetpeer.bootstrap.conduct.disputed_pairs import DisputedPairs
 from hetpeer.bootstrap.conduct.norm_outliers import NormOutliers
 from hetpeer.bootstrap.conduct.outliers import LengthOutliers
@@ -30,7 +30,7 @@ class CoordinatorContext:
     config: CoordinatorConfig
     history: History
     agenda: Agenda
-    line: Line
+    line: TermView
     members: Membership
     issue_limits: IssueLimits = field(default_factory=IssueLimits)
     reputation: Reputation = field(default_factory=Reputation)
@@ -75,7 +75,7 @@ class CoordinatorContext:
 
 def whole_run(config: CoordinatorConfig, history: History) -> CoordinatorContext:
     """The context of a new term over a run with one history, whose batches are trained in order."""
-    line = Line(term=history.term + 1, view=history.view)
+    line = TermView(term=history.term + 1, view=history.view)
     arranged = [[(begin, end) for begin, end in layout] for layout in history.arranged]
     members = Membership(config.layouts, config.costs, history.departures, arranged=arranged)
     return CoordinatorContext(config, history, SequentialAgenda(config, history), line, members)

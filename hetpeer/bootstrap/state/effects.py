@@ -139,7 +139,7 @@ class CollectCheckpoint:
     `.not_saved`.
     """
 
-    line: m.Line
+    line: m.TermView
     """Term, view and cluster of the state: other clusters and views may have a version of the same number."""
     version: int
     savers: Mapping[int, str]

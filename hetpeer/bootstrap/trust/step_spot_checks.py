@@ -30,7 +30,7 @@ class StepSpotChecks:
         self,
         rules: CheckRules | None,
         standings: Reputation,
-        line: m.Line,
+        line: m.TermView,
         step: int,
         roster: Mapping[str, Range],
         elements: Sequence[int],

@@ -25,7 +25,7 @@ class StepSumProofs:
     def __init__(
         self,
         rules: CheckRules | None,
-        line: m.Line,
+        line: m.TermView,
         step: int,
         sizes: Mapping[int, int],
     ) -> None:

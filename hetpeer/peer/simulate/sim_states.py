@@ -43,7 +43,7 @@ class SimStates:
         self._worker = worker
         self._later = later
         self._fetch_s = fetch_s
-        self._copies: dict[tuple[m.Line, int, int], Any] = {}
+        self._copies: dict[tuple[m.TermView, int, int], Any] = {}
         """(line, version, block) → state, for the coordinator to fetch."""
         self._fetching = 0
 

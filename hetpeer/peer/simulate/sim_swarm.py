@@ -315,10 +315,10 @@ def _works_on(core: Member, message: m.Commit) -> bool:
     return not message.group and any(step.on_wire == wanted for step in core.work.ids)
 
 
-def is_past(message: m.Message, line: m.Line, version: int) -> bool:
+def is_past(message: m.Message, line: m.TermView, version: int) -> bool:
     """Whether `message` is of an older line of history, or of a step that made a version before `version`."""
     theirs = getattr(message, "line", None)
-    if not isinstance(theirs, m.Line) or isinstance(message, m.Welcome):
+    if not isinstance(theirs, m.TermView) or isinstance(message, m.Welcome):
         return False
     number: int = getattr(message, "step", version)
     return (theirs.term, theirs.view, number) < (line.term, line.view, version)

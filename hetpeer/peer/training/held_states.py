@@ -9,7 +9,7 @@ from typing import Any
 
 from hetpeer.averaging.effects import SaveState
 from hetpeer.averaging.member.member import Member, Phase
-from hetpeer.averaging.messages import Line
+from hetpeer.averaging.messages import TermView
 from hetpeer.bootstrap.storage.file_service import Served
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.transport.worker_posts import WorkerPosts
@@ -28,7 +28,7 @@ class HeldStates:
         self._member = member
         self._posts: WorkerPosts | None = None
         self._rooms: Mapping[int, int] = {}
-        self._snapshots: dict[tuple[Line, int, int], tuple[bytes, str]] = {}
+        self._snapshots: dict[tuple[TermView, int, int], tuple[bytes, str]] = {}
         """Line of history, version and block → the copy, and its digest: another line's version has another state."""
         self._changed = asyncio.Event()
 
@@ -52,7 +52,7 @@ class HeldStates:
         ]
 
     async def _keep(
-        self, key: tuple[Line, int, int], digest: str, copied: Coroutine[Any, Any, bytes]
+        self, key: tuple[TermView, int, int], digest: str, copied: Coroutine[Any, Any, bytes]
     ) -> None:
         self._snapshots[key] = (await copied, digest)
         self._changed.set()
