@@ -14,7 +14,7 @@ ROOMS = "peer|bootstrap|averaging|stages|dht|examples"
 PAGES = sorted(str(page.relative_to(ROOT)) for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")))
 FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 PATH = re.compile(rf"`((?:hetpeer/)?(?:{ROOMS})/[a-z0-9_/{{}},.]*)(?:::?[^`]*)?`")
-BESIDE = re.compile(r"`((?:tests|benchmarks|docs)/(?!results)[A-Za-z0-9_/{},.]*)")
+BESIDE = re.compile(r"`((?:tests|benchmarks|docs)/(?!results)[A-Za-z0-9_/{},.*]*)")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -29,7 +29,9 @@ def spelled_out(name: str) -> Iterator[str]:
 
 
 def is_there(folder: Path, name: str) -> bool:
-    """A folder, a file, or a module without its ending."""
+    """A folder, a file, a pattern of files, or a module without its ending."""
+    if "*" in name:
+        return any(folder.glob(name))
     path = folder / name.rstrip("/")
     return path.exists() or path.with_name(path.name + ".py").exists()
 

@@ -1,4 +1,4 @@
-"""Whose word on a state counts: most of those who have made it, whoever speaks first (docs/trust.md, "Words on a state")."""
+"""Whose word on a state counts: most of those who have made it, whoever speaks first (docs/trust.md, "Agreement on states")."""
 
 import pytest
 

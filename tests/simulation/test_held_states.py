@@ -1,4 +1,4 @@
-"""Volunteers that alter the state of their blocks, and say so first, or give another one for checkpoints, in the simulator (docs/trust.md, "Words on a state").
+"""Volunteers that alter the state of their blocks, and say so first, or give another one for checkpoints, in the simulator (docs/trust.md, "Agreement on states").
 
 That the run ends in the state of one machine is looked at in each history.
 """

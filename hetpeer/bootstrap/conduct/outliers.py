@@ -1,7 +1,7 @@
 """Outliers among contributions: a volunteer with a much longer gradient than others is always checked. Pure.
 
 Lengths come from the fingerprints that reducers take in any case; a reducer that overstates one costs an
-extra check. Docs: trust.md, "A guard".
+extra check. Docs: trust.md, "What is built".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What follows from what the members of a reduce say against each other (docs/trust.md, "Quarrels in a reduce").
+"""What follows from what the members of a reduce say against each other (docs/trust.md, "Disputes in a reduce").
 
 Pure. Votes that differ, a sum that is no number, a part that cannot be added, a plan that runs out of time: each is somebody's doing, and another one's word. So the next plan lets neither add up
 for the other; who is in quarrel with most others is turned out, and one of two where nobody else is left to add up.

@@ -1,4 +1,4 @@
-"""What the state of each block is, where its holders say different things of it (docs/trust.md, "Words on a state").
+"""What the state of each block is, where its holders say different things of it (docs/trust.md, "Agreement on states").
 
 Pure. An update is the same for everybody who has voted on it, and who took part in the step makes it himself: these are the witnesses of a version, and the word of most
 of them counts, whoever speaks first. Whoever has come since has a copy of what somebody gave him, and is no witness, unless there is no other. What a checkpoint

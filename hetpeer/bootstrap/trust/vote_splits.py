@@ -1,4 +1,4 @@
-"""Whose words are against each other when holders of a block have voted differently on its sum (docs/trust.md, "Quarrels in a reduce"). Pure.
+"""Whose words are against each other when holders of a block have voted differently on its sum (docs/trust.md, "Disputes in a reduce"). Pure.
 
 A vote that is looked at closely names what has come from each reducer; one of an older version does not. Where two name different things, either the reducer has sent
 them different things, or one of them says something false.
