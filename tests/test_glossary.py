@@ -13,13 +13,14 @@ PRODUCT = ROOT / "hetpeer"
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+")
 MOST_ROWS = 40
 
-STILL_TO_GO = {
-    "council": {"Council", "CouncilConfig", "_council"},
-    "door": {"Door", "_ToDoor", "_to_door"},
-    "patience": {"_patience", "fixed_patience", "patience"},
+STILL_TO_GO: dict[str, set[str]] = {
+    "council": {"_council"},
+    "door": {"_ToDoor"},
+    "patience": {"_patience"},
     "quarrel": {"_quarrel"},
     "quarrels": {"quarrels"},
     "reign": {"_reign", "_reign_or_follow"},
+    "summing": {"summing"},
 }
 """Banned word → names that still have it. An entry that is no longer needed fails the test: the list only shrinks."""
 
