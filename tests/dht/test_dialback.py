@@ -189,12 +189,12 @@ async def test_a_node_that_asks_knows_at_once(asker: Node, helper: Node, tmp_pat
     config = NodeConfig(peers=(parse_address(helper.addresses()[0]),), reachability="ask")
     node = await Node.start(config, Identity.create(tmp_path / "key"))
     try:
-        assert (node.standing.reach, node.standing.peers, node.standing.outside) == (
+        assert (node.reach_estimate.reach, node.reach_estimate.peers, node.reach_estimate.outside) == (
             ReachKind.PUBLIC,
             2,
             False,
         )
-        assert (node.standing.port, node.restarts) == (port_of(node), 0)
+        assert (node.reach_estimate.port, node.restarts) == (port_of(node), 0)
     finally:
         await node.close()
 

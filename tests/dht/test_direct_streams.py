@@ -161,7 +161,7 @@ async def test_what_has_gone_directly_goes_over_libp2p_when_the_door_is_closed(
         third = await started(stack, tmp_path / "third", peers=(parse_address(two[0].addresses()[0]),))
         await other.connect(parse_address(third.addresses()[0]))
         await found(other, third.peer_id)
-        await third._direct._door.close()
+        await third._direct._tls_listener.close()
         async with await other.open(third.peer_id, ECHO) as stream:
             assert await asked(stream, b"still here") == b"still here"
         assert not other._direct.leads_to(third.peer_id)
@@ -218,7 +218,7 @@ async def test_who_shows_a_ticket_that_is_none_any_more_comes_over_libp2p(
     one, other = two
     await found(other, one.peer_id)
     monkeypatch.setattr("hetpeer.dht.direct.direct_streams.RETRY_S", (0.1,))
-    door = one._direct._door
+    door = one._direct._tls_listener
     del door._peers[door._tickets.pop(other.peer_id)]
     streams = [await other.open(one.peer_id, ECHO) for _ in range(2)]
     for stream in streams:
@@ -239,7 +239,7 @@ async def asking(node: Node, peer: str) -> Stream:
 async def test_who_comes_in_or_asks_is_not_the_next_to_be_forgotten(two: Two) -> None:
     one, other = two
     await found(other, one.peer_id)
-    tickets = one._direct._door._tickets
+    tickets = one._direct._tls_listener._tickets
     for protocol in (ECHO, PROTOCOL):
         tickets["somebody else"] = tickets.pop("somebody else", bytes(TICKET_BYTES))
         opening = other.open(one.peer_id, ECHO) if protocol == ECHO else asking(other, one.peer_id)
@@ -263,7 +263,7 @@ async def test_a_door_that_did_not_open_is_tried_again_while_a_stream_goes_over_
     async def shut_first(stream: Stream) -> None:
         tries.append(shut)
         if len(tries) > 2:
-            await third._direct._door.handle(stream)
+            await third._direct._tls_listener.handle(stream)
             return
         await stream.receive(timeout_s=5)
         await stream.send({"port": shut, "certificate": bytes(32), "ticket": bytes(TICKET_BYTES)})
@@ -302,7 +302,7 @@ async def test_those_without_a_ticket_are_few_at_a_time(
     """Also those that never begin a handshake: each is a file that is open, five seconds long."""
     one, other = two
     await found(other, one.peer_id)
-    door, lead = one._direct._door, other._direct._leads[one.peer_id]
+    door, lead = one._direct._tls_listener, other._direct._leads[one.peer_id]
     async with asyncio.timeout(60):
         while door._unknown:
             await asyncio.sleep(0.01)

@@ -154,14 +154,14 @@ def test_who_sends_more_than_it_was_granted_is_found_before_its_payload():
     grants = Grants(BUDGETS, POOLS, Holding())
     one, other = grants.lane(), grants.lane()
     one.offered({0: LARGEST})
-    with pytest.raises(OffenceError, match="beyond its credit"):
+    with pytest.raises(OffenceError, match="beyond its grant"):
         other.offered({0: 1})
     with pytest.raises(OffenceError, match="not spent"):
         one.claim(0, LARGEST + 1)
     with pytest.raises(OffenceError, match="not spent"):
         one.claim(1, 1)
     one.settle(0, LARGEST)
-    with pytest.raises(ProtocolError, match="less credit"):
+    with pytest.raises(ProtocolError, match="less of a grant"):
         one.offered({0: LARGEST - 1})
     with pytest.raises(ProtocolError, match="no pool"):
         other.offered({POOLS: 1})

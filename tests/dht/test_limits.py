@@ -125,13 +125,13 @@ async def test_credit_survives_broken_streams_and_holds_back_only_its_own_pool()
 
     class Holds(Kept):
         async def frame(self, channel, header, payload, length) -> None:
-            assert channel.credit is not None
-            channel.credit.claim(header["pool"], length)
+            assert channel.grant_lane is not None
+            channel.grant_lane.claim(header["pool"], length)
             await super().frame(channel, header, payload, length)
-            backs.append((header["pool"], channel.credit.settle(header["pool"], length)))
+            backs.append((header["pool"], channel.grant_lane.settle(header["pool"], length)))
 
         def up(self, channel) -> None:
-            channel.credit = channel.credit or lane
+            channel.grant_lane = channel.grant_lane or lane
 
         beat = down = Kept.beat
 

@@ -32,11 +32,11 @@ RELAYS = tuple(
 
 
 def told(
-    standing: ReachEstimate, config: NodeConfig, own: tuple[Address, ...] = (HOME,), **how: Any
+    estimate: ReachEstimate, config: NodeConfig, own: tuple[Address, ...] = (HOME,), **how: Any
 ) -> NodeConfig:
-    """What p2pd is told after `config`, where it listens at `own` and others find `standing`."""
+    """What p2pd is told after `config`, where it listens at `own` and others find `estimate`."""
     reaching = ReachProbe(NodeConfig(reachability="ask", relays=RELAYS), US, SystemClock())
-    reaching.core.standing = standing
+    reaching.core.estimate = estimate
     return reaching.adapted(config, SimpleNamespace(addresses=list(own)), **{"served": True, **how})
 
 
@@ -55,13 +55,13 @@ def test_a_closed_peer_is_announced_at_its_relays_and_at_home() -> None:
 def test_a_port_that_a_router_forwards_is_announced() -> None:
     asked = NodeConfig(reachability="ask", relays=RELAYS)
     there = at_socket("51.51.51.9", 4002, US)
-    standing = ReachEstimate(
+    estimate = ReachEstimate(
         reach=ReachKind.PUBLIC, peers=2, ip="51.51.51.9", port=4002, outside=True, alike=2
     )
-    forwarded = told(standing, asked)
+    forwarded = told(estimate, asked)
     assert (forwarded.reachability, forwarded.announce) == ("ask", (there, HOME))
-    assert told(standing, forwarded, (there, HOME)) == forwarded
-    assert told(standing, asked, (there,)) == asked
+    assert told(estimate, forwarded, (there, HOME)) == forwarded
+    assert told(estimate, asked, (there,)) == asked
 
 
 def test_relays_of_our_user_come_first_and_strangers_are_few() -> None:
@@ -71,7 +71,7 @@ def test_relays_of_our_user_come_first_and_strangers_are_few() -> None:
         reaching._note_relay(Address(text=f"/ip4/51.51.52.{number}/tcp/1/p2p/{stranger}", peer_id=stranger))
     reaching._note_relay(at_socket("6.6.6.6", 6, RELAYS[2].peer_id))
     reaching._note_relay(HOME)
-    reaching.core.standing = ReachEstimate(reach=ReachKind.PRIVATE, peers=1, ip="51.51.51.9", outside=True)
+    reaching.core.estimate = ReachEstimate(reach=ReachKind.PRIVATE, peers=1, ip="51.51.51.9", outside=True)
     session: Any = SimpleNamespace(addresses=[HOME])
     relays = reaching.adapted(NodeConfig(reachability="ask"), session, served=True).relays
     assert relays[0] == RELAYS[2]

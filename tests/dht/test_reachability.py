@@ -33,7 +33,7 @@ def asked(effects: list) -> list[str]:
 
 
 def settled(effects: list) -> list[tuple[ReachKind, int]]:
-    return [(e.standing.reach, e.standing.peers) for e in effects if isinstance(e, Settle)]
+    return [(e.estimate.reach, e.estimate.peers) for e in effects if isinstance(e, Settle)]
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def settled(effects: list) -> list[tuple[ReachKind, int]]:
 def test_findings_are_weighed(reached: list[bool], near: list[bool], reach: ReachKind, peers: int) -> None:
     findings = [finding(f"o{i}", reached=r) for i, r in enumerate(reached)]
     findings += [finding(f"n{i}", reached=r, ip=NEAR) for i, r in enumerate(near)]
-    standing = judge(findings)
-    assert (standing.reach, standing.peers) == (reach, peers)
+    estimate = judge(findings)
+    assert (estimate.reach, estimate.peers) == (reach, peers)
 
 
 def test_two_are_asked_and_a_third_if_one_cannot_tell() -> None:
@@ -107,7 +107,7 @@ def test_what_was_known_is_given_up_only_if_two_rounds_say_so() -> None:
     core.met(-1.0, ["a", "b"])
     assert settled(both(core, 0.0, reached=True)) == [(ReachKind.PUBLIC, 2)]
     assert not both(core, RECHECK_S, reached=False)
-    assert core.standing.reach is ReachKind.PUBLIC
+    assert core.estimate.reach is ReachKind.PUBLIC
     assert not both(core, RECHECK_S + CONFIRM_S, reached=True)
     now = 2 * RECHECK_S + CONFIRM_S
     assert not both(core, now, reached=False)

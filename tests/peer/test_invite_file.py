@@ -92,7 +92,7 @@ async def test_what_a_router_forwards_stands_first_once_others_have_come_that_wa
         core.met(time.monotonic(), ["a", "b"])
         core.answered(time.monotonic(), "a", ReachFinding(helper="a", ip="8.8.8.8", port=4001))
         core.tick(time.monotonic() + ROUND_S)
-        assert node.standing.outside
+        assert node.reach_estimate.outside
         assert inviting.renewed() is None, "one of them may lie"
         core.met(time.monotonic(), ["a", "b", "c"])
         core.answered(time.monotonic(), "c", ReachFinding(helper="c", ip="8.8.8.8", port=4001))

@@ -206,7 +206,7 @@ async def test_a_peer_has_one_links_credit_however_many_keys_it_names(schema: Te
         assert {(channel.key, channel.lane) for channel in channels} == {
             (f"key {MAX_LANES - 1}", lane) for lane in (0, MAX_LANES - 1)
         }
-        first, second = (channel.credit for channel in channels)
+        first, second = (channel.grant_lane for channel in channels)
         assert first is not None
         assert second is not None
         assert first.grants is second.grants

@@ -1,1 +1,1 @@
-"""What everything stands on: clock, errors, tasks with an owner, reading untrusted bytes."""
+"""The ground layer: clock, errors, tasks with an owner, checks of untrusted bytes."""

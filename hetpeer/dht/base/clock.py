@@ -1,4 +1,4 @@
-"""The only place that reads the machine's clocks; the simulator passes its own."""
+"""The only place that reads the machine's clocks. The simulator passes a clock of its own."""
 
 from __future__ import annotations
 
@@ -7,22 +7,26 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Seconds from two clocks: durations are judged by `monotonic`, only record expiry by `wall`."""
+    """Two clocks in seconds: `monotonic` for durations, `wall` (since 1970) for the expiry of records."""
 
-    def monotonic(self) -> float: ...
+    def monotonic(self) -> float:
+        """Seconds since an arbitrary start; never goes back."""
 
-    def wall(self) -> float: ...
+    def wall(self) -> float:
+        """Seconds since 1970."""
 
 
 class SystemClock:
     """The machine's own clocks."""
 
     def monotonic(self) -> float:
+        """Seconds since boot, without the time in which the machine was suspended."""
         return time.monotonic()
 
     def boottime(self) -> float:
-        """As `monotonic`, which stands still while the machine is suspended; this one goes on."""
+        """Seconds since boot, including the time in which the machine was suspended."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def wall(self) -> float:
+        """Seconds since 1970."""
         return time.time()

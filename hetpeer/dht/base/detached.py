@@ -1,4 +1,4 @@
-"""Work that may hang, in a thread that nobody waits for."""
+"""Work that may hang, in a daemon thread that nothing waits for."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ T = TypeVar("T")
 
 
 def aside(work: Callable[[], T], *, name: str) -> asyncio.Future[T]:
-    """What `work` gives or raises, from a thread of its own. Where `work` hangs, so does this, but neither the loop nor the end of the process:
-    unlike those of `asyncio.to_thread`, its thread is waited for by nobody.
+    """Run `work` in a new daemon thread; the future holds its result or its exception.
+
+    If `work` hangs, the future stays open, but neither the loop nor the end of the process is held up. This
+    is the difference to `asyncio.to_thread`, whose threads are joined at exit.
     """
     loop = asyncio.get_running_loop()
     given: asyncio.Future[T] = loop.create_future()
@@ -21,7 +23,7 @@ def aside(work: Callable[[], T], *, name: str) -> asyncio.Future[T]:
     def run() -> None:
         try:
             result = work()
-        except Exception as error:  # noqa: BLE001 - raised to whoever waits
+        except Exception as error:  # noqa: BLE001 - handed to the caller through the future
             tell(given.set_exception, error)
         else:
             tell(given.set_result, result)

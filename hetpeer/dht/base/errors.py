@@ -1,9 +1,9 @@
-"""What can go wrong, whose fault it is, and how the process ends.
+"""Errors: what went wrong, whose fault it is, and how the process ends.
 
-Every error a person may see carries a stable code (`HP-NET-002`), what happened, why, and what to do; the
-command line prints exactly that line and exits with `exit_code`. docs/errors.md has a section for each code.
-`LocalError` is ours or the user's to mend and stops us; `RemoteError` is one peer's fault: it lowers that peer's
-standing and never stops us.
+Every error that a person may see carries a stable code (`HP-NET-002`), what happened, why, and what to do.
+The command line prints `line()` and exits with `exit_code`. docs/errors.md has a section for each code.
+`LocalError` is ours or the user's to mend and ends the process. `RemoteError` is one peer's fault: it never
+stops us.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class ExitCode(enum.IntEnum):
 class HetpeerError(Exception):
     """Base of all errors of the project.
 
-    `what` says what happened, `why` the likely reason, `fix` one thing to do. Each is a clause without a final dot,
-    and none is left out: who cannot say more than "why not" has not understood the failure yet.
+    `what` says what happened, `why` the likely reason, `fix` one thing to do: each a clause without a final
+    full stop, and none is left out.
     """
 
     def __init__(
@@ -56,7 +56,9 @@ class HetpeerError(Exception):
         self.exit_code = exit_code
 
     def line(self) -> str:
-        """The one line a person sees: what, why, what to do. Peers may have chosen words of it: nothing of it moves a cursor."""
+        """The one line that a person sees: what, why, what to do. Control characters are escaped: peers
+        choose some words.
+        """
         return escaped(f"{self.code}: {self.what}; why: {self.why}; do: {self.fix}".replace("\n", " "))
 
     def __str__(self) -> str:
@@ -64,11 +66,11 @@ class HetpeerError(Exception):
 
 
 class LocalError(HetpeerError):
-    """Something on this machine, or in what its user asked for: the process ends with `exit_code`."""
+    """A fault of this machine or of what its user asked for. The process ends with `exit_code`."""
 
 
 class RemoteError(HetpeerError):
-    """Something another peer did or failed to do; `peer` is its id where known."""
+    """A fault of another peer; `peer` is its id where known."""
 
     def __init__(self, code: str, what: str, *, peer: str = "", why: str, fix: str) -> None:
         super().__init__(code, what, why=why, fix=fix, exit_code=ExitCode.NETWORK)
@@ -76,11 +78,13 @@ class RemoteError(HetpeerError):
 
 
 MAX_SAID = 500
-"""Characters that an error repeats of what a peer said: a megabyte of it is not to fill the log."""
+"""Characters of a peer's text that an error repeats, so that a megabyte of it does not fill the log."""
 
 
 class ProtocolError(RemoteError):
-    """A peer sent what the schema does not allow; `detail` is what, as one clause. Decoders raise this and nothing else."""
+    """A peer sent what the schema does not allow; `detail` says what, as one clause. Decoders raise nothing
+    else.
+    """
 
     def __init__(self, what: str, *, peer: str = "", why: str = "") -> None:
         what, why = _cut(what), _cut(why)

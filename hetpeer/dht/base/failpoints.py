@@ -1,8 +1,12 @@
-"""Places where a process can be made to die, so that every gap between two effects of the protocol can be tested.
+"""Places where a process can be made to die, so that tests cover every gap between two effects of the
+protocol.
 
-`HETPEER_FAIL=NAME:N` kills the process (SIGKILL) when the place NAME is reached for the N-th time; several are separated by
-commas. With `NAME:N@FILE` only one process dies of all that have the same FILE: the first to get there, which makes it. A place is passed before what it is named after is done: `tell_vote`, `apply_update`, `record_commit`, `send_plan`. Names are
-those of effects and messages (docs/protocol.md has the table; in an averaging `average_send_part`), and nothing is asked of a process that was not told to fail.
+`HETPEER_FAIL=NAME:N` kills the process (SIGKILL) when the place NAME is reached for the N-th time. Several
+entries are separated by commas. `NAME:N@FILE` kills only one of the processes that share FILE: the first to
+get there creates the file. A place is passed before the action it is named after: `tell_vote`,
+`apply_update`, `record_commit`, `send_plan`. The names are those of effects and messages (docs/protocol.md
+has the table; places within an averaging begin with `average_`, those of the worker with `worker_`). A
+process without the variable pays one dictionary look-up.
 """
 
 from __future__ import annotations
@@ -17,13 +21,13 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 VARIABLE = "HETPEER_FAIL"
 
 _left: dict[str, int] = {}
-"""Place → how often it may still be passed."""
+"""Place → how many more times it may be passed."""
 _tokens: dict[str, Path] = {}
-"""Place → the file that whoever dies there makes."""
+"""Place → file that the first process to die there creates."""
 
 
 def arm(text: str) -> None:
-    """Die where `text` says. Raises `LocalError` HP-CONF-002."""
+    """Die where `text` (`NAME:N[@FILE],…`) says. Raises `LocalError` HP-CONF-002 for other texts."""
     for part in filter(None, text.split(",")):
         found = re.fullmatch(r"([a-z][a-z_0-9]*):([1-9][0-9]{0,8})(?:@(.+))?", part.strip())
         if found is None:
@@ -40,7 +44,7 @@ def arm(text: str) -> None:
 
 
 def reached(place: str) -> None:
-    """We are at `place`."""
+    """Pass `place`; die if it is armed and this is the N-th time."""
     if place in _left:
         _left[place] -= 1
         if not _left[place] and _is_ours(place):
@@ -48,7 +52,7 @@ def reached(place: str) -> None:
 
 
 def _is_ours(place: str) -> bool:
-    """Whether nobody else has died there."""
+    """Whether no other process has died there yet."""
     token = _tokens.get(place)
     if token is not None:
         try:
@@ -59,6 +63,6 @@ def _is_ours(place: str) -> bool:
 
 
 def before(thing: object, prefix: str = "") -> None:
-    """We are at the place before `thing`, an effect or a command: `RunForward` is `run_forward`."""
+    """Pass the place named after `thing`, an effect: the class `RunForward` is the place `run_forward`."""
     if _left:
         reached(prefix + re.sub(r"(?<!^)(?=[A-Z])", "_", type(thing).__name__).lower())

@@ -20,7 +20,7 @@ def short_ids(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    r"""`text` with `\x1b` for what is no character that is printed: control characters, line ends, marks of direction."""
+    r"""`text` with escapes such as `\x1b` for control characters, line ends and direction marks."""
     if text.isprintable():
         return text
     return "".join(

@@ -1,7 +1,7 @@
-"""What peers did wrong, by kind, and whom we do not listen to for a while. Pure.
+"""The ledger of offences: what each peer did wrong, and who is refused for a while. Pure.
 
-A strike is for what no honest peer does, however bad its line: streams that break, lines that are slow and peers that
-vanish are none. Strikes fade; who collects too many is refused for a while, and each time longer.
+A strike is for what no honest peer does, however slow its connection: broken streams, slow links and vanished
+peers are no strikes. Strikes fade. A peer with too many is refused for a while, and longer each time.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from dataclasses import dataclass, field
 from hetpeer.dht.base.errors import ProtocolError
 
 LIMIT = 4.5
-"""Strikes, faded ones counted in part, above which a peer is refused: five within a minute."""
+"""Faded strikes at which a peer is refused: five within a minute."""
 FADE_S = 600.0
-"""In so long a strike counts half."""
+"""Half-life of a strike in seconds."""
 FIRST_REFUSAL_S = 60.0
 LONGEST_REFUSAL_S = 3600.0
 FORGIVEN_S = 6 * 3600.0
-"""After so long without another refusal the next one is short again."""
+"""After so many seconds without a refusal the next one is short again."""
 MAX_PEERS = 1024
 """Peers that are remembered: those with the most strikes."""
 
 
 class Offence(enum.StrEnum):
-    """What a peer did."""
+    """Kinds of offences. The values are shown in logs and metrics."""
 
     MALFORMED = "malformed"
     LENGTH = "length"
@@ -40,7 +40,7 @@ class Offence(enum.StrEnum):
 
 
 class OffenceError(ProtocolError):
-    """A ProtocolError of another kind than MALFORMED."""
+    """A `ProtocolError` with an offence other than MALFORMED."""
 
     def __init__(self, kind: Offence, what: str, *, peer: str = "", why: str = "") -> None:
         super().__init__(what, peer=peer, why=why)
@@ -48,6 +48,7 @@ class OffenceError(ProtocolError):
 
 
 def kind_of(error: ProtocolError) -> Offence:
+    """The offence of an error; MALFORMED for a plain `ProtocolError`."""
     return error.kind if isinstance(error, OffenceError) else Offence.MALFORMED
 
 
@@ -64,13 +65,20 @@ class _PeerStrikes:
 
 
 class Strikes:
-    """The ledger of one process. Times are seconds of a clock that only rises."""
+    """The ledger of one process. Times are seconds of a clock that only rises.
+
+    strikes = Strikes()
+    seconds = strikes.strike(peer_id, Offence.FLOOD, now)  # > 0: refused for so long
+    strikes.refuses(peer_id, now)
+    """
 
     def __init__(self) -> None:
         self._peers: dict[str, _PeerStrikes] = {}
 
     def strike(self, peer: str, kind: Offence, now: float) -> float:
-        """Count one. Returns for how many seconds the peer is refused from now on because of it; 0: it is not."""
+        """Count one offence. Returns the seconds for which the peer is refused from now on because of it; 0:
+        not refused.
+        """
         record = self._peers.setdefault(peer, _PeerStrikes(at=now))
         record.counts[kind] += 1
         record.score, record.at = record.faded(now) + 1.0, now
@@ -82,16 +90,16 @@ class Strikes:
         seconds = min(FIRST_REFUSAL_S * 2.0**record.refusals, LONGEST_REFUSAL_S)
         record.refusals += 1
         record.until = now + seconds
-        record.score = LIMIT / 2  # afterwards it takes a few more
+        record.score = LIMIT / 2  # afterwards it takes fewer strikes
         return seconds
 
     def refuses(self, peer: str, now: float) -> bool:
-        """Whether the peer is not listened to now."""
+        """Whether the peer is refused at `now`."""
         record = self._peers.get(peer)
         return record is not None and now < record.until
 
     def counts(self) -> Mapping[str, Mapping[str, int]]:
-        """Peer → kind → how often, since the process began."""
+        """Peer → offence → how often, since the process began."""
         return {
             peer: {str(kind): n for kind, n in record.counts.items()} for peer, record in self._peers.items()
         }

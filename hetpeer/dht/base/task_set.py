@@ -1,4 +1,4 @@
-"""A set of background tasks with an owner: none outlives `close`, and none fails unheard. And work that is not left half done."""
+"""Background tasks with an owner: none outlives `close`, and no failure goes unnoticed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _log = logging.getLogger(__name__)
 
 
 async def to_its_end(function: Callable[..., R], *arguments: Any) -> R:
-    """`function` in a thread. Cancelled, it is cancelled when the function has returned: nobody closes a file under it."""
+    """`function(*arguments)` in a thread. When cancelled, it waits for the function to return first.
+
+    So a file that the function uses is not closed under it.
+    """
     work = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
     try:
         return await asyncio.shield(work)
@@ -25,8 +28,9 @@ async def to_its_end(function: Callable[..., R], *arguments: Any) -> R:
 
 
 def going_on(work: Coroutine[Any, Any, R]) -> Coroutine[Any, Any, R]:
-    """Begin `work` now; await what this returns for its end. It goes on if nobody does, or who does is cancelled, and is then
-    unheard, also when it fails.
+    """Begin `work` now; await the returned coroutine for its end.
+
+    The work goes on if nobody awaits it or the waiter is cancelled; then its errors are ignored.
     """
     running = asyncio.ensure_future(work)
     running.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
@@ -38,8 +42,11 @@ def going_on(work: Coroutine[Any, Any, R]) -> Coroutine[Any, Any, R]:
 
 
 def heed_cancellation() -> None:
-    """To be called after a group of tasks whose errors were caught: raises `CancelledError` if we were cancelled while the group ended for one of them. Python 3.11 and 3.12 forget that,
-    and whoever waits for us would wait for ever. The group's body must not end before its tasks do: they do not take back what they cancel when one of them fails after that.
+    """Raise `CancelledError` if the current task was cancelled while a task group ended with caught errors.
+
+    Call it after `except*` around a group. Python 3.11 and 3.12 forget such a cancellation, and whoever
+    awaits this task would wait for ever. The group's body must not end before its tasks do: a group does not
+    take back a cancellation of its own that comes after that.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
@@ -47,8 +54,14 @@ def heed_cancellation() -> None:
 
 
 class TaskSet:
-    """Tasks that live as long as their owner at most. A peer's fault is noted at debug level, and so ends one task only;
-    anything else is told to `on_error`, by default the log.
+    """Tasks that live at most as long as their owner.
+
+    A `RemoteError` is logged at debug level and ends only its task. Any other error goes to `on_error`
+    (default: the log). Example:
+
+        tasks = TaskSet()
+        tasks.spawn(serve(stream), name="incoming stream")
+        await tasks.close()  # cancels and awaits all of them
     """
 
     def __init__(self, on_error: Callable[[BaseException], None] | None = None) -> None:
@@ -63,7 +76,7 @@ class TaskSet:
         return task
 
     async def close(self) -> None:
-        """Cancel all tasks and wait until each has ended."""
+        """Cancel all tasks and return when each has ended."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

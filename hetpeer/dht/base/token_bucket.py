@@ -1,15 +1,21 @@
-"""A rate that holds: a token bucket, as the time at which its line is free again. Pure."""
+"""A rate limit as a token bucket, kept as the time at which the direction is free again. Pure."""
 
 from __future__ import annotations
 
 import math
 
 BURST_S = 0.1
-"""A line that was idle is behind by so much at most: what may go at once is what goes in that time."""
+"""Seconds of traffic that may go at once after a pause."""
 
 
 class TokenBucket:
-    """Bytes/s of one direction; infinite: nothing waits. Times are seconds of one clock that never goes back."""
+    """A limit in bytes/s for one direction; an infinite rate limits nothing.
+
+    Times are seconds of one clock that never goes back. Example:
+
+        bucket = TokenBucket(rate=1e6)
+        wait_s = bucket.spend(250_000, now=0.0)  # 0.15: a burst of 0.1 s is free
+    """
 
     def __init__(self, rate: float = math.inf) -> None:
         self._rate = rate
@@ -17,16 +23,17 @@ class TokenBucket:
 
     @property
     def rate(self) -> float:
+        """Bytes/s."""
         return self._rate
 
     def change(self, rate: float, now: float) -> None:
-        """Another rate from now on; what is owed is owed in bytes."""
+        """Set another rate in bytes/s from now on; bytes that are owed stay owed."""
         owed = max(self._free_at - now, 0.0) * self._rate if math.isfinite(self._rate) else 0.0
         self._rate = rate
         self._free_at = now + owed / rate
 
     def spend(self, nbytes: int, now: float) -> float:
-        """`nbytes` go, in the order of asking; returns the seconds to wait before they may."""
+        """Count `nbytes`, in the order of asking. Returns the seconds to wait before they may go."""
         start = max(self._free_at, now - BURST_S)
         self._free_at = start + nbytes / self._rate
         return max(start - now, 0.0)

@@ -1,4 +1,4 @@
-"""Msgpack from others, and what pydantic says of it. This is the place that knows all that the libraries raise for bytes that are none."""
+"""Decoding msgpack from peers: every error of the libraries becomes a `ProtocolError`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pydantic import ValidationError
 from hetpeer.dht.base.errors import ProtocolError
 
 SHOWN = 1000
-"""Of more errors none is looked at: pydantic makes an object of each first, a kilobyte or so."""
+"""With more errors than this none is looked at: pydantic would build an object of about 1 kB for each."""
 
 
 def first_wrong(error: ValidationError) -> tuple[str, str]:
-    """The first field that is wrong, by its path, and what is wrong with it; of very many none by name."""
+    """(path, message) of the first wrong field; ("", how many) if there are more than SHOWN."""
     count = error.error_count()
     if count > SHOWN:
         return "", f"{count} fields are wrong"
@@ -23,7 +23,9 @@ def first_wrong(error: ValidationError) -> tuple[str, str]:
 
 
 def unpack(data: bytes | bytearray, what: str, peer: str = "", **options: Any) -> Any:
-    """The one value in `data`; `options` are msgpack's. Raises `ProtocolError`: these bytes, of `peer`, are not `what`."""
+    """The one value in `data`; `options` go to msgpack. Raises `ProtocolError` with "bytes that are not
+    `what`".
+    """
     try:
         return msgpack.unpackb(data, **options)
     except (

@@ -1,4 +1,4 @@
-"""The little of protobuf that we write and read ourselves: variable-length integers, and messages as flat fields."""
+"""The part of protobuf that we write and read ourselves: variable-length integers and flat messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """(the integer at `at`, where the next thing begins). Raises ValueError."""
+    """(integer at offset `at`, offset after it). Raises ValueError for an integer that does not end or is too
+    long.
+    """
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):
@@ -28,9 +30,10 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def read_fields(message: bytes) -> dict[int, int | bytes]:
-    """Field number → integer or bytes, of a message without fixed-width numbers; the last of a repeated one.
+    """Field number → integer or bytes, of a message without fixed-width numbers; a repeated field keeps its
+    last value.
 
-    Raises ValueError for what is none.
+    Raises ValueError for bytes that are no such message.
     """
     found: dict[int, int | bytes] = {}
     at = 0

@@ -1,1 +1,1 @@
-"""Channels: ordered, exactly-once messages over streams that break."""
+"""Channels: numbered frames to one peer that survive broken streams."""

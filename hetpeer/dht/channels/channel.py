@@ -1,10 +1,12 @@
 """A channel: frames to one peer, in order and exactly once, across broken streams.
 
-A stream ends when p2pd restarts or a link drops. A channel outlives it: each side numbers its frames and keeps them
-until the other has acknowledged them; a new stream goes on where the last one ended. Only when a side has lost its
-memory (its process was restarted) is the channel lost, and its owner starts again from nothing.
+A stream ends when p2pd restarts or a connection drops. A channel outlives it: each side numbers its frames
+and keeps them until the other has acknowledged them; a new stream goes on where the last one ended. The
+channel is lost only when a side has lost its memory (its process was restarted); then its owner starts again
+from nothing.
 
-The books (outbox.py) are pure; `Channel` moves frames for both sides; `dial` and `ChannelServer` (channel_server.py) open streams.
+outbox.py has the sequence numbers (pure), `Channel` moves frames for both sides, and `dial` and
+`ChannelServer` (channel_server.py) open streams.
 """
 
 from __future__ import annotations
@@ -24,35 +26,49 @@ from hetpeer.dht.streams.rate_meter import RateMeter
 from hetpeer.dht.streams.stream import Stream
 
 BEAT_S = 1.0
-"""A side with nothing to say acknowledges at least so often: silence means that the peer is frozen or cut off."""
+"""Longest time without a sign of life: a side with nothing to say acknowledges. Silence means frozen or cut
+off.
+"""
 ACK_S = 0.05
-"""An acknowledgement waits so long for a frame to travel with: alone it costs as much as a small frame."""
+"""Seconds that an acknowledgement waits for a frame to travel with: alone it costs as much as a
+small frame.
+"""
 SILENCE_S = 8.0
-"""A stream is given up when nothing came from its peer for so long, in any stream: its own bytes may only have to wait."""
+"""A stream is given up when nothing came from its peer in any stream for so many seconds."""
 MIN_RATE, MAX_RATE = 1.0, 1e15
-"""Bytes/s; no line is slower or faster, and what a peer says beyond that is not believed."""
+"""Bounds in bytes/s on what a peer may claim; no link is slower or faster."""
 
 _log = logging.getLogger(__name__)
 
 
 class Receiver(Protocol):
-    """What the owner of a channel is told. A frame's payload must be taken from the stream before returning."""
+    """Callbacks of a channel's owner. A frame's payload must be taken from the stream before
+    `frame` returns.
+    """
 
-    async def frame(
-        self, channel: Channel, header: Mapping[str, Any], payload: Stream, length: int
-    ) -> None: ...
+    async def frame(self, channel: Channel, header: Mapping[str, Any], payload: Stream, length: int) -> None:
+        """A new frame: its header and payload length; `payload` is the stream to take the payload from."""
 
-    def beat(self, channel: Channel) -> None: ...
+    def beat(self, channel: Channel) -> None:
+        """A sign of life without a frame."""
 
-    def up(self, channel: Channel) -> None: ...
+    def up(self, channel: Channel) -> None:
+        """A stream is there."""
 
-    def down(self, channel: Channel) -> None: ...
+    def down(self, channel: Channel) -> None:
+        """The stream is gone."""
 
 
 class Channel:
-    """One side of a channel with `peer_id`. `send` never waits: frames queue up while the stream is away.
+    """One side of a channel with `peer_id`. `send` never waits: frames queue up while there is no stream.
 
-    Two peers may have several at a time, each in a `lane` of its own; a new one takes the place of the old one in its lane.
+    Two peers may have several channels at a time, each in a `lane` of its own; a new one replaces the old one
+    in its lane. The dialling side:
+
+        channel = Channel(peer_id, key="example", receiver=receiver, payload_limit=1 << 20)
+        tasks.spawn(dial(node, "example/1", channel), name="dial")
+        channel.send(Parcel({"kind": "question"}, (payload,)))
+        await channel.drained()  # the peer has acknowledged it
     """
 
     def __init__(self, peer_id: str, key: str, receiver: Receiver, payload_limit: int, lane: int = 0) -> None:
@@ -62,19 +78,19 @@ class Channel:
         self.outbox = Outbox()
         self.inbox = Inbox()
         self.address = ""
-        """Where the peer came from last, if it came to us."""
+        """Where the peer connected from last, if it connected to us."""
         self.meter: RateMeter | None = None
-        """Measures what arrives; the peer is told."""
+        """Measures the rate of arrival; the result is sent to the peer."""
         self.rate = 0.0
-        """Bytes/s at which what we send arrives, as the peer says; 0: it does not say."""
+        """Bytes/s at which our frames arrive, as the peer says; 0: unknown."""
         self.trip_s = math.inf
-        """There and back, at best; of the side that dials."""
+        """Best round trip in seconds, of the dialling side."""
         self.queue: flow_control.Queue[Parcel] | None = None
-        """What waits for the peer's credit, where it limits what we send: it hears of what is granted."""
-        self.credit: GrantLane | None = None
-        """What the peer may send in this lane, where we limit it."""
+        """Frames that wait for the peer's grants, where it limits us; told of each new grant."""
+        self.grant_lane: GrantLane | None = None
+        """Account of what the peer may send in this lane, where we limit it."""
         self.offended: Callable[[ProtocolError], None] = _ignored
-        """Told what the peer did that no honest one does."""
+        """Called with the peer's offences."""
         self.closed = False
         self._pace = math.inf
         self._receiver = receiver
@@ -92,22 +108,25 @@ class Channel:
 
     @property
     def is_up(self) -> bool:
+        """Whether there is a stream."""
         return self._stream is not None
 
     def send(self, parcel: Parcel) -> None:
-        """Queue a frame; it is sent once the stream is there, and again if it breaks before the acknowledgement."""
+        """Queue a frame; it is sent once there is a stream, and again if that breaks before the
+        acknowledgement.
+        """
         self.outbox.add(parcel)
         self._drained.clear()
         self._wake.set()
 
     def pace_to(self, rate: float) -> None:
-        """Send no faster than so many bytes/s (`Wire.pace_to`), over this stream and later ones."""
+        """Send at most `rate` bytes/s (`ByteTransport.pace_to`), over this stream and later ones."""
         self._pace = rate
         if self._stream is not None:
             self._stream.pace_to(rate)
 
     def announce(self) -> None:
-        """There is credit that the peer ought to hear of soon."""
+        """Tell the peer of new grants soon."""
         self._acknowledge_soon()
 
     def close(self) -> None:
@@ -126,14 +145,18 @@ class Channel:
             await self._drained.wait()
 
     async def carry(self, stream: Stream, peer_has: int) -> None:
-        """Move frames both ways over `stream` until it breaks, the peer does something wrong or the channel is closed."""
+        """Move frames both ways over `stream` until it breaks, the peer commits an offence or the channel is
+        closed.
+
+        `peer_has`: number of the last frame that the peer received.
+        """
         if self._stream is not None:
             self._stream.abort()
-        async with self._carrying:  # one reader at a time: or a frame could count twice
+        async with self._carrying:  # one reader at a time, or a frame could count twice
             await self._carry(stream, peer_has)
 
     async def _carry(self, stream: Stream, peer_has: int) -> None:
-        if self.closed:  # another has taken its place: nobody is to count with it
+        if self.closed:  # another channel has replaced this one; its frames must not count
             stream.abort()
             return
         self.outbox.acknowledge(peer_has)
@@ -181,16 +204,18 @@ class Channel:
         raise PeerLostError(self.peer_id, "the channel was closed")
 
     def _acknowledgement(self, spent: Mapping[flow_control.Pool, int]) -> dict[str, Any]:
-        """Also when this was sent, by a clock that is good for differences only, how fast the line is to us, and credit:
-        what we have spent and what we grant.
+        """The fields that go with every frame and sign of life.
+
+        Acknowledged number, send time by our clock, rate of arrival, bytes spent of the peer's grants, and
+        our grants.
         """
         fields: dict[str, Any] = {"a": self.inbox.last, "t": asyncio.get_running_loop().time()}
         if self.meter is not None and self.meter.rate:
             fields["r"] = self.meter.rate
         if spent:
             fields["s"] = flow_control.pack(spent)
-        if self.credit is not None:
-            base, pools = self.credit.grants.said()
+        if self.grant_lane is not None:
+            base, pools = self.grant_lane.grants.said()
             fields |= {"b": list(base), "g": flow_control.pack(pools)}
         return fields
 
@@ -217,9 +242,9 @@ class Channel:
                 )
             if number is None:
                 self._measure(header.get("t"), 0)
-                if self.credit is not None:
-                    self.credit.offered(flow_control.unpack(header.get("s")))
-                    self.credit.settle()
+                if self.grant_lane is not None:
+                    self.grant_lane.offered(flow_control.unpack(header.get("s")))
+                    self.grant_lane.settle()
                 self._receiver.beat(self)
                 continue
             if not isinstance(number, int) or not isinstance(message, dict):
@@ -227,11 +252,11 @@ class Channel:
             if number <= self.inbox.last:
                 await stream.skip()
                 continue
-            if self.credit is not None:
-                self.credit.offered(flow_control.unpack(header.get("s")))
+            if self.grant_lane is not None:
+                self.grant_lane.offered(flow_control.unpack(header.get("s")))
             await self._receiver.frame(self, message, stream, frame.payload_length)
-            if self.credit is not None:
-                self.credit.settle()  # what the receiver did not keep
+            if self.grant_lane is not None:
+                self.grant_lane.settle()  # what the receiver did not keep
             self._measure(header.get("t"), frame.payload_length)
             self.inbox.take(number)
             self._acknowledge_soon()
@@ -247,4 +272,4 @@ class Channel:
 
 
 def _ignored(_error: ProtocolError) -> None:
-    """Nobody counts."""
+    """Ignore offences."""

@@ -1,4 +1,6 @@
-"""How channels get their streams: who dials opens another one whenever one breaks, who serves finds the channel that it belongs to."""
+"""Streams for channels: the dialling side reopens broken streams, the serving side finds the
+channel again.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,9 @@ _log = logging.getLogger(__name__)
 async def dial(node: Node, protocol: str, channel: Channel, patience_s: float = math.inf) -> None:
     """Keep `channel` connected until it is closed; returns then.
 
-    Raises `PeerLostError` when the peer does not know the channel any more (its process was restarted): what was under
-    way is lost and its owner begins again. A peer that cannot be reached is dialled again and again, for `patience_s`.
+    Raises `PeerLostError` if the peer no longer knows the channel (its process was restarted): work under way
+    is lost and the owner starts again. An unreachable peer is dialled again and again for `patience_s`
+    seconds.
     """
     attempt = 0
     begun = False
@@ -32,7 +35,7 @@ async def dial(node: Node, protocol: str, channel: Channel, patience_s: float = 
     while not channel.closed:
         try:
             stream = await node.open(channel.peer_id, protocol, timeout_s=5.0)
-            if channel.closed:  # a late word of it would end what has taken its place
+            if channel.closed:  # a late hello would end the channel that has replaced this one
                 stream.close()
                 return
             hello = {"key": channel.key, "lane": channel.lane, "has": channel.inbox.last, "begun": begun}
@@ -55,16 +58,18 @@ async def dial(node: Node, protocol: str, channel: Channel, patience_s: float = 
         before = channel.inbox.last, channel.outbox.acknowledged
         await channel.carry(stream, peer_has if isinstance(peer_has, int) else 0)
         lost_at = asyncio.get_running_loop().time()
-        # A stream that carried nothing is no progress: a peer that cannot read us is not dialled in a hot loop.
+        # A stream that carried nothing is no progress: a peer that cannot read us is not dialled in a hot
+        # loop.
         attempt = 0 if (channel.inbox.last, channel.outbox.acknowledged) > before else attempt + 1
         await asyncio.sleep(0.0 if channel.closed else REDIAL_S[min(attempt, len(REDIAL_S) - 1)])
 
 
 class ChannelServer:
-    """Accepts channels of one protocol. `accept` makes the receiver of a new channel, or None to refuse the peer.
+    """Accepts channels of one protocol.
 
-    `meters` gives the one that measures the line from a peer, for all its channels, of which it may have one in each of `lanes`, all with one
-    key: another one begins anew, and what the peer had before is over.
+    `accept` makes the receiver of a new channel, or returns None to refuse the peer. `meters` gives the meter
+    of the link from a peer, shared by all its channels. A peer may have one channel in each of `lanes`, all
+    with one key: a new key replaces all of the peer's channels.
     """
 
     def __init__(
@@ -81,20 +86,20 @@ class ChannelServer:
         self._channels: dict[tuple[str, int], Channel] = {}
 
     def channel(self, peer_id: str) -> Channel | None:
-        """The newest channel of `peer_id` in the first lane."""
+        """The newest channel of `peer_id` in lane 0."""
         return self._channels.get((peer_id, 0))
 
     def __iter__(self) -> Iterator[Channel]:
         return iter(list(self._channels.values()))
 
     def keep_only(self, peers: Collection[str]) -> None:
-        """Forget the channels of others that are down."""
+        """Forget channels of other peers that are down."""
         gone = [place for place, c in self._channels.items() if c.peer_id not in peers and not c.is_up]
         for place in gone:
             self._channels.pop(place).close()
 
     async def handle(self, stream: Stream) -> None:
-        """Serve one incoming stream; given to `Node.serve`."""
+        """Serve one incoming stream; passed to `Node.serve`. Raises `ProtocolError`."""
         hello = (await stream.receive(timeout_s=5.0)).header
         key, peer_has, begun = hello.get("key"), hello.get("has"), hello.get("begun")
         lane = hello.get("lane", 0)
@@ -121,18 +126,18 @@ class ChannelServer:
             raise error
 
     def _end_others(self, peer_id: str, key: str, lane: int) -> None:
-        """There is to be a new channel with `key` in `lane`."""
+        """Close the channels that a new one with `key` in `lane` replaces."""
         for place in ((peer_id, one) for one in range(self._lanes)):
             channel = self._channels.get(place)
             if channel is not None and (channel.key != key or channel.lane == lane):
                 self._channels.pop(place).close()
 
     def close(self) -> None:
-        """Close every channel; no more are accepted. Whoever still serves us keeps nothing of our owner."""
+        """Close every channel and accept no more. Handlers that still run keep no reference to our owner."""
         while self._channels:
             self._channels.popitem()[1].close()
         self._accept, self._meters = _nobody, None
 
 
 def _nobody(_peer: str, _key: str) -> None:
-    """No channel is accepted."""
+    """Accept no channel."""

@@ -1,4 +1,4 @@
-"""The books of a channel's two sides: what was sent and not acknowledged, and what has come. Pure."""
+"""Sequence numbers of a channel: frames sent and not acknowledged, and the last one received. Pure."""
 
 from __future__ import annotations
 
@@ -13,23 +13,27 @@ from hetpeer.dht.streams import flow_control
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """One frame to be sent: a header of plain data and buffers, which must keep their content until acknowledged."""
+    """One frame to send: a header of plain data and buffers that must not change until `done`."""
 
     header: Mapping[str, Any]
     payload: tuple[Any, ...] = ()
     tag: object = None
-    """What `Outbox.forget` knows it by."""
+    """Identifies the frame for `Outbox.forget`."""
     pool: flow_control.Pool = 0
     cost: int = 0
-    """Bytes of credit that it takes; 0 where the channel has none."""
+    """Bytes that it takes of the peer's grant; 0 where the channel has none."""
     done: Callable[[], None] | None = None
-    """Called once its buffers are free: it is acknowledged or forgotten, or its channel ends, and is not being sent."""
+    """Called once its buffers are free: it is acknowledged, forgotten or its channel ended, and is not being
+    sent.
+    """
     depart: Callable[[], Parcel | None] | None = None
-    """Gives the parcel that goes in place of this one, which has no payload yet, when its turn comes; None: not now."""
+    """Returns the parcel to send in place of this one, which has no payload yet, when its turn comes; None:
+    not now.
+    """
 
     @property
     def nbytes(self) -> int:
-        """Of the payload."""
+        """Bytes of the payload."""
         return sum(map(len, self.payload))
 
 
@@ -39,9 +43,9 @@ class Outbox:
     def __init__(self) -> None:
         self.acknowledged = 0
         self.arrived = 0
-        """Bytes of payload in all that was acknowledged."""
+        """Payload bytes of all acknowledged frames."""
         self.spent: Counter[flow_control.Pool] = Counter()
-        """Credit that everything added so far takes, whether it is kept or not."""
+        """Bytes of grants that all frames added so far take, kept or not."""
         self._next = 1
         self._kept: deque[tuple[int, Parcel]] = deque()
         self._totals: dict[int, int] = {}
@@ -51,10 +55,11 @@ class Outbox:
 
     @property
     def nbytes(self) -> int:
-        """Of payload in the frames that are kept."""
+        """Payload bytes of the frames that are kept."""
         return self._nbytes
 
     def add(self, parcel: Parcel) -> None:
+        """Append a frame with the next number."""
         self._kept.append((self._next, parcel))
         self._nbytes += parcel.nbytes
         if parcel.cost:
@@ -63,11 +68,11 @@ class Outbox:
         self._next += 1
 
     def spent_with(self, number: int, parcel: Parcel) -> dict[flow_control.Pool, int]:
-        """Credit spent in the pool of frame `number`, that frame and all before it included."""
+        """Total spent in the pool of frame `number`, up to and including that frame."""
         return {parcel.pool: self._totals[number]} if parcel.cost else {}
 
     def acknowledge(self, number: int) -> None:
-        """The peer has everything up to `number`."""
+        """Drop the frames up to `number`: the peer has them."""
         self.acknowledged = max(self.acknowledged, number)
         while self._kept and self._kept[0][0] <= number:
             number_there, parcel = self._kept.popleft()
@@ -77,7 +82,7 @@ class Outbox:
             self._over(parcel)
 
     def forget(self, tag: object) -> None:
-        """Frames tagged so need not arrive any more; the numbers they had are left out."""
+        """Drop the frames tagged so; their numbers are skipped."""
         left = [item for item in self._kept if item[1].tag is None or item[1].tag != tag]
         gone = [parcel for _, parcel in self._kept if parcel.tag is not None and parcel.tag == tag]
         self._totals = {number: self._totals[number] for number, _ in left if number in self._totals}
@@ -87,7 +92,7 @@ class Outbox:
             self._over(parcel)
 
     def drop(self) -> None:
-        """The channel ends: nothing of it will arrive any more."""
+        """Drop all frames, since the channel ends."""
         kept, self._kept = self._kept, deque()
         self._nbytes = 0
         for _, parcel in kept:
@@ -95,7 +100,9 @@ class Outbox:
 
     @contextmanager
     def sending(self, parcel: Parcel) -> Iterator[None]:
-        """Its buffers are read meanwhile: they are not free before the end of that, whatever becomes of the frame."""
+        """Hold the frame's buffers during the block: they are not free before its end, whatever becomes of
+        the frame.
+        """
         self._going, self._let_go = parcel, False
         try:
             yield
@@ -105,7 +112,7 @@ class Outbox:
                 self._over(parcel)
 
     def after(self, number: int) -> tuple[int, Parcel] | None:
-        """The first frame with a higher number."""
+        """The first frame with a higher number; None if there is none."""
         return next((item for item in self._kept if item[0] > number), None)
 
     def _over(self, parcel: Parcel) -> None:

@@ -1,7 +1,10 @@
-"""Direct streams to others: TCP with TLS, past p2pd, to peers whose port can be reached. Docs: links.md, "Direct lanes".
+"""Direct streams: TCP with TLS, past p2pd, to peers whose port can be reached. Docs: links.md, "Direct
+lanes".
 
-The first stream to a peer goes over libp2p. Meanwhile the peer is asked for its door (tls_listener.py), and that is tried; if it opens, the streams that go over libp2p are
-cut, their owners open them again, and these and later ones go through the door. Where it does not open, nothing changes, and it is tried again after a while.
+The first stream to a peer goes over libp2p. Meanwhile the peer is asked for its direct port
+(tls_listener.py), and that is tried. If it answers, the streams over libp2p are cut, their owners open them
+again, and these and later ones go to that port. If it does not, nothing changes, and it is tried again after
+a while.
 """
 
 from __future__ import annotations
@@ -34,14 +37,14 @@ from hetpeer.dht.streams.stream import Stream
 
 CONNECT_S = 2.0
 RETRY_S = (5.0, 60.0, 600.0)
-"""After a door that did not open; the last one for ever."""
+"""Seconds after a failed attempt; the last value repeats."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """Where a peer's door is, what answers there, and what we show."""
+    """Where a peer's direct port is, the certificate expected there, and the ticket that we show."""
 
     host: str
     port: int
@@ -50,43 +53,46 @@ class Lead:
 
 
 class Direct:
-    """All direct streams of one node. `protocols`: those that go directly where that is possible; their owners open a stream again when it breaks."""
+    """All direct streams of one node.
+
+    `protocols`: those that go directly where possible; their owners open a stream again when it breaks.
+    """
 
     def __init__(
         self, config: NodeConfig, listener: Listener, session: Callable[[], Awaitable[NetworkSession]]
     ) -> None:
         self.protocols: set[str] = set()
-        self._door = TlsListener(config.host, config.direct_port or 0, listener)
-        self._has_door = config.direct_port is not None
+        self._tls_listener = TlsListener(config.host, config.direct_port or 0, listener)
+        self._has_port = config.direct_port is not None
         self._listener = listener
         self._session = session
         self._context = _context()
         self._leads: dict[str, Lead] = {}
         self._failures: dict[str, tuple[int, float]] = {}
-        """Peer → how often its door did not open, and when to try again."""
+        """Peer → (number of failed attempts, loop time of the next one)."""
         self._seeking: set[str] = set()
-        self._detours: WeakSet[Stream] = WeakSet()
+        self._over_libp2p: WeakSet[Stream] = WeakSet()
         """Streams over libp2p that could go directly."""
         self._streams: WeakSet[Stream] = WeakSet()
         self._tasks = TaskSet()
 
     async def start(self) -> None:
-        """Open our own door, if we are to have one. Without one others come over libp2p."""
-        if not self._has_door:
+        """Open our own direct port if configured. If that fails, others use libp2p."""
+        if not self._has_port:
             return
         try:
-            await self._door.start()
+            await self._tls_listener.start()
         except OSError as error:
             _log.warning("others send to us through libp2p alone, for want of a port: %s", error)
             return
-        self._listener.serve(PROTOCOL, self._door.handle, CONTROL)
+        self._listener.serve(PROTOCOL, self._tls_listener.handle, CONTROL)
 
     def leads_to(self, peer_id: str) -> bool:
-        """Whether streams to a peer go through its door."""
+        """Whether new streams to a peer go to its direct port."""
         return peer_id in self._leads
 
     async def open(self, peer_id: str, protocol: str, timeout_s: float) -> Stream | None:
-        """A direct stream; None if there is no way, which is known within `timeout_s` and CONNECT_S."""
+        """A direct stream; None if there is no way, known within `timeout_s` and CONNECT_S."""
         lead = self._leads.get(peer_id)
         if lead is None:
             return None
@@ -96,29 +102,32 @@ class Direct:
             self._failed(peer_id, error)
             return None
 
-    def detour(self, stream: Stream) -> None:
-        """`stream` goes over libp2p: look for a direct way; where there was none a short while ago, in a while."""
+    def seek_direct_way(self, stream: Stream) -> None:
+        """Note that `stream` goes over libp2p, and look for a direct way; after a failure not before the next
+        attempt is due.
+        """
         peer = stream.peer_id
-        self._detours.add(stream)
+        self._over_libp2p.add(stream)
         if peer in self._seeking:
             return
         self._seeking.add(peer)
         self._tasks.spawn(self._seek(peer), name=f"direct way to {peer}")
 
     def cut(self) -> None:
-        """Break all: the machine may have slept, and connections be dead without knowing."""
+        """Break all direct streams: after a suspension connections may be dead without knowing."""
         for stream in list(self._streams):
             stream.abort()
 
     async def close(self) -> None:
+        """Stop looking for ways, close our direct port, and break all direct streams."""
         await self._tasks.close()
-        await self._door.close()
+        await self._tls_listener.close()
         self.cut()
 
     async def _seek(self, peer: str) -> None:
-        """Look for a way, again and again while there is none and anything goes over libp2p instead."""
+        """Try again and again while there is no direct way and any stream to the peer goes over libp2p."""
         try:
-            while any(stream.peer_id == peer and not stream.broken for stream in list(self._detours)):
+            while any(stream.peer_id == peer and not stream.broken for stream in list(self._over_libp2p)):
                 wait_s = self._failures.get(peer, (0, 0.0))[1] - asyncio.get_running_loop().time()
                 if wait_s > 0:
                     await asyncio.sleep(wait_s)
@@ -128,14 +137,15 @@ class Direct:
             self._seeking.discard(peer)
 
     async def _is_settled(self, peer: str) -> bool:
-        """Try once. False where it may go better another time."""
+        """Try once. False if a later attempt may succeed."""
         try:
             control = (await self._session()).control
             host = _host_of(peer, await control.connections())
             if not host:
-                return True  # there is a relay between us: without it streams are opened anew
+                return True  # there is a relay between us; once it is gone, streams are opened anew
             lead = Lead(host, *await _asked(await control.open_stream(peer, PROTOCOL, INTRODUCTION_S)))
-            await _asked(await self._dial(lead, peer, PROTOCOL, CONNECT_S))  # it opens, and knows us
+            # it answers, and knows our ticket
+            await _asked(await self._dial(lead, peer, PROTOCOL, CONNECT_S))
         except ProtocolError as error:
             self._listener.offended(peer, error)
         except RemoteError as error:
@@ -145,7 +155,7 @@ class Direct:
             _log.info("%s is reached past libp2p now", peer)
             self._leads[peer] = lead
             self._failures.pop(peer, None)
-            for stream in [stream for stream in self._detours if stream.peer_id == peer]:
+            for stream in [stream for stream in self._over_libp2p if stream.peer_id == peer]:
                 stream.abort()
         return True
 
@@ -155,17 +165,17 @@ class Direct:
         try:
             async with asyncio.timeout(timeout_s):
                 _, wire = await asyncio.get_running_loop().create_connection(
-                    partial(_ToDoor, partial(self._turned_away, peer, lead)),
+                    partial(_DirectTransport, partial(self._turned_away, peer, lead)),
                     lead.host,
                     lead.port,
                     ssl=self._context,
                     server_hostname="",
                 )
         except (OSError, TimeoutError) as error:
-            raise PeerLostError(peer, f"its door does not open: {error or 'time-out'}") from error
+            raise PeerLostError(peer, f"its direct port does not open: {error or 'time-out'}") from error
         if not hmac.compare_digest(wire.certificate, lead.certificate):
             wire.abort()
-            raise PeerLostError(peer, "somebody else answers at its door")
+            raise PeerLostError(peer, "somebody else answers at its direct port")
         prepare(wire)
         await wire.write([lead.ticket, bytes([len(name)]), name])  # so short that it need not wait
         stream = Stream(wire, peer_id=peer, protocol=protocol)
@@ -173,9 +183,9 @@ class Direct:
         return stream
 
     def _turned_away(self, peer: str, lead: Lead) -> None:
-        """A door that opened does not know us any more, or does not serve us: libp2p is asked."""
+        """Fall back to libp2p: the peer's direct port no longer knows us, or does not serve us."""
         if self._leads.get(peer) is lead:
-            self._failed(peer, PeerLostError(peer, "its door closed before a word came"))
+            self._failed(peer, PeerLostError(peer, "its direct port closed before a word came"))
 
     def _failed(self, peer: str, error: RemoteError) -> None:
         _log.debug("no direct way to %s: %s", peer, error)
@@ -185,8 +195,8 @@ class Direct:
         self._failures[peer] = times + 1, asyncio.get_running_loop().time() + wait_s
 
 
-class _ToDoor(ByteTransport):
-    """A connection to a door; `turned_away` is told if it ends there before its first byte has come."""
+class _DirectTransport(ByteTransport):
+    """A connection to a peer's direct port; calls `turned_away` if it ends before its first byte."""
 
     def __init__(self, turned_away: Callable[[], None]) -> None:
         super().__init__()
@@ -206,7 +216,7 @@ class _ToDoor(ByteTransport):
 
 
 def _host_of(peer: str, connections: Iterable[tuple[str, str]]) -> str:
-    """The IP address of a peer that is connected without a relay; empty if it is not."""
+    """IP address of a peer that is connected without a relay; empty if it is not."""
     places = (socket_in(text) for one, text in connections if one == peer and not relay_in(text))
     return next((place[0] for place in places if place is not None), "")
 
@@ -219,7 +229,7 @@ async def _asked(stream: Stream) -> tuple[int, bytes, bytes]:
 
 
 def _context() -> ssl.SSLContext:
-    """The certificate is known by its bytes, not by who has signed it."""
+    """A context that accepts any certificate: the caller compares its bytes."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False

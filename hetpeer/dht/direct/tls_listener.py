@@ -1,7 +1,8 @@
-"""The door of direct streams: a TCP port with TLS, for peers that libp2p has introduced. Docs: links.md, "Direct lanes".
+"""The direct port: TCP with TLS for peers that libp2p has introduced. Docs: links.md, "Direct lanes".
 
-Whoever asks over libp2p, which proves who it is, is told the port, the certificate that answers there and a ticket of its own. The ticket says
-at the door who comes; the certificate says to whoever comes that this is the peer that it asked. Both are of this process alone.
+A peer that asks over libp2p, which proves its id, is told the port, the certificate that answers there and a
+ticket of its own. At the direct port the ticket proves the caller's id, and the certificate proves ours. Both
+live as long as this process.
 """
 
 from __future__ import annotations
@@ -35,16 +36,20 @@ PROTOCOL: Final = "hetpeer/1/direct"
 TICKET_BYTES = 32
 MAX_PROTOCOL = 255
 MAX_TICKETS = 4096
-"""Peers that may come in; who neither asked nor came for longest has to ask again."""
+"""Peers that may connect. The one that has neither asked nor connected for longest has to ask again."""
 MAX_UNKNOWN = 128
-"""Connections that have not shown a ticket yet, counted from the first packet on: a TLS handshake is work, and a file is open for it."""
+"""Connections without a ticket so far, counted from the first packet: each costs a TLS handshake
+and a file.
+"""
 MAX_UNKNOWN_THERE = 32
-"""Of one address, or one customer's network (/48) where it is of IPv6: whoever shares one comes in within a few round trips."""
+"""The same from one IPv4 address or one customer's IPv6 network (/48), which get in within a few
+round trips.
+"""
 FULL_S = 1.0
-"""Where no file can be opened any more, until it is tried again."""
+"""Seconds to wait when no more files can be opened."""
 INTRODUCTION_S = 5.0
 UNSENT = 256 * 1024
-"""Bytes that may wait in the kernel: what is urgent is not to stand behind more."""
+"""Bytes that may wait in the kernel, so that urgent frames do not queue behind more."""
 _NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
 _YEARS = 100
 
@@ -61,7 +66,7 @@ class TlsListener:
         self._listening: socket.socket | None = None
         self._context: ssl.SSLContext | None = None
         self._tickets: dict[str, bytes] = {}
-        """Peer → what it shows; the newest last."""
+        """Peer → its ticket; the most recently used last."""
         self._peers: dict[bytes, str] = {}
         self._print = b""
         self._unknown: Counter[str] = Counter()
@@ -76,15 +81,16 @@ class TlsListener:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         self._listening = socket.create_server((self._host, self._port), family=family)
         self._listening.setblocking(False)
-        self._tasks.spawn(self._accept(self._listening), name="door")
+        self._tasks.spawn(self._accept(self._listening), name="direct port")
 
     @property
     def port(self) -> int:
+        """The TCP port that we listen on."""
         assert self._listening is not None
         return int(self._listening.getsockname()[1])
 
     async def handle(self, stream: Stream) -> None:
-        """Answer one who asks how to come in; given to `Listener.serve`."""
+        """Answer a peer that asks for the port and a ticket; passed to `Listener.serve`."""
         await stream.receive(payload_limit=0, timeout_s=INTRODUCTION_S)
         ticket = self._tickets.pop(stream.peer_id, None)
         if ticket is None:
@@ -97,7 +103,7 @@ class TlsListener:
         await stream.send(answer, timeout_s=INTRODUCTION_S)
 
     async def close(self) -> None:
-        """Take no more. Idempotent."""
+        """Accept no more. Idempotent."""
         await self._tasks.close()
         if self._listening is not None:
             self._listening.close()
@@ -108,7 +114,7 @@ class TlsListener:
             try:
                 connected, (ip, *_) = await loop.sock_accept(listening)
             except OSError as error:
-                _log.warning("the door is shut for %.0f s: %s", FULL_S, error)
+                _log.warning("the direct port is closed for %.0f s: %s", FULL_S, error)
                 await asyncio.sleep(FULL_S)
                 continue
             network = network_in(f"/ip6/{ip}") if ":" in ip else ip
@@ -148,7 +154,7 @@ class TlsListener:
 
 
 def prepare(wire: ByteTransport) -> None:
-    """Of what is sent only a little waits in the kernel."""
+    """Limit the unsent bytes that wait in the kernel to UNSENT."""
     sock = wire.socket
     if sock is not None:
         with suppress(OSError):  # not every system has it
@@ -156,19 +162,19 @@ def prepare(wire: ByteTransport) -> None:
 
 
 def invitation(header: Any, peer: str) -> tuple[int, bytes, bytes]:
-    """(port, certificate's SHA-256, ticket) out of what a door has answered. Raises `ProtocolError`."""
+    """(port, SHA-256 of the certificate, ticket) in a peer's answer. Raises `ProtocolError`."""
     port, certificate, ticket = (header.get(name) for name in ("port", "certificate", "ticket"))
-    if type(port) is not int or not 0 < port < 2**16:  # True is one, too
-        raise ProtocolError("a door without a port", peer=peer)
+    if type(port) is not int or not 0 < port < 2**16:  # True is an int, too
+        raise ProtocolError("a direct port without a port", peer=peer)
     if not isinstance(certificate, bytes) or len(certificate) != hashlib.sha256().digest_size:
-        raise ProtocolError("a door without a certificate", peer=peer)
+        raise ProtocolError("a direct port without a certificate", peer=peer)
     if not isinstance(ticket, bytes) or len(ticket) != TICKET_BYTES:
-        raise ProtocolError("a door without a ticket", peer=peer)
+        raise ProtocolError("a direct port without a ticket", peer=peer)
     return port, certificate, ticket
 
 
 def _certificate() -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """One that says nothing: it is known by its bytes."""
+    """A self-signed certificate without content, known by its bytes."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "hetpeer")])
     now = dt.datetime.now(dt.UTC)
@@ -186,12 +192,12 @@ def _certificate() -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
 
 
 def _context(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> ssl.SSLContext:
-    """Python reads keys from files only: one that nobody else may read, gone at once."""
+    """Python reads keys only from files: a private one that is deleted at once."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     pem, encoding = serialization.PrivateFormat.PKCS8, serialization.Encoding.PEM
     with tempfile.TemporaryDirectory(prefix="hetpeer-") as folder:
-        path = Path(folder) / "door.pem"
+        path = Path(folder) / "certificate.pem"
         secret = key.private_bytes(encoding, pem, serialization.NoEncryption())
         path.write_bytes(secret + certificate.public_bytes(encoding))
         context.load_cert_chain(path)

@@ -1,1 +1,1 @@
-"""Who takes part in a run, and what work is left over: rosters and the task board."""
+"""Rosters of a run's peers, and the task board for leftover work."""

@@ -1,7 +1,7 @@
-"""Who says to be there: the adverts of all peers of one run, spread over a few DHT keys.
+"""The roster: adverts of all peers of one run, spread over a few DHT keys.
 
-Peers are spread over the keys by their ids (known_keys.py). The wire version stands in the key, so that versions that would misread each other do
-not meet.
+Peers are spread over the keys by their ids (known_keys.py). The wire version is part of the key, so that
+versions that would misread each other do not meet.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ _log = logging.getLogger(__name__)
 
 
 class Roster:
-    """The adverts of run `run_id`, seen from `node`."""
+    """The adverts of run `run_id`, seen from `node`.
+
+    roster = Roster(node, run_id)
+    await roster.publish(Advert(name="ada"))
+    adverts = await roster.read()  # peer id → Advert
+    """
 
     def __init__(self, node: Node, run_id: str) -> None:
         self._node = node
@@ -30,11 +35,13 @@ class Roster:
             node.dht.declare(f"{self._prefix}/{shard}", partial(_is_of, shard))
 
     async def publish(self, advert: Advert, *, ttl_s: float = DEFAULT_TTL_S) -> bool:
-        """Show `advert` as ours for `ttl_s` seconds; False when no node took it. Raises `RemoteError` on a timeout."""
+        """Show `advert` as ours for `ttl_s` seconds; False if no node took it. Raises `RemoteError` on a
+        timeout.
+        """
         return await self._node.dht.store(self._key(self._node.peer_id), advert.to_map(), ttl_s=ttl_s)
 
     async def read(self) -> dict[str, Advert]:
-        """The newest advert of each peer, by peer id. Adverts that do not parse are left out, one by one."""
+        """Peer id → newest advert; invalid adverts are left out. Raises `RemoteError` on a timeout."""
         found = await self._node.dht.get([f"{self._prefix}/{shard}" for shard in range(SHARDS)])
         adverts: dict[str, Advert] = {}
         for values in found.values():

@@ -1,8 +1,8 @@
-"""The task board: who keeps work for a holder that it does not know, in the DHT under the blocks that are asked for.
+"""The task board: DHT notes of senders that hold work for a block without a known holder.
 
-A note only says whom to ask; what counts is decided elsewhere. Each sender has one note in a shard, which takes the place
-of its earlier one, and a done or forgotten leftover is gone when its time is up. Shards are by border, so anybody may have a note in any of
-them, of keys.MAX_RECORDS at a time.
+A note only says whom to ask; the protocol decides what counts. Each sender has one note in a shard, which
+replaces its earlier one. A note disappears when its time is up. Shards are chosen by block, so anybody may
+have a note in any of them, up to known_keys.MAX_RECORDS at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hetpeer.dht.node.node import Node
 WIRE_VERSION = 1
 TTL_S = 12.0
 MAX_IDS = 256
-"""Of one note: a record of the DHT is small. The sender gives all that it has to whoever asks."""
+"""Ids in one note: a DHT record is small. The sender offers all its leftovers to a peer that asks."""
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Leftover(BaseModel):
 
 
 class Note(BaseModel):
-    """What one sender has left over in step `step` of (`term`, `view`); nothing: it was done."""
+    """Leftovers of one sender in step `step` of (`term`, `view`); empty: all done."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
@@ -57,7 +57,13 @@ class Note(BaseModel):
 
 
 class TaskBoard:
-    """The board of run `run_id`, seen from `node`."""
+    """The board of run `run_id`, seen from `node`.
+
+    board = TaskBoard(node, run_id)
+    note = Note(term=1, view=0, step=7, leftovers=(Leftover(border=4, ids=(12, 13)),))
+    await board.post(shard_of(4), note)
+    notes = await board.read([4])  # sender → notes
+    """
 
     def __init__(self, node: Node, run_id: str) -> None:
         self._node = node
@@ -66,12 +72,17 @@ class TaskBoard:
             node.dht.declare(f"{self._prefix}/{shard}", _anybody)
 
     async def post(self, shard: int, note: Note) -> bool:
-        """Show `note` as ours for TTL_S seconds; False when no node took it. Raises `RemoteError` on a timeout."""
+        """Show `note` as ours for TTL_S seconds; False if no node took it. Raises `RemoteError`
+        on a timeout.
+        """
         value = note.model_dump(mode="json")
         return await self._node.dht.store(f"{self._prefix}/{shard}", value, ttl_s=TTL_S)
 
     async def read(self, borders: Iterable[int] | None = None) -> dict[str, list[Note]]:
-        """Sender → its notes in the shards of `borders` (default: in all). Notes that do not parse are left out."""
+        """Sender → its notes in the shards of `borders` (default: all); invalid notes are left out.
+
+        Raises `RemoteError` on a timeout.
+        """
         shards = range(SHARDS) if borders is None else sorted({shard_of(border) for border in borders})
         found = await self._node.dht.get([f"{self._prefix}/{shard}" for shard in shards])
         notes: dict[str, list[Note]] = {}
@@ -89,5 +100,5 @@ def _anybody(_peer_id: str) -> bool:
 
 
 def shard_of(border: int) -> int:
-    """Under which key notes for `border` are."""
+    """The shard of notes for block `border`."""
     return border % SHARDS

@@ -1,1 +1,1 @@
-"""Who a peer is, and the addresses at which it can be found."""
+"""Identity: a peer's key, its id, and the addresses at which it can be found."""

@@ -1,8 +1,8 @@
-"""Addresses people type and peers advertise: `/ip4/1.2.3.4/tcp/31330/p2p/Qm…`.
+"""Addresses that people type and peers advertise: `/ip4/1.2.3.4/tcp/31330/p2p/Qm…`.
 
-py-multiaddr parses and checks all of them; the rest of the project only sees `Address`. hivemind carries a second,
-vendored Multiaddr class, and the conversion into it lives here and nowhere else. Both libraries are imported when
-first used, so that the command line can check an address without paying for torch.
+py-multiaddr parses and checks all of them; the rest of the project sees only `Address`. hivemind carries a
+second, vendored Multiaddr class; the conversion into it is here and nowhere else. Both libraries are imported
+on first use, so that the command line can check an address without loading torch.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 EXAMPLE = "/ip4/203.0.113.7/tcp/31330/p2p/QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC"
 MAX_ADDRESS_LENGTH = 512
 _CUSTOMER = {"ip4": 24, "ip6": 48}
-"""Bits of an address that all of one customer's have."""
+"""Prefix bits that all addresses of one customer share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a peer listens, and who must answer there. `text` ends in `/p2p/<peer_id>`."""
+    """Where a peer listens and which peer must answer there. `text` ends in `/p2p/<peer_id>`."""
 
     text: str
     peer_id: str
@@ -33,17 +33,17 @@ class Address:
 
     @property
     def transport(self) -> str:
-        """The address without its last `/p2p/` part: where to dial."""
+        """The address without its last `/p2p/` part: what to dial."""
         return self.text.removesuffix(f"/p2p/{self.peer_id}")
 
     @property
     def relay(self) -> str:
-        """The peer id of the relay that the address leads through; empty for a direct one."""
+        """Peer id of the relay that the address leads through; empty for a direct address."""
         return relay_in(self.transport)
 
     @property
     def socket(self) -> tuple[str, int] | None:
-        """IP address and TCP port to dial; None when it names others. Of a circuit, those of its relay."""
+        """(IP address, TCP port) to dial; None for other transports. For a circuit, those of its relay."""
         return socket_in(self.text)
 
     def transport_bytes(self) -> bytes:
@@ -54,7 +54,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Check an address typed by a person. Raises `LocalError` HP-ADDR-001 that says what is wrong with it."""
+    """Check an address that a person typed. Raises `LocalError` HP-ADDR-001 with the reason."""
     if len(text) > MAX_ADDRESS_LENGTH:
         raise _unusable(text, f"it is longer than {MAX_ADDRESS_LENGTH} characters")
     from multiaddr import Multiaddr
@@ -67,13 +67,15 @@ def parse_address(text: str) -> Address:
         raise _unusable(text, _reason(error)) from error
     _check_parts(text, parts)
     spelt = str(parsed)
-    if len(spelt) > MAX_ADDRESS_LENGTH:  # what is no plain character takes more as it is written then
+    if len(spelt) > MAX_ADDRESS_LENGTH:  # escapes make the text longer
         raise _unusable(text, f"it is longer than {MAX_ADDRESS_LENGTH} characters")
     return Address(text=spelt, peer_id=str(parts[-1][1]))
 
 
 def address_from_bytes(raw: bytes, peer_id: str) -> Address | None:
-    """What p2pd reports (binary, with or without the peer) as an `Address` of `peer_id`; None if nobody could dial it."""
+    """The `Address` of `peer_id` for a binary address of p2pd, with or without the peer; None if it cannot be
+    dialled.
+    """
     from multiaddr import Multiaddr
     from multiaddr.exceptions import Error
 
@@ -86,7 +88,7 @@ def address_from_bytes(raw: bytes, peer_id: str) -> Address | None:
 
 @functools.lru_cache(maxsize=1024)
 def text_of(raw: bytes) -> str:
-    """A binary address as text; empty when it is none."""
+    """A binary address as text; empty if it is invalid."""
     from multiaddr import Multiaddr
     from multiaddr.exceptions import Error
 
@@ -97,13 +99,13 @@ def text_of(raw: bytes) -> str:
 
 
 def relay_in(text: str) -> str:
-    """The peer id of the relay through which an address leads; empty when it leads through none."""
+    """Peer id of the relay in an address; empty for a direct one."""
     before, circuit, _ = text.partition("/p2p-circuit")
     return before.rpartition("/p2p/")[2] if circuit else ""
 
 
 def socket_in(text: str) -> tuple[str, int] | None:
-    """(IP address, TCP port) at the beginning of an address."""
+    """(IP address, TCP port) at the beginning of an address; None for other transports."""
     parts = text.split("/")
     if len(parts) < 5 or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp" or not parts[4].isdecimal():
         return None
@@ -111,7 +113,11 @@ def socket_in(text: str) -> tuple[str, int] | None:
 
 
 def network_in(text: str) -> str:
-    """The network that an address leads into: the /24 of IPv4, the /48 of IPv6 (what one customer has), or the relay's id. Empty if it says none."""
+    """The network that an address leads into: /24 of IPv4, /48 of IPv6 (one customer's share), or the relay's
+    id.
+
+    Empty if the address names none.
+    """
     if relay := relay_in(text):
         return relay
     parts = text.split("/")
@@ -124,25 +130,27 @@ def network_in(text: str) -> str:
 
 
 def customer_in(text: str) -> str:
-    """That network, where it is one of the internet or a relay: those of one house or one machine are nobody else's."""
+    """`network_in(text)` if it is on the internet or a relay; empty for networks of one house or
+    one machine.
+    """
     network = network_in(text)
     return network if "/" not in network or ipaddress.ip_network(network).is_global else ""
 
 
 def is_far(address: Address) -> bool:
-    """Whether the address is one of the internet, not of a local network or this machine."""
+    """Whether the address is on the internet, not in a local network or on this machine."""
     place = address.socket
     return place is not None and ipaddress.ip_address(place[0]).is_global
 
 
 def far_first(addresses: Iterable[Address]) -> list[Address]:
-    """Those that lead to a socket, and through no relay; those of the internet before all others."""
+    """The direct addresses with a socket, those on the internet first."""
     direct = [address for address in addresses if address.socket is not None and not address.relay]
     return sorted(direct, key=lambda address: not is_far(address))
 
 
 def at_socket(ip: str, port: int, peer_id: str) -> Address:
-    """The address of a peer that listens there. Raises `LocalError` HP-ADDR-001."""
+    """The address of a peer that listens at `ip` and `port`. Raises `LocalError` HP-ADDR-001."""
     return parse_address(f"/ip{6 if ':' in ip else 4}/{ip}/tcp/{port}/p2p/{peer_id}")
 
 
@@ -152,7 +160,7 @@ def through(relay: Address, peer_id: str) -> Address:
 
 
 def hivemind_unix_address(path: str) -> Any:
-    """A unix socket as hivemind's own Multiaddr class."""
+    """A unix socket's path as hivemind's Multiaddr."""
     from hivemind.utils.multiaddr import Multiaddr
 
     return Multiaddr(f"/unix{path}")
@@ -183,5 +191,5 @@ def _unusable(text: str, why: str) -> LocalError:
 
 
 def _reason(error: Exception) -> str:
-    """py-multiaddr's message without the address repeated around it."""
+    """py-multiaddr's message without the address that it repeats."""
     return str(getattr(error, "message", "") or error).split(" (string:")[0] or "it cannot be parsed"

@@ -1,6 +1,6 @@
-"""One process at a time has an identity: a lock beside its key, which the kernel lets go of however the process ends.
+"""A lock beside the key file, so that one process at a time uses an identity. The kernel drops it at exit.
 
-The lock is on a file of its own, not on the key: a key may be replaced, and the file says who holds it.
+The lock is on a file of its own, since the key file may be replaced. That file holds the owner's process id.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MAX_PID_BYTES = 20
 
 
 def hold(key: Path) -> int:
-    """Hold the identity in the file `key` until the descriptor that is returned is closed.
+    """Lock the identity in the file `key`; it is held until the returned descriptor is closed.
 
     Raises `LocalError` HP-ID-002 with the other process's id, HP-ID-001 where no lock can be made.
     """
@@ -38,14 +38,14 @@ def hold(key: Path) -> int:
             fix="choose a folder that you can write to, on a disk that knows locks",
             exit_code=ExitCode.IDENTITY,
         ) from error
-    with suppress(OSError):  # a full disk: the lock holds, it only does not say for whom
+    with suppress(OSError):  # a full disk: the lock holds, only the process id is missing
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
 
 
 def lock_of(key: Path) -> Path:
-    """The file that who holds `key` has locked."""
+    """The lock file of `key`."""
     return key.with_name(f"{key.name}.lock")
 
 
@@ -61,7 +61,10 @@ def in_use(key: Path, lock: Path) -> LocalError:
 
 
 def _holder(path: Path) -> str:
-    """` (pid 4711)`; empty in the moment before it has written that, when one that was killed did, and for what is no number."""
+    """` (pid 4711)`; empty if the file does not name a living process.
+
+    It may not be written yet, be left from a process that was killed, or hold no number.
+    """
     with suppress(OSError, OverflowError):
         with path.open("rb") as file:
             text = file.read(_MAX_PID_BYTES).strip()
@@ -71,11 +74,11 @@ def _holder(path: Path) -> str:
 
 
 def _is_there(pid: int) -> bool:
-    """Whether a process has this id. Raises `OSError`."""
+    """Whether a process with this id exists. Raises `OSError`."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # somebody else's
+    except PermissionError:  # another user's process
         return True
     return pid > 0

@@ -1,9 +1,10 @@
-"""Who a peer is: one RSA key that gives its peer id, signs its records and proves its streams.
+"""A peer's identity: one RSA key that gives its peer id, signs its records and proves its streams.
 
-The key file is libp2p's `PrivateKey` protobuf (https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md),
-which p2pd reads with `-id`. A peer id is base58 of the SHA-256 multihash of the `PublicKey` protobuf, so every
-signature can be tied to the id that the transport authenticates. The two protobufs are six fixed bytes and a length;
-writing them by hand keeps torch and hivemind out of the command line.
+The key file is libp2p's `PrivateKey` protobuf
+(https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md), which p2pd reads with `-id`. A peer id is
+base58 of the SHA-256 multihash of the `PublicKey` protobuf, so every signature can be tied to the id that the
+transport authenticates. Both protobufs are six fixed bytes and a length; writing them by hand keeps torch and
+hivemind out of the command line.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ _SHA2_256_MULTIHASH = b"\x12\x20"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A peer's key pair and the file it lives in. `public_bytes` is DER SubjectPublicKeyInfo."""
+    """A peer's key pair and the file it lives in. `public_bytes` is DER SubjectPublicKeyInfo.
+
+    identity = Identity.load_or_create(Path("key"))
+    assert verify(identity.public_bytes, b"data", identity.sign(b"data"))
+    """
 
     path: Path
     peer_id: str
@@ -41,7 +46,8 @@ class Identity:
 
     @classmethod
     def create(cls, path: Path) -> Identity:
-        """Make a new key at `path`, which must not exist yet: it appears complete, and with mode 0600, or not at all.
+        """Make a new key at `path`, which must not exist: it appears complete and with mode 0600, or not at
+        all.
 
         Raises `LocalError` HP-ID-001.
         """
@@ -65,7 +71,7 @@ class Identity:
 
     @classmethod
     def load(cls, path: Path) -> Identity:
-        """Read a key file. Raises `LocalError` HP-ID-001 when it is missing, damaged or readable by others."""
+        """Read a key file. Raises `LocalError` HP-ID-001 if it is missing, damaged or readable by others."""
         identity, shared = cls.load_copy(path)
         if shared:
             raise _unusable(path, "other users of this machine can read it", f"chmod 600 {path}")
@@ -73,9 +79,9 @@ class Identity:
 
     @classmethod
     def load_copy(cls, path: Path) -> tuple[Identity, bool]:
-        """Read a key file that lies elsewhere, and say whether others can read it: not every disk can forbid that.
+        """(identity, whether others can read the file), for key files on disks that know no access rights.
 
-        Raises `LocalError` HP-ID-001 when it is missing or damaged.
+        Raises `LocalError` HP-ID-001 if the file is missing or damaged.
         """
         try:
             with path.open("rb") as file:
@@ -89,7 +95,10 @@ class Identity:
 
     @classmethod
     def load_or_create(cls, path: Path) -> Identity:
-        """The identity at `path`, made now if there is none; of several processes one makes it. Raises `LocalError` HP-ID-001."""
+        """The identity at `path`, created if there is none; of several processes one creates it.
+
+        Raises `LocalError` HP-ID-001.
+        """
         if not os.path.lexists(path):
             try:
                 return cls.create(path)
@@ -106,7 +115,7 @@ class Identity:
         return cls(path, peer_id_of(public_bytes), public_bytes, key)
 
     def sign(self, data: bytes) -> bytes:
-        """RSA PKCS#1 v1.5 over SHA-256, as libp2p signs: 256 bytes, the same for the same data."""
+        """RSA PKCS#1 v1.5 over SHA-256, as libp2p signs: 256 bytes, equal for equal data."""
         return self._private_key.sign(data, padding.PKCS1v15(), hashes.SHA256())
 
     def __repr__(self) -> str:
@@ -114,13 +123,13 @@ class Identity:
 
 
 def peer_id_of(public_bytes: bytes) -> str:
-    """The peer id that belongs to a public key (DER SubjectPublicKeyInfo)."""
+    """The peer id of a public key (DER SubjectPublicKeyInfo)."""
     digest = hashlib.sha256(_key_message(public_bytes)).digest()
     return base58.b58encode(_SHA2_256_MULTIHASH + digest).decode()
 
 
 def verify(public_bytes: bytes, data: bytes, signature: bytes) -> bool:
-    """Whether `signature` is that key's over `data`. Any bytes may be passed in; junk is simply False."""
+    """Whether `signature` is that key's over `data`. False for any malformed bytes."""
     if len(public_bytes) > MAX_PUBLIC_BYTES:
         return False
     try:
@@ -158,7 +167,9 @@ def _parse_private_key(path: Path, content: bytes) -> rsa.RSAPrivateKey:
 
 
 def _write_new(path: Path, content: bytes) -> None:
-    """Create `path` with mode 0600, whole or not at all; an existing file is never touched (FileExistsError)."""
+    """Create `path` with mode 0600, complete or not at all. Raises FileExistsError and leaves an existing
+    file alone.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -167,7 +178,7 @@ def _write_new(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.link(draft, path)  # unlike rename, never replaces what is there
+        os.link(draft, path)  # unlike rename, link never replaces an existing file
     finally:
         draft.unlink()
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,1 +1,1 @@
-"""hivemind's DHT node on our terms: signed records, bounded storage, joining."""
+"""hivemind's DHT node with our rules: signed records, bounded storage, joining."""

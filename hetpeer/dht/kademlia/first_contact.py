@@ -1,7 +1,7 @@
-"""Meeting the peers to join by, and saying in plain words why that did not work.
+"""First contact with the peers to join by, and plain reasons when it fails.
 
-We connect to each address ourselves, because p2pd's own `-b` ends the process when none answers and does not say
-which one refused and why.
+We connect to each address ourselves, because p2pd's own `-b` ends the process when none answers and does not
+say which one refused and why.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ MEETING_DEADLINE_S = 10.0
 OTHERS_S = 1.0
 MAX_REASONS = 5
 GREETINGS, PAUSE_S = 3, 0.3
-"""Both sides may dial at the same time; one of the two connections is closed then, and what was begun on it ends."""
+"""Greetings tried. Both sides may dial at the same time; then one of the two connections is closed with its
+streams.
+"""
 
 _PLAIN_REASONS = {
     "connection refused": "nothing listens there (connection refused)",
@@ -35,7 +37,7 @@ _PLAIN_REASONS = {
     "i/o timeout": "no answer in time",
     "deadline exceeded": "no answer in time",
 }
-"""What libp2p says, by a part of it that is stable, in a user's words."""
+"""A stable part of libp2p's message → the reason in a user's words."""
 
 
 async def meet(
@@ -46,10 +48,11 @@ async def meet(
     timeout_s: float = MEETING_DEADLINE_S,
     knock: bool = False,
 ) -> tuple[list[JoinAnswer], list[str]]:
-    """Connect to all addresses at once: the answers to our hello, and for each address without one the reason.
+    """Connect to all addresses at once. Returns the answers to our hello, and a reason for each address
+    without one.
 
-    Once somebody has answered, the others have OTHERS_S left: who is dead keeps nobody waiting. `knock`: leave out, without telling
-    p2pd, where nobody listens.
+    Once one peer has answered, the others have OTHERS_S left, so that a dead address delays nobody. `knock`:
+    leave out addresses where nothing listens, without telling p2pd.
     """
     meetings = {
         asyncio.ensure_future(_meet_one(control, clock, address, knock=knock)): address
@@ -74,7 +77,7 @@ async def meet(
 
 
 async def _somebody(meetings: Collection[asyncio.Future[JoinAnswer | str]], timeout_s: float) -> None:
-    """Return when all have ended, OTHERS_S after the first with an answer, or after `timeout_s`."""
+    """Return when all have ended, OTHERS_S after the first answer, or after `timeout_s`."""
     left = set(meetings)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
@@ -86,7 +89,7 @@ async def _somebody(meetings: Collection[asyncio.Future[JoinAnswer | str]], time
 
 
 def nobody_answers(reasons: list[str]) -> LocalError:
-    """HP-NET-002, with the reason for each address, MAX_REASONS of them at most."""
+    """HP-NET-002 with the reason for each address, at most MAX_REASONS of them."""
     more = len(reasons) - MAX_REASONS
     return LocalError(
         "HP-NET-002",
@@ -112,7 +115,7 @@ async def _meet_one(control: P2pdControl, clock: Clock, address: Address, *, kno
 
 
 async def _greet(control: P2pdControl, clock: Clock, peer_id: str) -> JoinAnswer:
-    """Say hello to a peer that we are connected to; again where the stream breaks. Raises `PeerLostError`, `ProtocolError`."""
+    """Say hello to a connected peer; repeat if the stream breaks. Raises `PeerLostError`, `ProtocolError`."""
     for _ in range(GREETINGS - 1):
         with contextlib.suppress(PeerLostError):
             return await say_hello(control, clock, peer_id)

@@ -1,7 +1,8 @@
-"""The first exchange with a peer we join by: is our clock right, and are we the only one with our identity?
+"""The first exchange with a peer to join by. It checks our clock, and that our identity is not in use
+elsewhere.
 
-hivemind refuses peers whose wall clock is more than 3 s off, but only says so in a log; a second process with the same
-key just makes streams end at the wrong one. Both are cheap to ask about: the peer answers with its wall time and with
+hivemind refuses peers whose wall clock is more than 3 s off, but says so only in a log. A second process with
+the same key makes streams end at the wrong one. The answer to a hello shows both: the peer's wall time, and
 how many connections it has to our id, which must not be more than we have to it.
 """
 
@@ -29,7 +30,9 @@ _TWIN_CHECK_PAUSE_S = 0.4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinAnswer:
-    """A peer's answer. `clock_offset_s` is its wall clock minus ours; `connections` what it has open to our id."""
+    """A peer's answer. `clock_offset_s` is its wall clock minus ours; `connections` are those it has to our
+    id.
+    """
 
     peer_id: str
     clock_offset_s: float
@@ -37,17 +40,18 @@ class JoinAnswer:
 
     @property
     def clock_agrees(self) -> bool:
+        """Whether its clock is within MAX_CLOCK_OFFSET_S of ours."""
         return abs(self.clock_offset_s) <= MAX_CLOCK_OFFSET_S
 
 
 def answer_hello(control: P2pdControl, clock: Clock) -> Handler:
-    """The handler each node serves under PROTOCOL."""
+    """The handler that each node serves under PROTOCOL."""
 
     async def handle(stream: Stream) -> None:
         await stream.receive(payload_limit=0, timeout_s=_ANSWER_DEADLINE_S)
         try:
             count = sum(peer == stream.peer_id for peer, _ in await control.connections())
-        except RemoteError:  # our p2pd does not say, which is no reason to turn anybody away
+        except RemoteError:  # without our p2pd's answer there is no reason to turn anybody away
             count = 0
         await stream.send({"wall": clock.wall(), "connections": count}, timeout_s=_ANSWER_DEADLINE_S)
 
@@ -65,7 +69,7 @@ async def say_hello(control: P2pdControl, clock: Clock, peer_id: str) -> JoinAns
 
 
 def read_hello(header: Mapping[str, Any], peer_id: str, midway: float) -> JoinAnswer:
-    """The answer of `peer_id`, which was given at `midway` by our wall clock. Raises `ProtocolError`."""
+    """Parse the answer of `peer_id`, given at `midway` by our wall clock. Raises `ProtocolError`."""
     wall, connections = header.get("wall"), header.get("connections")
     if not isinstance(wall, int | float) or not isinstance(connections, int):
         raise ProtocolError("an answer to hello without a time", peer=peer_id)
@@ -73,14 +77,17 @@ def read_hello(header: Mapping[str, Any], peer_id: str, midway: float) -> JoinAn
 
 
 def check_clock(hellos: list[JoinAnswer]) -> list[JoinAnswer]:
-    """The peers whose clocks agree with ours. Raises `LocalError` HP-NET-004 when there are none."""
+    """The peers whose clocks agree with ours. Raises `LocalError` HP-NET-004 if there are answers and none
+    agrees.
+    """
     agreeing = [hello for hello in hellos if hello.clock_agrees]
     if hellos and not agreeing:
         nearest = min(hellos, key=lambda hello: abs(hello.clock_offset_s))
         direction = "behind" if nearest.clock_offset_s > 0 else "ahead of"
         raise LocalError(
             "HP-NET-004",
-            f"this machine's clock is {abs(nearest.clock_offset_s):.0f} s {direction} that of {nearest.peer_id}",
+            f"this machine's clock is {abs(nearest.clock_offset_s):.0f} s {direction}"
+            f" that of {nearest.peer_id}",
             why=f"records expire by the clock, so peers must agree within {MAX_CLOCK_OFFSET_S:.0f} s",
             fix="set the clock (timedatectl set-ntp true)",
             exit_code=ExitCode.NETWORK,
@@ -89,9 +96,9 @@ def check_clock(hellos: list[JoinAnswer]) -> list[JoinAnswer]:
 
 
 async def check_alone(control: P2pdControl, clock: Clock, identity: Identity, hello: JoinAnswer) -> None:
-    """Raise `LocalError` HP-ID-002 when the peer keeps seeing more connections from our id than we have to it.
+    """Raise `LocalError` HP-ID-002 if the peer keeps seeing more connections from our id than we have to it.
 
-    Looks more than once, as a connection that is just being closed may be counted on one side only.
+    Asks more than once, since a connection that is being closed may be counted on one side only.
     """
     for _ in range(_TWIN_CHECKS):
         ours = sum(peer == hello.peer_id for peer, _ in await control.connections())
@@ -101,7 +108,7 @@ async def check_alone(control: P2pdControl, clock: Clock, identity: Identity, he
         try:
             hello = await say_hello(control, clock, hello.peer_id)
         except (PeerLostError, ProtocolError):
-            return  # it left: nothing to be learned from it any more
+            return  # it left; nothing more to learn from it
     raise LocalError(
         "HP-ID-002",
         f"another process runs with the identity {identity.path}",

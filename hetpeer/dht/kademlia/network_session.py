@@ -1,6 +1,7 @@
-"""One life of the network: a p2pd, its connections, and hivemind's DHT node on top. `Node` makes a new one when it ends.
+"""One life of the network: a p2pd, its connections, and hivemind's DHT node on top.
 
-With validators.py, record_storage.py and addresses.py the only file that touches hivemind's classes.
+`Node` makes a new session when p2pd dies. Only this file, validators.py, record_storage.py and addresses.py
+touch hivemind's classes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _log = logging.getLogger(__name__)
 
 
 class NetworkSession:
-    """A p2pd with everything attached to it. Made by `start`, ended by `close`; `p2pd.exited` says it is dead."""
+    """A p2pd with everything attached to it. Made by `start`, ended by `close`; `p2pd.exited` is set when it
+    is dead.
+    """
 
     def __init__(
         self, p2pd: P2pd, identity: Identity, clock: Clock, listener: Listener, keys: KnownKeys
@@ -58,10 +61,10 @@ class NetworkSession:
         *,
         port: int,
     ) -> NetworkSession:
-        """p2pd up, all handlers of `listener` registered, our addresses known; not yet part of any swarm. `keys`: those of the DHT
-        that are in use here.
+        """A session with p2pd up, all handlers of `listener` registered and our addresses known; in no swarm
+        yet.
 
-        Raises what `P2pd.start` does, and `P2pdError`.
+        `keys`: the DHT keys in use here. Raises what `P2pd.start` does, and `P2pdError`.
         """
         import hivemind.dht.node  # noqa: F401 - the first import takes seconds: before any deadline runs
 
@@ -87,15 +90,15 @@ class NetworkSession:
         _, self.addresses = await self.control.identify()
 
     def listening_port(self) -> int:
-        """The TCP port p2pd listens on, 0 when it names none."""
+        """The TCP port that p2pd listens on; 0 if it names none."""
         places = [address.socket for address in self.addresses if not address.relay]
         return next((place[1] for place in places if place is not None), 0)
 
     async def join(self, peers: Iterable[Address], *, alone_ok: bool) -> list[str]:
         """Connect to `peers`; returns the ids of those that answer and whose clocks agree with ours.
 
-        Raises `LocalError`: HP-NET-002 none answers (not with `alone_ok`), HP-NET-004 our clock is off, HP-ID-002 our
-        identity is in use elsewhere.
+        Raises `LocalError`: HP-NET-002 none answers (not with `alone_ok`), HP-NET-004 our clock is off,
+        HP-ID-002 our identity is in use elsewhere.
         """
         hellos, reasons = await first_contact.meet(self.control, self._clock, peers)
         if reasons and not hellos and not alone_ok:
@@ -106,9 +109,9 @@ class NetworkSession:
         return [one.peer_id for one in fit]
 
     async def rejoin(self, peers: Iterable[Address]) -> list[str]:
-        """As `join`, for a node that goes on in any case: never raises, takes REJOIN_DEADLINE_S at most.
+        """As `join`, for a node that goes on in any case: never raises, takes at most REJOIN_DEADLINE_S.
 
-        Only where somebody listens: p2pd would not dial again for 5 s where it has failed, though that peer be back.
+        Dials only where something listens: after a failed dial p2pd would not try again for 5 s.
         """
         hellos, _ = await first_contact.meet(
             self.control, self._clock, peers, timeout_s=REJOIN_DEADLINE_S, knock=True
@@ -116,9 +119,10 @@ class NetworkSession:
         return [one.peer_id for one in hellos if one.clock_agrees]
 
     async def start_dht(self, peer_ids: list[str], previous: Any) -> None:
-        """Run hivemind's DHTNode in this process, joined through `peer_ids`; records of a `previous` node are kept.
+        """Run hivemind's DHTNode in this process, joined through `peer_ids`; keeps the records of a
+        `previous` node.
 
-        Raises `P2pdError`, also when p2pd dies meanwhile: hivemind itself would wait for ever.
+        Raises `P2pdError`, also if p2pd dies meanwhile: hivemind itself would wait for ever.
         """
         starting = asyncio.ensure_future(self._start_hivemind(peer_ids, previous))
         dying = asyncio.ensure_future(self.p2pd.exited.wait())
@@ -136,14 +140,14 @@ class NetworkSession:
             raise P2pdError(f"the DHT node does not start: {error!r}") from error
 
     async def ping(self, peer_id: str) -> None:
-        """Make this peer and us known to each other in the DHT again; a failure is left to the next time, whatever it is."""
+        """Make this peer and us known to each other in the DHT again; failures are left to the next time."""
         from hivemind.p2p import PeerID
 
         if self.dht is None:  # closed meanwhile
             return
         try:
             await self.dht.protocol.call_ping(PeerID.from_base58(peer_id))
-        except Exception as error:  # noqa: BLE001 - hivemind lets out what it makes of a peer's answer
+        except Exception as error:  # noqa: BLE001 - hivemind lets out any error of parsing a peer's answer
             _log.debug("%s was not pinged: %r", peer_id, error)
 
     async def close(self) -> None:
@@ -152,7 +156,7 @@ class NetworkSession:
             self.dht.is_alive = False
             if (
                 not self.p2pd.exited.is_set()
-            ):  # it says good-bye to p2pd, and would wait for ever for a dead one
+            ):  # hivemind says good-bye to p2pd, and would wait for ever for a dead one
                 await _at_most(_HIVEMIND_STOP_S, self.dht.shutdown())
             self.dht = None
         if self._p2p is not None:
@@ -178,12 +182,13 @@ class NetworkSession:
         client = self._p2p._client.control  # noqa: SLF001 - hivemind never looks at how its two tasks end
         for task in (client._read_task, client._write_task):  # noqa: SLF001
             task.add_done_callback(_retrieve)
-        # It answers pings a moment before it knows what to say of itself, and who comes back is pinged at once.
+        # The node answers pings a moment before it can describe itself, and a returning peer is pinged at
+        # once.
         DHTProtocol.node_info = NodeInfo()
-        hivemind_node.DHTProtocol = DHTProtocol  # it has no other way to be told
+        hivemind_node.DHTProtocol = DHTProtocol  # hivemind has no parameter for it
         self.dht = await hivemind_node.DHTNode.create(
             p2p=self._p2p,
-            # The same after each start: under a new one everybody would look for the old one, too, until it is forgotten.
+            # The same id after each start: with a new one everybody would go on looking for the old one, too.
             node_id=DHTID.generate(source=self._identity.peer_id.encode()),
             initial_peers=[f"/p2p/{peer_id}" for peer_id in peer_ids],
             record_validator=OwnerValidator(self._identity, self._clock, self._keys),
@@ -199,7 +204,7 @@ class NetworkSession:
 
 
 def _hold_back(client: Any, gate: Callable[[str], Awaitable[None]]) -> None:
-    """Have hivemind's client ask `gate` before each call."""
+    """Make hivemind's client await `gate` before each call."""
     call = client.call_unary_handler
 
     async def patient_call(peer_id: Any, name: str, data: bytes) -> bytes:
@@ -217,6 +222,6 @@ async def _at_most(seconds: float, work: Coroutine[Any, Any, None]) -> None:
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Look at the outcome, so that a dead p2pd is not logged once more when the task is collected."""
+    """Take the outcome, so that a dead p2pd is not logged again when the task is collected."""
     if not task.cancelled():
         task.exception()

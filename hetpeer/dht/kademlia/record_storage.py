@@ -1,9 +1,11 @@
-"""What our DHT node keeps for others and believes of others: hivemind's protocol and storage, with bounds.
+"""Bounded storage of DHT records, and bounded trust in answers: subclasses of hivemind's protocol and
+storage.
 
-hivemind 1.1.12 keeps whatever is signed, as much of it as comes, and believes what an answer says of itself. Here a key has room for
-so many records (known_keys.py), and all keys that this node does not know share room for so many; what has no room is refused, and who has a
-place keeps it. Nothing is cached: what is put into a node's cache with a later expiration takes the place of what it stores. Of an answer
-the records count that are valid each by itself, and none of what it says of all of them together.
+hivemind 1.1.12 stores every signed record without limit, and believes what an answer says about itself. Here
+a key holds MAX_RECORDS (known_keys.py), and all foreign keys share MAX_FOREIGN_RECORDS. A record without room
+is refused; stored records keep their place. Nothing is cached: a cached value with a later expiration would
+replace a stored one. Of an answer only the records count that are valid by themselves, and nothing it says
+about all of them.
 """
 
 from __future__ import annotations
@@ -24,36 +26,36 @@ from hetpeer.dht.kademlia.known_keys import MAX_RECORDS, KnownKeys
 from hetpeer.dht.kademlia.validators import OwnerValidator
 
 MAX_FOREIGN_RECORDS = 8192
-"""Under all keys that this node does not know: about 30 MB."""
+"""Records under all foreign keys together: about 30 MB."""
 RECOUNT_S = 1.0
-"""How often foreign records are counted anew when there is no room: some may have expired."""
+"""Seconds between counts of foreign records when there is no room: some may have expired."""
 _SLACK = 64
-"""Entries of a heap that may be out of date, besides as many as are valid."""
+"""Outdated heap entries allowed, besides as many as there are valid ones."""
 
 
 class RecordStorage(DHTLocalStorage):  # type: ignore[misc]
-    """Records of others, by key and peer."""
+    """Records of other peers, by key and peer."""
 
     def __init__(self, keys: KnownKeys, clock: Clock) -> None:
         super().__init__()
         self._keys = keys
         self._clock = clock
         self._foreign = 0
-        """At least as many as there are."""
+        """An upper bound of the number of foreign records."""
         self._counted_at = -math.inf
 
     def store(self, key: DHTID, value: Any, expiration_time: float, subkey: Any = None) -> bool:
-        """False for what has no subkey: nobody's records are wiped by a plain value."""
+        """False for a value without subkey: a plain value must not wipe everybody's records."""
         return subkey is not None and self.store_subkey(key, subkey, value, expiration_time)
 
     def store_subkey(self, key: DHTID, subkey: Any, value: bytes, expiration_time: float) -> bool:
-        """False where there is no room, or the record is not newer than the one that is there."""
+        """False if there is no room, or the record is not newer than the stored one."""
         item = self.get(key)
         held = None if item is None else item.value
         before = None if held is None else held.get(subkey)
         if before is not None:
             if before.expiration_time >= expiration_time:
-                return False  # hivemind would let the newer one expire when the older does
+                return False  # hivemind would let the newer one expire with the older
         elif not self._has_room(key, 0 if held is None else len(held)):
             return False
         stored = bool(super().store_subkey(key, subkey, value, expiration_time))
@@ -79,34 +81,42 @@ class RecordStorage(DHTLocalStorage):  # type: ignore[misc]
 
 
 class NoCache(DHTLocalStorage):  # type: ignore[misc]
-    """Takes nothing."""
+    """A cache that takes nothing."""
 
     def store(self, *_: Any, **__: Any) -> bool:
+        """Store nothing."""
         return False
 
     def store_subkey(self, *_: Any, **__: Any) -> bool:
+        """Store nothing."""
         return False
 
 
 class DHTProtocol(protocol.DHTProtocol):  # type: ignore[misc]
-    """hivemind's, whose name it bears, as its handlers are named after it on the wire."""
+    """hivemind's protocol. It keeps the name, after which its handlers are named on the wire."""
 
     @classmethod
     async def create(cls, *args: Any, **kwargs: Any) -> DHTProtocol:
+        """hivemind's protocol with our storage, and without a cache."""
         made: DHTProtocol = await super().create(*args, **kwargs)
         rule: OwnerValidator = made.record_validator
         made.storage, made.cache = RecordStorage(rule.keys, rule.clock), NoCache()
         return made
 
     async def call_find(self, peer: Any, keys: Collection[DHTID]) -> dict[DHTID, Any] | None:
-        """As hivemind's. It would believe a peer that its records are valid for ever, and then ask nobody else."""
+        """As hivemind's, but an answer's own expiration is not believed: else nobody else would be asked for
+        ever.
+        """
         found = await super().call_find(peer, keys)
         if found is None:
             return None
         return {key: (_believed(value), nearest) for key, (value, nearest) in found.items()}
 
     def _validate_dictionary(self, key_bytes: bytes, dictionary: DictionaryDHTValue) -> bool:
-        """Leave the valid ones in `dictionary`: one bad record hides no others. False if there are none, or more than there may be."""
+        """Remove invalid records from `dictionary`, so that one bad record hides no others.
+
+        False if none is left, or if there are more than MAX_RECORDS.
+        """
         records = list(dictionary.data.items())
         if len(records) > MAX_RECORDS:
             return False
@@ -118,7 +128,7 @@ class DHTProtocol(protocol.DHTProtocol):  # type: ignore[misc]
 
 
 def _believed(answer: ValueWithExpiration | None) -> ValueWithExpiration | None:
-    """The records of an answer, which expire when the last of them does."""
+    """The records of an answer; they expire together with the last of them."""
     if answer is None or not isinstance(answer.value, DictionaryDHTValue):
         return None
     records = DictionaryDHTValue()
@@ -128,7 +138,7 @@ def _believed(answer: ValueWithExpiration | None) -> ValueWithExpiration | None:
 
 
 def _tidy(storage: TimedStorage) -> None:
-    """Hivemind leaves an entry in the heap each time that a value is renewed, until it would have expired."""
+    """Rebuild an outdated heap: hivemind adds an entry at each renewal and keeps it until the old expiry."""
     if len(storage.expiration_heap) > 2 * len(storage.data) + _SLACK:
         storage.expiration_heap = list(storage.key_to_heap.values())
         heapq.heapify(storage.expiration_heap)

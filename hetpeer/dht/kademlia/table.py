@@ -1,7 +1,7 @@
-"""The DHT as the rest of the project sees it: signed, expiring values, one per peer under each key.
+"""The DHT for the rest of the project: signed, expiring values, one for each peer under each key.
 
-It advertises and never decides: a `True` from `store` is no proof of publication, readers may see different values,
-and anything here is gone when its time is up.
+It advertises and never decides: a `True` from `store` is no proof of publication, readers may see different
+values, and every value disappears when its time is up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ DEADLINE_S = 15.0
 
 
 class Table:
-    """Values of all peers under string keys. Operations wait while p2pd restarts, DEADLINE_S at most."""
+    """Values of all peers under string keys. Operations wait while p2pd restarts, at most DEADLINE_S.
+
+    It is a Kademlia table (Maymounkov and Mazières 2002, section 2) in hivemind's implementation.
+
+        node.dht.declare("example/peers", admits=lambda peer_id: True)
+        await node.dht.store("example/peers", {"port": 1}, ttl_s=30.0)
+        values = await node.dht.get(["example/peers"])  # key → peer id → map
+    """
 
     def __init__(
         self, session: Callable[[], Awaitable[NetworkSession]], peer_id: str, clock: Clock, keys: KnownKeys
@@ -34,13 +41,15 @@ class Table:
         self._keys = keys
 
     def declare(self, key: str, admits: Admits) -> None:
-        """`key` is in use here: there is room for its values, and only those count that are of peers whom it `admits`."""
+        """Take `key` into use: there is room for values of peers whom it `admits`, and only for those."""
         self._keys.declare(key, admits)
 
     async def store(self, key: str, value: Mapping[str, Any], *, ttl_s: float) -> bool:
-        """Put our own value under `key` for `ttl_s` seconds, replacing an earlier one; False when it was refused.
+        """Put our own value under `key` for `ttl_s` seconds, replacing an earlier one; False if it was
+        refused.
 
-        A value is a map that `frames.decode_map` accepts, of at most `validators.MAX_PAYLOAD` bytes.
+        A value is a map that `frames.decode_map` accepts, of at most `validators.MAX_PAYLOAD` bytes. Raises
+        `RemoteError` HP-NET-012 on a timeout.
         """
         expires_at = self._clock.wall() + ttl_s
         async with _deadline():
@@ -48,7 +57,10 @@ class Table:
             return bool(await dht.store(key, dict(value), expires_at, subkey=self._peer_id))
 
     async def get(self, keys: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """For each key the newest values, by the id of the peer that signed them; keys without values are left out."""
+        """Key → peer id → newest value signed by that peer; keys without values are left out.
+
+        Raises `RemoteError` HP-NET-012 on a timeout.
+        """
         async with _deadline():
             dht = (await self._session()).dht
             found = await dht.get_many(keys, sufficient_expiration_time=float("inf"))

@@ -1,8 +1,8 @@
-"""Which DHT records exist at all: only those that a peer signed under its own id, small and soon to expire.
+"""The rule for DHT records: signed by a peer under its own id, small, and soon to expire.
 
-hivemind by itself lets a plain value wipe a dictionary of signed ones, binds no key to a peer id, and keeps anything
-for ever. Every hetpeer node validates what it stores and what it reads with the one rule below, so a key can hold
-nothing but one value per peer, put there by that peer.
+hivemind by itself lets a plain value wipe a dictionary of signed ones, binds no key to a peer id, and keeps
+records for ever. Every hetpeer node checks what it stores and what it reads with this one rule, so a key can
+hold only one value for each peer, put there by that peer.
 
 A record on the wire is an envelope around the msgpack value (all integers little-endian):
 
@@ -10,7 +10,8 @@ A record on the wire is an envelope around the msgpack value (all integers littl
     u16      length of the public key      u16  length of the signature
     public key (DER), signature, value
 
-The signature covers key, subkey, expiration and value, so none can be replayed elsewhere or later.
+The signature covers key, subkey, expiration and value, so no record can be replayed under another key or
+later.
 """
 
 from __future__ import annotations
@@ -30,16 +31,18 @@ from hetpeer.dht.streams.frames import decode_map
 MAX_PAYLOAD = 2048
 """Bytes of one value."""
 MAX_KEY = 2**16 - 1
-"""Bytes of a key and of a subkey: hivemind's are 20, and it does not look."""
+"""Bytes of a key and of a subkey: hivemind's have 20 and are not checked by it."""
 MAX_TTL_S = 120.0
-"""How far ahead a record may expire."""
+"""Seconds ahead that a record may expire."""
 _MAGIC = b"hpr1"
 _HEAD = struct.Struct("<4sHH")
 _DOMAIN = b"hetpeer DHT record 1\0"
 
 
 class OwnerValidator(RecordValidatorBase):  # type: ignore[misc]
-    """Signs our records and judges everybody's; never raises on a foreign record. `keys`: those that are in use here."""
+    """Signs our records and checks everybody's; never raises on a foreign record. `keys`: those
+    in use here.
+    """
 
     def __init__(self, identity: Identity, clock: Clock, keys: KnownKeys) -> None:
         self.clock = clock
@@ -47,7 +50,7 @@ class OwnerValidator(RecordValidatorBase):  # type: ignore[misc]
         self._identity = identity
 
     def sign_value(self, record: DHTRecord) -> bytes:
-        """Our envelope around `record.value`. It is accepted only where the subkey is our own peer id."""
+        """Our envelope around `record.value`; it is valid only where the subkey is our own peer id."""
         public_bytes = self._identity.public_bytes
         signature = self._identity.sign(_signed_bytes(record, record.value))
         return (
@@ -58,6 +61,7 @@ class OwnerValidator(RecordValidatorBase):  # type: ignore[misc]
         )
 
     def validate(self, record: DHTRecord) -> bool:
+        """Whether a record may be stored or believed. Any bytes may be passed in."""
         expires = record.expiration_time
         if not isinstance(expires, float) or not isinstance(record.value, bytes):
             return False  # msgpack carries anything
@@ -87,7 +91,7 @@ class OwnerValidator(RecordValidatorBase):  # type: ignore[misc]
 
 
 def _open(value: bytes) -> tuple[bytes, bytes, bytes] | None:
-    """(public key, signature, payload), or None when `value` is no envelope."""
+    """(public key, signature, payload); None if `value` is no envelope."""
     if len(value) < _HEAD.size:
         return None
     magic, key_length, signature_length = _HEAD.unpack_from(value)

@@ -1,1 +1,1 @@
-"""`Node`: one place in the network, session after session."""
+"""`Node`: a peer's place in the network, across restarts of p2pd."""

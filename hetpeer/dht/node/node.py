@@ -1,7 +1,7 @@
 """`Node`: a peer's place in the network, for as long as the process lives.
 
-It owns one `NetworkSession` at a time and supervises it: when p2pd dies, a new one starts with the same identity, port,
-handlers and stored records. Callers see streams break and, for a second or two, `open` wait.
+It owns one `NetworkSession` at a time and supervises it: when p2pd dies, a new one starts with the same
+identity, port, handlers and stored records. Callers see streams break, and `open` waits for a second or two.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from hetpeer.dht.streams.stream import Stream
 from hetpeer.dht.streams.throttle import Throttle
 
 WITNESSES = 2
-"""So many peers outside our network must have reached us at the same address, before others are told of it: one may lie."""
+"""Peers outside our network that must have reached us at an address before others are told: one may lie."""
 TEND_PERIOD_S = 5.0
-"""How often p2pd is asked for a sign of life, and lost peers are dialled again."""
+"""Seconds between checks that p2pd is alive, and redials of lost peers."""
 
 __all__ = ["Node", "NodeConfig"]
 
@@ -50,7 +50,13 @@ _log = logging.getLogger(__name__)
 class Node:
     """One peer in the network. Start it with `Node.start`, end it with `close`.
 
-    `repr` tells its state. All methods belong to the event loop that started it.
+    `repr` shows its state. All methods belong to the event loop that started it.
+
+        node = await Node.start(NodeConfig(port=31330), Identity.load_or_create(Path("key")))
+        await node.serve("example/1", handler)  # async def handler(stream: Stream) -> None
+        async with await node.open(peer_id, "example/1") as stream:
+            await stream.send({"kind": "question"})
+        await node.close()
     """
 
     def __init__(self, config: NodeConfig, identity: Identity, clock: Clock) -> None:
@@ -76,8 +82,9 @@ class Node:
     async def start(cls, config: NodeConfig, identity: Identity, *, clock: Clock | None = None) -> Self:
         """Join the network; on return the node serves and its peers know it.
 
-        Raises `LocalError`: HP-NET-001 port taken, HP-NET-002 no peer answers, HP-NET-003 p2pd does not start,
-        HP-NET-004 clock off, HP-ID-002 identity in use. On error or cancellation nothing is left behind.
+        Raises `LocalError`: HP-NET-001 port taken, HP-NET-002 no peer answers, HP-NET-003 p2pd does not
+        start, HP-NET-004 clock off, HP-ID-002 identity in use. On error or cancellation nothing is left
+        behind.
         """
         node = cls(config, identity, clock or SystemClock())
         try:
@@ -97,60 +104,72 @@ class Node:
 
     @property
     def peer_id(self) -> str:
+        """Our peer id."""
         return self._identity.peer_id
 
     @property
     def identity(self) -> Identity:
-        """Our key pair, for what we sign."""
+        """Our key pair, for signatures."""
         return self._identity
 
     @property
     def is_up(self) -> bool:
+        """Whether p2pd runs and the node is not closed."""
         return self._up.is_set() and not self._closed
 
     @property
     def p2pd_pid(self) -> int | None:
-        """The process id of the running p2pd, None between two."""
+        """The process id of the running p2pd; None between two."""
         return self._session.p2pd.pid if self._session is not None and self.is_up else None
 
     def addresses(self) -> list[str]:
-        """Where others reach us, each with `/p2p/<peer_id>`: what p2pd believes, refreshed every TEND_PERIOD_S, and before that what a router forwards to us,
-        as WITNESSES of them say.
+        """Addresses at which others reach us, each with `/p2p/<peer_id>`.
+
+        First a port that a router forwards to us, if WITNESSES peers confirm it, then what p2pd believes;
+        refreshed every TEND_PERIOD_S.
         """
         own = self._session.addresses if self._session is not None else ()
         there = self._sessions.reaching.forwarded(own, WITNESSES) if own else None
         return [str(address) for address in (*((there,) if there else ()), *own)]
 
     @property
-    def standing(self) -> ReachEstimate:
-        """Whether others can open connections to us, as far as it is known; `relays` are then those who do it for us."""
-        return self._sessions.reaching.standing
+    def reach_estimate(self) -> ReachEstimate:
+        """Whether others can open connections to us, as far as it is known."""
+        return self._sessions.reaching.estimate
 
     @property
     def relays(self) -> list[str]:
-        """The peers through which we are reached, where we accept no connections ourselves."""
+        """The relays through which we are reached; empty if we accept connections ourselves."""
         return self._watch.relays
 
     def path(self, peer_id: str) -> PeerPath | None:
-        """How a peer is reached; None while there is no connection. Seconds old at most."""
+        """The path to a peer, at most seconds old; None if there is no connection."""
         return self._watch.paths.of(peer_id)
 
     def may_cut(self, *protocols: str) -> None:
-        """Streams that we open for these are taken up again: they end when a direct path takes a relay's place."""
+        """Allow to cut our streams for these protocols when a direct path replaces a relayed one.
+
+        Their owners must open them again.
+        """
         self._watch.resumable.update(protocols)
 
     def may_go_directly(self, *protocols: str) -> None:
-        """Streams that we open for these go past libp2p where the peer can be reached so (direct_streams.py); they end when such a way is found."""
+        """Send our streams for these protocols past libp2p where the peer can be reached so
+        (direct_streams.py).
+
+        Streams over libp2p are cut when such a way is found; their owners must open them again.
+        """
         self._direct.protocols.update(protocols)
 
     def reaches_directly(self, peer_id: str) -> bool:
-        """Whether new streams to a peer, for these, go past libp2p."""
+        """Whether new streams to a peer, for protocols that may, go past libp2p."""
         return self._direct.leads_to(peer_id)
 
     async def serve(self, protocol: str, handler: Handler, budget: StreamBudget = DATA) -> None:
-        """Run `handler` for each stream that a peer opens for `protocol`, also after restarts of p2pd; `budget` bounds them.
+        """Run `handler` for each stream that a peer opens for `protocol`, also after restarts of p2pd.
 
-        The stream is closed when the handler returns. A `RemoteError` out of it ends that stream only.
+        `budget` bounds the open streams. The stream is closed when the handler returns. A `RemoteError` from
+        it ends only that stream.
         """
         self._listener.serve(protocol, handler, budget)
         session = await self.session()
@@ -161,7 +180,9 @@ class Node:
                 raise
 
     async def open(self, peer_id: str, protocol: str, *, timeout_s: float = 10.0) -> Stream:
-        """A new stream to `peer_id`, which may be our own. Raises `PeerLostError` after `timeout_s` at the latest."""
+        """A new stream to `peer_id`, which may be our own. Raises `PeerLostError` after at most
+        `timeout_s`.
+        """
         if peer_id == self.peer_id:
             return await self._listener.open_own(peer_id, protocol)
         deadline = asyncio.get_running_loop().time() + timeout_s
@@ -182,31 +203,32 @@ class Node:
         stream = await self._watch.open(session.control, peer_id, protocol, left_s)
         self._listener.mind(stream)
         if goes_directly:
-            self._direct.detour(stream)
+            self._direct.seek_direct_way(stream)
         return stream
 
     @property
     def throttle(self) -> Throttle:
-        """How fast we send and receive, and how much we have."""
+        """Limits on what we send and receive, and byte counts."""
         return self._listener.throttle
 
     def members(self, peers: Iterable[str]) -> None:
-        """The volunteers of the step: for them no budget of strangers counts."""
+        """Set the volunteers of the step, to whom the limits on strangers do not apply."""
         self._listener.members = frozenset(peers)
 
     def offended(self, peer_id: str, error: ProtocolError) -> None:
-        """`peer_id` did what no honest peer does: counted, and after a few times it is refused for a while."""
+        """Count an offence of `peer_id`; after a few it is refused for a while."""
         self._listener.offended(peer_id, error)
 
     def watch(self, refused: Watcher) -> None:
-        """`refused` is told of each peer that is refused from now on (True), or not any more."""
+        """Call `refused` with each peer that is refused from now on (True), or no longer (False)."""
         self._listener.watchers.append(refused)
 
     def unwatch(self, refused: Watcher) -> None:
+        """Undo `watch`."""
         self._listener.watchers.remove(refused)
 
     def strikes(self) -> Mapping[str, Mapping[str, int]]:
-        """Peer → what it did wrong → how often."""
+        """Peer → offence → how often."""
         return self._listener.strikes.counts()
 
     async def connect(self, address: Address) -> None:
@@ -230,15 +252,15 @@ class Node:
                 return self._session
 
     async def wait_up(self) -> None:
-        """Return when the network process runs. Raises `PeerLostError` once the node is closed."""
+        """Return when p2pd runs. Raises `PeerLostError` once the node is closed."""
         await self.session()
 
     async def wait_down(self) -> None:
-        """Return at the next moment at which the network process has died."""
+        """Return the next time p2pd has died."""
         await self._down.wait()
 
     async def renew(self) -> None:
-        """Start the network process anew: its connections may be of before a sleep of the machine, and dead without knowing.
+        """Restart p2pd: after a suspension of the machine its connections may be dead without knowing.
 
         Streams break. Raises `PeerLostError` once the node is closed.
         """
@@ -247,9 +269,9 @@ class Node:
         await session.p2pd.close()
 
     async def close(self) -> None:
-        """Leave the network: supervision, handlers, DHT, p2pd, in this order, within 5 s. Idempotent."""
+        """Leave the network within 5 s: supervision, handlers, DHT, p2pd, in this order. Idempotent."""
         self._closed = True
-        self._up.set()  # whoever waits learns that it is over
+        self._up.set()  # callers that wait learn that it is over
         await self._tasks.close()
         await self._watch.close()
         await self._direct.close()
@@ -262,7 +284,7 @@ class Node:
             self._lock = None
 
     async def _supervise(self) -> None:
-        """Replace each session that dies. Never gives up: a peer without a network can still get it back."""
+        """Replace each session that dies. Never gives up: the network may come back."""
         while True:
             session = self._session
             assert session is not None
@@ -280,7 +302,7 @@ class Node:
             self._tasks.spawn(self._sessions.after(session), name="calls after a restart")
 
     async def _tend(self) -> None:
-        """Ask p2pd for a sign of life, end it when there is none; keep contact with known peers."""
+        """Check that p2pd is alive, kill it if not, and keep contact with known peers."""
         silent = 0
         while True:
             await asyncio.sleep(TEND_PERIOD_S)
@@ -294,12 +316,12 @@ class Node:
                 if silent >= 2:
                     session.p2pd.kill()
                 continue
-            except Exception:  # noqa: BLE001 - else nobody would be dialled again, and a p2pd that hangs not be noticed
+            except Exception:  # noqa: BLE001 - a hanging p2pd would go unnoticed if this task ended
                 _log.exception("contact with known peers was not kept this time")
             silent = 0
 
     async def _look(self) -> None:
-        """Keep an eye on the connections."""
+        """Watch the connections."""
         while True:
             session = await self.session()
             with suppress(P2pdError):

@@ -1,4 +1,4 @@
-"""The sessions of one node, one after the other: each with what is known by then of addresses, reachability and relays."""
+"""The sessions of one node, one after the other, each configured by what is known of addresses and relays."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from hetpeer.dht.reach.relay_check import Offered, stranger
 from hetpeer.dht.reach.relay_slots import MAX_SLOTS, RelaySlots
 
 RELAY_TRIES = 4
-"""How often p2pd is started until it relays as it was told."""
+"""Starts of p2pd until it relays as configured."""
 _RESTART_PAUSE_S = (0.0, 0.2, 0.5, 1.0, 2.0)
 
 _log = logging.getLogger(__name__)
 
 
 class SessionSeries:
-    """Makes sessions. `config` is what the node's user asked for; what p2pd is told follows from what is found out."""
+    """Makes sessions. `config` is the user's own; p2pd's follows from what the node finds out."""
 
     def __init__(
         self,
@@ -57,7 +57,8 @@ class SessionSeries:
         self._use(config)
 
     async def first(self) -> NetworkSession:
-        """Start, join, ask others to dial us, start anew if p2pd must be told what they found; be part of the DHT.
+        """The first session: start, join, ask others to dial us, restart p2pd if they find something, join
+        the DHT.
 
         Raises what `Node.start` does.
         """
@@ -71,7 +72,7 @@ class SessionSeries:
         return await self._again(None)
 
     async def next(self, previous: Any) -> NetworkSession:
-        """One after a p2pd that has died, with the records of its DHT node. Never gives up."""
+        """A session after p2pd has died, with the records of its DHT node. Never gives up."""
         attempt = 0
         while True:
             await asyncio.sleep(_RESTART_PAUSE_S[min(attempt, len(_RESTART_PAUSE_S) - 1)])
@@ -82,21 +83,22 @@ class SessionSeries:
                 _log.warning("p2pd could not be started again: %s", error)
 
     async def tend(self, session: NetworkSession) -> None:
-        """Every few seconds: keep in touch, and see whether others still find us as they did; if not, p2pd ends, to be
-        told so at its next start. Raises `P2pdError`.
+        """Keep contact, and check every few seconds whether others still find us as before.
+
+        If not, p2pd is ended, to be configured accordingly at its next start. Raises `P2pdError`.
         """
         await self.contacts.tend(session)
         if await self._otherwise(session):
             _log.info(
-                "the network process starts again, for what others find of us: %s", self.reaching.standing
+                "the network process starts again, for what others find of us: %s", self.reaching.estimate
             )
             await session.p2pd.close()
 
     async def after(self, session: NetworkSession) -> None:
-        """What a session needs once it is up: call those met before. Never raises."""
+        """Call the peers met before, once a session is up. Never raises."""
         await self.contacts.call_back(session)
 
-    # ── one session ──────────────────────────────────────────────────────────────────────────────────────────────
+    # ── one session ────────────────────────────────────────────────────────────────────────────────────────
 
     async def _again(self, previous: Any) -> NetworkSession:
         session = await self._p2pd()
@@ -129,11 +131,11 @@ class SessionSeries:
         await session.start_dht(peer_ids, previous)
 
     async def _otherwise(self, session: NetworkSession) -> bool:
-        """Ask others, if it is time; whether p2pd must be told something else by now, as the next one will be."""
+        """Ask helpers if it is time; whether p2pd's configuration has to change."""
         if self._config.reachability == "auto":
             return False
         slots = self._watch.slots
-        served = self.reaching.standing.reach is not ReachKind.PRIVATE or (slots is not None and slots.serve)
+        served = self.reaching.estimate.reach is not ReachKind.PRIVATE or (slots is not None and slots.serve)
         await self.reaching.round(session, self._port, served=served)
         config = self.reaching.adapted(self._config, session, served=served)
         if config == self._config:
@@ -148,7 +150,7 @@ class SessionSeries:
         self._watch.use(RelaySlots(config.relays, self._clock, needed=True) if private else None)
 
     def _keep_spare_slots(self) -> None:
-        """For those to whom we are not open, though others find us so: they come through a relay."""
+        """Keep relay slots for the peers that cannot connect to us although others can."""
         relays, slots = self.reaching.relays[:MAX_SLOTS], self._watch.slots
         if (
             self._config.reachability == "ask"
@@ -157,14 +159,14 @@ class SessionSeries:
         ):
             self._watch.use(RelaySlots(relays, self._clock, needed=False))
 
-    # ── being a relay ────────────────────────────────────────────────────────────────────────────────────────────
+    # ── being a relay ──────────────────────────────────────────────────────────────────────────────────────
 
     async def _relaying(self) -> NetworkSession:
-        """A session whose p2pd relays as it was told, or the last of RELAY_TRIES."""
+        """A session whose p2pd relays as configured, or the last of RELAY_TRIES."""
         for left in reversed(range(RELAY_TRIES)):
             async with (
                 stranger() as offered
-            ):  # a new one each time: it would not dial again where we just were not
+            ):  # a new stranger each time: one does not redial a port soon after a failure
                 session = await self._started()
                 async with _whole(session):
                     if await self._relays(session, offered):
@@ -192,7 +194,7 @@ class SessionSeries:
 
 @asynccontextmanager
 async def _whole(session: NetworkSession) -> AsyncIterator[None]:
-    """What fails meanwhile ends the session."""
+    """Close the session if the block fails; a `P2pdError` becomes `LocalError` HP-NET-003."""
     try:
         yield
     except P2pdError as error:

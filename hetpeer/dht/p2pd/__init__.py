@@ -1,1 +1,1 @@
-"""The libp2p process: started, watched and told what to do; incoming streams; probes by TCP."""
+"""The libp2p process p2pd: start, supervision, requests, incoming streams, TCP probes."""

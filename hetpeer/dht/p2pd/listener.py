@@ -1,8 +1,9 @@
-"""Incoming streams: a unix socket of ours to which p2pd connects each of them, and the handlers behind it. Direct ones come from tls_listener.py.
+"""Incoming streams: a unix socket to which p2pd connects each of them, and their handlers.
 
-How many a peer may have open is bounded, and all strangers together (stream_seats.py), apart for data and for words with a coordinator:
-nobody who hoards the one can keep anybody from the other. Volunteers of the step do not count as strangers. Who did wrong
-too often is refused for a while. The socket and the handlers outlive any one p2pd; a restarted one is only told the path again.
+Direct streams come from tls_listener.py. The number of open streams is bounded for each peer and for all
+strangers together (stream_seats.py), separately for data and for control: nobody can block the one by
+hoarding the other. Volunteers of the step are no strangers. A peer with too many strikes is refused for a
+while. The socket and the handlers outlive any one p2pd; a restarted one is only told the path again.
 """
 
 from __future__ import annotations
@@ -32,20 +33,22 @@ Handler = Callable[[Stream], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class StreamBudget:
-    """Open incoming streams of some protocols; each costs two file descriptors (one here, one at p2pd) and 16 KiB."""
+    """Limits on open incoming streams of some protocols. Each costs two file descriptors (here and at p2pd)
+    and 16 KiB.
+    """
 
     name: str
     per_peer: int
     strangers: int
-    """Of all peers together that are no volunteers of the step."""
+    """Streams of all peers together that are no volunteers of the step."""
     pace: DeliveryPace
-    """What is asked of strangers."""
+    """Delivery required of strangers."""
 
 
 DATA = StreamBudget("data", per_peer=8, strangers=64, pace=STRANGER)
-"""Tensors take three lanes, and a fourth while one is dialled again; files the rest."""
+"""Tensors take three lanes, and a fourth while one is dialled again; files take the rest."""
 CONTROL = StreamBudget("control", per_peer=4, strangers=1024, pace=MEMBER)
-"""A session, and one that takes its place; a coordinator's volunteers are strangers until they are admitted."""
+"""A session and its successor. Volunteers are strangers to a coordinator until they are admitted."""
 _INTRODUCTION_DEADLINE_S = 5.0
 
 Watcher = Callable[[str, bool], None]
@@ -54,19 +57,19 @@ _log = logging.getLogger(__name__)
 
 
 class Listener:
-    """Accepts streams and runs one handler task for each. A stream ends when its handler does."""
+    """Accepts streams and runs one handler task for each. A stream ends when its handler returns."""
 
     def __init__(self) -> None:
         self.handlers: dict[str, Handler] = {}
         self.throttle = Throttle()
-        """Of all streams to and from others."""
+        """For all streams to and from other peers."""
         self._own = ""
         self._folder = private_folder()
         self._server: asyncio.Server | None = None
         self.members: frozenset[str] = frozenset()
         """Peers that are no strangers."""
         self.watchers: list[Watcher] = []
-        """Told of each peer that is refused from now on (True), or not any more."""
+        """Called with each peer that is refused from now on (True), or no longer (False)."""
         self.strikes = Strikes()
         self._budgets: dict[str, StreamBudget] = {}
         self._open: Counter[tuple[str, StreamBudget]] = Counter()
@@ -76,6 +79,7 @@ class Listener:
 
     @property
     def path(self) -> str:
+        """The unix socket to which p2pd connects incoming streams."""
         return str(self._folder / "streams.sock")
 
     def serve(self, protocol: str, handler: Handler, budget: StreamBudget = DATA) -> None:
@@ -84,13 +88,13 @@ class Listener:
         self._budgets[protocol] = budget
 
     def traffic(self, peer_id: str) -> PeerTraffic:
-        """What comes from a peer in all streams, theirs and ours."""
+        """Bytes from a peer in all streams, opened by either side."""
         if (traffic := self._traffic.get(peer_id)) is None:
             traffic = self._traffic[peer_id] = PeerTraffic()
         return traffic
 
     def offended(self, peer_id: str, error: ProtocolError) -> None:
-        """Count what a peer did; whoever watches is told when it is refused because of it."""
+        """Count an offence; watchers are told when the peer is refused because of it."""
         loop = asyncio.get_running_loop()
         kind = kind_of(error)
         seconds = self.strikes.strike(peer_id, kind, loop.time())
@@ -107,12 +111,13 @@ class Listener:
             watcher(peer_id, for_now)
 
     def mind(self, stream: Stream) -> None:
-        """Judge a stream with its peer's others, and have it share our line with all."""
+        """Judge a stream together with its peer's others, and apply the node's limits to it."""
         stream.count(self.traffic(stream.peer_id))
         if stream.peer_id != self._own:
             stream.throttle(self.throttle)
 
     async def start(self) -> None:
+        """Listen on the unix socket."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(lambda: ByteTransport(self._accept), self.path)
 
@@ -124,7 +129,9 @@ class Listener:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def open_own(self, peer_id: str, protocol: str) -> Stream:
-        """A stream to ourselves: libp2p refuses to dial its own id, so we play p2pd's part. Raises `PeerLostError`."""
+        """A stream to ourselves: libp2p refuses to dial its own id, so we act as p2pd. Raises
+        `PeerLostError`.
+        """
         try:
             _, wire = await asyncio.get_running_loop().create_unix_connection(ByteTransport, self.path)
         except OSError as error:
@@ -134,7 +141,7 @@ class Listener:
         return Stream(wire, peer_id=peer_id, protocol=protocol)
 
     def __len__(self) -> int:
-        """Open incoming streams."""
+        """Number of open incoming streams."""
         return self._open.total()
 
     def _accept(self, wire: ByteTransport) -> None:
@@ -154,7 +161,7 @@ class Listener:
         await self.carry(wire, peer_id, address, protocol)
 
     async def carry(self, wire: ByteTransport, peer_id: str, address: str, protocol: str) -> None:
-        """Serve a stream of `peer_id`, who has proved to be that, until its handler returns or it is refused."""
+        """Serve a stream of the authenticated `peer_id` until its handler returns or it is refused."""
         handler, budget = self.handlers.get(protocol), self._budgets.get(protocol, CONTROL)
         stream = Stream(wire, peer_id=peer_id, protocol=protocol, address=address)
         if handler is None or not self._has_room(stream, budget):
@@ -179,7 +186,7 @@ class Listener:
                 del self._open[peer_id, budget]
 
     def _has_room(self, stream: Stream, budget: StreamBudget) -> bool:
-        """Whether to take it; a stranger's may take the place of another's that is of no use."""
+        """Whether to take the stream; a useless stream of another stranger may give way to it."""
         peer, now = stream.peer_id, asyncio.get_running_loop().time()
         if self.strikes.refuses(peer, now) or self._open[peer, budget] >= budget.per_peer:
             return False

@@ -1,4 +1,4 @@
-"""What a node listens on and whom it knows, and the p2pd flags that follow from it."""
+"""A node's configuration, and the p2pd flags that follow from it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RELAY_SERVICE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """What one node listens on and whom it knows."""
+    """What one node listens on and which peers it knows."""
 
     host: str = "127.0.0.1"
     """IP address to listen on; 0.0.0.0 for all interfaces."""
@@ -30,20 +30,27 @@ class NodeConfig:
     peers: tuple[Address, ...] = ()
     """Addresses to join by, dialled again whenever the connection is lost; our own is skipped."""
     alone_ok: bool = False
-    """Whether to start when none of `peers` answers, as the first of several that know each other must."""
+    """Whether to start if none of `peers` answers, as the first of several that know each other must."""
     reachability: Literal["auto", "ask", "public", "private"] = "auto"
-    """auto: as libp2p finds out, in its time. ask: other peers are asked to dial us, and p2pd is told what they found.
-    public: reached by anybody, and relays for others. private: takes no connections, is reached through `relays`."""
+    """How to find out whether others can reach us.
+
+    auto: by libp2p, which takes its time. ask: other peers are asked to dial us, and p2pd is told the result.
+    public: anybody can reach us, and we relay for others. private: we take no connections and use `relays`.
+    """
     relays: tuple[Address, ...] = ()
-    """Public peers to reserve a relay slot at; for private nodes. Two or more survive the loss of one."""
+    """Public peers to reserve a relay slot at, for private nodes. Two or more survive the loss of one."""
     announce: tuple[Address, ...] = ()
-    """Where others are told that we are, instead of where p2pd listens; of a private node, beside its relays."""
+    """Addresses to tell others instead of where p2pd listens; for a private node, in addition to
+    its relays.
+    """
 
     direct_port: int | None = None
-    """TCP port to which others may send past p2pd (tls_listener.py); 0 lets the system choose one, None: they may not."""
+    """TCP port for streams past p2pd (tls_listener.py); 0 lets the system choose one, None: no
+    such streams.
+    """
 
     def __post_init__(self) -> None:
-        """Raises `LocalError` HP-NET-005."""
+        """Check the fields. Raises `LocalError` HP-NET-005."""
         try:
             ipaddress.ip_address(self.host)
         except ValueError as error:
@@ -84,7 +91,7 @@ def p2pd_arguments(config: NodeConfig, identity: Identity, port: int, folder: Pa
     if config.reachability == "public":
         arguments += ["-forceReachabilityPublic=1", *_RELAY_SERVICE]
     if config.reachability == "private":
-        # No autorelay: relay_slots.py reserves, faster than it would, and knows what it got.
+        # No autorelay: relay_slots.py reserves faster, and knows what it got.
         announced += [through(relay, identity.peer_id).transport for relay in config.relays]
         arguments.append("-forceReachabilityPrivate=1")
     if announced:

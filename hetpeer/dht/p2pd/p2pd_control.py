@@ -1,8 +1,8 @@
-"""Our side of p2pd's control protocol: who are we, connect to them, open a stream, send me theirs.
+"""Client of p2pd's control protocol: our id, connecting to peers, opening streams, receiving theirs.
 
-Every request takes a fresh connection to p2pd's unix socket and is a protobuf (`hivemind.proto.p2pd_pb2`) behind a
-varint length; after STREAM_OPEN the same connection carries the stream. We speak it ourselves rather than through
-hivemind's `P2P` because that wraps streams in StreamReader, which copies each payload twice more.
+Every request takes a fresh connection to p2pd's unix socket and is a protobuf (`hivemind.proto.p2pd_pb2`)
+behind a varint length; after STREAM_OPEN the same connection carries the stream. hivemind's `P2P` is not used
+for this, because it wraps streams in StreamReader, which copies each payload twice more.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from hetpeer.dht.streams.byte_transport import ByteTransport
 from hetpeer.dht.streams.stream import Stream
 
 MAX_MESSAGE = 4 * 1024 * 1024
-"""Bytes of one control message: the limit p2pd itself keeps."""
+"""Bytes of one control message: the limit that p2pd itself keeps."""
 _OWN_DEADLINE_S = 5.0
-"""For questions p2pd answers without asking the network; a healthy one needs about 1 ms."""
+"""For requests that p2pd answers without the network; a healthy one needs about 1 ms."""
 
 
 class P2pdError(RemoteError):
@@ -44,19 +44,19 @@ class P2pdControl:
         self.path = path
 
     async def identify(self) -> tuple[str, list[Address]]:
-        """(our peer id, where p2pd believes that others can reach us)."""
+        """(our peer id, addresses at which p2pd believes that others can reach us). Raises `P2pdError`."""
         answer = await self._ask(lambda pb: pb.Request(type=pb.Request.IDENTIFY), _OWN_DEADLINE_S)
         peer_id = base58.b58encode(answer.identify.id).decode()
         addresses = (address_from_bytes(raw, peer_id) for raw in answer.identify.addrs)
         return peer_id, [address for address in addresses if address is not None]
 
     async def connections(self) -> list[tuple[str, str]]:
-        """(peer id, the address at its other end) of each open connection."""
+        """(peer id, address of the remote end) of each open connection. Raises `P2pdError`."""
         answer = await self._ask(lambda pb: pb.Request(type=pb.Request.LIST_PEERS), _OWN_DEADLINE_S)
         return [(base58.b58encode(peer.id).decode(), text_of(b"".join(peer.addrs))) for peer in answer.peers]
 
     async def addresses_of(self, peer_id: str) -> list[Address]:
-        """Where p2pd knows a peer to listen; instant for a connected one. Raises `P2pdError`."""
+        """Addresses at which p2pd knows a peer to listen; instant for a connected one. Raises `P2pdError`."""
 
         def request(pb: Any) -> Any:
             find = pb.DHTRequest(type=pb.DHTRequest.FIND_PEER, peer=base58.b58decode(peer_id))
@@ -87,7 +87,7 @@ class P2pdControl:
         await self._ask(request, _OWN_DEADLINE_S)
 
     async def send_streams_to(self, protocol: str, listen_path: str) -> None:
-        """Have p2pd connect each incoming stream of `protocol` to our unix socket."""
+        """Have p2pd connect each incoming stream of `protocol` to our unix socket. Raises `P2pdError`."""
         target = hivemind_unix_address(listen_path).to_bytes()
 
         def request(pb: Any) -> Any:
@@ -101,7 +101,7 @@ class P2pdControl:
         return Stream(await self.open_wire(peer_id, protocol, timeout_s), peer_id=peer_id, protocol=protocol)
 
     async def open_wire(self, peer_id: str, protocol: str, timeout_s: float) -> ByteTransport:
-        """The bytes of a new stream, for a protocol that does not speak our frames. Raises `PeerLostError`."""
+        """The bytes of a new stream, for a protocol without our frames. Raises `PeerLostError`."""
 
         def request(pb: Any) -> Any:
             opening = pb.StreamOpenRequest(
@@ -148,7 +148,9 @@ class P2pdControl:
 
 
 async def _exchange(wire: ByteTransport, request: Callable[[Any], Any]) -> Any:
-    """Send what `request` builds from the protobuf module, return the answer. Raises `P2pdError` on ERROR."""
+    """Send the request that `request` builds from the protobuf module; return the answer. Raises `P2pdError`
+    on ERROR.
+    """
     from hivemind.proto import p2pd_pb2
 
     message = request(p2pd_pb2).SerializeToString()
@@ -161,7 +163,9 @@ async def _exchange(wire: ByteTransport, request: Callable[[Any], Any]) -> Any:
 
 
 async def read_stream_info(wire: ByteTransport) -> tuple[str, str, str]:
-    """(authenticated peer id, address at its end, protocol) with which p2pd opens each stream it hands to us."""
+    """(authenticated peer id, remote address, protocol): the bytes with which p2pd opens each stream that it
+    hands us.
+    """
     from hivemind.proto import p2pd_pb2
 
     info = p2pd_pb2.StreamInfo()
@@ -170,7 +174,7 @@ async def read_stream_info(wire: ByteTransport) -> tuple[str, str, str]:
 
 
 def stream_info(peer_id: str, protocol: str) -> bytes:
-    """What `read_stream_info` reads."""
+    """The bytes that `read_stream_info` reads, without an address."""
     from hivemind.proto import p2pd_pb2
 
     info = p2pd_pb2.StreamInfo(peer=base58.b58decode(peer_id), addr=b"", proto=protocol)

@@ -1,8 +1,8 @@
-"""One p2pd process: the libp2p host that hivemind's wheel brings, started and watched by us.
+"""One p2pd process: the libp2p host in hivemind's wheel, started and watched by us.
 
-Starting it ourselves gives what `hivemind.P2P.create` does not: it dies with us (PR_SET_PDEATHSIG), its death is seen
-at once (pidfd), its sockets live in a private folder of ours, and a taken port is an error instead of two processes
-that share it (libp2p listens with SO_REUSEPORT).
+Our own start gives what `hivemind.P2P.create` does not: p2pd dies with us (PR_SET_PDEATHSIG), its death is
+seen at once (pidfd), its sockets are in a private folder, and a taken port is an error instead of two
+processes that share it (libp2p listens with SO_REUSEPORT).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BANNER = ("Control socket:", "Peer Addrs:", "/ip")
 
 
 class P2pd:
-    """A running p2pd. `exited` is set, with the reason in `tail()`, as soon as the process is gone."""
+    """A running p2pd. `exited` is set, with the reason in `tail()`, as soon as the process has ended."""
 
     def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
         self._process = process
@@ -42,14 +42,15 @@ class P2pd:
         self._ready_or_gone = asyncio.Event()
         self.exited = asyncio.Event()
         self.closing = False
-        """Whether it was asked to end."""
+        """Whether we have asked it to end."""
         self._watch()
 
     @classmethod
     async def start(cls, config: NodeConfig, identity: Identity, *, port: int) -> P2pd:
-        """Start p2pd on `port` (0: any) and wait until it takes requests, for at most START_DEADLINE_S.
+        """Start p2pd on `port` (0: any) and wait at most START_DEADLINE_S until it takes requests.
 
-        Raises `LocalError`: HP-NET-001 the port is taken, HP-NET-003 it does not start. Cancelled, nothing is left.
+        Raises `LocalError`: HP-NET-001 the port is taken, HP-NET-003 it does not start. If cancelled, nothing
+        is left.
         """
         check_port_free(config.host, port)
         folder = private_folder()
@@ -69,10 +70,12 @@ class P2pd:
 
     @property
     def pid(self) -> int:
+        """The process id."""
         return self._process.pid
 
     @property
     def control_path(self) -> str:
+        """The unix socket for requests."""
         return str(self._folder / "p2pd.sock")
 
     def tail(self) -> str:
@@ -152,7 +155,7 @@ class P2pd:
 
 
 def private_folder() -> Path:
-    """A new folder for sockets between p2pd and us, which nobody else can open. Raises `LocalError` HP-NET-003."""
+    """A new folder for sockets between p2pd and us, closed to other users. Raises `LocalError` HP-NET-003."""
     try:
         return Path(tempfile.mkdtemp(prefix="hetpeer-"))  # mode 0700
     except OSError as error:
@@ -160,7 +163,7 @@ def private_folder() -> Path:
 
 
 def _binary() -> str:
-    """Hivemind's p2pd, found without importing hivemind (and with it torch)."""
+    """Path of hivemind's p2pd, found without importing hivemind (and with it torch)."""
     spec = importlib.util.find_spec("hivemind")
     folders = spec.submodule_search_locations if spec is not None else None
     for folder in folders or ():
@@ -171,11 +174,15 @@ def _binary() -> str:
 
 
 def _spawn(command: list[str], *, reachability: str) -> subprocess.Popen[bytes]:
-    """Start the child so that the kernel kills it with us. Call from the main thread: the signal follows the thread."""
-    # It has some 24 MB alive, whatever it carries; by default as much again is garbage, and for a quarter of an hour it looks as if it grew.
+    """Start the child so that the kernel kills it with us. Call from the main thread: the signal follows the
+    thread.
+    """
+    # It has some 24 MB alive under any load. With Go's default as much again is garbage, which looks like a
+    # leak for the first quarter of an hour.
     environment = {**os.environ, "GOLOG_LOG_LEVEL": "error", "GOGC": os.environ.get("GOGC", "50")}
     if reachability == "public":
-        # libp2p starts two relay services, ours and one with 128 KiB limits; on one processor ours wins (measured).
+        # libp2p starts two relay services, ours and one with 128 KiB limits; on one processor ours wins
+        # (measured).
         environment["GOMAXPROCS"] = "1"
     return subprocess.Popen(
         command,
@@ -189,7 +196,7 @@ def _spawn(command: list[str], *, reachability: str) -> subprocess.Popen[bytes]:
 
 
 def check_port_free(host: str, port: int) -> None:
-    """Raise HP-NET-001 when another process listens on `port` of `host`."""
+    """Raise `LocalError` HP-NET-001 if another process listens on `port` of `host`."""
     if port == 0:
         return
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -212,7 +219,7 @@ def check_port_free(host: str, port: int) -> None:
 
 
 def _owner_of(port: int) -> str:
-    """Who listens there, as far as this user may know; empty when not."""
+    """The process that listens on `port`, as a clause; empty if this user may not know."""
     import psutil
 
     with suppress(psutil.Error):
@@ -224,10 +231,12 @@ def _owner_of(port: int) -> str:
 
 
 def p2pd_does_not_start(why: str) -> LocalError:
+    """HP-NET-003 with a reason."""
     return LocalError(
         "HP-NET-003",
         "the network process p2pd does not start",
         why=why,
-        fix="make room in memory and in the folder for temporary files; if p2pd is missing, install hetpeer again",
+        fix="make room in memory and in the folder for temporary files;"
+        " if p2pd is missing, install hetpeer again",
         exit_code=ExitCode.NETWORK,
     )

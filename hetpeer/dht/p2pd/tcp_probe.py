@@ -1,8 +1,8 @@
-"""Fresh TCP connections that owe nothing to libp2p's: does something listen there, and is it the peer it should be?
+"""Fresh TCP connections past libp2p. They tell whether the right peer listens at an address.
 
-p2pd would use a connection that it has already, and would not dial for seconds where a dial has just failed. We
-speak the first words of a libp2p connection ourselves: multistream-select, then TLS 1.3, in which the listener proves
-with its certificate which peer it is (github.com/libp2p/specs, tls). Nothing is sent after the handshake.
+p2pd would use a connection that it has already, and does not dial for seconds after a failed dial. We speak
+the first words of a libp2p connection ourselves: multistream-select, then TLS 1.3, in which the listener's
+certificate proves its peer id (github.com/libp2p/specs, tls). Nothing is sent after the handshake.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_CERTIFICATE = 16 * 1024
 
 
 async def listens(ip: str, port: int, timeout_s: float) -> bool:
-    """Whether a TCP connection is taken there."""
+    """Whether a TCP connection to (`ip`, `port`) succeeds within `timeout_s`."""
     try:
         async with asyncio.timeout(timeout_s):
             _, writer = await asyncio.open_connection(ip, port)
@@ -32,7 +32,7 @@ async def listens(ip: str, port: int, timeout_s: float) -> bool:
 
 
 async def is_peer(ip: str, port: int, peer_id: str, timeout_s: float) -> bool:
-    """Whether `peer_id` itself answers there, proved by its key."""
+    """Whether `peer_id` itself answers there within `timeout_s`, proved by its key."""
     try:
         async with asyncio.timeout(timeout_s):
             certificate = await _certificate_at(ip, port)
@@ -42,7 +42,9 @@ async def is_peer(ip: str, port: int, peer_id: str, timeout_s: float) -> bool:
 
 
 def owner_of(certificate: bytes) -> str:
-    """The peer that a libp2p certificate (DER) belongs to; empty when it proves nothing. Any bytes may be passed in."""
+    """The peer id that a libp2p certificate (DER) proves; empty if it proves none. Any bytes may be passed
+    in.
+    """
     from cryptography import x509
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
@@ -80,8 +82,8 @@ async def _certificate_at(ip: str, port: int) -> bytes | None:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE  # its own signature is checked, by `owner_of`
-        context.minimum_version = ssl.TLSVersion.TLSv1_3  # proves possession of the certificate's key
+        context.verify_mode = ssl.CERT_NONE  # `owner_of` checks its own signature
+        context.minimum_version = ssl.TLSVersion.TLSv1_3  # TLS 1.3 proves possession of the certificate's key
         context.set_alpn_protocols(["libp2p"])
         await writer.start_tls(context)
         secured = writer.get_extra_info("ssl_object")
@@ -103,7 +105,7 @@ def _two_strings(der: bytes) -> tuple[bytes, bytes]:
 
 
 def _element(der: bytes, tag: int) -> tuple[bytes, bytes]:
-    """(the content of the first element, what follows it). Raises ValueError."""
+    """(content of the first element, bytes after it). Raises ValueError."""
     if len(der) < 2 or der[0] != tag:
         raise ValueError("another element")
     length, at = der[1], 2

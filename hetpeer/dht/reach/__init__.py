@@ -1,1 +1,1 @@
-"""Whether others can reach us, relays, and which path leads to whom."""
+"""Reachability: whether others can connect to us, relays, and the path to each peer."""

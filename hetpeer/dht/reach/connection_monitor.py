@@ -1,4 +1,6 @@
-"""The eye on p2pd's connections: what path leads to whom, our slots at relays, and shorter ways where there are any."""
+"""Watching p2pd's connections: paths to peers, our relay slots, and replacing relayed connections by direct
+ones.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,13 @@ from hetpeer.dht.reach.relayed_streams import RelayedStreams
 from hetpeer.dht.streams.stream import Stream
 
 SHORTEN_S = (0.0, 15.0, 60.0, 600.0)
-"""Between the attempts to reach a peer without the relay; the last one for ever."""
+"""Seconds between attempts to reach a relayed peer directly; the last value repeats."""
 OBSERVERS = 4
-"""libp2p punches holes once so many peers of the internet have told it the same address (as the other side must know)."""
+"""Internet peers that must have told libp2p the same address before it punches holes; the other side needs it
+too.
+"""
 MAX_KNOCKS = 8
-"""Addresses that a peer may have us try: they are what it says."""
+"""Addresses tried of one peer: they are only its claims."""
 _KNOCK_S = 2.0
 _CONNECT_S = 5.0
 
@@ -29,46 +33,50 @@ _log = logging.getLogger(__name__)
 
 
 class ConnectionMonitor:
-    """Looks at the connections of one p2pd after the other. `slots` is None where no relay is known, or we are one."""
+    """Watches the connections of one p2pd after the other. `slots` is None if no relay is known, or we are
+    one.
+    """
 
     def __init__(self, peer_id: str, clock: Clock) -> None:
         self.paths = PeerPaths()
         self.slots: RelaySlots | None = None
         self.resumable: set[str] = set()
-        """Protocols whose streams are opened again by whoever opened them: they may be cut for a better path."""
-        self._detours = RelayedStreams()
+        """Protocols whose streams may be cut for a better path: the side that opened them opens
+        them again.
+        """
+        self._relayed_streams = RelayedStreams()
         self._peer_id = peer_id
         self._clock = clock
         self._long: WeakSet[Stream] = WeakSet()
-        """Our streams that may be led through a relay."""
+        """Our streams that may lead through a relay."""
         self._tries: dict[str, tuple[int, float]] = {}
-        """Relayed peer → (how often it was tried to reach it directly, when to try next)."""
+        """Relayed peer → (attempts to reach it directly, time of the next one)."""
         self._tasks = TaskSet()
 
     @property
     def period_s(self) -> float:
-        """How often to look: a slot that is lost must be taken again before anybody misses it."""
+        """Seconds between looks: a lost slot must be taken again before anybody misses it."""
         return 0.5 if self.slots is not None and self.slots.needed else 2.0
 
     @property
     def relays(self) -> list[str]:
-        """The peers through which we are reached, where we accept no connections ourselves."""
+        """The relays through which we are reached; empty if we accept connections ourselves."""
         return self.slots.held if self.slots is not None and self.slots.needed else []
 
     def use(self, slots: RelaySlots | None) -> None:
-        """These are the slots from now on."""
+        """Replace the relay slots."""
         if self.slots is not None:
             self._tasks.spawn(self.slots.close(), name="end of the slots before")
         self.slots = slots
 
     async def look(self, control: P2pdControl) -> None:
-        """Take in the connections that there are now, and act on them. Raises `P2pdError`."""
+        """Take in the present connections and act on them. Raises `P2pdError`."""
         connections = await control.connections()
         before = {relay: self.paths.through(relay) for relay in (self.slots.relays if self.slots else ())}
         for peer in self.paths.update(connections):
             _log.info("%s is reached directly now", peer)
             self._cut(peer)
-        self._detours.reached(self.paths.direct)
+        self._relayed_streams.reached(self.paths.direct)
         if self.slots is not None:
             self.slots.tend(control, {peer for peer, _ in connections}, dict(before))
         observed = len({peer for peer, text in connections if _observes(text)}) >= OBSERVERS
@@ -77,21 +85,25 @@ class ConnectionMonitor:
         for peer, (count, due) in self._tries.items():
             if now >= due:
                 self._tries[peer] = count + 1, now + SHORTEN_S[min(count + 1, len(SHORTEN_S) - 1)]
-                punches = observed and count > 0 and self._peer_id < peer  # one of the two, and not too early
+                # one of the two peers, and not too early
+                punches = observed and count > 0 and self._peer_id < peer
                 self._tasks.spawn(
                     self._shorten(control, peer, punches=punches), name=f"shorter way to {peer}"
                 )
 
     async def open(self, control: P2pdControl, peer_id: str, protocol: str, timeout_s: float) -> Stream:
-        """A new stream, through a relay where there is no other way. Raises `PeerLostError` after `timeout_s` at the latest."""
+        """A new stream, through a relay if there is no other way. Raises `PeerLostError` after at most
+        `timeout_s`.
+        """
         relays = self.slots.relays.values() if self.slots is not None else ()
-        stream = await self._detours.open(control, peer_id, protocol, timeout_s, relays)
+        stream = await self._relayed_streams.open(control, peer_id, protocol, timeout_s, relays)
         path = self.paths.of(peer_id)
         if protocol in self.resumable and (path is None or path.relay):
-            self._long.add(stream)  # to be cut when a shorter path than its own is there
+            self._long.add(stream)  # to be cut when there is a shorter path
         return stream
 
     async def close(self) -> None:
+        """Cancel the attempts under way and give up the slots."""
         await self._tasks.close()
         if self.slots is not None:
             await self.slots.close()
@@ -103,10 +115,11 @@ class ConnectionMonitor:
                 stream.abort()
 
     async def _shorten(self, control: P2pdControl, peer: str, *, punches: bool) -> None:
-        """Who is reached through a relay may be open to us: whoever dialled first could not come in. libp2p does not
-        dial a peer that it is connected to, so the relayed connection goes, once it is proved that a direct one works.
+        """Replace a relayed connection by a direct one if the peer's port answers.
 
-        Otherwise a hole is punched, if `punches`: libp2p tries that only where a relayed connection has just come in.
+        The peer that dialled first may have been unreachable while we can reach the other. libp2p does not
+        dial a connected peer, so the relayed connection is closed once a direct one is proved possible. Else,
+        with `punches`, a hole is punched: libp2p tries that only when a relayed connection has just come in.
         """
         path = self.paths.of(peer)
         try:
@@ -124,7 +137,7 @@ class ConnectionMonitor:
 
 
 def _observes(text: str) -> bool:
-    """Whether the other end of a connection sees us from the internet."""
+    """Whether the remote end of a connection sees us from the internet."""
     place = socket_in(text)
     return place is not None and not relay_in(text) and ip_address(place[0]).is_global
 

@@ -1,12 +1,14 @@
-"""`hetpeer/1/dialback`: "can you reach me?" The asked peer opens a fresh connection to where the question came from.
+"""`hetpeer/1/dialback`: "can you reach me?" The helper opens a fresh connection to where the question came
+from.
 
     asker → helper   {"ports": [31330]}
     helper → asker   {"ip": "203.0.113.7", "relays": [...], "others": [...]}   at once
-    helper → asker   {"port": 31330}                                           0: at none of them; within DIAL_S + 1 s
+    helper → asker   {"port": 31330}                          0: at none of them; within DIAL_S + 1 s
 
-A helper dials the IP address that it sees the asker at, never one that is named to it and never through a relay, and
-says only whether the asker itself proved to be there (tcp_probe.py). `relays` are reliable peers to reserve a slot at, `others`
-addresses of more peers that could be asked, two of each at most; both are claims.
+A helper dials the IP address that it sees the asker at, never one that is named to it and never through a
+relay. It answers only whether the asker itself proved to be there (tcp_probe.py). `relays` are reliable peers
+to reserve a slot at, `others` addresses of more peers that could be asked, at most two of each; both are
+claims.
 """
 
 from __future__ import annotations
@@ -37,22 +39,24 @@ WINDOW_S = 60.0
 PER_PEER = 4
 PER_IP = 64
 AT_ONCE = 16
-"""Questions taken in WINDOW_S from one peer and from one IP address (a school, a carrier's NAT), and dialled at a time."""
+"""Questions taken in WINDOW_S from one peer and one IP address (a school, a carrier's NAT); dials
+at a time.
+"""
 
 Hints = Callable[[str], Awaitable[tuple[Sequence[str], Sequence[str]]]]
-"""For the peer that asks: (relays, other peers), as addresses."""
+"""Asking peer → (relays, other peers), as addresses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hint:
-    """What a helper says beside its finding. Claims."""
+    """A helper's hints beside its finding. They are claims."""
 
     relays: tuple[Address, ...] = ()
     others: tuple[Address, ...] = ()
 
 
 class DialBudget:
-    """Who may have us dial, pure: times are given."""
+    """Limits on the dials that others may cause. Pure: times are given."""
 
     def __init__(self) -> None:
         self._dialling = 0
@@ -74,7 +78,7 @@ class DialBudget:
 
     @contextmanager
     def one_more(self) -> Iterator[None]:
-        """A peer is being dialled."""
+        """Count one dial during the block."""
         self._dialling += 1
         try:
             yield
@@ -83,9 +87,10 @@ class DialBudget:
 
 
 class DialBack:
-    """The helper's side. `control` gives p2pd while it runs, else None; `hints` what the asker is told besides.
+    """The helper's side.
 
-    `loopback`: whether peers of this machine are dialled too.
+    `control` returns p2pd's client while p2pd runs, else None. `hints` are told to the asker. `loopback`:
+    whether peers on this machine are dialled too.
     """
 
     def __init__(
@@ -98,7 +103,7 @@ class DialBack:
         self._budget = DialBudget()
 
     async def handle(self, stream: Stream) -> None:
-        """Serve one question; given to `Node.serve`."""
+        """Serve one question; passed to `Node.serve`. Raises `RemoteError`."""
         header = (await stream.receive(payload_limit=0, timeout_s=ANSWER_S)).header
         ports = read_ports(header, stream.peer_id)
         control = self._control()
@@ -120,7 +125,7 @@ class DialBack:
         await stream.send({"port": found[0] if found else 0}, timeout_s=ANSWER_S)
 
     async def _seen_at(self, control: P2pdControl, peer_id: str) -> str | None:
-        """The IP address of a direct connection with the peer; None when there is none that may be dialled."""
+        """IP address of a direct connection with the peer; None if there is none that may be dialled."""
         for peer, text in await control.connections():
             place = socket_in(text)
             if peer == peer_id and place is not None and not relay_in(text) and self._may_dial(place[0]):
@@ -130,16 +135,14 @@ class DialBack:
     def _may_dial(self, ip: str) -> bool:
         address = ipaddress.ip_address(ip)
         if address.is_loopback:
-            return (
-                self._loopback
-            )  # a peer behind a proxy on this machine could have us knock at our own doors
+            return self._loopback  # a peer behind a proxy on this machine could make us dial our own ports
         return not (address.is_multicast or address.is_unspecified or address.is_link_local)
 
 
 async def ask(
     control: P2pdControl, helper: str, ports: Sequence[int], hinted: Callable[[Hint], None]
 ) -> ReachFinding:
-    """Ask `helper` to dial us at `ports`. What else it says goes to `hinted` at once. Raises `RemoteError`."""
+    """Ask `helper` to dial us at `ports`. Its hints go to `hinted` at once. Raises `RemoteError`."""
     async with await control.open_stream(helper, PROTOCOL, ANSWER_S) as stream:
         await stream.send({"ports": list(ports)[:MAX_PORTS]}, timeout_s=ANSWER_S)
         ip, hint = read_hint((await stream.receive(payload_limit=0, timeout_s=ANSWER_S)).header, helper)
@@ -149,7 +152,7 @@ async def ask(
 
 
 def read_hint(header: Mapping[str, Any], helper: str) -> tuple[str, Hint]:
-    """Where `helper` sees us, and what it says besides. Raises `RemoteError`: HP-NET-014 where it refuses."""
+    """(our address as `helper` sees it, its hints). Raises `RemoteError`: HP-NET-014 if it refuses."""
     if "refused" in header:
         raise RemoteError(
             "HP-NET-014",
@@ -163,7 +166,7 @@ def read_hint(header: Mapping[str, Any], helper: str) -> tuple[str, Hint]:
 
 
 def read_port(header: Mapping[str, Any], helper: str, ports: Sequence[int]) -> int:
-    """At which of `ports`, that we named, `helper` reached us; 0: at none. Raises `ProtocolError`."""
+    """The port of `ports` at which `helper` reached us; 0: none. Raises `ProtocolError`."""
     port = header.get("port")
     if not isinstance(port, int) or (port and port not in ports):
         raise ProtocolError("a dial-back to a port that we did not name", peer=helper)
@@ -171,7 +174,7 @@ def read_port(header: Mapping[str, Any], helper: str, ports: Sequence[int]) -> i
 
 
 def read_ports(header: Mapping[str, Any], peer: str) -> list[int]:
-    """Where `peer` wants to be dialled. Raises `ProtocolError`."""
+    """The ports at which `peer` wants to be dialled. Raises `ProtocolError`."""
     value = header.get("ports")
     if not isinstance(value, list) or not 0 < len(value) <= MAX_PORTS:
         raise ProtocolError("a dial-back without ports, or with too many", peer=peer)
@@ -181,7 +184,9 @@ def read_ports(header: Mapping[str, Any], peer: str) -> list[int]:
 
 
 def _ip(value: object, peer: str) -> str:
-    """Without a zone (`fe80::1%eth0`): that is a name which means something to who says it, and may be any text."""
+    """An IP address without a zone (`fe80::1%eth0`), which is a name local to the sender and may
+    be any text.
+    """
     if not isinstance(value, str) or "%" in value:
         raise ProtocolError("a dial-back without our address", peer=peer)
     try:
@@ -191,7 +196,7 @@ def _ip(value: object, peer: str) -> str:
 
 
 def _addresses(value: object) -> tuple[Address, ...]:
-    """Those that can be dialled directly; what is not an address is left out."""
+    """Addresses that can be dialled directly; others are left out."""
     found = []
     for text in value[:MAX_HINTS] if isinstance(value, list) else ():
         try:

@@ -1,4 +1,4 @@
-"""How each peer is reached: directly, or through a relay. Pure; fed with p2pd's list of connections."""
+"""The path to each peer: direct, or through a relay. Pure; fed with p2pd's list of connections."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hetpeer.dht.identity.addresses import relay_in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerPath:
-    """The best connection to a peer. `relay` is the id of the peer between us, empty on a direct one."""
+    """The best connection to a peer. `relay` is the id of the relay, empty for a direct one."""
 
     relay: str = ""
 
@@ -19,13 +19,13 @@ class PeerPath:
 
 
 class PeerPaths:
-    """The paths to all peers that we are connected to."""
+    """The paths to all connected peers."""
 
     def __init__(self) -> None:
         self._paths: dict[str, PeerPath] = {}
 
     def of(self, peer_id: str) -> PeerPath | None:
-        """The path to a peer; None when there is no connection."""
+        """The path to a peer; None if there is no connection."""
         return self._paths.get(peer_id)
 
     def through(self, relay: str) -> list[str]:
@@ -39,11 +39,13 @@ class PeerPaths:
 
     @property
     def direct(self) -> list[str]:
-        """The peers that are reached without one."""
+        """The peers that are reached without a relay."""
         return [peer for peer, path in self._paths.items() if not path.relay]
 
     def update(self, connections: Iterable[tuple[str, str]]) -> list[str]:
-        """Take in all (peer id, address at its end) that there are now; the peers that turned from relayed to direct."""
+        """Take in all (peer id, remote address) of now; returns the peers that turned from
+        relayed to direct.
+        """
         relays: dict[str, str] = {}
         for peer, address in connections:
             relay = relay_in(address)

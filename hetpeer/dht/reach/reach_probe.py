@@ -1,4 +1,6 @@
-"""Finding out whether others can reach us, by asking them, and what p2pd must be told then. Drives reachability.py."""
+"""Finding out whether others can reach us by asking them, and p2pd's configuration that follows. Drives
+reachability.py.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,17 @@ from hetpeer.dht.reach.dialback import MAX_HINTS, MAX_PORTS, Hint, ask
 from hetpeer.dht.reach.reachability import ROUND_S, Ask, Effect, Reachability, ReachEstimate, ReachKind
 
 MEET_S = 2.5
-"""To connect to a peer that one who is asked knows, so that it can be asked too: both fit into a round."""
+"""Seconds to connect to a peer that a helper named, so that it can be asked in the same round."""
 MAX_ADDRESSES = 2
-"""Of one peer, in a hint."""
+"""Addresses of one peer in a hint."""
 HINT_S = 1.0
-"""For whoever is asked to look up where its peers are."""
+"""Seconds that a helper has to look up addresses of its peers."""
 
 _log = logging.getLogger(__name__)
 
 
 class ReachProbe:
-    """What is known of our reachability, `standing`, and of relays. `config` is what the node's user asked for."""
+    """Estimate of our reachability, and the known relays. `config` is the user's own."""
 
     def __init__(self, config: NodeConfig, peer_id: str, clock: Clock) -> None:
         self.core = Reachability(clock.monotonic())
@@ -42,25 +44,28 @@ class ReachProbe:
         self._port = 0
 
     @property
-    def standing(self) -> ReachEstimate:
-        """What is known."""
-        return self.core.standing
+    def estimate(self) -> ReachEstimate:
+        """The present estimate."""
+        return self.core.estimate
 
     @property
     def relays(self) -> list[Address]:
-        """Those known by now, in the order of preference."""
+        """The relays known by now, in the order of preference."""
         return list(self._relays.values())
 
     def forwarded(self, own: Collection[Address], helpers: int = 1) -> Address | None:
-        """The address at which peers outside our network reach us, `helpers` of them at least, where it is none of our `own`: a router forwards the port."""
-        standing = self.standing
-        if standing.reach is not ReachKind.PUBLIC or not standing.outside or standing.alike < helpers:
+        """Our address behind a router that forwards the port; None if it is one of our `own`, or unknown.
+
+        At least `helpers` peers outside our network must have reached us there.
+        """
+        estimate = self.estimate
+        if estimate.reach is not ReachKind.PUBLIC or not estimate.outside or estimate.alike < helpers:
             return None
-        there = at_socket(standing.ip, standing.port, self._peer_id)
+        there = at_socket(estimate.ip, estimate.port, self._peer_id)
         return None if there in own else there
 
     async def round(self, session: NetworkSession, port: int, *, served: bool) -> None:
-        """Ask whom we may, if it is time; `standing` says what is known then. Takes ROUND_S at most.
+        """Ask helpers if it is time, for at most ROUND_S; then `estimate` is up to date.
 
         `port`: where we listen. `served`: whether some relay has a slot for us, if we need one.
         """
@@ -72,52 +77,53 @@ class ReachProbe:
                 if not served:
                     effects += self.core.unserved(now)
                 self._perform(group, session, [*effects, *await self._met(session)])
-        self.core.tick(self._clock.monotonic())  # those who did not answer are not waited for any longer
+        self.core.tick(self._clock.monotonic())  # helpers that did not answer are not waited for any longer
 
     def adapted(self, current: NodeConfig, session: NetworkSession, *, served: bool) -> NodeConfig:
-        """What p2pd should be told, by what is known; `current` is what it was told. `served` as in `round`."""
+        """p2pd's configuration by what is known; `current` is its present one. `served` as in `round`."""
         if self._config.reachability != "ask":
             return current
-        standing, own = self.standing, session.addresses
+        estimate, own = self.estimate, session.addresses
         near = tuple(address for address in own if not address.relay and not is_far(address))
-        if standing.reach is ReachKind.PRIVATE and current.reachability == "private" and served:
+        if estimate.reach is ReachKind.PRIVATE and current.reachability == "private" and served:
             return current
-        if standing.reach is ReachKind.PRIVATE and self._relays:
+        if estimate.reach is ReachKind.PRIVATE and self._relays:
             relays = tuple(self._relays.values())
             return replace(self._config, reachability="private", relays=relays, announce=near)
-        if standing.reach is ReachKind.PUBLIC:
+        if estimate.reach is ReachKind.PUBLIC:
             if (there := self.forwarded(own)) is not None:
                 return replace(self._config, announce=(there, *near))
             return self._config if current.reachability == "private" else current
         return current
 
     async def hints(self, session: NetworkSession, asker: str) -> tuple[Sequence[str], Sequence[str]]:
-        """What a peer that asks us to dial it is told: reliable relays, and peers that it could ask too."""
+        """(relays, other peers) as addresses, for a peer that asks us to dial it."""
         relays = list(self._relays.values())
         if self._config.reachability == "public":
             relays = far_first(session.addresses)[:2] + relays
         direct = {peer for peer, text in await _connections(session) if peer != asker and not relay_in(text)}
-        near = random.sample(sorted(direct), min(len(direct), 2 * MAX_HINTS))  # each is a request of p2pd's
+        near = random.sample(sorted(direct), min(len(direct), 2 * MAX_HINTS))  # each is a request to p2pd
         asking = [asyncio.ensure_future(_addresses_of(session, peer)) for peer in near]
         if asking:
             await asyncio.wait(
                 asking, timeout=HINT_S
-            )  # p2pd looks far and wide for a peer that has just left
+            )  # p2pd searches the network for a peer that has just left
             for task in asking:
                 task.cancel()
         found = [task.result() for task in asking if task.done() and not task.cancelled()]
-        # The best address of each, then the second: one may be where a connection came from, and nobody listens there.
+        # The best address of each, then the second: it may be where a connection came from, where nothing
+        # listens.
         others = [other for turn in itertools.zip_longest(*found) for other in turn if other is not None]
         return [str(relay) for relay in relays], [str(other) for other in others]
 
-    # ── a round ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── a round ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _perform(self, group: asyncio.TaskGroup, session: NetworkSession, effects: Iterable[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Ask):
                 group.create_task(self._ask(group, session, effect.helper))
             else:
-                _log.info("reachability: %s", effect.standing)
+                _log.info("reachability: %s", effect.estimate)
 
     async def _ask(self, group: asyncio.TaskGroup, session: NetworkSession, helper: str) -> None:
         def hinted(hint: Hint) -> None:
@@ -135,7 +141,9 @@ class ReachProbe:
         self._perform(group, session, self.core.answered(self._clock.monotonic(), helper, finding))
 
     def _note_relay(self, relay: Address) -> None:
-        """Those that our user named come first, at the addresses that he gave, and are never crowded out by others."""
+        """Remember a relay. Those named by our user come first, at his addresses, and are never
+        crowded out.
+        """
         if relay.peer_id in (self._peer_id, *self._relays):
             return
         if relay.peer_id in self._known:
@@ -154,13 +162,13 @@ class ReachProbe:
         return self.core.met(self._clock.monotonic(), named_first)
 
     def _ports(self, session: NetworkSession) -> list[int]:
-        """Where we listen, and what else leads there (a port that a router maps)."""
+        """The ports where we listen, and others that lead there (mapped by a router)."""
         found = [place[1] for address in session.addresses if not address.relay and (place := address.socket)]
         return list(dict.fromkeys([self._port, *found]))[:MAX_PORTS]
 
 
 async def _addresses_of(session: NetworkSession, peer: str) -> list[Address]:
-    """Where others may find a peer that we are connected to, the likeliest first."""
+    """Addresses at which others may find a connected peer, the likeliest first."""
     try:
         return far_first(await session.control.addresses_of(peer))[:MAX_ADDRESSES]
     except P2pdError:
@@ -171,7 +179,7 @@ async def _connections(session: NetworkSession) -> list[tuple[str, str]]:
     try:
         return await session.control.connections()
     except P2pdError:
-        return []  # it has just died
+        return []  # p2pd has just died
 
 
 def _machine_addresses() -> set[str]:

@@ -1,7 +1,9 @@
-"""Can others open connections to us? The pure core: who is asked to try, when, and what their findings mean.
+"""Can others open connections to us? The pure core: which helpers are asked, when, and what their findings
+mean.
 
-Two peers at a time are asked to dial us back (dialback.py); docs/nat.md has the states and the reasons. Times are seconds
-of one monotonic clock. The driver (reach_probe.py) carries out the effects and reports what became of them.
+Two peers at a time are asked to dial us back (dialback.py); docs/nat.md has the states and the reasons. Times
+are seconds of one monotonic clock. The driver (reach_probe.py) carries out the effects and reports the
+results.
 """
 
 from __future__ import annotations
@@ -13,18 +15,18 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 HELPERS = 2
-"""Asked in one round."""
+"""Helpers asked in one round."""
 ROUND_S = 7.0
-"""After this a round is judged without those who have not answered."""
+"""Seconds after which a round is judged without the missing answers."""
 RETRY_S = 30.0
-"""Until the next round while nothing is known."""
+"""Seconds until the next round while nothing is known."""
 CONFIRM_S = 15.0
-"""Until the round that must agree before what was known is given up."""
+"""Seconds until the second round that must agree before an earlier result is given up."""
 RECHECK_S = 600.0
 
 
 class ReachKind(enum.StrEnum):
-    """What is known of us."""
+    """Whether others can connect to us."""
 
     UNKNOWN = "unknown"
     PUBLIC = "public"
@@ -33,7 +35,7 @@ class ReachKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReachFinding:
-    """What one helper saw: the IP address that we have for it, and the port at which it reached us, 0 if at none."""
+    """What one helper saw: our IP address, and the port at which it reached us (0: none)."""
 
     helper: str
     ip: str
@@ -47,39 +49,42 @@ class ReachFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReachEstimate:
-    """What is known, and by how many peers' findings that agree."""
+    """The result of a round, and how many helpers agree on it."""
 
     reach: ReachKind = ReachKind.UNKNOWN
     peers: int = 0
     ip: str = ""
     """Our address as they see it."""
     port: int = 0
-    """Where they reached us."""
+    """The port at which they reached us."""
     outside: bool = False
     """Whether they saw us from outside our own network."""
     alike: int = 0
-    """How many of them say that it is this address and port."""
+    """How many of them agree on this address and port."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask this peer to dial us."""
+    """Effect: ask this peer to dial us."""
 
     helper: str
 
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Know this from now on."""
+    """Effect: report the new estimate."""
 
-    standing: ReachEstimate
+    estimate: ReachEstimate
 
 
 Effect = Ask | Settle
 
 
 def judge(findings: Collection[ReachFinding]) -> ReachEstimate:
-    """Reached only if more helpers got through than not; who sees us from outside outweighs the neighbours."""
+    """The estimate from `findings`: public if more helpers got through than not.
+
+    Findings from outside our network outweigh those of neighbours.
+    """
     outside = [finding for finding in findings if finding.is_global]
     counted = outside or list(findings)
     reached = [finding for finding in counted if finding.port]
@@ -101,16 +106,16 @@ def judge(findings: Collection[ReachFinding]) -> ReachEstimate:
 
 
 class Reachability:
-    """One peer's standing. Each event returns the effects that follow from it, in order."""
+    """The core. Each event returns the effects that follow from it, in order."""
 
     def __init__(self, now: float) -> None:
-        self.standing = ReachEstimate()
+        self.estimate = ReachEstimate()
         self._due = now
         self._deadline = now
         self._concluded = now
         self._helpers: tuple[str, ...] = ()
         self._asked: set[str] = set()
-        """Since everybody had a turn."""
+        """Helpers asked since everybody had a turn."""
         self._awaited: set[str] = set()
         self._findings: list[ReachFinding] = []
         self._doubted: ReachKind | None = None
@@ -122,12 +127,12 @@ class Reachability:
         return bool(self._awaited)
 
     def met(self, now: float, helpers: Sequence[str]) -> list[Effect]:
-        """These peers could be asked: we have a direct connection to each. In the order of preference."""
+        """Directly connected peers that could be asked, in the order of preference."""
         self._helpers = tuple(helpers)
         return self._fill(now) if self._findings or self._awaited else self.tick(now)
 
     def moved(self, now: float, addresses: Collection[str]) -> list[Effect]:
-        """These are the addresses of this machine; other ones than before mean another network."""
+        """The present addresses of this machine; a change means another network."""
         before, self._addresses = self._addresses, frozenset(addresses)
         if before is not None and before != self._addresses:
             self._due = now
@@ -135,12 +140,12 @@ class Reachability:
         return self.tick(now)
 
     def unserved(self, now: float) -> list[Effect]:
-        """Nobody relays for us: ask again, as those asked name relays too."""
+        """No relay has a slot for us: ask again, since helpers name relays too."""
         self._due = min(self._due, self._concluded + RETRY_S)
         return self.tick(now)
 
     def answered(self, now: float, helper: str, finding: ReachFinding | None) -> list[Effect]:
-        """What a helper found, or None when it found out nothing."""
+        """A helper's finding; None if it found out nothing."""
         if helper not in self._awaited:
             return []
         self._awaited.discard(helper)
@@ -150,7 +155,7 @@ class Reachability:
         return effects if self._awaited else self._conclude(now)
 
     def tick(self, now: float) -> list[Effect]:
-        """Time passes."""
+        """Time passes: begin a round, or end one that is late."""
         if self._awaited:
             return self._conclude(now) if now >= self._deadline else []
         if now < self._due:
@@ -164,7 +169,7 @@ class Reachability:
         return effects
 
     def _fill(self, now: float) -> list[Effect]:
-        """Ask as many as are wanting, first those who have not been asked. Neighbours alone are not enough."""
+        """Ask as many helpers as are missing, new ones first. Neighbours alone are not enough."""
         outside = any(finding.is_global for finding in self._findings)
         wanting = HELPERS * (1 if outside else 2) if self._findings else HELPERS
         wanting -= len(self._findings) + len(self._awaited)
@@ -178,7 +183,7 @@ class Reachability:
     def _conclude(self, now: float) -> list[Effect]:
         self._awaited.clear()
         self._concluded = now
-        found, known = judge(self._findings), self.standing
+        found, known = judge(self._findings), self.estimate
         self._due = now + (RETRY_S if found.reach is ReachKind.UNKNOWN else RECHECK_S)
         if found.reach is ReachKind.UNKNOWN:
             return []
@@ -191,5 +196,5 @@ class Reachability:
         self._doubted = None
         if found == known:
             return []
-        self.standing = found
+        self.estimate = found
         return [Settle(found)]

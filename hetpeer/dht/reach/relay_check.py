@@ -1,6 +1,8 @@
-"""Does our p2pd relay as it was told? It starts two relay services, ours and libp2p's with 128 KiB and two minutes to a
-circuit, and the one that came last answers (on one processor ours, as measured; nothing promises it). So we ask: a
-throw-away p2pd takes a slot and reads the limits in the answer.
+"""A test of our own p2pd as a relay.
+
+p2pd starts two relay services, ours and libp2p's with 128 KiB and two minutes for each circuit, and the one
+that came last answers (on one processor ours, as measured; nothing promises it). So a throw-away p2pd takes a
+slot and reads the limits in the answer.
 """
 
 from __future__ import annotations
@@ -21,13 +23,13 @@ from hetpeer.dht.p2pd.p2pd_process import P2pd
 from hetpeer.dht.reach.relay_reservation import RelayReservation, reserve
 
 Offered = Callable[[Address], Awaitable[RelayReservation]]
-"""What a relay on this machine offers to strangers. Raises `LocalError`, `RemoteError`."""
+"""Offer of a relay on this machine to strangers. Raises `LocalError`, `RemoteError`."""
 _DEADLINE_S = 5.0
 
 
 @asynccontextmanager
 async def stranger() -> AsyncIterator[Offered]:
-    """A throw-away p2pd, started while the caller does something else."""
+    """A throw-away p2pd, which starts while the caller does something else."""
     starting = asyncio.ensure_future(_start())
 
     async def offered(relay: Address) -> RelayReservation:
@@ -50,5 +52,5 @@ async def _start() -> P2pd:
 
 @cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    """Of the throw-away identity, as long as we live."""
+    """Folder of the throw-away identity, kept as long as this process."""
     return tempfile.TemporaryDirectory(prefix="hetpeer-stranger-")

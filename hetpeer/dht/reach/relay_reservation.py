@@ -1,8 +1,8 @@
-"""Reservations at a circuit relay (libp2p circuit v2): the right to be reached through it, asked for by ourselves.
+"""Reservations at a circuit relay (libp2p circuit v2): the right to be reached through it.
 
-p2pd's own autorelay would do this too, but tells nobody what it got, takes seconds to notice a relay that went away
-and avoids one that failed for an hour. A reservation belongs to our peer id, whoever of us asked; circuits that come in
-are p2pd's affair. The answer also names the limits of a circuit, which shows whether the relay is any use.
+p2pd's own autorelay would reserve too, but reports no result, takes seconds to notice a lost relay, and
+avoids a failed one for an hour. A reservation belongs to our peer id, whichever process asked; p2pd handles
+the incoming circuits. The answer also names the limits of a circuit, which tell whether the relay is of use.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hetpeer.dht.p2pd.p2pd_control import P2pdControl, P2pdError, read_message
 HOP = "/libp2p/circuit/relay/0.2.0/hop"
 MIN_DATA = 1 << 40
 MIN_SECONDS = 24 * 3600
-"""What a circuit must be good for; libp2p's own limits are 128 KiB and 2 minutes."""
+"""What a circuit must allow at least; libp2p's own limits are 128 KiB and 2 minutes."""
 _RESERVE = b"\x08\x00"
 _OK = 100
 _REFUSALS = {
@@ -31,7 +31,7 @@ _REFUSALS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayReservation:
-    """What a relay granted. `expires` is its wall clock, in seconds since 1970; limits of 0 are none."""
+    """A relay's answer. `expires` is its wall clock, in seconds since 1970; a limit of 0 means none."""
 
     expires: int
     max_bytes: int
@@ -44,7 +44,7 @@ class RelayReservation:
 
 
 async def reserve(control: P2pdControl, relay: str, timeout_s: float) -> RelayReservation:
-    """Ask `relay`, to which we are connected, for a slot, or for a longer one. Raises `RemoteError`."""
+    """Ask `relay`, to which we are connected, for a slot or its renewal. Raises `RemoteError`."""
     try:
         async with asyncio.timeout(timeout_s):
             wire = await control.open_wire(relay, HOP, timeout_s)
@@ -61,7 +61,7 @@ async def reserve(control: P2pdControl, relay: str, timeout_s: float) -> RelayRe
 
 
 def reservation_in(answer: bytes, relay: str) -> RelayReservation:
-    """What the relay's answer grants. Raises `RemoteError` HP-NET-013 when that is nothing."""
+    """The reservation in a relay's answer. Raises `RemoteError` HP-NET-013 if it grants none."""
     try:
         fields = read_fields(answer)
         if fields.get(5) != _OK:

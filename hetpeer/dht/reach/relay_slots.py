@@ -1,4 +1,4 @@
-"""Our places at relays, for as long as we need them: reserved, renewed, and taken again at once when a relay comes back."""
+"""Our slots at relays: reserved, renewed, and taken again at once when a relay comes back."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from hetpeer.dht.reach.relay_reservation import reserve
 
 MAX_SLOTS = 3
 RENEW_S = 30.0
-"""A slot lasts an hour, but is gone with the connection, and a short break may go unnoticed."""
+"""Seconds between renewals. A slot lasts an hour but ends with the connection, and a short break may go
+unnoticed.
+"""
 USELESS_S = 60.0
-"""Until a relay that refuses, or whose circuits are too short, is asked again."""
+"""Seconds until a relay is asked again that refused or whose circuits are too short."""
 FAILED_S = 3.0
-"""Until one that did not answer is."""
+"""Seconds until a relay is asked again that did not answer."""
 PATIENCE_S = 3.0
-"""How long streams wait for a relay that has just gone away."""
+"""Seconds that streams wait for a relay that has just disappeared."""
 GRACE_S = 10.0
-"""How long a relay may be away before others are looked for."""
+"""Seconds that a relay may be away before others are looked for."""
 _ASK_S = 5.0
 _KNOCK_S = 1.0
 _KNOCK_PAUSE_S = 0.1
@@ -37,7 +39,8 @@ _log = logging.getLogger(__name__)
 class RelaySlots:
     """Reservations at the first MAX_SLOTS of `relays`, which are in the order of preference.
 
-    `needed`: nobody reaches us without them. Else they are there for those few who do not get through to us.
+    `needed`: nobody reaches us without them. Otherwise they serve the few peers that cannot connect to us
+    directly.
     """
 
     def __init__(self, relays: Sequence[Address], clock: Clock, *, needed: bool) -> None:
@@ -45,14 +48,14 @@ class RelaySlots:
         self.relays = {relay.peer_id: relay for relay in relays[:MAX_SLOTS]}
         self._clock = clock
         self._due: dict[str, float] = {}
-        """When to ask a relay again. Of one that is held, or has refused."""
+        """Relay → when to ask it again, if it gave a slot or refused."""
         self._held: set[str] = set()
         self._busy: set[str] = set()
         self._tasks = TaskSet()
         self._callers: dict[str, set[str]] = {relay: set() for relay in self.relays}
         self._empty_since: float | None = clock.monotonic()
         self._absent_since: float | None = None
-        """Since when we have no connection to any of them."""
+        """When the last connection to any of them was lost."""
         self.some = asyncio.Event()
         """Set while there is a slot."""
 
@@ -63,11 +66,13 @@ class RelaySlots:
 
     @property
     def serve(self) -> bool:
-        """Whether there is a slot, or was one just now."""
+        """Whether there is a slot, or was one within GRACE_S."""
         return self._empty_since is None or self._clock.monotonic() < self._empty_since + GRACE_S
 
     def tend(self, control: P2pdControl, connected: set[str], circuits: dict[str, Collection[str]]) -> None:
-        """Take what slots are wanting. `circuits`: relay → peers reached through it, to be called when it is back."""
+        """Take the missing slots. `circuits`: relay → peers reached through it, to be called when
+        it is back.
+        """
         now = self._clock.monotonic()
         if not connected.isdisjoint(self.relays):
             self._absent_since = None
@@ -84,7 +89,9 @@ class RelaySlots:
             self._tasks.spawn(self._take(control, address, relay in connected), name=f"slot at {relay}")
 
     async def refill(self, control: P2pdControl) -> None:
-        """With a new p2pd: take the slots anew; if they are needed it returns when there is one, or after PATIENCE_S."""
+        """Take the slots again with a new p2pd; if they are needed, wait at most PATIENCE_S for the first
+        one.
+        """
         for relay in self.relays:
             self._lose(relay)
         self.tend(control, {peer for peer, _ in await control.connections()}, {})
@@ -95,9 +102,10 @@ class RelaySlots:
                 await self.some.wait()
 
     async def gate(self, control: P2pdControl, peer_id: str) -> None:
-        """Wait while dialling `peer_id` would fail because all relays have just gone: libp2p would not try again for 5 s.
+        """Wait while dialling `peer_id` would fail because all relays have just gone; else libp2p would not
+        retry for 5 s.
 
-        Who does not need them does not wait. Raises `P2pdError`.
+        Returns at once if the slots are not needed. Raises `P2pdError`.
         """
         if not self.needed:
             return
@@ -111,6 +119,7 @@ class RelaySlots:
                 await self.some.wait()
 
     async def close(self) -> None:
+        """Stop asking for slots."""
         await self._tasks.close()
 
     def _lose(self, relay: str) -> None:
@@ -148,7 +157,7 @@ class RelaySlots:
             await self._call(control, relay)
 
     async def _reach(self, control: P2pdControl, relay: Address) -> None:
-        """Connect to a relay that was lost, as soon as somebody listens there again."""
+        """Connect to a lost relay as soon as something listens there again."""
         pause_s, place = _KNOCK_PAUSE_S, relay.socket
         while place is not None and not await listens(*place, _KNOCK_S):
             await asyncio.sleep(pause_s)
@@ -156,7 +165,9 @@ class RelaySlots:
         await control.connect(relay, _ASK_S)
 
     async def _call(self, control: P2pdControl, relay: Address) -> None:
-        """Call those whose circuits broke with the relay. They do so too; who has its slot last gets through."""
+        """Call the peers whose circuits broke with the relay. They call too; the side with the later slot
+        gets through.
+        """
         callers, self._callers[relay.peer_id] = self._callers[relay.peer_id], set()
         for peer in callers:
             with suppress(RemoteError):

@@ -1,7 +1,8 @@
-"""Streams to peers to which no direct connection can be made: through a relay that both of us have a place at.
+"""Streams to peers without a possible direct connection, through a relay where both sides have a slot.
 
-Two peers that others reach may not reach each other (a filter, a broken route). Each keeps places at reliable peers
-(relay_slots.py) for those who do not get through to it, and whoever cannot reach a peer tries the relays that it knows.
+Two peers that others reach may not reach each other (a filter, a broken route). Each keeps slots at reliable
+peers (relay_slots.py) for those who cannot connect, and a peer that cannot reach another tries the relays
+that it knows.
 """
 
 from __future__ import annotations
@@ -15,26 +16,28 @@ from hetpeer.dht.p2pd.p2pd_control import P2pdControl, P2pdError
 from hetpeer.dht.streams.stream import Stream
 
 HEAD_START_S = 1.5
-"""Of the direct connection: one that is possible takes less, also between continents."""
+"""Seconds for the direct attempt alone: a possible connection takes less, also between continents."""
 _CONNECT_S = 5.0
 
 _log = logging.getLogger(__name__)
 
 
 class RelayedStreams:
-    """Remembers which peers needed one."""
+    """Opens streams, and remembers which peers needed a relay."""
 
     def __init__(self) -> None:
         self._needed: set[str] = set()
 
     def reached(self, peers: Iterable[str]) -> None:
-        """There are direct connections to these."""
+        """Note direct connections to `peers`."""
         self._needed.difference_update(peers)
 
     async def open(
         self, control: P2pdControl, peer_id: str, protocol: str, timeout_s: float, relays: Iterable[Address]
     ) -> Stream:
-        """A new stream, directly or through one of `relays`. Raises `PeerLostError` after `timeout_s` at the latest."""
+        """A new stream, direct or through one of `relays`. Raises `PeerLostError` after at most
+        `timeout_s`.
+        """
         deadline = asyncio.get_running_loop().time() + timeout_s
         direct = asyncio.ensure_future(control.open_stream(peer_id, protocol, timeout_s))
         try:
@@ -50,12 +53,12 @@ class RelayedStreams:
             _drop(direct)
             return stream
         finally:
-            del direct  # or its exception, which knows this frame, would keep it and itself
+            del direct  # else its exception, which refers to this frame, would keep both alive
 
     async def _go_round(
         self, control: P2pdControl, peer_id: str, relays: Iterable[Address], deadline: float
     ) -> bool:
-        """Connect to a peer through a relay, if there is no connection; whether that made one."""
+        """Connect to an unconnected peer through a relay; whether that made a connection."""
         for relay in relays:
             left_s = _until(deadline)
             if relay.peer_id == peer_id or not left_s:
@@ -74,12 +77,12 @@ class RelayedStreams:
 
 
 def _until(deadline: float) -> float:
-    """Seconds that are left, 0 if none."""
+    """Seconds that are left; 0 if none."""
     return max(0.0, deadline - asyncio.get_running_loop().time())
 
 
 def _drop(opening: asyncio.Future[Stream]) -> None:
-    """Nobody waits for this stream any more."""
+    """Close a stream that nobody waits for any more, once it is open."""
 
     def end(opening: asyncio.Future[Stream]) -> None:
         if not opening.cancelled() and opening.exception() is None:

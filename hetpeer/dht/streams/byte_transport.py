@@ -1,9 +1,10 @@
-"""The bytes of one unix socket to p2pd, or of a TLS connection past it, with back-pressure both ways and no copy for payloads.
+"""The bytes of one connection (a unix socket to p2pd, or TLS past it), with back-pressure and no copy of
+payloads.
 
-Small reads (frame heads, control messages) go through a small buffer of ours. A payload goes from the kernel straight
-into the caller's memory while the caller waits in `read_into`: the loop asks us where to put the next bytes. A write
-returns only when the kernel has taken every byte, so the caller may reuse its buffers at once, and a slow reader at
-the other end is felt here.
+Small reads (frame heads, control messages) go through a small buffer. A payload goes from the kernel straight
+into the caller's memory while the caller waits in `read_into`: the loop asks us where to put the next bytes.
+A write returns only when the kernel has taken every byte, so the caller may reuse its buffers at once, and a
+slow reader at the other end slows down the writer.
 """
 
 from __future__ import annotations
@@ -25,22 +26,24 @@ Buffer = bytes | bytearray | memoryview
 
 _SMALL_BUFFER = 16 * 1024
 _JOIN_BELOW = 32 * 1024
-"""Writes smaller than this in total are joined: one short copy is cheaper than a second system call."""
+"""Total bytes below which a write is joined: one short copy is cheaper than a second system call."""
 _PIECE = 256 * 1024
-"""So much at a time is encrypted, into memory of its own."""
+"""Bytes encrypted at a time; TLS copies them into memory of its own."""
 _BATCH, _RECORD = 32 * 1024, 17 * 1024
-"""In the middle of a payload the loop hears of so many bytes at a time, and not of each packet: a TLS record of up to 16 KiB is of no use before it is whole.
-A part of one may be here already: the mark must be reached by what is still to come.
+"""Bytes that arrive in the middle of a payload before the loop is woken, instead of on each packet.
+
+A TLS record of up to 16 KiB is useless before it is complete. Part of one may have arrived already, so the
+mark must be reachable with the bytes still to come.
 """
 _MAX_PACING_RATE, _AS_IT_LIKES = 47, 2**32 - 1
-"""SO_MAX_PACING_RATE of Linux, and its value for no rate."""
+"""SO_MAX_PACING_RATE of Linux, and its value for "no rate"."""
 
 
 class ByteTransport(asyncio.BufferedProtocol):
     """One connected socket. One task may read and one may write at a time.
 
-    Every failure is a `PeerLostError` that names `peer`. Cancelling a read of the small buffer loses nothing;
-    cancelling `read_into` or `write` half-way breaks the wire, as nobody could find the next frame's start.
+    Every failure is a `PeerLostError` that names `peer`. Cancelling a read of the small buffer loses nothing.
+    Cancelling `read_into` or `write` half-way breaks the transport, since the next frame's start is lost.
     """
 
     def __init__(self, on_connect: Callable[[ByteTransport], None] | None = None) -> None:
@@ -63,50 +66,52 @@ class ByteTransport(asyncio.BufferedProtocol):
 
     @property
     def remote(self) -> str:
-        """Where a TCP connection comes from, as an address without a peer."""
+        """The remote end of a TCP connection, as an address without a peer; empty for other sockets."""
         ip, port = self._transport.get_extra_info("peername")[:2] if self._transport is not None else ("", 0)
         return f"/ip{6 if ':' in ip else 4}/{ip}/tcp/{port}" if ip else ""
 
     @property
     def certificate(self) -> bytes:
-        """SHA-256 of the certificate that was shown at the other end of a TLS connection."""
+        """SHA-256 of the certificate shown at the other end of a TLS connection."""
         shown = None if self._transport is None else self._transport.get_extra_info("ssl_object")
         return hashlib.sha256((shown.getpeercert(binary_form=True) if shown else None) or b"").digest()
 
     @property
     def socket(self) -> Any:
-        """The operating system's; None when it is gone."""
+        """The operating system's socket; None when it is gone."""
         return None if self._transport is None else self._transport.get_extra_info("socket")
 
     @property
     def lost(self) -> str | None:
-        """Why the wire is broken, or None while it holds. Bytes that arrived before can still be read."""
+        """Why the transport is broken; None while it works. Bytes that arrived before can still be read."""
         return self._lost
 
     @property
     def pending(self) -> int:
-        """Bytes that are here and were not read yet."""
+        """Bytes that have arrived and were not read yet."""
         return self._end - self._start
 
     def count(self, traffic: PeerTraffic) -> None:
-        """Count what arrives from now on, and what was not read yet, as traffic of the peer."""
+        """Count what arrives from now on, and what was not read yet, as `traffic` of the peer."""
         self.delivery = Delivery(traffic)
         self.delivery.came(self.pending)
 
     def pace_to(self, rate: float) -> None:
-        """Let the system send no faster than so many bytes/s; infinite: as it likes. For TCP on Linux (`SO_MAX_PACING_RATE`), elsewhere nothing happens.
+        """Let the kernel send at most `rate` bytes/s; infinite: no limit. TCP with TLS on Linux only, else a
+        no-op.
 
-        Not a limit as in throttle.py: what is due is not counted, it only leaves evenly.
+        This smooths bursts (`SO_MAX_PACING_RATE`). Unlike the limits of throttle.py, it keeps no account of
+        bytes.
         """
         if rate == self._pace or not self._encrypts or sys.platform != "linux" or self.socket is None:
             return
         self._pace = rate
-        with suppress(OSError):  # a kernel that does not: the connection is as fast as it likes, as before
+        with suppress(OSError):  # a kernel without pacing sends as fast as before
             number = _AS_IT_LIKES if math.isinf(rate) else min(max(int(rate), 1), _AS_IT_LIKES - 1)
             self.socket.setsockopt(socket.SOL_SOCKET, _MAX_PACING_RATE, struct.pack("=I", number))
 
     async def peek(self, size: int) -> bytes:
-        """The next `size` bytes, left where they are. For heads: all of them must fit into memory."""
+        """The next `size` bytes, left unread. For frame heads: all of them must fit into the buffer."""
         self._reserve(size)
         while self._end - self._start < size:
             await self._arrival()
@@ -119,7 +124,7 @@ class ByteTransport(asyncio.BufferedProtocol):
         return data
 
     async def read_into(self, target: memoryview) -> None:
-        """Fill `target` (contiguous bytes). Cancelled half-way, the wire is broken."""
+        """Fill `target` (contiguous bytes). If cancelled half-way, the transport is broken."""
         ready = min(len(target), self._end - self._start)
         target[:ready] = memoryview(self._buffer)[self._start : self._start + ready]
         self._start += ready
@@ -136,7 +141,7 @@ class ByteTransport(asyncio.BufferedProtocol):
                 self.abort("a payload was given up half-way")
 
     async def write(self, buffers: Sequence[Buffer]) -> None:
-        """Hand all bytes to the kernel. Cancelled half-way, the wire is broken."""
+        """Hand all bytes to the kernel. If cancelled half-way, the transport is broken."""
         if sum(map(len, buffers)) < _JOIN_BELOW:
             await self._hand_over([b"".join(buffers)])
         elif not self._encrypts:
@@ -175,15 +180,15 @@ class ByteTransport(asyncio.BufferedProtocol):
             self._transport.close()
 
     def abort(self, why: str = "closed here") -> None:
-        """Close at once and drop what is not yet written. Idempotent."""
+        """Close at once and drop what is not written yet. Idempotent."""
         self._break(why)
         if self._transport is not None:
             self._transport.abort()
 
-    # What the loop calls.
+    # asyncio.BufferedProtocol, called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's does not derive from it
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport does not derive from it
         self._encrypts = transport.get_extra_info("sslcontext") is not None
         self._transport.set_write_buffer_limits(
             high=int(self._encrypts)
@@ -212,7 +217,7 @@ class ByteTransport(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._break(str(exc) if exc else "it closed the stream")
-        self._transport = None  # uvloop's TLS goes on knowing us: a circle around 256 KiB
+        self._transport = None  # uvloop's TLS keeps a reference to us: a cycle around 256 KiB
         self._write_blocked = False
         _wake(self._writer)
 
@@ -236,7 +241,7 @@ class ByteTransport(asyncio.BufferedProtocol):
         self._start, self._end = 0, len(unread)
 
     async def _arrival(self) -> None:
-        """Wait until the loop has put something somewhere."""
+        """Wait until bytes have arrived."""
         if self._lost is not None or self._transport is None:
             raise self._error()
         if self._start == self._end:
@@ -251,13 +256,13 @@ class ByteTransport(asyncio.BufferedProtocol):
             self._reader = None
 
     def _set_mark(self) -> None:
-        """Be woken for many bytes at once (`SO_RCVLOWAT`) while so many are sure to come."""
+        """Ask the kernel to wake us for many bytes at once (`SO_RCVLOWAT`) while so many are sure to come."""
         rest = 0 if self._target is None else len(self._target)
         mark = _BATCH if rest >= _BATCH + _RECORD else 1
         if mark == self._mark or not self._encrypts or sys.platform != "linux" or self.socket is None:
             return
         self._mark = mark
-        with suppress(OSError):  # as before then: each packet is heard of
+        with suppress(OSError):  # without it we are woken for each packet
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, mark)
 
     def _pause_when_full(self) -> None:

@@ -1,8 +1,9 @@
-"""Who is slow, and who only pretends to be: what a peer has delivered while a frame of it was waited for. Pure.
+"""Judging slow peers: what a peer has delivered while one of its frames is incomplete. Pure.
 
-A home line is slow as a whole: its bytes come over one stream or another, in pieces of a packet and more, and now and then
-nothing comes for seconds because other streams have their turn. So it is the peer's traffic in all its streams that has to
-reach a floor; and one stream that gets bytes again and again, but hardly any, drips: no network does that.
+A home connection is slow as a whole: its bytes come over one stream or another, a packet at a time, and now
+and then nothing comes for seconds because other streams have their turn. So the peer's traffic in all its
+streams must reach a floor. One stream that gets bytes again and again, but hardly any, drips: no network does
+that.
 """
 
 from __future__ import annotations
@@ -13,22 +14,22 @@ from collections import deque
 from dataclasses import dataclass
 
 FIRST_BYTE_S = 5.0
-"""What a stream has time for, from its opening to its first byte."""
+"""Seconds from the opening of a stream to its first byte."""
 WINDOW_S = 8.0
-"""Over so long a peer's traffic is judged, and a drip."""
+"""Seconds over which a peer's traffic, and a drip, is judged."""
 FLOOR = 1000.0
-"""Bytes/s of a peer in all its streams, while a frame is waited for: a twentieth of the slowest line that is of any use."""
+"""Least bytes/s of a peer in all its streams while a frame is due: 1/20 of the slowest useful connection."""
 STRANGERS_FLOOR, STRANGERS_WINDOW_S = 16_000.0, 5.0
-"""Of peers that have no part in the step: they have nothing to say that takes long."""
+"""The same for peers that have no part in the step: they have nothing long to say."""
 DRIP_BYTES = 1000
-"""Fewer bytes in a window that came in at least DRIP_TIMES of its seconds are a drip."""
+"""Fewer bytes than this in a window, spread over at least DRIP_TIMES of its seconds, are a drip."""
 DRIP_TIMES = 3
 FRAME_S = 60.0
-"""What a whole frame may take, besides its length at the floor."""
+"""Seconds that a whole frame may take, besides its length at the floor."""
 
 
 class DeliveryState(enum.Enum):
-    """What is thought of a stream that owes us the rest of a frame."""
+    """Judgement of a stream with an incomplete frame; the values are the reasons in logs."""
 
     FINE = "fine"
     SLOW = "it delivered too little"
@@ -45,19 +46,22 @@ class PeerTraffic:
 
 @dataclass(slots=True)
 class Delivery:
-    """Bytes that came on one stream."""
+    """Bytes that came on one stream, and the traffic of its peer."""
 
     peer: PeerTraffic
     nbytes: int = 0
 
     def came(self, nbytes: int) -> None:
+        """Count `nbytes` that arrived."""
         self.nbytes += nbytes
         self.peer.nbytes += nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryPace:
-    """What is asked of a peer while it owes us the rest of a frame: `floor` bytes/s in all its streams over `window_s`."""
+    """Required delivery while a frame is incomplete: `floor` bytes/s in all streams of the peer over
+    `window_s`.
+    """
 
     floor: float = FLOOR
     window_s: float = WINDOW_S
@@ -68,7 +72,7 @@ STRANGER = DeliveryPace(STRANGERS_FLOOR, STRANGERS_WINDOW_S)
 
 
 class FrameWatch:
-    """Over one frame that has begun, of `length` bytes in all; to be asked once a second."""
+    """Watches one incomplete frame of `length` bytes. Call `judge` once a second."""
 
     def __init__(self, delivery: Delivery, length: int, now: float, pace: DeliveryPace = MEMBER) -> None:
         self._delivery = delivery
@@ -77,6 +81,7 @@ class FrameWatch:
         self._seen = deque([(now, delivery.nbytes, delivery.peer.nbytes)])
 
     def judge(self, now: float) -> DeliveryState:
+        """The state at `now`, in seconds of the clock of the constructor's `now`."""
         delivery, seen = self._delivery, self._seen
         seen.append((now, delivery.nbytes, delivery.peer.nbytes))
         while now - seen[1][0] >= WINDOW_S:
@@ -92,7 +97,7 @@ class FrameWatch:
 
     @property
     def drips(self) -> bool:
-        """Whether what came since the window began came in drops."""
+        """Whether the bytes since the window began came in drops."""
         marks = [own for _, own, _ in self._seen]
         times = sum(after > before for before, after in itertools.pairwise(marks))
         return times >= DRIP_TIMES and marks[-1] - marks[0] < DRIP_BYTES

@@ -8,8 +8,8 @@
           16   header   msgpack map with string keys
                payload  raw
 
-All integers are little-endian. Sizes are checked before anything is allocated, and the decoders raise `ProtocolError`
-and nothing else, whatever the bytes are.
+All integers are little-endian. Sizes are checked before anything is allocated, and the decoders raise
+`ProtocolError` and nothing else, whatever the bytes are.
 """
 
 from __future__ import annotations
@@ -31,13 +31,16 @@ MAX_HEADER = 64 * 1024
 MAX_DEPTH = 16
 """Containers inside containers in one header."""
 DEFAULT_PAYLOAD_LIMIT = 1 << 30
-"""Bytes of one payload where the receiver names no limit of its own."""
+"""Bytes of one payload if the receiver names no limit of its own."""
 
 Header = dict[str, Any]
 
 
 def encode_head(header: Mapping[str, Any], payload_length: int) -> bytes:
-    """Prefix and header of one frame. Raises ValueError or TypeError for a header that could not be decoded again."""
+    """Prefix and header of one frame.
+
+    Raises ValueError or TypeError for a header that could not be decoded again.
+    """
     packed: bytes = msgpack.packb(dict(header), use_bin_type=True)
     if len(packed) > MAX_HEADER:
         raise ValueError(f"header of {len(packed)} bytes; the limit is {MAX_HEADER}")
@@ -45,7 +48,9 @@ def encode_head(header: Mapping[str, Any], payload_length: int) -> bytes:
 
 
 def decode_prefix(data: bytes, *, payload_limit: int = DEFAULT_PAYLOAD_LIMIT) -> tuple[int, int]:
-    """(header length, payload length) of the frame that begins with these 16 bytes."""
+    """(header length, payload length) of the frame that begins with these 16 bytes. Raises
+    `ProtocolError`.
+    """
     if len(data) != PREFIX.size:
         raise ProtocolError(f"a frame prefix of {len(data)} bytes")
     magic, version, reserved, header_length, payload_length = PREFIX.unpack(data)
@@ -66,7 +71,10 @@ def decode_header(data: bytes) -> Header:
 
 
 def decode_map(data: bytes, *, limit: int) -> Header:
-    """Strict msgpack map of at most `limit` bytes, as in a frame header; also used for records."""
+    """A strict msgpack map of at most `limit` bytes, as in a frame header; also used for records.
+
+    Raises `ProtocolError`.
+    """
     if len(data) > limit:
         raise ProtocolError(f"{len(data)} bytes of msgpack; the limit is {limit}")
     value = unpack(data, "msgpack", raw=False, strict_map_key=True, ext_hook=_refuse_extension)
@@ -77,7 +85,7 @@ def decode_map(data: bytes, *, limit: int) -> Header:
 
 
 def _check_tree(root: Header) -> None:
-    """Level by level, so that depth costs no recursion; the byte limit already bounds the number of items."""
+    """Check all values level by level, without recursion; the byte limit bounds the number of items."""
     level: list[Any] = [root]
     for _ in range(MAX_DEPTH):
         below: list[Any] = []

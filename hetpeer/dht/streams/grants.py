@@ -1,4 +1,4 @@
-"""Credit, the receiver's side: what each sender may put into our memory, what came, and what was given back. Pure."""
+"""Flow control, the receiver's side: grants to each sender, what arrived and what was freed. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hetpeer.dht.base.strikes import Offence, OffenceError
 from hetpeer.dht.streams.flow_control import Pool
 
 ANNOUNCE = 8
-"""What came back is said at once when it is this part of what a pool may have under way; else with the next beat."""
+"""New grants are announced at once from this fraction (1/8) of a pool's room on; else with the next beat."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrantBudget:
-    """Bytes of one kind of pools: `least` for each pool, `most` for all of them together as long as that is more."""
+    """Bytes for one kind of pools: `least` for each pool, `most` for all of them together if that is more."""
 
     least: int = 0
     most: int = 0
@@ -24,7 +24,7 @@ class GrantBudget:
 
 @dataclass(slots=True)
 class _Account:
-    """One pool of one link."""
+    """Byte totals of one pool of one link, counted from the link's beginning."""
 
     granted: int = 0
     offered: int = 0
@@ -33,23 +33,23 @@ class _Account:
 
     @property
     def promised(self) -> int:
-        """Bytes that are here, or may come."""
+        """Bytes that are here or may still come."""
         return self.granted - self.returned
 
 
 class Holding:
-    """What one peer's tensors take here, by kind of pool, whatever link they came over."""
+    """Bytes of memory that one peer's tensors take, by kind of pool, over whatever link they came."""
 
     def __init__(self) -> None:
         self.held: Counter[int] = Counter()
 
 
 class Grants:
-    """The books of one sender's link. `budgets`: of each kind; pools from the last kind's number on are all of that kind,
-    and there are `pools` in all.
+    """Grants to one sender over one link.
 
-    `holding` outlives the link: a sender that begins anew is granted less by what is still here from before.
-    `announce` is called when the sender ought to hear soon.
+    `budgets` has one entry for each kind; pools from the last kind's number on are all of that kind; there
+    are `pools` in all. `holding` outlives the link: a sender that reconnects is granted less by what is still
+    held from before. `announce` is called when the sender should hear of new grants soon.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class Grants:
         self._base = tuple(self._free_least(kind) for kind in range(len(budgets)))
 
     def resize(self, budgets: tuple[GrantBudget, ...], pools: int) -> None:
-        """Other budgets from now on. What was granted stays granted, and is left to run out."""
+        """Other budgets from now on. Bytes granted before stay granted and run out."""
         self._budgets, self._pools = budgets, pools
         self._announce()
 
     def said(self) -> tuple[tuple[int, ...], dict[Pool, int]]:
-        """What the sender is told: (base, pools), as `Queue.granted` takes it."""
+        """(base, pools) to tell the sender, as `Queue.granted` takes them."""
         self._base = tuple(max(old, self._free_least(kind)) for kind, old in enumerate(self._base))
         for pool, account in self._accounts.items():
             self._top_up(pool)
@@ -81,19 +81,23 @@ class Grants:
         return self._base, {pool: account.granted for pool, account in self._accounts.items()}
 
     def lane(self) -> GrantLane:
-        """The books of one more lane of the link."""
+        """Account of one more lane of the link."""
         return GrantLane(self)
 
     def offered(self, pool: Pool, nbytes: int) -> None:
-        """`nbytes` more of `pool` are coming, in whatever lane. Raises OffenceError where they were not granted."""
+        """Count `nbytes` more of `pool` as coming, in any lane. Raises OffenceError if they were
+        not granted.
+        """
         account = self._account(pool)
         beyond = account.offered + nbytes - account.granted
         if beyond > 0:
-            raise OffenceError(Offence.FLOOD, f"{beyond} bytes beyond its credit")
+            raise OffenceError(Offence.FLOOD, f"{beyond} bytes beyond its grant")
         account.offered += nbytes
 
     def came(self, pool: Pool, nbytes: int, kept: int) -> Callable[[], None]:
-        """`nbytes` of `pool` have come or never will; `kept` of them are in memory until what is returned is called."""
+        """`nbytes` of `pool` have come or never will; `kept` of them stay in memory until the returned
+        function is called.
+        """
         kind = self._kind(pool)
         self._own[kind] += kept
         self._holding.held[kind] += kept
@@ -111,7 +115,8 @@ class Grants:
     def _back(self, pool: Pool, nbytes: int) -> None:
         account = self._accounts[pool]
         account.returned += nbytes
-        for other, theirs in self._accounts.items():  # what one pool gave back may be another's
+        # what one pool freed may be granted to another of its kind
+        for other, theirs in self._accounts.items():
             if self._kind(other) == self._kind(pool):
                 room = self._top_up(other)
                 if (theirs.granted - theirs.announced) * ANNOUNCE >= max(room, 1):
@@ -129,7 +134,7 @@ class Grants:
         return room
 
     def _elsewhere(self, kind: int) -> int:
-        """Bytes that are still here from links before this one."""
+        """Bytes still held from earlier links of this peer."""
         return self._holding.held[kind] - self._own[kind]
 
     def _free_least(self, kind: int) -> int:
@@ -151,32 +156,37 @@ class Grants:
 
 @dataclass(slots=True)
 class GrantLane:
-    """What came in one lane. Frames of a lane come in order, so its totals say what was left out between two."""
+    """Account of one lane. Its frames come in order, so the totals tell what was left out between two of
+    them.
+    """
 
     grants: Grants
     _offered: Counter[Pool] = field(default_factory=Counter)
     _settled: Counter[Pool] = field(default_factory=Counter)
 
     def offered(self, totals: Mapping[Pool, int]) -> None:
-        """A frame or a beat begins whose sender has spent `totals` here, itself included.
+        """A frame or beat begins whose sender has spent `totals` in this lane, this frame included.
 
-        Raises ProtocolError for totals that fall, or are beyond the grants.
+        Raises ProtocolError for totals that fall or exceed the grants.
         """
         for pool, total in totals.items():
             if total < self._settled[pool]:
-                raise ProtocolError("less credit spent than before")
+                raise ProtocolError("less of a grant spent than before")
             if total > self._offered[pool]:
                 self.grants.offered(pool, total - self._offered[pool])
                 self._offered[pool] = total
 
     def claim(self, pool: Pool, cost: int) -> None:
-        """The frame that is coming takes `cost` bytes of `pool`. Raises OffenceError when they were not spent."""
+        """The coming frame takes `cost` bytes of `pool`. Raises OffenceError if the sender did not count them
+        as spent.
+        """
         if self._offered[pool] - self._settled[pool] < cost:
             raise OffenceError(Offence.FLOOD, f"a frame of {cost} bytes that were not spent")
 
     def settle(self, pool: Pool = 0, kept: int = 0) -> Callable[[], None]:
-        """All that was offered is here or will never be; `kept` bytes of `pool` are in memory until what is returned is
-        called.
+        """All that was offered is here or never will be.
+
+        `kept` bytes of `pool` stay in memory until the returned function is called.
         """
         back: Callable[[], None] = _nothing
         for one, total in self._offered.items():
@@ -189,4 +199,4 @@ class GrantLane:
 
 
 def _nothing() -> None:
-    """Nothing was kept."""
+    """Nothing was kept, so nothing is freed."""

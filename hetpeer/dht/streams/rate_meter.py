@@ -1,12 +1,14 @@
-"""How fast a line is, seen from its far end while frames pass: no probe, no pause, no clock in common. Pure.
+"""Measuring the rate of a link at its receiver while frames pass: no probe, no pause, no common clock. Pure.
 
-A line serves frames one after the other. One that left at `sent` (the sender's clock) and is whole at `now` (ours) was
-served from when it could be here, or from when the one before it was whole, whichever is later. When it could be here
-is its `sent` plus the least delay lately seen, that of a frame without payload that met an idle line; what the two
-clocks differ by is part of that delay.
+A link serves frames one after the other. A frame sent at `sent` (the sender's clock) and complete at `now`
+(ours) was served from the moment it could be here, or from when the frame before it was complete, whichever
+is later. It could be here at `sent` plus the least recent delay, that of a frame without payload on an idle
+link. The difference of the two clocks is part of that delay.
 
-Where no frame without payload has met an idle line yet, as at the start of a run over a slow one, the least delay is that of a bundle, with the time that the line took
-for it. Against that, only what another has *more* of can be timed, bytes and seconds: n - n0 in `whole - here`. Bundles of one size tell nothing then unless one waited for the one before.
+As long as no frame without payload has met an idle link (at the start of a run over a slow one), the least
+delay is that of a bundle and includes its transfer. Then only the bytes and seconds by which another frame
+exceeds it can be timed: n - n0 bytes in `whole - here`. Bundles of one size tell nothing then unless one
+queued behind another.
 """
 
 from __future__ import annotations
@@ -15,29 +17,33 @@ from collections import deque
 from typing import NamedTuple
 
 WINDOW_S = 120.0
-"""For so long a least delay counts: clocks drift, routes change."""
+"""Seconds for which a least delay counts: clocks drift, routes change."""
 GROUP_BYTES = 1 << 16
-"""Bytes that make one measurement, at least."""
+"""Least bytes of one measurement."""
 GROUP_FRAMES = 24
-"""Frames that make one where the line is never idle. Streams that share it interleave, so that a few frames are always
+"""Frames of one measurement on a link that is never idle. Streams interleave, so that a few frames are always
 counted too early or too late.
 """
 FIRST_FRAMES, SLOW_FRAMES, SLOW_S = 6, 3, 0.5
-"""Frames of the very first: better soon than right. On a slow line these few are enough, if it took so long for them: that is no mere pause of a processor."""
+"""Frames of the first measurement, which should come soon rather than be exact. On a slow link SLOW_FRAMES
+are enough once they have taken SLOW_S, which no pause of a processor explains.
+"""
 GROUPS = 8
 """Measurements that are kept."""
 FRAMES = 64
-"""They are of so many frames in all, and at least three: a line that has changed is to be noticed."""
+"""Frames in all kept measurements (of which at least three stay), so that a change of the link shows."""
 MAX_DELAYS = 4096
 """Delays that are kept, however many frames a peer sends."""
 NOISE_S = 0.005
-"""A frame without payload that took so little more than the fastest of all met an idle line, and a busy machine."""
+"""A frame without payload within this many seconds of the fastest delay met an idle link and a
+busy machine.
+"""
 MORE = 2
-"""So many times the bytes of the fastest frame must another have to be timed against it: the difference of two that are alike is chance."""
+"""A frame is timed against the fastest one only if it has this many times its bytes; less is noise."""
 
 
 class _Group(NamedTuple):
-    """Frames one after the other, without a pause of the line."""
+    """Consecutive frames without a pause of the link."""
 
     frames: int = 0
     nbytes: int = 0
@@ -49,11 +55,11 @@ class _Group(NamedTuple):
 
 
 class _Least:
-    """The least of the delays of the last `WINDOW_S`, and the payload of the frame that had it."""
+    """The least delay of the last `WINDOW_S`, and the payload bytes of the frame that had it."""
 
     def __init__(self) -> None:
         self._rising: deque[tuple[float, float, int]] = deque(maxlen=MAX_DELAYS)
-        """(when, delay, bytes): those that may yet be the least."""
+        """(when, delay in s, bytes) of those that may still become the least."""
 
     def note(self, now: float, delay: float, nbytes: int) -> None:
         while self._rising and self._rising[-1][1] >= delay:
@@ -61,14 +67,19 @@ class _Least:
         self._rising.append((now, delay, nbytes))
 
     def at(self, now: float) -> tuple[float, int]:
-        """(delay, bytes); infinite if there was none."""
+        """(delay in s, bytes); infinite if there was none."""
         while self._rising and now - self._rising[0][0] > WINDOW_S:
             self._rising.popleft()
         return self._rising[0][1:] if self._rising else (float("inf"), 0)
 
 
 class RateMeter:
-    """The rate of one line, by all frames that come over it, in whatever streams."""
+    """Measured rate of one link, from all frames that come over it in any stream.
+
+    meter = RateMeter()
+    meter.arrived(sent=sent_at, now=loop.time(), nbytes=length)  # for each complete frame
+    meter.rate  # bytes/s
+    """
 
     def __init__(self) -> None:
         self._empty, self._any = _Least(), _Least()
@@ -77,7 +88,7 @@ class RateMeter:
         self._groups: deque[_Group] = deque(maxlen=GROUPS)
 
     def arrived(self, sent: float, now: float, nbytes: int) -> None:
-        """A frame with `nbytes` of payload is whole."""
+        """Count a complete frame with `nbytes` of payload, sent at `sent` by the sender's clock."""
         self._any.note(now, now - sent, nbytes)
         if not nbytes:
             self._empty.note(now, now - sent, 0)
@@ -87,7 +98,7 @@ class RateMeter:
             own = 0
         here, began = sent + least, self._last
         self._last = now
-        if here >= began:  # the line was idle before
+        if here >= began:  # the link was idle before
             self._close()
             if nbytes < MORE * own:
                 return
@@ -99,7 +110,7 @@ class RateMeter:
 
     @property
     def _slow(self) -> bool:
-        """Whether the first few frames have taken so long that no more need be seen."""
+        """Whether the first few frames have taken so long that no more are needed."""
         return not self._groups and self._group.frames >= SLOW_FRAMES and self._group.seconds >= SLOW_S
 
     def _close(self) -> None:
@@ -112,8 +123,10 @@ class RateMeter:
 
     @property
     def rate(self) -> float:
-        """Bytes/s; 0 before the first measurement. The second best of the last few: a busy machine makes lines look
-        slow, and a pause that makes one measurement look slow makes the next look fast.
+        """Bytes/s; 0 before the first measurement.
+
+        The second best of the last few: a busy machine makes links look slow, and a pause that makes one
+        measurement look slow makes the next look fast.
         """
         best = sorted((group.rate for group in self._groups), reverse=True)
         return best[min(1, len(best) - 1)] if best else 0.0

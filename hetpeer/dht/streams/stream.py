@@ -1,7 +1,6 @@
-"""Streams of frames between two peers: what every protocol above the network speaks.
+"""A stream of frames between two peers: what every protocol above the network uses.
 
-A `Stream` is one libp2p stream behind p2pd: ordered, encrypted, and `peer_id` is proved by the handshake. Nothing in
-it trusts the other side: sizes are limited before memory is used, and every wait can be given a deadline.
+docs/links.md describes the frames; byte_transport.py moves the bytes.
 """
 
 from __future__ import annotations
@@ -42,47 +41,56 @@ class FrameHead:
 
 
 class Stream:
-    """One stream to `peer_id`. Any number of tasks may send, one at a time may receive.
+    """One stream to `peer_id`. Any number of tasks may send; one at a time may receive.
 
     Use it as a context manager, or call `close`. After any error it is broken: open another one.
+
+        async with await node.open(peer_id, "example/1") as stream:
+            await stream.send({"kind": "question"}, numpy_array)
+            head = await stream.receive(payload_limit=1 << 20)
+            answer = await stream.receive_bytes(1 << 20)
     """
 
     def __init__(self, wire: ByteTransport, *, peer_id: str, protocol: str, address: str = "") -> None:
         wire.peer = peer_id
         self.peer_id = peer_id
         self.address = address
-        """Of an incoming one: where it comes from."""
+        """Where an incoming stream comes from."""
         self.protocol = protocol
         self._wire = wire
         self.pace = MEMBER
-        """What is asked of the peer while a frame of it has begun."""
+        """Delivery required of the peer while one of its frames is incomplete."""
         self.drips = False
-        """Whether what came last came in drops."""
+        """Whether the last bytes came in drops."""
         self.used_at = asyncio.get_running_loop().time()
-        """When a payload began or ended last, either way."""
+        """Loop time at which a payload last began or ended, in either direction."""
         self._throttle: Throttle | None = None
         self._sending = asyncio.Lock()
         self._payload_left = 0
 
     @property
     def broken(self) -> bool:
+        """Whether the stream has ended or failed."""
         return self._wire.lost is not None
 
     @property
     def network(self) -> str:
-        """From where in the internet it comes; empty if it does not, or that is not known."""
+        """The internet network that an incoming stream comes from; empty if unknown or not of the
+        internet.
+        """
         return customer_in(self.address)
 
     @property
     def busy(self) -> bool:
-        """Whether a frame is under way, either way."""
+        """Whether a frame is under way in either direction."""
         return self._sending.locked() or self._payload_left > 0
 
     async def send(self, header: Mapping[str, Any], *payload: Any, timeout_s: float | None = None) -> None:
         """Send one frame; `payload` is any number of C-contiguous buffers, sent one after the other.
 
-        Returns when the kernel holds every byte, so the buffers may be reused; waits while the peer is slow. Raises
-        `PeerLostError`. Cancelled before its turn it sends nothing; cancelled half-way it breaks the stream.
+        Returns when the kernel holds every byte, so the buffers may be reused; waits while the peer is slow.
+        Raises `PeerLostError`. If cancelled before its turn, it sends nothing; if cancelled half-way, it
+        breaks the stream.
         """
         buffers = [memoryview(part).cast("B") for part in payload]
         head = encode_head(header, sum(len(part) for part in buffers))
@@ -95,15 +103,15 @@ class Stream:
             self._use(len(buffers))
 
     def count(self, traffic: PeerTraffic) -> None:
-        """Judge this stream with all that come from the peer: `traffic` is theirs too."""
+        """Judge this stream together with the peer's others, whose bytes count in `traffic` too."""
         self._wire.count(traffic)
 
     def pace_to(self, rate: float) -> None:
-        """Send no faster than so many bytes/s, where the system can see to that (`Wire.pace_to`)."""
+        """Send at most `rate` bytes/s where the kernel can do that (`ByteTransport.pace_to`)."""
         self._wire.pace_to(rate)
 
     def throttle(self, throttle: Throttle) -> None:
-        """Send and receive as fast as this allows, and count there."""
+        """Send and receive within the node's limits, and count there."""
         self._throttle = throttle
 
     async def receive(
@@ -113,12 +121,12 @@ class Stream:
         timeout_s: float | None = None,
         silence_s: float | None = None,
     ) -> FrameHead:
-        """The next frame's head; then take its payload with one of the methods below before the next `receive`.
+        """The next frame's head. Take its payload with one of the methods below before the next `receive`.
 
-        Raises `ProtocolError` for what is not a frame or announces more than `payload_limit` bytes, OffenceError for what
-        drips, `PeerLostError` when the stream ends, the whole head is not here after `timeout_s` seconds, or nothing came
-        from the peer in any stream for `silence_s`; all break the stream. Cancelled before the head is complete it loses
-        nothing.
+        Raises `ProtocolError` for bytes that are no frame or announce more than `payload_limit` bytes,
+        `OffenceError` for a stream that drips, and `PeerLostError` if the stream ends, the head is incomplete
+        after `timeout_s` seconds, or nothing came from the peer in any stream for `silence_s` seconds. All of
+        them break the stream. If cancelled before the head is complete, nothing is lost.
         """
         if self._payload_left:
             raise RuntimeError("the payload of the previous frame was not taken")
@@ -139,9 +147,9 @@ class Stream:
         return FrameHead(header=header, payload_length=payload_length)
 
     async def receive_into(self, target: Any, *, timeout_s: float | None = None) -> None:
-        """Take the payload straight into `target`, a writable buffer of exactly its length.
+        """Read the payload straight into `target`, a writable buffer of exactly its length.
 
-        Raises `ProtocolError` when the lengths differ, else as `receive`. Cancelled, it breaks the stream.
+        Raises `ProtocolError` if the lengths differ, else as `receive`. If cancelled, it breaks the stream.
         """
         view = memoryview(target).cast("B")
         if len(view) != self._payload_left:
@@ -186,7 +194,7 @@ class Stream:
             self._wire.abort("its first byte did not come")
 
     def abort(self) -> None:
-        """Close at once; what the peer has not got yet is lost. Idempotent."""
+        """Close at once; bytes that the peer does not have yet are lost. Idempotent."""
         self._wire.abort()
 
     async def __aenter__(self) -> Self:
@@ -205,7 +213,7 @@ class Stream:
         return f"<Stream {self.protocol} to {self.peer_id}, {state}>"
 
     async def _send_in_turn(self, up: ThrottledDirection, head: bytes, buffers: list[memoryview]) -> None:
-        """A head at once, with a payload that need not wait; else that piece by piece."""
+        """Send a head at once, and its payload too if there is no limit; else the payload piece by piece."""
         up.passed(len(head))
         if up.unlimited or not buffers:
             up.passed(sum(map(len, buffers)))
@@ -235,7 +243,7 @@ class Stream:
             raise
 
     def _use(self, payload: int) -> None:
-        """A frame passes; those without a payload say that somebody is there, and little else."""
+        """Note the time of a frame with a payload; frames without one only show that the peer is alive."""
         if payload:
             self.used_at = asyncio.get_running_loop().time()
 
@@ -243,14 +251,14 @@ class Stream:
         return _Deadline(self, timeout_s, f"it {what} within {timeout_s} s")
 
     def _refuse(self, error: ProtocolError) -> ProtocolError:
-        """The same error with the peer named; the stream is over, as its next frame cannot be found."""
+        """The same error with the peer named. The stream is broken, since its next frame cannot be found."""
         self.abort()
         return ProtocolError(error.what, peer=self.peer_id, why=error.why)
 
 
 @dataclass(slots=True)
 class _Heard:
-    """When bytes came last, and how many there were then."""
+    """When bytes came last (loop time), and how many there were by then."""
 
     at: float
     nbytes: int
@@ -261,8 +269,10 @@ def _drip(stream: Stream) -> OffenceError:
 
 
 class _Guard(AbstractAsyncContextManager[None]):
-    """Looks once a second whether a frame that has begun goes on, and breaks the stream when it does not. `length` None:
-    the head is waited for, which may take any time to begin unless the peer is silent for `silence_s`.
+    """Checks once a second that an incomplete frame makes progress, and breaks the stream if not.
+
+    With `length` None it waits for a head, which may begin at any time unless the peer is silent for
+    `silence_s`.
     """
 
     def __init__(self, stream: Stream, length: int | None, silence_s: float | None = None) -> None:

@@ -1,7 +1,7 @@
-"""Who may have a stream with us where strangers have had all that are for them. Pure: times are given.
+"""Which stranger gets a stream when all streams for strangers are taken. Pure: times are given.
 
-Whoever takes them first must not keep everybody else out: one network of the internet gets a quarter of them, and when all are taken the
-one goes that has been of no use for longest. Docs: links.md.
+One network of the internet gets at most a quarter of them, so that the first to come cannot keep out
+everybody else. When all are taken, the stream that has been of no use for longest gives way. Docs: links.md.
 """
 
 from __future__ import annotations
@@ -10,39 +10,41 @@ from collections.abc import Collection
 from typing import Protocol, TypeVar
 
 SHARE = 4
-"""Networks that it takes to have all streams which are for strangers."""
+"""One network may take 1/SHARE of the streams for strangers."""
 IDLE_S = 30.0
-"""Over a stream that is of use something has come or gone since then, beside words that the peer is alive. A state may be waited for."""
+"""A stream is in use if a payload began or ended in the last so many seconds; beats do not count."""
 LONG_S = 120.0
-"""Where one thing has been under way for so long, its stream gives way, too, if none is idle: it is asked for again."""
+"""A stream gives way after so many seconds in one transfer if no other is idle; the transfer is asked for
+again.
+"""
 
 
 class StrangerStream(Protocol):
-    """A stranger's stream."""
+    """A stranger's stream, as far as its use matters."""
 
     @property
     def network(self) -> str:
-        """Where it comes from; empty if that is no network of the internet."""
+        """The internet network it comes from; empty if none is known."""
 
     @property
     def busy(self) -> bool:
-        """Whether something is under way over it."""
+        """Whether a transfer is under way."""
 
     @property
     def used_at(self) -> float:
-        """When a payload began or ended last, or the stream did."""
+        """When a payload began or ended last, or the stream opened."""
 
 
 S = TypeVar("S", bound=StrangerStream)
 
 
 def has_share(network: str, taken: Collection[StrangerStream], most: int) -> bool:
-    """Whether one more from `network` leaves enough for others, of `most` in all."""
+    """Whether `network` may have one more of `most` streams."""
     return not network or sum(seat.network == network for seat in taken) < max(1, most // SHARE)
 
 
 def gives_way(taken: Collection[S], now: float) -> S | None:
-    """Whose place the next one gets, if anybody's."""
+    """The stream that gives way to a new one; None if all are in use."""
 
     def idle_s(seat: S) -> float:
         return now - seat.used_at - (LONG_S if seat.busy else IDLE_S)

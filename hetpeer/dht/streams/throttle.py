@@ -1,4 +1,4 @@
-"""How fast a node may send and receive, in all its streams together, and how much it has (docs/limits.md)."""
+"""Limits on what a node sends and receives in all its streams together, with byte counts (docs/limits.md)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MIN_PIECE, MAX_PIECE = 1 << 12, 1 << 18
 
 
 class ThrottledDirection:
-    """One direction. Bytes count from the start of the node."""
+    """Limit and byte count of one direction, since the start of the node."""
 
     def __init__(self) -> None:
         self.nbytes = 0
@@ -20,26 +20,27 @@ class ThrottledDirection:
 
     @property
     def unlimited(self) -> bool:
+        """Whether no limit is set."""
         return math.isinf(self._bucket.rate)
 
     def limit(self, rate: float) -> None:
-        """Bytes/s from now on, also for what is under way; infinite: none."""
+        """Set the limit in bytes/s, also for transfers under way; infinite: none."""
         self._bucket.change(rate, _now())
 
     def passed(self, nbytes: int) -> None:
-        """Bytes that do not wait, but are owed."""
+        """Count bytes that do not wait; later ones wait for them."""
         self.nbytes += nbytes
         self._bucket.spend(nbytes, _now())
 
     async def turn(self, nbytes: int) -> None:
-        """Wait until so many bytes may go."""
+        """Wait until `nbytes` may go."""
         self.nbytes += nbytes
         wait_s = self._bucket.spend(nbytes, _now())
         if wait_s:
             await asyncio.sleep(wait_s)
 
     def pieces(self, view: memoryview) -> Iterator[memoryview]:
-        """`view` in parts that each have their turn, of a size for the rate at that time."""
+        """Parts of `view` that each take their turn, sized for the rate at that time."""
         while len(view):
             share = int(min(self._bucket.rate * BURST_S, MAX_PIECE))
             size = max(MIN_PIECE, share)
@@ -48,7 +49,7 @@ class ThrottledDirection:
 
 
 class Throttle:
-    """Of one node."""
+    """Both directions of one node."""
 
     def __init__(self) -> None:
         self.up = ThrottledDirection()

@@ -38,11 +38,11 @@ async def tell_forever(node: Node, *, reliable: bool) -> None:
     """
     told, before = "", ""
     while True:
-        line = words(node.standing, node.relays)
-        known = node.standing.reach is not ReachKind.UNKNOWN
+        line = words(node.reach_estimate, node.relays)
+        known = node.reach_estimate.reach is not ReachKind.UNKNOWN
         if line not in (told, "") and (not told or line == before) and (known or not reliable):
             told = line
-            if reliable and node.standing.reach is ReachKind.PRIVATE:
+            if reliable and node.reach_estimate.reach is ReachKind.PRIVATE:
                 _log.warning("%s; the swarm needs this one to take connections: forward its port", line)
             else:
                 say(line)

@@ -70,7 +70,7 @@ async def meet(goal: Destination, host: str, port: int) -> AsyncIterator[Finding
             return
         try:
             yield await judged("peers", _peers(node, goal))
-            yield await judged("reach", _reach(node.standing))
+            yield await judged("reach", _reach(node.reach_estimate))
             yield await judged("run", _run(node, goal))
         finally:
             await node.close()

@@ -135,8 +135,8 @@ def workless_advert(node: Node, name: str, state: str) -> Advert:
 def reach_fields(node: Node) -> dict[str, Any]:
     """How others reach us, as fields of an advert."""
     return {
-        "reach": node.standing.reach.value,
-        "reach_peers": node.standing.peers,
+        "reach": node.reach_estimate.reach.value,
+        "reach_peers": node.reach_estimate.peers,
         "relays": tuple(relay[-8:] for relay in node.relays[:MAX_LINKS]),
     }
 

@@ -103,7 +103,7 @@ class TensorReceiver:
 
     async def take(self, channel: Channel, header: Mapping[str, Any], payload: Stream, length: int) -> None:
         """Check an incoming tensor's head, take its payload, hand it on."""
-        peer, lane = channel.peer_id, channel.credit
+        peer, lane = channel.peer_id, channel.grant_lane
         assert lane is not None
         schema, store = self._schema, self._store
         head = decode_head(header, peer)
@@ -223,8 +223,8 @@ class _Incoming:
 
     def up(self, channel: Channel) -> None:
         """The sender watches the link; ours is what it may send."""
-        if channel.credit is None:
-            channel.credit = self._side.lane(channel)
+        if channel.grant_lane is None:
+            channel.grant_lane = self._side.lane(channel)
 
     def down(self, _channel: Channel) -> None:
         """The sender watches the link."""

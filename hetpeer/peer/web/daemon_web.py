@@ -56,7 +56,7 @@ async def volunteer_served(
     """While the context is open. Raises `LocalError` HP-WEB-001."""
     node, run, home = presence.node, presence.files.run, presence.home.path
     onlooker = _onlooker(node, run, FromLog(node))
-    warnings = Warnings(home, lambda: node.standing, lambda: governing.warnings)
+    warnings = Warnings(home, lambda: node.reach_estimate, lambda: governing.warnings)
     view = View(onlooker, Machine(home), lambda: you_of(presence, daemon, governing), warnings.look)
     source = DaemonSource(node, "volunteer", run.manifest.name, home, tuple(State), warnings)
     metrics = VolunteerSource(
@@ -80,7 +80,7 @@ async def reliable_served(
 ) -> AsyncIterator[None]:
     """As `volunteer_served`, without buttons."""
     manifest = run.manifest
-    warnings = Warnings(run.path, lambda: node.standing)
+    warnings = Warnings(run.path, lambda: node.reach_estimate)
     onlooker = _onlooker(node, run, FromLog(node, peer.answers))
     view = View(onlooker, Machine(run.path), lambda: None, warnings.look)
     daemon = DaemonSource(node, "reliable", manifest.name, run.path, RELIABLE_STATES, warnings)

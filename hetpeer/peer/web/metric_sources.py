@@ -84,7 +84,7 @@ class DaemonSource:
             cpu=cpu,
             memory_available=psutil.virtual_memory().available,
             disk_free=psutil.disk_usage(str(self._folder)).free,
-            reach=self._node.standing.reach.value,
+            reach=self._node.reach_estimate.reach.value,
             relays=len(self._node.relays),
             p2pd_restarts=self._node.restarts,
             transmitted=self._node.throttle.up.nbytes,

@@ -49,7 +49,7 @@ class BundleLayout:
         """Dtype and extent of each tensor, in order, if the bundle lies at `extent`."""
         return tuple((self.dtypes[name], place) for name, place in self.within(extent).items())
 
-    # ── written by a codec ───────────────────────────────────────────────────────────────────────────────────────
+    # ── written by a codec ─────────────────────────────────────────────────────────────────────────────────
 
     @property
     def width(self) -> float:

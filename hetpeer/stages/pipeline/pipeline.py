@@ -78,7 +78,7 @@ class Pipeline:
         """The step's gradient is decided: whatever is still under way changes nothing, nothing new is begun."""
         self._schedule.close()
 
-    # ── tasks arriving ───────────────────────────────────────────────────────────────────────────────────────────
+    # ── tasks arriving ─────────────────────────────────────────────────────────────────────────────────────
 
     def assign(self, microbatch: int, route: Route, attempt: int) -> list[Effect]:
         """The coordinator hands out `microbatch`; we are its first hop and take it from the data order.
@@ -232,7 +232,7 @@ class Pipeline:
         )
         return [ReportFailed(microbatch, why, given)] if missed else []
 
-    # ── work done ────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── work done ──────────────────────────────────────────────────────────────────────────────────────────
 
     def forward_done(self, key: TaskKey, output: Handle | None, loss: float | None) -> list[Effect]:
         """The worker ran the forward of `key`: `output` is the bundle for the next hop, or `loss` the end."""
@@ -291,7 +291,7 @@ class Pipeline:
             self._tasks.forget(ids, [drop.block for drop in drops])
         return effects + self._dispatch()
 
-    # ── the coordinator's word, and peers that are gone ──────────────────────────────────────────────────────────
+    # ── the coordinator's word, and peers that are gone ────────────────────────────────────────────────────
 
     def settled(self, slot: int, refused: tuple[int, ...]) -> list[Effect]:
         """The coordinator counts `slot`, but for the blocks `refused`, which may have to be done again here."""
@@ -353,7 +353,7 @@ class Pipeline:
         self._onward.relieved(peer)
         return self._dispatch()
 
-    # ── the worker's time ────────────────────────────────────────────────────────────────────────────────────────
+    # ── the worker's time ──────────────────────────────────────────────────────────────────────────────────
 
     def _dispatch(self) -> list[Effect]:
         """Hand work to the worker while it has room; seal the open slot when it is due, which makes room for more."""

@@ -32,7 +32,7 @@ class Reruns:
         self._folded: set[TaskKey] = set()
         self._spoilt: set[int] = set()
 
-    # ── for others who check ─────────────────────────────────────────────────────────────────────────────────────
+    # ── for others who check ───────────────────────────────────────────────────────────────────────────────
 
     def lend(self, microbatch: int, route: Route, check: int) -> list[Effect]:
         """Send what we keep of `microbatch` over the border where `route` begins to `route[0]`, who computes it once more."""
@@ -54,7 +54,7 @@ class Reruns:
         """A checker has sent what we have had from somebody else."""
         return [bundle, Release(bundle.handle)]
 
-    # ── when we check ────────────────────────────────────────────────────────────────────────────────────────────
+    # ── when we check ──────────────────────────────────────────────────────────────────────────────────────
 
     def takes(self, key: TaskKey) -> bool:
         """Whether it is to be done: an id enters a slot once."""

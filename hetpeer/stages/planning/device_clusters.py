@@ -31,7 +31,7 @@ def chain(seconds: Floats, start: int) -> Ints:
     return np.array(order, dtype=np.intp)
 
 
-# ── communities ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── communities ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def together(seconds: Floats, random: np.random.Generator) -> Floats:
@@ -81,7 +81,7 @@ def _moved(weights: Floats, random: np.random.Generator) -> Ints:
     return np.unique(found, return_inverse=True)[1]
 
 
-# ── halves ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── halves ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def by_halves(seconds: Floats) -> Ints:

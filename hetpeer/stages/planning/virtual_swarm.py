@@ -121,7 +121,7 @@ class VirtualSwarm:
             sending={peer: uplink.busy_s for peer, uplink in self._uplinks.items()},
         )
 
-    # ── steps begin and end ──────────────────────────────────────────────────────────────────────────────────────
+    # ── steps begin and end ────────────────────────────────────────────────────────────────────────────────
 
     def _open(self) -> None:
         """As many as may be under way."""
@@ -165,7 +165,7 @@ class VirtualSwarm:
         self._open()
         self._decide()
 
-    # ── at a volunteer ───────────────────────────────────────────────────────────────────────────────────────────
+    # ── at a volunteer ─────────────────────────────────────────────────────────────────────────────────────
 
     def _happened(self, step: _UnderWay, peer: str, effects: Iterable[p.Effect]) -> None:
         """Carry out what the step asks for, and what others do then that share its worker."""

@@ -97,7 +97,7 @@ class Rewriter:
         self.nodes.append(node)
         self.values[name] = describe(val)
 
-    # ── hidden state ─────────────────────────────────────────────────────────────────────────────────────────────
+    # ── hidden state ───────────────────────────────────────────────────────────────────────────────────────
 
     def _add_dropout(self, node: fx.Node) -> None:
         x, probability, *_ = self._arguments(node)
@@ -146,7 +146,7 @@ class Rewriter:
                 str(source.target), "more than its first result is used", self.lines[source.name]
             )
 
-    # ── arguments ────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── arguments ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _arguments(self, node: fx.Node) -> tuple[Argument, ...]:
         return tuple(self._argument(node, argument) for argument in node.args)

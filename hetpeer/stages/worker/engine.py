@@ -82,7 +82,7 @@ class Engine(Executor):
             }
         )
 
-    # ── blocks ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── blocks ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _prepare(self, command: c.PrepareBlock) -> r.BlockPrepared:
         spec = unpack_block(command.graph)
@@ -180,7 +180,7 @@ class Engine(Executor):
         place[: len(data)] = data
         return r.Dumped(nbytes=len(data))
 
-    # ── slots ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── slots ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _merge_slot(self, command: c.MergeSlot) -> r.Done:
         self._held(command.block).merge_slot(command.step, command.source, command.target)
@@ -240,7 +240,7 @@ class Engine(Executor):
             held.losses.drop(*v.GRADIENTS)
         return r.Done()
 
-    # ── the worker itself ────────────────────────────────────────────────────────────────────────────────────────
+    # ── the worker itself ──────────────────────────────────────────────────────────────────────────────────
 
     def _warm_up(self, _: c.WarmUp) -> r.WarmedUp:
         return r.WarmedUp(flops_per_second=devices.measure_flops(self._device))

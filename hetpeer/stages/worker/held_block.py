@@ -152,7 +152,7 @@ class HeldBlock:
             raise CommandError(f"block {self.spec.index} has no copy")
         return self._copy[1]
 
-    # ── slots of each step ───────────────────────────────────────────────────────────────────────────────────────
+    # ── slots of each step ─────────────────────────────────────────────────────────────────────────────────
 
     def room(self, step: int, slot: int) -> torch.Tensor:
         """The vector of `slot`, or a new one of undefined content that `fold` will make the slot's."""

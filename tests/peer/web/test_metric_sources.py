@@ -89,7 +89,7 @@ def source_of(node: Node, peer: ReliablePeer, run: RunDirectory, *, grouped: boo
         run.manifest.name,
         run.path,
         RELIABLE_STATES,
-        Warnings(run.path, lambda: node.standing),
+        Warnings(run.path, lambda: node.reach_estimate),
     )
     return ReliableSource(daemon, peer, run.manifest.training.steps, grouped=grouped)
 

@@ -82,7 +82,7 @@ class Rows:
         for hop in hops:
             self._slowest[:, hop] = np.argpartition(-self._pairs[:, hop], SLOWEST - 1)[:SLOWEST]
 
-    # ── joined anew ──────────────────────────────────────────────────────────────────────────────────────────────
+    # ── joined anew ────────────────────────────────────────────────────────────────────────────────────────
 
     def rematch(self) -> None:
         """Who sends to whom, exactly, for these stages in this order (Eq. 3)."""
@@ -92,7 +92,7 @@ class Rows:
             grid[:, hop + 1 :] = grid[partners, hop + 1 :]
         self.put(grid)
 
-    # ── one step ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── one step ───────────────────────────────────────────────────────────────────────────────────────────
 
     def step(self, random: np.random.Generator, batch: int, heat: float) -> None:
         """Draw `batch` swaps, and do the first that stays below its limit (Metropolis et al., 1953), if any does. `heat` in seconds."""

@@ -115,7 +115,7 @@ class Population:
         pieces = [slice(begin, begin + size) for begin in range(0, len(before), size)]
         return np.concatenate([bottlenecks(self._between(before[piece], behind[piece])) for piece in pieces])
 
-    # ── one step ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── one step ───────────────────────────────────────────────────────────────────────────────────────────
 
     def step(self, random: np.random.Generator, batch: int, heat: Floats) -> None:
         """Draw `batch` swaps for each grid, and do the first that stays below its limit (Metropolis et al., 1953), if any does. `heat` in seconds."""

@@ -172,7 +172,7 @@ class Living:
             yield few
         yield len(self._devices) * len(self._work)
 
-    # ── beginnings ───────────────────────────────────────────────────────────────────────────────────────────────
+    # ── beginnings ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _beginnings(self, on: Callable[[], bool]) -> Iterator[list[Line]]:
         yield from self.mendings()
@@ -216,7 +216,7 @@ class Living:
             if made and len(set(devices)) == len(devices):
                 yield list(made)
 
-    # ── annealing ────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── annealing ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _anneal(self, lines: list[Line], on: Callable[[], bool]) -> list[Line]:
         """The best that comes of so many moves, of which the worse are taken more and more rarely (Metropolis)."""

@@ -110,7 +110,7 @@ class PlanSearch:
             alike += self._pipelines.alike([one.devices for one in group]) or group
         return alike
 
-    # ── beginnings ───────────────────────────────────────────────────────────────────────────────────────────────
+    # ── beginnings ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _begun(self, on: Callable[[], bool]) -> Iterator[Orders]:
         """Beginnings that fit; of many devices no more than there is time for, but one. What memory does not allow is left out, and its devices spared."""
@@ -182,7 +182,7 @@ class PlanSearch:
             seconds: Floats = self._devices.latency + nbytes / rates
         return seconds
 
-    # ── annealing ────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── annealing ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _anneal(self, orders: Orders, moves: int, on: Callable[[], bool]) -> tuple[float, Orders]:
         cost = best_cost = self._known(orders).total_s
