@@ -1,1 +1,1 @@
-"""Raft: one log on several reliable peers, and who of them coordinates."""
+"""Raft: one log on several reliable peers, and the election of the coordinator among them."""

@@ -1,4 +1,4 @@
-"""What a member of the log is told to be, what it keeps, and what it wants done: settings and effects of raft.py."""
+"""Settings, roles and effects of raft.py, and the state that a member keeps on disk."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ from hetpeer.bootstrap.consensus.raft_entries import StoredEntries
 from hetpeer.bootstrap.consensus.raft_messages import LogEntry, Message
 
 SPREAD = 0.75
-"""How far patience varies."""
+"""Random share that is added to the election timeout at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaftConfig:
-    """`members` are those of the manifest; a record in the log takes their place. Times in seconds."""
+    """Settings of a member.
+
+    `members`: those of the manifest, until a record in the log replaces them. Times in seconds.
+    """
 
     me: str
     members: tuple[str, ...]
     heartbeat_s: float = 0.4
     election_s: float = 1.5
-    """A leader is thought gone when nothing was heard for so long, and for up to SPREAD times that longer."""
+    """A leader is taken to be lost when nothing was heard for this long, plus up to SPREAD times as long."""
 
 
 class RaftRole(enum.Enum):
-    """Of a member; a candidate first asks whether it would be elected."""
+    """Role of a member. ASKING is the pre-vote: it asks whether it would be elected."""
 
     FOLLOWER = "follower"
     ASKING = "asking"
@@ -34,7 +37,7 @@ class RaftRole(enum.Enum):
 
 @dataclass(slots=True)
 class Durable:
-    """What a member knows again after it has died."""
+    """State of a member that survives a restart."""
 
     term: int = 0
     voted_for: str | None = None
@@ -43,7 +46,7 @@ class Durable:
 
 @dataclass(frozen=True, slots=True)
 class SaveBallot:
-    """Make durable that we are in `term` and have voted for somebody, or for nobody yet."""
+    """Make durable that we are in `term`, and whom we have voted for in it (None: nobody yet)."""
 
     term: int
     voted_for: str | None
@@ -51,7 +54,7 @@ class SaveBallot:
 
 @dataclass(frozen=True, slots=True)
 class SaveEntries:
-    """Make durable that the log is its first `begin` entries and then these."""
+    """Make durable that the log is its first `begin` entries followed by `entries`."""
 
     begin: int
     entries: tuple[LogEntry, ...]
@@ -59,7 +62,7 @@ class SaveEntries:
 
 @dataclass(frozen=True, slots=True)
 class SendRaft:
-    """To another member. It may get lost."""
+    """Send `message` to another member. It may get lost."""
 
     to: str
     message: Message
@@ -67,21 +70,24 @@ class SendRaft:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The entry at `place` of the log is decided; each is told once in a life, in order."""
+    """The entry at `place` of the log is decided.
+
+    Entries are reported in order, each once in the life of the process.
+    """
 
     place: int
 
 
 @dataclass(frozen=True, slots=True)
 class Leading:
-    """We lead, and everything that was decided before has been told: proposals may come."""
+    """We lead, and all earlier decided entries were reported: proposals may come."""
 
     term: int
 
 
 @dataclass(frozen=True, slots=True)
 class Deposed:
-    """We lead no longer. What was proposed and not decided may be decided yet, or lost."""
+    """We lead no longer. Entries that were proposed and are not decided may be decided yet, or lost."""
 
 
 Effect = SaveBallot | SaveEntries | SendRaft | Decided | Leading | Deposed

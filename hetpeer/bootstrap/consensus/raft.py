@@ -1,9 +1,10 @@
-"""Raft: one log on several reliable peers, as long as most of them are there.
+"""Raft: one log on several reliable peers, which works as long as most of them are there.
 
-After Ongaro and Ousterhout, "In search of an understandable consensus algorithm" (2014), with pre-vote, check-quorum,
-leadership transfer and membership changes by one server at a time from Ongaro's dissertation (2014; 9.6, 6.4.1, 3.10, 4.1).
-Pure: messages and time in, effects out. Effects are carried out in order, and what is to be saved is durable before anything
-behind it is begun, so a peer's word on what it has is always true. With one member every entry is decided when it is durable.
+After Ongaro and Ousterhout, "In search of an understandable consensus algorithm" (2014), with pre-vote,
+check-quorum, leadership transfer and membership changes by one server at a time from Ongaro's dissertation
+(2014; 9.6, 6.4.1, 3.10, 4.1). Pure: messages and time in, effects out. Effects are carried out in order, and
+state is durable before any later effect begins, so what a peer says of its log is always true. With one
+member every entry is decided when it is durable.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from hetpeer.bootstrap.consensus.raft_messages import (
 
 
 class Raft:
-    """One member, with what it had made `durable` before."""
+    """One member, which starts with its `durable` state."""
 
     def __init__(self, config: RaftConfig, durable: Durable, now: float) -> None:
         self._config = config
@@ -49,16 +50,19 @@ class Raft:
         self._voted_for = durable.voted_for
         self.log = Entries(config.members, durable.entries)
         self.decided = 0
-        """So many entries are decided, as far as we know."""
+        """Entries that are decided, as far as we know."""
         self._said_decided = 0
-        """And as the leader has said; of some we may not know yet that we have them as it does, or we lack them."""
+        """Entries that are decided, as the leader last said.
+
+        Some may be missing here, or not be confirmed yet.
+        """
         self.role = RaftRole.FOLLOWER
         self.leader: str | None = None
         self.leading = False
         """Whether proposals may come."""
         self._draws = 0
         self._heard_at = float("-inf")
-        self._deadline = now if self.log.members == (self._me,) else now + self._patience()
+        self._deadline = now if self.log.members == (self._me,) else now + self._election_timeout_s()
         self._votes: set[str] = set()
         self._followers = Followers((), now)
         self._learners: tuple[str, ...] = ()
@@ -68,7 +72,7 @@ class Raft:
     # ── events ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def tick(self, now: float) -> list[Effect]:
-        """Time passes. To be called a few times in `heartbeat_s`."""
+        """Check the timeouts. To be called a few times in `heartbeat_s`."""
         if self.role is RaftRole.LEADER:
             return self._lead_on(now)
         if now >= self._deadline and self._may_run():
@@ -76,11 +80,11 @@ class Raft:
             return self._ask(now)
         if self.role is RaftRole.FOLLOWER or now < self._beat_at:
             return []
-        asking = self.role is RaftRole.ASKING  # what we asked, or the answer, may be lost
+        asking = self.role is RaftRole.ASKING  # the request or its answer may be lost
         return self._canvass(self.term + asking, now, pre=asking)
 
     def receive(self, peer: str, message: Message, now: float) -> list[Effect]:
-        """A message of `peer` (the transport's word)."""
+        """Answer a message of `peer` (the transport's word)."""
         match message:
             case RequestVote():
                 return self._requested(peer, message, now)
@@ -94,15 +98,19 @@ class Raft:
                 return self._taking_over(peer, message, now)
 
     def propose(self, record: Mapping[str, Any], now: float) -> list[Effect]:
-        """Have `record` decided; only while `leading`. Its place is the number of entries before."""
+        """Append `record`, to be decided; only while `leading`.
+
+        Its place is the current length of the log.
+        """
         assert self.leading
         return self._extend(dict(record), now)
 
     def change(self, peers: Sequence[str], now: float) -> list[Effect]:
-        """Make `peers` the members, one step with each call; only while `leading`. To be called until they are.
+        """Make `peers` the members, one step with each call; only while `leading`. To be called until they
+        are.
 
-        At most one is added or removed at a time, and only when the change before is decided. Who is added has caught up as
-        a learner before: a peer that is not there cannot take the majority away.
+        At most one member is added or removed at a time, and only when the change before is decided. A new
+        member first catches up as a learner: a peer that is not there cannot take the majority away.
         """
         members = self.log.members
         self._learners = tuple(peer for peer in peers if peer not in members)
@@ -119,7 +127,9 @@ class Raft:
         return []
 
     def leave(self) -> list[Effect]:
-        """We are about to go: whoever has most of the log takes over as soon as it has all."""
+        """Hand leadership to the member with most of the log, as soon as it has all of it: we are about to
+        leave.
+        """
         others = self._others()
         if self.role is not RaftRole.LEADER or not others:
             return []
@@ -127,13 +137,18 @@ class Raft:
         return self._hand_over()
 
     def lacks(self, peer: str) -> int | None:
-        """So many entries `peer` lacks: of ours, if it follows us; of what the leader has decided, of ourselves. None: it is not known here."""
+        """Entries that `peer` lacks.
+
+        As the leader: of our log. Of ourselves: of what is decided. None: unknown here.
+        """
         if peer == self._me:
             return 0 if self.role is RaftRole.LEADER else max(self._said_decided - self.decided, 0)
         return len(self.log) - self._followers.match(peer) if self.role is RaftRole.LEADER else None
 
     def silent_s(self, peer: str, now: float) -> float | None:
-        """Seconds since `peer`, which follows or leads us, last answered or spoke; None: no word of it is to be expected here, or none has come."""
+        """Seconds since `peer`, which follows or leads us, was last heard; None if it does neither, or was
+        never heard.
+        """
         heard = self._followers.answered_at(peer) if self.role is RaftRole.LEADER else None
         if self.role is not RaftRole.LEADER and peer == self.leader:
             heard = self._heard_at
@@ -145,23 +160,27 @@ class Raft:
         return [peer for peer in self.log.members if peer != self._me]
 
     def _may_run(self) -> bool:
-        """Whose removal is not decided may have more of the log than those that stay, and must lead them to it."""
+        """Whether we may be elected.
+
+        A member whose removal is not decided may have more of the log than the others, and must lead them to
+        it.
+        """
         return self._me in self.log.members or self._me in self.log.members_at(self.decided)
 
     def _is_most(self, peers: set[str]) -> bool:
         members = self.log.members
         return 2 * len(peers.intersection(members)) > len(members)
 
-    def _patience(self) -> float:
-        """Different at every member and every time, so that two rarely run against each other."""
+    def _election_timeout_s(self) -> float:
+        """A random election timeout in seconds, so that two members rarely run against each other."""
         self._draws += 1
         drawn = blake3(f"{self._me} {self.term} {self._draws}".encode()).digest(4)
         return self._config.election_s * (1 + SPREAD * int.from_bytes(drawn, "little") / 2**32)
 
     def _ask(self, now: float) -> list[Effect]:
-        """Pre-vote: a member that was cut off must not depose anybody when it is back."""
+        """Begin the pre-vote: a member that was cut off must not depose a leader when it comes back."""
         self.role, self._votes = RaftRole.ASKING, {self._me}
-        self._deadline = now + self._patience()
+        self._deadline = now + self._election_timeout_s()
         if self._is_most(self._votes):
             return self._run(now)
         return self._canvass(self.term + 1, now, pre=True)
@@ -169,7 +188,7 @@ class Raft:
     def _run(self, now: float, *, transfer: bool = False) -> list[Effect]:
         self.role, self._votes = RaftRole.CANDIDATE, {self._me}
         self.term, self._voted_for, self.leader = self.term + 1, self._me, None
-        self._deadline = now + self._patience()
+        self._deadline = now + self._election_timeout_s()
         ballot = SaveBallot(self.term, self._voted_for)
         if self._is_most(self._votes):
             return [ballot, *self._win(now)]
@@ -188,7 +207,7 @@ class Raft:
             granted = request.term > self.term and complete and not led
             if (
                 granted and self.role is RaftRole.ASKING
-            ):  # two at a time would split the votes: one of them gives way
+            ):  # two that ask at a time would split the votes: one gives way
                 granted = ((request.last_term, request.length), peer) > (self.log.end, self._me)
                 if granted:
                     self._follow(None, now)
@@ -200,7 +219,7 @@ class Raft:
         granted = request.term == self.term and self._voted_for in (None, peer) and complete
         if granted and self._voted_for is None:
             self._voted_for = peer
-            self._deadline = now + self._patience()
+            self._deadline = now + self._election_timeout_s()
             effects.append(SaveBallot(self.term, peer))
         return [*effects, SendRaft(peer, VoteReply(term=self.term, granted=granted))]
 
@@ -221,14 +240,14 @@ class Raft:
         return self._run(now, transfer=True)
 
     def _win(self, now: float) -> list[Effect]:
-        """A leader knows what is decided once an entry of its own term is (section 8)."""
+        """Lead from now on. A leader knows what is decided once an entry of its own term is (section 8)."""
         self.role, self.leader = RaftRole.LEADER, self._me
         self._followers, self._learners, self._successor = Followers(self._others(), now), (), None
         self._beat_at = now + self._config.heartbeat_s
         return self._extend(None, now)
 
     def _see(self, term: int, now: float) -> list[Effect]:
-        """Somebody is in `term`."""
+        """Adopt `term` if it is newer than ours."""
         if term <= self.term:
             return []
         self.term, self._voted_for = term, None
@@ -237,13 +256,13 @@ class Raft:
     def _follow(self, leader: str | None, now: float) -> list[Effect]:
         was, self.role, self.leader = self.role, RaftRole.FOLLOWER, leader
         self.leading = False
-        self._deadline = now + self._patience()
+        self._deadline = now + self._election_timeout_s()
         return [Deposed()] if was is RaftRole.LEADER else []
 
     # ── the leader ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _lead_on(self, now: float) -> list[Effect]:
-        """A leader that most do not answer is none: somebody else may be."""
+        """Send heartbeats. Step down if most members do not answer: another leader may exist."""
         longest = self._config.election_s * (1 + SPREAD)
         if not self._is_most(self._followers.heard_since(now - longest) | {self._me}):
             return self._follow(None, now)
@@ -273,7 +292,7 @@ class Raft:
         return [*([self._update(peer)] if lacks else []), *self._count(now), *self._hand_over()]
 
     def _count(self, now: float) -> list[Effect]:
-        """What most members have, and is of this term, is decided, and all before it (section 5.4.2)."""
+        """Decide entries of this term that most members have, and all before them (section 5.4.2)."""
         length = self._followers.had_by_most(self.log.members, self._me, len(self.log))
         if length <= self.decided or self.log.term_before(length) != self.term:
             return []

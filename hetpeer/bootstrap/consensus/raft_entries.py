@@ -1,4 +1,4 @@
-"""The log as a member has it in memory, and what can be read off it. Pure."""
+"""The log in a member's memory, and what follows from it. Pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from hetpeer.bootstrap.log.history import Record
 from hetpeer.bootstrap.log.packed_records import PackedRecords
 
 MEMBERS = "members"
-"""Kind of the record that says who the members are, from its place in the log on: `{"kind": "members", "peers": [...]}`."""
+"""Kind of the record that names the members from its place in the log on: `{"kind": "members", "peers":
+[...]}`.
+"""
 
 
 class StoredEntries(Sequence[LogEntry]):
-    """Entries in order, in as few bytes as they take."""
+    """Log entries in order, stored compactly."""
 
     def __init__(self, entries: Iterable[LogEntry] = ()) -> None:
         self.terms = array("Q")
         self.records = PackedRecords()
-        """None where a leader only begins its term."""
+        """Record of each entry; None for an entry that only begins a term."""
         self.replace(0, tuple(entries))
 
     @overload
@@ -37,19 +39,19 @@ class StoredEntries(Sequence[LogEntry]):
         return len(self.terms)
 
     def replace(self, begin: int, entries: Sequence[LogEntry]) -> None:
-        """The first `begin` ones and then these."""
+        """Keep the first `begin` entries and put `entries` after them."""
         self.terms[begin:] = array("Q", (entry.term for entry in entries))
         self.records.put(begin, (entry.record for entry in entries))
 
     def copy(self) -> StoredEntries:
-        """The same ones, to go on otherwise."""
+        """An independent copy."""
         other = StoredEntries()
         other.terms, other.records = self.terms[:], self.records.copy()
         return other
 
 
 class Entries:
-    """The log of a member that knows `stored`; `first` are the members where no entry says who they are."""
+    """The log of a member, beginning with `stored`. `first`: members as long as no entry names them."""
 
     def __init__(self, first: Sequence[str], stored: StoredEntries) -> None:
         self._first = tuple(first)
@@ -63,43 +65,43 @@ class Entries:
 
     @property
     def records(self) -> PackedRecords:
-        """What the entries are about; None where a leader only began its term."""
+        """Record of each entry; None for an entry that only begins a term."""
         return self._entries.records
 
     def term_at(self, place: int) -> int:
-        """The term of the entry there."""
+        """Term of the entry at `place`."""
         return self._entries.terms[place]
 
     def part(self, begin: int, most: int) -> tuple[LogEntry, ...]:
-        """At most so many entries from place `begin` on."""
+        """Entries from place `begin` on, `most` of them at most."""
         return tuple(self._entries[begin : begin + most])
 
     def term_before(self, length: int) -> int:
-        """The term of the last of the first `length` entries; 0 if there is none."""
+        """Term of the last of the first `length` entries; 0 if there is none."""
         return self.term_at(length - 1) if length else 0
 
     @property
     def end(self) -> tuple[int, int]:
-        """What logs are compared by: the last term, and the length."""
+        """Last term and length, by which logs are compared."""
         return self.term_before(len(self)), len(self)
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Those of the last entry about them, decided or not."""
+        """Members by the last entry that names them, decided or not."""
         return self.members_at(len(self))
 
     def members_at(self, length: int) -> tuple[str, ...]:
-        """Those that the first `length` entries say."""
+        """Members by the first `length` entries."""
         known = [members for place, members in self._memberships if place < length]
         return known[-1] if known else self._first
 
     @property
     def changed_at(self) -> int:
-        """How long the log must be for the last change of members to be in it."""
+        """Length at which the log contains the last change of members."""
         return self._memberships[-1][0] + 1 if self._memberships else 0
 
     def replace(self, begin: int, entries: Sequence[LogEntry]) -> None:
-        """The log is its first `begin` entries and then these."""
+        """Keep the first `begin` entries and put `entries` after them."""
         self._entries.replace(begin, entries)
         self._memberships = [one for one in self._memberships if one[0] < begin]
         for place, entry in enumerate(entries, begin):
@@ -110,7 +112,9 @@ class Entries:
             self._memberships.append((place, tuple(record["peers"])))
 
     def conflict(self, begin: int) -> int:
-        """Where a leader is to try again whose entry before `begin` is another: before all entries of that term."""
+        """Place from which a leader is to try again if its entry before `begin` differs: before all entries
+        of that term.
+        """
         term = self.term_before(begin)
         while self.term_before(begin) == term and begin:
             begin -= 1

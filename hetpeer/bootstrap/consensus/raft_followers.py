@@ -1,4 +1,4 @@
-"""What a leader knows of those who follow it: how much of the log they have, and when they last answered. Pure."""
+"""What a leader knows of its followers: how much of the log they have, and when they last answered. Pure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from hetpeer.bootstrap.consensus.raft_entries import Entries
 from hetpeer.bootstrap.consensus.raft_messages import Append, Appended
 
 BATCH = 64
-"""Entries of one message at most."""
+"""Most entries of one message."""
 WINDOW = 256
-"""Entries that may be under way to one follower."""
+"""Most entries under way to one follower."""
 NEAR = 8
-"""A learner that lacks fewer entries has caught up."""
+"""A learner that lacks fewer entries than this has caught up."""
 
 
 class Followers:
-    """In one term of ours, which begins at `now`."""
+    """Followers of a leader in a term that begins at `now`."""
 
     def __init__(self, peers: Iterable[str], now: float) -> None:
         self._next: dict[str, int] = {}
@@ -24,24 +24,24 @@ class Followers:
         self._answered = dict.fromkeys(peers, now)
 
     def match(self, peer: str) -> int:
-        """So many entries are durable at `peer`."""
+        """Entries that are durable at `peer`."""
         return self._match.get(peer, 0)
 
     def welcome(self, peers: Iterable[str], now: float) -> None:
-        """These follow us too from now on."""
+        """Add followers."""
         for peer in peers:
             self._answered.setdefault(peer, now)
 
     def heard_since(self, at: float) -> set[str]:
-        """Those who have answered after `at`."""
+        """Followers that have answered after `at`."""
         return {peer for peer, answered in self._answered.items() if answered > at}
 
     def answered_at(self, peer: str) -> float | None:
-        """When `peer` last did, or began to follow us; None: it does not follow."""
+        """When `peer` last answered, or began to follow us; None: it does not follow."""
         return self._answered.get(peer)
 
     def idle(self, peer: str, place: int) -> bool:
-        """Whether `peer` may be sent what is new at `place` without waiting for an answer."""
+        """Whether `peer` may be sent a new entry at `place` without waiting for an answer."""
         return self._next.get(peer, place) - self.match(peer) < WINDOW
 
     def caught_up(self, peer: str, length: int) -> bool:
@@ -49,7 +49,7 @@ class Followers:
         return peer in self._match and length - self._match[peer] < NEAR
 
     def append(self, peer: str, log: Entries, term: int, decided: int) -> Append:
-        """What `peer` lacks, as far as we know; nothing is a heartbeat."""
+        """The next entries that `peer` lacks, as far as we know; a heartbeat if there are none."""
         begin = self._next.setdefault(peer, max(len(log) - 1, 0))
         entries = log.part(begin, BATCH)
         self._next[peer] = begin + len(entries)
@@ -58,9 +58,11 @@ class Followers:
         )
 
     def answered(self, peer: str, answer: Appended, length: int, now: float) -> bool:
-        """An answer of this term; returns whether `peer` is to be sent more at once. `length`: of our log.
+        """Note an answer of this term. Returns whether `peer` is to be sent more at once. `length`: of our
+        log.
 
-        Who lacks what it had said to have is not answered at once: it would refuse that, too, and so on without end.
+        A follower that lacks what it had confirmed before is not answered at once: it would refuse that too,
+        without end.
         """
         self._answered[peer] = now
         if answer.fits:
@@ -71,6 +73,6 @@ class Followers:
         return answer.length >= self.match(peer)
 
     def had_by_most(self, members: Sequence[str], me: str, length: int) -> int:
-        """So many entries are durable at most `members`; all `length` are at `me`."""
+        """Entries that are durable at most `members`; we (`me`) have all `length`."""
         lengths = sorted(length if peer == me else self.match(peer) for peer in members)
         return lengths[(len(members) - 1) // 2]

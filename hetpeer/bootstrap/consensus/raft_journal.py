@@ -1,7 +1,8 @@
-"""What a member of the log has made durable: ballots and entries, one frame after the other in an append-only file.
+"""The journal of a member: its ballots and entries, one frame after another in an append-only file.
 
-An entry is written with its place; one at a place that is taken cuts off what was there, and nothing is ever overwritten.
-Files as bootstrap/log/record_log.py keeps them: a torn tail was never acknowledged, and damage to anything else is refused.
+An entry is written with its place. An entry at a place that is taken cuts off what was there; nothing is ever
+overwritten. Files are kept as in bootstrap/log/record_log.py: a torn tail was never acknowledged, and damage
+to anything else is refused.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from hetpeer.bootstrap.log.record_log import Log
 
 
 class Journal:
-    """One member's, open for this process alone."""
+    """The journal of one member, open for this process alone."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self.durable = _folded(log)
-        """What was there when it was opened."""
+        """The state when it was opened."""
 
     @classmethod
     def open(cls, path: Path) -> Journal:
-        """Raises `LocalError` as `Log.open` does."""
+        """Open the journal at `path`. Raises `LocalError` as `Log.open` does."""
         return cls(Log.open(path))
 
     def save(self, effect: SaveBallot | SaveEntries) -> None:
-        """Durable when it returns. Raises `LocalError` HP-DISK-002 (or 001), and then nothing of it is there."""
+        """Make `effect` durable. Raises `LocalError` HP-DISK-002 (or 001); then nothing of it is written."""
         match effect:
             case SaveBallot(term, voted_for):
                 self._log.append({"kind": "ballot", "term": term, "for": voted_for})

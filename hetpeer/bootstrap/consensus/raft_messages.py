@@ -1,6 +1,7 @@
-"""What reliable peers say to each other about the log, and what an entry of it is.
+"""Messages between reliable peers about the log, and its entries.
 
-Lengths count entries from the beginning of the log: "the entries before `length`" are those with places 0 to length - 1.
+Lengths count entries from the beginning of the log: "the entries before `length`" are those with places 0 to
+length - 1.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ MAX_MESSAGE_BYTES: Final = 65 << 20
 
 
 class LogEntry(Schema):
-    """One record of the replicated log. `record` is None where a leader only begins its term."""
+    """One record of the replicated log. `record` is None for an entry that only begins a leader's term."""
 
     term: Count
     record: dict[str, Any] | None
 
 
 class RequestVote(Schema):
-    """A candidate's log, for whoever compares it with theirs. `pre`: it only asks whether it would be elected in `term`."""
+    """A request for a vote, with the end of the candidate's log.
+
+    `pre`: it only asks whether it would be elected in `term`.
+    """
 
     kind: Literal["request_vote"] = "request_vote"
     term: Count
@@ -34,11 +38,11 @@ class RequestVote(Schema):
     last_term: Count
     pre: bool = False
     transfer: bool = False
-    """The leader itself wants us to take over: its being alive is no reason to refuse."""
+    """The leader itself hands over: that it is alive is no reason to refuse."""
 
 
 class VoteReply(Schema):
-    """The answer to RequestVote; `term` is the candidate's where it is granted."""
+    """The answer to RequestVote; `term` is the candidate's if it is granted."""
 
     kind: Literal["vote"] = "vote"
     term: Count
@@ -47,7 +51,9 @@ class VoteReply(Schema):
 
 
 class Append(Schema):
-    """The leader's entries behind its first `begin`, the last of which is of `last_term`; none of them is a heartbeat."""
+    """The leader's entries after its first `begin`, the last of which is of `last_term`; a heartbeat if there
+    are none.
+    """
 
     kind: Literal["append"] = "append"
     term: Count
@@ -55,11 +61,13 @@ class Append(Schema):
     last_term: Count
     entries: tuple[LogEntry, ...] = ()
     committed: Count
-    """So many entries are decided."""
+    """Entries that are decided."""
 
 
 class Appended(Schema):
-    """The answer: so many entries are durable here as the leader has them (`fits`), or where to try again."""
+    """The answer to Append: with `fits` the entries that are durable here as the leader has them; otherwise
+    where to try again.
+    """
 
     kind: Literal["appended"] = "appended"
     term: Count
@@ -68,7 +76,7 @@ class Appended(Schema):
 
 
 class TakeOver(Schema):
-    """The leader leaves, and we have all that it has: be a candidate at once."""
+    """The leader leaves and we have its whole log: run for election at once."""
 
     kind: Literal["take_over"] = "take_over"
     term: Count
@@ -80,13 +88,13 @@ _MESSAGE: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discrimina
 
 
 def encode(message: Message) -> bytes:
-    """As bytes of msgpack."""
+    """Bytes (msgpack) of a message."""
     data: bytes = msgpack.packb(message.model_dump())
     return data
 
 
 def decode(data: bytes | bytearray) -> Message:
-    """A message from bytes. Raises ProtocolError for anything that is none."""
+    """A message from bytes. Raises `ProtocolError` if they are none."""
     plain = unpack(data, "a message about the log", strict_map_key=False)
     try:
         return _MESSAGE.validate_python(plain)

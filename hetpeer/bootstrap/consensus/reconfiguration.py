@@ -1,8 +1,9 @@
 """How an amendment of the manifest comes into effect, at every reliable peer.
 
-Whoever hears of one (from its directory, or from somebody who offers it) tells the leader. The leader has it recorded: from then
-on every member has it, whoever leads next. Then the leader changes the log's members step by step, until they are those that
-it names; nobody goes before most of those who stay have the newest checkpoint. Who is not named any more ends once that is done.
+A peer that learns of one, from its directory or from another peer, tells the leader. The leader has it
+recorded, so every member has it, whoever leads next. Then the leader changes the log's members step by step
+to those that the amendment names. No member leaves before most of those that stay have the newest checkpoint.
+A peer that is no longer named ends once that is done.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a reliable peer answers."""
+class AmendmentAnswer:
+    """Answer of a reliable peer to an offered amendment."""
 
     sequence: int
-    """The number of the latest amendment that it knows."""
+    """Number of the latest amendment that it knows."""
     in_effect: bool
-    """Whether that is so already, by the word of a leader."""
+    """Whether that one is in effect, by the word of a leader."""
     checkpoint: int
-    """The version of the newest checkpoint on its disk."""
+    """Version of the newest checkpoint on its disk."""
     data: bytes
-    """That amendment; empty: it knows none."""
+    """The amendment; empty: it knows none."""
 
 
-async def offer(node: Node, peer: str, data: bytes) -> Told:
+async def offer(node: Node, peer: str, data: bytes) -> AmendmentAnswer:
     """Tell a reliable peer of an amendment. Raises `RemoteError`."""
     async with await node.open(peer, AMEND) as stream:
         await stream.send({}, data, timeout_s=ANSWER_S)
@@ -52,11 +53,14 @@ async def offer(node: Node, peer: str, data: bytes) -> Told:
     sequence, in_effect, checkpoint = map(header.get, ("sequence", "in_effect", "checkpoint"))
     if not (isinstance(sequence, int) and isinstance(in_effect, bool) and isinstance(checkpoint, int)):
         raise ProtocolError("an answer to an amendment that is none", peer=peer)
-    return Told(sequence, in_effect, checkpoint, bytes(known))
+    return AmendmentAnswer(sequence, in_effect, checkpoint, bytes(known))
 
 
 class Reconfiguration:
-    """At the reliable peer that `node` is; `checkpoint` is the version of the newest one on its disk."""
+    """Amendments at the reliable peer `node`.
+
+    `checkpoint` returns the version of the newest one on its disk.
+    """
 
     def __init__(self, node: Node, replica: Replica, checkpoint: Callable[[], int]) -> None:
         self._node = node
@@ -69,11 +73,13 @@ class Reconfiguration:
 
     @property
     def _recorded(self) -> bool:
-        """Whether the latest amendment is decided, so that it survives us."""
+        """Whether the latest amendment is decided, so that it survives this peer."""
         return bytes.fromhex(self._replica.history.amendment) == self._council.data
 
     async def run(self) -> None:
-        """Until cancelled. Raises `LocalError` HP-RUN-014 once this peer is not named any more, HP-DISK-*."""
+        """Run until cancelled. Raises `LocalError` HP-RUN-014 once this peer is no longer named,
+        HP-DISK-*.
+        """
         await self._node.serve(AMEND, self._asked, CONTROL_BUDGET)
         asked_at = 0.0
         while True:
@@ -87,7 +93,7 @@ class Reconfiguration:
             await asyncio.sleep(LOOK_S)
 
     def _look(self) -> None:
-        """What the log says, and the file that `hetpeer amend` writes."""
+        """Read the newest amendment from the log and from the file that `hetpeer amend` writes."""
         council = self._council
         if recorded := self._replica.history.amendment:
             council.learn(bytes.fromhex(recorded), instead=True)
@@ -98,7 +104,7 @@ class Reconfiguration:
 
     @property
     def _pressing(self) -> bool:
-        """Whether the others should know what we know, or we should know what became of us."""
+        """Whether others should learn what we know, or we should learn what became of us."""
         return not self._recorded or self._node.peer_id not in self._council.peers
 
     async def _lead(self) -> None:
@@ -112,7 +118,7 @@ class Reconfiguration:
             _log.info("amendment %d is left to the next leader", self._council.sequence)
 
     async def _shape(self) -> None:
-        """One step towards the members that are named: first who is new comes in, then who is not named goes."""
+        """Take one step towards the named members: new ones come in first, then others go."""
         members, named = self._replica.members, self._council.peers
         new = [peer for peer in named if peer not in members]
         if new:
@@ -121,7 +127,9 @@ class Reconfiguration:
             self._replica.shape(named)
 
     async def _furnished(self, named: Sequence[str]) -> bool:
-        """Whether most of those who stay have the newest checkpoint: it goes with those who leave."""
+        """Whether most of those that stay have the newest checkpoint: otherwise it would go with those that
+        leave.
+        """
         newest = self._replica.history.checkpoint_version
         have = sum(peer == self._node.peer_id for peer in named)
         for peer in named:

@@ -1,8 +1,8 @@
-"""One reliable peer's part in the log at work: the Raft core driven by channels, the real clock and the disk.
+"""A reliable peer's part in the log: the Raft core driven by channels, the real clock and the disk.
 
-What is decided goes, in order, into the ledger, the file that everybody reads (audit, export, status). The journal beside it is what
-this peer has promised to the others; with one reliable peer it promises itself. Effects are carried out one after the other by
-one consumer, so nothing is said before what it rests on is on the disk.
+Decided records go, in order, into the ledger, the file that audit, export and status read. The journal beside
+it holds what this peer has promised to the others. One consumer carries out effects one after another, so
+what a message relies on is on the disk before it is sent.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from hetpeer.dht.streams.stream import Stream
 LOG: Final = "hetpeer/1/log"
 TICK_S = 0.1
 BACKLOG = 64
-"""Messages that may wait for a member that is away: it is told anew anyway."""
+"""Messages that may wait for a member that is away; it gets newer ones when it is back."""
 RENEWAL_S = 0.2
 LEAVE_S = 1.0
 
@@ -48,11 +48,13 @@ _log = logging.getLogger(__name__)
 
 
 class DeposedError(Exception):
-    """We do not lead any more: what was to be recorded may be decided yet, by somebody else, or not at all."""
+    """We lead no longer. A record that was proposed may be decided by another leader yet, or be lost."""
 
 
 def credit_in(manifest: Manifest, records: Iterable[Record]) -> Credit:
-    """Credit that `records` give, in tokens (or samples) times blocks; later records can be added (docs/credit.md)."""
+    """Credit that `records` give, in tokens (or samples) times blocks; later records can be added
+    (docs/credit.md).
+    """
     grouped = None if manifest.averaging is None else manifest.training.steps
     credit = Credit(manifest.data.tokens_per_sample, grouped)
     for record in records:
@@ -62,7 +64,7 @@ def credit_in(manifest: Manifest, records: Iterable[Record]) -> Credit:
 
 @dataclass(frozen=True, slots=True)
 class RunLogs:
-    """The two files: what is decided, and what this peer has promised."""
+    """The two files: decided records, and what this peer has promised."""
 
     ledger: Log
     journal: Journal
@@ -70,7 +72,7 @@ class RunLogs:
 
 @contextmanager
 def run_logs(run: RunDirectory) -> Iterator[RunLogs]:
-    """Those of `run`, open for this process alone. Raises `LocalError` as `Log.open`."""
+    """The files of `run`, open for this process alone. Raises `LocalError` as `Log.open`."""
     with (
         contextlib.closing(Log.open(run.log_path)) as ledger,
         contextlib.closing(Journal.open(run.journal_path)) as journal,
@@ -79,7 +81,7 @@ def run_logs(run: RunDirectory) -> Iterator[RunLogs]:
 
 
 class Replica:
-    """Of the run in `run`, at the peer whose `node` it is; `run()` it for as long as the files are open."""
+    """The replica of `run` at `node`; `run()` drives it for as long as the files are open."""
 
     def __init__(
         self, node: Node, run: RunDirectory, council: MembershipConfig, logs: RunLogs, clock: Clock
@@ -89,11 +91,11 @@ class Replica:
         self._journal, self._ledger = journal, ledger = logs.journal, logs.ledger
         self._clock = clock
         self.records = FirstRecords(ledger)
-        """What is decided, as far as it was told here: on the disk. All that is folded here has the same records."""
+        """Decided records that are on the disk; everything folded here has the same ones."""
         self.history = History(whole=False)
-        """The same, folded."""
+        """The same records, folded."""
         self.credit = credit_in(run.manifest, ())
-        """And whose work is in it."""
+        """Credit by the same records."""
         self.curves: LogCurves | GroupedCurves = (
             LogCurves() if run.manifest.averaging is None else GroupedCurves(lambda: self.credit.counting)
         )
@@ -102,7 +104,7 @@ class Replica:
         self._known = len(self.records)
         self._told = 0
         self._told_entries = 0
-        """The same, counted in entries of the log: some have no record."""
+        """Entries of the log that were reported; some have no record."""
         config = e.RaftConfig(me=node.peer_id, members=run.manifest.coordinators)
         self._raft = Raft(config, journal.durable, clock.monotonic())
         self._effects: asyncio.Queue[e.Effect] = asyncio.Queue()
@@ -120,21 +122,21 @@ class Replica:
 
     @property
     def leader(self) -> str | None:
-        """Who leads, as far as we know."""
+        """The member that leads, as far as we know."""
         return self._raft.leader
 
     @property
     def members(self) -> Sequence[str]:
-        """The reliable peers that the log knows, this one among them unless it is new or was replaced."""
+        """Reliable peers by the log: this one is among them unless it is new or was replaced."""
         return self._raft.log.members
 
     @property
     def term(self) -> int:
-        """The number of elections that we know of."""
+        """Number of elections that we know of."""
         return self._raft.term
 
     def lacks(self, peer: str) -> int | None:
-        """So many records of the log `peer` lacks, ourselves among others; None: it is not known here."""
+        """Entries of the log that `peer`, or this peer itself, lacks; None: unknown here."""
         return self._raft.lacks(peer)
 
     @property
@@ -143,11 +145,11 @@ class Replica:
         return self.lacks(self.me) == 0 and self._told_entries == self._raft.decided
 
     def silent_s(self, peer: str) -> float | None:
-        """Seconds since `peer`, which follows or leads us, was last heard; None: nothing is to be heard of it here."""
+        """Seconds since `peer`, which follows or leads us, was last heard; None: it does neither."""
         return self._raft.silent_s(peer, self._clock.monotonic())
 
     def company(self) -> set[str]:
-        """The other reliable peers: members, those who are to be some, and those who were until just now."""
+        """The other reliable peers: members, future members, and those that were members until just now."""
         return {*self.members, *self.council.peers} - {self.me}
 
     @property
@@ -155,13 +157,13 @@ class Replica:
         return self._raft.leading
 
     def settled(self, peers: Sequence[str]) -> bool:
-        """Whether it is decided, and we know it as the leader, that `peers` are the members."""
+        """Whether we lead and it is decided that `peers` are the members."""
         log = self._raft.log
         decided = log.members_at(self._raft.decided)
         return self.is_leading and set(decided) == set(log.members) == set(peers)
 
     def shape(self, peers: Sequence[str]) -> None:
-        """As the leader, go one step towards `peers` as the members, if one can be gone."""
+        """As the leader, take one step towards `peers` as the members, if one can be taken."""
         if self.is_leading and set(self.members) != set(peers):
             self._queue(self._raft.change(peers, self._clock.monotonic()))
 
@@ -174,7 +176,10 @@ class Replica:
         await self._deposed.wait()
 
     async def record(self, record: Mapping[str, Any]) -> None:
-        """Have `record` decided: it is on the disks of most members when this returns. Raises `DeposedError`."""
+        """Have `record` decided: it is on the disks of most members when this returns.
+
+        Raises `DeposedError`.
+        """
         if not self._raft.leading:
             raise DeposedError
         place = len(self._raft.log)
@@ -183,7 +188,9 @@ class Replica:
         await decided
 
     async def leave(self) -> None:
-        """Have somebody else lead before we go; returns soon, whether there is anybody or not."""
+        """Hand over leadership before we leave; returns after LEAVE_S at the latest, with or without a
+        successor.
+        """
         if self._leading.is_set() and len(self.members) > 1:
             self._queue(self._raft.leave())
             with contextlib.suppress(TimeoutError):
@@ -193,7 +200,7 @@ class Replica:
     # ── running ─────────────────────────────────────────────────────────────────────────────────────────────
 
     async def run(self) -> None:
-        """Take part until cancelled. Raises `LocalError` when the disk does not keep what must be kept."""
+        """Take part until cancelled. Raises `LocalError` if the disk fails."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._consume())
@@ -248,7 +255,8 @@ class Replica:
                     "HP-LOG-003",
                     f"{self._ledger.path} does not tell what was decided: record {self._told} is another",
                     why="one of the run's logs was replaced by another run's, or by an older copy",
-                    fix="put the folder log/ back as a whole if this is the only reliable peer; of several, name another in its place (hetpeer amend)",
+                    fix="put the folder log/ back as a whole if this is the only reliable peer; "
+                    "of several, name another in its place (hetpeer amend)",
                     exit_code=ExitCode.VERSION,
                 )
             decided.shelve(place, self.records, self._told)
@@ -280,7 +288,7 @@ class Replica:
             await asyncio.sleep(TICK_S)
 
     async def _keep_in_touch(self, peer: str) -> None:
-        """A channel for what we say to `peer`; it says what it has to in one of its own."""
+        """Keep a channel for messages to `peer`; its own messages come in a channel of its own."""
         number = 0
         while True:
             number += 1
@@ -298,7 +306,7 @@ class Replica:
         return _Member(self, peer) if peer in self.company() else None
 
     def received(self, peer: str, message: m.Message) -> None:
-        """A message of another member has arrived."""
+        """Answer a message of another member."""
         self._queue(self._raft.receive(peer, message, self._clock.monotonic()))
 
 

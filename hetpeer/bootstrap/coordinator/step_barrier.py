@@ -24,7 +24,7 @@ PAYS = 1.5
 """A step must be expected to last this many times a fetch for a late joiner to enter it."""
 IN_VAIN = 5
 """After this many waits in vain in a row, a volunteer is not waited for any more."""
-PATIENCE = 5
+SLOW_AFTER = 5
 """A volunteer that has not worked at its place after this many sync timeouts is not counted on any more."""
 MISSES = 3
 """A volunteer that was late for this many steps is waited for even when steps are long."""
@@ -73,7 +73,7 @@ class StepBarrier:
         for volunteer in self._context.members.volunteers.values():
             volunteer.slow = False
         for key, volunteer in on_the_way.items():
-            volunteer.slow = now - self._coming[key] > PATIENCE * self._context.config.sync_s
+            volunteer.slow = now - self._coming[key] > SLOW_AFTER * self._context.config.sync_s
         for volunteer in filter(self.keeps_out, self._context.members.volunteers.values()):
             volunteer.slow = True
 

@@ -1,7 +1,9 @@
-"""An averaging at the coordinator: clusters that are at rest add up their parameters, or copies of them, and all install the mean.
+"""One averaging at the coordinator: clusters add up their parameters, or copies of them, and all install the
+mean.
 
-Pure. It has a plan and votes as a step has; what becomes of the decision in each cluster is the run's business. Who leaves is left out of the next
-plan. It always ends in a decision, be it of one cluster.
+Pure. It has plans and votes as a step has; what a decision means for each cluster is the run's business.
+Clusters that fall apart are left out of the next plan. It always ends in a decision, even if only one cluster
+is left.
 """
 
 from __future__ import annotations
@@ -20,12 +22,15 @@ from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts
 
 
 class AveragingRound:
-    """Group `number` of the clusters with these reigns, all at rest and whole. `delayed`: they train on meanwhile."""
+    """Group `number` of clusters with these contexts, all whole and between two steps.
+
+    `delayed`: they train on meanwhile.
+    """
 
     def __init__(
         self,
         number: int,
-        reigns: Mapping[int, CoordinatorContext],
+        contexts: Mapping[int, CoordinatorContext],
         known: DisputedPairs,
         timeouts: AdaptiveTimeouts,
         now: float,
@@ -36,42 +41,42 @@ class AveragingRound:
         self.delayed = delayed
         self.began_at = now
         self._copies = {
-            cluster: (context.line, context.version) for cluster, context in sorted(reigns.items())
+            cluster: (context.line, context.version) for cluster, context in sorted(contexts.items())
         }
         self._rosters = {
-            cluster: dict(context.members.roster()) for cluster, context in sorted(reigns.items())
+            cluster: dict(context.members.roster()) for cluster, context in sorted(contexts.items())
         }
         self._incarnations = {
-            peer: reigns[cluster].members.volunteers[peer].incarnation
+            peer: contexts[cluster].members.volunteers[peer].incarnation
             for cluster, roster in self._rosters.items()
             for peer in roster
         }
         uplinks = {
-            peer: rate for context in reigns.values() for peer, rate in context.members.uplinks().items()
+            peer: rate for context in contexts.values() for peer, rate in context.members.uplinks().items()
         }
         self._says_length = all(
-            context.members.speak(m.SAYS_LENGTH, context.members.roster()) for context in reigns.values()
+            context.members.speak(m.SAYS_LENGTH, context.members.roster()) for context in contexts.values()
         )
-        first = next(iter(reigns.values()))
+        first = next(iter(contexts.values()))
         self._blocks = first.members.blocks
         self.reduce = Reduce(first.config, uplinks, known, timeouts, now)
 
     @property
     def clusters(self) -> tuple[int, ...]:
-        """Who takes part."""
+        """Clusters that take part."""
         return tuple(self._rosters)
 
     @property
     def copies(self) -> dict[int, int]:
-        """Cluster → which version of its parameters is averaged."""
+        """Cluster → the version of its parameters that is averaged."""
         return {cluster: self._copies[cluster][1] for cluster in self._rosters}
 
     def roster(self) -> dict[str, Range]:
-        """All members, with their blocks."""
+        """Member of any cluster → its blocks."""
         return {peer: place for roster in self._rosters.values() for peer, place in roster.items()}
 
     def begin(self, now: float) -> list[Effect]:
-        """Tell everybody who takes part, and make the first plan."""
+        """Begin messages for all members, and the first plan."""
         roster = self.roster()
         told: list[Effect] = [
             Send(
@@ -93,7 +98,7 @@ class AveragingRound:
         return told + self._plan(now)
 
     def _addresses(self) -> Iterable[tuple[str, tuple[m.TermView, int]]]:
-        """Every member, with its line and the version that is averaged."""
+        """Each member, with its term and view, and the version that is averaged."""
         return ((peer, self._copies[c]) for c, roster in self._rosters.items() for peer in sorted(roster))
 
     def _plan(self, now: float) -> list[Effect]:
@@ -114,7 +119,7 @@ class AveragingRound:
         ]
 
     def _sums(self) -> dict[int, list[tuple[str, tuple[int, ...]]]]:
-        """Of each block one holder of each cluster, in the clusters' order; the work shared within a cluster."""
+        """Block → one holder of each cluster, in the clusters' order; the work is shared within a cluster."""
         load: Counter[str] = Counter()
         sums: dict[int, list[tuple[str, tuple[int, ...]]]] = {}
         for block in range(self._blocks):
@@ -129,7 +134,7 @@ class AveragingRound:
     # ── events ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, peer: str, message: m.Message, now: float) -> list[Effect]:
-        """A member's word on the sums of its blocks: the last vote decides."""
+        """Note what a member says of the plan. The last vote decides."""
         match message:
             case m.Vote() if self.reduce.vote(peer, message, self.roster(), now):
                 return self._plan(now)
@@ -144,7 +149,7 @@ class AveragingRound:
         return []
 
     def without(self, clusters: Iterable[int], now: float) -> list[Effect]:
-        """`clusters` have fallen apart; the others average without them, if there are any."""
+        """Go on without `clusters`, which have fallen apart, if others are left."""
         gone = tuple(sorted(peer for cluster in clusters for peer in self._rosters.pop(cluster)))
         self.reduce.left()
         told: list[Effect] = [
@@ -154,13 +159,13 @@ class AveragingRound:
         return told + self._plan(now) if self._rosters else []
 
     def tick(self, now: float) -> list[Effect]:
-        """A plan of which nothing comes for too long is made anew."""
+        """Make a plan anew that times out."""
         return self._plan(now) if self.reduce.overdue(now) and self.reduce.ran_out() else []
 
     # ── the end ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def decided(self, now: float) -> dict[str, Any]:
-        """What the log says of it: of the averaging itself, and of clusters that install it."""
+        """Log fields of the averaging, also for clusters that install it later."""
         assert self.reduce.decision is not None
         return {
             "term": next(iter(self._copies.values()))[0].term,

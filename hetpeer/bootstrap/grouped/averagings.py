@@ -1,7 +1,8 @@
-"""The averagings of a grouped run: those under way, and those that are decided and not yet installed.
+"""Averagings of a grouped run: those under way, and those that are decided and not yet installed.
 
-Pure. A cluster takes part in one averaging at a time, and trains `interval` batches from one to the next. When an averaging is decided, its mean is
-*promised* to its clusters: each installs it when it stands between two steps. Docs: averaging.md, "Delayed averagings".
+Pure. A cluster takes part in one averaging at a time, and trains `interval` batches between two of them. A
+decided mean is *promised* to its clusters: each installs it between two steps (docs/averaging.md, "Delayed
+averagings").
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ Record = Mapping[str, Any]
 
 
 class Averagings:
-    """All methods take clusters by their numbers. `interval` and `delayed`: as the run's settings."""
+    """All averagings. Methods take clusters by number. `interval` and `delayed`: the run's settings."""
 
     def __init__(self, interval: int, *, delayed: bool) -> None:
         self._interval = interval
         self._delayed = delayed
         self._rounds: dict[int, AveragingRound] = {}
-        """Cluster → what it takes part in."""
+        """Cluster → the averaging that it takes part in."""
         self._promised: dict[int, Record] = {}
-        """Cluster → what it will install."""
+        """Cluster → the log fields of the mean that it will install."""
         self._since: dict[int, int] = {}
-        """Cluster → its version when it was founded, joined a group or was let go on alone, and one more for each averaging that it has
-        installed since: what it trains counts from there.
+        """Cluster → the version from which its training counts: when it was founded, joined a group or went
+        on alone, plus one for each averaging that it has installed since.
         """
         self._groups = 0
-        """The last group. No number is used twice."""
+        """Number of the last group; no number is used twice."""
         self._timeouts = AdaptiveTimeouts()
         self.disputed_pairs = DisputedPairs()
 
@@ -56,19 +57,19 @@ class Averagings:
     # ── who stands where ────────────────────────────────────────────────────────────────────────────────────
 
     def under_way(self) -> list[AveragingRound]:
-        """Each once."""
+        """The averagings under way, each once."""
         return list(dict.fromkeys(self._rounds.values()))
 
     def of(self, cluster: int) -> AveragingRound | None:
-        """What it takes part in."""
+        """The averaging that `cluster` takes part in."""
         return self._rounds.get(cluster)
 
     def busy(self, cluster: int) -> bool:
-        """Whether it takes part in one, or is to install one."""
+        """Whether it takes part in an averaging, or will install one."""
         return cluster in self._rounds or cluster in self._promised
 
     def stops(self, cluster: int) -> bool:
-        """Whether it is to stand still: its parameters themselves are averaged, or a mean is to be installed."""
+        """Whether it must stand still: its own parameters are averaged, or it will install a mean."""
         one = self._rounds.get(cluster)
         return cluster in self._promised or (one is not None and not one.delayed)
 
@@ -79,25 +80,33 @@ class Averagings:
     # ── what happens ────────────────────────────────────────────────────────────────────────────────────────
 
     def skip(self, cluster: int, version: int) -> None:
-        """It found no others at `version`: it trains on as if it had averaged."""
+        """Note that it found no others at `version`: it trains on as if it had averaged."""
         self._since[cluster] = version
 
-    def begin(self, reigns: Mapping[int, CoordinatorContext], now: float, *, last: bool) -> list[Effect]:
-        """Clusters with these reigns, two or more, average; `last`: nothing is trained after it, so nobody trains on meanwhile."""
+    def begin(self, contexts: Mapping[int, CoordinatorContext], now: float, *, last: bool) -> list[Effect]:
+        """Begin an averaging of two or more clusters with these contexts.
+
+        `last`: nobody trains on meanwhile.
+        """
         self._groups += 1
         one = AveragingRound(
-            self._groups, reigns, self.disputed_pairs, self._timeouts, now, delayed=self._delayed and not last
+            self._groups,
+            contexts,
+            self.disputed_pairs,
+            self._timeouts,
+            now,
+            delayed=self._delayed and not last,
         )
         self._rounds |= dict.fromkeys(one.clusters, one)
         self._since |= one.copies
         return one.begin(now)
 
     def tick(self, now: float) -> list[Effect]:
-        """Time passes."""
+        """Check timeouts of all plans."""
         return [effect for one in self.under_way() for effect in one.tick(now)]
 
     def without(self, clusters: Iterable[int], now: float) -> list[Effect]:
-        """`clusters` have fallen apart; who averages with them goes on without."""
+        """Go on without `clusters`, which have fallen apart."""
         gone = set(clusters)
         effects: list[Effect] = []
         for one in dict.fromkeys(self._rounds.pop(number) for number in gone & self._rounds.keys()):
@@ -105,7 +114,9 @@ class Averagings:
         return effects
 
     def decided(self, now: float) -> dict[str, Any] | None:
-        """What the log is to say of one that has been decided: it is promised to its clusters from here on."""
+        """Log fields of an averaging that has been decided, which is promised to its clusters from now on;
+        None if there is none.
+        """
         one = next((one for one in self.under_way() if one.reduce.decision is not None), None)
         if one is None:
             return None
@@ -118,5 +129,5 @@ class Averagings:
         return record
 
     def promised(self) -> Mapping[int, Record]:
-        """Cluster → the averaging that it is to install."""
+        """Cluster → log fields of the averaging that it will install."""
         return self._promised

@@ -1,7 +1,9 @@
-"""One cluster of a grouped run: a coordinator of its own, that falls apart where an exact run would go back.
+"""One cluster of a grouped run: it has a coordinator of its own, and falls apart where a whole run would roll
+back.
 
-Pure. It is *forming* until all its places are taken by volunteers that are prepared; then the run *founds* it from a checkpoint, and it
-fetches that and trains. When a block has lost its last holder it is dissolved (docs/averaging.md, "Grouped runs").
+Pure. It is *forming* until all its places are taken by prepared volunteers. Then the run *founds* it from a
+checkpoint; it fetches that and trains. It dissolves when a block has lost its last holder (docs/averaging.md,
+"Grouped runs").
 """
 
 from __future__ import annotations
@@ -21,11 +23,15 @@ from hetpeer.bootstrap.state.membership import Membership
 from hetpeer.bootstrap.state.volunteer import LifeCycle, Volunteer
 
 STALLS = 6
-"""So often in a row a step's work is handed out again in vain, each time after twice as long: a quarter of an hour in which nothing is counted."""
+"""Stalls in a row, each twice as long as the one before, after which a step is given up: a quarter of an hour
+in which nothing is counted.
+"""
 
 
 class Cluster:
-    """Cluster `context.line.cluster`: its coordinator, and the decisions that differ from a whole run's (`RunPolicy`)."""
+    """Cluster `context.line.cluster`: its coordinator, and the decisions that differ from a whole run's
+    (`RunPolicy`).
+    """
 
     whole_run = False
 
@@ -66,7 +72,7 @@ class Cluster:
 
     @property
     def complete(self) -> bool:
-        """Whether all its places are taken by volunteers that are prepared for them, and do not rest."""
+        """Whether all its places are taken by volunteers that are prepared and do not rest."""
         present = self.members.volunteers.values()
         ready = [
             v.place
@@ -87,21 +93,23 @@ class Cluster:
         return self.context.resting
 
     def has_room(self, place: tuple[int, int]) -> bool:
-        """Whether `place` is one of its places, and open."""
+        """Whether `place` is one of its open places."""
         free = any(p.open and (p.begin, p.end) == place for p in self.members.places())
         return free and self.dissolved is None
 
     def refuse(self, peer: str, hello: m.Hello) -> list[Effect]:
-        """The answer to a session that is older than the one that is here."""
+        """The answer to a session that is older than the known one; empty if it is not."""
         return self.coordinator.handshake.refuse(peer, hello)
 
     def dismiss(self, peer: str, now: float) -> list[Effect]:
-        """A new session of `peer` has begun: the one that is here is over."""
+        """End the known session of `peer`: a new one has begun."""
         return self._machine.departures.lose({peer: "came back as a new session"}, now)
 
     def enter(self, volunteer: Volunteer, claim: m.Claim) -> list[Volunteer] | None:
-        """A volunteer of nowhere claims a place here: those who had it and were too slow for it, who have no place now; None if it does not get it. Who has
-        lived to see it founded comes back to its place by its hello.
+        """Give an unassigned volunteer the place that it claims. Returns slow volunteers that lost it; None
+        if it is not given.
+
+        A volunteer of a founded cluster comes back to its place by its Hello.
         """
         place = claim.begin, claim.end
         yielding = self._yields_to(volunteer)
@@ -113,20 +121,26 @@ class Cluster:
         return spared
 
     def places_for(self, volunteer: Volunteer) -> tuple[m.Place, ...]:
-        """Its places, of which those are open that `volunteer` may claim."""
+        """Its places; those that `volunteer` may claim are open."""
         return self.members.places(yielding=self._yields_to(volunteer))
 
     def _yields_to(self, volunteer: Volunteer) -> bool:
-        """Whether those who are too slow for their places make room for it. Else those who rest would take each other's."""
+        """Whether slow volunteers make room for it.
+
+        Otherwise volunteers that rest would take each other's places.
+        """
         return not self._machine.barrier.keeps_out(volunteer)
 
     @property
     def forming(self) -> bool:
-        """Whether it waits for volunteers: some place of it is open."""
+        """Whether some place of it is open, and it is not founded."""
         return not self.founded and self.dissolved is None and any(p.open for p in self.members.places())
 
     def recut(self, cutting: ClusterCut) -> list[Effect]:
-        """It is forming, and those who are here have these places from now on. Whom the cut spares the caller has taken out."""
+        """Give the volunteers of a forming cluster these places.
+
+        The caller has removed those that the cut spares.
+        """
         self.members.recut([place for _, place in cutting.seats])
         told: list[Effect] = []
         for peer, place in cutting.seats:
@@ -138,21 +152,23 @@ class Cluster:
         return told
 
     def found(self, now: float, sync_factor: int) -> list[Effect]:
-        """The run's log says from what it begins: it has so many times the sync time-out to get that."""
+        """Begin from the checkpoint that the log names, which it must have within `sync_factor` sync
+        timeouts.
+        """
         self.founded = self._fetches = True
         self._whole_by = now + sync_factor * self.context.config.sync_s
         return self.go_on(now)
 
     def go_on(self, now: float) -> list[Effect]:
-        """There may be something to do again."""
+        """Cross the barrier if no step runs: there may be something to do again."""
         return self._machine.at_barrier(now) if self.context.resting else []
 
     def moves_on(self) -> None:
-        """An averaging is about to be its next version: what was said of the states of this one is final."""
+        """Fix what is agreed of the states of this version: an averaging is about to be the next one."""
         self._machine.checkpoints.settle()
 
     def installs(self, record: Mapping[str, Any], now: float) -> list[Effect]:
-        """The averaging of `record` is its next version; that is in the log."""
+        """Install the averaging of `record` as its next version; the log has it already."""
         roster = self.members.roster()
         message = average_message(record, self.number, self.context.version - 1)
         told: list[Effect] = [Send(peer, message) for peer in sorted(roster)]
@@ -161,7 +177,7 @@ class Cluster:
         return [*told, *self.go_on(now)]
 
     def silence(self, peers: Sequence[str], why: str, now: float) -> list[Effect]:
-        """`peers` have to come back with new incarnations."""
+        """Fence `peers` for the reason `why`."""
         return self._machine.departures.fence(dict.fromkeys(peers, why), now)
 
     # ── RunPolicy: where a whole run decides differently ────────────────────────────────────────────────────
@@ -176,7 +192,9 @@ class Cluster:
         self._whole_by += pause_s
 
     def gap_is_final(self, now: float) -> str | None:
-        """Why nobody is waited for any longer: its holders had their time. Those that were to fetch a state rest."""
+        """Why nobody is waited for any longer: its holders had their time. Those that were to fetch a state
+        rest.
+        """
         if now <= self._whole_by:
             return None
         if self._fetches:
@@ -195,8 +213,8 @@ class Cluster:
     def vacated(self, volunteers: Sequence[Volunteer]) -> list[int]:
         """Blocks of `volunteers` for which nobody else is here, if it is founded.
 
-        Also while it still fetches: newcomers do as well in a new cluster, and nobody stores anything as long as a founded
-        cluster is not whole.
+        Also while it still fetches: newcomers do as well in a new cluster, and nobody stores anything as long
+        as a founded cluster is not whole.
         """
         if not self.founded:
             return []

@@ -1,6 +1,7 @@
-"""What each cluster of a grouped run does next: which batch it trains, when it stores its parameters, and who does what comes last.
+"""Agendas of the clusters of a grouped run: batches, checkpoints, and the work at the end.
 
-Pure: it looks at the clusters and at the books (batches.py, averagings.py). A cluster's agenda is its share of the run. Docs: averaging.md, "Grouped runs".
+Pure: it reads the clusters and what is folded from the log (batches.py, averagings.py). A cluster's agenda is
+its share of the run (docs/averaging.md, "Grouped runs").
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from hetpeer.bootstrap.state.volunteer import Volunteer
 
 
 class ClusterAgendas:
-    """All methods take clusters by their numbers."""
+    """Agendas of all clusters. Methods take clusters by number."""
 
     def __init__(
         self, config: CoordinatorConfig, clusters: Clusters, batches: BatchLineage, averagings: Averagings
@@ -31,12 +32,15 @@ class ClusterAgendas:
     # ── opening clusters ────────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, now: float) -> None:
-        """Open the clusters that live by the log."""
+        """Open the clusters that exist by the log."""
         for number in sorted(self._batches.living):
             self._open(number, now, founded=True)
 
     def places(self, volunteer: Volunteer, now: float) -> list[m.Place]:
-        """All places of clusters that others have begun to form; if `volunteer` fits none that is open, those of one that nobody has begun, too."""
+        """Places of clusters that others have begun to form.
+
+        If none of them fits `volunteer`, those of an empty cluster too.
+        """
         forming = [cluster for cluster in self._clusters if not cluster.founded and cluster.dissolved is None]
         begun = [cluster for cluster in forming if cluster.members.volunteers]
         places = [place for cluster in begun for place in cluster.places_for(volunteer)]
@@ -46,7 +50,7 @@ class ClusterAgendas:
         empty = next((cluster for cluster in forming if cluster not in begun), None)
         if empty is None:
             empty = self._open(self._clusters.unused, now, founded=False)
-        empty.members.recut(self._clusters.usual(empty.number))  # those for whom it was cut have left
+        empty.members.recut(self._clusters.usual(empty.number))  # those it was cut for have left
         return [*places, *empty.members.places()]
 
     def _open(self, number: int, now: float, *, founded: bool) -> Cluster:
@@ -56,7 +60,7 @@ class ClusterAgendas:
     # ── what clusters ask ───────────────────────────────────────────────────────────────────────────────────
 
     def take(self, number: int, ahead: int) -> NextStep | None:
-        """What `number` does next, beside `ahead` steps under way."""
+        """The next work of `number`, beside `ahead` steps under way."""
         cluster = self._clusters[number]
         if self._averagings.stops(number):
             return None
@@ -81,7 +85,10 @@ class ClusterAgendas:
         return config.evaluation_microbatches > 0 and batch % config.evaluate_every == 0
 
     def saves(self, number: int) -> bool:
-        """Whether `number` is to store its parameters now. Not while others fetch the last ones that were stored."""
+        """Whether `number` is to store its parameters now.
+
+        Nobody stores any while others fetch the last checkpoint.
+        """
         saver = self._clusters.saver
         if saver is not None and saver.number != number:
             return False
@@ -101,7 +108,9 @@ class ClusterAgendas:
 
     @property
     def may_found(self) -> bool:
-        """Whether a new cluster may begin from the last checkpoint: it is of use, and that is as new as can be."""
+        """Whether a new cluster may begin from the last checkpoint: it is useful, and the checkpoint is up to
+        date.
+        """
         batches = self._batches
         return not self._clusters.living or (self.trains_on and not batches.unsaved and batches.compatible)
 
@@ -115,17 +124,17 @@ class ClusterAgendas:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left to do: all batches are in, averaged, evaluated and stored."""
+        """Whether all batches are in, averaged, evaluated and stored."""
         return self._ending and self._evaluated and self.heir.history.stored
 
     @property
     def _ending(self) -> bool:
-        """Whether only the last evaluation and the last checkpoint are left to do, by the heir."""
+        """Whether only the last evaluation and checkpoint are left, which the heir does."""
         return not self.trains_on and bool(self._clusters.living) and self.agreed
 
     @property
     def heir(self) -> Cluster:
-        """Who does what is left to do."""
+        """The cluster that does what is left at the end."""
         return min(self._clusters.living, key=lambda cluster: cluster.number)
 
     @property
@@ -135,7 +144,7 @@ class ClusterAgendas:
 
 
 class _Share:
-    """The agenda of one cluster: its part of the run."""
+    """The agenda of one cluster: its share of the run."""
 
     over = False
 

@@ -1,4 +1,7 @@
-"""A cut of their own for volunteers who wait in a forming cluster: what a planner proposes. Pure. Docs: averaging.md, "A cut of their own"."""
+"""A cut of their own for volunteers in a forming cluster, as a planner proposes it.
+
+Pure (docs/averaging.md).
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,16 @@ from hetpeer.bootstrap.state.membership import Range
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterCut:
-    """Of forming cluster `cluster`."""
+    """A proposal for forming cluster `cluster`."""
 
     cluster: int
     seats: Sequence[tuple[str, Range]]
-    """Peers with their blocks, from the first block to the last: all of the model."""
+    """Peers with their blocks, which together are all blocks of the model in order."""
     spared: frozenset[str] = frozenset()
-    """Who waits there, too, and is to look for another place."""
+    """Volunteers of the cluster that are to look for another place."""
 
     def fault(self, blocks: int) -> str | None:
-        """What is wrong with it for a model of so many blocks."""
+        """Why it does not fit a model of this many blocks; None if it does."""
         places = [place for _, place in self.seats]
         borders = [0, *(end for _, end in places)]
         rises = all(one < other for one, other in pairwise(borders))
@@ -33,5 +36,5 @@ class ClusterCut:
 
     @property
     def peers(self) -> frozenset[str]:
-        """For whom it was made."""
+        """All volunteers that it was made for."""
         return frozenset(peer for peer, _ in self.seats) | self.spared

@@ -1,7 +1,8 @@
-"""The course of a grouped run: what follows for all clusters from what has happened in one of them.
+"""Consequences for all clusters of what has happened in one of them.
 
-Pure. Clusters that have fallen apart are buried, averagings are decided and installed, clusters are founded, stand in line and average, and at the end
-the run is closed. Docs: averaging.md, "Grouped runs".
+Pure. Clusters that have fallen apart are removed, averagings are decided and installed, clusters are founded,
+queue up and average, and at the end the run is closed (docs/averaging.md, "Grouped runs"). This module alone
+sets the state of a grouped run.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from hetpeer.bootstrap.state.effects import (
 
 
 class ClusterEvents:
-    """Of the clusters and volunteers that the others know, from the beginning of a reign."""
+    """The clusters and unassigned volunteers of one term, and what they lead to."""
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class ClusterEvents:
         self.state = CoordinatorState.WAITING
 
     def by(self, cluster: Cluster, effects: list[Effect]) -> list[Effect]:
-        """What `cluster` decides concerns the others, too."""
+        """Note the effects of `cluster` that concern the others too, and return them with what follows."""
         for effect in effects:
             match effect:
                 case CollectCheckpoint():
@@ -59,7 +60,7 @@ class ClusterEvents:
         return effects
 
     def settle(self, effects: list[Effect], now: float) -> list[Effect]:
-        """All that can be done at once, after `effects`, is done."""
+        """Do all that can be done at once, after `effects`."""
         done = list(effects)
         while self.state is not CoordinatorState.FINISHED:
             more = (
@@ -76,13 +77,13 @@ class ClusterEvents:
         return done
 
     def tick(self, now: float) -> list[Effect]:
-        """Who has stood in line for long enough is put into groups."""
+        """Form groups of clusters that have waited long enough."""
         return self.settle(self._form(self._queue.tick(now), now), now)
 
     # ── clusters come and go ────────────────────────────────────────────────────────────────────────────────
 
     def _bury(self, now: float) -> list[Effect]:
-        """Clusters have fallen apart: the others go on without them, their volunteers choose again."""
+        """Remove clusters that have fallen apart: the others go on, and their volunteers choose again."""
         fallen = [cluster for cluster in self._clusters if cluster.dissolved is not None]
         effects: list[Effect] = [self._clusters.bury(cluster) for cluster in fallen]
         numbers = {cluster.number for cluster in fallen}
@@ -94,7 +95,10 @@ class ClusterEvents:
         return effects + self._form(self._queue.leave(numbers, now), now)
 
     def _found(self, now: float) -> list[Effect]:
-        """A cluster has all its volunteers: it begins from the last checkpoint. One of the others is asked to store what it has, if need be."""
+        """Found a cluster that has all its volunteers, from the last checkpoint.
+
+        Another cluster stores a new one first if that is needed.
+        """
         forming = next((c for c in self._clusters if not c.founded and c.complete), None)
         if forming is None or not self._agendas.may_found:
             return []
@@ -108,7 +112,7 @@ class ClusterEvents:
     # ── averagings ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _decide(self, now: float) -> list[Effect]:
-        """An averaging is decided, or cannot be."""
+        """Log an averaging that is decided, or halt the run if one cannot be."""
         for one in self._averagings.under_way():
             if one.reduce.trouble is not None:
                 why = f"{one.reduce.trouble} in group {one.number}"
@@ -121,7 +125,7 @@ class ClusterEvents:
         return self._log_average(record, "average", [number for number, _ in record["clusters"]], now)
 
     def _install(self, now: float) -> list[Effect]:
-        """A cluster has come to stand between two steps, and a mean is decided for it."""
+        """Install a decided mean in a cluster that stands between two steps now."""
         for number, record in self._averagings.promised().items():
             if self._clusters[number].at_rest:
                 return self._log_average(record, "installed", (number,), now)
@@ -130,7 +134,7 @@ class ClusterEvents:
     def _log_average(
         self, record: Mapping[str, Any], kind: str, clusters: Iterable[int], now: float
     ) -> list[Effect]:
-        """Those of `clusters` that can install it at once do."""
+        """Log an averaging and install it in those of `clusters` that stand between two steps."""
         ready = [self._clusters[number] for number in clusters if self._clusters[number].at_rest]
         steps = [(cluster.number, cluster.history.version) for cluster in ready]
         for cluster in ready:
@@ -141,7 +145,7 @@ class ClusterEvents:
         return effects
 
     def _line_up(self, now: float) -> list[Effect]:
-        """Who has trained its batches waits for a group."""
+        """Queue up clusters that have trained their batches."""
         if not self._agendas.trains_on:
             return []
         for cluster in self._clusters:
@@ -155,12 +159,12 @@ class ClusterEvents:
         return []
 
     def _is_ready(self, cluster: Cluster) -> bool:
-        """Whether it has trained its batches since it joined a group, and is to join one."""
+        """Whether it has trained its batches since it joined a group, and may join another."""
         due = self._averagings.due(cluster.number, cluster.history.version)
         return due and not self._averagings.busy(cluster.number) and cluster.whole and cluster.at_rest
 
     def _form(self, groups: Iterable[Sequence[int]], now: float) -> list[Effect]:
-        """These average with each other; who has fallen apart meanwhile does not."""
+        """Let these groups average, without clusters that have fallen apart meanwhile."""
         effects: list[Effect] = []
         for group in groups:
             here = [cluster for cluster in map(self._clusters.get, group) if cluster is not None]
@@ -181,7 +185,9 @@ class ClusterEvents:
     # ── the end ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _finish(self, now: float) -> list[Effect]:
-        """All batches are in: everybody averages with everybody, one evaluates and stores what has become of it."""
+        """End the run once all batches are in: all clusters average, and one evaluates and stores
+        the result.
+        """
         living = self._clusters.living
         if self._agendas.trains_on or not living or not all(c.whole and c.at_rest for c in living):
             return []
@@ -194,7 +200,7 @@ class ClusterEvents:
         return self.complete() if self._agendas.over else self.by(heir, heir.go_on(now))
 
     def complete(self) -> list[Effect]:
-        """Nothing is left to do."""
+        """Finish the run: nothing is left to do."""
         return self._close(m.Finished(why=f"all {self._config.steps} batches are committed", completed=True))
 
     def _close(self, end: m.Finished, but: Cluster | None = None) -> list[Effect]:

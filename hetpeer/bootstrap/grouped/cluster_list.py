@@ -1,6 +1,6 @@
-"""The clusters of a grouped run, and the log that they have in common.
+"""The clusters of a grouped run, and the log that they share.
 
-Pure. What one of them writes all know before anybody decides what follows.
+Pure. All clusters know a record that one of them writes before anybody acts on it.
 """
 
 from __future__ import annotations
@@ -22,20 +22,25 @@ from hetpeer.bootstrap.state.issue_limits import IssueLimits
 from hetpeer.bootstrap.state.membership import Membership, Range
 
 NOBODY = -1
-"""No cluster has that number."""
+"""A number that no cluster has."""
 MAX_SYNC_FACTOR = 8
-"""Nobody stores anything while a cluster fetches what was stored: not for longer than a quarter of an hour."""
+"""Most sync timeouts for a cluster to fetch a checkpoint, a quarter of an hour: nobody stores anything
+meanwhile.
+"""
 
 
 class LogFold(Protocol):
-    """Something that follows from the log."""
+    """State that is folded from the log."""
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Fold one more record."""
 
 
 class Clusters:
-    """Of a new reign over the run whose log says `records`; none is open yet. `books` are kept beside the clusters' own histories."""
+    """The clusters of a new term over the run with the log `records`; none is open yet.
+
+    `books` are folded beside their histories.
+    """
 
     def __init__(
         self, config: CoordinatorConfig, records: Iterable[Mapping[str, Any]], books: Sequence[LogFold]
@@ -43,9 +48,9 @@ class Clusters:
         self._config = config
         self._books = books
         self._new = History(NOBODY, whole=False)
-        """What the log tells of a cluster that it does not mention."""
+        """History of a cluster that the log does not mention."""
         self._mentioned: dict[int, History] = {}
-        """And of those that it mentions and that are not open yet."""
+        """Histories of clusters that the log mentions and that are not open yet."""
         self._clusters: dict[int, Cluster] = {}
         self._issue_limits = IssueLimits()
         self._reputation = Reputation()
@@ -53,12 +58,12 @@ class Clusters:
         self._conduct = Conduct()
         self._norm_outliers = NormOutliers()
         self.sync_factor = 1
-        """So many times the sync time-out a cluster has to get its parameters."""
+        """Sync timeouts that a cluster has to fetch its parameters."""
         self.saver: Cluster | None = None
-        """Whose checkpoint is collected."""
+        """The cluster whose checkpoint is collected."""
         self.term = 0
         self._numbers = 0
-        """How many clusters there have been. No number is used twice."""
+        """Cluster numbers used so far; none is used twice."""
         for record in records:
             self._mention(record.get("cluster", 0))
             self._fold(record)
@@ -67,14 +72,14 @@ class Clusters:
     # ── the log ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def log(self, **record: Any) -> Record:
-        """Write what concerns all clusters together."""
+        """Write a record that concerns all clusters."""
         self._fold(record)
         for cluster in self:
             cluster.history.add(record)
         return Record(record)
 
     def logged(self, number: int, record: Mapping[str, Any]) -> None:
-        """`number` has written `record`, and knows it."""
+        """Fold a record that cluster `number` has written and folded itself."""
         self._fold(record)
         for other in self:
             if other.number != number:
@@ -109,7 +114,7 @@ class Clusters:
         return self._numbers
 
     def open(self, number: int, agenda: Agenda, now: float, *, founded: bool) -> Cluster:
-        """Cluster `number` as the log knows it, to do what `agenda` says."""
+        """Open cluster `number` as the log knows it, with this agenda."""
         config, history = self._config, self._mentioned.pop(number, None) or self._new.of_another(number)
         cut = self.usual(number) if history.cut is None else [(begin, end) for begin, end in history.cut]
         members = Membership([cut], config.costs, history.departures, only=number)
@@ -131,11 +136,11 @@ class Clusters:
         return cluster
 
     def usual(self, number: int) -> Sequence[Range]:
-        """How cluster `number` cuts the blocks, unless a planner has found otherwise."""
+        """How cluster `number` cuts the blocks, unless a planner has found a better cut."""
         return self._config.layouts[number % len(self._config.layouts)]
 
     def bury(self, cluster: Cluster) -> Record:
-        """`cluster` has fallen apart."""
+        """Remove `cluster`, which has fallen apart."""
         del self._clusters[cluster.number]
         if cluster.late:
             self.sync_factor = min(2 * self.sync_factor, MAX_SYNC_FACTOR)
@@ -149,14 +154,14 @@ class Clusters:
         return self._clusters[number]
 
     def get(self, number: int) -> Cluster | None:
-        """Cluster `number`, if it is there."""
+        """Cluster `number`, or None."""
         return self._clusters.get(number)
 
     def of(self, peer: str) -> Cluster | None:
-        """The cluster in which `peer` is."""
+        """The cluster of `peer`, or None."""
         return next((cluster for cluster in self if peer in cluster.members.volunteers), None)
 
     @property
     def living(self) -> list[Cluster]:
-        """Those with parameters of their own."""
+        """Founded clusters, which have parameters of their own."""
         return [cluster for cluster in self if cluster.founded]

@@ -1,6 +1,7 @@
-"""Clusters that wait for a group, and the group scheduler that makes groups of them.
+"""The queue of clusters that wait for a group, with the group scheduler.
 
-Pure. The scheduler's workers are clusters, its only stage is the whole pipeline. Docs: averaging.md, "Who with whom".
+Pure. The scheduler's workers are clusters, and its only stage is the whole pipeline (docs/averaging.md, "Who
+with whom").
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ Groups = list[tuple[int, ...]]
 
 
 class GroupQueue:
-    """All methods take clusters by their numbers and return the groups that come of it. `scheduler` knows no worker yet."""
+    """Queue of clusters. Methods take clusters by number and return the groups that form.
+
+    `scheduler` knows no worker yet.
+    """
 
     def __init__(self, scheduler: GroupScheduler) -> None:
         self._scheduler = scheduler
@@ -26,22 +30,22 @@ class GroupQueue:
         return cluster in self._present
 
     def waits(self, cluster: int) -> bool:
-        """Whether it stands in line."""
+        """Whether it waits for a group."""
         return cluster in self._in_line
 
     def join(self, cluster: int, base: int | None, now: float) -> Groups:
-        """It takes part from now on, with the parameters that `base` had."""
+        """Let it take part from now on, with the parameters that `base` had."""
         self._present.add(cluster)
         like = str(base) if base in self._present else None
         return self._formed(self._scheduler.joined(str(cluster), like, now))
 
     def line_up(self, cluster: int, now: float) -> Groups:
-        """It waits until a group takes it in."""
+        """Let it wait until a group takes it in."""
         self._in_line.add(cluster)
         return self._formed(self._scheduler.ready(STAGE, str(cluster), now))
 
     def leave(self, clusters: Iterable[int], now: float) -> Groups:
-        """They do not take part any more."""
+        """Remove clusters."""
         groups: Groups = []
         for cluster in sorted(self._present.intersection(clusters)):
             self._present.discard(cluster)
@@ -50,15 +54,15 @@ class GroupQueue:
         return groups
 
     def averaged(self, seconds: float) -> None:
-        """A group has averaged, and it took so long."""
+        """Note that a group took this long to average."""
         self._scheduler.averaged(seconds)
 
     def close(self, now: float) -> None:
-        """Nobody waits any more; who did is not averaged."""
+        """Empty the queue: no groups form any more."""
         self.leave(list(self._present), now)
 
     def tick(self, now: float) -> Groups:
-        """Time passes."""
+        """Form groups whose waiting time is over."""
         return self._formed(self._scheduler.tick(now))
 
     def _formed(self, groups: Iterable[Group]) -> Groups:

@@ -1,8 +1,9 @@
-"""A grouped run: clusters that train batches of their own, and average with those that are ready at about the same time.
+"""A grouped run: clusters train batches of their own, and average with others that are ready at about the
+same time.
 
-Pure. Each cluster has a coordinator (cluster.py), whose volunteers work in it as in an exact run. Here is what comes from outside, and to whom it
-goes: to a cluster, to an averaging, or to the door. What clusters do next is said by cluster_agenda.py, what follows for the others by cluster_events.py. Docs:
-averaging.md, "Grouped runs".
+Pure. Each cluster has a coordinator (cluster.py), whose volunteers work in it as in an exact run. This module
+passes events on to a cluster, an averaging, or the unassigned volunteers. cluster_agenda.py decides what
+clusters do next, cluster_events.py what follows for the others (docs/averaging.md, "Grouped runs").
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ MUTE = "it did not vote on three plans"
 
 
 class GroupedRun:
-    """One reign over the run whose log says `records`. `scheduler` knows no worker yet."""
+    """One term over the run with the log `records`. `scheduler` knows no worker yet."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class GroupedRun:
         )
 
     def start(self) -> list[Effect]:
-        """The first effects of a reign: its term is durable before anything is said in its name."""
+        """The first effects: the term is durable before anything is said in its name."""
         record = self.clusters.log(kind="reign", term=self.clusters.term)
         return [record, *(self._events.complete() if self.over else [])]
 
@@ -67,7 +68,7 @@ class GroupedRun:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left to do: all batches are in, averaged, evaluated and stored."""
+        """Whether all batches are in, averaged, evaluated and stored."""
         return self._agendas.over
 
     # ── events ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -97,7 +98,7 @@ class GroupedRun:
                 return []
 
     def _to(self, cluster: Cluster, peer: str, message: m.Message, now: float) -> list[Effect]:
-        """`cluster`'s volunteer says something to it, or of an averaging."""
+        """Pass a message on to `cluster`, or to the averaging that it is about."""
         if not isinstance(message, m.OfPlan) or not message.group:
             return self._events.by(cluster, cluster.coordinator.receive(peer, message, now))
         one = self._averagings.of(cluster.number)
@@ -107,13 +108,13 @@ class GroupedRun:
         return [*one.receive(peer, message, now), *self._quarrelled(one, now)]
 
     def _quarrelled(self, one: AveragingRound, now: float) -> list[Effect]:
-        """Who of an averaging is in quarrel, and who has to go."""
+        """Log new disputes of an averaging, and fence volunteers that it turns out."""
         complaints = one.reduce.complaints
         told = [self.clusters.log(kind="quarrel", group=one.number, **news) for news in complaints.news()]
         return [*told, *self._turn_out(complaints.turned_out(), now)]
 
     def _turn_out(self, peers: Mapping[str, str], now: float) -> list[Effect]:
-        """These, with the reason for each, have to come back as others."""
+        """Fence `peers` (peer → reason), and ban those that were turned out too often."""
         effects: list[Effect] = []
         for peer, why in peers.items():
             if self._averagings.disputed_pairs.is_done_with(peer):
@@ -148,7 +149,7 @@ class GroupedRun:
         return self._events.settle(self._events.by(saver, effects), now)
 
     def not_saved(self, order: CollectCheckpoint, now: float) -> list[Effect]:
-        """The checkpoint could not be collected: it is tried again at the next border."""
+        """The checkpoint could not be collected: it is tried again at the next barrier."""
         saver = self.clusters.saver
         return [] if saver is None else saver.coordinator.not_saved(order, now)
 
@@ -158,8 +159,10 @@ class GroupedRun:
         return next((c for c in self.clusters if c.forming and c.members.volunteers), None)
 
     def recut(self, cutting: ClusterCut, now: float) -> list[Effect]:
-        """A planner has found how those who wait for others can be a cluster. Nothing happens if others are there by now than those it was made for.
-        Raises `ValueError` for a cut that is none.
+        """A planner proposes a cut for the volunteers of a forming cluster.
+
+        Nothing happens if others are there by now than those it was made for. Raises `ValueError` for a cut
+        that does not fit the model.
         """
         if fault := cutting.fault(self._blocks):
             raise ValueError(fault)
@@ -175,7 +178,7 @@ class GroupedRun:
         return self._events.settle(effects, now)
 
     def tick(self, now: float) -> list[Effect]:
-        """Time passes. To be called a few times a second."""
+        """Check leases, graces and deadlines. To be called a few times a second."""
         if self.state is CoordinatorState.FINISHED:
             return []
         effects = [*self._unassigned.tick(now), *self._events.settle(self._silence(now), now)]
@@ -186,7 +189,7 @@ class GroupedRun:
         return effects + self._events.tick(now)
 
     def _silence(self, now: float) -> list[Effect]:
-        """Who does not vote on what it averages has to come back."""
+        """Fence members that do not vote in their averaging."""
         effects: list[Effect] = []
         for one in self._averagings.under_way():
             effects += self._quarrelled(one, now)
@@ -204,7 +207,7 @@ class GroupedRun:
 
     @property
     def missing_blocks(self) -> Sequence[int]:
-        """Blocks that no cluster has: none, as long as there is a whole one."""
+        """Blocks that no cluster holds; none, as long as there is a whole cluster."""
         held = self.working().values()
         return [b for b in range(self._blocks) if not any(i <= b < j for i, j in held)]
 
@@ -243,5 +246,5 @@ class GroupedRun:
         return effects
 
     def _unassign(self, volunteer: Volunteer, now: float) -> list[Effect]:
-        """It has no place, and chooses one."""
+        """Offer places to a volunteer that has none."""
         return self._unassigned.enter(volunteer, self._agendas.places(volunteer, now))

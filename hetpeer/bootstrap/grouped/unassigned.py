@@ -1,4 +1,4 @@
-"""Where volunteers of a grouped run are that belong to no cluster: new ones, and those whose cluster has fallen apart. Pure."""
+"""Unassigned volunteers of a grouped run: new ones, and those whose cluster has fallen apart. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hetpeer.bootstrap.state.volunteer import Volunteer
 
 
 class _Nothing:
-    """Nothing is trained at the door."""
+    """An agenda without work."""
 
     over = False
 
@@ -33,11 +33,11 @@ class _Nothing:
         return False
 
     def logged(self, record: Mapping[str, Any]) -> None:
-        """It writes nothing."""
+        """Nothing to note: it writes no records."""
 
 
 class UnassignedVolunteers:
-    """Volunteers without a place, on the line of everybody in `term`."""
+    """Volunteers without a place, in the view of all clusters in `term`."""
 
     def __init__(self, config: CoordinatorConfig, term: int, now: float) -> None:
         line = m.TermView(term=term, view=0, cluster=m.EVERYBODY)
@@ -48,11 +48,11 @@ class UnassignedVolunteers:
         self._leases = Leases(self._context, now)
 
     def refuse(self, peer: str, hello: m.Hello) -> list[Effect]:
-        """The answer to a volunteer who cannot take part; nothing if it can."""
+        """The answer to a volunteer that cannot take part; empty if it can."""
         return self._handshake.refuse(peer, hello)
 
     def close(self, end: m.Finished) -> list[Effect]:
-        """The run is over: those who wait are told, and so is who still comes."""
+        """Tell those that wait, and those that still come, how the run ended."""
         self._context.end = end
         return [Send(peer, end) for peer in self._context.members.volunteers]
 
@@ -63,13 +63,13 @@ class UnassignedVolunteers:
         return peer in self._context.members.volunteers
 
     def enter(self, volunteer: Volunteer, places: Sequence[m.Place]) -> list[Effect]:
-        """`volunteer` may choose from `places`."""
+        """Offer `places` to `volunteer`."""
         self._context.members.volunteers[volunteer.peer] = volunteer
         welcome = m.Welcome(line=self._context.line, version=0, member=False, places=tuple(places))
         return [Send(volunteer.peer, welcome)]
 
     def leave(self, peer: str) -> Volunteer:
-        """It has a place now, or is gone."""
+        """Remove and return `peer`: it has a place now, or was lost."""
         return self._context.members.volunteers.pop(peer)
 
     def heard(self, peer: str, now: float) -> None:
@@ -79,7 +79,7 @@ class UnassignedVolunteers:
         self._leases.broken(peer, now)
 
     def tick(self, now: float) -> list[Effect]:
-        """Who is not heard any more is gone."""
+        """Remove volunteers whose leases ran out."""
         self._leases.tick(now)
         gone = self._leases.expired(now)
         for peer in gone:

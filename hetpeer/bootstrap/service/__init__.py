@@ -1,1 +1,1 @@
-"""The coordinator at work: its core driven by channels, the clock and the disk."""
+"""The coordinator's driver: it connects the core to channels, the clock and the disk."""

@@ -1,4 +1,4 @@
-"""A coordinator as its driver sees it, whatever the run's mode. Pure."""
+"""The interface of a coordinator's core, whatever the run's mode. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Record = Mapping[str, Any]
 
 
 class Core(Protocol):
-    """Messages and time in, effects out (effects.py)."""
+    """A core: messages and time in, effects out (state/effects.py)."""
 
     @property
     def state(self) -> CoordinatorState: ...
@@ -40,18 +40,18 @@ class Core(Protocol):
 
     def tick(self, now: float) -> list[Effect]: ...
 
-    # what others show of it
+    # for status and metrics
 
     @property
     def volunteers(self) -> int:
-        """How many are connected."""
+        """Volunteers that are connected."""
 
     def working(self) -> Mapping[str, m.Range]:
-        """Everybody who holds the current parameters, with the blocks."""
+        """Holder of the current parameters → its blocks."""
 
     @property
     def missing_blocks(self) -> Sequence[int]:
-        """Blocks without a holder: what the run waits for."""
+        """Blocks without a holder: the run waits for them."""
 
     @property
     def done(self) -> int:
@@ -59,20 +59,20 @@ class Core(Protocol):
 
     @property
     def last(self) -> Sequence[Record]:
-        """The last commit, or that of each cluster."""
+        """The record of the last commit, or that of each cluster."""
 
 
 def new_core(
     config: CoordinatorConfig, averaging: AveragingSettings | None, records: Iterable[Record], now: float
 ) -> Core:
-    """A new reign over the run whose log says `records`."""
+    """The core of a new term over the run with the log `records`."""
     if averaging is None:
         return Coordinator(whole_run(config, History.of(records, whole=False)), now)
     return GroupedRun(config, records, GroupPipelines(1, (), averaging.span, window_of(averaging)), now)
 
 
 def window_of(averaging: AveragingSettings) -> WaitWindow:
-    """How long the first that is ready waits."""
+    """The window for which the first ready cluster waits."""
     match averaging.window_s:
         case "adaptive":
             return Adaptive(averaging.span)
@@ -85,7 +85,7 @@ def window_of(averaging: AveragingSettings) -> WaitWindow:
 def is_over(
     config: CoordinatorConfig, averaging: AveragingSettings | None, records: Sequence[Record]
 ) -> bool:
-    """Whether nothing is left to do of the run whose log says `records`."""
+    """Whether nothing is left to do in the run with the log `records`."""
     if averaging is None:
         return is_complete(config, History.of(records, whole=False))
     return GroupedRun(config, records, GroupPipelines(1, (), averaging.span, WaitWindow(0.0)), 0.0).over

@@ -1,7 +1,7 @@
-"""The coordinator at work: its core driven by real channels, the real clock and the disk.
+"""The coordinator's driver: it connects the core to real channels, the real clock and the disk.
 
-Control channels come in, messages go to the core, effects are carried out in order. A `Record` is decided, on the disks of most
-reliable peers, before the next effect is touched: one queue and one consumer keep that order.
+Control channels come in, messages go to the core, effects are carried out in order. A `Record` is on the
+disks of most reliable peers before the next effect begins: one queue and one consumer keep that order.
 """
 
 from __future__ import annotations
@@ -42,13 +42,16 @@ from hetpeer.dht.p2pd.listener import CONTROL as CONTROL_BUDGET
 TICK_S = 0.2
 LINGER_S = 3.0
 SAVE_RETRY_S = 2.0
-"""A checkpoint that failed (a full disk) is not tried again at once."""
+"""Seconds before a failed checkpoint is tried again: the disk may be full."""
 
 _log = logging.getLogger(__name__)
 
 
 class CoordinatorService:
-    """Runs one reign over `run`, of a peer that leads the log. `run` returns the Halt that ended it, or None. `begun`: what it begins with."""
+    """One term over `run` at the peer that leads the log; `run` returns the Halt that ended it, or None.
+
+    `begun`: what it starts with.
+    """
 
     def __init__(
         self,
@@ -64,10 +67,10 @@ class CoordinatorService:
         self._replica = replica
         self._checkpoints = checkpoints
         self._clock = clock
-        self.core, self._door, self._logs = begun.core, begun.door, begun.logs
+        self.core, self._admission, self._logs = begun.core, begun.admission, begun.logs
         self._networks: dict[str, str] = {}
-        """From which each that is here came: its stream may be down when another one comes."""
-        self._reception = VolunteerSessions(self, clock)
+        """Volunteer → the network it came from: its stream may be down when another volunteer comes."""
+        self._sessions = VolunteerSessions(self, clock)
         self._effects: asyncio.Queue[d.Effect] = asyncio.Queue()
         self._collecting: asyncio.Task[None] | None = None
         self._amend()
@@ -78,21 +81,21 @@ class CoordinatorService:
     # ── running ─────────────────────────────────────────────────────────────────────────────────────────────
 
     async def run(self, leaving: asyncio.Event) -> d.Halt | None:
-        """Serve until the run is over, or we do not lead any more (None).
+        """Serve until the run is over, or another peer leads (None).
 
-        After the run's end it still answers for LINGER_S or until `leaving`, so that volunteers hear the last word. Cancelled, it
-        stops between two effects, which is as safe as a crash.
+        After the run's end it answers for LINGER_S or until `leaving`, so that volunteers hear how it ended.
+        Cancelled, it stops between two effects, which is as safe as a crash.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 works = [tasks.create_task(self._consume()), tasks.create_task(self._until_deposed())]
                 self._queue(self.core.start())
-                await self._node.serve(CONTROL_PROTOCOL, self._reception.handle, CONTROL_BUDGET)
+                await self._node.serve(CONTROL_PROTOCOL, self._sessions.handle, CONTROL_BUDGET)
                 self.serving.set()
                 works.append(tasks.create_task(self._tick()))
                 halt = await self.halted
-                await asyncio.gather(*(_briefly(channel.drained()) for channel in self._reception))
+                await asyncio.gather(*(_briefly(channel.drained()) for channel in self._sessions))
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LINGER_S):
                         await leaving.wait()
@@ -103,7 +106,7 @@ class CoordinatorService:
         except* DeposedError:
             _log.warning("another reliable peer leads the run now")
         finally:
-            self._reception.close()
+            self._sessions.close()
         heed_cancellation()
         return None
 
@@ -119,10 +122,10 @@ class CoordinatorService:
             if ticked - last > MAX_TICK_S:
                 _log.warning("this process stood still for %.1f s: no lease runs out for that", ticked - last)
             self._queue(self.core.tick(ticked))
-            self._reception.look(ticked)
+            self._sessions.look(ticked)
             if self._amended != self._replica.council.data:
                 self._amend()
-                for channel in self._reception:
+                for channel in self._sessions:
                     self._tell_amendment(channel)
 
     def _queue(self, effects: Sequence[d.Effect]) -> None:
@@ -142,9 +145,9 @@ class CoordinatorService:
                     if isinstance(message, m.Begin):
                         self._node.members(message.roster)
                         message = self._with_ticket(to, message)
-                    channel = self._reception.channel(to)
+                    channel = self._sessions.channel(to)
                     if channel is not None:
-                        self._reception.tell(channel, message)
+                        self._sessions.tell(channel, message)
                 case d.Disconnect(peer):
                     self._tasks.create_task(self._disconnect(peer))
                 case d.CollectCheckpoint():
@@ -156,7 +159,7 @@ class CoordinatorService:
                     self.halted.set_result(effect)
 
     def _with_ticket(self, to: str, begin: m.Begin) -> m.Begin:
-        """Who comes into a step while it runs can show that it does."""
+        """`begin` with a ticket that proves to others that the late joiner `to` takes part."""
         if not begin.entry:
             return begin
         place = begin.roster[to]
@@ -172,7 +175,7 @@ class CoordinatorService:
     async def _record(self, record: Mapping[str, Any]) -> None:
         before = None if record.get("cluster") else self._replica.history.version
         await self._replica.record(record)
-        self._door.recorded(record)
+        self._admission.recorded(record)
         self._logs.recorded(record)
         if record["kind"] == "checkpoint":
             await self._checkpoints.sealed(record)
@@ -180,33 +183,35 @@ class CoordinatorService:
             _log.warning("%s", record_text(record, before))
 
     async def _disconnect(self, peer: str) -> None:
-        channel = self._reception.channel(peer)
+        channel = self._sessions.channel(peer)
         if channel is not None:
             await _briefly(channel.drained())
             channel.close()
-        if self._reception.channel(peer) is channel:  # else it has begun anew meanwhile
-            self._reception.inside.discard(peer)
+        if self._sessions.channel(peer) is channel:  # otherwise it has begun a new session
+            self._sessions.inside.discard(peer)
 
     # ── volunteers ──────────────────────────────────────────────────────────────────────────────────────────
 
     def received(self, peer: str, message: m.Message) -> None:
-        """A message of `peer` has arrived. Who was not let in is not heard."""
+        """Pass a message on to the core, if `peer` is admitted."""
         if isinstance(message, m.Hello):
             if not self._lets_in(peer, message):
                 return
-            if peer in self._reception.inside:
+            if peer in self._sessions.inside:
                 self._tasks.create_task(self._ask_for_events(peer))
-        elif peer not in self._reception.inside:
+        elif peer not in self._sessions.inside:
             return
         if isinstance(message, m.EventLine):
             self._keep_event(peer, message.line)
-            message = m.Heartbeat()  # what else it says may wait behind thousands of these
+            message = (
+                m.Heartbeat()
+            )  # the rest of the message is logged; thousands of these may wait, so only the heartbeat goes on
         self._hear(partial(self.core.receive, peer, message))
 
     def _hear(self, happens: Callable[[float], Sequence[d.Effect]]) -> None:
-        """A volunteer has said something, or its stream is gone or back. A core that breaks over it has noted what it never says: this reign is over.
+        """Pass an event of a volunteer on to the core. A core that fails on it ends the term.
 
-        Raises `ProtocolError` for what no honest peer says.
+        Raises `ProtocolError` for what no honest peer sends; the core has changed nothing then.
         """
         try:
             self._queue(happens(self._clock.monotonic()))
@@ -216,18 +221,18 @@ class CoordinatorService:
             self._break_off(error)
 
     def _break_off(self, error: Exception) -> None:
-        self._reception.close()
+        self._sessions.close()
         if not self.halted.done():
             self.halted.set_exception(error)
 
     def _lets_in(self, peer: str, hello: m.Hello) -> bool:
-        """Whether the core is to answer `hello`; else `peer` is turned away."""
+        """Whether to pass `hello` on to the core; otherwise `peer` is turned away."""
         if not hello.understands_us or hello.run != self._run.run_id:
-            return True  # it says what is wrong with that
-        inside, network = self._reception.inside, self._network(peer)
+            return True  # the core answers what is wrong with it
+        inside, network = self._sessions.inside, self._network(peer)
         self._networks = {other: where for other, where in self._networks.items() if other in inside}
         others = [where for other, where in self._networks.items() if other != peer]
-        verdict = self._door.judge(peer, hello, self._clock.wall(), network, others)
+        verdict = self._admission.judge(peer, hello, self._clock.wall(), network, others)
         if isinstance(verdict, m.Rejected):
             self._turn_out(peer, verdict)
             return False
@@ -238,36 +243,36 @@ class CoordinatorService:
         return True
 
     def _turn_out(self, peer: str, why: m.Rejected) -> None:
-        """`peer` leaves, if it is here, and hears the reason."""
+        """Turn `peer` away with a reason; it leaves if it takes part."""
         _log.info("%s is turned away: %s", short_id(peer), why.why)
         self._queue([d.Send(peer, why)])
-        if peer in self._reception.inside:
+        if peer in self._sessions.inside:
             self._hear(partial(self.core.receive, peer, m.Farewell()))
-            self._reception.inside.discard(peer)
+            self._sessions.inside.discard(peer)
         self._queue([d.Disconnect(peer)])
 
     def _network(self, peer: str) -> str:
-        """Where `peer` is; empty if it is not connected."""
-        channel = self._reception.channel(peer)
+        """The network of `peer`; empty if it is not connected."""
+        channel = self._sessions.channel(peer)
         return network_in(channel.address) if channel is not None and channel.is_up else ""
 
     def _amend(self) -> None:
-        """What the owner has said last holds from now on; whoever it bans leaves."""
+        """Put the newest amendment into effect, and turn away volunteers that it bans."""
         council = self._replica.council
         self._amended = council.data
         """The amendment that all volunteers were told of."""
         if council.amendment is not None:
-            self._door.amended(council.amendment)
-        for peer in [peer for peer in self._reception.inside if self._door.bans(peer)]:
+            self._admission.amended(council.amendment)
+        for peer in [peer for peer in self._sessions.inside if self._admission.bans(peer)]:
             self._turn_out(peer, m.Rejected(reason="banned", why="the run's author has banned this peer"))
 
     def arrange(self, arrangement: Arrangement) -> None:
-        """A planner proposes who has which blocks from now on."""
+        """Pass a planner's proposal for all places on to the core."""
         if isinstance(self.core, Coordinator):
             self._queue(self.core.arrange(arrangement, self._clock.monotonic()))
 
     def recut(self, cutting: ClusterCut) -> None:
-        """A planner proposes how those who wait in a forming cluster can be whole."""
+        """Pass a planner's proposal for a forming cluster on to the core."""
         if isinstance(self.core, GroupedRun):
             self._queue(self.core.recut(cutting, self._clock.monotonic()))
 
@@ -278,29 +283,34 @@ class CoordinatorService:
         self._hear(partial(self.core.resumed, peer))
 
     async def _ask_for_events(self, peer: str) -> None:
-        """Another reliable peer may have coordinated until now: the volunteer sends what is not here."""
-        channel = self._reception.channel(peer)
-        last = await asyncio.to_thread(self._logs.last, peer)  # it gives none until it is asked
+        """Ask the volunteer for events that this peer lacks: another reliable peer may have coordinated until
+        now.
+        """
+        channel = self._sessions.channel(peer)
+        last = await asyncio.to_thread(self._logs.last, peer)  # it sends none until it is asked
         if channel is not None:
-            self._reception.tell(channel, m.Kept(last=last))
+            self._sessions.tell(channel, m.Kept(last=last))
             self._tell_amendment(channel)
 
     def _tell_amendment(self, channel: Channel) -> None:
         if data := self._replica.council.data:
-            self._reception.tell(channel, m.Amended(amendment=data))
+            self._sessions.tell(channel, m.Amended(amendment=data))
 
     def _keep_event(self, peer: str, line: str) -> None:
         try:
             self._logs.keep(peer, line)
         except LocalError as error:
-            # Evidence that is not kept would make the audit fail: better to stop, and go on when there is room.
-            # A closed channel acknowledges nothing: the next reign hears the line again.
+            # Evidence that is not kept would make the audit fail: stop, and go on when there is room.
+            # A closed channel acknowledges nothing: the volunteer sends the line again in the next term.
             self._break_off(error)
 
     # ── checkpoints and states ──────────────────────────────────────────────────────────────────────────────
 
     async def _collect(self, order: d.CollectCheckpoint) -> None:
-        """The core seals the checkpoint when the last block is here, and at most reliable peers."""
+        """Collect a checkpoint.
+
+        The core completes it when the last block is here and on most reliable peers.
+        """
         try:
             digests = await self._checkpoints.collect(order, self._replica.members)
         except (RemoteError, LocalError) as error:
@@ -313,18 +323,18 @@ class CoordinatorService:
 
     @property
     def blocks(self) -> int:
-        """How many the model has."""
+        """Blocks of the model."""
         return len(self._run.manifest.blocks)
 
     def tokens_per_second(self) -> float:
-        """Of the last committed step, or those of all clusters; 0 before the first."""
+        """Tokens per second of the last committed step, or of those of all clusters; 0 before the first."""
         manifest = self._run.manifest
         tokens = manifest.training.batch_size * manifest.data.tokens_per_sample
         return sum(float(tokens / commit["seconds"]) for commit in self.core.last if commit.get("seconds"))
 
 
 async def _briefly(awaitable: Any) -> None:
-    """Wait for a volunteer to have heard the last word, but not for long."""
+    """Wait up to two seconds for a volunteer to acknowledge the last message."""
     try:
         async with asyncio.timeout(2.0):
             await awaitable

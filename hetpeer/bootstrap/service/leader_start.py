@@ -1,4 +1,4 @@
-"""What a reign begins with: all that follows from the log, which may be long."""
+"""Start of a term: state that follows from the log, which may be long."""
 
 from __future__ import annotations
 
@@ -15,22 +15,25 @@ from hetpeer.bootstrap.state.core_config import coordinator_config
 
 @dataclass(frozen=True, slots=True)
 class LeaderStart:
-    """Of a reign: the core, who may come in, and what volunteers have said."""
+    """The core, the admission rules and the volunteers' logs at the start of a term."""
 
     core: Core
-    door: Admission
+    admission: Admission
     logs: VolunteerLogs
 
     @classmethod
     def of(
         cls, run: RunDirectory, records: Sequence[Record], now: float, *, ranks: bool = True
     ) -> LeaderStart:
-        """That follows from `records`, at `now`. `ranks`: whether places are compared for whoever comes. To be called in a thread: a log of months takes
-        seconds, in which a leader that does not beat would not be one any more.
+        """The start that follows from `records`, at `now`. `ranks`: whether places are compared for
+        newcomers.
+
+        To be called in a thread: a log of months takes seconds, and a leader that sends no heartbeats is
+        deposed.
         """
         manifest = run.manifest
         return cls(
             core=new_core(coordinator_config(run, ranks=ranks), manifest.averaging, records, now),
-            door=Admission(run.run_id, manifest.owner, manifest.admission, records),
+            admission=Admission(run.run_id, manifest.owner, manifest.admission, records),
             logs=VolunteerLogs(run.volunteers, run.run_id, manifest, records),
         )

@@ -1,17 +1,29 @@
-"""How much of one peer a coordinator listens to: beyond it nothing is refused, what the peer says only waits, and nobody else does.
+"""Per-peer rate limit: excess messages are delayed, never dropped; other peers are unaffected.
 
-Pure. A new session of a known volunteer is a departure in the log, on the disks of most reliable peers, and other people's work is done again
-for it: those are few. Messages and bytes are what a loop and a parser can take of each. Docs: SECURITY.md.
+Pure. A new session of a known volunteer is costly: a departure goes into the log of most reliable peers, and
+others repeat its work. So few sessions are allowed. The limits on messages and bytes are what the event loop
+and the parser can take from each peer (docs: SECURITY.md).
 """
 
 from __future__ import annotations
 
 SESSIONS = (0.2, 10.0)
-"""A second, and at once after a pause. A volunteer begins one when the coordinator has forgotten it, or has turned it out."""
+"""Sessions: a second, and at once after a pause.
+
+A volunteer begins one when the coordinator has forgotten or fenced it.
+"""
 MESSAGES = (1000.0, 4000.0)
-"""An honest one has about one for each slot, block and 2 MiB of a reduce: eleven a step, and ten a second, in the swarm of two of tests/hostile."""
+"""Messages: a second, and at once.
+
+An honest peer sends about one for each slot, block and 2 MiB of a reduce: ten a second in the swarm of two of
+tests/hostile.
+"""
 BYTES = (8e6, 64e6)
-"""The longest are evidence for a new coordinator, a line of 1 to 10 kB for each block of each step, and fingerprints, 4 KiB for each block."""
+"""Bytes: a second, and at once.
+
+The largest are evidence for a new coordinator, a line of 1 to 10 kB for each block and step, and
+fingerprints, 4 KiB for each block.
+"""
 
 
 class _Tokens:
@@ -37,7 +49,7 @@ class _Tokens:
 
 
 class RateLimit:
-    """Of one peer, whatever channels it opens. Times are seconds of a clock that only rises."""
+    """The limit of one peer, over all its channels. Times are seconds of a monotonic clock."""
 
     def __init__(self, now: float) -> None:
         self._sessions = _Tokens(*SESSIONS, now)
@@ -45,17 +57,17 @@ class RateLimit:
         self._bytes = _Tokens(*BYTES, now)
 
     def wait(self, now: float, *, session: bool) -> float:
-        """Seconds until the next message, which begins a `session` or does not, is listened to."""
+        """Seconds until the next message may be read. `session`: whether it begins a session."""
         due = max(self._messages.wait(now), self._bytes.wait(now))
         return max(due, self._sessions.wait(now)) if session else due
 
     def heard(self, nbytes: int, *, session: bool) -> None:
-        """A message of so many bytes was listened to."""
+        """Note that a message of this many bytes was read."""
         self._messages.take(1.0)
         self._bytes.take(float(nbytes))
         if session:
             self._sessions.take(1.0)
 
     def is_rested(self, now: float) -> bool:
-        """Whether nothing would be forgotten with it."""
+        """Whether the limit is fully restored, so that it can be forgotten."""
         return all(one.is_full(now) for one in (self._sessions, self._messages, self._bytes))

@@ -1,7 +1,8 @@
-"""The sessions of volunteers with a coordinator: who was let in, how much each is listened to, and when a session is over.
+"""Sessions of volunteers with a coordinator: admission, rate limits, and the end of sessions.
 
-A session is a channel (dht/channels/channel.py) that begins with a Hello. Who holds one without being let in loses it, and so does who lets what it is told
-pile up. What is said, and answered, is the business of the `SessionHost` (driver.py).
+A session is a channel (dht/channels/channel.py) that begins with a Hello. A peer that is not admitted loses
+its channel, and so does one that lets messages to it pile up. The `SessionHost` (driver.py) answers what is
+said.
 """
 
 from __future__ import annotations
@@ -23,20 +24,24 @@ from hetpeer.dht.channels.outbox import Parcel
 from hetpeer.dht.streams.stream import Stream
 
 LOOK_S = 10.0
-"""Who has a session and was let in neither at one look nor at the next has none any more."""
+"""Seconds between two checks. A channel whose peer was not admitted at two checks in a row is closed."""
 GIVEN_UP = 3
-"""Looks at which the stream of somebody who was let in is broken: its lease has run out long ago."""
+"""Checks at which an admitted peer's stream is broken before it is forgotten: its lease has run
+out by then.
+"""
 MAX_UNHEARD = 32 << 20
-"""Bytes that wait for a volunteer which acknowledges nothing: a hundred times what is said to one while its stream is broken."""
+"""Most unacknowledged bytes to a volunteer: a hundred times what is sent to one while its stream
+is broken.
+"""
 
 _log = logging.getLogger(__name__)
 
 
 class SessionHost(Protocol):
-    """Who is told what happens in sessions."""
+    """Receiver of what happens in sessions."""
 
     def received(self, peer: str, message: m.Message) -> None:
-        """`peer` says something."""
+        """`peer` sends a message."""
 
     def broken(self, peer: str) -> None:
         """The stream of `peer` broke."""
@@ -46,24 +51,24 @@ class SessionHost(Protocol):
 
 
 class VolunteerSessions:
-    """All sessions of one reign."""
+    """All sessions of one term."""
 
     def __init__(self, host: SessionHost, clock: Clock) -> None:
         self.host = host
         self._clock = clock
         self.inside: set[str] = set()
-        """Peers that were let in."""
+        """Peers that are admitted."""
         self._outside: set[str] = set()
-        """Those that had a session at the last look, and were not let in."""
+        """Peers with a channel that were not admitted at the last check."""
         self._broken: Counter[str] = Counter()
-        """Who was let in, and whose stream is broken → looks since then."""
-        self._hearings: dict[str, RateLimit] = {}
+        """Admitted peer with a broken stream → checks since then."""
+        self._rate_limits: dict[str, RateLimit] = {}
         self._looked = clock.monotonic()
         self._channels = ChannelServer(self._accept, m.MAX_MESSAGE_BYTES, lanes=1)
 
     @property
     def handle(self) -> Callable[[Stream], Awaitable[None]]:
-        """Given to `Node.serve`."""
+        """The handler for `Node.serve`."""
         return self._channels.handle
 
     def channel(self, peer: str) -> Channel | None:
@@ -74,11 +79,15 @@ class VolunteerSessions:
         return iter(self._channels)
 
     def close(self) -> None:
-        """No session any more."""
+        """Close all sessions."""
         self._channels.close()
 
     def tell(self, channel: Channel, message: m.Message) -> None:
-        """Say something in a session, if that is not over. One in which nothing is acknowledged ends: a lease runs out then, unless another session begins."""
+        """Send a message in a session that is not over.
+
+        A session ends if too much is unacknowledged; then the lease runs out, unless the volunteer begins
+        another.
+        """
         if channel.closed:
             return
         channel.send(Parcel({}, (m.encode(message),)))
@@ -89,7 +98,7 @@ class VolunteerSessions:
             channel.close()
 
     def look(self, now: float) -> None:
-        """Now and then: who is not here any more, or does not say what it is here for, is forgotten."""
+        """Every LOOK_S: forget peers that are gone, and close channels of peers that were not admitted."""
         if now - self._looked < LOOK_S:
             return
         self._looked = now
@@ -104,18 +113,18 @@ class VolunteerSessions:
         self._channels.keep_only(self.inside | (outside - self._outside))
         self._outside = outside
         here = {channel.peer_id for channel in self}
-        self._hearings = {p: h for p, h in self._hearings.items() if p in here or not h.is_rested(now)}
+        self._rate_limits = {p: h for p, h in self._rate_limits.items() if p in here or not h.is_rested(now)}
 
     def _accept(self, peer: str, _key: str) -> _Session:
         return _Session(self, peer)
 
     async def in_turn(self, peer: str, message: m.Message, nbytes: int) -> None:
-        """Return when a message of `peer` may be listened to."""
+        """Return when a message of `peer` may be read."""
         session = isinstance(message, m.Hello)
-        hearing = self._hearings.setdefault(peer, RateLimit(self._clock.monotonic()))
-        if wait := hearing.wait(self._clock.monotonic(), session=session):
+        limit = self._rate_limits.setdefault(peer, RateLimit(self._clock.monotonic()))
+        if wait := limit.wait(self._clock.monotonic(), session=session):
             await asyncio.sleep(wait)
-        hearing.heard(nbytes, session=session)
+        limit.heard(nbytes, session=session)
 
     def broken(self, peer: str) -> None:
         """The stream of `peer` broke."""
@@ -132,8 +141,8 @@ class VolunteerSessions:
 class _Session:
     """The receiver of one volunteer's control channel."""
 
-    def __init__(self, reception: VolunteerSessions, peer: str) -> None:
-        self._reception = reception
+    def __init__(self, sessions: VolunteerSessions, peer: str) -> None:
+        self._sessions = sessions
         self._peer = peer
         self._begun = False
 
@@ -146,15 +155,15 @@ class _Session:
             if self._begun:
                 raise ProtocolError("a session that begins twice", peer=self._peer)
             self._begun = True
-        await self._reception.in_turn(self._peer, message, len(data))
-        self._reception.host.received(self._peer, message)
+        await self._sessions.in_turn(self._peer, message, len(data))
+        self._sessions.host.received(self._peer, message)
 
     def beat(self, _channel: Channel) -> None:
-        self._reception.host.received(self._peer, m.Heartbeat())
+        self._sessions.host.received(self._peer, m.Heartbeat())
 
     def up(self, _channel: Channel) -> None:
-        self._reception.resumed(self._peer)
+        self._sessions.resumed(self._peer)
 
     def down(self, channel: Channel) -> None:
         if not channel.closed:
-            self._reception.broken(self._peer)
+            self._sessions.broken(self._peer)
