@@ -97,7 +97,7 @@ class DHTProtocol(protocol.DHTProtocol):  # type: ignore[misc]
 
     @classmethod
     async def create(cls, *args: Any, **kwargs: Any) -> DHTProtocol:
-        """hivemind's protocol with our storage, and without a cache."""
+        """Hivemind's protocol with our storage, and without a cache."""
         made: DHTProtocol = await super().create(*args, **kwargs)
         rule: OwnerValidator = made.record_validator
         made.storage, made.cache = RecordStorage(rule.keys, rule.clock), NoCache()
