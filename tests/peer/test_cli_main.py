@@ -155,8 +155,8 @@ def test_unexpected_error_is_one_line_too(run_app: Callable[..., tuple[object, s
     code, stderr = run_app(body)
     assert code == ExitCode.UNEXPECTED
     assert stderr == (
-        "HP-SYS-000: unexpected ValueError: first second; why: hetpeer does not know this failure, so most likely it has a"
-        " mistake; do: run again with -vv and report what it prints\n"
+        "HP-SYS-000: unexpected ValueError: first second; why: this is probably a bug in hetpeer;"
+        " do: run the command again with -vv and report its output\n"
     )
 
 

@@ -62,19 +62,19 @@ def outcome(look: Callable[[], Verdict]) -> tuple[Grade, str]:
         (lambda: thresholds.disk(5 * GIB, "/home"), "ok", "/home has room for 5 GiB"),
         (lambda: thresholds.disk(GIB, "/home"), "warn", "HP-DISK-004"),
         (lambda: thresholds.disk(MIB, "/home"), "fail", "HP-DISK-004"),
-        (lambda: thresholds.open_files(-1, -1), "ok", "any number"),
-        (lambda: thresholds.open_files(1024, 4096), "ok", "1,024 files"),
+        (lambda: thresholds.open_files(-1, -1), "ok", "no limit on open files"),
+        (lambda: thresholds.open_files(1024, 4096), "ok", "up to 1,024 files"),
         (lambda: thresholds.open_files(256, -1), "warn", "HP-SYS-002"),
         (lambda: thresholds.open_files(64, 64), "fail", "HP-SYS-002"),
-        (lambda: thresholds.clock(True), "ok", "it is kept right"),
+        (lambda: thresholds.clock(True), "ok", "synchronised by a time server"),
         (lambda: thresholds.clock(False), "warn", "HP-SYS-003"),
         (lambda: thresholds.clock(None), "warn", "HP-SYS-003"),
         (lambda: thresholds.idle({"X11": 61.5}, "idle"), "ok", "known: X11 says 62 s"),
-        (lambda: thresholds.idle({}, "always"), "ok", "not known here, which only when.mode = idle"),
+        (lambda: thresholds.idle({}, "always"), "ok", "not known on this machine; only when.mode = idle"),
         (lambda: thresholds.idle({}, "idle"), "fail", "HP-SYS-007"),
-        (lambda: thresholds.battery(None, "pause"), "ok", "there is none, or "),
-        (lambda: thresholds.battery(True, "pause"), "ok", "known: in use now, so a volunteer pauses"),
-        (lambda: thresholds.battery(False, "run"), "ok", "known: on mains; without, a volunteer works on"),
+        (lambda: thresholds.battery(None, "pause"), "ok", "no battery is known"),
+        (lambda: thresholds.battery(True, "pause"), "ok", "on battery now: a volunteer pauses"),
+        (lambda: thresholds.battery(False, "run"), "ok", "on mains; on battery a volunteer works on"),
     ],
 )
 def test_what_figures_mean(look: Callable[[], Verdict], grade: str, said: str) -> None:
@@ -181,7 +181,7 @@ def test_looking_at_a_home_changes_nothing_in_it(tmp_path: Path) -> None:
         Grade.OK,
         "none yet: it is made at the first join",
     )
-    assert outcome(lambda: local_checks.daemon(home)) == (Grade.OK, "none runs from this home")
+    assert outcome(lambda: local_checks.daemon(home)) == (Grade.OK, "no volunteer runs from this home")
     assert [*tmp_path.iterdir()] == []
 
 

@@ -29,7 +29,7 @@ SETTINGS = (
 @pytest.mark.parametrize("reason", Reason)
 def test_each_has_a_sentence_that_says_when_it_goes_on(reason: Reason) -> None:
     sentence = SENTENCES[reason](SETTINGS)
-    assert "goes on" in sentence
+    assert "resume" in sentence
     assert sentence.isprintable()
     assert len(sentence) < 160
     named = re.findall(r"\b(?:limits|when)\.\w+", sentence)
@@ -44,7 +44,7 @@ def test_numbers_are_those_of_the_settings() -> None:
     assert "outside 22:00-07:00, 12:00-13:00:" in paused([Reason.SCHEDULE], SETTINGS)
     assert "the 300GB of this month" in paused([Reason.TRANSFER_CAP], SETTINGS)
     both = paused([Reason.USER, Reason.POWER], SETTINGS)
-    assert both.startswith("paused (user,power): you asked for it; hetpeer resume goes on; resting")
+    assert both.startswith("paused (user,power): you asked for it; hetpeer resume ends the pause; resting")
     assert "limits.gpu_power_w = 150:" in both
     everything = explained(tuple(Reason), SETTINGS)
     assert Standing(state="paused", since=0.0, why=everything).why == everything, (

@@ -149,7 +149,7 @@ async def test_it_finishes_by_itself_when_its_time_is_over(
         rig.clock.now = 60.0
         assert await asyncio.wait_for(waiting, 5.0) is Wish.FINISH
         assert (rig.daemon.standing.reason, rig.daemon.standing.ends) == ("finish", None)
-    assert capsys.readouterr().err == "its time is over: it leaves with the step that is under way\n"
+    assert capsys.readouterr().err == "its time (--for) is over: it leaves when the current step is done\n"
 
 
 async def test_who_is_paused_when_its_time_is_over_leaves_at_once(

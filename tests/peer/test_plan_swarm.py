@@ -111,7 +111,7 @@ def test_the_command_says_who_does_what(tmp_path, capsys):
     assert there | set(printed["spared"]) == {"attic", "office"}
     assert printed["bottleneck"]["device"] in there
     plan_swarm(asked(path), as_json=False)
-    assert "waits for" in capsys.readouterr().out
+    assert "slowest " in capsys.readouterr().out
 
 
 def test_a_front_passes_on_what_two_do_not_send_each_other(tmp_path, capsys):

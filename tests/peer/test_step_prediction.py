@@ -53,9 +53,9 @@ def test_a_swarm_of_two(run: RunDirectory) -> None:
     lines = list(_lines(found))
     assert (
         lines[1]
-        == "step      3.80 s predicted, 0.50 s of it between two steps  the last one took 4.00 s (+5%)"
+        == "step      3.80 s predicted, 0.50 s of it between two steps; the last one took 4.00 s (+5%)"
     )
-    assert lines[-1] == "waits for back, which is sending" or lines[-1] == "waits for front, which is sending"
+    assert lines[-1] == "slowest   back, which is sending" or lines[-1] == "slowest   front, which is sending"
     document = json.loads(json.dumps(found.document()))
     assert document["predicted_s"] == found.estimate.seconds
     assert {row["name"] for row in document["members"]} == {"front", "back"}
@@ -71,7 +71,7 @@ def test_a_swarm_of_two_whose_steps_overlap(run: RunDirectory) -> None:
     assert (found.estimate.staleness, found.document()["staleness"]) == (1, 1)
     assert found.document()["fresh_steps"] == 3
     assert list(_lines(found))[1].startswith(
-        "step      2.00 s predicted, 2 at a time after the first 3  the last one took 4.00 s"
+        "step      2.00 s predicted, 2 steps at a time after the first 3; the last one took 4.00 s"
     )
     updating = predict(signed, swarm(run, forward_s=0.2, backward_s=0.3, update_s=0.5)).estimate
     assert updating.seconds == pytest.approx(4 * 0.5 + 0.5, rel=0.01)

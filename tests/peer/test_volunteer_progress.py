@@ -85,11 +85,11 @@ async def test_what_was_done_in_all_lives_is_thanked_for(
     made = VolunteerProgress(MANIFEST, lambda: 0)
     assert made.thanks == ""
     for microbatches, credited, thanks in (
-        (1_000, 0, "thank you: 1,000 microbatches were computed here, and none of them is in a commit yet"),
+        (1_000, 0, "thank you: 1,000 microbatches computed here; none is part of a committed step yet"),
         (
             234,
             1_500,
-            "thank you: 1,234 microbatches were computed here, and commits credited 1,500 samples x blocks for them",
+            "thank you: 1,234 microbatches computed here, for a credit of 1,500 samples x blocks",
         ),
     ):
         life = volunteer(Phase.TRAINING, microbatches=microbatches, credited=credited)

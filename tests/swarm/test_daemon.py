@@ -147,7 +147,7 @@ async def test_paused_before_it_works(swarm: Swarm) -> None:
     told(patient, "pause")
     await patient.says("paused (user)")
     told(patient, "pause", for_s=1.0)
-    await patient.says("going on")
+    await patient.says("resumed")
     await does(patient, "checking")
     told(patient, "pause")
     await until(lambda: "worker" not in patient.helpers(), "the new worker is gone")

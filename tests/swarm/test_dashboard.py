@@ -79,7 +79,7 @@ async def test_a_volunteer_is_seen_paused_and_goes_on(swarm: Swarm) -> None:
         await until(lambda: "worker" not in one.helpers(), "its worker is gone")
         await one.says("paused (user)")  # who is asked to go on before that has not rested at all
         await page.click("#resume")
-        await one.says("going on")
+        await one.says("resumed")
         await expect(page.locator("#state")).to_have_text("training", timeout=60_000)
 
         watching = await browser.new_page(viewport={"width": 360, "height": 740})

@@ -26,7 +26,7 @@ async def test_what_takes_a_new_worker_takes_no_new_volunteer(swarm: Swarm) -> N
     assert "limits.ram is 20% from now on" in owner.printed
     assert (one.home / "config.toml").read_text() == '[limits]\nram = "20%"\n'
     await one.says("paused (settings)")
-    await one.says("going on")
+    await one.says("resumed")
     await until(lambda: one.helpers().get("worker", before["worker"]) != before["worker"], "a new worker")
     assert one.helpers()["p2pd"] == before["p2pd"]
     wrong = Request(do="set", key="limits.up", value="fast")
@@ -61,7 +61,7 @@ async def test_a_month_that_is_full(swarm: Swarm) -> None:
     assert more > counted
     owner = swarm.start("owner", "config", "set", "limits.transfer_cap", "none", home=again.home)
     assert await owner.ended() == ExitCode.OK, owner.said
-    await again.says("going on")
+    await again.says("resumed")
     await again.says("you are contributing")
 
 

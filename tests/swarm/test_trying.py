@@ -28,7 +28,7 @@ async def test_it_leaves_by_itself_when_its_time_is_over(swarm: Swarm) -> None:
     (volunteer.home / "late").touch()
     assert await volunteer.ended() == ExitCode.OK, volunteer.said
     said = volunteer.said.splitlines()
-    assert said.index("its time is over: it leaves with the step that is under way") < len(said) - 2
+    assert said.index("its time (--for) is over: it leaves when the current step is done") < len(said) - 2
     assert said[-2].startswith("thank you: ")
     assert said[-1] == "left the run"
     bootstrap.signal(signal.SIGINT)
@@ -47,12 +47,12 @@ async def test_what_would_come_of_joining(swarm: Swarm) -> None:
     small = swarm.volunteer("small", "--dry-run", "--ram-limit", "1MiB")
     full = swarm.volunteer("full", "--dry-run", "--files-limit", "1KiB")
     assert await trying.ended() == ExitCode.OK, trying.said
-    assert f"the run {swarm.run.manifest.name} ({swarm.run.run_id}): its manifest is sound" in trying.said
+    assert f"run {swarm.run.manifest.name} ({swarm.run.run_id}): its manifest is valid" in trying.said
     last = len(swarm.run.manifest.blocks) - 1
-    assert f"most likely it would take blocks 0-{last}, held by no volunteers now, with " in trying.said
-    assert "it would fetch " in trying.said
+    assert f"it would probably take blocks 0-{last}, held by no volunteers now, with " in trying.said
+    assert "it would download " in trying.said
     assert f"for now it would be paused (schedule): it is outside {other}" in trying.said
-    assert trying.said.endswith("it would join; nobody was asked for a place\n")
+    assert trying.said.endswith("this was a trial, and no place was asked for\n")
     await fails(small, ExitCode.TOO_SMALL, "HP-FIT-001", "--ram-limit")
     await fails(full, ExitCode.TOO_SMALL, "HP-DISK-005", "limits.files")
     for child in (trying, small, full):
@@ -67,7 +67,7 @@ async def test_what_would_come_of_joining(swarm: Swarm) -> None:
     await fails(twin, ExitCode.IDENTITY, "HP-ID-002", f"pid {volunteer.pid}")
     await fails(nobody, ExitCode.NETWORK, "HP-NET-002")
     assert await beside.ended() == ExitCode.OK, beside.said
-    assert "it would join; " in beside.said
+    assert "this was a trial" in beside.said
     await swarm.stored(1)
     volunteer.signal(signal.SIGINT)
     assert await volunteer.ended() == ExitCode.OK

@@ -22,10 +22,10 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 FILE_NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 REMEDIES = {
-    errno.EISDIR: "that is a folder: give the name of a file",
-    errno.ENOTDIR: "a part of that path is a file: choose another path",
-    errno.EEXIST: "that name is taken: choose another",
-    errno.ENOENT: "a folder of that path is missing: make it first, or choose another path",
+    errno.EISDIR: "give the name of a file: this is the name of a folder",
+    errno.ENOTDIR: "choose another path: a part of this one is a file",
+    errno.EEXIST: "choose another name: this one is taken",
+    errno.ENOENT: "make the folder first, or choose another path",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
 """What to do about an error of the operating system; anything else is a matter of permissions."""

@@ -19,6 +19,7 @@ from functools import partial
 from weakref import WeakSet
 
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError
+from hetpeer.dht.base.printable import short_id
 from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.dht.direct.tls_listener import (
     INTRODUCTION_S,
@@ -152,7 +153,7 @@ class Direct:
             self._failed(peer, error)
             return False
         else:
-            _log.info("%s is reached past libp2p now", peer)
+            _log.info("%s is reached directly now, without p2pd", short_id(peer))
             self._leads[peer] = lead
             self._failures.pop(peer, None)
             for stream in [stream for stream in self._over_libp2p if stream.peer_id == peer]:

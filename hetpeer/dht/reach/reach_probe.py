@@ -123,7 +123,7 @@ class ReachProbe:
             if isinstance(effect, Ask):
                 group.create_task(self._ask(group, session, effect.helper))
             else:
-                _log.info("reachability: %s", effect.estimate)
+                _log.info("reachability: %s, found by %d peers", effect.estimate.reach, effect.estimate.peers)
 
     async def _ask(self, group: asyncio.TaskGroup, session: NetworkSession, helper: str) -> None:
         def hinted(hint: Hint) -> None:

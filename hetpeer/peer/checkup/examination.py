@@ -40,7 +40,7 @@ async def examine(home: Path, goal: Destination | None) -> AsyncIterator[Finding
     if goal is None:
         yield Finding.skipped(
             "peers",
-            "no peer was named: hetpeer doctor --bootstrap ADDR asks whether it answers, and dials back",
+            "not checked: give an invite (hetpeer doctor INVITE) to see whether its peers answer and reach this machine",
         )
     else:
         async for finding in network_checks.meet(goal, owner.value("network.host"), owner.port):

@@ -63,7 +63,7 @@ def shared_memory() -> Verdict:
             os.close(descriptor)
     except OSError as error:
         raise no_shared_memory(error) from error
-    return "daemon and compute worker can share it"
+    return "daemon and compute worker can share memory"
 
 
 def open_files() -> Verdict:
@@ -98,7 +98,7 @@ def identity(home: Path) -> Verdict:
     """Raises `LocalError` HP-ID-001."""
     key = Home(home).key
     if not os.path.lexists(key):
-        return "none yet: it is made at the first join"
+        return "none yet; hetpeer join makes one"
     return f"{Identity.load(key).peer_id}, readable by you alone"
 
 
@@ -109,19 +109,21 @@ def daemon(home: Path) -> Verdict:
     except LocalError as error:
         if error.code != "HP-CTL-001":
             raise
-        return "none runs from this home"
-    return f"one runs from this home: {standing.state}" + (f" ({standing.reason})" if standing.reason else "")
+        return "no volunteer runs from this home"
+    return f"a volunteer runs from this home: {standing.state}" + (
+        f" ({standing.reason})" if standing.reason else ""
+    )
 
 
 def service() -> Verdict:
     """Whether systemd starts a volunteer, and keeps it when its user logs out."""
     if not systemd_units.unit_path().exists():
-        return "none is installed: a volunteer ends with the session that it was started in"
+        return "not installed: a volunteer ends with the session that started it"
     if systemd_units.lingers():
-        return "installed, and it runs on when you log out"
+        return "installed; it keeps running when you log out"
     return LocalError(
         "HP-SVC-003",
         "the service stops when you log out",
-        why="systemd ends a user's services with the last session unless told otherwise",
+        why="systemd ends a user's services with the last session, unless lingering is on",
         fix="loginctl enable-linger",
     )

@@ -1,4 +1,4 @@
-"""What only starting something tells: the network process, peers that answer, whether they reach us, and the compute worker."""
+"""Checks that start something: the network process, the compute worker, and a meeting with the run's peers."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ async def network_process() -> Verdict:
         begin = time.monotonic()
         p2pd = await P2pd.start(NodeConfig(), Identity.create(folder / "identity.key"), port=0)
         await p2pd.close()
-    return f"p2pd starts, in {time.monotonic() - begin:.1f} s"
+    return f"the network process (p2pd) starts in {time.monotonic() - begin:.1f} s"
 
 
 async def worker() -> Verdict:
-    """Whether the compute worker starts and computes, on what, and how fast: as `hetpeer join` does it.
+    """Whether the compute worker starts and computes, on which device and how fast, as in `hetpeer join`.
 
     Raises `LocalError` HP-GPU-001, HP-GPU-002, HP-GPU-003, and what the worker says of its device.
     """
@@ -59,7 +59,7 @@ async def worker() -> Verdict:
 
 
 async def meet(goal: Destination, host: str, port: int) -> AsyncIterator[Finding]:
-    """Join the network of `goal` for a moment, under a new identity, and say what comes of it. Listens at `port` of `host`; 0: any."""
+    """Findings from joining the network of `goal` for a moment, under a new identity. Listens at `port` of `host`; 0: any."""
     with temporary_folder("doctor") as folder:
         identity = Identity.create(folder / "identity.key")
         config = NodeConfig(host=host, port=port, peers=goal.addresses, reachability="ask")
@@ -77,7 +77,7 @@ async def meet(goal: Destination, host: str, port: int) -> AsyncIterator[Finding
 
 
 async def judged(check: str, look: Awaitable[Verdict]) -> Finding:
-    """The finding of one check."""
+    """The verdict of a check, or the error that it raised, as a finding."""
     try:
         verdict = await look
     except HetpeerError as error:
@@ -86,7 +86,7 @@ async def judged(check: str, look: Awaitable[Verdict]) -> Finding:
 
 
 async def _peers(node: Node, goal: Destination) -> Verdict:
-    """Who of those that were named answers, and how far our clocks are apart."""
+    """Whether the named peers answer, and the difference of our clocks."""
     control = (await node.session()).control
     peers = list(dict.fromkeys(address.peer_id for address in goal.addresses))
     answers = await asyncio.gather(*(_hello(control, peer) for peer in peers))
@@ -98,7 +98,7 @@ async def _peers(node: Node, goal: Destination) -> Verdict:
         return silent[0]
     apart = max(abs(hello.clock_offset_s) for hello in hellos)
     many = f"all {len(hellos)} answer" if len(hellos) > 1 else "it answers"
-    return f"{many}; the clock here is {1000 * apart:.0f} ms off at most"
+    return f"{many}; the clocks differ by {1000 * apart:.0f} ms at most"
 
 
 async def _hello(control: P2pdControl, peer: str) -> JoinAnswer | RemoteError:
@@ -119,5 +119,5 @@ async def _run(node: Node, goal: Destination) -> Verdict:
     except LocalError as error:
         if goal.run or error.code != "HP-NET-006":
             raise
-        return error  # a rendezvous serves none, and leads to many
+        return error  # a rendezvous serves no run itself
     return f"{signed.manifest.name}, {signed.run_id}: its manifest is sound"

@@ -38,7 +38,7 @@ def software(python: Sequence[int], platform: str, packages: Mapping[str, str]) 
     if missing:
         raise _unfit(
             f"{', '.join(missing)} is not installed",
-            "the installation is not whole",
+            "the installation is incomplete",
             "install hetpeer again, in an environment of its own",
         )
     versions = ", ".join(f"{name} {version}" for name, version in packages.items())
@@ -74,8 +74,8 @@ def disk(free: int, where: str) -> Verdict:
         return f"{where} has room for {bytes_text(free)}"
     little = LocalError(
         "HP-DISK-004",
-        f"there is room for {bytes_text(free)} only in {where}",
-        why="graphs, data and what does not fit into memory go there",
+        f"only {bytes_text(free)} are free in {where}",
+        why="the model, its data and whatever does not fit into memory are kept there",
         fix="free some space, or choose a folder on another disk with --home",
         exit_code=ExitCode.TOO_SMALL,
     )
@@ -87,11 +87,15 @@ def disk(free: int, where: str) -> Verdict:
 def open_files(soft: int, hard: int) -> Verdict:
     """The process's limits; -1: none. Raises `LocalError` HP-SYS-002."""
     if soft == -1 or soft >= GOOD_FILES:
-        return f"{'any number of' if soft == -1 else f'{soft:,}'} files and connections may be open"
+        return (
+            f"up to {soft:,} files and connections may be open"
+            if soft != -1
+            else "no limit on open files and connections"
+        )
     few = LocalError(
         "HP-SYS-002",
         f"only {soft} files and connections may be open at a time",
-        why="each peer that a volunteer works with takes some",
+        why="a volunteer needs some for each peer it works with",
         fix=f"ulimit -n {GOOD_FILES}"
         if hard == -1 or hard >= GOOD_FILES
         else "raise the limit in /etc/security/limits.conf",
@@ -105,12 +109,14 @@ def open_files(soft: int, hard: int) -> Verdict:
 def clock(kept: bool | None) -> Verdict:
     """Whether the kernel says that something keeps its clock right; None: it does not say."""
     if kept:
-        return "it is kept right by a time server, says the kernel"
+        return "synchronised by a time server"
     return LocalError(
         "HP-SYS-003",
-        "nobody is known to keep this machine's clock right",
-        why="the kernel says that it is not synchronised" if kept is False else "the kernel does not say",
-        fix="timedatectl set-ntp true; in a container or virtual machine its host does that: see the clock with --bootstrap",
+        "this machine's clock is not known to be synchronised",
+        why="the kernel says that no time server keeps it right"
+        if kept is False
+        else "the kernel does not say",
+        fix="timedatectl set-ntp true; in a container or virtual machine the host does that: compare clocks with hetpeer doctor INVITE",
     )
 
 
@@ -118,8 +124,8 @@ def settings(told: Mapping[str, Setting], *, running: bool) -> Verdict:
     """The settings in force and where each is from; `running`: of a volunteer that runs, not of the next one."""
     changed = [f"{key} {one.value} ({one.source})" for key, one in told.items() if one.source != DEFAULT]
     usual = [f"{key} {one.value}" for key, one in told.items() if one.source == DEFAULT and one.value]
-    whose = "of the volunteer that runs: " if running else ""
-    return f"{whose}{', '.join(changed) or 'nothing is set'}; by default {', '.join(usual)}"
+    whose = "of the running volunteer: " if running else ""
+    return f"{whose}{', '.join(changed) or 'none is changed'}; by default {', '.join(usual)}"
 
 
 def idle(told: Mapping[str, float], mode: str) -> Verdict:
@@ -129,25 +135,25 @@ def idle(told: Mapping[str, float], mode: str) -> Verdict:
         return f"known: {said} without a key or a pointer moved"
     if mode == "idle":
         raise idle_unknown()
-    return f"not known here, which only when.mode = idle (--when idle) needs; it is {mode}"
+    return f"not known on this machine; only when.mode = idle needs it, and it is {mode}"
 
 
 def battery(on_battery: bool | None, setting: str) -> Verdict:
     """Whether the machine runs on its battery, as far as that is known; `setting` is `when.on_battery`."""
     if on_battery is None:
-        return "there is none, or the kernel does not tell: nothing pauses for it"
+        return "no battery is known: a volunteer does not pause for it"
     does = "a volunteer pauses" if setting == "pause" else "a volunteer works on"
-    return f"known: {f'in use now, so {does}' if on_battery else f'on mains; without, {does}'}"
+    return f"on battery now: {does}" if on_battery else f"on mains; on battery {does}"
 
 
 def port(told: Mapping[str, Setting], listening: Sequence[str] | None) -> Verdict:
     """The ports that are named are free, or a volunteer that runs is `listening` at these addresses."""
     if listening is not None:
-        return f"the volunteer that runs here listens at {', '.join(listening[:2]) or 'none yet'}"
+        return f"the running volunteer listens at {', '.join(listening[:2]) or 'none yet'}"
     named = {key: told[key].value for key in PORTS if told[key].value != "0"}
     if "network.port" not in named:
-        return "any free one (network.port = 0): name one if a router is to let connections through to it"
-    return f"{', '.join(f'{key} {number}' for key, number in named.items())}: free, and can be listened at"
+        return "any free port (network.port = 0); set one if your router is to forward it"
+    return f"{', '.join(f'{key} {number}' for key, number in named.items())}: free"
 
 
 def reach(standing: ReachEstimate) -> Verdict:
@@ -160,16 +166,16 @@ def reach(standing: ReachEstimate) -> Verdict:
         case ReachKind.PRIVATE:
             return LocalError(
                 "HP-NET-015",
-                f"no connection from outside gets in ({tried})",
-                why="a router or firewall keeps it out; relays help, and cost some speed",
-                fix="let TCP through to a port of this machine and name that with join --port, or leave it so",
+                f"no connection from outside reaches this machine ({tried})",
+                why="a router or firewall blocks it; relays help, and cost some speed",
+                fix="forward a TCP port of your router to this machine and name it with join --port; or do nothing",
             )
         case _:
             return RemoteError(
                 "HP-NET-014",
-                "whether others reach this machine is not known",
-                why="no peer that was asked dialled it back",
-                fix="nothing: a volunteer asks again, and others too",
+                "it is not known whether others can reach this machine",
+                why="no peer has tried so far",
+                fix="nothing: a running volunteer asks again",
             )
 
 

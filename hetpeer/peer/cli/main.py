@@ -1,7 +1,7 @@
-"""The command line `hetpeer`: global options, the commands, and how anything that goes wrong reaches its user.
+"""The command line `hetpeer`: global options, the commands, and how errors reach the user.
 
-What goes wrong is one line on stderr and a stable exit status; a traceback is shown with -vv only. Each command
-imports what it needs when it runs.
+An error is one line on stderr and a stable exit status; -vv shows the traceback. Each command imports what it needs when
+it runs.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _log = logging.getLogger("hetpeer")
 
 app = typer.Typer(
     name="hetpeer",
-    help="Home machines train one model together.",
-    epilog="Errors have codes (HP-…): docs/errors.md of the sources says what each one means and what to do.",
+    help="Train one model together on home machines.",
+    epilog="docs/errors.md explains each error code (HP-…), docs/cli.md each command.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: drawing boxes around it takes a third of its time
@@ -98,9 +98,9 @@ def _global_options(
     *,
     verbose: Annotated[
         int,
-        typer.Option("-v", "--verbose", count=True, show_default=False, help="Say more; -vv: everything."),
+        typer.Option("-v", "--verbose", count=True, show_default=False, help="Show more messages; -vv: all."),
     ] = 0,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Say only what went wrong.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show errors only.")] = False,
     _version: Annotated[
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
@@ -110,14 +110,14 @@ def _global_options(
 
 
 def run() -> None:
-    """The console entry point; always ends in SystemExit."""
-    # Torch's threads would spin while they wait, taking the cores from the swarm's other processes; on two busy cores
-    # a step takes a tenth of the time without. Read when torch is loaded, inherited by every child.
+    """Console entry point; always ends in SystemExit."""
+    # Otherwise torch's threads spin while they wait and take the cores from the swarm's other processes: on two busy
+    # cores a step takes ten times as long. Read when torch is loaded, inherited by every child.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         with _quiet_pipes():
             app(prog_name="hetpeer")
-    except Exception as error:  # noqa: BLE001 - the last line of defence: a user never sees a bare traceback
+    except Exception as error:  # noqa: BLE001 - a user must never see a bare traceback
         known = next(_hetpeer_errors(error), None) or _unexpected(error)
         tell(known.line())
         _log.debug("the traceback", exc_info=error)
@@ -125,7 +125,7 @@ def run() -> None:
 
 
 def _hetpeer_errors(error: BaseException) -> Iterator[HetpeerError]:
-    """The error itself, or those inside the group that a TaskGroup made of it."""
+    """`error` itself, or the errors inside the group that a TaskGroup made of it."""
     if isinstance(error, HetpeerError):
         yield error
     elif isinstance(error, BaseExceptionGroup):
@@ -137,14 +137,14 @@ def _unexpected(error: Exception) -> LocalError:
     return LocalError(
         "HP-SYS-000",
         f"unexpected {type(error).__name__}: {error}".rstrip(": \n"),
-        why="hetpeer does not know this failure, so most likely it has a mistake",
-        fix="run again with -vv and report what it prints",
+        why="this is probably a bug in hetpeer",
+        fix="run the command again with -vv and report its output",
     )
 
 
 @contextlib.contextmanager
 def _quiet_pipes() -> Iterator[None]:
-    """A reader that has seen enough (`hetpeer … | head`) is no error; without this the interpreter complains at exit."""
+    """Treat a closed pipe (`hetpeer … | head`) as a normal end; otherwise the interpreter complains at exit."""
     try:
         try:
             yield

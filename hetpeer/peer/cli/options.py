@@ -1,4 +1,4 @@
-"""What all commands share: verbosity, logging to stderr, plain or rich output, and running a coroutine.
+"""Parts shared by all commands: verbosity, logging to stderr, plain or rich output, running a coroutine.
 
 Nothing heavy is imported here: `hetpeer --help` must answer at once.
 """
@@ -29,7 +29,9 @@ T = TypeVar("T")
 HomeOption = Annotated[
     Path | None,
     typer.Option(
-        "--home", metavar="DIR", help="Where this peer keeps its state (default: $HETPEER_HOME, or XDG's)."
+        "--home",
+        metavar="DIR",
+        help="Folder with the state of this peer (default: $HETPEER_HOME, else ~/.local/state/hetpeer).",
     ),
 ]
 BootstrapOption = Annotated[
@@ -37,12 +39,16 @@ BootstrapOption = Annotated[
     typer.Option(
         "--bootstrap",
         metavar="ADDR",
-        help="Address of any peer, like /ip4/…/tcp/…/p2p/Qm…, or an invite; may be repeated.",
+        help="Address of any peer, like /ip4/…/tcp/…/p2p/Qm…, or an invite; repeatable.",
     ),
 ]
 InvitesArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="INVITE", show_default=False, help="hetpeer://… as hetpeer invite prints it."),
+    typer.Argument(
+        metavar="INVITE",
+        show_default=False,
+        help="Link to the run, hetpeer://…, as hetpeer invite prints it.",
+    ),
 ]
 DashboardOption = Annotated[
     str,
@@ -50,12 +56,12 @@ DashboardOption = Annotated[
         "--dashboard",
         metavar="[HOST:]PORT",
         envvar="HETPEER_DASHBOARD",
-        help="Serve the dashboard and metrics there; off: nowhere. [default: 127.0.0.1:8787, or any free port]",
+        help="Where to serve the dashboard and the metrics; off: nowhere. [default: 127.0.0.1:8787, else any free port]",
         show_default=False,
     ),
 ]
 RunDir = Annotated[Path, typer.Argument(metavar="DIR", help="The run directory.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 _ONLY_CHECK: Final = "hetpeer: do not begin"
 _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
@@ -79,7 +85,7 @@ def configure_logging(verbose: int, quiet: bool) -> None:
 
 
 def check(register: Callable[[typer.Typer], None], name: str, arguments: Sequence[str]) -> Mapping[str, Any]:
-    """What the command `name`, which `register` adds, would say of these arguments before it begins is said now; returns its parameters.
+    """Check `arguments` as the command `name`, which `register` adds, does before it begins; returns its parameters.
 
     Raises a usage error, or `LocalError`. The command asks `only_checked` before it begins.
     """
@@ -93,7 +99,7 @@ def check(register: Callable[[typer.Typer], None], name: str, arguments: Sequenc
 
 
 def only_checked(context: typer.Context) -> bool:
-    """Whether the command is not to begin (`check`)."""
+    """Whether the command was called by `check`, and must not begin."""
     return _ONLY_CHECK in context.meta
 
 
@@ -117,14 +123,15 @@ def plain(stream: TextIO) -> bool:
 
 
 def together(invites: list[str] | None, bootstrap: list[str] | None) -> list[str]:
-    """All that was named, in either way."""
+    """Invites and addresses in one list."""
     return [*(invites or ()), *(bootstrap or ())]
 
 
 def asked(texts: list[str] | None, home: Path | None, run: str = "") -> Destination:
-    """Where to: the addresses and invites given, or the volunteer that runs here, or back to the run joined last.
+    """The swarm to ask: by the addresses and invites given, else by the volunteer that runs here, else the run joined last.
 
-    Raises `LocalError` HP-ADDR-001, HP-ADDR-002, HP-ADDR-003; HP-CTL-001 where `home` is a run's directory, and nobody serves it.
+    Raises `LocalError` HP-ADDR-001, HP-ADDR-002, HP-ADDR-003; HP-CTL-001 where `home` is a run directory that nobody
+    serves.
     """
     from hetpeer.peer.arrival.invites import destination
     from hetpeer.peer.arrival.known_runs import back_to
@@ -141,9 +148,9 @@ def asked(texts: list[str] | None, home: Path | None, run: str = "") -> Destinat
 
 
 def joined_by(texts: list[str], home: Path, run: str = "", *, near: bool = False) -> Destination:
-    """What was named to join by; without any, the run joined last, or `run`: its remembered addresses are no named ones.
+    """The run to join: by the addresses and invites given, else the run joined last, or `run`.
 
-    `near`: where none was joined, the local network may lead to one, whichever it is.
+    Remembered addresses do not count as given. `near`: without a run joined before, one of the local network will do.
     Raises `LocalError` HP-ADDR-001, HP-ADDR-002, HP-ADDR-003.
     """
     from hetpeer.peer.arrival.invites import Destination, destination
@@ -165,15 +172,15 @@ def need_lan() -> None:
     if importlib.util.find_spec("zeroconf") is None:
         raise LocalError(
             "HP-SYS-006",
-            "finding runs in the local network is not installed",
-            why="it takes the package zeroconf, which nothing else needs",
+            "searching the local network is not installed",
+            why="it needs the package zeroconf, which nothing else does",
             fix="pip install 'hetpeer[lan]', or leave --lan (network.lan) out",
             exit_code=ExitCode.CONFIG,
         )
 
 
 def standing_here(home: Path | None) -> Standing | None:
-    """What the daemon that runs from `home` does; None if there is none that answers."""
+    """Status of the daemon that runs from `home`; None if none answers."""
     from hetpeer.peer.control.control_client import ask
     from hetpeer.peer.control.control_messages import Request
     from hetpeer.peer.process.home import default_home
@@ -186,7 +193,7 @@ def standing_here(home: Path | None) -> Standing | None:
 
 
 async def watching(look: Callable[[], Awaitable[None]], every_s: float) -> None:
-    """Look again and again: what goes wrong is said, and may be mended the next time. Never returns."""
+    """Call `look` every `every_s` seconds; an error is shown, and the next look may succeed. Never returns."""
     import asyncio
 
     while True:

@@ -1,7 +1,7 @@
-"""What `hetpeer join --dry-run` does: all that `join` does before it asks for a place, and nothing that lasts (docs/daemon.md).
+"""`hetpeer join --dry-run`: everything that `join` does before it asks for a place (docs/daemon.md).
 
-It has the home's lock and its own node in the network meanwhile, but nobody of the run hears of it. What stays is this machine's key, and the
-month's bytes.
+It holds the home's lock and has a node in the network meanwhile, but the run's peers do not hear of it. Only this machine's
+key and the month's count of bytes remain.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from hetpeer.peer.watching.human_units import blocks_text, bytes_text
 
 
 async def try_out(options: JoinOptions) -> None:
-    """Say what would come of joining. Raises the `LocalError` with which `join` would end, and `RemoteError` where the DHT does not answer."""
+    """Say what `hetpeer join` would do. Raises the `LocalError` with which `join` would end, and `RemoteError` where the DHT does not answer."""
     home = Home(options.home)
     home.identity()
     daemon = Daemon(SystemClock(), asyncio.Event(), Notifier(""))
@@ -49,20 +49,20 @@ async def try_out(options: JoinOptions) -> None:
         governing.use(arrival.node.throttle)
         await _foresee(options, home, governing, arrival)
         if reasons := daemon.holding:
-            say(f"for now it would be {paused(reasons, governing.settings)}")
-    say("it would join; nobody was asked for a place")
+            say(f"at the moment it would be {paused(reasons, governing.settings)}")
+    say("hetpeer join would take part; this was a trial, and no place was asked for")
 
 
 async def _foresee(options: JoinOptions, home: Home, governing: Governing, arrival: Arrival) -> None:
     signed, node = arrival.signed, arrival.node
     run = RunDirectory(home.path / "runs" / signed.run_id, signed)  # which is made by who joins
     say(
-        f"the run {signed.manifest.name} ({signed.run_id}): its manifest is sound, and of a version that this hetpeer speaks"
+        f"run {signed.manifest.name} ({signed.run_id}): its manifest is valid, and its version fits this hetpeer"
     )
     if (refused := refusal(run, node.peer_id, options.voucher)) is not None:
         raise rejection(Stop(refused.why, completed=False, rejected=refused.reason))
     if bits := signed.manifest.admission.work_bits:
-        say(f"it would first do a proof of work of {bits} bits, unless that is done")
+        say(f"it would first do a proof of work of {bits} bits, unless that is already done")
     async with contextlib.AsyncExitStack() as life:
         _, offer, _ = await start_compute(home, governing, life)
     adverts = await Roster(node, signed.run_id).read()
@@ -74,7 +74,7 @@ async def _foresee(options: JoinOptions, home: Home, governing: Governing, arriv
 
 
 def _taking(run: RunDirectory, place: Place, adverts: Mapping[str, Advert]) -> list[str]:
-    """What it would take and fetch, as lines."""
+    """Lines about the blocks it would take and the bytes it would download."""
     manifest, blocks = run.manifest, range(place.begin, place.end)
     holders = "1 volunteer" if place.holders == 1 else f"{place.holders or 'no'} volunteers"
     data = sum(shard.bytes for shard in (*manifest.data.train, *manifest.data.heldout))
@@ -84,9 +84,9 @@ def _taking(run: RunDirectory, place: Place, adverts: Mapping[str, Advert]) -> l
         f"{blocks_text(place.begin, place.end)}, held by {holders} now, with {bytes_text(place.memory_bytes)}"
     )
     lines = [
-        f"most likely it would take {taken} of memory",
-        f"it would fetch {needed}, {states}, and what it needs of {bytes_text(data)} of data",
+        f"it would probably take {taken} of memory",
+        f"it would download {needed}, {states}, and its part of {bytes_text(data)} of data",
     ]
     if not any(advert.role == "coordinator" for advert in adverts.values()):
-        lines.append("nobody coordinates the run just now: it would wait for that")
+        lines.append("no coordinator answers at the moment: it would wait for one")
     return lines

@@ -112,7 +112,7 @@ async def _rest(presence: Presence, governing: Governing, daemon: Daemon) -> Non
     say(paused(reasons, governing.settings))
     await unless(daemon.until(Wish.WORK, Wish.STOP), _idle(presence, governing, daemon, reasons))
     if daemon.wish is Wish.WORK:
-        say("going on")
+        say("resumed")
 
 
 async def _idle(presence: Presence, governing: Governing, daemon: Daemon, reasons: Sequence[Reason]) -> None:

@@ -105,7 +105,7 @@ class Governing:
         wanted = self.settings.compute.device
         if self._device in (None, wanted):
             return False
-        _log.warning("compute.device is %r again: no worker starts on %r", self._device, wanted)
+        _log.warning("no worker starts on compute.device %r: back to %r", wanted, self._device)
         self.settings = self.settings.changed(DEVICE, self._device, "the owner")
         self.sources[DEVICE] = KEPT
         return True
@@ -147,7 +147,7 @@ class Governing:
         """Another value from now on; with a new worker where it takes one. Raises `LocalError` HP-CONF-003."""
         before, self.settings = self.settings, self.settings.changed(key, value, "the owner")
         self.sources[key] = BY_COMMAND
-        _log.info("%s is %r from now on", key, value)
+        _log.info("%s is now %r", key, value)
         if self.settings.limits.cpu != before.limits.cpu:
             restrict(self.settings.limits.cpu)
         self._set_rates()
@@ -193,7 +193,7 @@ class Governing:
             monthly_traffic.save(self._home, month)
             self._saved = month
         except LocalError as error:
-            _log.warning("the month's bytes are not written down: %s", error)
+            _log.warning("this month's traffic could not be saved: %s", error)
 
     async def _look_forever(self) -> None:
         while True:

@@ -146,7 +146,7 @@ class Daemon(OwnedDaemon):
         """Something may have changed: whoever waits for a wish, and systemd, hear of it."""
         if not self._finishing and self._clock.boottime() >= self._finish_at:
             self._finishing = True
-            say("its time is over: it leaves with the step that is under way")
+            say("its time (--for) is over: it leaves when the current step is done")
         wish = self.wish
         if wish is not self._wish_known:
             self._wish_known = wish

@@ -125,7 +125,7 @@ async def _live(
     )
     freeze_memory()
     name, memory = files.run.manifest.name, offer.memory_bytes
-    _log.info("run %s, %s, offering %d MiB", name, device_name, memory >> 20)
+    _log.info("run %s: computes on %s, offers %d MiB", name, device_name, memory >> 20)
     daemon.follow(lambda: doing(volunteer.member.phase, in_touch=volunteer.session.is_up))
     ahead = prepare_ahead(roster, files, offer, lambda: volunteer.admitted)
     beside = [
@@ -173,7 +173,7 @@ async def _take_part(
                 raise rejection(stop)
             return stop
         compute.suspend()
-        _log.info("leaving: telling the swarm")
+        _log.info("leaving: saying goodbye to the swarm")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
                 await volunteer.farewell()

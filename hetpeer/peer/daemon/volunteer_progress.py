@@ -1,4 +1,4 @@
-"""What a volunteer tells the person who started it."""
+"""Lines that a volunteer shows to the person who started it."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.peer.process.console import EVERY_S, LOOK_S, say
 from hetpeer.peer.training.early_placement import state_bytes
 from hetpeer.peer.training.volunteer import Volunteer
-from hetpeer.peer.watching.human_units import blocks_text, bytes_text
+from hetpeer.peer.watching.human_units import blocks_text, bytes_text, counted
 
 PATIENCE_S = 3.0
-"""What takes longer is said."""
+"""Seconds after which a wait is shown."""
 WORTH_TELLING = 1 << 20
-"""Bytes: that much more of a state has come, so it is on its way."""
+"""Bytes: a state of which so much more has come is on its way."""
 STALLED_S = 2 * EVERY_S
-"""What has not become more for so long is waited for."""
+"""Seconds without more bytes after which a state counts as awaited."""
 WORKING = frozenset({Phase.TRAINING, Phase.REDUCING, Phase.APPLYING})
 
 
 class Arriving:
-    """How much of a state has come, while it comes. Pure; times are given, in seconds."""
+    """Progress of a state that is being fetched. Pure; times in seconds."""
 
     def __init__(self) -> None:
         self._before: int | None = None
-        """What had been received when it was asked for."""
+        """Bytes that the node had received when the fetch began."""
         self._seen = 0
         self._seen_at = 0.0
 
@@ -45,9 +45,9 @@ class Arriving:
 
 
 class VolunteerProgress:
-    """Lines of `hetpeer join`: what it does or waits for, when it changes; while it works, the step every few seconds.
+    """Lines of `hetpeer join`: a line for each change of what it does or waits for; at work, the step every few seconds.
 
-    `received` says how many bytes the node has received.
+    `received` gives the bytes that the node has received.
     """
 
     def __init__(self, manifest: Manifest, received: Callable[[], int]) -> None:
@@ -61,22 +61,22 @@ class VolunteerProgress:
         self._step = -1
         self._step_since = 0.0
         self._microbatches = 0
-        """Of the lives that are over, as the next."""
+        """Microbatches of the lives that are over; `_credited` likewise."""
         self._credited = 0
 
     @property
     def thanks(self) -> str:
-        """What was done in the lives that are over; empty if nothing was."""
+        """Work done in the lives that are over; empty if there was none."""
         if not self._microbatches:
             return ""
         data = self._manifest.data
-        done = f"thank you: {self._microbatches:,} microbatches were computed here"
+        done = f"thank you: {counted(self._microbatches, 'microbatch', 'microbatches')} computed here"
         if not self._credited:
-            return f"{done}, and none of them is in a commit yet"
-        return f"{done}, and commits credited {self._credited * data.tokens_per_sample:,} {data.unit} x blocks for them"
+            return f"{done}; none is part of a committed step yet"
+        return f"{done}, for a credit of {self._credited * data.tokens_per_sample:,} {data.unit} x blocks"
 
     async def show_forever(self, volunteer: Volunteer) -> None:
-        """Look at `volunteer` twice a second and print what is new."""
+        """Look at `volunteer` twice a second and print changes. Never returns."""
         resting_since = time.monotonic()
         try:
             while True:
@@ -90,7 +90,7 @@ class VolunteerProgress:
             self._credited += volunteer.figures.credited
 
     def _show(self, volunteer: Volunteer, now: float, rest_s: float) -> None:
-        """`rest_s`: for so long it has taken no part in a step; 0 while it does."""
+        """`rest_s`: seconds since it last took part in a step; 0 while it does."""
         member = volunteer.member
         if volunteer.figures.microbatches and not self._contributed:
             self._contributed = True
@@ -128,11 +128,11 @@ class VolunteerProgress:
     def _state_line(self, member: Member, received: int) -> str:
         place = range(*member.place) if member.place is not None else range(0)
         size = state_bytes(self._manifest, place)
-        return f"fetching the state of {_blocks(member)}: {bytes_text(received)} received, of {bytes_text(size)} at most and the first data"
+        return f"fetching the state of {_blocks(member)}: {bytes_text(received)} received, of at most {bytes_text(size)} and the first data"
 
 
 def _waiting_line(volunteer: Volunteer, rest_s: float) -> str:
-    """What a volunteer that takes no part in a step does or waits for; nothing while that is about to change."""
+    """What a volunteer without a step does or waits for; empty while that is about to change."""
     member = volunteer.member
     if not volunteer.session.is_up:
         return "waiting for the coordinator: it does not answer" if rest_s > PATIENCE_S else ""

@@ -43,7 +43,7 @@ def load(home: Path, month: str) -> Month:
     except FileNotFoundError:
         return Month(month=month)
     except (OSError, ValidationError) as error:
-        _log.warning("%s is damaged, so the month's bytes are counted from 0: %s", path, error)
+        _log.warning("%s is damaged, so this month's traffic is counted from 0: %s", path, error)
         return Month(month=month)
 
 

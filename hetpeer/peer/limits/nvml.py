@@ -138,7 +138,7 @@ class GpuWatch:
                 found = list(_all())
             except pynvml.NVMLError as error:
                 if not self._told:
-                    _log.info("no limits by a GPU's temperature or its other users: %s", error)
+                    _log.info("no limits by a GPU's temperature or other programs on it: %s", error)
                 self._told = True
                 if error.value != pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
                     return []  # the driver may be loaded, or the card be there, by the next look

@@ -39,8 +39,6 @@ class Lookout:
             self._silent = False
         elif not self._silent:
             self._silent = True
-            _log.warning(
-                "the sensors have not answered for %.0f s: what they have said last counts", PATIENCE_S
-            )
+            _log.warning("the sensors have not answered for %.0f s: their last values are used", PATIENCE_S)
         minute = minute_of_day()
         return replace(self._last or Readings(minute=minute), minute=minute, month_bytes=month_bytes)

@@ -37,5 +37,5 @@ async def watch_forever(clock: SystemClock, woken: Callable[[], Awaitable[None]]
         await asyncio.sleep(LOOK_S)
         slept_s = sleep.look(clock.monotonic(), clock.boottime())
         if slept_s >= SLEPT_S:
-            _log.warning("this machine slept for %.0f s: coming back as a new volunteer", slept_s)
+            _log.warning("this machine slept for %.0f s: joining again as a new volunteer", slept_s)
             await woken()

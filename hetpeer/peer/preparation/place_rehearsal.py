@@ -36,5 +36,5 @@ async def speed_on(compute: Compute, specs: Sequence[BlockSpec], flops_per_secon
         if time.monotonic() > deadline:
             break
     share = efficiency(flops, seconds, flops_per_second)
-    _log.info("a microbatch takes %.0f ms here, λ %.2f", 1000 * seconds, share)
+    _log.info("a microbatch takes %.0f ms here, %.0f%% of the device's speed", 1000 * seconds, 100 * share)
     return flops_per_second * share

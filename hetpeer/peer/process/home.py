@@ -1,4 +1,4 @@
-"""Where a peer keeps what outlives its process: identity, incarnations, what it fetched of a run, its own event log.
+"""Files of a peer that outlive its process: identity, incarnations, fetched files of runs, its own event log.
 
 `HETPEER_HOME` puts everything in one place (containers, tests); otherwise the XDG state directory is used.
 """

@@ -1,4 +1,4 @@
-"""What a reliable peer tells the person who started it."""
+"""Lines that a reliable peer shows to the person who started it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hetpeer.bootstrap.consensus.replica import Replica
 from hetpeer.bootstrap.service.driver import CoordinatorService
 from hetpeer.dht.base.printable import short_id
 from hetpeer.peer.process.console import EVERY_S, LOOK_S, say
-from hetpeer.peer.watching.human_units import counted
+from hetpeer.peer.watching.human_units import block_list, counted
 
 
 class ReliableProgress:
@@ -23,7 +23,7 @@ class ReliableProgress:
         self._told_at = 0.0
 
     async def show_forever(self) -> None:
-        """Look twice a second and print what is new."""
+        """Look twice a second and print changes. Never returns."""
         while True:
             await asyncio.sleep(LOOK_S)
             service, now = self._service(), time.monotonic()
@@ -51,7 +51,6 @@ class ReliableProgress:
         self._told, self._told_at = key, now
         loss = "".join(f"  loss {last['loss']:.4f}" for last in core.last)
         line = f"step {core.done}  {counted(core.volunteers, 'volunteer')}{loss}"
-        if missing := core.missing_blocks:
-            blocks = "block" if len(missing) == 1 else "blocks"
-            line += f"  waiting for volunteers for {blocks} {', '.join(map(str, missing))}"
+        if core.missing_blocks:
+            line += f"  waiting for volunteers for {block_list(core.missing_blocks)}"
         say(line)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def bytes_text(nbytes: float) -> str:
     """`512 B`, `1.5 KiB`, `3.2 GiB`."""
@@ -26,6 +28,17 @@ def block_range(begin: int, end: int) -> str:
 def blocks_text(begin: int, end: int) -> str:
     """`block 7` of [7, 8), `blocks 4-7` of [4, 8)."""
     return f"block{'' if end - begin == 1 else 's'} {block_range(begin, end)}"
+
+
+def block_list(blocks: Sequence[int]) -> str:
+    """`block 0`, `blocks 3-5, 7`: rising numbers, neighbours joined."""
+    ranges: list[list[int]] = []
+    for block in blocks:
+        if ranges and block == ranges[-1][1]:
+            ranges[-1][1] = block + 1
+        else:
+            ranges.append([block, block + 1])
+    return f"block{'' if len(blocks) == 1 else 's'} {', '.join(block_range(*one) for one in ranges)}"
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

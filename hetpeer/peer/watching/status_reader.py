@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from hetpeer.dht.kademlia.adverts import LEFT
 from hetpeer.dht.reach.reachability import ReachKind
+from hetpeer.peer.watching.human_units import block_list
 from hetpeer.peer.watching.swarm_status import (
     BlockRow,
     CreditRow,
@@ -261,11 +262,11 @@ def _progress(
 def _state(
     progress: Progress, coordinators: Sequence[PeerRow], blocks: Sequence[BlockRow]
 ) -> tuple[str, str]:
-    missing = [str(block.block) for block in blocks if not block.holders]
+    missing = [block.block for block in blocks if not block.holders]
     if progress.step >= progress.steps:
         return "finished", ""
     if not coordinators:
-        return "waiting", "no coordinator is there"
+        return "waiting", "no coordinator answers"
     if missing:
-        return "waiting", f"nobody holds block {', '.join(missing)}"
+        return "waiting", f"nobody holds {block_list(missing)}"
     return coordinators[0].state, ""

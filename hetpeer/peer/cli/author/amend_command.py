@@ -1,4 +1,4 @@
-"""`hetpeer amend`: the author's word on who the reliable peers are, and who may take part."""
+"""`hetpeer amend`: sign who the reliable peers are and who may take part."""
 
 from __future__ import annotations
 
@@ -20,34 +20,43 @@ def amend(
         list[str] | None,
         typer.Option(
             metavar="ID",
-            help="A reliable peer from now on: name all of them, 1, 3 or 5 (default: show who they are).",
+            help="Id of a reliable peer from now on: name all of them, 1, 3 or 5 (default: show them).",
         ),
     ] = None,
     ban: Annotated[
         list[str] | None,
-        typer.Option(metavar="ID", help="A peer that may not take part any more. Repeatable, as all others."),
+        typer.Option(
+            metavar="ID",
+            help="Id of a peer that may not take part any more; repeatable, as the options below.",
+        ),
     ] = None,
     unban: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="ID", help="One that may again, whoever has banned it: you, or what others found."
+            metavar="ID",
+            help="Id of a banned peer that may take part again, also after a ban by spot checks.",
         ),
     ] = None,
     enlist: Annotated[
         list[str] | None,
-        typer.Option("--list", metavar="ID", help="One that may take part in a run of --admission listed."),
+        typer.Option(
+            "--list", metavar="ID", help="Id of a peer that may take part in a run with --admission listed."
+        ),
     ] = None,
-    unlist: Annotated[list[str] | None, typer.Option(metavar="ID", help="One that may not any more.")] = None,
+    unlist: Annotated[list[str] | None, typer.Option(metavar="ID", help="Id to take off that list.")] = None,
     revoke: Annotated[
         list[str] | None,
-        typer.Option(metavar="SERIAL", help="An invite's voucher that is to admit nobody any more."),
+        typer.Option(metavar="SERIAL", help="Serial number of a voucher that admits nobody any more."),
     ] = None,
     bootstrap: Annotated[
         list[str] | None,
-        typer.Option(metavar="ADDR", help="One that runs, to be told, if none runs from DIR. Repeatable."),
+        typer.Option(
+            metavar="ADDR",
+            help="Address of a running reliable peer to tell, if none runs from DIR; repeatable.",
+        ),
     ] = None,
 ) -> None:
-    """Say who the reliable peers of a run are, and who may take part. Nothing is interrupted."""
+    """Change who the reliable peers of a run are and who may take part; without options, show it. The run goes on meanwhile."""
     from hetpeer.bootstrap.run.amendment import MembershipChange
     from hetpeer.dht.identity.addresses import parse_address
     from hetpeer.peer.cli.options import run_loop
@@ -75,4 +84,4 @@ def amend(
     if change != MembershipChange():
         print(f"amendment {council.sequence} is signed")
     if reliable:
-        print("on each that is new: hetpeer bootstrap DIR --peers ADDR")
+        print("on each new one: hetpeer bootstrap DIR --peers ADDR")

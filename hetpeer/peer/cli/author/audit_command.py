@@ -1,4 +1,4 @@
-"""`hetpeer audit`: was every microbatch counted exactly once? In words, or as one JSON object. What it does lives in bootstrap/."""
+"""`hetpeer audit`: check that every microbatch was counted exactly once. The work is done in bootstrap/audit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetpeer.peer.cli.options import RunDir
+from hetpeer.peer.cli.options import JsonOption, RunDir
+from hetpeer.peer.watching.human_units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from hetpeer.bootstrap.log.contributions import Contribution, Tally
 
 FIRST = 100
-"""Of the ranking by credit."""
+"""Contributors shown."""
 
 
 def register(app: typer.Typer) -> None:
@@ -35,10 +36,10 @@ def audit(
         bool,
         typer.Option(
             "--contributions",
-            help="List every microbatch of every step: with which version it was computed, and whether it was used, late or lost.",
+            help="List every microbatch of every step: the version it was computed with, and whether it was used, late or lost.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Check from the volunteers' signed logs that every microbatch was counted exactly once."""
     from hetpeer.bootstrap.audit.audit import audit as run_audit
@@ -67,20 +68,22 @@ def _verdict_text(verdict: AuditVerdict, comparison: Comparison | None, ok: bool
     counts = f"{verdict.counted} of {verdict.microbatches_expected} counted exactly once"
     lines = [
         f"run           {verdict.run}",
-        f"steps         {verdict.steps} of {verdict.steps_planned} committed, {verdict.rollbacks} rollbacks",
+        f"steps         {verdict.steps} of {verdict.steps_planned} committed, {counted(verdict.rollbacks, 'roll-back')}",
         f"evidence      {verdict.events} updates in the signed logs of {verdict.volunteers} volunteers",
         f"microbatches  {counts}, {verdict.lost} lost, {verdict.duplicated} duplicated",
     ]
     if verdict.awaited:
         lines.append(
-            f"awaited       {verdict.awaited} newer steps: the run goes on, and not everything has been told of them"
+            f"awaited       {counted(verdict.awaited, 'newer step')}: the run goes on, and their evidence is still to come"
         )
     lines.append(f"contributions {_counts(verdict.contributed)}")
     if any(verdict.staleness):
         spread = ", ".join(f"{behind} in {steps}" for behind, steps in sorted(verdict.staleness.items()))
-        lines.append(f"staleness     updates by which a step's parameters were behind: {spread} steps")
+        lines.append(f"staleness     age of the parameters in updates: {spread} steps")
     if verdict.leftovers:
-        lines.append(f"leftovers     {verdict.leftovers} of them reached their holder through the task board")
+        lines.append(
+            f"leftovers     {verdict.leftovers} of them were computed by a volunteer that came into the step for them"
+        )
     total = sum(verdict.credit.values())
     for rank, (peer, credit) in enumerate(list(verdict.credit.items())[:FIRST], 1):
         lines.append(
@@ -91,7 +94,7 @@ def _verdict_text(verdict: AuditVerdict, comparison: Comparison | None, ok: bool
     lines += _each(verdict.contributions or ())
     problems = list(verdict.problems)
     if comparison is not None:
-        judged = ", as the run's lossy codec or dtype lets them" if comparison.lossy else ""
+        judged = ", as much as the run's lossy codec or dtype allows" if comparison.lossy else ""
         lines.append(f"replay        losses differ by {comparison.max_relative_loss_difference:.1e}{judged}")
         lines.append(f"              gradient norms by {comparison.max_relative_norm_difference:.1e}")
         if comparison.relative_moment_difference is not None:
@@ -111,23 +114,23 @@ def _verdict_text(verdict: AuditVerdict, comparison: Comparison | None, ok: bool
 
 
 def _counts(tally: Tally) -> str:
-    """How many there are of each kind."""
+    """Number of contributions of each kind."""
     used = sum(tally.used.values())
     stale = ", ".join(f"{count:,} by {behind}" for behind, count in sorted(tally.used.items()))
     parts = [f"{used:,} used", f"{tally.late:,} late", f"{tally.lost:,} lost and done again"]
     if any(tally.used):
         parts[0] += f" (stale: {stale})"
     if tally.signed < used:
-        parts.append(f"{used - tally.signed:,} of those used are not signed for at every block")
+        parts.append(f"{used - tally.signed:,} of the used ones lack a signature for some block")
     if tally.waiting:
-        parts.append(f"{tally.waiting:,} batches are not done again so far")
+        parts.append(f"{tally.waiting:,} batches are still to be done again")
     if tally.silent:
-        parts.append(f"of {tally.silent:,} steps it was not written down what was late or lost")
+        parts.append(f"{tally.silent:,} steps have no record of late or lost ones")
     return ", ".join(parts)
 
 
 def _each(contributions: Iterable[Contribution]) -> Iterator[str]:
-    """A line for each step, state and peer: ids that have all of that in common."""
+    """One line for all ids that share step, state and peer."""
     for about, ids in groupby(contributions, key=_about):
         yield f"contribution  {about.replace('IDS', _spans([one.id for one in ids]))}"
 
@@ -143,7 +146,7 @@ def _about(one: Contribution) -> str:
 
 
 def _spans(ids: Iterable[int]) -> str:
-    """Rising numbers, neighbours joined."""
+    """Rising numbers as ranges: `1-3, 7`."""
     spans: list[list[int]] = []
     for number in ids:
         if spans and number == spans[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""`hetpeer export` and `hetpeer generate`: what a run has made. What they do lives in bootstrap/."""
+"""`hetpeer export` and `hetpeer generate`: the trained weights, and text from them. The work is done in bootstrap/authoring."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def export(
         Path,
         typer.Argument(
             metavar="OUT",
-            help="The safetensors file to write, OUT.safetensors; the curve goes beside it, as OUT.metrics.jsonl.",
+            help="File to write, such as OUT.safetensors; the loss curve goes beside it, as OUT.metrics.jsonl.",
         ),
     ],
 ) -> None:
@@ -31,7 +31,7 @@ def export(
 
     exported = run_export(directory, out)
     if not exported.version:
-        typer.echo("nothing is trained yet: these are the parameters that the run begins with", err=True)
+        typer.echo("nothing is trained yet: these are the initial parameters", err=True)
     print(f"{exported.weights}: the parameters after {exported.version} of {exported.steps} committed steps")
     print(f"{exported.metrics}: {exported.steps} steps")
 
@@ -39,9 +39,11 @@ def export(
 def generate(
     directory: RunDir,
     prompt: Annotated[str, typer.Option(help="Text to continue.")],
-    tokens: Annotated[int, typer.Option(min=1, help="Bytes to add.")] = 200,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest byte.")] = 0.8,
-    seed: Annotated[int, typer.Option(min=0, help="Same seed, same text.")] = 0,
+    tokens: Annotated[int, typer.Option(min=1, help="Bytes to add to it.")] = 200,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="Randomness; 0 always takes the likeliest byte.")
+    ] = 0.8,
+    seed: Annotated[int, typer.Option(min=0, help="Seed: the same one gives the same text.")] = 0,
 ) -> None:
     """Continue a text with the trained model."""
     from hetpeer.bootstrap.authoring.export import generate as run_generate

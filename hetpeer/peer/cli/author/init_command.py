@@ -1,4 +1,4 @@
-"""`hetpeer init`: from a model and its data to a run. Thin: what it does lives in bootstrap/.
+"""`hetpeer init`: make a run from a model and its data. The work is done in bootstrap/authoring.
 
 Heavy imports stand inside the functions, so that `hetpeer --help` does not load torch.
 """
@@ -16,7 +16,7 @@ from hetpeer.peer.watching.human_units import counted
 
 
 class Shape(enum.StrEnum):
-    """Of the learning rate, after it has risen."""
+    """Shape of the learning rate after the warm-up."""
 
     CONSTANT = "constant"
     LINEAR = "linear"
@@ -24,7 +24,7 @@ class Shape(enum.StrEnum):
 
 
 class Mode(enum.StrEnum):
-    """How clusters come to the same parameters."""
+    """How pipelines come to the same parameters (docs/training.md)."""
 
     EXACT = "exact"
     GROUPED = "grouped"
@@ -60,49 +60,63 @@ def init(
         list[str] | None,
         typer.Option(
             metavar="PATH | MODULE.PY:FUNCTION",
-            help="Text file or folder, may be repeated; or function that yields the samples, mappings of names to numpy"
-            " arrays (default: the text of Python's library).",
+            help="Text file or folder, repeatable; or a function that yields samples, each a mapping of names to numpy"
+            " arrays (default: the source text of Python's library).",
         ),
     ] = None,
     loss: Annotated[
         str | None,
         typer.Option(
             metavar="MODULE.PY:FUNCTION",
-            help="Function of (the model's outputs, the batch) that returns the loss (default: the model returns it).",
+            help="Function of (outputs of the model, batch) that returns the loss (default: the model returns it).",
         ),
     ] = None,
     steps: Annotated[int, typer.Option(help="Updates of the parameters.")] = 60,
     batch_size: Annotated[int, typer.Option(help="Samples of one update.")] = 128,
     microbatch_size: Annotated[int, typer.Option(help="Samples that are computed at once.")] = 8,
-    sequence_length: Annotated[int, typer.Option(help="Of text: tokens (bytes) of one sample.")] = 64,
-    optimizer: Annotated[str, typer.Option(help="AdamW, NAdam (looks ahead, for --staleness) or SGD.")] = (
+    sequence_length: Annotated[int, typer.Option(help="Tokens (bytes) of one sample of text.")] = 64,
+    optimizer: Annotated[str, typer.Option(help="AdamW, NAdam (better with --staleness) or SGD.")] = (
         "AdamW"
     ),
-    learning_rate: Annotated[float, typer.Option(help="Its learning rate.")] = 5e-4,
+    learning_rate: Annotated[float, typer.Option(help="Learning rate of the optimizer.")] = 5e-4,
     betas: Annotated[
         tuple[float, float],
         typer.Option(
-            help="Of AdamW and NAdam: how much of the running means is kept. Stale gradients: 0.95 0.95."
+            help="Decay of the running means of AdamW and NAdam; 0.95 0.95 is good with --staleness."
         ),
     ] = (0.9, 0.95),
-    momentum: Annotated[float, typer.Option(help="Of SGD.")] = 0.9,
-    nesterov: Annotated[bool, typer.Option("--nesterov", help="SGD's momentum as Nesterov has it.")] = False,
-    weight_decay: Annotated[float, typer.Option(help="Of all parameters (but see --group).")] = 0.1,
+    momentum: Annotated[float, typer.Option(help="Momentum of SGD.")] = 0.9,
+    nesterov: Annotated[bool, typer.Option("--nesterov", help="Use Nesterov momentum in SGD.")] = False,
+    weight_decay: Annotated[
+        float, typer.Option(help="Weight decay; --group sets another one for some parameters.")
+    ] = 0.1,
     schedule: Annotated[
-        Shape, typer.Option(help="How the learning rate falls until the last step.")
+        Shape, typer.Option(help="How the learning rate falls from its peak to the last step.")
     ] = Shape.CONSTANT,
-    warmup_steps: Annotated[int, typer.Option(min=0, help="Steps in which it rises before that.")] = 0,
+    warmup_steps: Annotated[
+        int, typer.Option(min=0, help="Steps at the start in which the learning rate rises.")
+    ] = 0,
     final_ratio: Annotated[
-        float, typer.Option(min=0, max=1, help="What is left of it at the end, if it falls.")
+        float,
+        typer.Option(
+            min=0, max=1, help="Share of the learning rate that is left at the last step, if it falls."
+        ),
     ] = 0.0,
-    clip_norm: Annotated[float, typer.Option(help="Largest norm of the gradient; 0 does not clip.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Decides the initial parameters and the order of the data.")] = 0,
+    clip_norm: Annotated[float, typer.Option(help="Largest norm of the gradient; 0: no clipping.")] = 1.0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the initial parameters and of the order of the data.")
+    ] = 0,
     eval_every: Annotated[int, typer.Option(help="Steps between evaluations.")] = 10,
     eval_microbatches: Annotated[int, typer.Option(help="Microbatches of one evaluation.")] = 4,
     checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 10,
-    dtype: Annotated[str, typer.Option(help="What workers compute in: float32 or bf16.")] = "float32",
+    dtype: Annotated[
+        str, typer.Option(help="Number format in which workers compute: float32 or bf16.")
+    ] = "float32",
     recompute: Annotated[
-        bool, typer.Option("--recompute", help="Run forward twice instead of keeping activations.")
+        bool,
+        typer.Option(
+            "--recompute", help="Save memory: run the forward pass twice instead of keeping activations."
+        ),
     ] = False,
     staleness: Annotated[
         int,
@@ -110,7 +124,7 @@ def init(
             min=0,
             max=8,
             metavar="STEPS",
-            help="Begin so many steps before the one that they follow is committed: nobody waits, and gradients are so old.",
+            help="Overlap steps: begin a step up to so many steps early. Nobody waits, and gradients are that much older.",
         ),
     ] = 0,
     fresh_steps: Annotated[
@@ -118,7 +132,7 @@ def init(
         typer.Option(
             min=0,
             metavar="STEPS",
-            help="Of --staleness: so many steps come one after the other first (default: --warmup-steps).",
+            help="With --staleness: steps at the start that do not overlap (default: --warmup-steps).",
         ),
     ] = None,
     head_start: Annotated[
@@ -126,67 +140,73 @@ def init(
         typer.Option(
             min=1,
             metavar="MICROBATCHES",
-            help="Of --staleness: only so many of a step are computed early, and the others with the newest parameters.",
+            help="With --staleness: microbatches of a step that are computed early; the others use the newest parameters.",
         ),
     ] = None,
     compensation: Annotated[
         float,
         typer.Option(
-            metavar="λ", help="Of --staleness: change gradients for what was applied meanwhile (DC-ASGD)."
+            metavar="λ",
+            help="With --staleness: strength of the correction of old gradients (DC-ASGD); 0: none.",
         ),
     ] = 0.0,
     group: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PATTERN:KEY=VALUE,…",
-            help="Other settings for some parameters, as '*.bias:weight_decay=0'; repeatable, the first match counts.",
+            help="Settings of parameters whose name matches, as '*.bias:weight_decay=0'; repeatable, the first match counts.",
         ),
     ] = None,
     codec: Annotated[
         str,
         typer.Option(
-            help="How far slow links may shrink activations and their gradients: none (bit for bit), bf16, fp16, int8,"
+            help="Strongest compression of activations and their gradients on slow links: none (bit for bit), bf16, fp16, int8,"
             " int4, topk-bf16, topk-int8, topk-int4."
         ),
     ] = "none",
     backward_codec: Annotated[
-        str | None, typer.Option(help="The same for gradients alone (default: as --codec).")
+        str | None, typer.Option(help="The same for gradients (default: as --codec).")
     ] = None,
-    ratio: Annotated[float, typer.Option(help="How many times fewer bytes a link may send at most.")] = 100.0,
+    ratio: Annotated[float, typer.Option(help="Largest factor by which a link may compress.")] = 100.0,
     uniform: Annotated[
-        bool, typer.Option("--uniform", help="Shrink on every link, by --ratio, however fast it is.")
+        bool, typer.Option("--uniform", help="Compress on every link by --ratio, not on slow ones only.")
     ] = False,
     reduce_codec: Annotated[
         str,
         typer.Option(
-            help="How gradients and parameters that are added up are sent: none (bit for bit), bf16, fp16, int8, int4."
+            help="Format of gradients and parameters that are sent to be added up: none (bit for bit), bf16, fp16, int8, int4."
         ),
     ] = "none",
     feedback: Annotated[
-        bool, typer.Option("--feedback", help="Add what is left out of a gradient to the next one.")
+        bool,
+        typer.Option("--feedback", help="Add what compression left out of a gradient to the next gradient."),
     ] = False,
     stages: Annotated[
         list[int] | None,
         typer.Option(
-            metavar="K", help="Stages of a pipeline; repeated: one per cluster in turn (default: 2)."
+            metavar="K",
+            help="Stages of a pipeline; repeat it to cut several clusters differently (default: 2).",
         ),
     ] = None,
     mode: Annotated[
         Mode,
         typer.Option(
-            help="exact: every update is that of one big machine. grouped: each pipeline trains batches of its own, and those that"
-            " are ready at about the same time average."
+            help="exact: each update is that of one big machine. grouped: each pipeline trains batches of its own, and pipelines"
+            " that are ready at about the same time average their parameters."
         ),
     ] = Mode.EXACT,
     span: Annotated[
         int,
-        typer.Option(min=1, help="Of grouped: any so many groups for each pipeline, in a row, connect all."),
+        typer.Option(
+            min=1,
+            help="With --mode grouped: after so many averagings of each pipeline, all have exchanged parameters.",
+        ),
     ] = 10,
     window: Annotated[
         str,
         typer.Option(
             metavar="SECONDS | adaptive | all",
-            help="Of grouped: how long the first that is ready waits for others.",
+            help="With --mode grouped: how long the first pipeline that is ready waits for others.",
         ),
     ] = "adaptive",
     interval: Annotated[
@@ -194,55 +214,55 @@ def init(
         typer.Option(
             min=1,
             metavar="BATCHES",
-            help="Of grouped: how much a pipeline trains before it averages; more where lines are slow.",
+            help="With --mode grouped: batches between two averagings; more for slow connections.",
         ),
     ] = 1,
     delayed: Annotated[
         bool,
-        typer.Option("--delayed", help="Of grouped: train the next batches while the last are averaged."),
+        typer.Option("--delayed", help="With --mode grouped: train on while parameters are averaged."),
     ] = False,
     corrected: Annotated[
         bool,
         typer.Option(
-            "--corrected", help="Of grouped with AdamW: divide the gradient's variance by the group's size."
+            "--corrected",
+            help="With --mode grouped and AdamW: divide the gradient's variance by the size of the group.",
         ),
     ] = False,
     robust: Annotated[
         bool,
         typer.Option(
             "--robust",
-            help="Of grouped: clip what is far from the others, so that a few pipelines cannot move the mean far.",
+            help="With --mode grouped: clip parameters that are far from the others, so that a few pipelines cannot spoil the mean.",
         ),
     ] = False,
     outer_learning_rate: Annotated[
         float | None,
-        typer.Option(help="Of grouped: an outer optimizer (DiLoCo) with this learning rate, such as 0.7."),
+        typer.Option(help="With --mode grouped: learning rate of an outer optimizer (DiLoCo), such as 0.7."),
     ] = None,
-    outer_momentum: Annotated[float, typer.Option(help="Its Nesterov momentum.")] = 0.9,
+    outer_momentum: Annotated[float, typer.Option(help="Nesterov momentum of the outer optimizer.")] = 0.9,
     reliable: Annotated[
         list[str] | None,
         typer.Option(
             metavar="ID",
-            help="Another reliable peer, as `hetpeer id --reliable` prints it there; two or four of them.",
+            help="Id of another reliable peer, as `hetpeer id --reliable` prints it there; name two or four.",
         ),
     ] = None,
     admission: Annotated[
         Policy,
-        typer.Option(
-            help="Who may take part: everybody, who has a voucher of yours, or peers that you list."
-        ),
+        typer.Option(help="Who may take part: everybody, holders of your vouchers, or peers on your list."),
     ] = Policy.OPEN,
     work_bits: Annotated[
         int,
         typer.Option(
-            min=0, max=32, metavar="N", help="What a new identity costs: 2^N hashes, a second for 20."
+            min=0,
+            max=32,
+            metavar="N",
+            help="Work that a new identity costs: 2^N hashes, about a second for N = 20.",
         ),
     ] = 0,
     per_network: Annotated[
         int,
-        typer.Option(
-            min=0, metavar="N", help="Volunteers of one network (/24, /48) at a time; 0: any number."
-        ),
+        typer.Option(min=0, metavar="N", help="Volunteers of one network (/24, /48) at a time; 0: no limit."),
     ] = 0,
     spot_checks: Annotated[
         float,
@@ -250,12 +270,12 @@ def init(
             min=0,
             max=1,
             metavar="SHARE",
-            help="Of what volunteers compute another computes once more; who gives false numbers is banned. 0.05 is a good share for strangers.",
+            help="Share of the work that a second volunteer computes again; false numbers lead to a ban. 0.05 is good for strangers.",
         ),
     ] = 0.0,
     name: Annotated[str | None, typer.Option(help="The run's name (default: the directory's).")] = None,
 ) -> None:
-    """Make a run directory from a torch model and its data."""
+    """Make a run from a torch model and its data, in the new folder DIR."""
     from hetpeer.averaging.optim.learning_rate import knots_of
     from hetpeer.bootstrap.authoring.create import create_run
     from hetpeer.bootstrap.run.manifest import validated
@@ -321,17 +341,17 @@ def init(
     if mode is Mode.EXACT and averaging != AveragingSettings():
         raise LocalError(
             "HP-RUN-001",
-            "--span, --window, --interval, --delayed, --corrected, --robust and --outer-* are not of an exact run",
-            why="pipelines of an exact run are never apart",
+            "--span, --window, --interval, --delayed, --corrected, --robust and --outer-* have no effect in an exact run",
+            why="pipelines of an exact run always have the same parameters",
             fix="leave them out, or add --mode grouped",
             exit_code=ExitCode.CONFIG,
         )
     if mode is Mode.GROUPED and spot_checks:
         raise LocalError(
             "HP-RUN-001",
-            "--spot-checks is not of a grouped run",
-            why="in each of its pipelines one volunteer holds a block, so nobody else could compute the same",
-            fix="leave it out (--robust clips what is far from the others), or add --mode exact",
+            "a grouped run cannot have --spot-checks",
+            why="only one volunteer of a pipeline holds a block, so nobody else can compute the same",
+            fix="leave it out (--robust limits the harm of false parameters), or use --mode exact",
             exit_code=ExitCode.CONFIG,
         )
     slot_size = min(settings.microbatches, TrainingSettings.model_fields["slot_size"].default)

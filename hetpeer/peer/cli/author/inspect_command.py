@@ -58,20 +58,22 @@ def inspect(
             "--microbatch-size",
             "--batch-size",
             min=1,
-            help="Of a function: samples that are computed at once.",
+            help="For a function: samples that are computed at once.",
         ),
     ] = 8,
-    sequence_length: Annotated[int, typer.Option(min=1, help="Of a function: tokens of one sample.")] = 64,
+    sequence_length: Annotated[int, typer.Option(min=1, help="For a function: tokens of one sample.")] = 64,
     stages: Annotated[
         list[int] | None,
-        typer.Option(metavar="K", help="Of a function: stages of a pipeline, may be repeated (default: 2)."),
+        typer.Option(metavar="K", help="For a function: stages of a pipeline, repeatable (default: 2)."),
     ] = None,
     loss: Annotated[
         str | None,
-        typer.Option(metavar="MODULE.PY:FUNCTION", help="Of a function: as for init."),
+        typer.Option(metavar="MODULE.PY:FUNCTION", help="For a function: as in hetpeer init."),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Of a function: as for init.")] = "float32",
-    recompute: Annotated[bool, typer.Option("--recompute", help="Of a function: as for init.")] = False,
+    dtype: Annotated[str, typer.Option(help="For a function: as in hetpeer init.")] = "float32",
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="For a function: as in hetpeer init.")
+    ] = False,
     block: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="Show the operators of this block.")
     ] = None,

@@ -1,4 +1,4 @@
-"""`hetpeer invite`: the one word with which others join a run, also as a code to be scanned."""
+"""`hetpeer invite`: print the link with which others join a run, also as a QR code."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated, TextIO
 import typer
 
 from hetpeer.peer.cli.options import plain
+from hetpeer.peer.watching.human_units import counted
 
 VOUCHER = "7d"
 WHITE_ON_BLACK, AS_BEFORE = "\x1b[97;40m", "\x1b[0m"
@@ -27,7 +28,8 @@ def invite(
         list[str] | None,
         typer.Option(
             metavar="ADDR",
-            help="Where others reach it: what a router forwards (203.0.113.7:31330), a name (example.org:31330), or any peer's address. First in every invite from now on; '' forgets them. Repeatable.",
+            help="Where others reach the run: the router's address and port (203.0.113.7:31330), a name (example.org:31330) or"
+            " any peer's address. Kept for later invites; '' forgets them. Repeatable.",
         ),
     ] = None,
     uses: Annotated[
@@ -35,18 +37,18 @@ def invite(
         typer.Option(
             min=1,
             metavar="N",
-            help="Sign a voucher for N peers, for a run that takes invited ones only: the link is a secret then.",
+            help="For a run that takes invited peers only: add a voucher for N peers. Keep that link secret.",
         ),
     ] = None,
     expires: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", show_default=False, help="How long the voucher is good: 12h, 7d. [default: 7d]"
+            metavar="TIME", show_default=False, help="How long the voucher is valid: 12h, 7d. [default: 7d]"
         ),
     ] = None,
-    qr: Annotated[bool, typer.Option("--qr", help="Draw it as a QR code, too.")] = False,
+    qr: Annotated[bool, typer.Option("--qr", help="Draw a QR code as well.")] = False,
 ) -> None:
-    """Print the invite to a run: what others give to hetpeer join."""
+    """Print the invite to a run. Others give it to hetpeer join."""
     from hetpeer.bootstrap.run.run_directory import RunDirectory
     from hetpeer.bootstrap.run.vouchers import new_voucher, sign_voucher
     from hetpeer.peer.arrival.invite_file import kept_invite, name_addresses, named_addresses, own_address
@@ -57,10 +59,11 @@ def invite(
     invited = run.manifest.admission.policy == "invited"
     if uses is not None and not invited:
         raise typer.BadParameter(
-            f"--uses is for runs that take invited peers only: anybody may join {run.manifest.name} (hetpeer init --admission invited)"
+            f"--uses is for runs that take invited peers only (hetpeer init --admission invited):"
+            f" everybody may join {run.manifest.name}"
         )
     if expires is not None and uses is None:
-        raise typer.BadParameter("--expires is of a voucher: say --uses, too")
+        raise typer.BadParameter("--expires is for a voucher: give --uses as well")
     if bootstrap is not None:
         name_addresses(run, named)
     voucher = b""
@@ -68,9 +71,9 @@ def invite(
         expires = expires or VOUCHER
         signed = new_voucher(run.run_id, uses, int(time.time() + parse_duration(expires)))
         voucher = sign_voucher(signed, run.owner_key())
-        typer.echo(f"voucher {signed.serial}: for {uses} peers, {expires} from now", err=True)
+        typer.echo(f"voucher {signed.serial}: for {counted(uses, 'peer')}, valid for {expires}", err=True)
     elif invited:
-        typer.echo("this run takes invited peers only: without --uses the link admits nobody new", err=True)
+        typer.echo("this run takes invited peers only: a link without --uses admits nobody new", err=True)
     link = str(kept_invite(run, named_addresses(run), voucher))
     if qr:
         draw(link, sys.stdout)
@@ -78,7 +81,7 @@ def invite(
 
 
 def draw(text: str, stream: TextIO) -> None:
-    """`text` as a QR code of half blocks, light on dark; a terminal is told to show it so whatever its colours are."""
+    """Write `text` as a QR code of half blocks, light on dark whatever the colours of the terminal are."""
     import io
 
     import segno

@@ -1,4 +1,4 @@
-"""`hetpeer bootstrap`: a reliable peer of a run, or a place where peers of any runs meet."""
+"""`hetpeer bootstrap`: run a reliable peer of a run, or a rendezvous for peers of any run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def bootstrap(
         Path | None,
         typer.Argument(
             metavar="DIR",
-            help="A run directory made by hetpeer init, or where a copy is to be. Without: a rendezvous.",
+            help="Run directory made by hetpeer init, or a new folder for a copy of it. Without DIR: a rendezvous.",
             show_default=False,
         ),
     ] = None,
@@ -37,29 +37,30 @@ def bootstrap(
         list[str] | None,
         typer.Option(
             metavar="ADDR",
-            help="Peers of the run or an invite to it, which give the copy if DIR is not there; or a rendezvous. Repeatable.",
+            help="Address of a peer of the run, or an invite to it, from which DIR is copied if it does not exist; or of a"
+            " rendezvous. Repeatable.",
         ),
     ] = None,
     stand_in: Annotated[
         bool,
-        typer.Option("--stand-in", help="Work on blocks that nobody else holds, until somebody does."),
+        typer.Option("--stand-in", help="Compute blocks that no volunteer holds, until one does."),
     ] = False,
     keep_places: Annotated[
         bool,
         typer.Option(
-            "--keep-places", help="Do not plan: volunteers choose by who holds what, and keep their blocks."
+            "--keep-places", help="Do not plan: volunteers choose their blocks themselves and keep them."
         ),
     ] = False,
     lan: Annotated[
         bool,
-        typer.Option("--lan", help="Let volunteers of the local network find the run (hetpeer join --lan)."),
+        typer.Option("--lan", help="Let volunteers in the local network find the run (hetpeer join --lan)."),
     ] = False,
     dashboard: DashboardOption = "",
     home: HomeOption = None,
 ) -> None:
-    """Serve a run: rendezvous, data, log and coordinator. Prints what volunteers type.
+    """Serve a run: its data, its log, and the coordination of its volunteers. Prints the commands with which others join.
 
-    Without DIR: a rendezvous and relay for the peers of any runs, which come with --peers.
+    Without DIR: serve as a rendezvous and relay, where peers of any run find each other (--peers).
     """
     from hetpeer.peer.arrival.invites import destination
     from hetpeer.peer.process.home import Home, default_home
@@ -73,7 +74,9 @@ def bootstrap(
         source = context.get_parameter_source("dashboard")  # the environment's is of daemons that have one
         shown = source is not None and source.name == "COMMANDLINE"
         if stand_in or keep_places or lan or shown:
-            raise typer.BadParameter("a rendezvous serves no run: give DIR, or leave the option out")
+            raise typer.BadParameter(
+                "without DIR this is a rendezvous, which has no run: give DIR, or leave that option out"
+            )
         from hetpeer.peer.arrival.rendezvous import RendezvousOptions, serve_rendezvous
 
         meeting = RendezvousOptions(home=place, host=host, port=port, peers=known)
@@ -111,11 +114,11 @@ def bootstrap(
         _announce_run(address, invite, directory)
 
     halt = run_daemon(lambda leaving: serve_run(options, leaving, announce))
-    tell("stopped; start it again to go on" if halt is None else f"finished: {halt.why}")
+    tell("stopped; start it again to continue the run" if halt is None else f"finished: {halt.why}")
 
 
 def _announce_rendezvous(address: str) -> None:
-    typer.echo("a rendezvous: peers of any run meet here, and it serves none itself", err=True)
+    typer.echo("this is a rendezvous: peers of any run find each other here; others use it with", err=True)
     typer.echo(f"hetpeer bootstrap DIR --peers {address}")
 
 
@@ -126,6 +129,7 @@ def _announce_run(address: str, invite: Invite, directory: Path) -> None:
     own = [one.socket for one in invite.addresses if one.socket is not None]
     if own and not any(one.socket is None or is_far(one) for one in invite.addresses):
         typer.echo(
-            f"its addresses are of this machine or network only; for others: forward TCP port {own[0][1]}, then hetpeer invite {directory} --bootstrap HOST:{own[0][1]}",
+            f"only this machine and its local network reach these addresses; for others forward TCP port {own[0][1]}"
+            f" in your router, then: hetpeer invite {directory} --bootstrap HOST:{own[0][1]}",
             err=True,
         )

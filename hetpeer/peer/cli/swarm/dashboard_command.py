@@ -1,4 +1,4 @@
-"""`hetpeer dashboard`: a swarm in a browser, for somebody who does not take part; the link to the volunteer's page for its owner."""
+"""`hetpeer dashboard`: print the link to the volunteer's page, or serve a page that only watches."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ def dashboard(
     dashboard: DashboardOption = "",
     home: HomeOption = None,
 ) -> None:
-    """Print the link to the dashboard of the volunteer that runs here. Without one, or with --bootstrap or --dashboard: show a run's
-    swarm in a browser until Ctrl-C, asked through any peer of it, without taking part.
+    """Print the link to the dashboard of the volunteer that runs here.
+
+    Without a volunteer, or with an INVITE, --bootstrap or --dashboard: serve a page that shows a run's swarm until Ctrl-C,
+    without taking part.
     """
     from hetpeer.peer.process.lifecycle import run_daemon
     from hetpeer.peer.process.web_address import nowhere, parse_where

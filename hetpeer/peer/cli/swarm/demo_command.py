@@ -1,4 +1,4 @@
-"""`hetpeer demo`: a whole run on this machine, with volunteers that are killed on the way, and the proof that none was missed."""
+"""`hetpeer demo`: a whole run on this machine, with volunteers killed on the way, and a check of the result."""
 
 from __future__ import annotations
 
@@ -19,21 +19,24 @@ def register(app: typer.Typer) -> None:
 
 def demo(
     *,
-    peers: Annotated[int, typer.Option(help="Volunteers, each a process of its own.")] = 4,
+    peers: Annotated[int, typer.Option(help="Volunteers, each in its own process.")] = 4,
     steps: Annotated[int, typer.Option(help="Updates of the parameters.")] = 60,
     kill: Annotated[int, typer.Option(help="Volunteers to kill on the way (kill -9).")] = 1,
     data: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="PATH", help="Text file or folder; may be repeated (default: Python's library)."
+            metavar="PATH",
+            help="Text file or folder; repeatable (default: the source text of Python's library).",
         ),
     ] = None,
     out: Annotated[
         Path,
-        typer.Option(metavar="DIR", help="New or empty folder, or an earlier demo's: that one is replaced."),
+        typer.Option(
+            metavar="DIR", help="New or empty folder, or the folder of an earlier demo, which is replaced."
+        ),
     ] = Path("demo-run"),
     seed: Annotated[
-        int, typer.Option(min=0, help="Decides the parameters, the data's order and the victims.")
+        int, typer.Option(min=0, help="Seed of the parameters, the order of the data, and who is killed.")
     ] = 0,
     model: Annotated[
         str,
@@ -42,10 +45,10 @@ def demo(
         ),
     ] = "",
     trace: Annotated[
-        bool, typer.Option("--trace", help="Write down what is done when: `hetpeer trace DIR` shows it.")
+        bool, typer.Option("--trace", help="Record what is done when; `hetpeer trace DIR` shows it.")
     ] = False,
 ) -> None:
-    """Train a small model by a swarm on this machine, kill volunteers on the way, and check the result."""
+    """Train a small model with a swarm on this machine, kill volunteers on the way, and check the result."""
     from hetpeer.dht.base.clock import SystemClock
     from hetpeer.peer.demo import demo_settings as preparing
     from hetpeer.peer.demo.demo_view import opened

@@ -1,4 +1,4 @@
-"""`hetpeer plan`: how long a swarm's step ought to take, and what it waits for."""
+"""`hetpeer plan`: predict the step time of a swarm, or divide a model among given devices."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 WATCH_S = 5.0
 SECONDS, GRID, GB = 10.0, 8, 0.5
-"""What is taken for what nobody gives."""
+"""Defaults: seconds of search, stages and pipelines of a grid, GB of activations and of gradients."""
 
 
 class Cost(enum.StrEnum):
-    """What a plan minimises."""
+    """Cost model of --matrices."""
 
     DT_FM = "dt-fm"
 
@@ -47,88 +47,97 @@ def plan(
     invites: InvitesArgument = None,
     *,
     bootstrap: BootstrapOption = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on predicting until Ctrl-C.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Predict again every few seconds, until Ctrl-C.")
+    ] = False,
     matrices: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE.json",
-            help="Plan for devices instead: `latency_ms` and `bandwidth_gbit_s`, N x N lists, from row to column.",
+            help="Plan for equal devices: JSON with `latency_ms` and `bandwidth_gbit_s`, N x N lists, from row to column.",
         ),
     ] = None,
     devices: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Plan for devices that differ: TOML or JSON (docs/planning.md)."),
+        typer.Option(metavar="FILE", help="Plan for different devices: TOML or JSON (docs/planning.md)."),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
             metavar="DIR | PRESET",
-            help="Of --devices: a run directory, or a model such as gpt2-xl (default: gpt2).",
+            help="With --devices: a run directory, or a model such as gpt2-xl (default: gpt2).",
         ),
     ] = None,
     microbatches: Annotated[
         int | None,
-        typer.Option(min=1, max=1_000_000, help="Of --devices: in a step (default: the run's own, or 64)."),
+        typer.Option(
+            min=1,
+            max=1_000_000,
+            help="With --devices: microbatches of a step (default: as in the run, or 64).",
+        ),
     ] = None,
     ratio: Annotated[
         float | None,
         typer.Option(
             min=1.0,
             max=1000.0,
-            help="Of --devices: slow lines may send activations in so many times fewer bytes (default: as the run's do, or 1).",
+            help="With --devices: factor by which slow links may compress activations (default: as in the run, or 1).",
         ),
     ] = None,
     svg: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Of --devices: draw the plan as a picture.")
+        Path | None, typer.Option(metavar="FILE", help="With --devices: draw the plan into this file.")
     ] = None,
     cost: Annotated[
         Cost | None,
         typer.Option(
-            help="Of --matrices. dt-fm, the default: nothing but communication takes time, lines are alike both ways."
+            help="With --matrices: cost model. dt-fm, the default, counts communication only and takes links as symmetric."
         ),
     ] = None,
     stages: Annotated[
-        int | None, typer.Option(min=1, help="Of --matrices: of a pipeline (default: 8).")
+        int | None, typer.Option(min=1, help="With --matrices: stages of a pipeline (default: 8).")
     ] = None,
     replicas: Annotated[
-        int | None, typer.Option(min=1, help="Of --matrices: how many pipelines (default: 8).")
+        int | None, typer.Option(min=1, help="With --matrices: number of pipelines (default: 8).")
     ] = None,
     activation_gb: Annotated[
         float | None,
         typer.Option(
             min=0.0,
             max=1e9,
-            help="Of --matrices: what a stage sends to the next for a pipeline's whole batch, in GB (default: 0.5).",
+            help="With --matrices: GB that a stage sends to the next for the whole batch of a pipeline (default: 0.5).",
         ),
     ] = None,
     gradient_gb: Annotated[
         float | None,
-        typer.Option(min=0.0, max=1e9, help="Of --matrices: the gradient of a stage, in GB (default: 0.5)."),
+        typer.Option(min=0.0, max=1e9, help="With --matrices: GB of the gradient of a stage (default: 0.5)."),
     ] = None,
     seconds: Annotated[
         float | None,
         typer.Option(
             min=0.0,
-            help="Of --devices and --matrices: processor time, start and end included (default: 10).",
+            help="With --devices or --matrices: processor time of the whole command in seconds (default: 10).",
         ),
     ] = None,
     seed: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="Of --devices and --matrices: the search depends on nothing else (default: 0).",
+            help="With --devices or --matrices: seed of the search (default: 0).",
         ),
     ] = None,
     as_json: JsonOption = False,
     home: HomeOption = None,
 ) -> None:
-    """Predict a running swarm's step from its measured links and blocks, and say what it waits for. Or say who is to do what, of given devices."""
+    """Predict the step time of a running swarm, and what limits it, from its measured links and blocks.
+
+    With --devices or --matrices: divide a model among the devices of a file.
+    """
     if svg is not None and devices is None:
-        raise typer.BadParameter("--svg draws what is planned for --devices")
+        raise typer.BadParameter("--svg needs --devices")
     if ratio is not None and devices is None:
-        raise typer.BadParameter("--ratio is of what is planned for --devices")
+        raise typer.BadParameter("--ratio needs --devices")
     if devices is not None and matrices is not None:
-        raise typer.BadParameter("give --devices or --matrices, not both")
+        raise typer.BadParameter("give either --devices or --matrices")
     traffic = {"--activation-gb": activation_gb, "--gradient-gb": gradient_gb}
     _finite({"--seconds": seconds, "--ratio": ratio, **traffic})
     named = together(invites, bootstrap)
@@ -177,14 +186,14 @@ def plan(
 
 
 def _only(where: str, there: bool, options: Mapping[str, object]) -> None:
-    """Refuse `options` if they are of something else. One that was not given is None, False or empty."""
+    """Refuse `options` unless `there`. One that was not given is None, False or empty."""
     for name, given in options.items():
         if not there and given is not None and given is not False and given != []:
-            raise typer.BadParameter(f"{name} has no meaning here: it is of {where}")
+            raise typer.BadParameter(f"{name} has no effect here: it is for {where}")
 
 
 def _finite(options: Mapping[str, float | None]) -> None:
-    """Refuse `options` that are no finite number: limits let NaN through."""
+    """Refuse options that are infinite or NaN, which Typer's limits let through."""
     for name, given in options.items():
         if given is not None and not math.isfinite(given):
             raise typer.BadParameter(f"{name} must be a finite number")
@@ -207,9 +216,9 @@ def _lines(found: Prediction) -> Iterator[str]:
     """Plain text, one fact a line."""
     seconds, measured = found.estimate.seconds, found.measured_s
     yield f"{'run':<10}{found.run}"
-    beside = f"  the last one took {measured:.2f} s ({measured / seconds - 1:+.0%})" if measured else ""
+    beside = f"; the last one took {measured:.2f} s ({measured / seconds - 1:+.0%})" if measured else ""
     between, together = found.estimate.between_s, found.estimate.staleness + 1
-    how = f"{between:.2f} s of it between two steps" if together == 1 else f"{together} at a time"
+    how = f"{between:.2f} s of it between two steps" if together == 1 else f"{together} steps at a time"
     if found.fresh_steps:
         how += f" after the first {found.fresh_steps}"
     yield f"{'step':<10}{seconds:.2f} s predicted, {how}{beside}"
@@ -218,4 +227,4 @@ def _lines(found: Prediction) -> Iterator[str]:
         yield f"{'peer':<10}{member.name}  {blocks}  computes {member.computing:.0%}, sends {member.sending:.0%} of the time"
     what, peer = found.estimate.bottleneck
     name = next(member.name for member in found.members if member.peer == peer)
-    yield f"{'waits for':<10}{name}, which is {what}"
+    yield f"{'slowest':<10}{name}, which is {what}"

@@ -1,4 +1,4 @@
-"""`hetpeer plan --matrices`: a grid of equal stages and pipelines over devices whose lines are given, by DT-FM's cost model."""
+"""`hetpeer plan --matrices`: a grid of equal stages and pipelines over devices with given links, by DT-FM's cost model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked. Sizes are GB (10^9 bytes): of a stage's gradient, and of the activations of a pipeline's whole batch."""
+    """The options of `hetpeer plan --matrices`. `gradient_gb` is the gradient of a stage, `activation_gb` the activations of a
+    pipeline's whole batch; in GB (10^9 bytes).
+    """
 
     matrices: Path
     stages: int
@@ -24,7 +26,7 @@ class Question:
     activation_gb: float
     gradient_gb: float
     seconds: float
-    """Of processor time, this program's start and end included."""
+    """Processor time of the whole command, from start to end."""
     seed: int
 
 
@@ -50,14 +52,14 @@ def _network(asked: Question) -> DeviceNetwork:
     except (OSError, ValueError) as error:
         raise wrong(f"{asked.matrices}: {error}", "give a JSON file with both matrices") from None
     if not isinstance(document, dict):
-        raise wrong(f"{asked.matrices} is no JSON object", "give one with both matrices")
+        raise wrong(f"{asked.matrices} is not a JSON object", "give a JSON object with both matrices")
     network = DeviceNetwork.of(document)
     needed = asked.stages * asked.replicas
     if len(network) != needed:
         raise LocalError(
             "HP-PLAN-003",
-            f"{len(network)} devices are no grid of {asked.stages} stages and {asked.replicas} pipelines",
-            why=f"that takes {needed}",
+            f"{len(network)} devices do not fill a grid of {asked.stages} stages and {asked.replicas} pipelines",
+            why=f"that grid needs {needed} devices",
             fix="choose other --stages or --replicas, or other devices",
             exit_code=ExitCode.CONFIG,
         )

@@ -1,4 +1,4 @@
-"""`hetpeer plan --devices FILE --model MODEL`: who takes which blocks, of devices that differ."""
+"""`hetpeer plan --devices FILE --model MODEL`: divide the blocks of a model among different devices."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ SCHEMA = "hetpeer.assignment/1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmQuestion:
-    """What is asked."""
+    """The options of `hetpeer plan --devices`."""
 
     devices: Path
     model: str
     microbatches: int | None
     ratio: float | None
-    """How many times fewer bytes slow lines may send; None: as the run says."""
+    """Factor by which slow links may compress; None: as in the run."""
     seconds: float
-    """Of processor time, this program's start and end included."""
+    """Processor time of the whole command, from start to end."""
     seed: int
     svg: Path | None = None
     """Where to draw the plan."""
@@ -72,7 +72,7 @@ def _spared(plan: SwarmPlan, named: NamedDevices) -> list[str]:
 
 
 def _fronts(plan: SwarmPlan, named: NamedDevices) -> list[tuple[str, str, str]]:
-    """(from, to, front) of neighbours in the plan that do not reach each other by themselves."""
+    """(from, to, relay) of neighbours in the plan that cannot reach each other directly."""
     pairs = (pair for one in plan.pipelines for pair in pairwise(one.devices))
     both = (way for one, other in pairs for way in ((one, other), (other, one)))
     return [(named.names[a], named.names[b], named.through[a, b]) for a, b in both if (a, b) in named.through]
@@ -127,9 +127,9 @@ def _lines(found: PlanSearchResult, named: NamedDevices, work: StepDemand) -> It
     pipeline_s, sync_s = f"{best.pipeline_s:.2f} s for the pipelines", f"{best.sync_s:.2f} s"
     parts = f"{pipeline_s}, {sync_s} for the gradients"
     if work.averaging is not None:
-        parts = f"{pipeline_s}, each with its own, {sync_s} to average"
+        parts = f"{pipeline_s}, each with its own batch, {sync_s} to average"
     elif work.staleness:
-        parts = f"{work.staleness + 1} at a time, {parts} beside them"
+        parts = f"{work.staleness + 1} steps at a time, {parts} meanwhile"
     if work.between_s:
         parts += f", {work.between_s:.2f} s between one and the next"
     yield f"{'step' if work.averaging is None else 'batch':<10}{best.total_s:.2f} s: {parts}"
@@ -140,8 +140,8 @@ def _lines(found: PlanSearchResult, named: NamedDevices, work: StepDemand) -> It
         )
         yield f"{'pipeline':<10}{number}: {counted(share, 'microbatch', 'microbatches')}, one in {one.period:.2f} s: {stages}"
     for sender, to, front in _fronts(best, named):
-        yield f"{'front':<10}{front} passes on what goes from {sender} to {to}"
+        yield f"{'relay':<10}{front} relays from {sender} to {to}"
     if spared := _spared(best, named):
-        yield f"{'spared':<10}{', '.join(spared)}"
-    yield f"{'waits for':<10}{named.names[device]}, which is {what}"
+        yield f"{'unused':<10}{', '.join(spared)}"
+    yield f"{'slowest':<10}{named.names[device]}, which is {what}"
     yield f"{'searched':<10}{found.evaluations} plans in {time.process_time():.1f} s of processor time"

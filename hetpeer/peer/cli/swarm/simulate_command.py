@@ -1,4 +1,4 @@
-"""`hetpeer simulate`: what a swarm would do, before there is one."""
+"""`hetpeer simulate`: train in virtual time with devices that are described in a file."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ def register(app: typer.Typer) -> None:
 
 def simulate(
     scenario: Annotated[
-        Path, typer.Argument(metavar="SCENARIO.toml", help="Devices, a model and what happens to them.")
+        Path,
+        typer.Argument(
+            metavar="SCENARIO.toml", help="File with devices, a model and events (docs/planning.md)."
+        ),
     ],
     as_json: JsonOption = False,
 ) -> None:
-    """Train in virtual time: the real planner, coordinator and volunteers, on the devices and lines of a file."""
+    """Simulate a run in virtual time: the real planner, coordinator and volunteers, on the devices and links of a file."""
     from hetpeer.peer.simulate.scenario import read_scenario
     from hetpeer.peer.simulate.scenario_run import play
 

@@ -1,4 +1,4 @@
-"""`hetpeer status`: one look at a swarm, or one every few seconds."""
+"""`hetpeer status`: show a swarm, once or every few seconds."""
 
 from __future__ import annotations
 
@@ -43,20 +43,24 @@ def status(
     invites: InvitesArgument = None,
     *,
     bootstrap: BootstrapOption = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on looking until Ctrl-C.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show it again every few seconds, until Ctrl-C.")
+    ] = False,
     devices: Annotated[
         bool,
-        typer.Option("--devices", help="Write the volunteers down as a file for `hetpeer plan --devices`."),
+        typer.Option("--devices", help="Print the volunteers as a file for `hetpeer plan --devices`."),
     ] = False,
     as_json: JsonOption = False,
     home: HomeOption = None,
 ) -> None:
-    """Show a run's swarm, asked through any peer of it (default: the volunteer that runs here, which is shown too, or
-    the peer last joined by). With --home DIR: the reliable peer that serves DIR, and through it the swarm.
+    """Show a run's swarm: progress, peers, blocks, links and credit.
+
+    Any peer can be asked; by default the volunteer that runs here, or the run joined last. With --home DIR of a run
+    directory: the reliable peer that serves it.
     """
     named = together(invites, bootstrap)
     if devices and watch and not as_json:
-        raise typer.BadParameter("--devices with --watch is one document after the other: say --json")
+        raise typer.BadParameter("--devices with --watch prints one document after the other: add --json")
     if devices:
         run_loop(_write_down(asked(named, home), watch=watch, as_json=as_json))
         return
@@ -86,7 +90,7 @@ async def _write_down(goal: Destination, *, watch: bool, as_json: bool) -> None:
 
 
 def _identity(home: Path | None) -> str:
-    """The peer id of this machine's volunteer; empty if it has never joined. Raises `LocalError` HP-ID-001."""
+    """Peer id of this machine's volunteer; empty if it has never joined. Raises `LocalError` HP-ID-001."""
     from hetpeer.dht.identity.peer_identity import Identity
     from hetpeer.peer.process.home import default_home
 
@@ -136,7 +140,7 @@ def _show(found: SwarmStatus, own: Standing | None, as_json: bool) -> None:
 
 
 def _show_own(own: Standing, as_json: bool) -> None:
-    """The volunteer that runs here, where its swarm cannot be asked."""
+    """Show the volunteer that runs here, for a swarm that does not answer."""
     from hetpeer.peer.watching.swarm_status import SCHEMA
 
     here = "\n".join(f"{label:<10}{text}" for label, text in own_lines(own))

@@ -1,4 +1,4 @@
-"""`hetpeer trace`: what every peer did when, as a picture."""
+"""`hetpeer trace`: a timeline of what every peer did."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ def trace(
     folder: Annotated[
         Path,
         typer.Argument(
-            metavar="DIR", exists=True, file_okay=False, help="Where traces lie: a home, or a folder of them."
+            metavar="DIR",
+            exists=True,
+            file_okay=False,
+            help="Folder with traces, such as a volunteer's home.",
         ),
     ],
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("trace.json"),
 ) -> None:
-    """Put the traces of `join --trace` together, for ui.perfetto.dev: computing, sending and receiving side by side."""
+    """Merge the traces of `join --trace` into one file for ui.perfetto.dev: computing, sending and receiving of each peer."""
     import json
 
     from hetpeer.bootstrap.run.durable_files import atomic_write

@@ -1,4 +1,4 @@
-"""`hetpeer bench`: what this machine can do in a second."""
+"""`hetpeer bench`: measure the speed of this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def register(app: typer.Typer) -> None:
 
 
 def bench(*, as_json: JsonOption = False, home: HomeOption = None) -> None:
-    """Measure this machine for a few seconds: products of matrices as a volunteer does, memory, the disk of its home, its own network."""
+    """Measure this machine for a few seconds: matrix products, memory, the disk of its home, and its own network."""
     from hetpeer.peer.checkup import machine_speeds
     from hetpeer.peer.process.home import default_home
     from hetpeer.stages.block.device import survey

@@ -1,4 +1,4 @@
-"""`hetpeer config`: the settings of a volunteer on this machine (docs/limits.md)."""
+"""`hetpeer config`: show and change the settings of a volunteer (docs/limits.md)."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from typing import Annotated
 import typer
 
 from hetpeer.dht.base.errors import LocalError
-from hetpeer.peer.cli.options import HomeOption
+from hetpeer.peer.cli.options import HomeOption, JsonOption
 
 commands = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.add_typer(commands, name="config", help="Show and change what a volunteer may use of this machine.")
+    app.add_typer(
+        commands, name="config", help="Show and change what hetpeer may use of this machine, and when."
+    )
 
 
 @commands.command()
 def show(
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="One object, for programs.")] = False,
+    as_json: JsonOption = False,
     home: HomeOption = None,
 ) -> None:
-    """Every setting that counts, and where it comes from. Options of `hetpeer join` may say otherwise."""
+    """Show every setting and where it comes from. Options of `hetpeer join` override them."""
     from hetpeer.peer.limits.config_file import effective
     from hetpeer.peer.limits.settings import DEFAULT, worded
     from hetpeer.peer.process.home import default_home
@@ -45,8 +47,13 @@ _COUNTS_IN = {"when.hours": "schedule", "when.idle_after": "idle"}
 
 
 @commands.command("set")
-def change(key: str, value: str, *, home: HomeOption = None) -> None:
-    """Change one setting, in the daemon that runs and in the file; in neither if one of them cannot have it so."""
+def change(
+    key: Annotated[str, typer.Argument(help="Name of the setting, such as limits.up.")],
+    value: Annotated[str, typer.Argument(help="Its new value, such as 20mbit.")],
+    *,
+    home: HomeOption = None,
+) -> None:
+    """Change one setting, in the running daemon and in the file. If one of them refuses it, neither changes."""
     from hetpeer.peer.control.control_client import ask
     from hetpeer.peer.control.control_messages import Request
     from hetpeer.peer.limits.config_file import changed, config_path, effective, write
@@ -63,20 +70,20 @@ def change(key: str, value: str, *, home: HomeOption = None) -> None:
     except LocalError as error:
         if error.code != "HP-CTL-001":
             raise
-        since = f"; no volunteer runs from {here}"
+        since = f"; no volunteer is running from {here}"
     write(path, key, value)
     typer.echo(f"{path}: {key} is {value}{since}")
     now = effective(here, {})
     if now.sources.get(key) != str(path):
-        typer.echo(f"{now.sources[key]} says otherwise, and counts at the next start", err=True)
+        typer.echo(f"{now.sources[key]} overrides it at the next start", err=True)
     mode = _COUNTS_IN.get(key)
     if mode is not None and now.settings.when.mode != mode:
-        typer.echo(f"{key} counts in the mode {mode} alone: hetpeer config set when.mode {mode}", err=True)
+        typer.echo(f"{key} has an effect only in mode {mode}: hetpeer config set when.mode {mode}", err=True)
 
 
 @commands.command()
 def path(*, home: HomeOption = None) -> None:
-    """Where the file is, or would be."""
+    """Print the path of the file, whether it exists or not."""
     from hetpeer.peer.limits.config_file import config_path
     from hetpeer.peer.process.home import default_home
 

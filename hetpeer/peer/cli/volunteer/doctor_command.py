@@ -1,4 +1,4 @@
-"""`hetpeer doctor`: is this machine fit for a volunteer, and what is to be done if not?"""
+"""`hetpeer doctor`: check whether a volunteer would work on this machine, and what to do if not."""
 
 from __future__ import annotations
 
@@ -35,15 +35,16 @@ def doctor(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write what others need to help you into a new zip file: this, the log, versions.",
+            help="Write a new zip file for somebody who helps you: these findings, the log, versions.",
         ),
     ] = None,
     as_json: JsonOption = False,
     home: HomeOption = None,
 ) -> None:
-    """Look whether a volunteer would work here, and say what to do where not; with an address or invite, whether that answers, too.
+    """Check whether a volunteer would work on this machine, and what to do if not.
 
-    Changes nothing, needs no network. The exit status is that of the first failure.
+    With an invite or address: also whether its peers answer, and whether they reach this machine. Changes nothing; needs
+    no network without an invite. The exit status is that of the first failure.
     """
     from hetpeer.peer.arrival.invites import destination
     from hetpeer.peer.checkup import findings
@@ -58,9 +59,7 @@ def doctor(
         from hetpeer.peer.checkup.support_bundle import write_bundle
 
         write_bundle(bundle, place, found)
-        typer.echo(
-            f"{bundle}: addresses and names are taken out; look through it before you give it away", err=True
-        )
+        typer.echo(f"{bundle}: addresses and names are removed; read it before you give it away", err=True)
     raise typer.Exit(findings.exit_code(found))
 
 

@@ -1,4 +1,4 @@
-"""`hetpeer id`: who this machine is to others, and how to keep that."""
+"""`hetpeer id`: print, back up and restore the identity of this peer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from hetpeer.peer.cli.options import HomeOption
 
 ReliableOption = Annotated[
     bool,
-    typer.Option("--reliable", help="Of a reliable peer: what the run's author gives to hetpeer init."),
+    typer.Option(
+        "--reliable", help="The identity as a reliable peer, for the author's hetpeer init --reliable."
+    ),
 ]
 
 identities = typer.Typer(rich_markup_mode=None)
@@ -24,10 +26,10 @@ def register(app: typer.Typer) -> None:
 
 @identities.callback(invoke_without_command=True)
 def show(context: typer.Context, *, reliable: ReliableOption = False, home: HomeOption = None) -> None:
-    """Print this peer's id; the key behind it is made at the first call, and leaves the machine by `hetpeer id backup` only."""
+    """Print this peer's id. Its private key is made at the first call; only `hetpeer id backup` copies it."""
     if context.invoked_subcommand is not None:
         if reliable or home is not None:
-            raise typer.BadParameter(f"say it after the word {context.invoked_subcommand}")
+            raise typer.BadParameter(f"give that option after the word {context.invoked_subcommand}")
         return
     from hetpeer.peer.process.home import Home, default_home
 
@@ -37,39 +39,42 @@ def show(context: typer.Context, *, reliable: ReliableOption = False, home: Home
 
 @identities.command()
 def backup(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file; keep it where nobody reads it.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="New file; keep it secret.")],
     *,
     reliable: ReliableOption = False,
     home: HomeOption = None,
 ) -> None:
-    """Copy the key to FILE. Whoever has that file is this peer."""
+    """Copy the private key to FILE. Everybody who has that file can act as this peer."""
     from hetpeer.peer.process.identity_backup import backup as copy
 
     identity = copy(_key(home, reliable=reliable), file)
-    typer.echo(f"{identity.peer_id} is in {file}: who has that file is this peer", err=True)
+    typer.echo(
+        f"the key of {identity.peer_id} is in {file}: keep it secret, everybody who has it can act as this peer",
+        err=True,
+    )
 
 
 @identities.command()
 def restore(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What hetpeer id backup wrote.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File that hetpeer id backup has written.")],
     *,
     replace: Annotated[
         bool,
-        typer.Option("--replace", help="Where another identity is: keep that one beside the restored one."),
+        typer.Option(
+            "--replace", help="If there is another identity, keep it in a file beside the restored one."
+        ),
     ] = False,
     reliable: ReliableOption = False,
     home: HomeOption = None,
 ) -> None:
-    """Be the peer whose key is in FILE."""
+    """Restore the identity whose key is in FILE."""
     from hetpeer.peer.process.identity_backup import restore as bring_back
 
     restored = bring_back(file, _key(home, reliable=reliable), replace=replace)
     if restored.kept is not None:
-        typer.echo(f"the identity that was here before is in {restored.kept}", err=True)
+        typer.echo(f"the identity used until now is kept in {restored.kept}", err=True)
     if restored.shared:
-        typer.echo(
-            f"other users of this machine can read {file}: chmod 600 {file}, if the disk can", err=True
-        )
+        typer.echo(f"other users of this machine can read {file}: chmod 600 {file}", err=True)
     typer.echo(restored.peer_id)
 
 

@@ -31,7 +31,7 @@ def join(
     *,
     bootstrap: BootstrapOption = None,
     run: Annotated[
-        str, typer.Option(metavar="ID", help="The id of the run that it must be; an invite says that itself.")
+        str, typer.Option(metavar="ID", help="Id of the run to join; an invite already names it.")
     ] = "",
     home: HomeOption = None,
     host: Annotated[
@@ -47,7 +47,7 @@ def join(
             min=0,
             max=65535,
             show_default=False,
-            help="TCP port to which volunteers send tensors past p2pd. [network.direct_port]",
+            help="TCP port for tensors that volunteers send directly. [network.direct_port]",
         ),
     ] = None,
     lan: Annotated[
@@ -55,16 +55,23 @@ def join(
         typer.Option(
             "--lan/--no-lan",
             show_default=False,
-            help="Without an address: find a run in the local network; and be found there. [network.lan]",
+            help="Find a run in the local network if none is given, and be found there. [network.lan]",
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option(show_default=False, help="Public name. [node.name]")] = None,
+    name: Annotated[
+        str | None, typer.Option(show_default=False, help="Name that others see. [node.name]")
+    ] = None,
     threads: Annotated[
         int | None,
-        typer.Option(min=1, show_default=False, help="CPU threads of the compute worker. [compute.threads]"),
+        typer.Option(
+            min=1, show_default=False, help="Processor threads of the compute worker. [compute.threads]"
+        ),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(show_default=False, help="auto, cpu, cuda or cuda:N. [compute.device]")
+        str | None,
+        typer.Option(
+            show_default=False, help="Device to compute on: auto, cpu, cuda or cuda:N. [compute.device]"
+        ),
     ] = None,
     cpu_limit: Annotated[
         int | None,
@@ -72,7 +79,12 @@ def join(
     ] = None,
     nice: Annotated[
         int | None,
-        typer.Option(min=0, max=19, show_default=False, help="Added to the worker's niceness. [limits.nice]"),
+        typer.Option(
+            min=0,
+            max=19,
+            show_default=False,
+            help="How much the compute worker gives way to other programs. [limits.nice]",
+        ),
     ] = None,
     ram_limit: Annotated[
         str | None,
@@ -86,56 +98,74 @@ def join(
         str | None,
         typer.Option(
             show_default=False,
-            help="Disk for what does not fit into memory: 10% of what is free, or 20GiB. [limits.disk]",
+            help="Disk space for data that does not fit into memory: 10% of what is free, or 20GiB. [limits.disk]",
         ),
     ] = None,
     files_limit: Annotated[
         str | None,
         typer.Option(
-            show_default=False, help="Disk for fetched files of all runs: 50GiB or none. [limits.files]"
+            show_default=False,
+            help="Disk space for downloaded files of all runs: 50GiB or none. [limits.files]",
         ),
     ] = None,
     up_limit: Annotated[
         str | None, typer.Option(show_default=False, help="Upload: 20mbit, 2MB/s or none. [limits.up]")
     ] = None,
     down_limit: Annotated[
-        str | None, typer.Option(show_default=False, help="Download, likewise. [limits.down]")
+        str | None, typer.Option(show_default=False, help="Download: as --up-limit. [limits.down]")
     ] = None,
     transfer_cap: Annotated[
         str | None,
-        typer.Option(show_default=False, help="Up and down in a month: 300GB. [limits.transfer_cap]"),
+        typer.Option(
+            show_default=False,
+            help="Bytes sent and received in a month: 300GB or none. [limits.transfer_cap]",
+        ),
     ] = None,
     temp_limit: Annotated[
         int | None,
-        typer.Option(min=0, max=150, show_default=False, help="Of the GPU, in °C. [limits.temperature_c]"),
+        typer.Option(
+            min=0,
+            max=150,
+            show_default=False,
+            help="Pause at this temperature of the GPU in °C; 0: no limit. [limits.temperature_c]",
+        ),
     ] = None,
     cpu_temp_limit: Annotated[
         int | None,
-        typer.Option(min=0, max=150, show_default=False, help="Of the processor. [limits.cpu_temperature_c]"),
+        typer.Option(
+            min=0, max=150, show_default=False, help="The same for the processor. [limits.cpu_temperature_c]"
+        ),
     ] = None,
     power_limit: Annotated[
         int | None,
         typer.Option(
-            min=0, max=10_000, show_default=False, help="Watts of the GPU on average. [limits.gpu_power_w]"
+            min=0,
+            max=10_000,
+            show_default=False,
+            help="Average power of the GPU in watts; 0: no limit. [limits.gpu_power_w]",
         ),
     ] = None,
     when: Annotated[
-        str | None, typer.Option(show_default=False, help="always, idle or schedule. [when.mode]")
+        str | None,
+        typer.Option(show_default=False, help="When to compute: always, idle or schedule. [when.mode]"),
     ] = None,
     hours: Annotated[
         str | None,
         typer.Option(
-            show_default=False, help="Of a schedule: 22:00-07:00, several with commas. [when.hours]"
+            show_default=False,
+            help="Hours of --when schedule: 22:00-07:00, several with commas. [when.hours]",
         ),
     ] = None,
     idle_after: Annotated[
         str | None,
         typer.Option(
-            show_default=False, help="Without a key or pointer for so long it is idle: 10m. [when.idle_after]"
+            show_default=False,
+            help="With --when idle: compute after this time without keyboard or pointer: 10m. [when.idle_after]",
         ),
     ] = None,
     on_battery: Annotated[
-        str | None, typer.Option(show_default=False, help="pause or run. [when.on_battery]")
+        str | None,
+        typer.Option(show_default=False, help="What to do on battery: pause or run. [when.on_battery]"),
     ] = None,
     yield_to_games: Annotated[
         bool | None,
@@ -147,23 +177,24 @@ def join(
     ] = None,
     duration: Annotated[
         str,
-        typer.Option("--for", metavar="TIME", help="Finish by itself after so long from now on, like 2h30m."),
+        typer.Option("--for", metavar="TIME", help="Leave by itself after this time, like 2h30m."),
     ] = "",
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Say which place it would take, and what it would fetch; do not take part."
+            "--dry-run",
+            help="Show which blocks it would take and what it would download, without taking part.",
         ),
     ] = False,
     trace: Annotated[
-        bool, typer.Option("--trace", help="Write down what is done when, for `hetpeer trace`.")
+        bool, typer.Option("--trace", help="Record what is done when, for `hetpeer trace`.")
     ] = False,
     dashboard: DashboardOption = "",
 ) -> None:
-    """Contribute this machine to a run: by an invite or an address; without any, to the one joined last, or with --lan one of this house.
+    """Contribute this machine to a run, by an invite or the address of a peer.
 
-    Ctrl-C leaves within ten seconds and harms nobody; so does `hetpeer pause`. Options beat config.toml: what
-    stands in brackets is the setting there (`hetpeer config show`).
+    Without one: back to the run joined last; with --lan to a run in the local network. Ctrl-C leaves within ten seconds
+    and harms nobody. Options override the settings in config.toml, whose names are in brackets (`hetpeer config show`).
     """
     from hetpeer.peer.process.home import default_home
 
@@ -205,12 +236,12 @@ def join(
         "when.yield_to_games": yield_to_games,
         "dashboard.listen": dashboard or None,
     }
-    if when is None and (hours or idle_after):  # who says that, and no mode, means it
+    if when is None and (hours or idle_after):  # either option implies its mode
         given["when.mode"] = "schedule" if hours else "idle"
     found = effective(here, {key: value for key, value in given.items() if value is not None})
     settings = found.settings
     named = together(invites, bootstrap)
-    # To say --lan means more than what was joined once.
+    # An explicit --lan overrides the run joined last.
     goal = destination(named, run) if lan else joined_by(named, here, run, near=settings.network.lan)
     if settings.network.lan:
         need_lan()
@@ -227,7 +258,7 @@ def join(
     )
     if only_checked(context):
         if dry_run:
-            raise typer.BadParameter("a service takes part: leave --dry-run out")
+            raise typer.BadParameter("--dry-run has no effect in a service: leave it out")
         return
     if dry_run:
         run_loop(try_out(options))

@@ -1,4 +1,4 @@
-"""`hetpeer logs`: what the volunteer of this machine has said and done, also when it runs no more."""
+"""`hetpeer logs`: show the log of this machine's volunteer, running or not."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ def register(app: typer.Typer) -> None:
 def logs(
     *,
     follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Go on with what comes, until Ctrl-C.")
+        bool, typer.Option("-f", "--follow", help="Show new messages as they come, until Ctrl-C.")
     ] = False,
     count: Annotated[
-        int, typer.Option("-n", "--lines", min=0, max=100_000, help="How many of the last.")
+        int, typer.Option("-n", "--lines", min=0, max=100_000, help="Number of messages, the newest.")
     ] = 50,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, as in the file.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object a line, as in the file.")
+    ] = False,
     home: HomeOption = None,
 ) -> None:
-    """Show the log of the volunteer on this machine, whether it runs or not; with --home DIR of the reliable peer that serves DIR."""
+    """Show the log of the volunteer on this machine, running or not. With --home DIR of a run directory: of its reliable peer."""
     from contextlib import closing
 
     from hetpeer.peer.logs.log_reader import LogReader

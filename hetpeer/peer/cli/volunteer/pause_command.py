@@ -1,4 +1,4 @@
-"""`hetpeer pause`, `resume`, `finish` and `stop`: what the owner of a volunteer wants of its daemon."""
+"""`hetpeer pause`, `resume`, `finish` and `stop`: orders of the owner to the daemon."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hetpeer.peer.control.control_messages import Request, Standing
 
 GONE_S = 10.0
-"""A daemon that is stopped has ended within this."""
+"""Seconds in which a stopped daemon must have ended."""
 
 
 def register(app: typer.Typer) -> None:
@@ -26,11 +26,11 @@ def register(app: typer.Typer) -> None:
 def pause(
     *,
     duration: Annotated[
-        str, typer.Option("--for", metavar="TIME", help="Go on by itself after so long, like 1h30m.")
+        str, typer.Option("--for", metavar="TIME", help="Resume by itself after this time, like 1h30m.")
     ] = "",
     home: HomeOption = None,
 ) -> None:
-    """Give this machine's processor and memory back at once, until `hetpeer resume`; the daemon stays."""
+    """Free this machine's processor and memory at once, until `hetpeer resume`. The daemon keeps running."""
     from hetpeer.peer.control.control_messages import Request
 
     for_s = parse_duration(duration) if duration else None
@@ -38,21 +38,24 @@ def pause(
 
 
 def resume(*, home: HomeOption = None) -> None:
-    """Go on after `hetpeer pause`."""
+    """Continue after `hetpeer pause`."""
     from hetpeer.peer.control.control_messages import Request
 
     _tell(_asked(home, Request(do="resume")))
 
 
 def finish(*, home: HomeOption = None) -> None:
-    """Leave the run once the step that is under way is done."""
+    """Leave the run when the current step is done."""
     from hetpeer.peer.control.control_messages import Request
 
     _tell(_asked(home, Request(do="finish")))
 
 
 def stop(*, home: HomeOption = None) -> None:
-    """Leave the run now, as by Ctrl-C; returns when the daemon has ended. With --home DIR: the reliable peer that serves DIR."""
+    """Leave the run now, like Ctrl-C; returns when the daemon has ended.
+
+    With --home DIR of a run directory: stop the reliable peer that serves it.
+    """
     from hetpeer.dht.base.errors import LocalError
     from hetpeer.peer.control.control_client import connected
     from hetpeer.peer.control.control_messages import Request
@@ -65,7 +68,7 @@ def stop(*, home: HomeOption = None) -> None:
                 "HP-CTL-002",
                 "the daemon has not ended",
                 why=f"it was given {GONE_S:.0f} s",
-                fix="end its process",
+                fix="end its process (kill)",
             )
     typer.echo("stopped")
 

@@ -1,4 +1,4 @@
-"""`hetpeer service`: a volunteer, or a reliable peer, that systemd starts at login."""
+"""`hetpeer service`: have systemd start a volunteer or a reliable peer at login."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Folder = Annotated[
     typer.Argument(
         metavar="DIR",
         show_default=False,
-        help="Of a reliable peer: its run directory; of a rendezvous: the folder that install names. Without: the volunteer.",
+        help="Run directory of the reliable peer, or the folder of a rendezvous that install printed. Without: the volunteer.",
     ),
 ]
 
@@ -44,13 +44,14 @@ def install(
         typer.Argument(
             metavar="[OPTION]...",
             show_default=False,
-            help="As of `hetpeer join`: --bootstrap ADDR and so on; or `bootstrap DIR ...`, as of `hetpeer bootstrap`.",
+            help="Options of `hetpeer join`, such as an invite; or `bootstrap DIR ...` with options of `hetpeer bootstrap`.",
         ),
     ] = None,
     home: HomeOption = None,
 ) -> None:
-    """Start a volunteer now and at each login, with the options of `hetpeer join`; or with `bootstrap DIR ...` a reliable
-    peer. Replaces the one before.
+    """Start a volunteer now and at each login, with options of `hetpeer join`; or `bootstrap DIR ...`, a reliable peer.
+
+    Replaces a service that was installed before.
     """
     from hetpeer.peer.daemon import systemd_units
     from hetpeer.peer.limits.settings import of_environment
@@ -68,17 +69,19 @@ def install(
         words = [str(Path(word).absolute()) if Path(word) == directory else word for word in words]
         folder = Home(where).rendezvous if directory is None else directory
         _install([*COMMAND, "bootstrap", *words], systemd_units.serving(folder))
-        typer.echo(f"how it is: hetpeer status --home {folder.absolute()}")
+        typer.echo(f"to see its state: hetpeer status --home {folder.absolute()}")
         return
     words = [*place, *given]
     check(join_command.register, "join", words)
     for layer in of_environment(os.environ):
-        typer.echo(f"{layer.source} is of this shell and not of the service: hetpeer config set", err=True)
+        typer.echo(
+            f"{layer.source} is set in this shell only; for the service use hetpeer config set", err=True
+        )
     runs = standing_here(where) is not None and not systemd_units.is_active(systemd_units.VOLUNTEER)
     _install([*COMMAND, "join", *words], systemd_units.VOLUNTEER)
     if runs:
         typer.echo(
-            f"a volunteer runs from {where} already: `hetpeer stop` ends it, and the service begins within half a minute",
+            f"a volunteer already runs from {where}: end it with `hetpeer stop`, and the service starts within half a minute",
             err=True,
         )
 
@@ -89,12 +92,12 @@ def _install(command: Sequence[str], unit: Unit) -> None:
     systemd_units.install(command, unit)
     typer.echo(f"installed {systemd_units.unit_path(unit)}")
     if not systemd_units.lingers():
-        typer.echo("it stops when you log out; to keep it: loginctl enable-linger", err=True)
+        typer.echo("it stops when you log out; to keep it running: loginctl enable-linger", err=True)
 
 
 @commands.command()
 def start(folder: Folder = None) -> None:
-    """Start it again, after `hetpeer stop` or `finish`, or anew, with another version of hetpeer."""
+    """Start the service again, after `hetpeer stop` or `finish`, or after an update of hetpeer."""
     from hetpeer.peer.daemon import systemd_units
 
     systemd_units.start(_unit(folder))
@@ -102,7 +105,7 @@ def start(folder: Folder = None) -> None:
 
 @commands.command()
 def uninstall(folder: Folder = None) -> None:
-    """Stop it, and start it no more. Its home, or run directory, stays."""
+    """Stop the service and remove it. Its home or run directory stays."""
     from hetpeer.peer.daemon import systemd_units
 
     systemd_units.uninstall(_unit(folder))
@@ -111,7 +114,7 @@ def uninstall(folder: Folder = None) -> None:
 
 @commands.command()
 def status(folder: Folder = None) -> None:
-    """What systemd says of it, and the link to its dashboard."""
+    """Show the state of the service and the link to its dashboard."""
     from hetpeer.peer.daemon import systemd_units
 
     unit = _unit(folder)

@@ -1,4 +1,4 @@
-"""`hetpeer top`: the volunteer of this machine, live."""
+"""`hetpeer top`: watch this machine's volunteer live."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def register(app: typer.Typer) -> None:
 
 
 def top(*, home: HomeOption = None) -> None:
-    """Watch the volunteer of this machine live: what it does, how fast, over which lines. Keys: q quits, p pauses, r resumes."""
+    """Watch this machine's volunteer live: state, speed and links. Keys: q quits, p pauses, r resumes."""
     try:
         from hetpeer.peer.top.top_screen import Top
     except ModuleNotFoundError as error:
@@ -23,7 +23,7 @@ def top(*, home: HomeOption = None) -> None:
         raise LocalError(
             "HP-SYS-005",
             "hetpeer top is not installed",
-            why="it draws with the package textual, which no other command needs",
+            why="it needs the package textual, which no other command does",
             fix="pip install 'hetpeer[top]', or use hetpeer status --watch",
             exit_code=ExitCode.CONFIG,
         ) from error
