@@ -1,0 +1,90 @@
+"""`docs/cli.md`, made from the help texts of the commands: `python -m hetpeer.peer.cli.help_page > docs/cli.md`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+HEAD = """\
+# Command line
+
+`hetpeer COMMAND -h` shows the same text. `-v`, `-vv` and `-q` stand before the command (`hetpeer -v join …`): more
+messages, all messages, errors only. Errors have codes, which [errors.md](errors.md) explains. This page is made from the
+help texts by `python -m hetpeer.peer.cli.help_page > docs/cli.md`.
+"""
+GROUPS = (
+    (
+        "Contribute a machine",
+        "join pause resume finish stop status top logs doctor bench dashboard config service id",
+    ),
+    ("Make and serve a run", "init inspect bootstrap invite amend audit export generate"),
+    ("Plan and try out", "demo plan simulate trace"),
+)
+"""Headings → the commands below them, in the order of the page."""
+KINDS = {
+    " <int range>": " N",
+    " <int>": " N",
+    " <float range>": " X",
+    " <float>": " X",
+    " <float,float>...": " X X",
+    " <str>": " TEXT",
+    " <path>": "",
+    " <list[str]>": "",
+}
+"""Typer's names of types → those of the page."""
+
+
+def page() -> str:
+    """The text of docs/cli.md."""
+    from hetpeer.peer.cli.main import app
+
+    return "\n".join(_lines(typer.main.get_command(app)))
+
+
+def _lines(root: Any) -> Iterator[str]:
+    with root.make_context("hetpeer", [], resilient_parsing=True) as context:
+        yield HEAD
+        for heading, names in GROUPS:
+            yield f"## {heading}\n"
+            for name in names.split():
+                yield from _command(root.get_command(context, name), f"hetpeer {name}")
+
+
+def _command(command: Any, name: str) -> Iterator[str]:
+    """A command, and the commands below it, each with its arguments and options."""
+    with command.make_context(name, [], resilient_parsing=True) as context:
+        usage = " ".join((name, *command.collect_usage_pieces(context)))
+        yield f"### `{usage}`\n"
+        yield f"{_prose(command.help or '')}\n"
+        rows = [row for one in command.params if (row := one.get_help_record(context)) is not None]
+        if rows:
+            yield "| | |"
+            yield "| --- | --- |"
+            for option, meaning in rows:
+                yield f"| `{_named(option)}` | {_cell(_prose(meaning))} |"
+            yield ""
+        for inner in getattr(command, "commands", {}).values():
+            yield from _command(inner, f"{name} {inner.name}")
+
+
+def _named(option: str) -> str:
+    for kind, instead in KINDS.items():
+        option = option.removesuffix(kind) + instead if option.endswith(kind) else option
+    return _cell(re.sub(r" <([^<>]*)>$", r" \1", option))
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _prose(text: str) -> str:
+    """Paragraphs of one line each."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
