@@ -15,8 +15,6 @@ MOST_ROWS = 40
 
 STILL_TO_GO: dict[str, set[str]] = {
     "council": {"_council"},
-    "door": {"_ToDoor"},
-    "patience": {"_patience"},
     "quarrel": {"_quarrel"},
     "quarrels": {"quarrels"},
     "reign": {"_reign", "_reign_or_follow"},
