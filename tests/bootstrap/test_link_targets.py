@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetpeer.bootstrap.state.link_targets import targets
+from hetpeer.bootstrap.state.link_costs import targets
 from hetpeer.bootstrap.state.volunteer import Volunteer
 
 

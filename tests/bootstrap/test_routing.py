@@ -101,7 +101,7 @@ def test_a_coordinator_knows_lines_from_what_volunteers_say() -> None:
             computing=computing,
             links=links,
         )
-    lines = members.lines()
+    lines = members.link_costs()
     assert lines("a", "b") == lines("b", "a") == 15.0
     assert lines("a", "gone") > 0.0
 
@@ -123,7 +123,7 @@ def test_neither_a_small_block_nor_a_liar_makes_lines_dear() -> None:
         )
     rates = members.rates()
     block_of_middle_size = max(rates.values()) / rates["d"]
-    assert members.lines()("a", "b") == pytest.approx(block_of_middle_size * 0.1 / 0.096)
+    assert members.link_costs()("a", "b") == pytest.approx(block_of_middle_size * 0.1 / 0.096)
 
 
 def passing(ways: Assignments, *pair: str) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hetpeer.bootstrap.state.link_targets import targets
+from hetpeer.bootstrap.state.link_costs import targets
 from hetpeer.bootstrap.state.volunteer import Volunteer
 
 

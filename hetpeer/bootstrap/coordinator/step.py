@@ -66,7 +66,7 @@ class CoordinatedStep:
             members.rates(),
             self.ledger.undone,
             self.ledger.holder,
-            members.lines(config.compression, self._targets, mixed=config.spot_checks),
+            members.link_costs(config.compression, self._targets, mixed=config.spot_checks),
             context.issue_limits.limits(self.roster, len(train) or len(evaluation)),
             context.reputation.apart | members.shunned(),
         )

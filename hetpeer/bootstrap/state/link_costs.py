@@ -1,19 +1,40 @@
-"""Costs of links between holders: routes keep to fast links and to their cluster.
+"""Speed of a step's volunteers at their places, costs of the links between them, and link targets.
 
-Pure. Planners put neighbours into one cluster (docs/planning.md), and know nothing of holders of the next
-blocks in other clusters. A link out of the cluster that was not measured is taken to be as slow and as busy
-as the mean of its sender's links. It is used where the load of the peers is uneven enough.
+Pure. All of it rests on claims: a volunteer that lies gets more or less work than it should, and the run is
+slower. What counts does not depend on them.
+
+Routes keep to fast links and to their cluster. Planners put neighbours into one cluster (docs/planning.md), and
+know nothing of holders of the next blocks in other clusters. A link out of the cluster that was not measured is
+taken to be as slow and as busy as the mean of its sender's links. It is used where the load of the peers is
+uneven enough.
+
+With an adaptive codec each volunteer's links have a target (docs/links.md): a link should take no longer than the
+time between two microbatches of its sender. Holders of a block share its microbatches. So a slow holder does few
+of them and has time for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
+from statistics import fmean, median
+from typing import TYPE_CHECKING
 
-from hetpeer.stages.pipeline.routes import Route
+from hetpeer.bootstrap.state.volunteer import Volunteer
+from hetpeer.stages.pipeline.routes import Roster, Route
+from hetpeer.stages.planning.swarms.plan_inputs import Compression
+
+if TYPE_CHECKING:
+    from hetpeer.bootstrap.state.membership import BlockDemand
 
 SLIGHT = 0.5
 """Cost of leaving the cluster, in block times of the fastest peer: it decides only between equal routes."""
+MOST = 100.0
+"""No volunteer is taken to be more than this many times as fast as the median."""
+LEAST = 0.01
+"""No block is taken to be lighter than this part of the median: work without matrix products takes
+time, too.
+"""
 
 
 class LinkCosts:
@@ -65,3 +86,125 @@ class LinkCosts:
             if (took := self._seconds.get(pair)) is not None:
                 self._load[pair] = self._load.get(pair, 0.0) + took
                 self._dearer(one.peer, 0, took)
+
+
+def rates(ready: Collection[Volunteer], costs: Sequence[BlockDemand]) -> dict[str, float]:
+    """Volunteer → blocks per second, forward and back, on average over its place.
+
+    If it has trained, from its reported times. Otherwise from its speed in rehearsal or matrix products,
+    scaled by the median ratio of those that have trained. If nobody has, the numbers are only good for
+    comparing.
+    """
+    usual = median(cost.flops for cost in costs) or 1.0
+    guessed, said = {}, {}
+    for volunteer in ready:
+        begin, end = volunteer.place or (0, 1)
+        flops = fmean(max(cost.flops, LEAST * usual) for cost in costs[begin:end])
+        guessed[volunteer.peer] = max(volunteer.flops_per_second, 1.0) / flops
+        if volunteer.computing:
+            said[volunteer.peer] = (end - begin) / volunteer.computing
+    slower = median(said[peer] / guessed[peer] for peer in said) if said else 1.0
+    found = {peer: said.get(peer, slower * rate) for peer, rate in guessed.items()}
+    limit = MOST * median(found.values()) if found else 0.0
+    return {peer: min(rate, limit) for peer, rate in found.items()}
+
+
+def link_costs(
+    ready: Collection[Volunteer],
+    speeds: Mapping[str, float],
+    compression: Compression,
+    targets: Mapping[str, float],
+    *,
+    mixed: bool = False,
+) -> LinkCosts:
+    """Costs of links between `ready` volunteers, in block times of the fastest by `speeds`.
+
+    Links take as long as `compression` makes them; adaptive ones aim at their senders' `targets` in seconds.
+    Leaving the cluster on a link that was not measured costs as much as one more microbatch at a mean peer.
+    Clusters are made of neighbours, and holders in other clusters may be far away. `mixed`: leaving costs
+    next to nothing. Spot checks find a liar by what it sends to several others, so routes must meet many.
+    """
+    peers = {volunteer.peer for volunteer in ready}
+    fastest = max(speeds.values(), default=1.0)
+    trained = any(volunteer.computing for volunteer in ready)
+    seconds: dict[tuple[str, str], float] = {}
+    for volunteer in ready:
+        for peer, took in volunteer.links.items():
+            if trained and took and peer in peers:
+                carried = _carried_s(took, compression, targets.get(volunteer.peer, 0.0)) * fastest
+                for pair in ((volunteer.peer, peer), (peer, volunteer.peer)):  # the way back
+                    seconds[pair] = seconds.get(pair, 0.0) + carried
+    price = leaving({v.peer: v.place for v in ready if v.place is not None}, speeds, mixed=mixed)
+    return LinkCosts({v.peer: v.cluster for v in ready}, seconds, price, mixed=mixed)
+
+
+def leaving(roster: Roster, speeds: Mapping[str, float], *, mixed: bool = False) -> float:
+    """Cost of leaving the cluster on a link that was not measured, in block times of the fastest peer."""
+    fastest = max(speeds.values(), default=1.0)
+    more = [fastest / speeds[peer] * (end - begin) ** 2 for peer, (begin, end) in roster.items()]
+    return SLIGHT if mixed or not more else max(SLIGHT, fmean(more))
+
+
+def _carried_s(took: float, compression: Compression, target: float) -> float:
+    """Seconds of a bundle that takes `took` uncompressed."""
+    least = took / min(compression.forward, compression.backward)
+    if not compression.adaptive:
+        return least
+    return max(least, min(took, target)) if target else took
+
+
+# ── link targets ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def targets(ready: Collection[Volunteer], most: float, limited: Collection[str] = ()) -> dict[str, float]:
+    """Peer → most seconds that each of its links may take for a microbatch; empty where no link is known.
+
+    `most`: the author's largest ratio; no link is shrunk further. `limited`: peers that get next to nothing
+    and do not count.
+
+    A holder needs the time of its computing, or of its link at `most` if that is longer (R / r of FusionLLM's
+    Eq. 7). Holders of a block share its microbatches by that, and the slowest block sets the number of
+    microbatches. With one holder for each block all links get the same target: the slowest link at `most`, or
+    the slowest computation. No target is longer than the longest need.
+    """
+    places = {v.peer: v.place for v in ready if v.place is not None}
+    usual = median([v.computing for v in ready if v.computing] or [0.0])
+    need = {v.peer: max(v.computing or usual, _link_s(v, ready) / most) for v in ready if v.peer in places}
+    known = [seconds for seconds in need.values() if seconds]
+    if not known or not any(any(v.links.values()) for v in ready):
+        return {}
+    need = {peer: max(seconds or median(known), median(known) / MOST) for peer, seconds in need.items()}
+    blocks = {block for place in places.values() for block in range(*place)}
+    rates = _block_rates({peer: places[peer] for peer in places if peer not in limited}, need)
+    if rates.keys() != blocks:  # some block has no other holder
+        rates = _block_rates(places, need)
+    slowest, longest = min(rates.values()), max(need.values())
+    return {
+        peer: min(need[peer] * min(rates[block] for block in range(*place)) / slowest, longest)
+        for peer, place in places.items()
+    }
+
+
+def _block_rates(places: Mapping[str, tuple[int, int]], need: Mapping[str, float]) -> dict[int, float]:
+    """Block → microbatches per second of its holders together."""
+    rates: dict[int, float] = {}
+    for peer, (begin, end) in places.items():
+        for block in range(begin, end):
+            rates[block] = rates.get(block, 0.0) + 1 / need[peer]
+    return rates
+
+
+def _link_s(volunteer: Volunteer, ready: Collection[Volunteer]) -> float:
+    """Seconds of its links for an uncompressed microbatch, on the side where they are slower, over the
+    fastest link there; 0: unknown.
+    """
+    assert volunteer.place is not None
+    begin, end = volunteer.place
+    sides: list[list[float]] = [[], []]
+    for other in ready:
+        seconds = volunteer.links.get(other.peer, 0.0)
+        if seconds and other.place is not None:
+            for side, block in zip(sides, (begin - 1, end), strict=True):
+                if other.place[0] <= block < other.place[1]:
+                    side.append(seconds)
+    return max((min(side) for side in sides if side), default=0.0)

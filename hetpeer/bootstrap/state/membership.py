@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from hetpeer.averaging.messages import Place
-from hetpeer.bootstrap.state.link_costs import LinkCosts
-from hetpeer.bootstrap.state.link_targets import targets
+from hetpeer.bootstrap.state.link_costs import LinkCosts, link_costs, rates, targets
 from hetpeer.bootstrap.state.volunteer import LifeCycle, Volunteer
-from hetpeer.bootstrap.state.volunteer_rates import lines, rates
 from hetpeer.stages.planning.swarms.plan_inputs import Compression
 
 Range = tuple[int, int]
@@ -204,7 +202,7 @@ class Membership:
         return [n for n in range(self.blocks) if not any(b <= n < e for b, e in ranges)]
 
     def targets(self, ratio: float, limited: Collection[str] = ()) -> dict[str, float]:
-        """Ready volunteer → most seconds of its links for a microbatch (link_targets.py); empty: unknown."""
+        """Ready volunteer → most seconds of its links for a microbatch (link_costs.py); empty: unknown."""
         return targets(self._ready(), ratio, limited)
 
     def speak(self, version: int, peers: Iterable[str]) -> bool:
@@ -229,10 +227,10 @@ class Membership:
         return pairs
 
     def rates(self) -> dict[str, float]:
-        """Ready volunteer → blocks per second (volunteer_rates.py)."""
+        """Ready volunteer → blocks per second (link_costs.py)."""
         return rates(self._ready(), self._costs)
 
-    def lines(
+    def link_costs(
         self,
         compression: Compression = PLAIN,
         targets: Mapping[str, float] = MappingProxyType({}),
@@ -243,7 +241,7 @@ class Membership:
 
         `targets`: their link targets; `mixed`: routes are to meet many others.
         """
-        return lines(self._ready(), self.rates(), compression, targets, mixed=mixed)
+        return link_costs(self._ready(), self.rates(), compression, targets, mixed=mixed)
 
     def _ready(self) -> list[Volunteer]:
         return [self.volunteers[peer] for peer in self.roster()]

@@ -13,8 +13,7 @@ from typing import Any
 
 from hetpeer.bootstrap.coordinator.routing import assign_routes
 from hetpeer.bootstrap.run.manifest import Manifest, SignedManifest
-from hetpeer.bootstrap.state.link_costs import LinkCosts
-from hetpeer.bootstrap.state.volunteer_rates import leaving
+from hetpeer.bootstrap.state.link_costs import LinkCosts, leaving
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.printable import short_id
 from hetpeer.dht.kademlia.adverts import Advert, LinkNote

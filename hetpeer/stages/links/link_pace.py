@@ -1,4 +1,4 @@
-"""How far a link is shrunk for what it aims at (bootstrap/state/link_targets.py). Pure."""
+"""How far a link is shrunk for what it aims at (bootstrap/state/link_costs.py). Pure."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 
 from hetpeer.bootstrap.coordinator.routing import assign_routes
+from hetpeer.bootstrap.state.link_costs import MOST
 from hetpeer.bootstrap.state.membership import BlockDemand, Membership
 from hetpeer.bootstrap.state.volunteer import LifeCycle, Volunteer
-from hetpeer.bootstrap.state.volunteer_rates import MOST
 from hetpeer.stages.planning.swarms.plan_inputs import Compression
 
 IDS = range(24)
@@ -28,7 +28,7 @@ def swarm(places: dict[str, tuple[int, tuple[int, int]]], flops: tuple[float, ..
 
 
 def routed(members: Membership) -> Counter[tuple[str, ...]]:
-    routes = assign_routes(IDS, members.roster(), members.blocks, members.rates(), members.lines())
+    routes = assign_routes(IDS, members.roster(), members.blocks, members.rates(), members.link_costs())
     return Counter(tuple(hop.peer for hop in route) for route in routes.values())
 
 
@@ -71,7 +71,7 @@ def test_a_slow_line_that_may_compress_is_no_reason_to_leave_its_ends_idle(
     for name, volunteer in members.volunteers.items():
         volunteer.computing = 0.3
         volunteer.links = {f"{name[0]}{1 - int(name[1])}": 3.0 if name[0] == "a" else 0.03}
-    lines = members.lines(compression, members.targets(compression.forward))
+    lines = members.link_costs(compression, members.targets(compression.forward))
     routes = assign_routes(IDS, members.roster(), members.blocks, members.rates(), lines)
     assert least <= sum(route[1].peer == "a1" and route[0].peer == "a0" for route in routes.values()) <= most
 
