@@ -14,6 +14,7 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.tracing.assemble import ComputeMode
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.tracing.trace import trace
+from tests.amounts import mostly_proof
 from tests.stages.zoo import zoo
 
 BOTH = pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bf16"])
@@ -161,7 +162,13 @@ def test_a_dropout_that_a_checkpoint_computes_again_has_its_mask(autocast: bool)
 
 
 @BOTH
-@pytest.mark.parametrize("name", ["resnet", "gpt tied, dropout", "encoder", "frozen", "regions"])
+@pytest.mark.parametrize(
+    "name",
+    mostly_proof(
+        ["resnet", "gpt tied, dropout", "encoder", "frozen", "regions"],
+        ["resnet", "gpt tied, dropout", "frozen", "regions"],
+    ),
+)
 def test_what_travels_is_accepted_and_left_as_it_was(name: str, autocast: bool) -> None:
     model, dag, (data, *_) = zoo(name)
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}

@@ -349,6 +349,7 @@ def having_torch(pid: int) -> set[str]:
     return found
 
 
+@pytest.mark.proof
 @pytest.mark.swarm
 @pytest.mark.timeout(240)
 def test_ctrl_c_ends_everybody(tmp_path: Path, tiny_model: str) -> None:

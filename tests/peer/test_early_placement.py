@@ -1,7 +1,10 @@
 """What a volunteer expects to be given while no coordinator answers."""
 
+import pytest
+
 from hetpeer.averaging.member.place_choice import choose_place
 from hetpeer.bootstrap.authoring.create import create_run
+from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.dht.kademlia.adverts import Advert
 from hetpeer.peer.training.early_placement import places_seen
@@ -14,13 +17,17 @@ def holder(begin: int, end: int) -> Advert:
     return Advert(role="volunteer", state="training", block_begin=begin, block_end=end)
 
 
-def test_the_least_held_place_is_expected(tmp_path) -> None:
-    run = create_run(
-        tmp_path / "run",
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    return create_run(
+        tmp_path_factory.mktemp("placement") / "run",
         model="hetpeer/examples/gpt.py:build",
         training=TrainingSettings(steps=2, batch_size=4, microbatch_size=2, slot_size=1),
         stages=(2,),
     )
+
+
+def test_the_least_held_place_is_expected(run: RunDirectory) -> None:
     first, second = run.manifest.layouts[0]
     adverts = {"a": holder(*first), "b": holder(*second), "c": holder(*first)}
     place = choose_place(places_seen(run, adverts, OFFER), 1 << 40)
@@ -31,13 +38,7 @@ def test_the_least_held_place_is_expected(tmp_path) -> None:
     assert places_seen(run, coordinator, OFFER) == places_seen(run, {}, OFFER)
 
 
-def test_of_places_that_are_held_the_one_that_a_step_waits_for_is_expected(tmp_path) -> None:
-    run = create_run(
-        tmp_path / "run",
-        model="hetpeer/examples/gpt.py:build",
-        training=TrainingSettings(steps=2, batch_size=4, microbatch_size=2, slot_size=1),
-        stages=(2,),
-    )
+def test_of_places_that_are_held_the_one_that_a_step_waits_for_is_expected(run: RunDirectory) -> None:
     first, second = run.manifest.layouts[0]
     for slow in (first, second):
         adverts = {

@@ -20,8 +20,9 @@ from hetpeer.stages.graph.own_operators import Pass
 from hetpeer.stages.tracing.assemble import ComputeMode
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.tracing.trace import trace
+from tests.amounts import mostly_proof
 from tests.stages.split_run import CPU, draw, received
-from tests.stages.zoo import ZOO, zoo
+from tests.stages.zoo import HERE, ZOO, zoo
 
 pytestmark = pytest.mark.xdist_group("zoo")
 
@@ -39,7 +40,7 @@ def eager_flops(model, data):
         return forward, counter.get_total_flops() - forward
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", mostly_proof(ZOO, HERE))
 def test_flops_are_those_of_the_eager_module(name):
     model, dag, microbatches = zoo(name)
     costs = [block_cost(spec) for spec in cut_blocks(dag)]
@@ -49,14 +50,20 @@ def test_flops_are_those_of_the_eager_module(name):
     assert sum(operator.flops_backward for operator in counted) == pytest.approx(backward, rel=0.05)
 
 
-@pytest.mark.parametrize("name", ["gpt", "resnet", "transformers llama", "encoder", "recurrent"])
+@pytest.mark.parametrize(
+    "name",
+    mostly_proof(
+        ["gpt", "resnet", "transformers llama", "encoder", "recurrent"],
+        ["gpt", "resnet", "transformers llama"],
+    ),
+)
 def test_operators_without_a_formula_hardly_count(name):
     model, dag, microbatches = zoo(name)
     total = sum(c.flops_forward + c.flops_backward for c in map(block_cost, cut_blocks(dag)))
     assert total == pytest.approx(sum(eager_flops(model, microbatches[0])), rel=0.05)
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", mostly_proof(ZOO, HERE))
 def test_a_block_is_the_sum_of_its_operators(name):
     _, dag, _ = zoo(name)
     for spec in cut_blocks(dag, 4):

@@ -232,6 +232,7 @@ def test_a_seed_says_it_all_and_more_time_is_no_worse(stages, replicas):
     assert longer.evaluations > one.evaluations
 
 
+@pytest.mark.proof
 def test_what_is_begun_of_many_stages_is_soon_over():
     """128 stages of 4, nearly without time: no more than some beginnings are ordered."""
     prices = Prices(network(512, 0), TRAFFIC, 4)

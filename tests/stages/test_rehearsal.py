@@ -8,14 +8,15 @@ from hetpeer.stages.ipc.results import CommandFailed, CommandFailedError, Rehear
 from hetpeer.stages.tracing.assemble import ComputeMode
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.worker.rehearsal import RUNS, rehearse
-from tests.stages.zoo import ZOO, zoo
+from tests.amounts import mostly_proof
+from tests.stages.zoo import HERE, ZOO, zoo
 
 pytestmark = pytest.mark.xdist_group("zoo")
 
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", mostly_proof(ZOO, HERE))
 def test_every_block_of_every_model_is_timed(name):
     _, dag, _ = zoo(name)
     for mode in (ComputeMode(), ComputeMode(autocast=True, recompute=True)):

@@ -93,6 +93,9 @@ ZOO: Mapping[str, tuple[Callable[[], nn.Module], Callable[[int], Data]]] = {
     **{name: (model, vectors) for name, model in SMALL.items()},
 }
 
+HERE = ZOO.keys() - {"transformers gpt2", "encoder", "recurrent"}
+"""The models that `make test` tries; each of the others takes seconds to trace, and is a proof."""
+
 
 @cache
 def zoo(name: str) -> tuple[nn.Module, OpDag, list[Data]]:

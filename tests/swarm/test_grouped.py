@@ -73,6 +73,7 @@ async def test_two_clusters_share_the_batches_and_end_with_the_same_parameters(s
     assert all(sorted(record["sums"], key=int) for record in averages)
 
 
+@pytest.mark.proof
 async def test_what_falls_apart_with_a_killed_volunteer_is_trained_again(swarm: Swarm) -> None:
     """While averagings are delayed, and rounded."""
     delayed, rounded = AveragingSettings(span=2, delayed=True), LinkSettings(reduce="int8")

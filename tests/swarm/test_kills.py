@@ -95,6 +95,7 @@ async def metrics_are_what_the_log_says(swarm: Swarm, bootstrap: Child, voluntee
     }
 
 
+@pytest.mark.proof
 async def test_helpers_are_killed(swarm: Swarm, reference: ReferenceRun) -> None:
     """A volunteer gets a new p2pd and stays itself; with a new worker it begins a new life."""
     bootstrap = await swarm.bootstrap(before="patient")

@@ -45,15 +45,16 @@ def _every_contribution_is_told(swarm: Swarm, killed: str, staleness: int) -> No
     ("staleness", "changes"),
     [
         pytest.param(2, {"optimizer": NAdam(name="NAdam"), "compensation": 0.5}, marks=pytest.mark.proof),
-        (1, {"head_start": 2, "fresh_steps": 10}),
+        pytest.param(1, {"head_start": 2, "fresh_steps": 10}, marks=pytest.mark.proof),
+        (1, {"head_start": 2, "fresh_steps": 4, "steps": 24}),
     ],
-    ids=["corrected", "head start"],
+    ids=["corrected", "head start", "a short one"],
 )
 async def test_steps_that_overlap_are_those_of_one_machine(
     swarm: Swarm, staleness: int, changes: dict[str, Any]
 ) -> None:
     """Three volunteers on two stages, with what is made of stale gradients, or few of them; one is killed in the middle and comes back."""
-    changes = changes | {"steps": 60, "staleness": staleness}
+    changes = {"steps": 60} | changes | {"staleness": staleness}
     swarm.run = resign(swarm.run, training=swarm.run.manifest.training.model_copy(update=changes))
     bootstrap = await swarm.bootstrap(together=3)
     others = [swarm.volunteer(name) for name in ("one", "two")]

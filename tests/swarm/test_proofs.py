@@ -11,6 +11,7 @@ RARELY = TrustSettings(spot_checks=0.01)
 """Proofs are always."""
 
 
+@pytest.mark.proof
 async def test_what_somebody_adds_besides_is_added_up_by_another(
     swarm: Swarm, reference: ReferenceRun
 ) -> None:

@@ -10,6 +10,7 @@ from tests.swarm.swarm import Swarm, resign
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("wrong", "times"),
     [pytest.param("votes_falsely", TIMES, marks=pytest.mark.grid), ("tears_sums", 1)],

@@ -73,6 +73,7 @@ async def test_a_leader_is_killed(swarm: Swarm, reference: ReferenceRun, tmp_pat
     swarm.exact(reference)
 
 
+@pytest.mark.proof
 async def test_the_only_reliable_peer_is_replaced(swarm: Swarm, tmp_path: Path) -> None:
     """The owner amends the manifest while it trains: another machine has the log, and then the run. The old one is not needed."""
     home, copy = tmp_path / "home-new", tmp_path / "copy"
