@@ -64,14 +64,14 @@ class Walker:
         from hetpeer.averaging import messages as m
         from hetpeer.bootstrap.service import sessions
         from hetpeer.dht.streams.stream import Stream
-        from hetpeer.peer.transport.tensor_receiver import Receiving
+        from hetpeer.peer.transport.tensor_receiver import TensorReceiver
         from hetpeer.stages.ipc import compute, worker_frames
         from hetpeer.stages.ipc.block_commands import Backward, Forward
 
         forward, backward, ready = (self._tracks[name] for name in (FORWARD, BACKWARD, READY))
 
         def arrived(frame: FrameType, _none: Any) -> None:
-            if frame.f_back is not None and frame.f_back.f_code is Receiving.take.__code__:
+            if frame.f_back is not None and frame.f_back.f_code is TensorReceiver.take.__code__:
                 forward.begin()
 
         def answered(_frame: FrameType, result: Any) -> None:
@@ -110,7 +110,7 @@ class Walker:
 
         wire = compute._Wire
         self._at_return[Stream.receive_into.__code__] = arrived
-        self._at_return[Receiving.take.__code__] = lambda _frame, _none: forward.drop()
+        self._at_return[TensorReceiver.take.__code__] = lambda _frame, _none: forward.drop()
         self._at_call[wire.data_received.__code__] = lambda _frame: self._answer.begin()
         self._at_return[worker_frames.decode_result.__code__] = answered
         self._at_return[wire.ask.__code__] = posted
