@@ -17,10 +17,12 @@ from hetpeer.averaging.effects import FetchState, StepId
 from hetpeer.averaging.messages import TermView
 from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.peer.limits.settings import WORKER
 from hetpeer.peer.preparation import state_fetcher
 from hetpeer.peer.preparation.state_fetcher import StateFetcher
 from hetpeer.peer.process.span_trace import Trace
+from hetpeer.peer.training.held_place import HeldPlace
 from hetpeer.peer.training.task_execution import TaskExecution
 from hetpeer.peer.transport.tensor_store import TensorStore
 from hetpeer.peer.transport.worker_posts import WorkerPosts
@@ -157,25 +159,29 @@ async def test_a_microbatch_for_which_there_is_no_memory_is_left_to_others_and_s
     limit(compute)
     row = np.zeros((1, WIDE), np.float32)
     failed: list[tuple[object, ...]] = []
-    execution = TaskExecution(
+    schema = SimpleNamespace(
+        specs={0: spec},
+        output_layout=lambda *_: None,
+        batch=lambda _: 1,
+        seed=0,
+        training=SimpleNamespace(microbatches=2),
+    )
+    place = HeldPlace(
+        "us",
+        SimpleNamespace(work=SimpleNamespace(work_failed=lambda *args: failed.append(args))),  # type: ignore[arg-type]
         WorkerPosts(compute, TensorStore(compute.arena), Trace(SystemClock(), None, peer="us", name="")),
-        SimpleNamespace(
-            specs={0: spec},
-            output_layout=lambda *_: None,
-            batch=lambda _: 1,
-            seed=0,
-            training=SimpleNamespace(microbatches=2),
-        ),  # type: ignore[arg-type]
-        SimpleNamespace(microbatch=lambda *_: {"x": row, "y": row}),  # type: ignore[arg-type]
+        schema,  # type: ignore[arg-type]
         SimpleNamespace(),  # type: ignore[arg-type]
         InFlightWindow(),
+        SimpleNamespace(microbatch=lambda *_: {"x": row, "y": row}),  # type: ignore[arg-type]
+        TaskSet(),
         lambda _: None,
         lambda *_: None,
     )
-    member = SimpleNamespace(work=SimpleNamespace(work_failed=lambda *args: failed.append(args)))
+    execution = TaskExecution(place)
     for number in (0, 1):
         work = RunForward(TaskKey(number, 0), 1, None, train=True, hops_after=0)
-        await execution.forward(member, StepId(ORDER.line, 0), work)  # type: ignore[arg-type]
+        await execution.forward(StepId(ORDER.line, 0), work)  # type: ignore[arg-type]
     assert [why for _, _, why, _ in failed] == ["the compute worker is out of memory"] * 2
     (said,) = [record.message for record in caplog.records if "HP-MEM-002" in record.message]
     assert f"you tried to allocate {STATE_BYTES} bytes" in said

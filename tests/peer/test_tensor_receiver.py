@@ -24,11 +24,11 @@ from hetpeer.dht.streams import frames
 from hetpeer.dht.streams.flow_control import pack
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.process.span_trace import Trace
-from hetpeer.peer.training.step_driver import Place, StepDriver
+from hetpeer.peer.training.held_place import HeldPlace
+from hetpeer.peer.training.step_driver import StepDriver
 from hetpeer.peer.training.volunteer_figures import VolunteerFigures
 from hetpeer.peer.transport.link_book import LinkBook
 from hetpeer.peer.transport.link_pressure import SHARDS
-from hetpeer.peer.transport.link_transcoder import LinkTranscoder
 from hetpeer.peer.transport.tensor_receiver import TensorReceiver
 from hetpeer.peer.transport.tensor_schema import TensorSchema
 from hetpeer.peer.transport.tensor_store import Tensor, TensorStore
@@ -36,6 +36,7 @@ from hetpeer.peer.transport.worker_posts import WorkerPosts
 from hetpeer.stages.ipc.arena import ALIGNMENT, Arena
 from hetpeer.stages.ipc.transfer_commands import Decode
 from hetpeer.stages.links.codec import Codec, Written
+from hetpeer.stages.pipeline.in_flight import InFlightWindow
 from hetpeer.stages.worker.bundle_codec import Decoder
 from hetpeer.stages.worker.device_copy import Copier
 from hetpeer.stages.worker.tensor_staging import Staging
@@ -143,16 +144,21 @@ def frame(number: int, total: int, message: dict[str, Any]) -> dict[str, Any]:
 
 def working(rig: Rig, schema: TensorSchema, tasks: TaskSet) -> tuple[StepDriver, Member]:
     """What is done with all that arrives at `rig`, as far as it is decoded."""
-    member, quiet = Member(), SimpleNamespace(use=rig.receiving.use, end_step=lambda _step: None)
-    posts = WorkerPosts(InProcess(rig.arena), rig.store, rig.trace)  # type: ignore[arg-type]
-    transcoding = LinkTranscoder(posts, schema, rig.book, "us", *[lambda *_: None] * 3)
+    quiet = SimpleNamespace(
+        use=rig.receiving.use, end_step=lambda _step: None, send=lambda *_: None, of_use=lambda *_: None
+    )
+    member, posts = Member(), WorkerPosts(InProcess(rig.arena), rig.store, rig.trace)  # type: ignore[arg-type]
 
     def spawn(work: Any) -> None:
         tasks.spawn(work, name="work")
 
-    parts = (member, quiet, rig.store, VolunteerFigures(), spawn, lambda _effects: None, lambda: None)
+    def perform(_effects: Any) -> None: ...
+
+    parts = (member, quiet, rig.store, VolunteerFigures(), spawn, perform, lambda: None)
     work = StepDriver(*parts)  # type: ignore[arg-type]
-    work.use(Place(schema, posts, quiet, quiet, quiet, quiet, transcoding, quiet))  # type: ignore[arg-type]
+    window, offended = InFlightWindow(), lambda *_: None
+    place = ("us", member, posts, schema, rig.book, window, None, tasks, perform, offended)
+    work.use(HeldPlace(*place))  # type: ignore[arg-type]
     rig.owner.tensor_arrived = work.arrived  # type: ignore[method-assign]
     return work, member
 

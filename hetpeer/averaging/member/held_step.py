@@ -51,6 +51,8 @@ class HeldStep:
     ) -> None:
         early = shape.head_start if begin.behind else EVERY_ID
         self.id = StepId(begin.line, begin.step, begin.entry, begin.batch, begin.group, begin.behind, early)
+        self.wire_id = self.id.on_wire
+        """The step as others name it."""
         self.delayed = begin.delayed
         self.pipeline = Pipeline(me, begin.roster, begin.microbatches, shape.slot_capacity, bench, early)
         self.vote = StepVote(me, place, self.id, shape, self.pipeline.slots, delayed=begin.delayed)
@@ -70,10 +72,6 @@ class HeldStep:
         reduction = self.vote.reduction
         plan = None if reduction is None else reduction.number
         return due_in_step(origin, self._incarnations, self._left, plan)
-
-    def is_at(self, step: StepId) -> bool:
-        """Whether `step`, as others name it, is this one."""
-        return self.id.on_wire == step
 
     def catch_up(self) -> list[Effect]:
         """The steps before it are committed and applied here: it is the next one."""

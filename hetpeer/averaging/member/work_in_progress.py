@@ -84,7 +84,7 @@ class WorkInProgress:
 
     def slots(self, step: StepId) -> SlotBook | None:
         """The gradient slots of `step`, by our name for it or by others'; None if it is not in progress."""
-        return next((one.pipeline.slots for one in self.steps if step in (one.id, one.id.on_wire)), None)
+        return next((one.pipeline.slots for one in self.steps if step in (one.id, one.wire_id)), None)
 
     def works_on(self, step: StepId) -> bool:
         """Whether this step or averaging is in progress."""
@@ -100,7 +100,7 @@ class WorkInProgress:
 
     def at_origin(self, origin: Origin) -> HeldStep | None:
         """The step or averaging in progress that a tensor from `origin` is of."""
-        return next((one for one in self._all() if one.is_at(origin.step)), None)
+        return next((one for one in self._all() if one.wire_id == origin.step), None)
 
     def numbered(self, number: int) -> HeldStep | None:
         """The step in progress that has this number."""
@@ -135,7 +135,7 @@ class WorkInProgress:
     def _ended(self, held: HeldStep) -> list[Effect]:
         held.pipeline.over()
         self._lately = held.partners
-        self._early.forget(held.id.on_wire)
+        self._early.forget(held.wire_id)
         return [EndStep(held.id)]
 
     def oldest_base_after(self, step: HeldStep) -> int:
@@ -303,10 +303,13 @@ class WorkInProgress:
     def _take(
         self, origin: Origin, handle: Handle, accept: Callable[[HeldStep], list[Effect]]
     ) -> list[Effect]:
-        step, partner = self.at_origin(origin), self._is_partner(origin.sender)
-        due = step.due(origin) if step is not None else due_outside(origin, self._position, partner=partner)
-        if due is Due.NOW and step is not None:
+        step = self.at_origin(origin)
+        due = None if step is None else step.due(origin)
+        if step is not None and due is Due.NOW:
             return [*accept(step), *self.share_worker()]
+        partner = self._is_partner(origin.sender)
+        if due is None:
+            due = due_outside(origin, self._position, partner=partner)
         if due is Due.NEVER:
             return [Release(handle)]
         dropped = self._early.hold(EarlyTensor(origin, accept, handle, partner))

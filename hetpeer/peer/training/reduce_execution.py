@@ -8,14 +8,13 @@ from typing import Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member.member import Effect, Member
 from hetpeer.averaging.member.tensor_heads import Coded
 from hetpeer.averaging.reduce.tied_parameters import Use
+from hetpeer.peer.training.held_place import HeldPlace
 from hetpeer.peer.training.sum_proof_answers import SumProofAnswers
-from hetpeer.peer.transport.link_book import LinkBook
-from hetpeer.peer.transport.tensor_schema import FLOAT_BYTES, TensorSchema
+from hetpeer.peer.transport.tensor_schema import FLOAT_BYTES
 from hetpeer.peer.transport.tensor_store import Tensor
-from hetpeer.peer.transport.worker_posts import Answer, WorkerPosts
+from hetpeer.peer.transport.worker_posts import Answer
 from hetpeer.stages.ipc import vector_commands as v
 from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.links.codec import Codec, Written, value_bytes
@@ -24,24 +23,17 @@ from hetpeer.stages.links.codec import Codec, Written, value_bytes
 class ReduceExecution:
     """The worker's side of the reduces of one place, of peer `me`."""
 
-    def __init__(
-        self,
-        posts: WorkerPosts,
-        schema: TensorSchema,
-        book: LinkBook,
-        me: str,
-        proving: SumProofAnswers,
-        answer: Callable[[Sequence[Effect]], None],
-    ) -> None:
-        self._posts = posts
-        self._book = book
-        self._store = posts.store
-        self._schema = schema
-        self._answer = answer
-        self._me = me
+    def __init__(self, place: HeldPlace, proofs: SumProofAnswers) -> None:
+        self._member = place.member
+        self._posts = place.posts
+        self._book = place.book
+        self._store = place.posts.store
+        self._schema = schema = place.schema
+        self._perform = place.perform
+        self._me = place.me
         self._codec = Codec.of(schema.links.reduce)
         self._feedback = schema.links.feedback
-        self._proving = proving
+        self._proofs = proofs
 
     # ── as others get it ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -110,8 +102,8 @@ class ReduceExecution:
         assert self._codec.values is not None
         return value_bytes(self._codec.values, elements)
 
-    def sum(self, member: Member, step: e.StepId, work: e.SumParts) -> Answer | None:
-        """`SumParts` → `Member.summed`, or `Member.unusable`: parts of another length, or numbers that are not finite. No honest holder sends
+    def sum(self, step: e.StepId, work: e.SumParts) -> Answer | None:
+        """`SumParts` → `summed` or `unusable` of the core's work: parts of another length, or numbers that are not finite. No honest holder sends
         such: its worker refuses each gradient that is not. A sum of finite parts that is not is everybody's business: it is voted on.
         """
         shard = work.shard
@@ -120,24 +112,23 @@ class ReduceExecution:
         for place, part in enumerate(parts):
             if part.extent.nbytes != elements * FLOAT_BYTES:
                 why = f"a shard of {part.extent.nbytes} bytes, and the plan says {elements * FLOAT_BYTES}"
-                self._answer(member.work.unusable(step, shard, place, why))
+                self._perform(self._member.work.unusable(step, shard, place, why))
                 return None
         rounding = self._rounding(step, shard, len(parts)) if work.shared else None
-        markings = self._proving.markings(step, work)
+        markings = self._proofs.markings(step, work)
         if (
             len(parts) == 1 and rounding is None and not markings and not parts[0].sender
         ):  # our own: nothing is added to zeros
             total = self._store.share(parts[0])
 
             async def at_once() -> None:
-                self._answer(member.work.summed(step, shard, total))
+                self._perform(self._member.work.summed(step, shard, total))
 
             return at_once()
-        return self._sum(member, step, work, rounding, markings)
+        return self._sum(step, work, rounding, markings)
 
     def _sum(
         self,
-        member: Member,
         step: e.StepId,
         work: e.SumParts,
         rounding: v.Rounding | None,
@@ -162,7 +153,7 @@ class ReduceExecution:
 
         async def answer() -> None:
             done = await posted
-            lengths = self._proving.received(step, work, done.marks, len(markings))
+            lengths = self._proofs.received(step, work, done.marks, len(markings))
             if written is not None and done.rounded:
                 self._is_coded(written, shard)
                 total.written = written
@@ -171,14 +162,16 @@ class ReduceExecution:
             if done.unsound:
                 what = "parameters" if step.group else "gradients"
                 self._store.release(total)
-                self._answer(member.work.unusable(step, shard, done.unsound[0], f"its {what} are not finite"))
+                self._perform(
+                    self._member.work.unusable(step, shard, done.unsound[0], f"its {what} are not finite")
+                )
             else:
-                self._answer(member.work.summed(step, shard, total, lengths))
+                self._perform(self._member.work.summed(step, shard, total, lengths))
 
         return answer()
 
-    def inspect(self, member: Member, step: e.StepId, work: e.Inspect) -> Answer | None:
-        """`InspectVector` → `Member.inspected`: shards are joined into the block's whole gradient, tied uses added."""
+    def inspect(self, step: e.StepId, work: e.Inspect) -> Answer | None:
+        """`InspectVector` → `inspected` of the core's work: shards are joined into the block's whole gradient, tied uses added."""
         elements = self._schema.elements(work.block)
         shards = [shard for shard in work.shards if isinstance(shard, Tensor)]
         if sum(shard.extent.nbytes for shard in shards) != elements * FLOAT_BYTES:
@@ -208,7 +201,7 @@ class ReduceExecution:
             norm = seen.squared_norm if seen.finite else math.inf  # not NaN, which is no norm
             vote = m.BlockVote(block=work.block, digest=seen.digest, squared_norm=norm, finite=seen.finite)
             looks = [e.Look(digest, finite) for digest, finite in seen.pieces]
-            self._answer(member.work.inspected(step, work.plan, vote, gradient, looks))
+            self._perform(self._member.work.inspected(step, work.plan, vote, gradient, looks))
 
         pinned = self._store.pin([gradient, *pieces])
         return _finally(answer(), lambda: self._store.unpin(pinned))
@@ -252,7 +245,7 @@ class ReduceExecution:
             offset += shard.extent.nbytes
         return whole
 
-    def apply(self, member: Member, step: e.StepId, work: e.ApplyUpdate | e.InstallAverage) -> Answer:
+    def apply(self, step: e.StepId, work: e.ApplyUpdate | e.InstallAverage) -> Answer:
         """`ApplyUpdate` or `InstallAverage` → `Member.applied`."""
         command: v.Apply | v.Install
         if isinstance(work, e.InstallAverage):
@@ -282,7 +275,7 @@ class ReduceExecution:
             done = await posted
             if not step.group:
                 self._book.computed("update", done.seconds)
-            self._answer(member.applied(step, work.block, done.digest))
+            self._perform(self._member.applied(step, work.block, done.digest))
 
         return answer()
 

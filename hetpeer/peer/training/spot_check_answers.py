@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.given_inputs import GivenInput, GivenInputs
-from hetpeer.averaging.member.member import Effect
-from hetpeer.peer.transport.tensor_schema import TensorSchema
+from hetpeer.peer.training.held_place import HeldPlace
 from hetpeer.peer.transport.tensor_store import Tensor
-from hetpeer.peer.transport.worker_posts import Answer, WorkerPosts
+from hetpeer.peer.transport.worker_posts import Answer
 from hetpeer.stages.block.fingerprint import KEY_BYTES
 from hetpeer.stages.ipc.bundle_layout import BundleLayout
 from hetpeer.stages.ipc.transfer_commands import MarkBundle
@@ -21,13 +19,11 @@ from hetpeer.stages.pipeline import effects as p
 class SpotCheckAnswers:
     """The worker's side of the spot checks of one place, of peer `me`. Without spot checks in the run nothing is remembered."""
 
-    def __init__(
-        self, posts: WorkerPosts, schema: TensorSchema, me: str, answer: Callable[[Sequence[Effect]], None]
-    ) -> None:
-        self._posts = posts
-        self._schema = schema
-        self._me = me
-        self._answer = answer
+    def __init__(self, place: HeldPlace) -> None:
+        self._posts = place.posts
+        self._schema = schema = place.schema
+        self._me = place.me
+        self._perform = place.perform
         self._given = GivenInputs(lambda: secrets.token_bytes(KEY_BYTES), schema.tolerance)
 
     def forward(self, step: e.StepId, work: p.RunForward) -> Answer | None:
@@ -85,7 +81,7 @@ class SpotCheckAnswers:
 
         async def answer() -> None:
             await posted
-            self._answer([e.Tell(self._given.compared(step, bundle, seen))])
+            self._perform([e.Tell(self._given.compared(step, bundle, seen))])
 
         return answer()
 

@@ -1,7 +1,7 @@
-"""What happens within a step, between the member core, the compute worker and the tensor channels.
+"""The driver of steps: carries out a step's effects, and brings what peers send to the member core.
 
-Effects are carried out in the order in which they come; a worker command is posted at once, its answer waited for in a
-task of its own.
+Effects are carried out in the order in which they come: a worker command is posted at once, and a task of its own
+waits for its answer. `StepDriver.use` has the table of effects and who carries out each.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
@@ -21,6 +20,7 @@ from hetpeer.averaging.member.held_step import Bundle
 from hetpeer.averaging.member.member import Effect, Member, Origin, StepEffect
 from hetpeer.averaging.member.tensor_heads import ActivationHead, GradientHead, Head, ShardHead
 from hetpeer.peer.preparation.data_gate import DataGate
+from hetpeer.peer.training.held_place import HeldPlace
 from hetpeer.peer.training.reduce_execution import ReduceExecution
 from hetpeer.peer.training.spot_check_answers import SpotCheckAnswers
 from hetpeer.peer.training.sum_proof_answers import SumProofAnswers
@@ -28,9 +28,7 @@ from hetpeer.peer.training.task_execution import TaskExecution
 from hetpeer.peer.training.volunteer_figures import VolunteerFigures
 from hetpeer.peer.transport.data_plane import DataPlane
 from hetpeer.peer.transport.link_transcoder import LinkTranscoder
-from hetpeer.peer.transport.tensor_schema import TensorSchema
 from hetpeer.peer.transport.tensor_store import Tensor, TensorStore
-from hetpeer.peer.transport.worker_posts import WorkerPosts
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc import vector_commands as v
 from hetpeer.stages.ipc.arena import ArenaFullError
@@ -40,27 +38,26 @@ from hetpeer.stages.pipeline.gradient_slots import Drop, Merge
 from hetpeer.stages.pipeline.routes import Hop
 
 Work = Coroutine[Any, Any, None]
+CarryOut = Callable[[e.StepId, Any], Work | None]
+"""Carries out an effect of a step. The worker command is posted already; what is returned waits for the answer."""
 LATE_S = 0.05
+"""Seconds between two tries to read or write a bundle that found no room in memory."""
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """All that carries out the effects of a step for the blocks that we hold."""
+class KeepsSteps(Protocol):
+    """Keeps something for each step in progress."""
 
-    schema: TensorSchema
-    posts: WorkerPosts
-    tasks: TaskExecution
-    checking: SpotCheckAnswers
-    reducing: ReduceExecution
-    proving: SumProofAnswers
-    transcoding: LinkTranscoder
-    gate: DataGate
+    def end_step(self, step: e.StepId) -> None:
+        """Forget what was kept for `step`."""
 
 
 class StepDriver:
-    """The step effects of `member`. `spawn` runs a task, `perform` carries out effects, `state_lost` rejoins."""
+    """The steps of `member`.
+
+    `spawn` runs a task, `perform` carries out effects of the core, `state_lost` rejoins with the state fetched anew.
+    """
 
     def __init__(
         self,
@@ -79,138 +76,140 @@ class StepDriver:
         self._spawn = spawn
         self._perform = perform
         self._state_lost = state_lost
-        self._place: Place | None = None
+        self._place: HeldPlace | None = None
+        self._gate: DataGate
+        self._table: dict[type, tuple[CarryOut, ...]] = {}
+        """Effect → methods that carry it out, in this order."""
         self._sent: set[tuple[e.StepId, int, Hop]] = set()
-        """Microbatches of the steps in progress, and where they went on to."""
+        """Microbatches of the steps in progress, and the hops that they went on to."""
         self._late: deque[tuple[e.StepId, Callable[[], Work | None]]] = deque()
-        """Bundles of a step to be sent once there is room in memory to read or to write them."""
+        """Bundles to be sent once there is room in memory to read or to write them."""
         self._undecoded: list[tuple[e.StepId, Callable[[], Work | None]]] = []
-        """What has come of a step and is to be decoded once there is room for that."""
+        """Bundles and shards to be decoded once there is room for that."""
 
-    def use(self, place: Place | None) -> None:
-        """The worker's side of our place; None: we have none, and take no tensors."""
+    def use(self, place: HeldPlace | None) -> None:
+        """Work for `place` from now on; None: we have none, and take no tensors."""
         if self._place is not None:
-            self._place.gate.close()
+            self._gate.close()
         self._place = place
         self._plane.use(None if place is None else place.schema, self._store)
+        if place is None:
+            return
+        self._gate = DataGate(place.data, place.tasks)
+        self._tasks = tasks = TaskExecution(place)
+        self._checks = checks = SpotCheckAnswers(place)
+        self._proofs = proofs = SumProofAnswers(place)
+        self._reduces = reduces = ReduceExecution(place, proofs)
+        self._transcoder = LinkTranscoder(
+            place.posts, place.schema, place.book, place.me, self._plane.send, place.offended, self.unread
+        )
+        command, checked = place.posts.command, place.schema.trust.spot_checks
+        self._table = {
+            # tasks; inputs are noted for spot checks while they are here
+            p.RunForward: (checks.forward, tasks.forward) if checked else (tasks.forward,),
+            p.RunBackward: (checks.backward, self._backward) if checked else (self._backward,),
+            p.ForgetGraph: (lambda step, x: command(c.DropTask(step=step.number, task=str(x.key))),),
+            Merge: (
+                lambda step, x: command(
+                    c.MergeSlot(step=step.number, block=x.block, source=x.source, target=x.target)
+                ),
+            ),
+            Drop: (lambda step, x: command(c.DropSlot(step=step.number, block=x.block, slot=x.slot)),),
+            p.SendActivation: (self._send_activation,),
+            p.SendGradient: (self._send_gradient,),
+            p.Release: (lambda _step, x: self.release(x.handle),),
+            # reduce and update
+            e.SendPart: (self._send_part,),
+            e.SumParts: (reduces.sum,),
+            e.SendResult: (
+                lambda step, x: self._send_shard(step, "result", x.shard, x.to, _tensor(x.handle)),
+            ),
+            e.ShareUplink: (self._share_uplink,),
+            e.Inspect: (reduces.inspect,),
+            e.KeepCopy: (lambda _step, x: command(v.CopyBlock(block=x.block)),),
+            e.ApplyUpdate: (self._apply,),
+            e.InstallAverage: (self._apply,),
+            # spot checks and sum proofs
+            p.CompareBundle: (checks.compare,),
+            e.ShowMarks: (lambda step, x: proofs.show(step, x, checks.given(step, x.asked)),),
+            e.ProveSums: (proofs.prove,),
+            e.TestifyParts: (proofs.testify,),
+        }
 
     def run(self, step: e.StepId, effect: StepEffect) -> None:
         """Carry out one effect of `step`."""
-        place, member = self._place, self._member
-        assert place is not None, "a step begins only after Prepare"
-        match effect:
-            case p.RunForward():
-                self._start(place.checking.forward(step, effect))
-                self._start(place.tasks.forward(member, step, effect))
-            case p.RunBackward():
-                self._start(place.checking.backward(step, effect))
-                self._start(self._counted(step, place.tasks.backward(member, step, effect)))
-            case p.ForgetGraph(key):
-                self._start(place.posts.command(c.DropTask(step=step.number, task=str(key))))
-            case Merge(block, source, target):
-                self._start(
-                    place.posts.command(
-                        c.MergeSlot(step=step.number, block=block, source=source, target=target)
-                    )
-                )
-            case Drop(block, slot):
-                self._start(place.posts.command(c.DropSlot(step=step.number, block=block, slot=slot)))
-            case e.SumParts():
-                self._start(place.reducing.sum(member, step, effect))
-            case e.Inspect():
-                self._start(place.reducing.inspect(member, step, effect))
-            case p.CompareBundle():
-                self._start(place.checking.compare(step, effect))
-            case e.ShowMarks(asked):
-                self._start(place.proving.show(step, effect, place.checking.given(step, asked)))
-            case e.ProveSums():
-                self._start(place.proving.prove(step, effect))
-            case e.TestifyParts(asked):
-                place.proving.testify(step, asked)
-            case e.ShareUplink(elements):
-                if not place.reducing.coded_smaller:
-                    self._plane.share_uplink(step.on_wire, elements)
-            case e.KeepCopy(block):
-                self._start(place.posts.command(v.CopyBlock(block=block)))
-            case e.ApplyUpdate() | e.InstallAverage():
-                self._spawn(self._apply(place.reducing.apply(member, step, effect)))
-            case p.Release(handle):
-                self.release(handle)
-            case _:
-                self._send(step, effect, place)
+        for carry_out in self._table[type(effect)]:
+            self._start(carry_out(step, effect))
 
     def end(self, step: e.StepId) -> None:
         """Nothing of `step` is needed any more."""
         self._sent = {sent for sent in self._sent if sent[0] != step}
         self._late = deque(late for late in self._late if late[0] != step)
         self._undecoded = [late for late in self._undecoded if late[0] not in (step, step.on_wire)]
+        place = self._place
+        parts: list[KeepsSteps] = [self._plane, self._store]
+        if place is not None:
+            parts += [self._gate, self._tasks, self._transcoder, self._checks, self._proofs]
         for name in {step, step.on_wire}:
-            self._plane.end_step(name)
-            self._store.end_step(name)
-            if self._place is not None:
-                self._place.gate.end_step(name)
-                self._place.tasks.end_step(name)
-                self._place.transcoding.end_step(name)
-                self._place.checking.end_step(name)
-                self._place.proving.end_step(name)
-        if self._place is not None:
-            self._start(
-                self._place.posts.command(v.DropCopies() if step.group else c.ClearStep(step=step.number))
-            )
+            for part in parts:
+                part.end_step(name)
+        if place is not None:
+            self._start(place.posts.command(v.DropCopies() if step.group else c.ClearStep(step=step.number)))
 
     def release(self, handle: p.Handle) -> None:
+        """Free a tensor of ours."""
         self._store.release(_tensor(handle))
 
+    # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────
+
     def received(self, message: m.Message) -> None:
-        """A message of the coordinator."""
+        """A message of the coordinator. Tasks in it come to the core when their data is here."""
         if self._place is not None and isinstance(message, m.Begin | m.Reroute):
-            self._place.gate.message(message, self._receive)
+            self._gate.message(message, self._receive)
         else:
             self._receive(message)
 
     def arrived(self, peer: str, head: Head, tensor: Tensor) -> None:
-        """A tensor of `peer`, its head and length already checked."""
+        """A tensor of `peer`; its head and length are checked already."""
         if head.coded is None:
             self._bundle_or_shard(peer, head, tensor)
         elif self._place is None:
             self._store.release(tensor)
         else:
-            plain, into = head.model_copy(update={"coded": None}), self._place.transcoding.into
+            plain, into = head.model_copy(update={"coded": None}), self._transcoder.into
             then = partial(self._bundle_or_shard, peer, plain)
             self._decode(head.step_id, partial(into, head.step_id, peer, head, tensor, then))
 
     def unread(self, peer: str, head: ActivationHead | GradientHead, why: str) -> None:
-        """A bundle of `peer` is none. One of a spot check is nobody's but the check's, which lapses."""
-        origin = Origin(peer, head.incarnation, head.step_id, None)
+        """A bundle of `peer` is malformed. One of a spot check concerns the check alone, which lapses."""
+        origin, work = Origin(peer, head.incarnation, head.step_id, None), self._member.work
         match head:
             case GradientHead():
-                self._perform(self._member.work.unread(origin, head.id, head.border, why, back=True))
+                self._perform(work.unread(origin, head.id, head.border, why, back=True))
             case ActivationHead() if not (head.check or head.asks):
-                self._perform(self._member.work.unread(origin, head.id, head.route[0].begin, why, back=False))
+                self._perform(work.unread(origin, head.id, head.route[0].begin, why, back=False))
             case _:
                 pass
+
+    def _receive(self, message: m.Message) -> None:
+        self._perform(self._member.receive(message))
 
     def _bundle_or_shard(self, peer: str, head: Head, tensor: Tensor) -> None:
         plan = head.plan if isinstance(head, ShardHead) else None
         origin = Origin(peer, head.incarnation, head.step_id, plan)
-        core = self._member
+        work = self._member.work
         match head:
             case ActivationHead() if self._place is not None:
-                self._place.gate.activation(head, lambda: self._activation(origin, head, tensor))
+                self._gate.activation(head, lambda: self._activation(origin, head, tensor))
             case ActivationHead():
                 self._activation(origin, head, tensor)
             case GradientHead():
-                self._perform(core.work.gradient(origin, head.id, head.border, tensor, head.check))
+                self._perform(work.gradient(origin, head.id, head.border, tensor, head.check))
                 self._of_use(peer, head, tensor)
             case ShardHead(kind="part"):
-                self._perform(core.work.part(origin, head.block, head.index, tensor))
+                self._perform(work.part(origin, head.block, head.index, tensor))
             case ShardHead():
-                self._perform(core.work.result(origin, head.block, head.index, tensor, head.end - head.begin))
-
-    # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _receive(self, message: m.Message) -> None:
-        self._perform(self._member.receive(message))
+                self._perform(work.result(origin, head.block, head.index, tensor, head.end - head.begin))
 
     def _activation(self, origin: Origin, head: ActivationHead, tensor: Tensor) -> None:
         bundle = Bundle(head.id, head.route, head.attempt, head.check, head.asks)
@@ -218,46 +217,86 @@ class StepDriver:
         self._of_use(origin.sender, head, tensor)
 
     def _of_use(self, peer: str, head: Head, tensor: Tensor) -> None:
-        if not tensor.released:  # else nobody waits for it
+        if not tensor.released:  # a released one was of no use: no step waits for it
             self._plane.of_use(peer, head, tensor)
 
-    def _send(self, step: e.StepId, effect: StepEffect, place: Place) -> None:
-        wire = step.on_wire
-        own: dict[str, Any] = {
-            "line": wire.line,
-            "step": wire.number,
-            "incarnation": self._member.incarnation,
-        }
-        match effect:
-            case p.SendActivation(number, route, attempt, handle, check, asks):
-                head = ActivationHead(**own, id=number, batch=step.batch, route=route, attempt=attempt)
-                head = head.model_copy(update={"check": check, "asks": asks})
-                if (step, number, route[0]) in self._sent and not (check or asks):
-                    self._plane.nudge(route[0].peer, head, _tensor(handle).nbytes)
-                if not (check or asks):
-                    self._sent.add((step, number, route[0]))
-                out = partial(place.transcoding.out, step, route[0].peer, head, _tensor(handle))
-                self._send_bundle(step, out)
-            case p.SendGradient(number, to, border, handle, check):
-                back = GradientHead(**own, id=number, border=border, check=check)
-                self._send_bundle(step, partial(place.transcoding.out, step, to, back, _tensor(handle)))
-            case e.SendPart(shard, slot):
-                part = _shard_head("part", shard, own)
-                to_reducer = partial(self._send_shard, place, shard.reducer, part)
-                self._start(place.reducing.export(step, shard, slot, to_reducer))
-            case e.SendResult(shard, to, handle):
-                self._send_shard(place, to, _shard_head("result", shard, own), _tensor(handle))
-            case _:
-                raise AssertionError(effect)
+    # ── effects ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _send_shard(self, place: Place, to: str, head: ShardHead, tensor: Tensor) -> None:
-        out = place.reducing.outgoing(to, tensor)
+    def _backward(self, step: e.StepId, effect: p.RunBackward) -> Work:
+        posted = self._tasks.backward(step, effect)
+
+        async def counted() -> None:
+            await posted
+            self._figures.worked(step.number, time.monotonic())
+
+        return counted()
+
+    def _share_uplink(self, step: e.StepId, effect: e.ShareUplink) -> None:
+        if not self._reduces.coded_smaller:
+            self._plane.share_uplink(step.on_wire, effect.elements)
+
+    def _head(self, step: e.StepId) -> dict[str, Any]:
+        """The fields of a head that name the step, and us."""
+        wire = step.on_wire
+        return {"line": wire.line, "step": wire.number, "incarnation": self._member.incarnation}
+
+    def _send_activation(self, step: e.StepId, effect: p.SendActivation) -> None:
+        route, tensor, peer = effect.route, _tensor(effect.handle), effect.route[0].peer
+        head = ActivationHead(
+            **self._head(step),
+            id=effect.id,
+            batch=step.batch,
+            route=route,
+            attempt=effect.attempt,
+            check=effect.check,
+            asks=effect.asks,
+        )
+        if not (effect.check or effect.asks):
+            if (step, effect.id, route[0]) in self._sent:
+                self._plane.nudge(peer, head, tensor.nbytes)
+            self._sent.add((step, effect.id, route[0]))
+        self._send_bundle(step, partial(self._transcoder.out, step, peer, head, tensor))
+
+    def _send_gradient(self, step: e.StepId, effect: p.SendGradient) -> None:
+        head = GradientHead(**self._head(step), id=effect.id, border=effect.border, check=effect.check)
+        out = self._transcoder.out
+        self._send_bundle(step, partial(out, step, effect.to, head, _tensor(effect.handle)))
+
+    def _send_part(self, step: e.StepId, effect: e.SendPart) -> Work:
+        then = partial(self._send_shard, step, "part", effect.shard, effect.shard.reducer)
+        return self._reduces.export(step, effect.shard, effect.slot, then)
+
+    def _send_shard(self, step: e.StepId, kind: Any, shard: e.Shard, to: str, tensor: Tensor) -> None:
+        head = ShardHead(
+            **self._head(step),
+            kind=kind,
+            plan=shard.plan,
+            block=shard.block,
+            index=shard.index,
+            begin=shard.begin,
+            end=shard.end,
+        )
+        out = self._reduces.outgoing(to, tensor)
         if out.coded:
-            head = head.model_copy(update={"coded": place.reducing.coded(head.end - head.begin)})
+            head = head.model_copy(update={"coded": self._reduces.coded(head.end - head.begin)})
         self._plane.send(to, head, out)
 
+    def _apply(self, step: e.StepId, effect: e.ApplyUpdate | e.InstallAverage) -> Work:
+        posted = self._reduces.apply(step, effect)
+
+        async def applied() -> None:
+            try:
+                await posted
+            except CommandFailedError as error:
+                _log.warning("an update could not be applied: %s", error)
+                self._state_lost()
+
+        return applied()
+
+    # ── bundles that wait for room in memory ─────────────────────────────────────────────────────────────────────
+
     def _send_bundle(self, step: e.StepId, out: Callable[[], Work | None]) -> None:
-        """`out` sends it, or raises ArenaFullError: then it is tried again once there may be room."""
+        """Call `out`, which sends a bundle; call it again later as long as it raises ArenaFullError."""
         if self._late or not self._goes(out):
             self._late.append((step, out))
             if len(self._late) == 1:
@@ -270,8 +309,9 @@ class StepDriver:
                 self._late.popleft()
 
     def _decode(self, step: e.StepId, into: Callable[[], Work | None]) -> None:
-        """`into` does it, or raises ArenaFullError: then what has come is kept, and it is tried again once there may be room. None waits for another: what is
-        farther from the loss could wait for what is nearer.
+        """Call `into`, which decodes a tensor; call it again later as long as it raises ArenaFullError.
+
+        No tensor waits for another: one farther from the loss could wait for one nearer to it.
         """
         if not self._goes(into):
             self._undecoded.append((step, into))
@@ -294,37 +334,14 @@ class StepDriver:
         if work is not None:
             self._spawn(_tolerant(work))
 
-    async def _counted(self, step: e.StepId, work: Work) -> None:
-        await work
-        self._figures.worked(step.number, time.monotonic())
-
-    async def _apply(self, work: Work) -> None:
-        try:
-            await work
-        except CommandFailedError as error:
-            _log.warning("an update could not be applied: %s", error)
-            self._state_lost()
-
 
 def _tensor(handle: p.Handle) -> Tensor:
     assert isinstance(handle, Tensor)
     return handle
 
 
-def _shard_head(kind: Any, shard: e.Shard, own: Mapping[str, Any]) -> ShardHead:
-    return ShardHead(
-        **own,
-        kind=kind,
-        plan=shard.plan,
-        block=shard.block,
-        index=shard.index,
-        begin=shard.begin,
-        end=shard.end,
-    )
-
-
 async def _tolerant(work: Work) -> None:
-    """A command that failed in the worker concerns one step: the plan or the task is made again by the protocol."""
+    """A command that failed in the worker concerns one step: the protocol makes its plan or task again."""
     try:
         await work
     except CommandFailedError as error:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member.member import Effect
 from hetpeer.averaging.reduce.received_parts import ReceivedParts
-from hetpeer.peer.transport.tensor_schema import TensorSchema
+from hetpeer.peer.training.held_place import HeldPlace
 from hetpeer.peer.transport.tensor_store import Tensor
-from hetpeer.peer.transport.worker_posts import Answer, WorkerPosts
+from hetpeer.peer.transport.worker_posts import Answer
 from hetpeer.stages.block.fingerprint import KEY_BYTES, unpack
 from hetpeer.stages.ipc import results as r
 from hetpeer.stages.ipc import vector_commands as v
@@ -22,12 +21,10 @@ from hetpeer.stages.pipeline.gradient_slots import CHECKS
 class SumProofAnswers:
     """Of one place. `answer` carries out what follows."""
 
-    def __init__(
-        self, posts: WorkerPosts, schema: TensorSchema, answer: Callable[[Sequence[Effect]], None]
-    ) -> None:
-        self._posts = posts
-        self._schema = schema
-        self._answer = answer
+    def __init__(self, place: HeldPlace) -> None:
+        self._posts = place.posts
+        self._schema = place.schema
+        self._perform = place.perform
         self._received = ReceivedParts(lambda: secrets.token_bytes(KEY_BYTES))
 
     # ── received ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -63,7 +60,7 @@ class SumProofAnswers:
                 "plan": asked.plan,
             }
             shown = m.Shown(**named, marks=marks, given=given)
-            self._answer([e.Tell(shown)])
+            self._perform([e.Tell(shown)])
 
         return answer()
 
@@ -84,7 +81,7 @@ class SumProofAnswers:
                 sums=await _filled(got, sums),
                 key=self._received.key(step, asked.plan),
             )
-            self._answer([e.Tell(proved)])
+            self._perform([e.Tell(proved)])
 
         return answer()
 
@@ -92,7 +89,7 @@ class SumProofAnswers:
         """`TestifyParts` → a message to the coordinator."""
         received = self._received.testify(step, asked.plan, asked.marks)
         said = m.Testimony(line=asked.line, step=asked.step, plan=asked.plan, received=received)
-        self._answer([e.Tell(said)])
+        self._perform([e.Tell(said)])
 
     def end_step(self, step: e.StepId) -> None:
         """Nobody will ask for anything of it."""

@@ -8,24 +8,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from hetpeer.averaging import effects as e
-from hetpeer.averaging.member.member import Effect, Member
-from hetpeer.dht.base.errors import LocalError, ProtocolError
+from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.base.strikes import Offence, OffenceError
-from hetpeer.peer.preparation.data_source import DataSource
-from hetpeer.peer.transport.link_book import LinkBook
-from hetpeer.peer.transport.tensor_schema import TensorSchema
+from hetpeer.peer.training.held_place import HeldPlace
 from hetpeer.peer.transport.tensor_store import Tensor
-from hetpeer.peer.transport.worker_posts import Answer, WorkerPosts
+from hetpeer.peer.transport.worker_posts import Answer
 from hetpeer.stages.graph.random_draws import Draw
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc.results import NO_MEMORY, CommandFailedError
 from hetpeer.stages.pipeline import effects as p
-from hetpeer.stages.pipeline.in_flight import InFlightWindow
 
 NOT_FINITE = "HP-NUM-001"
 """What the worker calls a tensor with NaN or infinity in it (stages/worker/tensor_staging.py)."""
@@ -36,24 +31,16 @@ _log = logging.getLogger(__name__)
 class TaskExecution:
     """The worker's side of the tasks of one place."""
 
-    def __init__(
-        self,
-        posts: WorkerPosts,
-        schema: TensorSchema,
-        data: DataSource | None,
-        book: LinkBook,
-        window: InFlightWindow,
-        answer: Callable[[Sequence[Effect]], None],
-        offended: Callable[[str, ProtocolError], None],
-    ) -> None:
-        self._offended = offended
-        self._posts = posts
-        self._store = posts.store
-        self._schema = schema
-        self._data = data
-        self._book = book
-        self._window = window
-        self._answer = answer
+    def __init__(self, place: HeldPlace) -> None:
+        self._work = place.member.work
+        self._posts = place.posts
+        self._store = place.posts.store
+        self._schema = place.schema
+        self._data = place.data
+        self._book = place.book
+        self._window = place.window
+        self._perform = place.perform
+        self._offended = place.offended
         self._sparse: set[tuple[e.StepId, p.TaskKey]] = set()
         """Tasks whose input came through a sparse codec: so do their gradients."""
         self._data_tensors: dict[tuple[e.StepId, p.TaskKey], list[Tensor]] = {}
@@ -61,14 +48,14 @@ class TaskExecution:
 
     # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def forward(self, member: Member, step: e.StepId, work: p.RunForward) -> Answer:
-        """`RunForward` → `Member.forward_done` or `Member.work_failed`."""
+    def forward(self, step: e.StepId, work: p.RunForward) -> Answer:
+        """`RunForward` → `forward_done` or `work_failed` of the core's work."""
         key, last = work.key, self._schema.specs[work.end - 1]
         source = work.source if isinstance(work.source, Tensor) else None
         try:
             data = self._load_data(step, key, work.end)
         except LocalError as error:  # a shard that nobody gives us: another peer may have it
-            return self._not_done(member, step, key, error.what)
+            return self._not_done(step, key, error.what)
         sparse = source is not None and source.sparse
         if sparse and work.train:
             self._sparse.add((step, key))
@@ -101,21 +88,21 @@ class TaskExecution:
                 self._drop_data(step, key)
                 self._mind_memory(error)
                 given = self._blame(error, f"task {key}, input", source)
-                self._answer(member.work.work_failed(step, key, error.what, given))
+                self._perform(self._work.work_failed(step, key, error.what, given))
                 return
             if work.train:
                 self._book.computed("forward", done.seconds)
             else:
                 self._drop_data(step, key)
-            self._answer(member.work.forward_done(step, key, output, done.loss))
+            self._perform(self._work.forward_done(step, key, output, done.loss))
 
         return answer()
 
-    async def _not_done(self, member: Member, step: e.StepId, key: p.TaskKey, why: str) -> None:
-        self._answer(member.work.work_failed(step, key, why))
+    async def _not_done(self, step: e.StepId, key: p.TaskKey, why: str) -> None:
+        self._perform(self._work.work_failed(step, key, why))
 
-    def backward(self, member: Member, step: e.StepId, work: p.RunBackward) -> Answer:
-        """`RunBackward` → `Member.backward_done` or `Member.work_failed`."""
+    def backward(self, step: e.StepId, work: p.RunBackward) -> Answer:
+        """`RunBackward` → `backward_done` or `work_failed` of the core's work."""
         key = work.key
         gradient = work.gradient if isinstance(work.gradient, Tensor) else None
         layout = self._schema.input_layout(key.begin, key.id, gradients=True)
@@ -141,14 +128,14 @@ class TaskExecution:
             except CommandFailedError as error:
                 self._mind_memory(error)
                 given = self._blame(error, f"task {key}, gradient of output", gradient)
-                self._answer(member.work.work_failed(step, key, error.what, given))
+                self._perform(self._work.work_failed(step, key, error.what, given))
                 return
             finally:
                 self._drop_data(step, key)
             self._book.computed("backward", done.seconds)
             if not key.check:
                 self._window.finished((step, key), time.monotonic())
-            self._answer(member.work.backward_done(step, key, back))
+            self._perform(self._work.backward_done(step, key, back))
 
         return answer()
 

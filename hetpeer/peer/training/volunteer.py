@@ -30,7 +30,6 @@ from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.dht.discovery.task_board import TaskBoard
 from hetpeer.dht.node.node import Node
 from hetpeer.peer.arrival.credentials import Credentials
-from hetpeer.peer.preparation.data_gate import DataGate
 from hetpeer.peer.preparation.data_source import DataSource
 from hetpeer.peer.preparation.place_rehearsal import speed_on
 from hetpeer.peer.preparation.state_fetcher import RunFiles, StateFetcher, keep_trying, prepare_block
@@ -38,18 +37,14 @@ from hetpeer.peer.process.home import Home
 from hetpeer.peer.process.span_trace import Trace
 from hetpeer.peer.training.control_session import ControlSession
 from hetpeer.peer.training.evidence_log import Evidence
+from hetpeer.peer.training.held_place import HeldPlace
 from hetpeer.peer.training.held_states import HeldStates
 from hetpeer.peer.training.leftover_watch import LeftoverWatch
-from hetpeer.peer.training.reduce_execution import ReduceExecution
-from hetpeer.peer.training.spot_check_answers import SpotCheckAnswers
-from hetpeer.peer.training.step_driver import Place, StepDriver
+from hetpeer.peer.training.step_driver import StepDriver
 from hetpeer.peer.training.step_entry import StepEntry
-from hetpeer.peer.training.sum_proof_answers import SumProofAnswers
-from hetpeer.peer.training.task_execution import TaskExecution
 from hetpeer.peer.training.volunteer_figures import Offer, VolunteerFigures
 from hetpeer.peer.transport.data_plane import DataPlane
 from hetpeer.peer.transport.link_book import LinkBook
-from hetpeer.peer.transport.link_transcoder import LinkTranscoder
 from hetpeer.peer.transport.spill_file import SpillFile
 from hetpeer.peer.transport.tensor_schema import TensorSchema, bundles_beside, microbatches_in
 from hetpeer.peer.transport.tensor_store import TensorStore
@@ -106,6 +101,8 @@ class Volunteer:
         )
         self._window = InFlightWindow()
         self.member = Member(node.peer_id, hello, shape_of(self._manifest), self._window)
+        self._effects: EffectQueue[Effect] = EffectQueue(self._carry_out, self._drained)
+        self.perform = self._effects.perform
         self.session = ControlSession(
             node,
             files.council,
@@ -114,7 +111,6 @@ class Volunteer:
             evidence.after,
             files.look_for_amendment,
         )
-        self._effects: EffectQueue[Effect] = EffectQueue(self._carry_out, self._drained)
         self._tasks = TaskSet(self._fail)
         self._store = TensorStore(compute.arena, SpillFile(home.path, offer.disk_bytes))
         self._states = HeldStates(self.member)
@@ -269,10 +265,6 @@ class Volunteer:
 
     # ── effects ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def perform(self, effects: Sequence[Effect]) -> None:
-        """Carry out the core's effects, behind those that wait already."""
-        self._effects.perform(effects)
-
     def _drained(self) -> None:
         self._states.changed()
         self._changed.set()
@@ -352,27 +344,21 @@ class Volunteer:
             DataSource(self._files, specs, self._tasks) if any(spec.data for spec in specs) else None
         )
         self._share_memory(specs)
-        posts, schema = (
-            WorkerPosts(self._compute, self._store, self._trace),
-            TensorSchema(specs, self._manifest),
+        posts = WorkerPosts(self._compute, self._store, self._trace)
+        self._steps.use(
+            HeldPlace(
+                self._node.peer_id,
+                self.member,
+                posts,
+                TensorSchema(specs, self._manifest),
+                self.links,
+                self._window,
+                self._source,
+                self._tasks,
+                self.perform,
+                self._plane.offended,
+            )
         )
-        tasks = TaskExecution(
-            posts, schema, self._source, self.links, self._window, self.perform, self._plane.offended
-        )
-        transcoding = LinkTranscoder(
-            posts,
-            schema,
-            self.links,
-            self._node.peer_id,
-            self._plane.send,
-            self._plane.offended,
-            self.unread,
-        )
-        checking = SpotCheckAnswers(posts, schema, self._node.peer_id, self.perform)
-        proving = SumProofAnswers(posts, schema, self.perform)
-        reducing = ReduceExecution(posts, schema, self.links, self._node.peer_id, proving, self.perform)
-        gate = DataGate(self._source, self._tasks)
-        self._steps.use(Place(schema, posts, tasks, checking, reducing, proving, transcoding, gate))
         self._states.use(posts, self._prepared)
         speed = await speed_on(self._compute, specs, self.offer.flops_per_second)
         self.perform(self.member.prepared(speed))

@@ -64,6 +64,8 @@ class TensorSchema:
         self.robust = manifest.averaging is not None and manifest.averaging.robust
         self.tolerance = manifest.tolerance
         self._elements = {block.index: block.vector_count for block in manifest.blocks}
+        self._batches: dict[int, int] = {}
+        """Microbatch → its samples."""
         self._layouts: dict[tuple[int, bool, int, bool], BundleLayout] = {}
 
     @property
@@ -73,7 +75,9 @@ class TensorSchema:
 
     def batch(self, microbatch: int) -> int:
         """Samples of a microbatch."""
-        return self.training.samples_of(microbatch)
+        if microbatch not in self._batches:
+            self._batches[microbatch] = self.training.samples_of(microbatch)
+        return self._batches[microbatch]
 
     def input_layout(self, block: int, microbatch: int, *, gradients: bool = False) -> BundleLayout:
         """Of the bundle that enters `block`, which is held here."""

@@ -1,0 +1,36 @@
+"""What everything that carries out a step's effects shares, for the blocks that a volunteer holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hetpeer.averaging.member.member import Effect, Member
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.peer.preparation.data_source import DataSource
+from hetpeer.peer.transport.link_book import LinkBook
+from hetpeer.peer.transport.tensor_schema import TensorSchema
+from hetpeer.peer.transport.worker_posts import WorkerPosts
+from hetpeer.stages.pipeline.in_flight import InFlightWindow
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPlace:
+    """The worker's side of one place; a new one is made for each `Prepare`."""
+
+    me: str
+    """Our peer id."""
+    member: Member
+    posts: WorkerPosts
+    schema: TensorSchema
+    book: LinkBook
+    window: InFlightWindow
+    """Measures and limits microbatches in flight."""
+    data: DataSource | None
+    """The author's inputs; None if no block of the place uses any."""
+    tasks: TaskSet
+    perform: Callable[[Sequence[Effect]], None]
+    """Carries out effects of the core."""
+    offended: Callable[[str, ProtocolError], None]
+    """Counts an offence of a peer."""
