@@ -1,4 +1,7 @@
-"""Who may check whom in a step: another holder of all of its blocks (docs/trust.md). Pure."""
+"""Choice of checkers in a step: a volunteer is checked by another holder of all its blocks (docs/trust.md).
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from hetpeer.bootstrap.trust.spot_check import SpotCheck
 
 
 def fellows(peer: str, roster: Mapping[str, Range]) -> list[str]:
-    """Who else on `roster` holds all blocks of `peer`."""
+    """Other volunteers on `roster` that hold all blocks of `peer`."""
     begin, end = roster[peer]
     return sorted(
         other for other, (first, last) in roster.items() if first <= begin and end <= last and other != peer
@@ -20,36 +23,42 @@ def fellows(peer: str, roster: Mapping[str, Range]) -> list[str]:
 
 
 def unchecked(roster: Mapping[str, Range]) -> list[str]:
-    """Who on `roster` is checked by nobody, whatever is drawn: no other holds all of its blocks."""
+    """Volunteers on `roster` that nobody can check, since no other one holds all their blocks."""
     return sorted(peer for peer in roster if not fellows(peer, roster))
 
 
 class CheckerChoice:
-    """The checkers of a step whose `roster` changes, as anybody comes or leaves, in the circle in which everybody checks the one before it."""
+    """Checkers of a step, chosen along a random circle in which each volunteer checks the one before it.
+
+    `roster` changes as volunteers join and leave the step.
+    """
 
     def __init__(self, rules: CheckRules | None, standings: Reputation, roster: Mapping[str, Range]) -> None:
         self._rules = rules
         self._standings = standings
         self._roster = roster
         self._places: dict[str, float] = {}
-        """Who stands where in it, as far as that was asked."""
+        """Volunteer → its place in the circle, drawn on first use."""
 
     def checker(self, peer: str, checks: Iterable[SpotCheck]) -> str | None:
-        """The next one in the circle that checks nobody yet in `checks`; else one that checks one other: for who came into the step when all had somebody to check."""
+        """The next volunteer in the circle that checks nobody in `checks`, else one that checks one other.
+
+        The latter serves volunteers that joined the step after all others had somebody to check.
+        """
         times = Counter(one for check in checks for one in check.checkers)
         busy, twice = ({one for one, number in times.items() if number > least} for least in (0, 1))
         among = self._able(peer, busy) or self._able(peer, twice)
         return min(among, key=lambda other: (self._place(other) - self._place(peer)) % 1.0, default=None)
 
     def third(self, check: SpotCheck, checks: Iterable[SpotCheck]) -> str | None:
-        """Any of those who have not been heard, and are not known to have given false numbers in this step."""
+        """A third checker for `check`: not heard yet, and not known to have given false numbers in this step."""
         assert self._rules is not None
         suspects = {one.outcome.culprit for one in checks if one is not check}
         able = self._able(check.peer, {*check.checkers, *suspects})
         return able[int(self._rules.draw() * len(able))] if able else None
 
     def _able(self, peer: str, without: Collection[str]) -> list[str]:
-        """Who could check `peer`, and answers, none of those in `without`."""
+        """Volunteers that can check `peer` and answer, except those in `without`."""
         return [
             other
             for other in fellows(peer, self._roster)
@@ -57,7 +66,7 @@ class CheckerChoice:
         ]
 
     def _place(self, peer: str) -> float:
-        """Where it stands: so none is left over for whom only itself would be free."""
+        """Place of `peer` in the circle; a circle leaves nobody for whom only itself would be free."""
         assert self._rules is not None
         if peer not in self._places:
             self._places[peer] = self._rules.draw()

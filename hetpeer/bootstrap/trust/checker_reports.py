@@ -1,4 +1,8 @@
-"""What one checker has computed once more, what it shows of it, and what others have said of the bundles that came of it (docs/trust.md). Pure."""
+"""Report of one checker: what it computed again, its fingerprints, and others' comparisons of its bundles.
+Pure.
+
+Docs: trust.md.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,11 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.conduct.reputation import CheckDuty, Duty
 
 UNDER_WAY = 2
-"""So many microbatches a checker computes once more at a time: they are not in its window."""
+"""Microbatches that a checker computes again at a time, beside its in-flight window."""
 
 Marks = Mapping[m.Where, bytes]
 Source = tuple[int, int, bool]
-"""What something is computed from: microbatch, the first block of the task, and whether it is the gradient."""
+"""An input of a task: (microbatch, first block of the task, whether it is the gradient)."""
 
 
 class CheckedPiece(NamedTuple):
@@ -27,7 +31,9 @@ class CheckedPiece(NamedTuple):
 
 
 class AwaitedWord(NamedTuple):
-    """What `peer` is to say of a checker's bundle: of microbatch `id` over `border`, or with `back` of its gradient."""
+    """Statement expected from `peer` on a checker's bundle: microbatch `id` at `border`; `back`: its
+    gradient.
+    """
 
     peer: str
     id: int
@@ -36,7 +42,7 @@ class AwaitedWord(NamedTuple):
 
 
 class Accusation(NamedTuple):
-    """`accuser` has computed from a bundle of `suspect`, and what the checker sends in its place is another."""
+    """`accuser` computed from a bundle of `suspect`, and the checker's bundle in its place differs."""
 
     suspect: str
     accuser: str
@@ -46,25 +52,28 @@ class Accusation(NamedTuple):
 
     @property
     def pair(self) -> frozenset[str]:
-        """One of the two is false, unless the checker is."""
+        """The two, of whom one is false unless the checker is."""
         return frozenset((self.suspect, self.accuser))
 
 
 class Charge(NamedTuple):
-    """Some of those who could compare something say that it is not the same."""
+    """Those who found a difference, among those who could compare."""
 
     accusers: frozenset[str]
     of: int
-    """So many could."""
+    """Number of peers that could compare."""
 
     @property
     def may_be_true(self) -> bool:
-        """One alone, or the smaller part, may lie."""
+        """Whether more than one peer, and a majority, found the difference; fewer may lie."""
         return len(self.accusers) > 1 and 2 * len(self.accusers) > self.of
 
 
 class CheckRoute(NamedTuple):
-    """How a checker comes to compute a piece: `lender` has what enters it, and `after` the gradient of what leaves it, if it does not end in the loss."""
+    """Sources of a checker for a piece: `lender` has its input.
+
+    `after` has the gradient of its output; None if the piece ends in the loss.
+    """
 
     lender: str
     checker: str
@@ -72,13 +81,13 @@ class CheckRoute(NamedTuple):
 
     @property
     def duties(self) -> set[Duty]:
-        """Whom it takes."""
+        """Duties of the peers involved."""
         lends = {(self.lender, CheckDuty.LENDS)} if self.lender != self.checker else set()
         answers = {(self.after, CheckDuty.ANSWERS)} if self.after is not None else set()
         return {(self.checker, CheckDuty.CHECKS), *lends, *answers}
 
     def words(self, piece: CheckedPiece, about: str) -> set[AwaitedWord]:
-        """What is to be said of it. Nobody is asked about itself."""
+        """Statements expected on `piece`; nobody is asked about itself."""
         back = (
             {AwaitedWord(self.lender, piece.id, piece.begin, back=True)}
             if self.lender != self.checker
@@ -90,7 +99,7 @@ class CheckRoute(NamedTuple):
 
 @dataclass(slots=True)
 class CheckerReport:
-    """That of one checker."""
+    """Report of one checker, `peer`."""
 
     peer: str
     waiting: deque[CheckedPiece] = field(default_factory=deque)
@@ -98,16 +107,16 @@ class CheckerReport:
     done: set[CheckedPiece] = field(default_factory=set)
     marks: Marks | None = None
     given: Mapping[Source, m.Given] = field(default_factory=dict)
-    """What it has computed from."""
+    """Inputs that it computed from."""
     accusations: set[Accusation] = field(default_factory=set)
     _vouchers: set[Accusation] = field(default_factory=set)
-    """The same of bundles that are alike."""
+    """Counterparts of accusations: comparisons that found no difference."""
     _awaited: set[AwaitedWord] = field(default_factory=set)
     _spared: set[AwaitedWord] = field(default_factory=set)
-    """Words that are heard if they come, and not waited for."""
+    """Statements that are accepted but not waited for."""
 
     def next(self) -> list[CheckedPiece]:
-        """What it may be told to compute now."""
+        """Pieces that the checker may be told to compute now."""
         found: list[CheckedPiece] = []
         while self.waiting and len(self.under_way) < UNDER_WAY:
             found.append(self.waiting.popleft())
@@ -115,7 +124,7 @@ class CheckerReport:
         return found
 
     def computed(self, microbatch: int, begin: int) -> bool:
-        """It says so. Whether it was asked to."""
+        """Note that the checker has computed a piece. Returns whether it was asked to."""
         piece = next((p for p in self.under_way if (p.id, p.begin) == (microbatch, begin)), None)
         if piece is None:
             return False
@@ -126,7 +135,10 @@ class CheckerReport:
     # ── what others say of it ────────────────────────────────────────────────────────────────────────────────────
 
     def goes(self, piece: CheckedPiece, way: CheckRoute, about: str) -> bool:
-        """`piece` is computed like this, and those who have something of it say what they think of `about`. Whether that is new."""
+        """Note the route of `piece`; peers with parts of it will compare them with those of `about`.
+
+        Returns whether the route is new.
+        """
         if self.under_way[piece] == way:
             return False
         self.under_way[piece] = way
@@ -136,12 +148,12 @@ class CheckerReport:
         return True
 
     def spare(self, mute: Callable[[str], bool]) -> None:
-        """Nobody waits for the words of those who are `mute`."""
+        """Stop waiting for statements of `mute` peers."""
         self._spared |= {word for word in self._awaited if mute(word.peer)}
         self._awaited -= self._spared
 
     def said(self, word: AwaitedWord, alike: Iterable[str], differ: Iterable[str]) -> bool:
-        """`word.peer` has compared it with what it had of these. Whether that was waited for."""
+        """Note a comparison by `word.peer` with bundles of these peers. Returns whether it was expected."""
         if word not in self._awaited | self._spared:
             return False
         self._awaited.discard(word)
@@ -152,33 +164,37 @@ class CheckerReport:
 
     @property
     def finished(self) -> bool:
-        """Whether all is computed."""
+        """Whether all pieces are computed."""
         return not (self.waiting or self.under_way)
 
     @property
     def over(self) -> bool:
-        """Whether all is done, and said by those who are waited for."""
+        """Whether all pieces are computed and all awaited statements are here."""
         return self.finished and not self._awaited
 
     @property
     def unsaid(self) -> set[AwaitedWord]:
-        """What could still be said, waited for or not."""
+        """Statements that may still come, awaited or not."""
         return self._awaited | self._spared
 
     @property
     def awaited(self) -> set[Duty]:
-        """Who may hold it up: whether a checker has got what it needs, and others have got what it has made of that, nobody else knows."""
+        """Duties that may hold the report up; nobody else knows whether bundles arrived."""
         words = {(word.peer, CheckDuty.COMPARES) for word in self._awaited}
         checks = {(self.peer, CheckDuty.CHECKS)} if words else set()
         return words | checks | {duty for way in self.under_way.values() if way for duty in way.duties}
 
     @property
     def compared(self) -> bool:
-        """Whether anybody had anything to compare."""
+        """Whether anybody could compare anything."""
         return bool(self.accusations or self._vouchers)
 
     def charge(self, suspect: str, *, back: bool) -> Charge | None:
-        """What those say who have had outputs of `suspect`, or gradients. Who could say something and has not accuses nobody: its silence does not make others most."""
+        """Charge against `suspect` by peers with its outputs (with `back`: its gradients); None without
+        accusers.
+
+        A silent peer counts among those who could compare, so silence helps no accuser to a majority.
+        """
         against = {one.accuser for one in self.accusations if (one.suspect, one.back) == (suspect, back)}
         for_it = {one.accuser for one in self._vouchers if (one.suspect, one.back) == (suspect, back)}
         silent = {word.peer for word in self.unsaid if word.back == back}
@@ -186,6 +202,6 @@ class CheckerReport:
 
 
 def torn(ours: Mapping[Source, m.Given], theirs: Mapping[Source, m.Given]) -> m.Given | None:
-    """What was given to us for something, where they have computed the same from something else."""
+    """An input in `ours` that differs from the same input in `theirs`; None if there is none."""
     both = sorted(ours.keys() & theirs.keys())
     return next((ours[one] for one in both if ours[one].digest != theirs[one].digest), None)

@@ -1,7 +1,8 @@
-"""What follows from what the members of a reduce say against each other (docs/trust.md, "Disputes in a reduce").
+"""Complaints of the members of a reduce about each other, and their consequences (docs/trust.md). Pure.
 
-Pure. Votes that differ, a sum that is no number, a part that cannot be added, a plan that runs out of time: each is somebody's doing, and another one's word. So the next plan lets neither add up
-for the other; who is in quarrel with most others is turned out, and one of two where nobody else is left to add up.
+Votes that differ, a sum that is not finite, a part that cannot be added, a plan that times out: one peer is
+the cause, by another peer's statement. So the next plan lets neither reduce for the other. A peer in dispute
+with most others is removed, and one of two peers if nobody else is left to reduce.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ FALSE = "what it has sent or added up is not what it says, or what others say"
 CONTRADICTS = "what it says of the shares of a block is not what it has said of the whole"
 HUGE = "what it counts is so much more than what others do that nothing would be left of theirs in a sum"
 MOST_NAMED = 16
-"""Pairs in one line of the log."""
+"""Largest number of pairs in a log record."""
 LATE = "others wait for it in vain, or it for them"
 
 
 class ReduceComplaints:
-    """Those of one reduce; `known` is what is known by now, of earlier ones, too, `ties` the blocks that share a parameter with one."""
+    """Complaints in one reduce.
+
+    `known`: all disputed pairs so far; `ties`: block → blocks that share a parameter.
+    """
 
     def __init__(self, known: DisputedPairs, ties: Mapping[int, Collection[int]]) -> None:
         self._known = known
@@ -36,43 +40,49 @@ class ReduceComplaints:
         self._out: dict[str, str] = {}
         self._news: list[dict[str, Any]] = []
         self._missed: dict[str, m.Missed] = {}
-        """What has not come when the last plan ran out of time, as its members say."""
+        """Parts missing when the last plan timed out, by its members' statements."""
 
     def begin(self, covers: Iterable[m.Cover], roster: Mapping[str, Range]) -> tuple[int, ...]:
-        """A new plan. Returns the blocks whose votes are to name what has come from each reducer."""
+        """Start a new plan. Returns the blocks whose votes must list what each reducer sent."""
         self._covers = {cover.block: cover for cover in covers}
         self._roster = roster
         return self._known.closely(self._covers)
 
     def news(self) -> list[dict[str, Any]]:
-        """What the log is to say since this was last asked: who is in quarrel with whom, and why."""
+        """Log records on new disputes since the last call."""
         news, self._news = self._news, []
         return news
 
     @property
     def pending(self) -> bool:
-        """Whether somebody is to be turned out."""
+        """Whether a peer is to be removed."""
         return bool(self._out)
 
     def turned_out(self) -> dict[str, str]:
-        """Who is to come back as another, with the reason, since this was last asked."""
+        """Peers to remove → reason, since the last call."""
         out, self._out = self._out, {}
         return out
 
     # ── votes ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def look_closely(self, blocks: Collection[int]) -> None:
-        """Votes on these have differed, or were on something that is no number."""
+        """Note that votes on `blocks` differed or were on sums that are not finite."""
         self._known.look_closely(blocks)
 
     def torn(self, votes: Mapping[str, m.Vote], blocks: Iterable[int]) -> bool:
-        """Votes on `blocks` differ, and name what has come from whom. Whether another plan helps; else somebody is turned out."""
+        """Handle differing votes on `blocks`.
+
+        Returns whether another plan helps; otherwise a peer is removed.
+        """
         found = {block: quarrels(votes, block) for block in blocks}
         what = f"they say different things of a sum of block {min(found)}"
         return self._follow({pair for pairs in found.values() for pair in pairs}, found, DIFFERS, what)
 
     def spoilt(self, votes: Mapping[str, m.Vote], block: int) -> bool:
-        """All have the same of `block`, and it is no number. Whether another plan helps; else whoever has added it up is turned out."""
+        """Handle a sum of `block` that is the same for all and not finite.
+
+        Returns whether another plan helps; otherwise its reducers are removed.
+        """
         concerned = [
             cover for cover in self._covers.values() if cover.block in (block, *self._ties.get(block, ()))
         ]
@@ -85,11 +95,13 @@ class ReduceComplaints:
         return False
 
     def overflows(self, block: int) -> bool:
-        """Whether all of several holders have added up something of `block` that is no number: it must be the model's doing."""
+        """Whether all of several holders produced sums of `block` that are not finite: the model is the
+        cause.
+        """
         return self._known.have_all_spoilt(self._covers[block].receivers)
 
     def proven(self, pairs: Mapping[int, set[Pair]]) -> None:
-        """Block → who says something else than another of what was sent and added up there."""
+        """Handle contradictions that a sum proof found: block → disputed pairs."""
         everybody = {pair for theirs in pairs.values() for pair in theirs}
         self._note(
             self._known.add(everybody),
@@ -102,17 +114,22 @@ class ReduceComplaints:
         self._go(out, FALSE, shunned=shunned)
 
     def drowns(self, peers: Collection[str]) -> None:
-        """What these have sent is so long that nothing would be left of what others have. It may be the model's doing, or a sample's."""
+        """Handle parts so long that others' parts would vanish in the sum; the model or a sample may be the
+        cause.
+        """
         self._go(peers, HUGE)
 
     def contradict(self, peers: Collection[str]) -> None:
-        """These have said one thing of a whole, and another of its shares: nobody else's word is needed."""
+        """Handle peers that contradict themselves on a block and its shares: no other statement is needed."""
         self._go(peers, CONTRADICTS, shunned=peers)
 
     # ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def objected(self, peer: str, message: m.Objection, plan: int) -> bool:
-        """A reducer of `plan`, the latest, cannot add what another has sent. Whether another plan is needed, and helps."""
+        """Handle a reducer's objection to a part, under the latest `plan`.
+
+        Returns whether a new plan is needed and helps.
+        """
         cover = self._covers.get(message.block)
         if cover is None or message.plan != plan or message.peer == peer:
             return False
@@ -125,12 +142,15 @@ class ReduceComplaints:
     # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def missed(self, peer: str, message: m.Missed) -> None:
-        """What has not come to `peer` of the plan that ran out of time last."""
+        """Note the parts that `peer` missed when the last plan timed out."""
         if peer in self._roster:
             self._missed[peer] = message
 
     def late(self) -> bool:
-        """One more plan has run out of time. Whether others than before are to add up in the next one, by what was said of the one before."""
+        """Handle a time-out.
+
+        Returns whether the next plan needs other reducers, by the statements on the last one.
+        """
         missed = {peer: word for peer, word in self._missed.items() if peer in self._roster}
         self._missed = {}
         waited_for = {
@@ -169,8 +189,10 @@ class ReduceComplaints:
         what: str,
         accused: str = "",
     ) -> bool:
-        """They are in quarrel, `about` these blocks, as the log is told (`what`). Whether there are others to add them up; else, or where most are against one,
-        somebody is turned out (`why`).
+        """Note disputes of `pairs` `about` blocks; `what` goes into the log.
+
+        Returns whether other reducers are left. If not, or if most are against one peer, a peer is removed
+        with `why`.
         """
         new = self._known.add(pairs)
         self._note(new, what)
@@ -188,18 +210,18 @@ class ReduceComplaints:
             self._news.append({"pairs": known[:MOST_NAMED], "of": len(known), "why": what})
 
     def _go(self, peers: Iterable[str], why: str, shunned: Collection[str] = ()) -> None:
-        """They are turned out, those who are `shunned` because most others' words are against theirs."""
+        """Remove `peers`; those in `shunned` because most others' statements are against theirs."""
         for peer in peers:
             self._known.turned_out(peer, shunned=peer in shunned)
             self._out[peer] = why
 
     def _has_reducers(self, block: int) -> bool:
-        """Whether somebody is left who may add up `block`."""
+        """Whether a holder is left that may reduce `block`."""
         cover = self._covers[block]
         return bool(reducers(self._known, cover.receivers, {*dict(cover.slots), *cover.observers}))
 
     def _shunned(self, pairs: Iterable[Pair], *, late: bool = False) -> set[str]:
-        """Who of these has most others against it who hold a block of its own."""
+        """Peers in `pairs` that are in dispute with most other holders of one of their blocks."""
         concerned = {peer for pair in pairs for peer in pair}
         found: set[str] = set()
         for cover in self._covers.values():
@@ -209,5 +231,5 @@ class ReduceComplaints:
 
 
 def reducers(known: DisputedPairs, holders: tuple[str, ...], others: Collection[str]) -> tuple[str, ...]:
-    """Which holders of a block may add it up for all of them, and for the `others` who have sums of it or get some."""
+    """Holders that may reduce their block for all holders and for `others`, who send or receive its sums."""
     return known.fit(holders, {*others, *holders})

@@ -1,6 +1,7 @@
-"""One spot check: what a holder counts in a step is computed once more by another holder, and the fingerprints are compared (docs/trust.md).
+"""One spot check: another holder computes a contribution again, and fingerprints are compared
+(docs/trust.md). Pure.
 
-Pure. Who is lent what, when, and what follows from a verdict is step_spot_checks.py's business.
+step_spot_checks.py decides who lends what and when, and what follows from a verdict.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from hetpeer.bootstrap.trust.verdicts import CheckCase, CheckOutcome, CheckVerdi
 
 
 class SpotCheck:
-    """Of `peer`, by `checker` first; `number` names it in its step."""
+    """Spot check `number` in its step: of `peer`, first by `checker`."""
 
     def __init__(self, number: int, peer: str, checker: str) -> None:
         self.number = number
@@ -30,20 +31,21 @@ class SpotCheck:
         self.opinions = [CheckerReport(checker)]
         self.outcome = CheckOutcome(CheckVerdict.OPEN)
         self.pieces: list[CheckedPiece] = []
-        """All that `peer` counts, as far as it has been accepted."""
+        """Accepted contributions of `peer`."""
         self.took_part: set[Duty] = set()
-        """Who was asked for something."""
+        """Duties that were requested."""
         self._plan = 0
-        """Under which all is shown."""
+        """Plan under which fingerprints are shown."""
         self._asked: set[str] = set()
         self._received: dict[str, tuple[m.Mark, ...]] = {}
-        """Reducer → what it had from `peer`."""
+        """Reducer → fingerprints of what it received from `peer`."""
         self._said: tuple[m.Mark, ...] = ()
-        """How all that it has sent looks, as `peer` says itself: of its own share nobody else knows."""
+        """Fingerprints of all that `peer` sent, by its own statement, since nobody else sees its own share.
+        """
         self._heard = False
-        """Whether `peer` is asked what it has computed from."""
+        """Whether `peer` is asked for the inputs that it computed from."""
         self._given: Mapping[Source, m.Given] | None = None
-        """What it says."""
+        """Those inputs, by its statement."""
 
     def __repr__(self) -> str:
         by = ", ".join(opinion.peer[-6:] for opinion in self.opinions)
@@ -55,7 +57,7 @@ class SpotCheck:
 
     @property
     def blocks(self) -> set[int]:
-        """At which `peer` counts something."""
+        """Blocks with a contribution of `peer`."""
         return {block for piece in self.pieces for block in range(piece.begin, piece.end)}
 
     @property
@@ -65,32 +67,35 @@ class SpotCheck:
     # ── computed once more ───────────────────────────────────────────────────────────────────────────────────────
 
     def accepted(self, pieces: Iterable[CheckedPiece]) -> None:
-        """`peer` counts these, too."""
+        """Add accepted contributions of `peer`."""
         new = list(pieces)
         self.pieces += new
         for opinion in self.opinions:
             opinion.waiting.extend(new)
 
     def third(self, checker: str) -> None:
-        """Two differ: `checker` is to decide, and `peer` to say what it has computed from."""
+        """Add a third checker after a difference; `peer` is asked for the inputs that it computed from."""
         self.opinions.append(CheckerReport(checker, deque(self.pieces)))
         self.void()
 
     def goes(self, opinion: CheckerReport, piece: CheckedPiece, way: CheckRoute) -> bool:
-        """`opinion` computes `piece` like this. Whether that is new."""
+        """Note the route by which `opinion` computes `piece`. Returns whether it is new."""
         self.took_part |= way.duties | {
             (word.peer, CheckDuty.COMPARES) for word in way.words(piece, self.peer)
         }
         return opinion.goes(piece, way, self.peer)
 
     def done(self, checker: str, microbatch: int, begin: int) -> bool:
-        """`checker` has computed one of them. Whether it was asked to."""
+        """Note that `checker` has computed a piece. Returns whether it was asked to."""
         return any(
             opinion.peer == checker and opinion.computed(microbatch, begin) for opinion in self.opinions
         )
 
     def compared(self, peer: str, word: m.Compared) -> bool:
-        """`peer` has compared what a checker sent with what had come in its place. Whether it was asked to."""
+        """Note a comparison by `peer` of a checker's bundle with the original.
+
+        Returns whether it was asked to.
+        """
         said = AwaitedWord(peer, word.id, word.border, word.back)
         known = any(
             opinion.peer == word.peer and opinion.said(said, word.alike, word.differ)
@@ -101,28 +106,28 @@ class SpotCheck:
         return known
 
     def spare(self, mute: Callable[[str], bool]) -> None:
-        """Nobody waits for what those could say who are `mute`."""
+        """Stop waiting for statements of `mute` peers."""
         for opinion in self.opinions:
             opinion.spare(mute)
 
     @property
     def finished(self) -> bool:
-        """Whether all who check have done all of it."""
+        """Whether all checkers have computed all pieces."""
         return all(opinion.finished for opinion in self.opinions)
 
     @property
     def computed(self) -> bool:
-        """Whether all who check have done all of it, and those who got something of it, and are waited for, have spoken."""
+        """Whether all checkers have computed all pieces, and all awaited comparisons are here."""
         return all(opinion.over for opinion in self.opinions)
 
     @property
     def answered(self) -> set[Duty]:
-        """Who was asked for something, but for those whose word is still out, and the checkers that it is about: they may not have sent it."""
+        """Requested duties, without those still open and without checkers whose bundle may not have arrived."""
         unsaid = {(word.peer, CheckDuty.COMPARES) for by in self.opinions for word in by.unsaid}
         return self.took_part - unsaid - {duty for by in self.opinions for duty in by.awaited}
 
     def is_of(self, covers: Mapping[int, Sequence[tuple[str, tuple[int, ...]]]]) -> bool:
-        """Whether what was computed once more is what `peer` counts in `covers`."""
+        """Whether the recomputed contributions are those of `peer` in `covers`."""
         theirs = {
             (block, i)
             for block, sums in covers.items()
@@ -135,7 +140,7 @@ class SpotCheck:
     # ── shown ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def void(self) -> None:
-        """There is another plan, or another opinion to be heard: everything is to be shown once more."""
+        """Discard shown fingerprints: there is a new plan, or another checker."""
         self._asked.clear()
         self._received.clear()
         self._said = ()
@@ -145,8 +150,10 @@ class SpotCheck:
     def ask(
         self, plan: int, reducers: Iterable[str], *, said: Iterable[m.Mark] = (), mute: bool = False
     ) -> list[str]:
-        """All have computed: these of `reducers` are to show what they have received under `plan`, beside what `peer` has `said`; and `peer` what it has computed from,
-        if somebody says that it has given something false; but not if it is `mute`: then it has no excuse.
+        """Ask reducers, once all pieces are computed, for fingerprints of what they received under `plan`.
+
+        `said` has the statements of `peer`. If somebody accuses `peer`, it is asked for the inputs that it
+        computed from, unless it is `mute`. Returns the peers to ask.
         """
         self._plan, self._said = plan, tuple(said)
         self._asked = {peer for peer in reducers if peer != self.peer}
@@ -158,7 +165,7 @@ class SpotCheck:
         return sorted(self._asked | {self.peer})
 
     def is_under(self, plan: int) -> bool:
-        """Whether what is shown under `plan` is what was asked for: it may come late, of a plan that is void."""
+        """Whether `plan` is the one that was asked about; an answer may come late, for a void plan."""
         return self.asks and plan == self._plan
 
     @property
@@ -167,7 +174,10 @@ class SpotCheck:
         return bool(self._asked)
 
     def received(self, reducer: str, marks: tuple[m.Mark, ...]) -> tuple[m.Mark, ...] | None:
-        """`reducer` shows its fingerprints, one of each block. When all have, what the checkers are to show; None before."""
+        """Take a reducer's fingerprints, one per block.
+
+        Returns those that checkers must show once all are here, else None.
+        """
         if reducer not in self._asked or reducer in self._received:
             return None
         several = len({mark.block for mark in marks}) < len(marks)
@@ -178,7 +188,7 @@ class SpotCheck:
         return tuple(mark.model_copy(update={"values": b""}) for mark in known)
 
     def shown(self, peer: str, marks: Iterable[m.Mark], given: Iterable[m.Given]) -> None:
-        """A checker shows its own, or `peer` what it has computed from."""
+        """Take a checker's fingerprints, or the inputs that `peer` computed from."""
         sources = {(one.id, one.begin, one.back): one for one in given}
         if peer == self.peer and self._heard:
             self._given = sources
@@ -189,7 +199,7 @@ class SpotCheck:
 
     @property
     def silent(self) -> set[Duty]:
-        """Who has not shown what it was asked for."""
+        """Duties of showing that are still open."""
         reducers = self._asked - self._received.keys()
         checkers = {opinion.peer for opinion in self.opinions if opinion.marks is None}
         shows = {(peer, CheckDuty.SHOWS) for peer in reducers or checkers}
@@ -197,15 +207,18 @@ class SpotCheck:
 
     @property
     def complete(self) -> bool:
-        """Whether everything is shown."""
+        """Whether everything requested is shown."""
         return self.asks and not self.silent
 
     def judge(self, rules: CheckRules, *, alone: bool = False) -> CheckOutcome:
-        """What follows from what was shown and said. OPEN: two differ, and a third is to be heard; with `alone` there is none."""
+        """Outcome by all that is shown.
+
+        OPEN: two differ and a third checker is needed; `alone`: there is none.
+        """
         return self._case(rules).judge(alone=alone)
 
     def unfinished(self, rules: CheckRules) -> CheckOutcome:
-        """What follows if it goes on no longer."""
+        """Outcome if the check ends unfinished."""
         return self._case(rules).unfinished()
 
     def _case(self, rules: CheckRules) -> CheckCase:

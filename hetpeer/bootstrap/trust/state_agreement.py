@@ -1,8 +1,8 @@
-"""What the state of each block is, where its holders say different things of it (docs/trust.md, "Agreement on states").
+"""Agreement on the state of each block when its holders report different digests (docs/trust.md). Pure.
 
-Pure. An update is the same for everybody who has voted on it, and who took part in the step makes it himself: these are the witnesses of a version, and the word of most
-of them counts, whoever speaks first. Whoever has come since has a copy of what somebody gave him, and is no witness, unless there is no other. What a checkpoint
-says is settled.
+Every participant of a step applies the same update itself. These participants are the witnesses of the
+version, and their majority counts. A volunteer that joined later has a copy from somebody else and is no
+witness, unless there is no other. The digest in a checkpoint is final.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ from hetpeer.bootstrap.state.volunteer import LifeCycle, Volunteer
 
 @dataclass(frozen=True, slots=True)
 class Differing:
-    """Who says something else than counts, and who of them has made it himself; else a block of which nothing counts, with the witnesses who say different things."""
+    """Volunteers with a `wrong` state, those of them that `made` it themselves, or a `torn` block without a
+    majority.
+
+    `torn` is (block, witnesses that report different digests).
+    """
 
     wrong: frozenset[str] = frozenset()
     made: frozenset[str] = frozenset()
@@ -30,7 +34,7 @@ NOTHING = Differing()
 
 @dataclass(slots=True)
 class _Words:
-    """On a block: what its ready holders have said, and whose word counts; of those, who has not spoken."""
+    """Reports on a block: volunteer → digest, the witnesses, and the witnesses without a report."""
 
     said: dict[str, str] = field(default_factory=dict)
     witnesses: set[str] = field(default_factory=set)
@@ -38,15 +42,15 @@ class _Words:
 
 
 class StateAgreement:
-    """On the version that holds now; the words themselves are the volunteers' (`Volunteer.digests`)."""
+    """Agreement on the current version; the reports themselves are in `Volunteer.digests`."""
 
     def __init__(self, context: CoordinatorContext) -> None:
         self._context = context
         self._open: set[int] = set()
-        """Blocks of which different things were said."""
+        """Blocks with different reports."""
 
     def hear(self, volunteer: Volunteer, held: Sequence[m.Held]) -> None:
-        """`volunteer` says what it holds of the current version."""
+        """Note the states that `volunteer` holds of the current version."""
         volunteer.digests = {one.block: one.digest for one in held}
         for other in self._context.members.volunteers.values():
             if other.life_cycle is LifeCycle.READY:
@@ -57,7 +61,7 @@ class StateAgreement:
         self._open.update(block for block in mine.keys() & theirs.keys() if mine[block] != theirs[block])
 
     def judge(self, *, last: bool = False) -> Differing:
-        """What is to be said of the blocks in question by now; `last`: nobody who is silent is waited for any more."""
+        """Result for the blocks in question; `last`: do not wait for silent witnesses any more."""
         wrong: set[str] = set()
         made: set[str] = set()
         for block in sorted(self._open):
@@ -75,7 +79,7 @@ class StateAgreement:
         return Differing(frozenset(wrong), frozenset(made)) if wrong else NOTHING
 
     def settled(self, block: int, *, last: bool = False) -> str | None:
-        """The digest of the state of `block`, as soon as it is certain; `last` as in `judge`."""
+        """Digest of the state of `block` once it is certain, else None; `last` as in `judge`."""
         return self._right(block, self._words(block), last=last)
 
     def _words(self, block: int) -> _Words:
@@ -93,7 +97,7 @@ class StateAgreement:
         return found
 
     def _right(self, block: int, words: _Words, *, last: bool) -> str | None:
-        """What most witnesses say, or all who have spoken, if there are none."""
+        """Digest by the majority of witnesses, or by all reports if there is no witness; None if undecided."""
         if block in self._context.sealed:
             return self._context.sealed[block]
         heard = Counter(words.said[peer] for peer in words.witnesses & words.said.keys())

@@ -1,7 +1,8 @@
-"""The spot checks of one step: who is checked by whom, who lends what, and what has come of it (docs/trust.md).
+"""The spot checks of one step: who checks whom, who lends inputs, and the outcomes (docs/trust.md). Pure.
 
-Pure. What a holder counts is computed once more by another holder of the same blocks; what others have received of it, sums and bundles, is compared with that, by
-fingerprints. Where two differ a third decides. The step waits for its checks before it is committed, but not for ever.
+Another holder of the same blocks computes a contribution again. Its fingerprints are compared with those of
+the sums and bundles that others received. If two differ, a third decides. The commit waits for the checks, up
+to a time-out.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from hetpeer.stages.pipeline.routes import Hop, Route, rest_of
 
 
 class StepSpotChecks:
-    """Of a step on `line` with number `step`; `roster` is the step's own, as it changes; a block has so many `elements`; `trodden` says which way
-    an id has gone.
+    """Spot checks of step `step` on `line`.
+
+    `roster` is the step's own, and changes; `elements`: block → elements of its vector; `trodden`: id → its
+    route.
     """
 
     def __init__(
@@ -45,18 +48,22 @@ class StepSpotChecks:
         self._trodden = trodden
         self._checks: dict[int, SpotCheck] = {}
         self._drawn: dict[str, bool] = {}
-        """Who has counted something → whether that is to be checked."""
+        """Contributing volunteer → whether its contributions are checked."""
         self._circle = CheckerChoice(rules, standings, roster)
         self._unchecked: dict[str, list[CheckedPiece]] = {}
-        """What is to be checked as soon as there is somebody for it."""
+        """Contributions that wait for a checker."""
 
     @property
     def over(self) -> bool:
-        """Whether none of them is to be waited for."""
+        """Whether no check must be waited for."""
         return not any(check.open for check in self._checks.values())
 
     def take(self) -> list[SpotCheck]:
-        """Those that have ended since this was last asked. Until all are over only those in which somebody is found out: what others dispute may be its doing."""
+        """Checks that ended since the last call.
+
+        Before all are over only those with a culprit are returned, since the culprit may have caused other
+        disputes.
+        """
         found_out = (CheckVerdict.CONVICTED, CheckVerdict.EVADED)
         ended = [one for one in self._ended if self.over or one.outcome.verdict in found_out]
         self._ended = [one for one in self._ended if one not in ended]
@@ -65,7 +72,7 @@ class StepSpotChecks:
     # ── computed once more ───────────────────────────────────────────────────────────────────────────────────────
 
     def accepted(self, peer: str, contents: Iterable[m.Contents], refused: Collection[int]) -> list[Effect]:
-        """`peer` counts what it has reported, but for the blocks `refused`: whoever checks it has that to compute."""
+        """Note accepted contributions of `peer`, except in `refused` blocks; its checker must compute them."""
         rules = self._rules
         if rules is None or not rules.share:
             return []
@@ -85,11 +92,11 @@ class StepSpotChecks:
 
     @property
     def wanted(self) -> bool:
-        """Whether there are any in this run."""
+        """Whether this run has spot checks."""
         return self._rules is not None and self._rules.share > 0
 
     def suspect(self, peer: str, contents: Iterable[m.Contents]) -> list[Effect]:
-        """All that `peer` counts is to be checked, unless it was drawn."""
+        """Check all contributions of `peer`, even though it was not drawn."""
         if self._drawn.get(peer):
             return []
         self._drawn[peer] = True
@@ -97,7 +104,7 @@ class StepSpotChecks:
         return self._begin(peer)
 
     def _begin(self, peer: str) -> list[Effect]:
-        """The check of `peer`, if there is somebody for it."""
+        """Begin the check of `peer` if a checker is available."""
         checker = self._circle.checker(peer, self._checks.values()) if self._unchecked[peer] else None
         if checker is None:
             return []
@@ -107,7 +114,7 @@ class StepSpotChecks:
         return self._lend(check)
 
     def receive(self, peer: str, message: m.Checked | m.Compared | m.Shown) -> list[Effect]:
-        """A word of `peer` on a check."""
+        """Handle a message of `peer` about a check."""
         check = self._checks.get(message.check)
         if check is None or not check.open:
             return []
@@ -124,12 +131,12 @@ class StepSpotChecks:
         return next((one for one in self._checks.values() if one.peer == peer and one.open), None)
 
     def _lend(self, check: SpotCheck) -> list[Effect]:
-        """Whoever has what the next pieces are computed from sends it, and a checker that begins with the data is told."""
+        """Ask the holders of the next pieces' inputs to send them; tell a checker that begins with data."""
         pieces = [(opinion, piece) for opinion in check.opinions for piece in opinion.next()]
         return [effect for opinion, piece in pieces for effect in self._send(check, opinion, piece)]
 
     def _send(self, check: SpotCheck, opinion: CheckerReport, piece: CheckedPiece) -> list[Effect]:
-        """Nothing where that was told already."""
+        """Requests for `piece`; none if they were made already."""
         before = self._trodden(piece.id)
         route = (Hop(opinion.peer, piece.begin, piece.end), *rest_of(before, piece.end))
         lender = _holder(before, piece.begin - 1) if piece.begin else opinion.peer
@@ -142,7 +149,7 @@ class StepSpotChecks:
         return [Send(lender, told)]
 
     def lost(self, peer: str) -> None:
-        """What `peer` had counted does not count any more, or it has left. What it counts from now on, and what it was to check, others check."""
+        """Note that contributions of `peer` are void or that it left; its checks go to others."""
         if self._drawn.get(peer):
             self._unchecked[peer] = []
         for check in self._checks.values():
@@ -152,7 +159,7 @@ class StepSpotChecks:
                     self._unchecked[check.peer] = list(check.pieces)
 
     def _unfinished(self, check: SpotCheck) -> None:
-        """It goes on no longer. What somebody has said by now is not forgotten."""
+        """End a check that cannot go on; statements made so far still count."""
         assert self._rules is not None
         self._end(check, check.unfinished(self._rules))
 
@@ -163,7 +170,7 @@ class StepSpotChecks:
     # ── compared ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def void(self) -> None:
-        """There is another plan, or none."""
+        """Note that the latest plan is void."""
         for check in self._checks.values():
             if check.open:
                 check.void()
@@ -175,8 +182,9 @@ class StepSpotChecks:
         told: Iterable[m.Cover],
         said: Callable[[str], Iterable[m.Mark]],
     ) -> list[Effect]:
-        """All have voted on `plan`, which adds `covers`: whose checkers are done, of those others show what they have received. `said`: how what somebody has sent looks,
-        as it says itself.
+        """After all votes on `plan`, ask reducers for fingerprints of the checked contributions in `covers`.
+
+        `said`: peer → fingerprints of what it sent, by its own statement.
         """
         effects = [effect for peer in list(self._unchecked) for effect in self._begin(peer)]
         reducers = {cover.block: [peer for peer, _ in cover.reducers] for cover in told}
@@ -206,7 +214,7 @@ class StepSpotChecks:
         return m.Show(line=self._line, step=self._step, check=check.number, plan=plan, peer=peer, marks=marks)
 
     def _shown(self, check: SpotCheck, peer: str, message: m.Shown) -> list[Effect]:
-        """`peer` shows fingerprints."""
+        """Take fingerprints from `peer`."""
         blocks = check.blocks
         sound = all(
             mark.block in blocks
@@ -222,7 +230,9 @@ class StepSpotChecks:
         return self._judge(check) if check.complete else []
 
     def _judge(self, check: SpotCheck) -> list[Effect]:
-        """All is shown. What cannot be settled without a third goes to one at once, anything else when those have spoken who are waited for."""
+        """Judge a complete check: call a third checker at once if needed, otherwise wait for awaited
+        statements.
+        """
         assert self._rules is not None
         outcome, third = check.judge(self._rules), None
         if outcome.verdict is CheckVerdict.OPEN:
@@ -235,13 +245,13 @@ class StepSpotChecks:
         return []
 
     def _settle(self, check: SpotCheck) -> None:
-        """What follows from what is shown and said: more is not waited for, and nobody else is there to decide."""
+        """Judge by what is shown and said so far, without another checker."""
         assert self._rules is not None
         self._standings.answered(check.answered)
         self._end(check, check.judge(self._rules, alone=True))
 
     def expire(self) -> None:
-        """They have been waited for long enough. Where words alone are missing, what is shown counts without them."""
+        """End checks at the time-out. If only statements are missing, the fingerprints count without them."""
         going_on = [check for check in self._checks.values() if check.open]
         self._standings.lapsed([self._waited_for(check) for check in going_on])
         for check in going_on:
@@ -254,28 +264,30 @@ class StepSpotChecks:
                 check.outcome = check.outcome._replace(verdict=CheckVerdict.EVADED, culprit=check.peer)
 
     def _waited_for(self, check: SpotCheck) -> set[Duty]:
-        """Who may hold `check` up."""
+        """Duties that may hold `check` up."""
         awaited = {duty for by in check.opinions for duty in by.awaited}
         return awaited | check.silent if check.asks or not awaited else awaited
 
     def _is_hopeless(self, check: SpotCheck) -> bool:
-        """Whether it waits for somebody who has left, or is known not to answer. For words alone it need not wait."""
+        """Whether the check waits for a peer that left or never answers; missing statements alone do not
+        count.
+        """
         if check.finished:
             return False
         return any(self._is_silent(peer) for peer, _ in self._waited_for(check))
 
     def _is_silent(self, peer: str) -> bool:
-        """Whether nobody waits for `peer`."""
+        """Whether `peer` left or is mute."""
         return peer not in self._roster or self._standings.is_mute(peer)
 
 
 def _holder(route: Route, block: int) -> str:
-    """Who runs `block` on it."""
+    """Volunteer that runs `block` on `route`."""
     return next(hop.peer for hop in route if hop.begin <= block < hop.end)
 
 
 def _pieces(contents: Iterable[m.Contents], refused: Collection[int]) -> list[CheckedPiece]:
-    """The ids of a report, each with the blocks at which it counts, as far as they are neighbours."""
+    """Pieces of a report: each id with its contiguous ranges of counted blocks."""
     blocks: dict[int, list[int]] = {}
     for part in contents:
         for block in range(part.begin, part.end):

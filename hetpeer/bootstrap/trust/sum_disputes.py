@@ -1,7 +1,9 @@
-"""Whose word is against whose, once a sum was not what its parts add up to (docs/trust.md, "Proofs of sums"). Pure.
+"""Dispute about a sum that is not the sum of its parts: who contradicts whom (docs/trust.md, "Proofs of
+sums"). Pure.
 
-Somebody else, the witness, adds the same parts in the next plan and looks at them under two keys: the one under which senders have said how their parts look, and the one under
-which the reducer in question has looked at what it received. So it is known who says something else than was sent.
+A witness reduces the same parts in the next plan and fingerprints them under two keys: the key of the
+senders' statements, and the key under which the disputed reducer fingerprinted what it received. That shows
+who states something else than what was sent.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ from hetpeer.bootstrap.trust.sum_proof import SumClaim
 from hetpeer.bootstrap.trust.verdicts import Same
 
 Receipts = Mapping[tuple[str, m.Where], bytes]
-"""What a reducer has of whom."""
+"""(sender, place) → fingerprint of the part that a reducer received."""
 
 
 class SumDispute:
-    """Of `claim`; `witness` adds up the block under `plan`."""
+    """Dispute about `claim`; `witness` reduces the block under `plan`."""
 
     def __init__(self, claim: SumClaim, witness: str, plan: int) -> None:
         self.claim = claim
@@ -28,33 +30,34 @@ class SumDispute:
 
     @property
     def marks(self) -> tuple[m.Mark, m.Mark]:
-        """How the witness is to look at what it receives."""
+        """Fingerprints that the witness must take of what it receives."""
         return self.claim.mark(self.claim.key), self.secret
 
     @property
     def secret(self) -> m.Mark:
-        """How the reducer has looked at it. Senders are asked for it as well, once they have sent their parts again."""
+        """Fingerprint that the reducer took; senders are asked for it after they sent their parts again."""
         return self.claim.mark(self.claim.secret)
 
     def asks(self) -> dict[str, tuple[int, tuple[m.Mark, ...]]]:
-        """Who is to testify: under which plan, and how."""
+        """Peer that must testify → (plan, fingerprints)."""
         return {self.claim.reducer: (self.claim.plan, (self.secret,)), self.witness: (self.plan, self.marks)}
 
     @property
     def silent(self) -> set[str]:
-        """Who has not testified."""
+        """Peers that have not testified yet."""
         return {self.claim.reducer, self.witness} - self._received.keys()
 
     def receive(self, peer: str, message: m.Testimony) -> None:
-        """What `peer` says that it has received."""
+        """Take the testimony of `peer` on what it received."""
         plan, _ = self.asks().get(peer, (None, ()))
         if plan == message.plan:
             self._received.setdefault(peer, receipts(message.received))
 
     def judge(self, own: Mapping[str, bytes], same: Same) -> set[Pair]:
-        """Pairs of whom one says something false. `own`: how senders say that their parts look under the reducer's key.
+        """Pairs of which one made a false statement. `own`: sender → its fingerprint under the reducer's key.
 
-        The reducer and the witness have parts of two plans: where they differ it may be the sender's doing, so each is compared with what the sender says.
+        The reducer and the witness received parts under two plans. A difference may be the sender's fault, so
+        each is compared with the sender's statement.
         """
         reducer, witness = self.claim.reducer, self.witness
         secret, said = self.secret.where, self.claim.mark(self.claim.key).where
@@ -72,5 +75,5 @@ class SumDispute:
 
 
 def receipts(received: Sequence[m.Receipt]) -> Receipts:
-    """By sender and place."""
+    """`received` by sender and place."""
     return {(one.peer, one.mark.where): one.mark.values for one in received}

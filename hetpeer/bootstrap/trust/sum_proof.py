@@ -1,8 +1,10 @@
-"""Whether the sums of one plan are what was sent (docs/trust.md, "Proofs of sums"). Pure.
+"""Proof that the sums of one plan are the sums of the parts sent (docs/trust.md, "Proofs of sums"). Pure.
 
-All have voted alike, and only then a key is drawn: senders say how their parts look under it, receivers how the sums do. Fingerprints add up as the vectors do. First whole
-blocks are looked at; of one that does not add up then what each of its reducers has made, under the same key: what somebody says of the shares has to add up to what it
-has said of the whole. Otherwise it could say one thing where the whole is looked at, and another where the share is that it has made.
+A key is drawn only after all voted alike. Senders then state the fingerprints of their parts under this key,
+and receivers those of the sums. Fingerprints are linear: they add up as the vectors do. Whole blocks are
+compared first. For a block that does not add up, each reducer's share is compared under the same key. A
+peer's statements on the shares must add up to its statement on the whole; otherwise it could adapt them to
+what is compared.
 """
 
 from __future__ import annotations
@@ -25,7 +27,11 @@ ROUNDING = 1e-5
 
 
 class SumClaim(NamedTuple):
-    """What `reducer` has made of elements [begin, end) of `block` under `plan` is not what its senders say they have sent: it is false, or one of them says something false."""
+    """The sum of elements [begin, end) of `block` by `reducer` under `plan` contradicts its senders'
+    statements.
+
+    Either the sum or one of the statements is false.
+    """
 
     plan: int
     block: int
@@ -33,21 +39,23 @@ class SumClaim(NamedTuple):
     end: int
     reducer: str
     slots: Sequence[tuple[str, tuple[int, ...]]]
-    """What was to be added."""
+    """Slots that the sum had to contain."""
     key: bytes
-    """Under which it was found."""
+    """Key of the fingerprints that showed the contradiction."""
     secret: bytes
-    """Under which `reducer` has fingerprinted what it received."""
+    """Key under which `reducer` fingerprinted what it received."""
     said: Mapping[str, bytes]
-    """Sender → how its part looks under `key`, as it says."""
+    """Sender → its stated fingerprint under `key`."""
 
     def mark(self, key: bytes) -> m.Mark:
-        """What is to be looked at under `key`."""
+        """The fingerprint request for this place under `key`."""
         return m.Mark(block=self.block, begin=self.begin, end=self.end, key=key)
 
 
 class SumProof:
-    """Of plan `plan`, which adds `covers` of blocks with so many elements (`sizes`). `besides`: how parts are to be looked at, too."""
+    """Proof of the sums of plan `plan` with `covers`; `sizes`: block → elements; `besides`: further
+    fingerprints.
+    """
 
     def __init__(
         self,
@@ -61,31 +69,31 @@ class SumProof:
         self.over = False
         self.claims: list[SumClaim] = []
         self.pairs: dict[int, set[Pair]] = {}
-        """Block → whose words on its sums are against each other."""
+        """Block → contradictions about its sums."""
         self.unproven: set[int] = set()
-        """Blocks of which nobody knows whether they are false."""
+        """Blocks whose sums could not be proven right or false."""
         self.huge: set[str] = set()
-        """Whose part is so long that what others have sent drowns in the rounding of the sum, or two of whom could hide anything."""
+        """Senders of parts so long that others' parts vanish in rounding, or that could hide anything."""
         self.contradict: set[str] = set()
-        """Who has said of the shares of a block something else than of the whole."""
+        """Peers whose statements on a block's shares contradict those on the whole."""
         self._covers = {cover.block: cover for cover in covers}
         self._sizes = sizes
         self._rules = rules
         self._besides = tuple(besides)
         self._asked: dict[str, set[m.Where]] = {}
-        """Of whom something is awaited."""
+        """Peers with an open answer."""
         self._parts: dict[m.Where, dict[str, bytes]] = {}
         self._sums: dict[m.Where, dict[str, bytes]] = {}
         self._secrets: dict[str, bytes] = {}
         self._key = b""
-        """Under which everything is looked at, once all have voted."""
+        """Key of all fingerprints, drawn once all have voted."""
         self._shares: dict[int, dict[m.Where, str]] = {}
-        """Block that is looked at more closely → its shares, and whose work each is."""
+        """Block under closer examination → share → its reducer."""
 
     # ── asked ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def begin(self) -> dict[str, tuple[m.Mark, ...]]:
-        """All have voted: who is asked for what."""
+        """Requests once all have voted: peer → fingerprints."""
         self._key = self._rules.key()
         whole = [self._mark(self._whole(block)) for block in self._shuffled(self._covers)]
         return self._ask([*self._besides, *whole])
@@ -98,11 +106,11 @@ class SumProof:
         return m.Mark(block=block, begin=begin, end=end, key=key)
 
     def _shuffled(self, blocks: Iterable[int]) -> list[int]:
-        """In an order that nobody can foresee: where there are too many, some are not looked at."""
+        """`blocks` in an unpredictable order, since not all may fit into one proof."""
         return sorted(blocks, key=lambda _: self._rules.draw())
 
     def _ask(self, marks: Iterable[m.Mark]) -> dict[str, tuple[m.Mark, ...]]:
-        """Everybody is asked for those of its blocks, as far as they fit into a message, and all answers into memory."""
+        """Requests for each peer's blocks, as far as they fit into a message and the answers into memory."""
         told: dict[str, list[m.Mark]] = {}
         room = MOST_ANSWERS
         for mark in marks:
@@ -117,13 +125,16 @@ class SumProof:
 
     @property
     def silent(self) -> set[str]:
-        """Who has not answered."""
+        """Peers that have not answered yet."""
         return set(self._asked)
 
     # ── said ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, peer: str, message: m.Proved) -> dict[str, tuple[m.Mark, ...]]:
-        """What `peer` says. Returns who is asked for more. Raises `ProtocolError` if that is not what it was asked for."""
+        """Take an answer of `peer`; returns further requests.
+
+        Raises `ProtocolError` for an unrequested answer.
+        """
         asked = self._asked.get(peer)
         if asked is None or message.plan != self.plan:
             return {}
@@ -141,7 +152,7 @@ class SumProof:
         return {} if self._asked else self._next()
 
     def _next(self) -> dict[str, tuple[m.Mark, ...]]:
-        """All have answered."""
+        """Evaluate the answers of all peers; returns further requests."""
         if not self._shares:
             torn = [place[0] for place in self._sums if self._is_whole(place) and self._is_torn(place)]
             self._shares = {block: self._shares_of(block) for block in self._shuffled(torn)}
@@ -162,7 +173,10 @@ class SumProof:
         return place == self._whole(place[0])
 
     def _is_torn(self, place: m.Where) -> bool:
-        """Whether it is to be found out who has made a false sum; not if parts are so long that it cannot be, or that what is not as expected is their rounding."""
+        """Whether a false sum at `place` must be traced to its origin.
+
+        Not if parts are so long that this is impossible, or that the difference is their rounding.
+        """
         if not self._deniers(place):
             return False
         expected, sums = Expected(self._parts.get(place, {})), self._sums[place].values()
@@ -175,13 +189,13 @@ class SumProof:
         return False
 
     def _deniers(self, place: m.Where) -> set[str]:
-        """Who has got a sum that is not what its senders say they have sent."""
+        """Receivers of a sum that contradicts its senders' statements."""
         expected = Expected(self._parts.get(place, {}))
         sums = self._sums.get(place, {})
         return {peer for peer, total in sums.items() if not expected.is_near(total, ROUNDING)}
 
     def said(self, peer: str) -> list[m.Mark]:
-        """How the parts of `peer` look, as it says, of whole blocks."""
+        """Stated fingerprints of the parts of `peer`, of whole blocks."""
         return [
             m.Mark(block=place[0], begin=place[1], end=place[2], key=place[3], values=said[peer])
             for place, said in self._parts.items()
@@ -189,7 +203,7 @@ class SumProof:
         ]
 
     def own(self, mark: m.Mark) -> Mapping[str, bytes]:
-        """Who says what of its part."""
+        """Sender → its stated fingerprint of its part."""
         return self._parts.get(mark.where, {})
 
     # ── judged ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -226,7 +240,9 @@ class SumProof:
                 self.unproven.add(block)
 
     def _adds_up(self, peer: str, block: int, shares: Iterable[m.Where]) -> bool:
-        """Whether what `peer` says of the shares of `block` is what it has said of the whole, of its part and of the sum."""
+        """Whether the statements of `peer` on the shares of `block` add up to those on the whole, for part
+        and sum.
+        """
         return all(
             Expected({str(place): known[place][peer] for place in shares}).is_near(whole, EQUAL, capped=False)
             for known in (self._parts, self._sums)

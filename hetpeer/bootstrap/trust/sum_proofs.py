@@ -1,6 +1,8 @@
-"""The proofs of sums in one reduce, plan after plan, until its sums are known to be what was sent (docs/trust.md, "Proofs of sums").
+"""Proofs of the sums in one reduce, plan after plan, until they are proven (docs/trust.md, "Proofs of sums").
+Pure.
 
-Pure. Nothing is committed before. What is found false is added up anew by a witness; what follows for whom is said in pairs, whose quarrels are reduce_complaints.py's business.
+Nothing is committed before. A witness reduces a false sum again. The result is pairs of contradicting peers,
+which reduce_complaints.py handles.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ from hetpeer.bootstrap.trust.sum_disputes import SumDispute
 from hetpeer.bootstrap.trust.sum_proof import SumClaim, SumProof
 
 MOST_TRIALS = 32
-"""At a time: so that what is asked for fits into messages, whoever is to answer."""
+"""Largest number of disputes at a time, so that requests fit into messages."""
 
 
 class StepSumProofs:
-    """Of step `step` on `line`, with blocks of so many elements (`sizes`). Nothing is proven without `rules`."""
+    """Sum proofs of step `step` on `line`; `sizes`: block → elements. Without `rules` nothing is proven."""
 
     def __init__(
         self,
@@ -33,21 +35,23 @@ class StepSumProofs:
         self._line, self._step = line, step
         self._sizes = sizes
         self._proof: SumProof | None = None
-        """Of the latest plan, if that is proven."""
+        """Proof of the latest plan, if it needs one."""
         self._begun = False
         self._claims: list[SumClaim] = []
-        """What was found false, and not looked into yet."""
+        """Contradicted sums without a dispute yet."""
         self._unproven: set[int] = set()
-        """Blocks that are to be added up anew all the same."""
+        """Further blocks that must be reduced again."""
         self._fled: set[str] = set()
         self._trials: list[SumDispute] = []
-        """What the latest plan is to show."""
+        """Disputes that the latest plan must resolve."""
         self._pairs: dict[int, set[Pair]] = {}
 
     # ── plans ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def choose(self, block: int, fit: Sequence[str], holders: Sequence[str]) -> tuple[str, ...]:
-        """Who of its `holders` adds up `block` in the next plan: those who are `fit`, or if something of it is in question one alone, and somebody else."""
+        """Reducers of `block` in the next plan: all that are `fit`, or a single witness if the block is in
+        dispute.
+        """
         suspects = {claim.reducer for claim in self._claims if claim.block == block}
         if not suspects and block not in self._unproven:
             return tuple(fit)
@@ -57,7 +61,7 @@ class StepSumProofs:
         return (able[int(self._rules.draw() * len(able))],)
 
     def plan(self, number: int, covers: Iterable[m.Cover]) -> None:
-        """There is a new plan."""
+        """Start a new plan."""
         self.void()
         if self._rules is None:
             return
@@ -81,44 +85,44 @@ class StepSumProofs:
             self._trials.append(SumDispute(claim, witness, plan))
 
     def void(self) -> None:
-        """The latest plan is, or there is none."""
+        """Note that the latest plan is void."""
         self._proof, self._trials, self._begun = None, [], False
 
     def marks(self, peer: str) -> tuple[m.Mark, ...]:
-        """How `peer` is to look at what it receives under the latest plan."""
+        """Fingerprints that `peer` must take of what it receives under the latest plan."""
         return tuple(mark for trial in self._trials if trial.witness == peer for mark in trial.marks)
 
     # ── proven ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def over(self) -> bool:
-        """Whether what was voted on is known to be right, or false."""
+        """Whether the sums that were voted on are proven right or false."""
         return self._proof is None or (self._begun and self._proof.over and not self._silent)
 
     def said(self, peer: str) -> list[m.Mark]:
-        """How what `peer` has sent under the latest plan looks, as it says: whole blocks."""
+        """Stated fingerprints of what `peer` sent under the latest plan, of whole blocks."""
         return [] if self._proof is None else self._proof.said(peer)
 
     @property
     def found_false(self) -> bool:
-        """Whether it is to be added up anew."""
+        """Whether sums must be reduced again."""
         return bool(self._claims or self._unproven)
 
     def huge(self) -> set[str]:
-        """In whose part everything else drowns."""
+        """Senders of parts in which all others vanish."""
         return set() if self._proof is None else self._proof.huge
 
     def contradict(self) -> set[str]:
-        """Who has said of shares something else than of the whole."""
+        """Peers whose statements on shares contradict those on the whole."""
         return set() if self._proof is None else self._proof.contradict
 
     def fled(self) -> set[str]:
-        """Who has left while its word was in question, since this was last asked."""
+        """Peers that left during a dispute about them, since the last call."""
         fled, self._fled = self._fled, set()
         return fled
 
     def begin(self) -> list[Effect]:
-        """All have voted on the latest plan."""
+        """Start the proof once all have voted on the latest plan."""
         if self._proof is None or self._begun:
             return []
         self._begun, self._claims, self._unproven = True, [], set()
@@ -135,7 +139,7 @@ class StepSumProofs:
         return effects
 
     def receive(self, peer: str, message: m.Proved | m.Testimony) -> list[Effect]:
-        """What `peer` says of what it has sent and received. Raises `ProtocolError` if it was asked for something else."""
+        """Take an answer of `peer`. Raises `ProtocolError` for an unrequested answer."""
         if self._proof is None or not self._begun or self.over:
             return []
         if isinstance(message, m.Testimony):
@@ -156,7 +160,7 @@ class StepSumProofs:
         return {"line": self._line, "step": self._step, "plan": plan}
 
     def _end(self) -> None:
-        """All may have spoken: what follows."""
+        """Conclude the proof and the disputes once all answers are here."""
         if self._proof is None or not self.over:
             return
         assert self._rules is not None
@@ -171,7 +175,7 @@ class StepSumProofs:
             self._pairs.setdefault(block, set()).update(theirs)
 
     def quarrels(self) -> dict[int, set[Pair]]:
-        """Block → who says something else of what was sent than whom, since this was last asked."""
+        """Block → contradicting pairs, since the last call."""
         pairs, self._pairs = self._pairs, {}
         return pairs
 
@@ -183,7 +187,7 @@ class StepSumProofs:
 
     @property
     def silent(self) -> set[str]:
-        """Who is waited for."""
+        """Peers with an open answer."""
         if self._proof is None or not self._begun:
             return set()
         return self._proof.silent | self._silent

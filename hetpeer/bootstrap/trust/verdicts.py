@@ -1,7 +1,8 @@
-"""What follows from all that is known of one spot check (docs/trust.md). Pure.
+"""Verdict on one spot check (docs/trust.md). Pure.
 
-Three kinds of things are compared: sums, as reducers have received them; outputs and gradients, as those say who have computed from them. A third opinion decides, if it
-has computed from the same as the others. But one accuser alone, or the smaller part of those who could compare, may lie, too; then nobody is convicted.
+Three kinds of data are compared: sums, as reducers received them; outputs and gradients, by the statements of
+those who computed from them. A third checker decides if it computed from the same inputs as the others. A
+single accuser, or a minority of those who could compare, may lie; then nobody is convicted.
 """
 
 from __future__ import annotations
@@ -16,56 +17,60 @@ from hetpeer.bootstrap.trust.checker_reports import Accusation, Charge, CheckerR
 
 SUMS, OUTPUTS, GRADIENTS = "sums", "outputs", "gradients"
 Same = Callable[[bytes, bytes], bool]
-"""Whether two fingerprints are of the same, as far as arithmetic goes."""
+"""(fingerprint, fingerprint) → whether they are equal within rounding."""
 
 
 class CheckedSums(Charge):
-    """Of sums, as reducers have received them."""
+    """Charge about sums, as reducers received them."""
 
     @property
     def may_be_true(self) -> bool:
-        """What a checker shows of sums it shows itself: where one reducer had all of them, a third may find the checker false."""
+        """Whether several reducers found it, or the only reducer there was; then a third checker may still
+        object.
+        """
         return len(self.accusers) > 1 or self.of == 1
 
 
 class CheckVerdict(enum.Enum):
-    """What has come of a check, or that it goes on."""
+    """Verdict of a check; OPEN: it goes on."""
 
     OPEN = "open"
     PASSED = "passed"
     CONVICTED = "convicted"
     DISPUTED = "disputed"
     EVADED = "evaded"
-    """Who was checked has not said what it has computed from."""
+    """The checked peer did not state the inputs that it computed from."""
     LAPSED = "lapsed"
 
 
 class CheckOutcome(NamedTuple):
-    """Who is convicted, or whose word stands against whose."""
+    """The convicted peer, or the two peers with contradicting statements."""
 
     verdict: CheckVerdict
     culprit: str = ""
     against: str = ""
     apart: frozenset[frozenset[str]] = frozenset()
-    """Pairs of whom one has given the other something false, or says so falsely. Others may have computed from that."""
+    """Pairs of which one gave the other false data or says so falsely; others may have computed from that
+    data.
+    """
     witness: str = ""
-    """The checker that alone has found so; empty if two have."""
+    """The only checker that found it; empty if two did."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckCase:
-    """`peer` is checked."""
+    """Everything known about a check of `peer`."""
 
     peer: str
     received: Mapping[str, Sequence[m.Mark]]
-    """Reducer → what it had of it, and `peer` → what it says of that itself."""
+    """Reducer → fingerprints of what it received, and `peer` → its own statement."""
     given: Mapping[Source, m.Given]
-    """What it says that it has computed from."""
+    """Inputs that `peer` computed from, by its statement."""
     opinions: Sequence[CheckerReport]
     same: Same
 
     def judge(self, *, alone: bool = False) -> CheckOutcome:
-        """OPEN: a third is to be heard. With `alone` there is none."""
+        """The outcome. OPEN: a third checker is needed; with `alone` there is none."""
         first, *more = self.opinions
         charges = self._charges(first)
         if not any(self.received.values()) and not first.compared:
@@ -79,17 +84,17 @@ class CheckCase:
         return self._unsettled(first) if alone else CheckOutcome(CheckVerdict.OPEN)
 
     def _may_be_true(self, charge: Charge) -> bool:
-        """Whether it is more than one word; or what `peer` says itself."""
+        """Whether a charge rests on more than one statement, or on that of `peer` itself."""
         return charge.may_be_true or self.peer in charge.accusers
 
     def unfinished(self) -> CheckOutcome:
-        """It goes on no longer: what somebody has said by now of bundles is not forgotten."""
+        """Outcome of an unfinished check: statements on bundles made so far still count."""
         first = self.opinions[0]
         begun = first.accusations or len(self.opinions) > 1
         return self._unsettled(first) if begun else CheckOutcome(CheckVerdict.LAPSED)
 
     def _charges(self, by: CheckerReport) -> dict[str, Charge]:
-        """What of `peer` is false, as the opinion finds it."""
+        """Kind of data → charge against `peer` by this checker."""
         theirs = {reducer: marks_of(own) for reducer, own in self.received.items()}
         differ = [who for who, own in theirs.items() if not self._alike(own, by.marks or {}, own)]
         found = {OUTPUTS: by.charge(self.peer, back=False), GRADIENTS: by.charge(self.peer, back=True)}
@@ -98,12 +103,12 @@ class CheckCase:
         return {kind: charge for kind, charge in found.items() if charge is not None}
 
     def _unsettled(self, first: CheckerReport) -> CheckOutcome:
-        """There is nobody else who could decide."""
+        """Outcome if no other checker can decide."""
         found = self._disputed(first, first.accusations, torn(self.given, first.given))
         return found._replace(witness=first.peer)
 
     def _settle(self, first: CheckerReport, second: CheckerReport) -> CheckOutcome:
-        """Two of three decide, if they have computed from the same."""
+        """Outcome by two checkers, if they computed from the same inputs."""
         one, other = self._charges(first), self._charges(second)
         both = first.accusations & second.accusations
         if not other and not both:
@@ -121,7 +126,9 @@ class CheckCase:
     def _disputed(
         self, first: CheckerReport, accusations: Iterable[Accusation], apart: m.Given | None
     ) -> CheckOutcome:
-        """Nobody can say who is false. Where `peer` says that it has been given something else than others, that would explain what is said of it."""
+        """Outcome without a culprit; different inputs of `peer`, by its statement, would explain the
+        difference.
+        """
         known = {one for one in accusations if apart is None or one.suspect != self.peer}
         pairs = {(one.suspect, one.accuser) for one in known}
         if apart is not None:
@@ -133,7 +140,9 @@ class CheckCase:
     def _cleared(
         self, first: CheckerReport, second: CheckerReport, charges: Mapping[str, Charge]
     ) -> CheckOutcome:
-        """The second finds nothing: the first is false, or was given something else than the others, or is accused falsely itself."""
+        """Outcome if the second checker finds no difference: the first is false, had other inputs, or is
+        accused falsely.
+        """
         apart = torn(first.given, second.given)
         sure = {kind: one for kind, one in charges.items() if kind == SUMS or not second.unsaid}
         if apart is None and any(map(self._may_be_true, (*sure.values(), _all_of(sure)))):
@@ -145,7 +154,7 @@ class CheckCase:
         return CheckOutcome(CheckVerdict.DISPUTED, min(accusers) if apart is None else apart.peer, first.peer)
 
     def _agree(self, kind: str, one: Charge, other: Charge) -> bool:
-        """Whether both opinions find the same false, and more than one has received it."""
+        """Whether both checkers find the same data false, and more than one peer received it."""
         first, second = self.opinions[:2]
         if kind != SUMS:
             places = (
@@ -162,11 +171,11 @@ class CheckCase:
 
 
 def _all_of(charges: Mapping[str, Charge]) -> Charge:
-    """Whoever says anything of what a checker has computed: one that sends on false outputs to one, and false gradients to another, contradicts two."""
+    """All accusers together: a peer with false outputs to one and false gradients to another contradicts two."""
     accusers = frozenset(peer for charge in charges.values() for peer in charge.accusers)
     return Charge(accusers, sum(charge.of for charge in charges.values()))
 
 
 def marks_of(marks: Iterable[m.Mark]) -> Marks:
-    """By their places."""
+    """`marks` by place."""
     return {mark.where: mark.values for mark in marks}

@@ -1,7 +1,7 @@
-"""Whose words are against each other when holders of a block have voted differently on its sum (docs/trust.md, "Disputes in a reduce"). Pure.
+"""Contradicting peers after holders of a block voted differently on its sum (docs/trust.md). Pure.
 
-A vote that is looked at closely names what has come from each reducer; one of an older version does not. Where two name different things, either the reducer has sent
-them different things, or one of them says something false.
+A detailed vote lists what came from each reducer; a vote of an older version does not. If two votes list
+different things, either the reducer sent different things or one of the voters makes a false statement.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.conduct.disputed_pairs import Pair
 
 ALIKE = 1e-6
-"""Norms of the same bits, as different processors add them."""
+"""Relative difference of norms of the same bits, as different processors add them."""
 
 Source = tuple[int, str]
-"""A block, and who has added it up."""
+"""A block and its reducer."""
 
 
 def same_bits(one: m.BlockVote, other: m.BlockVote) -> bool:
-    """Whether two votes are on the same bits. One that lies about the norm alone would scale everybody's update."""
+    """Whether two votes are on the same bits; a false norm alone would scale everybody's update."""
     same = (one.digest, one.finite) == (other.digest, other.finite)
     return same and math.isclose(one.squared_norm, other.squared_norm, rel_tol=ALIKE)
 
 
 def quarrels(votes: Mapping[str, m.Vote], block: int) -> set[Pair]:
-    """Pairs whose words are against each other, after votes on `block` that differ."""
+    """Contradicting pairs after differing votes on `block`."""
     words = {peer: _received(vote, block) for peer, vote in votes.items()}
     found: set[Pair] = set()
     for source in {source for word in words.values() for source in word}:
@@ -39,7 +39,7 @@ def quarrels(votes: Mapping[str, m.Vote], block: int) -> set[Pair]:
 
 
 def spoilers(votes: Mapping[str, m.Vote], block: int, reducers: Collection[str]) -> set[str]:
-    """Which of the `reducers` of `block`, and of what is tied to it, have added up something that is no number, as most of its holders say."""
+    """Reducers of `block` and of tied blocks whose sum is not finite, by the majority of its holders."""
     words = [word for vote in votes.values() if (word := _received(vote, block))]
     against = Counter(reducer for word in words for (_, reducer), (_, finite) in word.items() if not finite)
     return {reducer for reducer in reducers if 2 * against[reducer] > len(words)}
@@ -54,7 +54,10 @@ def _received(vote: m.Vote, block: int) -> dict[Source, tuple[str, bool]]:
 
 
 def _apart(reducer: str, words: Mapping[str, Hashable]) -> set[Pair]:
-    """`words`: what each has from `reducer`, who has it from itself, if it holds the block, too. Else most of them decide, and if there are not more of one kind, nobody."""
+    """Contradicting pairs by `words`: holder → what it received from `reducer`.
+
+    The reducer's own statement decides if it holds the block; otherwise the majority does, if there is one.
+    """
     usual = words.get(reducer)
     if usual is None:
         (usual, most), *others = Counter(words.values()).most_common(2)
@@ -63,7 +66,7 @@ def _apart(reducer: str, words: Mapping[str, Hashable]) -> set[Pair]:
 
 
 def _among(votes: Mapping[str, m.BlockVote]) -> set[Pair]:
-    """As far as they say they have the same from everybody, and make something else of it."""
+    """Contradicting pairs among voters that received the same from everybody but computed different sums."""
     return {
         frozenset((one, other))
         for (one, mine), (other, theirs) in combinations(sorted(votes.items()), 2)
