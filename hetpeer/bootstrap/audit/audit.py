@@ -1,9 +1,9 @@
 """`hetpeer audit`: was every microbatch counted exactly once? Answered from the volunteers' own signed logs.
 
-For each step that survives in the coordinator's log, each block's holders say which ids were in the gradient they
-applied, which gradient it was and which state came out. The audit counts those ids; it does not take the coordinator's
-word for them. What most of those say who have applied the same counts; who has signed something else is named. Each rule
-below is a promise of docs/protocol.md, by its name there.
+For each step that survives in the coordinator's log, each block's holders state which ids were in the
+gradient they applied, the gradient's digest and the digest of the new state. The audit counts those ids and
+does not trust the coordinator about them. The majority of the holders of an update counts; a volunteer that
+signed something else is named. Each rule below is a promise of docs/protocol.md, by its name there.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 
 MAX_PROBLEMS = 100
-"""Problems listed one by one; the counts go on."""
+"""Largest number of listed problems; the counts include all."""
 ON_THE_WAY = 16
-"""Committed steps of a cluster, the newest, of which volunteers may not have told yet while the run is served."""
+"""Newest committed steps of a cluster that volunteers may not have reported yet while the run is served."""
 
 RULES: Mapping[str, str] = {
     "F1": "each microbatch is counted once at each block of each committed step",
@@ -43,19 +43,19 @@ RULES: Mapping[str, str] = {
     "I5": "a run goes back to its last complete checkpoint only",
     "C1": "a commit credits each peer with what is its own in the sums that were applied",
 }
-"""Of docs/protocol.md, as far as logs can show them; C1 is of docs/credit.md. I2 is F1 at all steps."""
+"""Rules of docs/protocol.md that logs can show; C1 is from docs/credit.md. I2 is F1 at all steps."""
 
 
 @dataclass(slots=True)
 class AuditVerdict:
-    """What the audit found. `ok` is the answer; the rest says why."""
+    """Result of the audit. `ok` is the answer; the other fields give the reasons."""
 
     run: str
     steps_planned: int
     steps: int = 0
     """Committed steps of the surviving history, without the awaited ones."""
     awaited: int = 0
-    """Newer ones that are not looked at: the run is being served, and not everything has been told of them."""
+    """Newer steps that are not judged: the run is being served, and reports on them are still missing."""
     rollbacks: int = 0
     microbatches_expected: int = 0
     counted: int = 0
@@ -67,23 +67,26 @@ class AuditVerdict:
     leftovers: int = 0
     """Microbatches that reached a holder through the task board and are counted there."""
     staleness: dict[int, int] = field(default_factory=dict)
-    """Updates by which the parameters of a step were behind → how many committed steps."""
+    """Staleness in updates → number of committed steps."""
     contributed: Tally = field(default_factory=Tally)
-    """What was used, late and lost, step by step."""
+    """Counts of used, late and lost contributions."""
     contributions: list[Contribution] | None = None
-    """One by one, if they were asked for."""
+    """All contributions, if requested."""
     volunteers: int = 0
     events: int = 0
     unit: str = ""
-    """What credit is counted in: so many of them, times blocks."""
+    """Unit of credit, per block."""
     credit: dict[str, int] = field(default_factory=dict)
-    """Peer → what it has in the surviving commits, by the coordinator's log; most first."""
+    """Peer → credit in the surviving commits, by the coordinator's log; largest first."""
     outvoted: list[str] = field(default_factory=list)
-    """Who has signed something else than most who applied the same, or what was never committed, a line each. The first is their doing alone: the run is judged by what most say."""
+    """A line for each volunteer that contradicts the majority or applied an update that was never committed.
+
+    A contradiction says nothing against the run, which is judged by the majority.
+    """
     problems: list[str] = field(default_factory=list)
     problem_count: int = 0
     broken: dict[str, int] = field(default_factory=dict)
-    """Rule → how many problems show that it was broken."""
+    """Rule → number of problems that break it."""
 
     @property
     def ok(self) -> bool:
@@ -98,12 +101,13 @@ class AuditVerdict:
 
 
 def audit(directory: Path, *, contributions: bool = False) -> AuditVerdict:
-    """Check a run directory: its files, its log and the volunteers' logs in `volunteers/`. `contributions`: list each of them, too.
+    """Check a run directory: its files, its log and the volunteers' logs in `volunteers/`.
 
-    While the run is served it is right as well, up to the last steps of which everything has been told.
+    `contributions`: list all of them, too. The audit may run while the run is served; it then judges the
+    steps up to the last one that all holders reported.
 
-    Raises `LocalError` when the manifest, a file it names or the coordinator's log is damaged; what is wrong with the
-    history or with a volunteer's log is a problem in the verdict.
+    Raises `LocalError` when the manifest, a file it names or the coordinator's log is damaged; what is wrong
+    with the history or with a volunteer's log is a problem in the verdict.
     """
     run = RunDirectory.open(directory)
     run.verify()
@@ -150,7 +154,9 @@ def _check_steps(
     heard: MajorityStatements,
     verdict: AuditVerdict,
 ) -> None:
-    """F1 to F3: count the microbatches of every step that is part of the result, and the clusters of every averaging."""
+    """F1 to F3: count the microbatches of every step that is part of the result, and the clusters of every
+    averaging.
+    """
     trained = [one for one in surviving if one.trains]
     microbatches = range(manifest.training.microbatches)
     verdict.steps = len(trained)
@@ -203,7 +209,7 @@ def _check_credit(
     applied: Mapping[Key, list[AppliedEvent]],
     verdict: AuditVerdict,
 ) -> None:
-    """C1, and who has how much."""
+    """C1, and each peer's credit."""
     training = manifest.training
     sizes = {number: training.samples_of(number) for number in range(training.microbatches)}
     credit, problems = check_credit(surviving, records, applied, sizes, len(manifest.blocks))
@@ -213,7 +219,7 @@ def _check_credit(
 
 
 def _surviving(manifest: Manifest, records: Sequence[Record], verdict: AuditVerdict) -> list[Decision]:
-    """What the run's parameters are made of. In a grouped run no batch may be in them twice."""
+    """Decisions behind the run's parameters. In a grouped run no batch may be in them twice."""
     if manifest.averaging is None:
         history = History.of(records)
         steps = [history.commits.get(step, _gap(step)) for step in range(history.version)]
@@ -228,7 +234,9 @@ def _surviving(manifest: Manifest, records: Sequence[Record], verdict: AuditVerd
 def _told(
     surviving: Sequence[Decision], applied: Mapping[Key, list[AppliedEvent]], blocks: int
 ) -> tuple[list[Decision], list[Decision]]:
-    """Those of which somebody has told at each block, or that are older than such a one of their cluster; and the newest others, `ON_THE_WAY` at most."""
+    """Decisions reported at each block or older than such a one of their cluster, and at most ON_THE_WAY
+    newer ones.
+    """
     awaited: dict[int, list[Decision]] = {}
     over: set[int] = set()
     for one in reversed(surviving):
@@ -242,12 +250,12 @@ def _told(
 
 
 def _gap(step: int) -> Record:
-    """In the place of a commit that the log lacks: nobody can have applied it."""
+    """Placeholder for a commit that the log lacks; nobody can have applied it."""
     return {"kind": "commit", "view": 0, "step": step, "plan": -1, "gradients": {}}
 
 
 def _disagreements(one: Decision, block: int, events: Sequence[AppliedEvent]) -> Iterator[str]:
-    """What is wrong between the holders of one block at one step, and between them and the commit."""
+    """Contradictions between the holders of a block at a step, and between them and the commit."""
     if not events:
         return
     if any(event.gradient != one.digests.get(block) for event in events):
@@ -264,7 +272,10 @@ def _check_checkpoints(
     awaited: Collection[tuple[int, int]],
     verdict: AuditVerdict,
 ) -> None:
-    """F4: a checkpoint must hold the very states that holders say came out of the last step before it; of those `awaited` (cluster, version) not all have said so yet."""
+    """F4: a checkpoint has the states that holders reported after the last step before it.
+
+    For `awaited` (cluster, version) not all reports are here yet.
+    """
     states = {(event.step + 1, event.block, event.state) for events in applied.values() for event in events}
     for record in records:
         if record["kind"] == "checkpoint" and (record.get("cluster", 0), record["version"]) not in awaited:
@@ -275,7 +286,9 @@ def _check_checkpoints(
 
 
 def _check_lives(lives: Mapping[str, Sequence[AppliedEvent]], verdict: AuditVerdict) -> None:
-    """F5: in the order of its log a volunteer's incarnations rise, and within a view it applies each step of a block once."""
+    """F5: a volunteer's incarnations rise in the order of its log, and it applies each step of a block once
+    per view.
+    """
     for peer, events in lives.items():
         incarnation = 0
         done: set[tuple[int, int, int, int]] = set()
@@ -294,7 +307,7 @@ def _check_lives(lives: Mapping[str, Sequence[AppliedEvent]], verdict: AuditVerd
 def _counted_leftovers(
     records: Sequence[Record], found: Iterable[LeftoverEvent], applied: Mapping[Key, list[AppliedEvent]]
 ) -> set[tuple[int, int, int]]:
-    """(cluster, step, id) of microbatches that the board showed to a volunteer, and whose gradient is that volunteer's there."""
+    """(cluster, step, id) of microbatches that a volunteer found on the task board and that it contributed."""
     plans = {(one.cluster, one.view, one.step): one.plan for r in records for one in decisions_of(r)}
     return {
         (one.cluster, one.step, microbatch)

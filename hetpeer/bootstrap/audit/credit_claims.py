@@ -1,4 +1,4 @@
-"""What commits credit to each peer, beside what the volunteers' signed logs say was in the sums: rule C1 of the audit. Docs: credit.md."""
+"""Rule C1 of the audit: credit in commits equals the work in the volunteers' signed logs. Docs: credit.md."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ def check_credit(
     sizes: Mapping[int, int],
     blocks: int,
 ) -> tuple[Counter[str], list[str]]:
-    """Peer → samples times blocks that it has, and where that is not what was applied. `sizes`: how many samples each id has.
+    """Peer → credit, and a line for each difference from the applied work; `sizes`: id → samples.
 
-    A step of which some block has no evidence, or one holder's word against another's, is not compared: that is a problem of its own.
+    A step with a block without evidence, or with contradicting holders, is not compared: that is a problem of
+    its own.
     """
     contributors = Contributors()
     for record in records:

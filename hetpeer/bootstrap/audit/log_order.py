@@ -1,6 +1,7 @@
-"""Whether a run's log is one that a coordinator may have written: one step after the other, by the reign in force, and nothing applied that was not decided.
+"""Order of a run's log: steps in sequence, by the term in force, and nothing applied that was not decided.
+Pure.
 
-Pure. Yields each breach and the rule of the audit (audit.py) that it breaks.
+Yields each breach with the rule of the audit (audit.py) that it breaks.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from hetpeer.bootstrap.log.history import Record
 from hetpeer.bootstrap.log.logged_decision import decisions_of
 
 Breach = tuple[str, str]
-"""What is wrong, and which rule it breaks."""
+"""(description, rule that it breaks)."""
 
 
 def out_of_order(records: Iterable[Record]) -> Iterator[Breach]:
-    """F6 and I5: only a roll-back goes back, and not anywhere."""
+    """F6 and I5: only a roll-back goes back, and only to a checkpoint."""
     stored = term = view = 0
     versions: Counter[int] = Counter()
-    """Of each cluster."""
+    """Cluster → version."""
     for record in records:
         cluster = record.get("cluster", 0)
         match record["kind"]:
@@ -63,7 +64,9 @@ def _in_turn(cluster: int, step: int, versions: Counter[int]) -> Iterator[Breach
 
 
 def undecided(records: Iterable[Record], applied: Iterable[Key]) -> Iterator[Breach]:
-    """I3: nobody may have applied what was never committed, not even in a history that was rolled back later."""
+    """I3: nobody applied an update that was never committed, not even in a history that was rolled back
+    later.
+    """
     decided = {one.key for record in records for one in decisions_of(record)}
     for *key, block in applied:
         if tuple(key) not in decided:

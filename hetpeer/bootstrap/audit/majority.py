@@ -1,6 +1,7 @@
-"""Where volunteers say different things of one update of a block: what most of them say counts, and who says something else is named. Docs: credit.md. Pure.
+"""Majority of the volunteers' statements on each update of a block; others are named. Docs: credit.md. Pure.
 
-Nobody can tell whether a line is true, and a volunteer may sign one on a block that it does not hold. One against several is its own doing, and says nothing of the run.
+Nobody can tell whether a single line is true, and a volunteer may sign one on a block that it does not hold.
+One statement against several says nothing about the run.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from hetpeer.bootstrap.log.evidence import AppliedEvent, Key
 
 @dataclass(slots=True)
 class MajorityStatements:
-    """What is left of what was said, when it is compared."""
+    """Statements after comparison."""
 
     applied: dict[Key, list[AppliedEvent]] = field(default_factory=dict)
-    """What most say; everything where nothing is what most say."""
+    """Statements of the majority; all statements if there is no majority."""
     torn: dict[Key, list[str]] = field(default_factory=dict)
-    """Where nothing is → who speaks of it."""
+    """Update without a majority → volunteers with a statement on it."""
     outvoted: dict[str, list[AppliedEvent]] = field(default_factory=dict)
-    """Who has said something else than most → what."""
+    """Volunteer → its statements against the majority."""
 
     @classmethod
     def of(cls, applied: Mapping[Key, Sequence[AppliedEvent]]) -> MajorityStatements:
-        """Each volunteer has one voice; none who says two things of the same."""
+        """Compare statements. Each volunteer has one vote per update, none if it contradicts itself."""
         heard = cls()
         for key, events in applied.items():
             heard.applied[key] = list(events)
@@ -47,7 +48,7 @@ class MajorityStatements:
         return heard
 
     def findings(self, decided: Collection[tuple[int, int, int, int]]) -> Iterator[str]:
-        """A line for each who was outvoted, and for each who speaks of what is not among the updates `decided`."""
+        """A line for each outvoted volunteer, and for each with statements on updates that are not `decided`."""
         for peer, events in sorted(self.outvoted.items()):
             yield f"{peer} has signed something else than most who applied the same: {_where(events)}"
         undecided: dict[str, list[AppliedEvent]] = {}

@@ -1,4 +1,7 @@
-"""The oracle: the author's eager module and torch's optimizer on one machine. `python -m hetpeer.bootstrap.audit.reference DIR OUT.json [0,…]`"""
+"""The reference: the author's eager module and torch's optimizer on one machine.
+
+`python -m hetpeer.bootstrap.audit.reference DIR OUT.json [0,…]`
+"""
 
 import fnmatch
 import functools
@@ -21,7 +24,9 @@ from hetpeer.stages.graph.random_draws import Draw
 
 
 def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[str, Tensor]]:
-    """Losses, norms, held-out losses, the final state by its file's names. Each step's parameters are so many updates old."""
+    """Losses, norms and held-out losses, and the final state by its file's names; `behind`: staleness of each
+    step.
+    """
     manifest = msgpack.unpackb(msgpack.unpackb((directory / "manifest.hetpeer").read_bytes())["manifest"])
     settings, plan = manifest["training"], DataPlan.of(manifest)
     data, clip = MicrobatchReader(directory / "data", plan), settings["clip_norm"] or torch.inf

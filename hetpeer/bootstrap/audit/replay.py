@@ -1,8 +1,9 @@
 """`hetpeer audit --replay`: train the run again on one machine and compare every number.
 
-The reference runs in a process of its own (reference.py, two threads) and takes about as long as one machine needs for
-the run. AdamW divides the scale of a gradient out again, so losses alone would not tell a gradient that is wrong by a
-constant factor: the gradients' norms and the last checkpoint's parameters and moments are compared too.
+The reference runs in a process of its own (reference.py, two threads) and takes about as long as one machine
+needs for the run. AdamW divides the scale of a gradient out again, so losses alone would not tell a gradient
+that is wrong by a constant factor: the gradients' norms and the last checkpoint's parameters and moments are
+compared too.
 """
 
 from __future__ import annotations
@@ -30,18 +31,21 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.block import block_state
 
 LOSS_GATE = 1e-6
-"""Largest relative difference of a training or evaluation loss: float32 sums in another order stay below it."""
+"""Largest relative difference of a training or evaluation loss: float32 sums in another order stay below it.
+"""
 GRADIENT_GATE = 1e-4
 """Largest relative difference of a gradient's norm, and of a moment as a vector (2-norm)."""
 PARAMETER_GATE = 1e-3
-"""The same for the parameters. Where a gradient is zero but for rounding, AdamW makes whole steps of the rounding."""
+"""The same for the parameters: if a gradient is zero but for rounding, AdamW turns the rounding into full
+steps.
+"""
 SPARING = {"OMP_WAIT_POLICY": "passive"}
-"""Threads that spin while they wait are slow on a machine that does something else as well."""
+"""Environment of the reference: spinning threads are slow on a machine with other load."""
 
 
 @dataclass(slots=True)
 class Comparison:
-    """How far the run is from one machine's."""
+    """Differences between the run and one machine."""
 
     steps: int
     max_relative_loss_difference: float = 0.0
@@ -49,10 +53,12 @@ class Comparison:
     max_relative_norm_difference: float = 0.0
     """Over all steps' gradient norms before clipping."""
     relative_moment_difference: float | None = None
-    """The largest difference of what the optimizer keeps; None if the last step has no checkpoint to compare with."""
+    """Largest difference of the optimizer state; None if there is no checkpoint of the last step."""
     relative_parameter_difference: float | None = None
     lossy: bool = False
-    """Whether the run's codec or dtype rounds what one machine does not: then the differences are told and not judged."""
+    """Whether the run's codec or dtype rounds more than one machine does: differences are then shown, not
+    judged.
+    """
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -62,7 +68,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceRun:
-    """What one machine computed: `records` and `state` as reference.py's `train` returns them."""
+    """Results of one machine: `records` and `state` as reference.py's `train` returns them."""
 
     records: Mapping[str, Any]
     state: Mapping[str, np.ndarray[Any, Any]]
@@ -88,7 +94,8 @@ def replay(directory: Path) -> Comparison:
 
 
 def run_reference(directory: Path, steps: int, behind: Sequence[int] = ()) -> ReferenceRun:
-    """Train `steps` steps in a process of its own, each with parameters that are so many updates `behind` the newest (default: none).
+    """Train `steps` steps in a child process; `behind`: staleness of each step (default: none).
+
     Raises `LocalError` HP-AUDIT-001, HP-DISK-*.
     """
     with temporary_folder("replay") as folder:
@@ -113,7 +120,7 @@ def run_reference(directory: Path, steps: int, behind: Sequence[int] = ()) -> Re
 
 
 def _trained(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """What training may change: float32 alone. A frozen tensor may have a type that numpy does not know."""
+    """Trained tensors: float32 only. A frozen tensor may have a type that numpy does not know."""
     with safe_open(path, "np") as file:
         return {n: file.get_tensor(n) for n in file.keys() if file.get_slice(n).get_dtype() == "F32"}  # noqa: SIM118
 
@@ -180,7 +187,7 @@ def _vector(one: block_state.BlockState, kind: str) -> block_state.Vector:
 
 
 def _judge(comparison: Comparison) -> None:
-    """Numpy's maxima keep what is not a number, and that is not within a gate."""
+    """Compare with the gates. Numpy's maximum keeps NaN, and NaN is within no gate."""
     gates = [
         ("losses", comparison.max_relative_loss_difference, LOSS_GATE),
         ("gradient norms", comparison.max_relative_norm_difference, GRADIENT_GATE),

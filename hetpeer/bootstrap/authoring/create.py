@@ -1,6 +1,7 @@
 """`hetpeer init`: from the author's model and data to a run directory, ready to be served.
 
-Everything is made in a folder beside the target and renamed at the end: the run directory is complete or not there.
+Everything is made in a folder beside the target and renamed at the end: the run directory is complete or not
+there.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Fields = dict[str, Any]
 
 
 class _Asked(BaseModel):
-    """What is used before there is a manifest that could be checked."""
+    """Settings that are needed before there is a manifest to validate."""
 
     name: Name
     coordinators: Coordinators
@@ -66,12 +67,15 @@ def create_run(
     trust: TrustSettings | None = None,
     tell: Callable[[str], None] = quietly,
 ) -> RunDirectory:
-    """Make a run directory from the author's functions `model` and `loss` ("module.py:function"; bootstrap/run/loss_module.py).
+    """Make a run directory from the author's functions `model` and `loss` ("module.py:function";
+    bootstrap/run/loss_module.py).
 
-    `data` is one such function, which yields the samples, or the paths of texts, of which samples of `sequence_length`
-    tokens are made; without it, Python's standard library. `stages` has one number for each way in which clusters cut the
-    model: cluster c is a pipeline of `stages[c % len(stages)]` stages. With `averaging` these are clusters of a grouped run. `reliable` are the ids of the other reliable peers. Raises `LocalError`: HP-MODEL-*, HP-DATA-*,
-    HP-RUN-001 (a setting), HP-DISK-*; then nothing is left at `directory`.
+    `data` is one such function, which yields the samples, or the paths of texts, which are cut into samples
+    of `sequence_length` tokens; without it, the texts are Python's standard library. `stages` lists numbers
+    of stages: cluster c is a pipeline of `stages[c % len(stages)]` stages. With `averaging` the run is
+    grouped. `reliable` are the ids of the other reliable peers. `tell` gets a line before each part that may
+    take long. Raises `LocalError`: HP-MODEL-*, HP-DATA-*, HP-RUN-001 (a setting), HP-DISK-*; then nothing is
+    left at `directory`.
     """
     training = training or TrainingSettings()
     author = Author(
@@ -114,7 +118,7 @@ def create_run(
 
 
 def name_of(directory: Path) -> str:
-    """The name of a run that is made there, where its author gives none: the folder's, as far as names may have its letters."""
+    """Default name of a run in `directory`: the folder's name without characters that names cannot have."""
     return re.sub(r"[^a-z0-9._-]+", "-", directory.resolve().name.lower()).strip("._-")[:64] or "run"
 
 

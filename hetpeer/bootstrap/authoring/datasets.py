@@ -1,4 +1,4 @@
-"""What `hetpeer init --data` may name, and the shards that become of it: the data part of a manifest."""
+"""The data of a run: what `hetpeer init --data` names, written as shards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ FUNCTION = re.compile(r".+\.py:[^/]*")
 
 
 def absolute_data(data: Sequence[Path | str]) -> tuple[str, ...]:
-    """The same with absolute paths: one `module.py:function`, or paths of texts. Raises `LocalError` HP-DATA-004."""
+    """`data` with absolute paths: one `module.py:function`, or paths of texts.
+
+    Raises `LocalError` HP-DATA-004.
+    """
     names = [str(name) for name in data]
     functions = [name for name in names if FUNCTION.fullmatch(name)]
     if not functions:

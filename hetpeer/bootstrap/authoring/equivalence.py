@@ -1,7 +1,8 @@
-"""Whether the blocks compute what the author's module does: one microbatch by both, on the author's machine, before anything is signed.
+"""Equivalence of the blocks and the author's module: one microbatch by both, before the manifest is signed.
 
-A trace sees operators only. What else decides a gradient (a backward of the author's own, a hook) or a loss (Python's
-state, a cast of torch's autocast) is left behind there without a word, so the numbers themselves are compared.
+A trace records operators only. It silently drops everything else that decides a gradient (a custom backward,
+a hook) or a loss (Python state, a cast by autocast). So the numbers themselves are compared, on the author's
+machine.
 """
 
 from __future__ import annotations
@@ -31,23 +32,27 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class EquivalenceGates:
-    """How far the blocks' numbers may be from the module's."""
+    """Largest accepted differences between the blocks and the module."""
 
     loss: float
-    """Of the loss, as a part of it and once more as a number: a loss may be a small difference."""
+    """Difference of the loss, relative plus absolute, since a loss may be a small difference of large
+    numbers.
+    """
     gradient: float
-    """Of a parameter's gradient, as a part of it (2-norms)."""
+    """Difference of a parameter's gradient, relative to its 2-norm."""
     floor: float
-    """The same as a part of the whole model's: a gradient that is zero but for rounding has no digits to compare."""
+    """The same relative to the whole model's gradient, for gradients that are zero but for rounding."""
 
 
 EXACT = EquivalenceGates(loss=1e-4, gradient=1e-4, floor=1e-5)
 ROUNDED = EquivalenceGates(loss=0.1, gradient=0.5, floor=0.05)
-"""Of a bf16 run, whose blocks round at every border what autocast does not: only what is clearly wrong is found."""
+"""Gates of a bf16 run, whose blocks round at every border: only clear errors are found."""
 
 
 def memory_of(specs: Sequence[BlockSpec]) -> int:
-    """About so many bytes a comparison takes beside the parameters: all gradients, the largest block's once more, and one pass."""
+    """Approximate bytes of a comparison beside the parameters: all gradients, the largest block's twice, one
+    pass.
+    """
     gradients = [spec.parameter_bytes for spec in specs]
     return sum(gradients) + max(gradients) + sum(spec.activation_bytes for spec in specs)
 
@@ -55,10 +60,12 @@ def memory_of(specs: Sequence[BlockSpec]) -> int:
 def check_likeness(
     model: nn.Module, example: Mapping[str, Tensor], dag: OpDag, specs: Sequence[BlockSpec]
 ) -> None:
-    """Compare loss and gradients of the microbatch `example`, as the run computes them: with dropout, under autocast in a bf16 run.
+    """Compare loss and gradients of the microbatch `example` as the run computes them.
 
-    Takes a forward and a backward pass by each of the two, and `memory_of(specs)`. The module is left as it was. Raises LocalError HP-MODEL-011 where they differ, HP-MODEL-003
-    where the module itself cannot be trained on `example`, HP-MODEL-001 where blocks cannot compute it.
+    That is with dropout, and under autocast in a bf16 run. It takes a forward and a backward pass by each of
+    the two, and `memory_of(specs)` bytes; the module is unchanged afterwards. Raises LocalError HP-MODEL-011
+    if they differ, HP-MODEL-003 if the module cannot be trained on `example`, HP-MODEL-001 if the blocks
+    cannot compute it.
     """
     autocast = specs[0].autocast
     loss, gradients = _eager(model, example, dag, autocast)
@@ -108,7 +115,9 @@ def _unlike(what: str, why: str, fix: str) -> LocalError:
 def _eager(
     model: nn.Module, example: Mapping[str, Tensor], dag: OpDag, autocast: bool
 ) -> tuple[float, dict[str, Tensor]]:
-    """The author's module: its loss, and a gradient for each parameter that has one here or in the graph, in the graph's names."""
+    """Loss of the author's module, and gradient of each parameter that has one here or in the graph, by graph
+    name.
+    """
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     model.train()
     model.zero_grad()
@@ -152,7 +161,11 @@ def _subtract_blocks(
     data: Mapping[str, Tensor],
     gradients: Mapping[str, Tensor],
 ) -> float:
-    """Take the blocks' gradients off `gradients`, block by block as volunteers do; returns their loss. Raises ProtocolError."""
+    """Subtract the blocks' gradients from `gradients`, block by block as volunteers do; returns the blocks'
+    loss.
+
+    Raises ProtocolError.
+    """
     here, batch = Pass(ANY_DRAW), specs[0].batch
     passed, bundle = [], dict[str, Tensor]()
     for spec in specs:
@@ -185,7 +198,7 @@ def _subtract_blocks(
 
 
 def _received(spec: BlockSpec, tensors: Mapping[str, Tensor]) -> tuple[Block, dict[str, Tensor]]:
-    """The block as a volunteer gets it, on the author's own tensors, and its parameters."""
+    """The block as a volunteer gets it, on the author's tensors, and its parameters."""
     spec = unpack_block(pack_block(spec))
     parameters = {name: tensors[name].detach().requires_grad_() for name in spec.parameter_specs}
     return Block(spec, parameters, tensors, tensors, CPU), parameters

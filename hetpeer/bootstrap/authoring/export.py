@@ -1,4 +1,4 @@
-"""What the author takes home: weights under their own parameter names, the curve, and text from the trained model."""
+"""Results for the author: weights under their own parameter names, the loss curve, generated text."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 BYTES = 256
-"""Values of a token of text."""
+"""Vocabulary size of text: a token is a byte."""
 FIELDS = ("step", "cluster", "batch", "loss", "norm", "seconds", "term", "view", "plan")
-"""What of a commit goes into the curve, where the log has it."""
+"""Fields of a commit that go into the curve, if the log has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedWeights:
-    """What was written: the weights after `version` updates, and the curve of `steps` steps."""
+    """Written files: the weights after `version` updates, and the curve of `steps` steps."""
 
     weights: Path
     metrics: Path
@@ -39,10 +39,11 @@ class ExportedWeights:
 
 
 def export(directory: Path, out: Path) -> ExportedWeights:
-    """Write the newest checkpoint's parameters to `out` (safetensors) and the curve beside it: of `w.safetensors`, `w.metrics.jsonl`.
+    """Write the newest checkpoint's parameters to `out` (safetensors) and the curve to `<stem>.metrics.jsonl`
+    beside it.
 
-    Without a checkpoint the initial state is exported, version 0. Raises `LocalError`: HP-CKPT-001 if the checkpoint
-    is damaged, HP-LOG-001, HP-DISK-*.
+    Without a checkpoint the initial state is exported, version 0. Raises `LocalError`: HP-CKPT-001 if the
+    checkpoint is damaged, HP-LOG-001, HP-DISK-*.
     """
     from safetensors.torch import save
 
@@ -63,9 +64,9 @@ def export(directory: Path, out: Path) -> ExportedWeights:
 def generate(directory: Path, prompt: str, *, tokens: int, temperature: float, seed: int) -> Iterator[bytes]:
     """Continue `prompt` byte by byte with the newest checkpoint; temperature 0 takes the likeliest byte.
 
-    The author's model is called as `forward(tokens)` and must return logits [1, T, vocabulary]. Raises `LocalError`
-    HP-RUN-008 if the run is not of text, HP-MODEL-006 or HP-MODEL-007 when the module does not fit it any more, HP-MODEL-010
-    if it gives no logits.
+    The author's model is called as `forward(tokens)` and must return logits [1, T, vocabulary]. Raises
+    `LocalError` HP-RUN-008 if the run is not of text, HP-MODEL-006 or HP-MODEL-007 when the module does not
+    fit it any more, HP-MODEL-010 if it gives no logits.
     """
     import torch
 
@@ -95,7 +96,7 @@ def generate(directory: Path, prompt: str, *, tokens: int, temperature: float, s
 
 
 def _logits(model: nn.Module, window: Tensor) -> Tensor:
-    """Of the byte that comes behind `window`. Raises `LocalError` HP-MODEL-010."""
+    """Logits of the byte after `window`. Raises `LocalError` HP-MODEL-010."""
     try:
         logits: Tensor = model(window)[0, -1].float()
     except Exception as error:  # the author's code may raise anything
@@ -116,7 +117,7 @@ def _no_logits(why: str) -> LocalError:
 
 
 def _weights(run: RunDirectory, history: History) -> tuple[dict[str, Tensor], int]:
-    """The author's whole state dict, and how many updates it has seen. No two entries share memory, tied ones neither."""
+    """The author's state dict and its number of updates. No two entries share memory, not even tied ones."""
     import torch
     from safetensors.torch import load_file
 
@@ -139,7 +140,7 @@ def _weights(run: RunDirectory, history: History) -> tuple[dict[str, Tensor], in
 
 
 def _load_model(run: RunDirectory) -> nn.Module:
-    """The author's model with the state dict as it is now."""
+    """The author's model with the current state dict."""
     model = build_model(run.author().model, run.manifest.seed).eval()
     weights, _ = _weights(run, History.of(read_log(run.log_path)))
     try:
@@ -159,7 +160,9 @@ def _load_model(run: RunDirectory) -> nn.Module:
 
 
 def _curve(run: RunDirectory, records: Sequence[Record]) -> list[dict[str, Any]]:
-    """The surviving curve in order: each evaluation before the step that follows it. Of a grouped run in the log's order."""
+    """The surviving curve in order, each evaluation before the step that follows; in log order for a grouped
+    run.
+    """
     averaging = run.manifest.averaging
     if averaging is None:
         history = History.of(records)

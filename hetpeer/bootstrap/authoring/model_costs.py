@@ -1,7 +1,7 @@
-"""What a run's model, or one that is not made into a run yet, costs: blocks, the stages of each layout, and their memory.
+"""Costs of a model, in a run or only planned: blocks, the stages of each layout, and their memory.
 
-A model is planned without its weights: built, traced and cut on torch's meta device, so one that no machine here could
-hold takes seconds and no memory.
+A planned model has no weights: it is built, traced and cut on torch's meta device, which takes seconds and no
+memory even for a model that no machine could hold.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ class StageCost:
     flops_forward: int
     flops_backward: int
     leaves: Mapping[str, int]
-    """What is sent to the next stage: value -> bytes; of the last one the loss."""
+    """Value sent to the next stage → bytes; the loss for the last stage."""
     memory: StageMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCosts:
-    """A model in blocks and all that they cost."""
+    """A model's blocks and their costs."""
 
     name: str
     run_id: str
-    """Empty for a model that is planned."""
+    """Empty for a planned model."""
     manifest: Manifest | None
-    """None for a model that is planned."""
+    """None for a planned model."""
     specs: Sequence[BlockSpec]
     costs: Sequence[BlockCostRow]
     layouts: Sequence[Sequence[StageCost]]
     tied: Mapping[str, Sequence[int]]
-    """Parameters that several blocks use -> those blocks."""
+    """Parameter that several blocks use → those blocks."""
 
     @property
     def batch(self) -> int:
@@ -67,7 +67,7 @@ class ModelCosts:
 
 
 def inspect_run(directory: Path) -> ModelCosts:
-    """Of a run directory. Raises `LocalError` HP-RUN-*."""
+    """Costs of the model in a run directory. Raises `LocalError` HP-RUN-*."""
     run = RunDirectory.open(directory)
     manifest = run.manifest
     specs = [run.block_spec(block) for block in manifest.blocks]
@@ -84,9 +84,11 @@ def plan_model(
     stages: Sequence[int] = (),
     training: TrainingSettings,
 ) -> ModelCosts:
-    """Of the author's function `model` ("module.py:function"), for a microbatch like `sample` (tensors on meta).
+    """Costs of the author's function `model` ("module.py:function") for a microbatch like `sample` (meta
+    tensors).
 
-    `stages` as for `create_run`; of `training` its way to compute counts. Raises `LocalError` HP-MODEL-*.
+    `stages` as in `create_run`; of `training` only dtype and recomputation matter. Raises `LocalError`
+    HP-MODEL-*.
     """
     import torch
 

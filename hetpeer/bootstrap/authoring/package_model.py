@@ -1,4 +1,4 @@
-"""The model's part of a run directory: traced, cut, written block by block, with what export needs to undo it."""
+"""The model's part of a run directory: traced, cut, written block by block, with the data that export needs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 def quietly(_line: str) -> None:
-    """Tell nobody."""
+    """Ignore a progress line."""
 
 
 def ship(
@@ -92,7 +92,7 @@ def ship(
 
 
 def _check_last(specs: Sequence[BlockSpec], samples: int) -> None:
-    """The last microbatch of a step must not be too small for the model."""
+    """Check that the last microbatch of a step is not too small for the model."""
     from hetpeer.stages.graph.safety_check import check_at
     from hetpeer.stages.graph.structure_check import DEFAULT_LIMITS
 
@@ -116,7 +116,7 @@ def _layouts(specs: Sequence[BlockSpec], stages: Sequence[int]) -> list[list[tup
 
 
 def _ties(specs: Sequence[BlockSpec]) -> list[Fields]:
-    """Where the parameters that several blocks use lie in the blocks' vectors."""
+    """Positions of shared parameters in the blocks' vectors."""
     uses: dict[str, list[tuple[int, int, int]]] = {}
     for spec in specs:
         begin = 0
