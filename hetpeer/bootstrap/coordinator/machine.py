@@ -259,7 +259,7 @@ class Machine:
         """
         found = self.agreement.judge(last=last)
         out = dict.fromkeys(sorted(found.wrong), "its state is not that of most holders")
-        effects = self.departures.fence_liars(out, found.made, now)
+        effects = self.departures.fence_liars(out, found.made, now) if out else []
         if found.torn is None:
             return effects
         disputed_pairs, line = self._context.disputed_pairs, self._context.line

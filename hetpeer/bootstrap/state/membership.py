@@ -49,13 +49,10 @@ class Membership:
         self._only = only
         self._layouts = [tuple((b, e) for b, e in layout) for layout in layouts]
         self.arrange(arranged)
+        self.blocks = len(costs)
         self._costs = costs
         self._departures = departures
         self.volunteers: dict[str, Volunteer] = {}
-
-    @property
-    def blocks(self) -> int:
-        return len(self._costs)
 
     def arrange(self, layouts: Sequence[Sequence[Range]]) -> None:
         """Cut the first clusters like this from now on."""
