@@ -42,6 +42,7 @@ class Journal:
                 self._log.append(*frames)
 
     def close(self) -> None:
+        """Close the file."""
         self._log.close()
 
 

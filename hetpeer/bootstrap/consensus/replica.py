@@ -118,6 +118,7 @@ class Replica:
 
     @property
     def me(self) -> str:
+        """The id of this peer."""
         return self._node.peer_id
 
     @property
@@ -154,6 +155,7 @@ class Replica:
 
     @property
     def is_leading(self) -> bool:
+        """Whether this peer leads and proposals may come."""
         return self._raft.leading
 
     def settled(self, peers: Sequence[str]) -> bool:

@@ -114,7 +114,7 @@ class CheckFindings:
         context.reputation.banned(peer)
 
 
-def found_out(context: CoordinatorContext, step: CoordinatedStep) -> CheckFindings:
+def check_findings(context: CoordinatorContext, step: CoordinatedStep) -> CheckFindings:
     """Findings of the spot checks of `step` that have ended.
 
     Others have computed from bundles that are in question too. That work is done again, without a convicted
@@ -142,7 +142,7 @@ def found_out(context: CoordinatorContext, step: CoordinatedStep) -> CheckFindin
     return found
 
 
-def quarrelled(context: CoordinatorContext, step: CoordinatedStep) -> list[Effect]:
+def dispute_records(context: CoordinatorContext, step: CoordinatedStep) -> list[Effect]:
     """Log records of the pairs that came into dispute after the plans of `step`."""
     return [
         context.log(kind="quarrel", step=step.number, **news)
@@ -150,7 +150,7 @@ def quarrelled(context: CoordinatorContext, step: CoordinatedStep) -> list[Effec
     ]
 
 
-def done_with(context: CoordinatorContext, step: int, out: Mapping[str, str]) -> list[Effect]:
+def ban_records(context: CoordinatorContext, step: int, out: Mapping[str, str]) -> list[Effect]:
     """Ban records for the peers of `out` (peer → reason) that were turned out of `step` too often."""
     done = [peer for peer in out if context.disputed_pairs.is_done_with(peer)]
     return [context.log(kind="banned", peer=peer, why=out[peer], step=step) for peer in done]

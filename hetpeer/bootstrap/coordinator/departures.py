@@ -13,7 +13,7 @@ from typing import Protocol
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.checkpoint_collection import CheckpointCollection
-from hetpeer.bootstrap.coordinator.commits import done_with
+from hetpeer.bootstrap.coordinator.commits import ban_records
 from hetpeer.bootstrap.coordinator.late_joiners import LateJoiners
 from hetpeer.bootstrap.coordinator.rebalancing import Rebalancing
 from hetpeer.bootstrap.coordinator.run_policy import RunPolicy
@@ -72,7 +72,7 @@ class Departures:
         """Fence `peers` (peer → reason). `liars` among them are banned after the third time."""
         for peer in liars:
             self._context.disputed_pairs.turned_out(peer, shunned=True)
-        banned = done_with(self._context, self._context.version - 1, peers)
+        banned = ban_records(self._context, self._context.version - 1, peers)
         return [*banned, *self.fence(peers, now)]
 
     def relapsed(self, volunteer: Volunteer, now: float) -> list[Effect]:

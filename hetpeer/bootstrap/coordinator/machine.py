@@ -1,5 +1,4 @@
-"""The coordinator's state machine: every transition of docs/protocol.md, "Coordinator states", is in this
-file.
+"""The coordinator's state machine: every transition of docs/protocol.md, "States of the coordinator".
 
 Only this module sets `CoordinatorContext.state` and `.line`. `Machine.TABLE` says which method answers an
 event in which state. These methods enter other states:
@@ -23,11 +22,11 @@ from collections.abc import Callable, Mapping
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.checkpoint_collection import CheckpointCollection
 from hetpeer.bootstrap.coordinator.commits import (
+    ban_records,
+    check_findings,
     commit,
-    done_with,
+    dispute_records,
     evaluation_record,
-    found_out,
-    quarrelled,
     refused,
 )
 from hetpeer.bootstrap.coordinator.departures import Departures
@@ -181,7 +180,7 @@ class Machine:
 
     def follow(self, step: CoordinatedStep, now: float) -> list[Effect]:
         """Draw the consequences of what `step` reports now: for the log, its volunteers and the state."""
-        return [*quarrelled(self._context, step), *self._outcome(step, now)]
+        return [*dispute_records(self._context, step), *self._outcome(step, now)]
 
     def _outcome(self, step: CoordinatedStep, now: float) -> list[Effect]:
         context, departures = self._context, self.departures
@@ -189,9 +188,9 @@ class Machine:
             return self._end(step.trouble, completed=False)
         if (failure := step.failed()) is not None:
             return self._cannot_compute(failure, now)
-        if out := step.reduction.turned_out():
-            return [*done_with(context, step.number, out), *departures.fence(out, now)]
-        found, line = found_out(context, step), context.line
+        if out := step.reduction.to_fence():
+            return [*ban_records(context, step.number, out), *departures.fence(out, now)]
+        found, line = check_findings(context, step), context.line
         logged = found.logged
         if out := {peer: why for peer, why in found.out.items() if peer in context.members.volunteers}:
             logged += departures.fence(out, now)

@@ -198,7 +198,7 @@ class StepReduction:
 
     # ── who has to go, and time ─────────────────────────────────────────────────────────────────────────────
 
-    def turned_out(self) -> dict[str, str]:
+    def to_fence(self) -> dict[str, str]:
         """Volunteers on the roster that must leave after what became of the plans → reason."""
         out = {peer: why for peer, why in self.reduce.complaints.turned_out().items() if peer in self._roster}
         self.unwanted |= out.keys()

@@ -68,6 +68,7 @@ class Cluster:
 
     @property
     def number(self) -> int:
+        """Its number, which no other cluster of the run ever has."""
         return self.line.cluster
 
     @property
@@ -90,6 +91,7 @@ class Cluster:
 
     @property
     def at_rest(self) -> bool:
+        """Whether it stands between two steps."""
         return self.context.resting
 
     def has_room(self, place: tuple[int, int]) -> bool:
@@ -176,7 +178,7 @@ class Cluster:
         self.members.outdate(roster)
         return [*told, *self.go_on(now)]
 
-    def silence(self, peers: Sequence[str], why: str, now: float) -> list[Effect]:
+    def fence(self, peers: Sequence[str], why: str, now: float) -> list[Effect]:
         """Fence `peers` for the reason `why`."""
         return self._machine.departures.fence(dict.fromkeys(peers, why), now)
 

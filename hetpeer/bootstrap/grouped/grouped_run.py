@@ -64,6 +64,7 @@ class GroupedRun:
 
     @property
     def state(self) -> CoordinatorState:
+        """WAITING until the run is FINISHED."""
         return self._events.state
 
     @property
@@ -105,15 +106,15 @@ class GroupedRun:
         if one is None or (message.line, message.group) != (cluster.line, one.number):
             return []
         cluster.coordinator.resumed(peer, now)
-        return [*one.receive(peer, message, now), *self._quarrelled(one, now)]
+        return [*one.receive(peer, message, now), *self._follow_disputes(one, now)]
 
-    def _quarrelled(self, one: AveragingRound, now: float) -> list[Effect]:
+    def _follow_disputes(self, one: AveragingRound, now: float) -> list[Effect]:
         """Log new disputes of an averaging, and fence volunteers that it turns out."""
         complaints = one.reduce.complaints
         told = [self.clusters.log(kind="quarrel", group=one.number, **news) for news in complaints.news()]
-        return [*told, *self._turn_out(complaints.turned_out(), now)]
+        return [*told, *self._fence(complaints.turned_out(), now)]
 
-    def _turn_out(self, peers: Mapping[str, str], now: float) -> list[Effect]:
+    def _fence(self, peers: Mapping[str, str], now: float) -> list[Effect]:
         """Fence `peers` (peer → reason), and ban those that were turned out too often."""
         effects: list[Effect] = []
         for peer, why in peers.items():
@@ -121,7 +122,7 @@ class GroupedRun:
                 effects.append(self.clusters.log(kind="banned", peer=peer, why=why))
             cluster = self.clusters.of(peer)
             if cluster is not None:
-                effects += self._events.by(cluster, cluster.silence([peer], why, now))
+                effects += self._events.by(cluster, cluster.fence([peer], why, now))
         return effects
 
     def broken(self, peer: str, now: float) -> list[Effect]:
@@ -192,17 +193,19 @@ class GroupedRun:
         """Fence members that do not vote in their averaging."""
         effects: list[Effect] = []
         for one in self._averagings.under_way():
-            effects += self._quarrelled(one, now)
-            effects += self._turn_out(dict.fromkeys(one.reduce.mute(one.roster(), now), MUTE), now)
+            effects += self._follow_disputes(one, now)
+            effects += self._fence(dict.fromkeys(one.reduce.mute(one.roster(), now), MUTE), now)
         return effects
 
     # ── what others show of it ──────────────────────────────────────────────────────────────────────────────
 
     @property
     def volunteers(self) -> int:
+        """Volunteers that take part, unassigned ones included."""
         return sum(cluster.coordinator.volunteers for cluster in self.clusters) + len(self._unassigned)
 
     def working(self) -> dict[str, m.Range]:
+        """Holder of its cluster's current version → its blocks."""
         return {peer: place for c in self.clusters for peer, place in c.coordinator.working().items()}
 
     @property
@@ -213,10 +216,12 @@ class GroupedRun:
 
     @property
     def done(self) -> int:
+        """Batches that are trained."""
         return self._batches.known
 
     @property
     def last(self) -> list[Mapping[str, Any]]:
+        """The record of the last commit of each cluster."""
         histories = [cluster.history for cluster in self.clusters.living]
         return [h.commits[max(h.commits)] for h in histories if h.commits]
 

@@ -73,9 +73,11 @@ class UnassignedVolunteers:
         return self._context.members.volunteers.pop(peer)
 
     def heard(self, peer: str, now: float) -> None:
+        """`peer` has sent a message, or its stream is back."""
         self._leases.heard(peer, now)
 
     def broken(self, peer: str, now: float) -> None:
+        """The stream of `peer` broke; it may come back within the grace."""
         self._leases.broken(peer, now)
 
     def tick(self, now: float) -> list[Effect]:

@@ -24,21 +24,29 @@ class Core(Protocol):
     """A core: messages and time in, effects out (state/effects.py)."""
 
     @property
-    def state(self) -> CoordinatorState: ...
+    def state(self) -> CoordinatorState:
+        """The state of docs/protocol.md."""
 
-    def start(self) -> list[Effect]: ...
+    def start(self) -> list[Effect]:
+        """The first effects of a term."""
 
-    def receive(self, peer: str, message: m.Message, now: float) -> list[Effect]: ...
+    def receive(self, peer: str, message: m.Message, now: float) -> list[Effect]:
+        """Answer a message. Raises `ProtocolError` for what no honest peer sends."""
 
-    def broken(self, peer: str, now: float) -> list[Effect]: ...
+    def broken(self, peer: str, now: float) -> list[Effect]:
+        """The stream of `peer` broke."""
 
-    def resumed(self, peer: str, now: float) -> list[Effect]: ...
+    def resumed(self, peer: str, now: float) -> list[Effect]:
+        """The stream of `peer` is back."""
 
-    def saved(self, order: CollectCheckpoint, block: int, digest: str, now: float) -> list[Effect]: ...
+    def saved(self, order: CollectCheckpoint, block: int, digest: str, now: float) -> list[Effect]:
+        """The state of `block` that `order` asks for is stored."""
 
-    def not_saved(self, order: CollectCheckpoint, now: float) -> list[Effect]: ...
+    def not_saved(self, order: CollectCheckpoint, now: float) -> list[Effect]:
+        """The checkpoint that `order` asks for could not be collected."""
 
-    def tick(self, now: float) -> list[Effect]: ...
+    def tick(self, now: float) -> list[Effect]:
+        """Check timeouts; to be called a few times a second."""
 
     # for status and metrics
 

@@ -234,7 +234,7 @@ class CoordinatorService:
         others = [where for other, where in self._networks.items() if other != peer]
         verdict = self._admission.judge(peer, hello, self._clock.wall(), network, others)
         if isinstance(verdict, m.Rejected):
-            self._turn_out(peer, verdict)
+            self._turn_away(peer, verdict)
             return False
         inside.add(peer)
         self._networks[peer] = network
@@ -242,7 +242,7 @@ class CoordinatorService:
             self._queue([d.Record(verdict.record)])
         return True
 
-    def _turn_out(self, peer: str, why: m.Rejected) -> None:
+    def _turn_away(self, peer: str, why: m.Rejected) -> None:
         """Turn `peer` away with a reason; it leaves if it takes part."""
         _log.info("%s is turned away: %s", short_id(peer), why.why)
         self._queue([d.Send(peer, why)])
@@ -264,7 +264,7 @@ class CoordinatorService:
         if council.amendment is not None:
             self._admission.amended(council.amendment)
         for peer in [peer for peer in self._sessions.inside if self._admission.bans(peer)]:
-            self._turn_out(peer, m.Rejected(reason="banned", why="the run's author has banned this peer"))
+            self._turn_away(peer, m.Rejected(reason="banned", why="the run's author has banned this peer"))
 
     def arrange(self, arrangement: Arrangement) -> None:
         """Pass a planner's proposal for all places on to the core."""
@@ -277,9 +277,11 @@ class CoordinatorService:
             self._queue(self.core.recut(cutting, self._clock.monotonic()))
 
     def broken(self, peer: str) -> None:
+        """The stream of `peer` broke."""
         self._hear(partial(self.core.broken, peer))
 
     def resumed(self, peer: str) -> None:
+        """The stream of `peer` is back."""
         self._hear(partial(self.core.resumed, peer))
 
     async def _ask_for_events(self, peer: str) -> None:

@@ -42,6 +42,7 @@ class SequentialAgenda:
         self._history = history
 
     def take(self, ahead: int = 0) -> NextStep | None:
+        """The next batch, or an evaluation; None if neither may begin now."""
         steps, batch = self._config.steps, self._history.version + ahead
         due = self._config.evaluation_microbatches > 0 and (
             batch % self._config.evaluate_every == 0 or batch == steps
@@ -51,6 +52,7 @@ class SequentialAgenda:
         return NextStep(batch, batch < steps, due)
 
     def saves(self, version: int) -> bool:
+        """Whether `version` is a multiple of the interval, or the last one."""
         return version % self._config.checkpoint_every == 0 or version == self._config.steps
 
     def logged(self, record: Mapping[str, Any]) -> None:
@@ -58,6 +60,7 @@ class SequentialAgenda:
 
     @property
     def over(self) -> bool:
+        """Whether all batches are trained and the last state is evaluated."""
         due = self._config.evaluation_microbatches
         history = self._history
         return history.version == self._config.steps and (not due or history.version in history.evaluations)

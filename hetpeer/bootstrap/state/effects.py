@@ -102,7 +102,7 @@ class NextStep:
 
 
 class CoordinatorState(enum.Enum):
-    """States of docs/protocol.md, "Coordinator states"."""
+    """States of docs/protocol.md, "States of the coordinator"."""
 
     WAITING = "waiting"
     SYNCING = "syncing"
