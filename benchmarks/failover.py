@@ -22,7 +22,7 @@ from hetpeer.bootstrap.authoring.create import create_run
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.dht.base.clock import SystemClock
-from hetpeer.peer.demo.log_feed import LedgerFeed
+from hetpeer.peer.demo.log_feed import LogFeed
 from hetpeer.peer.process.hetpeer_children import Child, end_all
 from hetpeer.peer.process.home import Home
 
@@ -38,7 +38,7 @@ class Reliable:
     home: Path
     log: Path
     child: Child
-    feed: LedgerFeed
+    feed: LogFeed
 
     def leads(self) -> bool:
         """By the last thing that it said of it."""
@@ -54,7 +54,7 @@ async def start(folder: Path, number: int, address: str = "") -> Reliable:
     peers = ("--peers", address) if number else ()
     arguments = ("bootstrap", str(path), "--host", "127.0.0.1", "--port", port, "--home", str(home), *peers)
     child = await Child.start(f"reliable {number}", arguments, home=home, log=log)
-    return Reliable(path, home, log, child, LedgerFeed(path / "log" / "ledger.log", SystemClock()))
+    return Reliable(path, home, log, child, LogFeed(path / "log" / "ledger.log", SystemClock()))
 
 
 async def until(condition: Any) -> None:

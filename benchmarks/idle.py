@@ -28,7 +28,7 @@ from benchmarks.lives import Life, Watch, slope
 from benchmarks.memory import KINDS
 from benchmarks.swarm import WITHOUT_END, Model, Swarm, cpu_seconds, make_run, running
 from hetpeer.peer.control.control_client import ask
-from hetpeer.peer.control.control_messages import Request
+from hetpeer.peer.control.control_messages import ControlRequest
 from tests.wanlab.chaos import KINDS as FAULTS
 
 DASHBOARD = "127.0.0.1:0"
@@ -58,7 +58,7 @@ async def idle(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     async with running(run, folder, 1, "--dashboard", DASHBOARD) as swarm:
         await _is(swarm, "waiting", "no_peers")
         found["waiting"] = await _takes(swarm, options.seconds)
-        await asyncio.to_thread(ask, swarm.home(1), Request(do="pause"))
+        await asyncio.to_thread(ask, swarm.home(1), ControlRequest(do="pause"))
         await _is(swarm, "paused", "user")
         found["paused"] = await _takes(swarm, options.seconds)
         await _is(swarm, "paused", "user")
@@ -74,7 +74,7 @@ async def _is(swarm: Swarm, state: str, reason: str) -> None:
             swarm.check()
             if not (swarm.home(1) / "control.sock").exists():
                 continue
-            standing = await asyncio.to_thread(ask, swarm.home(1), Request(do="status"))
+            standing = await asyncio.to_thread(ask, swarm.home(1), ControlRequest(do="status"))
             since = (
                 (since or time.monotonic()) if (standing.state, standing.reason) == (state, reason) else None
             )

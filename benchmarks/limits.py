@@ -30,7 +30,7 @@ from hetpeer.bootstrap.audit.audit import AuditVerdict, audit
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.peer.control.control_client import ask
-from hetpeer.peer.control.control_messages import Request
+from hetpeer.peer.control.control_messages import ControlRequest
 from hetpeer.peer.limits.config_file import NAME, write
 
 VOLUNTEERS, STAGES = 3, 2
@@ -95,12 +95,12 @@ async def pausing(swarm: Swarm, number: int) -> float:
     samples: list[tuple[float, float]] = []
     known = spent(swarm, number)
     asked = time.monotonic()
-    await asyncio.to_thread(ask, swarm.home(number), Request(do="pause"))
+    await asyncio.to_thread(ask, swarm.home(number), ControlRequest(do="pause"))
     while (now := time.monotonic() - asked) < WATCH_S:
         known |= spent(swarm, number)  # who is gone has spent what it had
         samples.append((now, sum(known.values())))
         await asyncio.sleep(SAMPLE_S)
-    await asyncio.to_thread(ask, swarm.home(number), Request(do="resume"))
+    await asyncio.to_thread(ask, swarm.home(number), ControlRequest(do="resume"))
     busy = [
         then
         for then, total in samples
@@ -115,7 +115,7 @@ async def pausing(swarm: Swarm, number: int) -> float:
 
 async def change(swarm: Swarm, number: int, key: str, value: str) -> None:
     """A setting of a volunteer that runs, as `hetpeer config set` has it changed."""
-    await asyncio.to_thread(ask, swarm.home(number), Request(do="set", key=key, value=value))
+    await asyncio.to_thread(ask, swarm.home(number), ControlRequest(do="set", key=key, value=value))
 
 
 async def one_round(swarm: Swarm, alone: int, other: int, options: Any) -> dict[str, float]:

@@ -27,7 +27,7 @@ from benchmarks import report
 from benchmarks.swarm import WITHOUT_END, Model, Swarm, make_run, running
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.control.control_client import ask
-from hetpeer.peer.control.control_messages import Request, Standing
+from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus
 
 MODEL = Model()
 """Of which a step takes about a second."""
@@ -88,12 +88,12 @@ async def opened(link: str) -> AsyncIterator[Page]:
         listening.cancel()
 
 
-async def standing(swarm: Swarm, number: int, do: str = "status") -> Standing:
+async def standing(swarm: Swarm, number: int, do: str = "status") -> DaemonStatus:
     """What volunteer `number` answers. Raises `LocalError` HP-CTL-*."""
-    return await asyncio.to_thread(ask, swarm.home(number), Request(do=do))
+    return await asyncio.to_thread(ask, swarm.home(number), ControlRequest(do=do))
 
 
-async def when(swarm: Swarm, number: int, what: Callable[[Standing], bool]) -> float:
+async def when(swarm: Swarm, number: int, what: Callable[[DaemonStatus], bool]) -> float:
     """The moment at which volunteer `number` says so; one that has just started does not answer yet."""
     async with asyncio.timeout(WITHIN_S):
         while True:

@@ -22,7 +22,7 @@ from hetpeer.bootstrap.run.manifest import sign
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import AveragingSettings, LinkSettings, TrainingSettings, TrustSettings
 from hetpeer.dht.base.clock import SystemClock
-from hetpeer.peer.demo.log_feed import LedgerFeed
+from hetpeer.peer.demo.log_feed import LogFeed
 from hetpeer.peer.process.hetpeer_children import COMMAND, Child, end_all
 from tests.wanlab.lab import Lab
 
@@ -130,7 +130,7 @@ class Swarm:
         options: Sequence[str] = (),
     ) -> None:
         self.run = run
-        self.feed = LedgerFeed(run.log_path, SystemClock())
+        self.feed = LogFeed(run.log_path, SystemClock())
         self.volunteers: dict[int, Child] = {}
         self.at_liberty: set[int] = set()
         """Volunteers that may end as they like."""

@@ -14,7 +14,7 @@ from hetpeer.peer.limits.settings import Settings, worded
 from hetpeer.peer.process.web_address import Where
 from hetpeer.peer.web.dashboard_page import page_routes
 from hetpeer.peer.web.http_server import served
-from hetpeer.peer.web.view_feed import Feed
+from hetpeer.peer.web.view_feed import ViewFeed
 from hetpeer.peer.web.web_app import application
 
 pytestmark = pytest.mark.browser
@@ -183,7 +183,7 @@ async def page_of(
     browser: Browser, daemon: Daemon, first: str = "#progress", says: str = "7 of 100", **options: Any
 ) -> AsyncIterator[Page]:
     """The page, when `first` shows its first view; whatever goes wrong in it fails the test."""
-    feed = Feed(daemon.look)
+    feed = ViewFeed(daemon.look)
     running = asyncio.create_task(feed.run())
     app = application(
         page_routes(feed, {"pause": daemon.pause, "finish": daemon.finish}), TOKEN, private=False

@@ -11,7 +11,13 @@ from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.peer.arrival.invites import Invite, _check, destination, make_invite, parse_invite
 from hetpeer.peer.arrival.known_runs import KnownRun, _Book
-from hetpeer.peer.control.control_messages import Figures, Line, Request, Standing, decode_answer
+from hetpeer.peer.control.control_messages import (
+    ControlRequest,
+    DaemonStatus,
+    LinkStatus,
+    VolunteerStatus,
+    decode_answer,
+)
 from tests.fuzz.of_bootstrap import KEY, VOUCHERS
 from tests.fuzz.target import PLACES, RUN, Target, same
 
@@ -43,13 +49,13 @@ def invites() -> Iterable[bytes]:
 
 
 REQUESTS = [
-    Request(do="status"),
-    Request(do="pause", for_s=3600.0),
-    Request(do="set", key="upload", value="1 MB/s"),
+    ControlRequest(do="status"),
+    ControlRequest(do="pause", for_s=3600.0),
+    ControlRequest(do="set", key="upload", value="1 MB/s"),
 ]
 STANDINGS = [
-    Standing(state="starting", since=1.7e9),
-    Standing(
+    DaemonStatus(state="starting", since=1.7e9),
+    DaemonStatus(
         state="working",
         reason="a reason",
         why="a sentence",
@@ -58,7 +64,7 @@ STANDINGS = [
         month_bytes=9,
         addresses=tuple(PLACES[:2]),
         dashboard="http://127.0.0.1:8787/#token=x",
-        figures=Figures(
+        figures=VolunteerStatus(
             pid=1,
             run=RUN,
             unit="tok",
@@ -66,7 +72,7 @@ STANDINGS = [
             step=3,
             loss=2.5,
             blocks=(0, 2),
-            lines=(Line(to="SupNKC", bytes_per_second=1e6),),
+            lines=(LinkStatus(to="SupNKC", bytes_per_second=1e6),),
         ),
     ),
 ]
@@ -90,16 +96,16 @@ TARGETS = {
         decode=invite, refuses=(LocalError,), seeds=invites, holds=leads_somewhere, max_len=2100
     ),
     "control-request": Target(
-        decode=Request.decode,
+        decode=ControlRequest.decode,
         refuses=(LocalError,),
         seeds=lambda: (one.encode() for one in REQUESTS),
-        holds=same(Request.encode, Request.decode),
+        holds=same(ControlRequest.encode, ControlRequest.decode),
     ),
     "control-answer": Target(
         decode=decode_answer,
         refuses=(LocalError,),
         seeds=lambda: (one.encode() for one in STANDINGS),
-        holds=same(Standing.encode, decode_answer),
+        holds=same(DaemonStatus.encode, decode_answer),
     ),
     "known-runs": Target(
         decode=book,

@@ -12,13 +12,19 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.cli.swarm.status_text import own_lines
 from hetpeer.peer.control.attended_daemon import AttendedDaemon, attended
 from hetpeer.peer.control.control_client import ask
-from hetpeer.peer.control.control_messages import Member, Reliable, Request, Standing, decode_answer
+from hetpeer.peer.control.control_messages import (
+    ControlRequest,
+    DaemonStatus,
+    ReliableMember,
+    ReliableStatus,
+    decode_answer,
+)
 from hetpeer.peer.logs.log_reader import LogReader
 from hetpeer.peer.process.systemd_notify import Notifier
 from hetpeer.peer.reliable.reliable_status import doing
 
 ONE, OTHER, THIRD = (f"Qm{'x' * 38}{name}" for name in ("ONE111", "TWO222", "THREE3"))
-RELIABLE = Reliable(
+RELIABLE = ReliableStatus(
     pid=1,
     run="tiny",
     peer=ONE,
@@ -29,9 +35,9 @@ RELIABLE = Reliable(
     steps=20000,
     stored=100,
     members=(
-        Member(peer=ONE, lacks=0),
-        Member(peer=OTHER, lacks=1, silent_s=75.0),
-        Member(peer=THIRD),
+        ReliableMember(peer=ONE, lacks=0),
+        ReliableMember(peer=OTHER, lacks=1, silent_s=75.0),
+        ReliableMember(peer=THIRD),
     ),
 )
 
@@ -39,7 +45,7 @@ RELIABLE = Reliable(
 @pytest.mark.parametrize("do", ["pause", "resume", "finish", "set"])
 def test_what_it_does_not_do(do: Any) -> None:
     daemon = AttendedDaemon(SystemClock(), asyncio.Event(), Notifier(""))
-    request = Request(do=do, **({"key": "limits.up", "value": "none"} if do == "set" else {}))
+    request = ControlRequest(do=do, **({"key": "limits.up", "value": "none"} if do == "set" else {}))
     with pytest.raises(LocalError) as caught:
         daemon.answer(request)
     assert (caught.value.code, caught.value.exit_code) == ("HP-CTL-005", ExitCode.USAGE)
@@ -54,12 +60,12 @@ async def test_it_lives_in_its_folder_alone(tmp_path: Path) -> None:
         async with attended(tmp_path, key, leaving) as daemon:
             daemon.does("training")
             daemon.shows(lambda: RELIABLE)
-            found = await asyncio.to_thread(ask, tmp_path, Request(do="status"))
+            found = await asyncio.to_thread(ask, tmp_path, ControlRequest(do="status"))
             assert (found.state, found.reliable) == ("training", RELIABLE)
             with pytest.raises(LocalError, match=r"HP-ID-002: .*some\.key"):
                 async with attended(tmp_path, key, asyncio.Event()):
                     pytest.fail("two live there")
-            found = await asyncio.to_thread(ask, tmp_path, Request(do="stop"))
+            found = await asyncio.to_thread(ask, tmp_path, ControlRequest(do="stop"))
             assert (found.state, found.reason, leaving.is_set()) == ("draining", "stop", True)
             raise LocalError("HP-NET-002", "nobody answers", why="a test", fix="nothing")
 
@@ -70,7 +76,7 @@ async def test_it_lives_in_its_folder_alone(tmp_path: Path) -> None:
 
 
 def test_it_travels() -> None:
-    standing = Standing(state="training", since=1.0, reliable=RELIABLE)
+    standing = DaemonStatus(state="training", since=1.0, reliable=RELIABLE)
     assert decode_answer(standing.encode()) == standing
 
 
@@ -84,7 +90,7 @@ def test_it_travels() -> None:
 )
 def test_it_is_shown(leader: str, said: str) -> None:
     reliable = RELIABLE.model_copy(update={"leader": leader})
-    lines = list(own_lines(Standing(state="training", since=1.0, reliable=reliable)))
+    lines = list(own_lines(DaemonStatus(state="training", since=1.0, reliable=reliable)))
     (_, summary), *members = lines[1:]
     assert summary.startswith(said)
     assert members == [

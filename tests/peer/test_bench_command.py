@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from hetpeer.peer.checkup import machine_speeds
-from hetpeer.peer.checkup.machine_speeds import Speed
+from hetpeer.peer.checkup.machine_speeds import MeasuredSpeed
 from hetpeer.peer.cli.main import app
 from hetpeer.stages.block.device import measure_flops
 
@@ -44,6 +44,6 @@ def test_what_cannot_be_measured_is_said(tmp_path: Path) -> None:
 
 
 def test_a_line_has_its_unit() -> None:
-    product = Speed(what="product", where="cpu", dtype="float32", threads=2, per_second=2e11)
+    product = MeasuredSpeed(what="product", where="cpu", dtype="float32", threads=2, per_second=2e11)
     assert product.line().split() == ["product", "cpu", "float32", "2", "threads", "200", "GFLOP/s"]
-    assert Speed(what="copy", where="cuda:0", per_second=float(3 << 30)).line().endswith(" 3 GiB/s")
+    assert MeasuredSpeed(what="copy", where="cuda:0", per_second=float(3 << 30)).line().endswith(" 3 GiB/s")

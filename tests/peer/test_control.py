@@ -18,23 +18,23 @@ from hetpeer.peer.control.control_messages import (
     MAX_ANSWER,
     MAX_REQUEST,
     SOCKET,
-    Request,
-    Standing,
+    ControlRequest,
+    DaemonStatus,
     decode_answer,
     encode_error,
 )
 from hetpeer.peer.control.control_server import serving
 
-PAUSED = Standing(state="paused", reason="user", since=1.5, until=9.0, addresses=("/ip4/127.0.0.1",))
+PAUSED = DaemonStatus(state="paused", reason="user", since=1.5, until=9.0, addresses=("/ip4/127.0.0.1",))
 
 
 class Owner:
     """Counts what is asked."""
 
     def __init__(self) -> None:
-        self.asked: list[Request] = []
+        self.asked: list[ControlRequest] = []
 
-    def __call__(self, request: Request) -> Standing:
+    def __call__(self, request: ControlRequest) -> DaemonStatus:
         self.asked.append(request)
         return PAUSED
 
@@ -58,31 +58,33 @@ async def refused(code: str, *call: Any) -> LocalError:
 async def test_a_question_and_its_answer(tmp_path: Path) -> None:
     owner = Owner()
     async with serving(tmp_path, owner):
-        pause = Request(do="pause", for_s=60.0)
+        pause = ControlRequest(do="pause", for_s=60.0)
         assert await asyncio.to_thread(ask, tmp_path, pause) == PAUSED
-        assert await asyncio.to_thread(ask, tmp_path, Request(do="status")) == PAUSED
+        assert await asyncio.to_thread(ask, tmp_path, ControlRequest(do="status")) == PAUSED
         assert stat.S_IMODE((tmp_path / SOCKET).stat().st_mode) == 0o600
-    assert owner.asked == [pause, Request(do="status")]
+    assert owner.asked == [pause, ControlRequest(do="status")]
     assert not list(tmp_path.iterdir())
     error = await refused("HP-CTL-001", ask, tmp_path, pause)
     assert error.exit_code == ExitCode.NOT_RUNNING
 
 
 def test_whole_seconds_are_a_time() -> None:
-    assert Request.decode(b'{"do": "pause", "for_s": 5400}') == Request(do="pause", for_s=5400.0)
+    assert ControlRequest.decode(b'{"do": "pause", "for_s": 5400}') == ControlRequest(
+        do="pause", for_s=5400.0
+    )
 
 
 async def test_a_path_longer_than_an_address(tmp_path: Path) -> None:
     home = tmp_path / ("long" * 40) / ("longer" * 30)
     home.mkdir(parents=True)
     async with serving(home, Owner()):
-        assert await asyncio.to_thread(ask, home, Request(do="status")) == PAUSED
+        assert await asyncio.to_thread(ask, home, ControlRequest(do="status")) == PAUSED
 
 
 async def test_what_a_killed_daemon_left_is_replaced_and_a_living_one_is_not(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / SOCKET))
-    await refused("HP-CTL-001", ask, tmp_path, Request(do="status"))
+    await refused("HP-CTL-001", ask, tmp_path, ControlRequest(do="status"))
     async with serving(tmp_path, Owner()):
         inode = (tmp_path / SOCKET).stat().st_ino
         with pytest.raises(LocalError, match="HP-ID-002") as caught:
@@ -90,7 +92,7 @@ async def test_what_a_killed_daemon_left_is_replaced_and_a_living_one_is_not(tmp
                 raise AssertionError
         assert caught.value.exit_code == ExitCode.IDENTITY
         assert (tmp_path / SOCKET).stat().st_ino == inode
-        assert await asyncio.to_thread(ask, tmp_path, Request(do="status")) == PAUSED
+        assert await asyncio.to_thread(ask, tmp_path, ControlRequest(do="status")) == PAUSED
 
 
 async def test_where_no_socket_can_be(tmp_path: Path) -> None:
@@ -99,7 +101,7 @@ async def test_where_no_socket_can_be(tmp_path: Path) -> None:
         async with serving(tmp_path, Owner()):
             raise AssertionError
     for home in (tmp_path / "nowhere", Path("/dev/null")):
-        await refused("HP-CTL-001", ask, home, Request(do="status"))
+        await refused("HP-CTL-001", ask, home, ControlRequest(do="status"))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +129,7 @@ async def test_bad_input_is_one_line_and_the_connection_goes_on(line: bytes, tmp
         wrong, right = await said(tmp_path, line + b'\n{"do": "resume"}\n')
     assert wrong["error"]["code"] == "HP-CTL-003"
     assert right["state"] == "paused"
-    assert owner.asked == [Request(do="resume")]
+    assert owner.asked == [ControlRequest(do="resume")]
 
 
 async def test_a_line_without_end_is_not_kept(tmp_path: Path) -> None:
@@ -143,7 +145,7 @@ async def test_who_is_not_the_owner_hears_nothing(tmp_path: Path, monkeypatch: p
     owner = Owner()
     async with serving(tmp_path, owner):
         monkeypatch.setattr(control_server.os, "getuid", lambda: os.geteuid() + 1)
-        await refused("HP-CTL-001", ask, tmp_path, Request(do="stop"))
+        await refused("HP-CTL-001", ask, tmp_path, ControlRequest(do="stop"))
     assert not owner.asked
 
 
@@ -154,11 +156,11 @@ async def test_connections_are_bounded(tmp_path: Path, monkeypatch: pytest.Monke
         for reader, writer in open_ones:
             writer.write(b'{"do": "status"}\n')
             assert await reader.readline()
-        await refused("HP-CTL-001", ask, tmp_path, Request(do="status"))
+        await refused("HP-CTL-001", ask, tmp_path, ControlRequest(do="status"))
         open_ones[0][1].close()
         await open_ones[0][1].wait_closed()
         assert await open_ones[0][0].read() == b""
-        assert await asyncio.to_thread(ask, tmp_path, Request(do="status")) == PAUSED
+        assert await asyncio.to_thread(ask, tmp_path, ControlRequest(do="status")) == PAUSED
         open_ones[1][1].close()
 
 
@@ -188,7 +190,7 @@ async def test_the_owner_learns_that_it_has_ended(tmp_path: Path) -> None:
 
     def wait_for_the_end() -> tuple[bool, bool]:
         with connected(tmp_path) as connection:
-            connection.ask(Request(do="stop"))
+            connection.ask(ControlRequest(do="stop"))
             early = connection.ended(0.05)
             loop.call_soon_threadsafe(stopped.set)
             return early, connection.ended(5.0)
@@ -206,7 +208,7 @@ def test_a_frozen_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         frozen.bind(str(tmp_path / SOCKET))
         frozen.listen()
         with pytest.raises(LocalError, match="HP-CTL-002"):
-            ask(tmp_path, Request(do="status"))
+            ask(tmp_path, ControlRequest(do="status"))
 
 
 @pytest.mark.parametrize(

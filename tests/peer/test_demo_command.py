@@ -25,7 +25,7 @@ from hetpeer.peer.demo.demo_run import STALL_S, Trained, _Watch
 from hetpeer.peer.demo.demo_settings import MARKER, DemoSettings, claimed, example_model
 from hetpeer.peer.demo.demo_settings import make_run as make_demo_run
 from hetpeer.peer.demo.demo_view import LiveView, Picture, PlainView
-from hetpeer.peer.demo.log_feed import LedgerFeed, Seen, recovery_seconds
+from hetpeer.peer.demo.log_feed import LogFeed, Seen, recovery_seconds
 from hetpeer.peer.process.hetpeer_children import Child, end_all
 from tests.bootstrap.engine import Engine, make_run
 
@@ -143,7 +143,7 @@ def commit(step: int, seconds: float = 1.0) -> dict[str, object]:
 
 def test_feed_follows_a_growing_log(tmp_path: Path) -> None:
     clock = HandClock()
-    feed = LedgerFeed(tmp_path / "ledger.log", clock)
+    feed = LogFeed(tmp_path / "ledger.log", clock)
     assert feed.poll() == ()
     log = Log.open(tmp_path / "ledger.log")
     log.append(commit(0, 4.0))
@@ -274,7 +274,7 @@ def test_report_proves_and_writes_everything(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     Engine(run, [Identity.create(tmp_path / name) for name in ("a", "b")]).train()
     settings = DemoSettings(out=tmp_path, steps=4, peers=2, kill=0)
-    feed = LedgerFeed(run.log_path, SystemClock())
+    feed = LogFeed(run.log_path, SystemClock())
     feed.poll()
     feed.seen = [Seen(at=float(second), record=seen.record) for second, seen in enumerate(feed.seen)]
     summary = report(settings, run, Trained(feed=feed, kills=()), PlainView())

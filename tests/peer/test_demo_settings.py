@@ -13,10 +13,18 @@ from typer.testing import CliRunner
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.cli.main import app
-from hetpeer.peer.control.control_messages import Request, Standing
+from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus
 from hetpeer.peer.control.control_server import serving
 from hetpeer.peer.limits.config_file import config_path, edited, effective, read, write
-from hetpeer.peer.limits.settings import AT_START, KEYS, WITH_WORKER, Layer, Settings, merged, of_environment
+from hetpeer.peer.limits.settings import (
+    AT_START,
+    KEYS,
+    WITH_WORKER,
+    Settings,
+    SettingsLayer,
+    merged,
+    of_environment,
+)
 
 FILE = """\
 # mine
@@ -29,7 +37,7 @@ hours = [ "22:00-07:00" ]
 """
 
 
-def refused(*layers: Layer) -> LocalError:
+def refused(*layers: SettingsLayer) -> LocalError:
     with pytest.raises(LocalError) as caught:
         merged(layers)
     assert (caught.value.code, caught.value.exit_code) == ("HP-CONF-003", ExitCode.CONFIG)
@@ -41,7 +49,7 @@ def test_every_setting_has_a_default_and_a_row_in_the_docs() -> None:
     assert [key for key in KEYS if f"`{key}`" not in page] == []
     assert {*WITH_WORKER, *AT_START} < set(KEYS)
     assert merged([]).settings == Settings()
-    assert (Settings().threads, merged([Layer("", {"limits.cpu": 3})]).settings.threads) == (1, 3)
+    assert (Settings().threads, merged([SettingsLayer("", {"limits.cpu": 3})]).settings.threads) == (1, 3)
 
 
 def test_option_beats_environment_beats_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +126,7 @@ def test_a_misspelt_variable_is_not_overlooked(name: str, meant: str) -> None:
     ],
 )
 def test_what_cannot_be_is_named(values: dict[str, Any], said: str) -> None:
-    error = refused(Layer("here", values))
+    error = refused(SettingsLayer("here", values))
     assert said in error.why
     assert next(iter(values)) in error.what or "when.hours" in error.what
 
@@ -229,12 +237,12 @@ def test_where_the_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 async def test_a_daemon_that_cannot_have_it_so_leaves_the_file_alone(tmp_path: Path) -> None:
     """As when the hours of a schedule were written into the file after it began. Its error has its own exit status."""
-    asked: list[Request] = []
+    asked: list[ControlRequest] = []
 
-    def answer(request: Request) -> Standing:
+    def answer(request: ControlRequest) -> DaemonStatus:
         asked.append(request)
         Settings().changed(str(request.key), request.value, "the owner")
-        return Standing(state="training", since=1.0)
+        return DaemonStatus(state="training", since=1.0)
 
     path, arguments = tmp_path / "config.toml", ["config", "set", "--home", str(tmp_path)]
     path.write_text('[when]\nhours = ["22:00-07:00"]\n')

@@ -22,7 +22,7 @@ from hetpeer.peer.checkup import local_checks, network_checks, owner_checks, thr
 from hetpeer.peer.checkup.findings import Finding, Grade, document, exit_code, summary
 from hetpeer.peer.checkup.owner_checks import Owner
 from hetpeer.peer.checkup.thresholds import GIB, MIB, Verdict
-from hetpeer.peer.control.control_messages import Standing as Answer
+from hetpeer.peer.control.control_messages import DaemonStatus as Answer
 from hetpeer.peer.control.control_server import serving
 from hetpeer.peer.daemon import systemd_units
 from hetpeer.peer.daemon.limits_in_force import told

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from hetpeer.peer.limits.governor import COOL_S, COOLER_C, GAME_OVER_S, MAINS_S, Governor, Readings
 from hetpeer.peer.limits.holds import Reason
-from hetpeer.peer.limits.settings import Layer, Settings, merged
+from hetpeer.peer.limits.settings import Settings, SettingsLayer, merged
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
 
 def settings(**values: object) -> Settings:
     return merged(
-        [Layer("a test", {key.replace("__", "."): value for key, value in values.items()})]
+        [SettingsLayer("a test", {key.replace("__", "."): value for key, value in values.items()})]
     ).settings
 
 

@@ -7,10 +7,10 @@ import re
 import pytest
 
 from hetpeer.dht.base.clock import SystemClock
-from hetpeer.peer.control.control_messages import Standing
+from hetpeer.peer.control.control_messages import DaemonStatus
 from hetpeer.peer.daemon import join_run
-from hetpeer.peer.daemon.limits_in_force import Governing
-from hetpeer.peer.daemon.owner_wishes import Daemon
+from hetpeer.peer.daemon.limits_in_force import LimitsInForce
+from hetpeer.peer.daemon.owner_wishes import VolunteerDaemon
 from hetpeer.peer.limits.hold_reasons import SENTENCES, explained, paused
 from hetpeer.peer.limits.holds import Reason
 from hetpeer.peer.limits.sensors import Sensors
@@ -47,7 +47,7 @@ def test_numbers_are_those_of_the_settings() -> None:
     assert both.startswith("paused (user,power): you asked for it; hetpeer resume ends the pause; resting")
     assert "limits.gpu_power_w = 150:" in both
     everything = explained(tuple(Reason), SETTINGS)
-    assert Standing(state="paused", since=0.0, why=everything).why == everything, (
+    assert DaemonStatus(state="paused", since=0.0, why=everything).why == everything, (
         "there is room for all of them"
     )
 
@@ -56,8 +56,8 @@ async def test_a_change_of_reason_is_told_and_nothing_twice(
     tmp_path: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(join_run, "TICK_S", 0.001)
-    daemon = Daemon(SystemClock(), asyncio.Event(), Notifier(""))
-    governing = Governing(SETTINGS, daemon, Home(tmp_path), Sensors())
+    daemon = VolunteerDaemon(SystemClock(), asyncio.Event(), Notifier(""))
+    governing = LimitsInForce(SETTINGS, daemon, Home(tmp_path), Sensors())
     daemon.hold(Reason.USER)
     telling = asyncio.ensure_future(join_run.tell_reasons(governing, daemon, daemon.holding))
     said = ""

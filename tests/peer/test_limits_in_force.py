@@ -17,10 +17,10 @@ from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.detached import aside
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.streams.throttle import Throttle
-from hetpeer.peer.control.control_messages import Request
+from hetpeer.peer.control.control_messages import ControlRequest
 from hetpeer.peer.daemon import limits_in_force as module
-from hetpeer.peer.daemon.limits_in_force import Governing
-from hetpeer.peer.daemon.owner_wishes import Daemon, Wish
+from hetpeer.peer.daemon.limits_in_force import LimitsInForce
+from hetpeer.peer.daemon.owner_wishes import VolunteerDaemon, Wish
 from hetpeer.peer.limits import sensor_poll
 from hetpeer.peer.limits.cpu_affinity import ALLOWED, chosen, restrict
 from hetpeer.peer.limits.governor import Readings
@@ -54,14 +54,14 @@ class Given:
 
 class Rig:
     def __init__(self, home: Path, settings: Settings) -> None:
-        self.daemon = Daemon(SystemClock(), asyncio.Event(), Notifier.of_environment())
+        self.daemon = VolunteerDaemon(SystemClock(), asyncio.Event(), Notifier.of_environment())
         self.sensors = Given()
-        self.governing = Governing(settings, self.daemon, Home(home), self.sensors)
+        self.governing = LimitsInForce(settings, self.daemon, Home(home), self.sensors)
         self.throttle = Throttle()
         self.governing.use(self.throttle)
 
     def set(self, key: str, value: str) -> None:
-        self.governing.answer(Request(do="set", key=key, value=value))
+        self.governing.answer(ControlRequest(do="set", key=key, value=value))
 
     @property
     def held(self) -> str:
@@ -106,7 +106,7 @@ async def test_a_reading_holds_and_a_setting_releases(tmp_path: Path) -> None:
 
 async def test_what_the_user_holds_the_governor_does_not_release(tmp_path: Path) -> None:
     async with rig(tmp_path) as made:
-        made.governing.answer(Request(do="pause"))
+        made.governing.answer(ControlRequest(do="pause"))
         await made.governing.look()
         assert (made.daemon.wish, made.held) == (Wish.PAUSE, "user")
 
@@ -157,7 +157,7 @@ async def test_it_says_which_settings_are_in_force_and_whence(tmp_path: Path) ->
     async with rig(tmp_path, Settings().changed("when.hours", "22:00-07:00,12:00-13:00", "")) as made:
         made.governing.sources["when.hours"] = "the command line"
         made.set("limits.up", "5mbit")
-        told = made.governing.answer(Request(do="status")).settings
+        told = made.governing.answer(ControlRequest(do="status")).settings
     assert told.keys() == Settings().flat().keys()
     assert (told["limits.up"].value, told["limits.up"].source) == ("5mbit", "hetpeer config set")
     assert (told["when.hours"].value, told["when.hours"].source) == (
@@ -181,7 +181,7 @@ async def test_the_cap_holds_until_the_next_month(tmp_path: Path, monkeypatch: p
         await made.governing.look()
         assert (made.daemon.wish, made.governing.capped) == (Wish.WORK, False)
         made.throttle.up.passed(7)
-        assert made.governing.answer(Request(do="status")).month_bytes == 7
+        assert made.governing.answer(ControlRequest(do="status")).month_bytes == 7
     assert load(tmp_path, month) == Month(month="2026-12", sent=7)
 
 

@@ -14,23 +14,23 @@ from hetpeer.dht.base.errors import LocalError, RemoteError
 from hetpeer.peer.cli.swarm import dashboard_command
 from hetpeer.peer.cli.swarm.status_command import _show_own
 from hetpeer.peer.cli.volunteer import service_command
-from hetpeer.peer.control.control_messages import Request, Standing, decode_answer
+from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus, decode_answer
 from hetpeer.peer.control.control_server import serving
 from hetpeer.peer.daemon import systemd_units
 from hetpeer.peer.process.web_address import Where
 from hetpeer.peer.web.access_token import token_of
 from hetpeer.peer.web.daemon_web import _served
-from hetpeer.peer.web.machine_load import Machine
-from hetpeer.peer.web.page_view import View
+from hetpeer.peer.web.machine_load import LoadMeter
+from hetpeer.peer.web.page_view import PageView
 
 LINK = "http://127.0.0.1:8787/#token=s3cr3t"
-SHOWN = Standing(state="training", since=1.0, dashboard=LINK)
+SHOWN = DaemonStatus(state="training", since=1.0, dashboard=LINK)
 
 
-async def asked(home: Path, standing: Standing, app: Any, *arguments: str) -> Result:
+async def asked(home: Path, standing: DaemonStatus, app: Any, *arguments: str) -> Result:
     """What a command says beside a daemon of this standing."""
 
-    def answer(_request: Request) -> Standing:
+    def answer(_request: ControlRequest) -> DaemonStatus:
         return standing
 
     async with serving(home, answer):
@@ -93,7 +93,7 @@ def test_the_status_says_it_to_people_only(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_pause_is_explained_there(capsys: pytest.CaptureFixture[str]) -> None:
-    _show_own(Standing(state="paused", reason="user", why="you asked for it", since=1.0), as_json=False)
+    _show_own(DaemonStatus(state="paused", reason="user", why="you asked for it", since=1.0), as_json=False)
     here, why = capsys.readouterr().out.splitlines()
     assert here.startswith("here      paused (user) since ")
     assert why == "why       you asked for it"
@@ -117,7 +117,7 @@ async def test_no_token_in_a_journal(
         raise RemoteError("HP-NET-012", "nobody answers", why="a test", fix="wait")
 
     onlooker: Any = SimpleNamespace(status=status)
-    view = View(onlooker, Machine(tmp_path), lambda: None)
+    view = PageView(onlooker, LoadMeter(tmp_path), lambda: None)
     async with _served(Where("127.0.0.1", 0), tmp_path, view, {}, None, "ask so and so") as (link, _):
         url, _, token = link.partition("/#token=")
         assert token == token_of(tmp_path)

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.peer.watching.loss_plot import LEFT, RIGHT, TOP, WIDTH, Mark, _ticks, loss_curve
+from hetpeer.peer.watching.loss_plot import LEFT, RIGHT, TOP, WIDTH, PlotMark, _ticks, loss_curve
 
 SVG = "{http://www.w3.org/2000/svg}"
 CURVE = [(step, 2.5 + 3 * math.exp(-step / 12)) for step in range(60)]
@@ -17,7 +17,7 @@ def test_everything_is_drawn() -> None:
         CURVE,
         evaluations=[(0, 5.5), (30, 2.9), (60, 2.6)],
         reference=CURVE,
-        marks=[Mark(step=30, text="a <killed> & gone"), Mark(step=59, text="back", rollback=True)],
+        marks=[PlotMark(step=30, text="a <killed> & gone"), PlotMark(step=59, text="back", rollback=True)],
         title="demo",
     )
     root = ET.fromstring(svg)
@@ -31,7 +31,7 @@ def test_everything_is_drawn() -> None:
         CURVE,
         evaluations=[(0, 5.5), (30, 2.9), (60, 2.6)],
         reference=CURVE,
-        marks=[Mark(step=30, text="a <killed> & gone"), Mark(step=59, text="back", rollback=True)],
+        marks=[PlotMark(step=30, text="a <killed> & gone"), PlotMark(step=59, text="back", rollback=True)],
         title="demo",
     )
 
@@ -49,7 +49,7 @@ def test_reference_lies_beneath_and_equal_curves_coincide() -> None:
 )
 def test_any_numbers_stay_on_the_paper(losses: list[float], kills: list[int]) -> None:
     curve = list(enumerate(losses))
-    inside = [Mark(step=min(kill, len(losses)), text="killed") for kill in kills]
+    inside = [PlotMark(step=min(kill, len(losses)), text="killed") for kill in kills]
     root = ET.fromstring(loss_curve(curve, marks=inside))
     for line in root.iter(f"{SVG}polyline"):
         for point in (line.get("points") or "").split():

@@ -22,7 +22,7 @@ from hetpeer.dht.kademlia.adverts import Advert
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.arrival import manifest_fetch
-from hetpeer.peer.arrival.find_run import Arrival, arrived
+from hetpeer.peer.arrival.find_run import FoundRun, arrived
 from hetpeer.peer.arrival.invites import Destination
 from hetpeer.peer.arrival.known_runs import known_run, remember, remember_seen
 from hetpeer.peer.arrival.manifest_fetch import fetch_manifest
@@ -153,7 +153,7 @@ async def test_who_comes_back_goes_on_to_the_next_peer_when_one_is_not_believed(
         assert known.named == (str(address(liar)),)
 
 
-async def arrive(config: NodeConfig, home: Home, run: str) -> Arrival:
+async def arrive(config: NodeConfig, home: Home, run: str) -> FoundRun:
     async with arrived(config, home, run) as arrival:
         return arrival
 

@@ -17,7 +17,7 @@ from hetpeer.peer.watching.metric_families import (
     LogMetrics,
     ReliableFigures,
     SwarmFigures,
-    VolunteerFigures,
+    VolunteerMetricFigures,
     daemon_metrics,
     gpu_metrics,
     limit_metrics,
@@ -45,7 +45,7 @@ DAEMON = DaemonFigures(
     warnings=frozenset({"HP-NET-015"}),
     warned_of=("HP-DISK-004", "HP-NET-015"),
 )
-VOLUNTEER = VolunteerFigures(
+VOLUNTEER = VolunteerMetricFigures(
     connected=True,
     step=7,
     loss=2.5,
@@ -167,7 +167,7 @@ def test_the_log_is_counted_and_timed():
 
 
 def test_what_is_not_known_has_no_sample():
-    nothing = VolunteerFigures(
+    nothing = VolunteerMetricFigures(
         **{name: getattr(VOLUNTEER, name) for name in VOLUNTEER.__slots__}
         | {"step": None, "loss": None, "trips": (), "credit": None}
     )

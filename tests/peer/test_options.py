@@ -11,7 +11,7 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.cli.main import app
 from hetpeer.peer.cli.volunteer import join_command
 from hetpeer.peer.limits import config_file
-from hetpeer.peer.limits.settings import KEYS, Merged, Settings, of_environment
+from hetpeer.peer.limits.settings import KEYS, MergedSettings, Settings, of_environment
 
 ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC"
 ONCE = {"--bootstrap", "--run", "--home", "--for", "--dry-run", "--trace"}
@@ -60,7 +60,7 @@ def test_every_setting_has_an_option_and_every_other_option_is_of_one_call() -> 
 
 
 def test_what_an_option_says_is_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[Merged] = []
+    found: list[MergedSettings] = []
     effective = config_file.effective
     monkeypatch.delenv("HETPEER_DASHBOARD", raising=False)
     monkeypatch.setattr(config_file, "effective", lambda *given: found.append(effective(*given)) or found[-1])
@@ -136,7 +136,7 @@ def test_an_invite_needs_no_option(command: str, tmp_path: Path) -> None:
 def test_who_says_hours_means_them(
     words: list[str], mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[Merged] = []
+    found: list[MergedSettings] = []
     effective = config_file.effective
     monkeypatch.setattr(config_file, "effective", lambda *given: found.append(effective(*given)) or found[-1])
     monkeypatch.setattr(join_command, "only_checked", lambda _: True)

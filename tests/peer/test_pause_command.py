@@ -12,8 +12,8 @@ from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.cli.options import parse_duration
 from hetpeer.peer.cli.volunteer.pause_command import standing_text
 from hetpeer.peer.control import owned_daemon as module
-from hetpeer.peer.control.control_messages import Request, Standing
-from hetpeer.peer.daemon.owner_wishes import Daemon, Wish
+from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus
+from hetpeer.peer.daemon.owner_wishes import VolunteerDaemon, Wish
 from hetpeer.peer.daemon.volunteer_life import doing
 from hetpeer.peer.limits.holds import Reason
 
@@ -48,10 +48,10 @@ class Heard:
 class Rig:
     def __init__(self) -> None:
         self.clock, self.leaving, self.heard = Clock(), asyncio.Event(), Heard()
-        self.daemon = Daemon(self.clock, self.leaving, self.heard)
+        self.daemon = VolunteerDaemon(self.clock, self.leaving, self.heard)
 
     def asked(self, do: str, for_s: float | None = None) -> tuple[str, str]:
-        standing = self.daemon.answer(Request(do=do, for_s=for_s))
+        standing = self.daemon.answer(ControlRequest(do=do, for_s=for_s))
         return standing.state, standing.reason
 
 
@@ -185,7 +185,7 @@ async def test_a_pause_that_was_over_at_once_interrupts_nobody(rig: Rig) -> None
 
 async def test_what_it_does_and_since_when(rig: Rig) -> None:
     daemon = rig.daemon
-    assert daemon.standing == Standing(state="starting", since=1000.0)
+    assert daemon.standing == DaemonStatus(state="starting", since=1000.0)
     daemon.joined(lambda: ["/ip4/1.2.3.4"] * 20)
     assert daemon.standing.addresses == ("/ip4/1.2.3.4",) * 8
     phase = [Phase.JOINING]
@@ -236,7 +236,7 @@ def test_what_is_no_duration(text: str) -> None:
 
 
 def test_a_standing_in_words(tmp_path: Path) -> None:
-    text = standing_text(Standing(state="paused", reason="user", since=0.0, until=math.pi * 1e9))
+    text = standing_text(DaemonStatus(state="paused", reason="user", since=0.0, until=math.pi * 1e9))
     assert text.startswith("paused (user) since 19")
     assert ", until 2069-" in text
-    assert "; leaves at 2069-" in standing_text(Standing(state="training", since=0.0, ends=math.pi * 1e9))
+    assert "; leaves at 2069-" in standing_text(DaemonStatus(state="training", since=0.0, ends=math.pi * 1e9))

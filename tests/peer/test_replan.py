@@ -26,7 +26,7 @@ from hetpeer.peer.planning.remembered_links import Remembered
 from hetpeer.peer.planning.replan import Proposal, Seating, _lines, proposal
 from hetpeer.peer.planning.swarm_inventory import inventory
 from hetpeer.peer.reliable import plan_proposer
-from hetpeer.peer.reliable.plan_proposer import AGAIN_S, SETTLED_S, Calm, Proposing
+from hetpeer.peer.reliable.plan_proposer import AGAIN_S, SETTLED_S, PlanProposer, ProposalTiming
 from hetpeer.peer.simulate.sim_config import SwarmConfig
 from hetpeer.peer.simulate.sim_numerics import Symbols
 from hetpeer.stages.planning.swarms.incremental_plan import Living
@@ -267,7 +267,7 @@ def test_a_seating_is_the_coordinators() -> None:
 
 
 def test_it_is_calm_when_nobody_came_or_went_for_a_while() -> None:
-    calm, here, fewer = Calm(), seating(a=(0, (0, 2)), b=(0, (2, 4))), seating(a=(0, (0, 2)))
+    calm, here, fewer = ProposalTiming(), seating(a=(0, (0, 2)), b=(0, (2, 4))), seating(a=(0, (0, 2)))
     looks = itertools.count(100.0, 5.0)
     changes = [(here, 60), (fewer, 60), (here, 40)]
     due: list[tuple[int, float]] = []
@@ -288,7 +288,7 @@ def test_it_is_calm_when_nobody_came_or_went_for_a_while() -> None:
 def test_who_has_gone_is_missed_until_something_is_proposed() -> None:
     """Places that nobody has come for yet are no loss."""
     one, two = seating(a=(0, (0, 2))), seating(a=(0, (0, 2)), b=(0, (2, 4)))
-    calm = Calm()
+    calm = ProposalTiming()
     missed = []
     for seats in (one, two, one, two):
         calm(seats, 0.0)
@@ -302,7 +302,7 @@ def test_who_leaves_a_cluster_that_was_never_whole_is_no_loss_nor_is_who_was_mov
     front, back = (0, 2), (2, 4)
     filling = seating(a=(0, front), b=(0, back), c=(1, front))
     moved = seating(a=(0, front), b=(1, front), c=(0, back))
-    calm = Calm()
+    calm = ProposalTiming()
     missed = []
     for seats in (
         filling,
@@ -321,7 +321,7 @@ def test_who_leaves_a_cluster_that_was_never_whole_is_no_loss_nor_is_who_was_mov
 
 def test_each_change_is_followed_by_a_longer_rest_until_somebody_comes_or_goes() -> None:
     one, other = seating(a=(0, (0, 2)), b=(0, (2, 4))), seating(a=(0, (2, 4)), b=(0, (0, 2)))
-    calm, now, rests = Calm(), 0.0, []
+    calm, now, rests = ProposalTiming(), 0.0, []
     for seats in (one, other, one, other):
         calm(seats, now)
         begun = now
@@ -387,7 +387,7 @@ async def test_one_failed_look_is_not_the_last(
     monkeypatch.setattr(plan_proposer, "LOOK_S", 0.001)
     looked = asyncio.Event()
 
-    class Failing(Proposing):
+    class Failing(PlanProposer):
         looks = 0
 
         async def _look(self, service: CoordinatorService, core: Coordinator) -> None:
@@ -412,7 +412,7 @@ async def test_one_failed_look_is_not_the_last(
 
 def test_what_was_moved_is_left_alone_until_it_is_measured_unless_somebody_goes() -> None:
     before, after = seating(a=(0, (0, 2)), b=(0, (2, 4))), seating(a=(0, (2, 4)), b=(0, (0, 2)))
-    calm = Calm()
+    calm = ProposalTiming()
     assert not calm(before, 0.0)
     assert calm(before, SETTLED_S)
     calm.changed(SETTLED_S)

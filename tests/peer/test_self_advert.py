@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hetpeer.dht.kademlia.adverts import LEFT, Advert
-from hetpeer.peer.daemon.owner_wishes import State
+from hetpeer.peer.daemon.owner_wishes import DaemonState
 from hetpeer.peer.daemon.volunteer_life import shown_as
 from hetpeer.peer.training import self_advert
 from hetpeer.peer.training.self_advert import anything, publish_forever, take_leave
@@ -124,7 +124,7 @@ async def test_who_starts_its_worker_is_seen_meanwhile(monkeypatch: pytest.Monke
     roster: Any = Told()
     presence: Any = SimpleNamespace(roster=roster, node=SimpleNamespace(addresses=list))
     governing: Any = SimpleNamespace(settings=SimpleNamespace(node=SimpleNamespace(name="home")))
-    async with shown_as(State.CHECKING, presence, governing):
+    async with shown_as(DaemonState.CHECKING, presence, governing):
         await roster.until(1)
     told = [(advert.name, advert.role, advert.state) for advert in roster.adverts]
     assert told == [("home", "volunteer", "checking")]

@@ -12,7 +12,7 @@ import pytest
 from hetpeer.peer.limits import sensors
 from hetpeer.peer.limits.nvml import Gpus
 from hetpeer.peer.limits.sensors import Sensors, idle_s, idle_told, on_battery
-from hetpeer.peer.limits.settings import WORKER, Layer, Settings, merged
+from hetpeer.peer.limits.settings import WORKER, Settings, SettingsLayer, merged
 from hetpeer.peer.limits.x11_idle import x_idle_s
 
 MAINS, OFF = {"type": "Mains", "online": "1"}, {"type": "Mains", "online": "0"}
@@ -206,7 +206,7 @@ def test_a_gpu_that_torch_cannot_use_is_said_once(
 def test_this_machine(caplog: pytest.LogCaptureFixture, only: Path) -> None:
     """Whatever it has, nothing fails; that nobody can say who is idle is said once."""
     program(only, "exit 1")
-    wanted = merged([Layer("", {"when.mode": "idle", "limits.cpu_temperature_c": 90})]).settings
+    wanted = merged([SettingsLayer("", {"when.mode": "idle", "limits.cpu_temperature_c": 90})]).settings
     readings = Sensors()
     for _ in range(2):
         found = readings.read(wanted)

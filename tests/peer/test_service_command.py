@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.cli.volunteer.service_command import commands
-from hetpeer.peer.control.control_messages import Standing
+from hetpeer.peer.control.control_messages import DaemonStatus
 from hetpeer.peer.control.control_server import serving
 from hetpeer.peer.daemon import systemd_units
 from tests.bootstrap.engine import make_run
@@ -260,7 +260,7 @@ async def test_a_volunteer_that_runs_already_is_in_the_way(told: Path, tmp_path:
     home = tmp_path / "home"
     home.mkdir()
     words = ["install", "--home", str(home), "--bootstrap", ADDRESS]
-    async with serving(home, lambda _: Standing(state="training", since=1.0)):
+    async with serving(home, lambda _: DaemonStatus(state="training", since=1.0)):
         done = await asyncio.to_thread(CliRunner().invoke, commands, words)
         again = await asyncio.to_thread(CliRunner().invoke, commands, words)
     assert "hetpeer stop" in done.stderr

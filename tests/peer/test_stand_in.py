@@ -1,6 +1,6 @@
 """When a reliable peer works itself, and when it stops."""
 
-from hetpeer.peer.reliable.stand_in import AGAIN_S, ENOUGH_S, PATIENCE_S, Need, Order
+from hetpeer.peer.reliable.stand_in import AGAIN_S, ENOUGH_S, PATIENCE_S, Need, StandInOrder
 
 
 def test_it_comes_when_nobody_else_does_and_goes_when_others_are_back() -> None:
@@ -8,12 +8,12 @@ def test_it_comes_when_nobody_else_does_and_goes_when_others_are_back() -> None:
     assert need.order(wanted=True, works=False, now=0.0) is None
     assert need.order(wanted=False, works=False, now=PATIENCE_S - 1) is None  # somebody came
     assert need.order(wanted=True, works=False, now=PATIENCE_S) is None
-    assert need.order(wanted=True, works=False, now=2 * PATIENCE_S) is Order.START
+    assert need.order(wanted=True, works=False, now=2 * PATIENCE_S) is StandInOrder.START
     assert need.order(wanted=True, works=True, now=1000.0) is None
     assert need.order(wanted=False, works=True, now=1001.0) is None
     assert need.order(wanted=True, works=True, now=1001.0 + ENOUGH_S) is None  # they have gone again
     assert need.order(wanted=False, works=True, now=2000.0) is None
-    assert need.order(wanted=False, works=True, now=2000.0 + ENOUGH_S) is Order.END
+    assert need.order(wanted=False, works=True, now=2000.0 + ENOUGH_S) is StandInOrder.END
 
 
 def test_it_does_not_fail_over_and_over() -> None:
@@ -21,4 +21,4 @@ def test_it_does_not_fail_over_and_over() -> None:
     need.failed(now=100.0)
     assert need.order(wanted=True, works=False, now=100.0) is None
     assert need.order(wanted=True, works=False, now=99.0 + AGAIN_S) is None
-    assert need.order(wanted=True, works=False, now=100.0 + AGAIN_S) is Order.START
+    assert need.order(wanted=True, works=False, now=100.0 + AGAIN_S) is StandInOrder.START

@@ -14,16 +14,16 @@ from textual.pilot import Pilot
 from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.cli.volunteer.top_command import top
-from hetpeer.peer.control.control_messages import Figures, Line, Standing, decode_answer
+from hetpeer.peer.control.control_messages import DaemonStatus, LinkStatus, VolunteerStatus, decode_answer
 from hetpeer.peer.control.control_server import serving
-from hetpeer.peer.daemon.owner_wishes import Daemon, State
+from hetpeer.peer.daemon.owner_wishes import DaemonState, VolunteerDaemon
 from hetpeer.peer.limits.nvml import GpuLoad
 from hetpeer.peer.process.systemd_notify import Notifier
 from hetpeer.peer.top.top_screen import Top
 from hetpeer.peer.top.top_text import lines
-from hetpeer.peer.web.machine_load import Load
+from hetpeer.peer.web.machine_load import MachineLoad
 
-FIGURES = Figures(
+FIGURES = VolunteerStatus(
     pid=os.getpid(),
     run="tiny-llm",
     unit="tokens",
@@ -34,9 +34,9 @@ FIGURES = Figures(
     units_per_second=1940.0,
     microbatches=123,
     computes=0.75,
-    lines=(Line(to="4bX8Qw", way="direct", bytes_per_second=2.5e6),),
+    lines=(LinkStatus(to="4bX8Qw", way="direct", bytes_per_second=2.5e6),),
 )
-LOAD = Load(
+LOAD = MachineLoad(
     cpu=0.5, own_cores=1.25, memory_used=3 << 30, memory_total=8 << 30, own_memory=1 << 30, disk_free=5 << 30
 )
 GPU = GpuLoad(name="Card 0", busy=0.87, memory_used=3 << 30, memory_total=12 << 30)
@@ -45,7 +45,7 @@ GPU = GpuLoad(name="Card 0", busy=0.87, memory_used=3 << 30, memory_total=12 << 
 def test_what_is_shown() -> None:
     shown = {
         line[:11].strip(): line[11:]
-        for line in lines(Standing(state="training", since=0.0, figures=FIGURES), LOAD, [GPU])
+        for line in lines(DaemonStatus(state="training", since=0.0, figures=FIGURES), LOAD, [GPU])
     }
     assert shown["state"].startswith("training since ")
     assert shown["run"] == "tiny-llm"
@@ -59,17 +59,17 @@ def test_what_is_shown() -> None:
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    (line,) = lines(Standing(state="paused", reason="user\x1b[2J", since=0.0, until=60.0), None)
+    (line,) = lines(DaemonStatus(state="paused", reason="user\x1b[2J", since=0.0, until=60.0), None)
     assert line.startswith("state      paused (user\\x1b[2J) since ")
     assert ", until " in line
-    few = Figures(pid=1, run="r", unit="samples", steps=5)
-    assert [text.split()[0] for text in lines(Standing(state="waiting", since=0.0, figures=few), None)] == [
+    few = VolunteerStatus(pid=1, run="r", unit="samples", steps=5)
+    assert [text.split()[0] for text in lines(DaemonStatus(state="waiting", since=0.0, figures=few), None)] == [
         *("state", "run", "step", "you")
     ]  # fmt: skip
 
 
 def test_figures_travel_and_older_daemons_have_none() -> None:
-    standing = Standing(state="training", since=1.5, figures=FIGURES)
+    standing = DaemonStatus(state="training", since=1.5, figures=FIGURES)
     assert decode_answer(standing.encode()) == standing
     assert decode_answer(b'{"schema": "hetpeer.control/1", "state": "waiting", "since": 1.0}').figures is None
 
@@ -83,8 +83,8 @@ async def shows(pilot: Pilot[None], found: Callable[[str], bool]) -> None:
 
 @pytest.mark.timeout(60)
 async def test_the_screen_and_its_keys(tmp_path: Path) -> None:
-    daemon = Daemon(SystemClock(), asyncio.Event(), Notifier(""))
-    daemon.does(State.TRAINING)
+    daemon = VolunteerDaemon(SystemClock(), asyncio.Event(), Notifier(""))
+    daemon.does(DaemonState.TRAINING)
     app = Top(tmp_path)
     async with app.run_test() as pilot:
         async with daemon.running(), serving(tmp_path, daemon.answer):
@@ -94,7 +94,7 @@ async def test_the_screen_and_its_keys(tmp_path: Path) -> None:
             await shows(pilot, lambda text: "loss 3.2500" in text and "processor" in text)
             await pilot.press("p")
             await shows(pilot, lambda text: "state      paused (user)" in text)
-            assert daemon.standing.state == State.PAUSED
+            assert daemon.standing.state == DaemonState.PAUSED
             await pilot.press("r")
             await shows(pilot, lambda text: "state      training" in text)
         await shows(pilot, lambda text: text.startswith("HP-CTL-001: "))

@@ -9,7 +9,7 @@ from hetpeer.averaging.member.member import Phase
 from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import ExitCode
 from hetpeer.peer.daemon import volunteer_life
-from hetpeer.peer.daemon.owner_wishes import Daemon, State, Wish
+from hetpeer.peer.daemon.owner_wishes import DaemonState, VolunteerDaemon, Wish
 from hetpeer.peer.daemon.rejection import rejection
 from hetpeer.peer.daemon.volunteer_life import _called_off, doing
 from hetpeer.peer.limits.holds import Reason
@@ -32,11 +32,11 @@ def volunteer() -> InAStep:
 
 
 @pytest.fixture
-def daemon() -> Daemon:
-    return Daemon(SystemClock(), asyncio.Event(), Notifier(""))
+def daemon() -> VolunteerDaemon:
+    return VolunteerDaemon(SystemClock(), asyncio.Event(), Notifier(""))
 
 
-async def calling_off(volunteer: InAStep, daemon: Daemon) -> asyncio.Future[None]:
+async def calling_off(volunteer: InAStep, daemon: VolunteerDaemon) -> asyncio.Future[None]:
     """`_called_off`, waiting for what is asked."""
     waiting = asyncio.ensure_future(_called_off(volunteer, daemon))
     await turns()
@@ -50,7 +50,7 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_who_finishes_stops_with_the_step(volunteer: InAStep, daemon: Daemon) -> None:
+async def test_who_finishes_stops_with_the_step(volunteer: InAStep, daemon: VolunteerDaemon) -> None:
     waiting = await calling_off(volunteer, daemon)
     daemon.finish()
     await turns()
@@ -62,7 +62,7 @@ async def test_who_finishes_stops_with_the_step(volunteer: InAStep, daemon: Daem
 
 
 async def test_a_step_that_does_not_end_is_left(
-    volunteer: InAStep, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+    volunteer: InAStep, daemon: VolunteerDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(volunteer_life, "FINISH_S", 0.02)
     waiting = await calling_off(volunteer, daemon)
@@ -71,8 +71,10 @@ async def test_a_step_that_does_not_end_is_left(
     assert daemon.wish is Wish.STOP
 
 
-@pytest.mark.parametrize("asked", [Daemon.stop, lambda daemon: daemon.hold(Reason.USER)])
-async def test_who_finishes_may_be_asked_for_more(volunteer: InAStep, daemon: Daemon, asked: object) -> None:
+@pytest.mark.parametrize("asked", [VolunteerDaemon.stop, lambda daemon: daemon.hold(Reason.USER)])
+async def test_who_finishes_may_be_asked_for_more(
+    volunteer: InAStep, daemon: VolunteerDaemon, asked: object
+) -> None:
     waiting = await calling_off(volunteer, daemon)
     daemon.finish()
     await turns()
@@ -81,7 +83,7 @@ async def test_who_finishes_may_be_asked_for_more(volunteer: InAStep, daemon: Da
     assert daemon.wish is Wish.STOP
 
 
-async def test_a_pause_waits_for_nothing(volunteer: InAStep, daemon: Daemon) -> None:
+async def test_a_pause_waits_for_nothing(volunteer: InAStep, daemon: VolunteerDaemon) -> None:
     waiting = await calling_off(volunteer, daemon)
     daemon.hold(Reason.BATTERY)
     await asyncio.wait_for(waiting, 5.0)
@@ -90,12 +92,12 @@ async def test_a_pause_waits_for_nothing(volunteer: InAStep, daemon: Daemon) -> 
 
 def test_every_phase_is_a_state() -> None:
     in_touch = {phase: doing(phase, in_touch=True) for phase in Phase}
-    assert in_touch[Phase.PREPARING] == in_touch[Phase.SYNCING] == (State.SYNCING, "")
-    assert in_touch[Phase.READY] == (State.WAITING, "no_peers")
-    assert in_touch[Phase.APPLYING] == (State.TRAINING, "")
-    assert in_touch[Phase.STOPPED] == (State.STOPPED, "")
-    assert doing(Phase.JOINING, in_touch=False) == (State.JOINING, "no_coordinator")
-    assert doing(Phase.TRAINING, in_touch=False) == (State.WAITING, "no_coordinator")
+    assert in_touch[Phase.PREPARING] == in_touch[Phase.SYNCING] == (DaemonState.SYNCING, "")
+    assert in_touch[Phase.READY] == (DaemonState.WAITING, "no_peers")
+    assert in_touch[Phase.APPLYING] == (DaemonState.TRAINING, "")
+    assert in_touch[Phase.STOPPED] == (DaemonState.STOPPED, "")
+    assert doing(Phase.JOINING, in_touch=False) == (DaemonState.JOINING, "no_coordinator")
+    assert doing(Phase.TRAINING, in_touch=False) == (DaemonState.WAITING, "no_coordinator")
 
 
 @pytest.mark.parametrize(

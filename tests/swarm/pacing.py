@@ -31,14 +31,14 @@ def soon_calm() -> None:
     """A reliable peer that waits for who has gone, or for others, for five seconds only before it gives their blocks away."""
     from hetpeer.peer.reliable import plan_proposer
 
-    settled_s, look = plan_proposer.SETTLED_S, plan_proposer.Proposing._look
+    settled_s, look = plan_proposer.SETTLED_S, plan_proposer.PlanProposer._look
 
     async def hasty(self, service, core):
         missed = core.missing_blocks and core.history.departures
         plan_proposer.SETTLED_S = 5.0 if missed else settled_s
         await look(self, service, core)
 
-    plan_proposer.LOOK_S, plan_proposer.Proposing._look = 1.0, hasty
+    plan_proposer.LOOK_S, plan_proposer.PlanProposer._look = 1.0, hasty
 
 
 def soon_enough() -> None:

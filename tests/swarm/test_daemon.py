@@ -9,15 +9,15 @@ import pytest
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.control.control_client import ask, connected
-from hetpeer.peer.control.control_messages import Request, Standing
+from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus
 from tests.swarm.child import LEAVE_S, Child, until
 from tests.swarm.swarm import Swarm, resign
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
 
-def told(child: Child, do: str, **more: float) -> Standing:
-    return ask(child.home, Request(do=do, **more))
+def told(child: Child, do: str, **more: float) -> DaemonStatus:
+    return ask(child.home, ControlRequest(do=do, **more))
 
 
 async def answers(child: Child) -> None:
@@ -153,7 +153,7 @@ async def test_paused_before_it_works(swarm: Swarm) -> None:
     await until(lambda: "worker" not in patient.helpers(), "the new worker is gone")
     await until(lambda: patient.said.count("paused (user)") == 2, "it pauses again")
     with connected(patient.home) as daemon:
-        assert daemon.ask(Request(do="stop")).state == "draining"
+        assert daemon.ask(ControlRequest(do="stop")).state == "draining"
         assert daemon.ended(LEAVE_S)
     assert await patient.ended(LEAVE_S) == ExitCode.OK
     late = swarm.start("late", "resume", home=patient.home)

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import limits
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.control.control_client import ask
-from hetpeer.peer.control.control_messages import Request
+from hetpeer.peer.control.control_messages import ControlRequest
 from tests.swarm.child import until
 from tests.swarm.swarm import Swarm
 
@@ -29,12 +29,12 @@ async def test_what_takes_a_new_worker_takes_no_new_volunteer(swarm: Swarm) -> N
     await one.says("resumed")
     await until(lambda: one.helpers().get("worker", before["worker"]) != before["worker"], "a new worker")
     assert one.helpers()["p2pd"] == before["p2pd"]
-    wrong = Request(do="set", key="limits.up", value="fast")
+    wrong = ControlRequest(do="set", key="limits.up", value="fast")
     with pytest.raises(LocalError, match="HP-CONF-003"):
         ask(one.home, wrong)
     await until(lambda: swarm.lives(one) == 2, "its second life")
     await swarm.committed(swarm.version + 2)
-    ask(one.home, Request(do="set", key="compute.device", value="cuda:99"))
+    ask(one.home, ControlRequest(do="set", key="compute.device", value="cuda:99"))
     await one.says("compute.device is 'auto' again: no worker starts on 'cuda:99'")
     await until(lambda: swarm.lives(one) == 3, "its third life")
     assert not swarm.records("rollback")
@@ -49,14 +49,14 @@ async def test_a_month_that_is_full(swarm: Swarm) -> None:
     swarm.volunteer("other")  # which waits for somebody
     capped = swarm.volunteer("capped", "--transfer-cap", "1kb")
     await capped.says("paused (transfer_cap)")
-    counted = ask(capped.home, Request(do="status")).month_bytes
+    counted = ask(capped.home, ControlRequest(do="status")).month_bytes
     assert counted is not None
     assert counted > 1000
     assert await swarm.start("owner", "stop", home=capped.home).ended() == ExitCode.OK
     assert await capped.ended() == ExitCode.OK, capped.said
     again = swarm.volunteer("capped", "--transfer-cap", "1kb")
     await again.says("paused (transfer_cap)")
-    more = ask(again.home, Request(do="status")).month_bytes
+    more = ask(again.home, ControlRequest(do="status")).month_bytes
     assert more is not None
     assert more > counted
     owner = swarm.start("owner", "config", "set", "limits.transfer_cap", "none", home=again.home)

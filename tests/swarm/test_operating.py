@@ -10,7 +10,7 @@ import pytest
 
 from hetpeer.dht.base.errors import ExitCode
 from hetpeer.peer.control.control_client import ask
-from hetpeer.peer.control.control_messages import Reliable, Request, Standing
+from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus, ReliableStatus
 from tests.swarm.child import Child, until
 from tests.swarm.swarm import Swarm
 from tests.swarm.test_bad_input import fails, serve
@@ -50,11 +50,11 @@ def systemd(tmp_path: Path) -> Iterator[Systemd]:
     there.close()
 
 
-def standing(folder: Path) -> Standing:
-    return ask(folder, Request(do="status"))
+def standing(folder: Path) -> DaemonStatus:
+    return ask(folder, ControlRequest(do="status"))
 
 
-def known(folder: Path) -> Reliable:
+def known(folder: Path) -> ReliableStatus:
     reliable = standing(folder).reliable
     assert reliable is not None
     return reliable

@@ -7,7 +7,7 @@ import pytest
 
 from hetpeer.dht.base.errors import ExitCode
 from hetpeer.peer.control.control_client import ask
-from hetpeer.peer.control.control_messages import Request
+from hetpeer.peer.control.control_messages import ControlRequest
 from tests.swarm.swarm import Swarm
 from tests.swarm.test_bad_input import fails
 from tests.swarm.test_joining import to_be_held_by_one
@@ -22,7 +22,7 @@ async def test_it_leaves_by_itself_when_its_time_is_over(swarm: Swarm) -> None:
     bootstrap = await swarm.bootstrap()
     volunteer = swarm.volunteer("volunteer", "--for", "30m", before="an_hour_passes")
     await swarm.stored(3)
-    standing = ask(volunteer.home, Request(do="status"))
+    standing = ask(volunteer.home, ControlRequest(do="status"))
     assert standing.ends is not None
     assert 0 < standing.ends - standing.since <= 1800.0
     (volunteer.home / "late").touch()

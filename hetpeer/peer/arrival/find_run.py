@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class FoundRun:
     """A node that has joined the network of a run; `source` is the peer that gave the run's manifest."""
 
     node: Node
@@ -48,7 +48,7 @@ class Arrival:
 @contextlib.asynccontextmanager
 async def arrived(
     config: NodeConfig, home: Home, run: str = "", *, stays: bool = True
-) -> AsyncIterator[Arrival]:
+) -> AsyncIterator[FoundRun]:
     """Join by `config.peers`; the node is closed at the end. `run`: the id of the run that it must be; empty: whichever is there.
     Without peers: back to that run, which this home was in.
 
@@ -94,12 +94,12 @@ async def _arrive(
     named: Destination,
     remembered: Destination | None,
     stack: contextlib.AsyncExitStack,
-) -> Arrival:
+) -> FoundRun:
     async with contextlib.AsyncExitStack() as attempt:
         node = await attempt.enter_async_context(_running(config, home))
         found = await fetch_manifest(node, named.addresses, named.run, remembered)
         stack.push_async_exit(attempt.pop_all())
-    return Arrival(node, found.signed, found.peer)
+    return FoundRun(node, found.signed, found.peer)
 
 
 @contextlib.asynccontextmanager
@@ -116,7 +116,7 @@ async def _running(config: NodeConfig, home: Home) -> AsyncIterator[Node]:
         await node.close()
 
 
-async def _remember_forever(arrival: Arrival, home: Home) -> None:
+async def _remember_forever(arrival: FoundRun, home: Home) -> None:
     """Write down who is there, for the day on which those we joined by are not."""
     node, signed = arrival.node, arrival.signed
     roster = Roster(node, signed.run_id)

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FetchedManifest:
     """A run's manifest, and the peer that gave it."""
 
     signed: SignedManifest
@@ -37,7 +37,7 @@ class Found:
 
 async def fetch_manifest(
     node: Node, named: Sequence[Address], run: str = "", remembered: Destination | None = None
-) -> Found:
+) -> FetchedManifest:
     """The manifest of a run, from the first that gives a sound one, with the latest amendment that any of those asked knows.
 
     `run`: the id of the run that it must be; empty: whichever is there. Asked are the peers at the `named` addresses; then those
@@ -81,7 +81,7 @@ async def fetch_manifest(
 
 async def _first(
     node: Node, peers: Sequence[str], run: str, refusals: dict[str, HetpeerError]
-) -> Found | None:
+) -> FetchedManifest | None:
     """From the first of `peers` that gives it; `refusals` gets what was wrong with others."""
     asking = [asyncio.ensure_future(_ask(node, peer, run, refusals)) for peer in peers]
     try:
@@ -96,10 +96,10 @@ async def _first(
         await asyncio.gather(*asking, return_exceptions=True)
 
 
-async def _ask(node: Node, peer: str, run: str, refusals: dict[str, HetpeerError]) -> Found | None:
+async def _ask(node: Node, peer: str, run: str, refusals: dict[str, HetpeerError]) -> FetchedManifest | None:
     try:
         data, _ = await fetch(node, peer, "manifest", MANIFEST.max_bytes, FILE_TIMEOUT_S)
-        return Found(read(bytes(data), run, peer), peer)
+        return FetchedManifest(read(bytes(data), run, peer), peer)
     except HetpeerError as error:
         refusals[peer] = error
         return None

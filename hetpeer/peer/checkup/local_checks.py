@@ -18,7 +18,7 @@ from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.checkup import thresholds
 from hetpeer.peer.checkup.thresholds import Verdict
 from hetpeer.peer.control.control_client import ask
-from hetpeer.peer.control.control_messages import Request
+from hetpeer.peer.control.control_messages import ControlRequest
 from hetpeer.peer.daemon import systemd_units
 from hetpeer.peer.process.home import Home
 from hetpeer.peer.process.lifecycle import open_many
@@ -105,7 +105,7 @@ def identity(home: Path) -> Verdict:
 def daemon(home: Path) -> Verdict:
     """Who runs from this home. Raises `LocalError` HP-CTL-002, HP-CTL-003."""
     try:
-        standing = ask(home, Request(do="status"))
+        standing = ask(home, ControlRequest(do="status"))
     except LocalError as error:
         if error.code != "HP-CTL-001":
             raise

@@ -34,7 +34,7 @@ CONNECT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
+class MeasuredSpeed:
     """One figure. `per_second` is in FLOP for `product`, in bytes otherwise; None where it cannot be measured, for the reason `why`."""
 
     what: str
@@ -53,12 +53,12 @@ class Speed:
         return f"{self.what:<10} {self.where:<12} {self.dtype:<10} {threads:<11} {figure}"
 
 
-def document(machine: devices.HostResources, speeds: list[Speed]) -> dict[str, Any]:
+def document(machine: devices.HostResources, speeds: list[MeasuredSpeed]) -> dict[str, Any]:
     """The object of `--json`."""
     return {"schema": SCHEMA, "machine": asdict(machine), "speeds": [asdict(speed) for speed in speeds]}
 
 
-def measure(home: Path, cores: int) -> Iterator[Speed]:
+def measure(home: Path, cores: int) -> Iterator[MeasuredSpeed]:
     """Each figure as soon as it is there, a few seconds in all. `home`: on whose disk is written; `cores`: the most threads."""
     import torch
 
@@ -128,7 +128,7 @@ def _send(address: tuple[str, int]) -> None:
             sending.sendall(piece)
 
 
-def _products(device: torch.device, where: str, threads: int) -> Iterator[Speed]:
+def _products(device: torch.device, where: str, threads: int) -> Iterator[MeasuredSpeed]:
     import torch
 
     for name in DTYPES:
@@ -142,11 +142,13 @@ def _products(device: torch.device, where: str, threads: int) -> Iterator[Speed]
         )
 
 
-def _tried(what: str, where: str, look: Callable[[], float], *, dtype: str = "", threads: int = 0) -> Speed:
+def _tried(
+    what: str, where: str, look: Callable[[], float], *, dtype: str = "", threads: int = 0
+) -> MeasuredSpeed:
     """The figure, or why there is none: what this machine cannot do is no reason to say nothing of the rest."""
     figure, why = None, ""
     try:
         figure = look()
     except (RuntimeError, OSError) as error:  # torch's own, also out of memory; a full or read-only disk
         why = (str(error) or type(error).__name__).splitlines()[0]
-    return Speed(what=what, where=where, dtype=dtype, threads=threads, per_second=figure, why=why)
+    return MeasuredSpeed(what=what, where=where, dtype=dtype, threads=threads, per_second=figure, why=why)

@@ -11,7 +11,7 @@ from hetpeer.dht.p2pd.p2pd_process import check_port_free
 from hetpeer.peer.checkup import thresholds
 from hetpeer.peer.checkup.thresholds import Verdict
 from hetpeer.peer.control.control_client import ask
-from hetpeer.peer.control.control_messages import Request, Setting, Standing
+from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus, SettingInForce
 from hetpeer.peer.daemon.limits_in_force import told
 from hetpeer.peer.limits.config_file import effective
 from hetpeer.peer.limits.sensors import idle_told, on_battery
@@ -22,8 +22,8 @@ from hetpeer.peer.limits.settings import Settings
 class Owner:
     """Of one home. `wrong`: what its settings cannot be; those of nobody stand for them then."""
 
-    settings: Mapping[str, Setting]
-    standing: Standing | None
+    settings: Mapping[str, SettingInForce]
+    standing: DaemonStatus | None
     """Of the volunteer that runs from there."""
     wrong: LocalError | None = None
 
@@ -31,7 +31,7 @@ class Owner:
     def of(cls, home: Path) -> Owner:
         """The settings of the volunteer that runs, or of the next one without options. Never raises."""
         try:
-            standing = ask(home, Request(do="status"))
+            standing = ask(home, ControlRequest(do="status"))
         except LocalError:  # the check of the daemon says why
             standing = None
         if standing is not None and standing.settings:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError, RemoteError
 from hetpeer.dht.reach.reachability import ReachEstimate, ReachKind
-from hetpeer.peer.control.control_messages import Setting
+from hetpeer.peer.control.control_messages import SettingInForce
 from hetpeer.peer.limits.nvml import Gpus
 from hetpeer.peer.limits.sensors import idle_unknown
 from hetpeer.peer.limits.settings import DEFAULT
@@ -120,7 +120,7 @@ def clock(kept: bool | None) -> Verdict:
     )
 
 
-def settings(told: Mapping[str, Setting], *, running: bool) -> Verdict:
+def settings(told: Mapping[str, SettingInForce], *, running: bool) -> Verdict:
     """The settings in force and where each is from; `running`: of a volunteer that runs, not of the next one."""
     changed = [f"{key} {one.value} ({one.source})" for key, one in told.items() if one.source != DEFAULT]
     usual = [f"{key} {one.value}" for key, one in told.items() if one.source == DEFAULT and one.value]
@@ -146,7 +146,7 @@ def battery(on_battery: bool | None, setting: str) -> Verdict:
     return f"on battery now: {does}" if on_battery else f"on mains; on battery {does}"
 
 
-def port(told: Mapping[str, Setting], listening: Sequence[str] | None) -> Verdict:
+def port(told: Mapping[str, SettingInForce], listening: Sequence[str] | None) -> Verdict:
     """The ports that are named are free, or a volunteer that runs is `listening` at these addresses."""
     if listening is not None:
         return f"the running volunteer listens at {', '.join(listening[:2]) or 'none yet'}"

@@ -22,7 +22,7 @@ from hetpeer.peer.process.console import show_from
 
 if TYPE_CHECKING:
     from hetpeer.peer.arrival.invites import Destination
-    from hetpeer.peer.control.control_messages import Standing
+    from hetpeer.peer.control.control_messages import DaemonStatus
 
 T = TypeVar("T")
 
@@ -179,14 +179,14 @@ def need_lan() -> None:
         )
 
 
-def standing_here(home: Path | None) -> Standing | None:
+def standing_here(home: Path | None) -> DaemonStatus | None:
     """Status of the daemon that runs from `home`; None if none answers."""
     from hetpeer.peer.control.control_client import ask
-    from hetpeer.peer.control.control_messages import Request
+    from hetpeer.peer.control.control_messages import ControlRequest
     from hetpeer.peer.process.home import default_home
 
     try:
-        return ask(home or default_home(), Request(do="status"))
+        return ask(home or default_home(), ControlRequest(do="status"))
     except LocalError as error:
         logging.getLogger(__name__).debug("%s", error)
         return None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.peer.control.control_messages import Reliable, Request, Standing
+from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus, ReliableStatus
 from hetpeer.peer.control.control_server import serving
 from hetpeer.peer.control.owned_daemon import OwnedDaemon
 from hetpeer.peer.logs.log_files import keeping_log
@@ -21,13 +21,13 @@ class AttendedDaemon(OwnedDaemon):
 
     def __init__(self, clock: SystemClock, leaving: asyncio.Event, notifier: Notifier) -> None:
         super().__init__(clock, leaving, notifier)
-        self._reliable: Callable[[], Reliable | None] = lambda: None
+        self._reliable: Callable[[], ReliableStatus | None] = lambda: None
 
-    def shows(self, reliable: Callable[[], Reliable]) -> None:
+    def shows(self, reliable: Callable[[], ReliableStatus]) -> None:
         """It has this to show from now on."""
         self._reliable = reliable
 
-    def answer(self, request: Request) -> Standing:
+    def answer(self, request: ControlRequest) -> DaemonStatus:
         """Do what the owner asks for. Raises `LocalError` HP-CTL-005 for what it does not do."""
         if request.do not in ("status", "stop"):
             raise LocalError(
@@ -42,7 +42,7 @@ class AttendedDaemon(OwnedDaemon):
         return self.standing
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> DaemonStatus:
         """For the owner."""
         return super().standing.model_copy(update={"reliable": self._reliable()})
 

@@ -8,19 +8,25 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.peer.control.control_messages import MAX_ANSWER, Request, Standing, decode_answer, opened
+from hetpeer.peer.control.control_messages import (
+    MAX_ANSWER,
+    ControlRequest,
+    DaemonStatus,
+    decode_answer,
+    opened,
+)
 
 ANSWER_S = 5.0
 
 
-class Connection:
+class ControlConnection:
     """To the daemon of one home. Raises `LocalError` HP-CTL-001 when it ends meanwhile, HP-CTL-002 when it does not answer."""
 
     def __init__(self, home: Path, there: socket.socket) -> None:
         self._home = home
         self._there = there
 
-    def ask(self, request: Request) -> Standing:
+    def ask(self, request: ControlRequest) -> DaemonStatus:
         """What the daemon answers. Raises also the error that it answers with, and HP-CTL-003."""
         try:
             self._there.sendall(request.encode())
@@ -55,7 +61,7 @@ class Connection:
 
 
 @contextmanager
-def connected(home: Path) -> Iterator[Connection]:
+def connected(home: Path) -> Iterator[ControlConnection]:
     """A connection to the daemon that runs from `home`. Raises `LocalError` HP-CTL-001 when there is none."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as there:
         there.settimeout(ANSWER_S)
@@ -66,10 +72,10 @@ def connected(home: Path) -> Iterator[Connection]:
             raise not_running(home, "nobody has started one, or it has ended") from error
         except OSError as error:
             raise not_running(home, f"{error.strerror or error}") from error
-        yield Connection(home, there)
+        yield ControlConnection(home, there)
 
 
-def ask(home: Path, request: Request) -> Standing:
+def ask(home: Path, request: ControlRequest) -> DaemonStatus:
     """One question. Raises as `connected` and `Connection.ask` do."""
     with connected(home) as connection:
         return connection.ask(request)

@@ -27,7 +27,7 @@ Text = Annotated[str, Field(max_length=256)]
 AddressText = Annotated[str, Field(max_length=1024)]
 
 
-class Request(BaseModel):
+class ControlRequest(BaseModel):
     """What the owner wants."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
@@ -53,7 +53,7 @@ class Request(BaseModel):
         return self
 
     @classmethod
-    def decode(cls, line: bytes) -> Request:
+    def decode(cls, line: bytes) -> ControlRequest:
         """The request of a line. Raises `LocalError` HP-CTL-003."""
         try:
             return cls.model_validate_json(line)
@@ -64,7 +64,7 @@ class Request(BaseModel):
         return self.model_dump_json(exclude_none=True).encode() + b"\n"
 
 
-class Line(BaseModel):
+class LinkStatus(BaseModel):
     """A link that something was sent on. `to` is the end of the peer's id, `way` how it is reached."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
@@ -74,7 +74,7 @@ class Line(BaseModel):
     bytes_per_second: float
 
 
-class Figures(BaseModel):
+class VolunteerStatus(BaseModel):
     """What the daemon has to show, once it knows its run. `unit` is what its samples are counted in."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
@@ -92,10 +92,10 @@ class Figures(BaseModel):
     microbatches: int = 0
     computes: float = 0.0
     """The share of its time in which its worker computes."""
-    lines: Annotated[tuple[Line, ...], Field(max_length=16)] = ()
+    lines: Annotated[tuple[LinkStatus, ...], Field(max_length=16)] = ()
 
 
-class Member(BaseModel):
+class ReliableMember(BaseModel):
     """A reliable peer, as far as the one that answers knows it."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
@@ -107,7 +107,7 @@ class Member(BaseModel):
     """Since it was last heard; None: nothing is to be heard of it there."""
 
 
-class Reliable(BaseModel):
+class ReliableStatus(BaseModel):
     """What a reliable peer has to show. `steps` are those of the run, `version` those that are committed, as far as it knows."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
@@ -125,10 +125,10 @@ class Reliable(BaseModel):
     steps: int
     stored: int
     """The version of the newest checkpoint on its disk."""
-    members: Annotated[tuple[Member, ...], Field(max_length=16, strict=False)] = ()
+    members: Annotated[tuple[ReliableMember, ...], Field(max_length=16, strict=False)] = ()
 
 
-class Setting(BaseModel):
+class SettingInForce(BaseModel):
     """One of docs/limits.md that is in force, as people write it, and where it is from."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
@@ -137,7 +137,7 @@ class Setting(BaseModel):
     source: AddressText
 
 
-class Standing(BaseModel):
+class DaemonStatus(BaseModel):
     """What the daemon does (docs/daemon.md). Times are in seconds since 1970."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
@@ -156,11 +156,11 @@ class Standing(BaseModel):
     """Sent and received in this month of the calendar."""
     addresses: Annotated[tuple[AddressText, ...], Field(max_length=16, strict=False)] = ()
     """Where its node is reached; none before it has joined the network."""
-    settings: Annotated[dict[Text, Setting], Field(max_length=64)] = {}
+    settings: Annotated[dict[Text, SettingInForce], Field(max_length=64)] = {}
     """In force, by `section.key`."""
-    figures: Figures | None = None
+    figures: VolunteerStatus | None = None
     """Of a volunteer."""
-    reliable: Reliable | None = None
+    reliable: ReliableStatus | None = None
     """Of a reliable peer."""
     dashboard: AddressText | None = None
     """The link to its page, with the token, if it serves one."""
@@ -175,7 +175,7 @@ def encode_error(error: HetpeerError) -> bytes:
     return _line({"error": {**said, "exit": int(error.exit_code)}})
 
 
-def decode_answer(line: bytes) -> Standing:
+def decode_answer(line: bytes) -> DaemonStatus:
     """The standing in a daemon's answer. Raises the error in it as `LocalError`, and HP-CTL-003 for anything else."""
     try:
         answer = json.loads(line)
@@ -184,7 +184,7 @@ def decode_answer(line: bytes) -> Standing:
             said = answer["error"].get("exit")  # nothing, of an older daemon
             status = next((one for one in ExitCode if one == said), ExitCode.UNEXPECTED)
             raise LocalError(code, what, why=why, fix=fix, exit_code=status)
-        return Standing.model_validate_json(line)
+        return DaemonStatus.model_validate_json(line)
     except (ValueError, TypeError, KeyError, RecursionError) as error:  # ValidationError is a ValueError
         raise not_understood("the daemon's answer is none; it may be of another version") from error
 

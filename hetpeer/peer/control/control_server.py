@@ -18,8 +18,8 @@ from hetpeer.dht.identity.identity_lock import in_use
 from hetpeer.peer.control.control_messages import (
     MAX_REQUEST,
     SOCKET,
-    Request,
-    Standing,
+    ControlRequest,
+    DaemonStatus,
     encode_error,
     not_understood,
     opened,
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def serving(
-    home: Path, answer: Callable[[Request], Standing], key: Path | None = None
+    home: Path, answer: Callable[[ControlRequest], DaemonStatus], key: Path | None = None
 ) -> AsyncIterator[None]:
     """Answer what the owner asks, from `home`, which is there. At the end the connections are closed and the socket is gone.
     `key`: of the daemon's identity, where that is no volunteer's.
@@ -92,7 +92,7 @@ def _bound(folder: int, address: str) -> Iterator[socket.socket]:
 class _Connections:
     """Those that are open, a task each."""
 
-    def __init__(self, answer: Callable[[Request], Standing]) -> None:
+    def __init__(self, answer: Callable[[ControlRequest], DaemonStatus]) -> None:
         self._answer = answer
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
@@ -123,7 +123,7 @@ class _Connections:
 
     def _answered(self, line: bytes) -> bytes:
         try:
-            return self._answer(Request.decode(line)).encode()
+            return self._answer(ControlRequest.decode(line)).encode()
         except LocalError as error:
             return encode_error(error)
 

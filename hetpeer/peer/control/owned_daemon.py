@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import HetpeerError
 from hetpeer.dht.base.task_set import TaskSet
-from hetpeer.peer.control.control_messages import Standing
+from hetpeer.peer.control.control_messages import DaemonStatus
 from hetpeer.peer.process.systemd_notify import Notifier
 
 TICK_S = 1.0
@@ -76,11 +76,11 @@ class OwnedDaemon:
         self._dashboard, self._changes = link, changes
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> DaemonStatus:
         """For the owner."""
         self.look()
         state, reason, since = self._known
-        return Standing(
+        return DaemonStatus(
             state=state,
             reason=reason,
             since=since,

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import time
 
-from hetpeer.peer.control.control_messages import Figures, Line
+from hetpeer.peer.control.control_messages import LinkStatus, VolunteerStatus
 from hetpeer.peer.daemon.presence import Presence
 from hetpeer.peer.training.self_advert import link_notes
 from hetpeer.stages.pipeline.utilization import Occupation
 
 
-def figures_of(presence: Presence) -> Figures:
+def figures_of(presence: Presence) -> VolunteerStatus:
     """Now. While no volunteer lives there, the run's alone."""
     manifest, volunteer = presence.files.run.manifest, presence.life.volunteer
-    known = Figures(
+    known = VolunteerStatus(
         pid=os.getpid(), run=manifest.name[:64], unit=manifest.data.unit, steps=manifest.training.steps
     )
     if volunteer is None:
@@ -28,6 +28,8 @@ def figures_of(presence: Presence) -> Figures:
         "units_per_second": volunteer.tokens_per_second,
         "microbatches": figures.microbatches,
         "computes": figures.shares.lately(time.monotonic())[Occupation.COMPUTES],
-        "lines": tuple(Line(to=note.to, way=note.path, bytes_per_second=float(note.rate)) for note in notes),
+        "lines": tuple(
+            LinkStatus(to=note.to, way=note.path, bytes_per_second=float(note.rate)) for note in notes
+        ),
     }
     return known.model_copy(update=at_work)

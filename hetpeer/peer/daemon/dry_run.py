@@ -18,10 +18,10 @@ from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.discovery.roster import Roster
 from hetpeer.dht.kademlia.adverts import Advert
 from hetpeer.peer.arrival.credentials import refusal
-from hetpeer.peer.arrival.find_run import Arrival
+from hetpeer.peer.arrival.find_run import FoundRun
 from hetpeer.peer.control.control_server import locked
-from hetpeer.peer.daemon.limits_in_force import Governing
-from hetpeer.peer.daemon.owner_wishes import Daemon
+from hetpeer.peer.daemon.limits_in_force import LimitsInForce
+from hetpeer.peer.daemon.owner_wishes import VolunteerDaemon
 from hetpeer.peer.daemon.presence import JoinOptions, arriving
 from hetpeer.peer.daemon.rejection import rejection
 from hetpeer.peer.daemon.volunteer_life import start_compute
@@ -40,8 +40,8 @@ async def try_out(options: JoinOptions) -> None:
     """Say what `hetpeer join` would do. Raises the `LocalError` with which `join` would end, and `RemoteError` where the DHT does not answer."""
     home = Home(options.home)
     home.identity()
-    daemon = Daemon(SystemClock(), asyncio.Event(), Notifier(""))
-    governing = Governing(options.settings, daemon, home, Sensors(), options.sources)
+    daemon = VolunteerDaemon(SystemClock(), asyncio.Event(), Notifier(""))
+    governing = LimitsInForce(options.settings, daemon, home, Sensors(), options.sources)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(locked(home.path))
         await stack.enter_async_context(governing.running())
@@ -53,7 +53,7 @@ async def try_out(options: JoinOptions) -> None:
     say("hetpeer join would take part; this was a trial, and no place was asked for")
 
 
-async def _foresee(options: JoinOptions, home: Home, governing: Governing, arrival: Arrival) -> None:
+async def _foresee(options: JoinOptions, home: Home, governing: LimitsInForce, arrival: FoundRun) -> None:
     signed, node = arrival.signed, arrival.node
     run = RunDirectory(home.path / "runs" / signed.run_id, signed)  # which is made by who joins
     say(

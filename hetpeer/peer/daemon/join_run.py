@@ -20,8 +20,8 @@ from hetpeer.dht.base.errors import ExitCode
 from hetpeer.peer.control.control_server import serving
 from hetpeer.peer.control.owned_daemon import TICK_S
 from hetpeer.peer.daemon.daemon_figures import figures_of
-from hetpeer.peer.daemon.limits_in_force import Governing
-from hetpeer.peer.daemon.owner_wishes import Daemon, State, Wish
+from hetpeer.peer.daemon.limits_in_force import LimitsInForce
+from hetpeer.peer.daemon.owner_wishes import DaemonState, VolunteerDaemon, Wish
 from hetpeer.peer.daemon.presence import JoinOptions, Presence, no_state, present
 from hetpeer.peer.daemon.volunteer_life import live
 from hetpeer.peer.limits.hold_reasons import explained, paused
@@ -48,12 +48,12 @@ async def join(options: JoinOptions, leaving: asyncio.Event) -> Stop | None:
     """Take part until the run is over (its Stop), or `leaving` is set or the owner wants it to end (None). Raises `LocalError`."""
     home = Home(options.home)
     home.identity()  # and its folder, where the owner finds us
-    daemon = Daemon(SystemClock(), leaving, Notifier.of_environment())
+    daemon = VolunteerDaemon(SystemClock(), leaving, Notifier.of_environment())
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(daemon.running())
         if options.for_s is not None:
             daemon.finish_after(options.for_s)
-        governing = Governing(options.settings, daemon, home, Sensors(), options.sources)
+        governing = LimitsInForce(options.settings, daemon, home, Sensors(), options.sources)
         daemon.explained_by(lambda reasons: explained(reasons, governing.settings))
         await stack.enter_async_context(serving(home.path, governing.answer))
         stack.enter_context(keeping_log(home.path))  # by whoever has the home's lock
@@ -75,7 +75,7 @@ async def join(options: JoinOptions, leaving: asyncio.Event) -> Stop | None:
         return stop
 
 
-async def _lives(presence: Presence, governing: Governing, daemon: Daemon) -> Stop | None:
+async def _lives(presence: Presence, governing: LimitsInForce, daemon: VolunteerDaemon) -> Stop | None:
     deaths: deque[float] = deque(maxlen=MAX_RESTARTS)
     while (wish := daemon.wish) in (Wish.WORK, Wish.PAUSE):
         if wish is Wish.PAUSE:
@@ -105,9 +105,9 @@ async def _clear(presence: Presence) -> None:
     await _sweep()
 
 
-async def _rest(presence: Presence, governing: Governing, daemon: Daemon) -> None:
+async def _rest(presence: Presence, governing: LimitsInForce, daemon: VolunteerDaemon) -> None:
     """Stay in the network without a worker, for as long as the volunteer is held back."""
-    daemon.does(State.WAITING)
+    daemon.does(DaemonState.WAITING)
     reasons = daemon.holding
     say(paused(reasons, governing.settings))
     await unless(daemon.until(Wish.WORK, Wish.STOP), _idle(presence, governing, daemon, reasons))
@@ -115,7 +115,9 @@ async def _rest(presence: Presence, governing: Governing, daemon: Daemon) -> Non
         say("resumed")
 
 
-async def _idle(presence: Presence, governing: Governing, daemon: Daemon, reasons: Sequence[Reason]) -> None:
+async def _idle(
+    presence: Presence, governing: LimitsInForce, daemon: VolunteerDaemon, reasons: Sequence[Reason]
+) -> None:
     """Be a peer that holds no state; `reasons` have been told. Never returns."""
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(
@@ -131,7 +133,7 @@ async def _idle(presence: Presence, governing: Governing, daemon: Daemon, reason
         tasks.create_task(tell_reasons(governing, daemon, reasons), name="reasons")
 
 
-async def tell_reasons(governing: Governing, daemon: Daemon, told: Sequence[Reason]) -> None:
+async def tell_reasons(governing: LimitsInForce, daemon: VolunteerDaemon, told: Sequence[Reason]) -> None:
     """Say when other reasons hold than were `told`. Never returns."""
     while True:
         await asyncio.sleep(TICK_S)
@@ -140,7 +142,7 @@ async def tell_reasons(governing: Governing, daemon: Daemon, told: Sequence[Reas
             say(paused(reasons, governing.settings))
 
 
-async def _serve_files(presence: Presence, governing: Governing) -> None:
+async def _serve_files(presence: Presence, governing: LimitsInForce) -> None:
     """Give others the run's files for as long as the month's cap allows. Never returns."""
     served: bool | None = None
     while True:

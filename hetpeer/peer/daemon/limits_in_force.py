@@ -17,14 +17,14 @@ from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import HetpeerError, LocalError
 from hetpeer.dht.base.task_set import TaskSet, to_its_end
 from hetpeer.dht.streams.throttle import Throttle
-from hetpeer.peer.control.control_messages import Request, Setting, Standing
-from hetpeer.peer.daemon.owner_wishes import Daemon, Wish
+from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus, SettingInForce
+from hetpeer.peer.daemon.owner_wishes import VolunteerDaemon, Wish
 from hetpeer.peer.limits import monthly_traffic
 from hetpeer.peer.limits.amounts import rate
 from hetpeer.peer.limits.cpu_affinity import restrict
 from hetpeer.peer.limits.governor import Governor, Readings
 from hetpeer.peer.limits.holds import Reason
-from hetpeer.peer.limits.sensor_poll import Lookout
+from hetpeer.peer.limits.sensor_poll import SensorPoll
 from hetpeer.peer.limits.sensors import Sensors
 from hetpeer.peer.limits.settings import DEFAULT, Settings, worded
 from hetpeer.peer.process.home import Home
@@ -42,13 +42,13 @@ DEVICE, KEPT = "compute.device", "the worker before"
 _log = logging.getLogger(__name__)
 
 
-class Governing:
+class LimitsInForce:
     """It answers the owner at once, and governs within `running`; its node comes later."""
 
     def __init__(
         self,
         settings: Settings,
-        daemon: Daemon,
+        daemon: VolunteerDaemon,
         home: Home,
         sensors: Sensors,
         sources: Mapping[str, str] = MappingProxyType({}),
@@ -61,7 +61,7 @@ class Governing:
         self._daemon = daemon
         self._home = home.path
         self._sensors = sensors
-        self._lookout = Lookout(sensors)
+        self._lookout = SensorPoll(sensors)
         self._clock = SystemClock()
         self._governor = Governor()
         self._holding: frozenset[Reason] = frozenset()
@@ -110,7 +110,7 @@ class Governing:
         self.sources[DEVICE] = KEPT
         return True
 
-    def answer(self, request: Request) -> Standing:
+    def answer(self, request: ControlRequest) -> DaemonStatus:
         """Do what the owner asks for. Raises `LocalError` HP-CONF-003 for a setting that cannot be."""
         if request.key is not None and request.value is not None:
             self.change(request.key, request.value)
@@ -118,7 +118,7 @@ class Governing:
         return self._daemon.answer(request).model_copy(update=told)
 
     @property
-    def told(self) -> dict[str, Setting]:
+    def told(self) -> dict[str, SettingInForce]:
         """The settings in force, and where each is from, in words."""
         return told(self.settings, self.sources)
 
@@ -207,10 +207,10 @@ class Governing:
         self._throttle.down.limit(rate(self.settings.limits.down))
 
 
-def told(settings: Settings, sources: Mapping[str, str]) -> dict[str, Setting]:
+def told(settings: Settings, sources: Mapping[str, str]) -> dict[str, SettingInForce]:
     """`section.key` → value and source, in words."""
     return {
-        key: Setting(value=worded(value)[:512], source=sources.get(key, DEFAULT)[:512])
+        key: SettingInForce(value=worded(value)[:512], source=sources.get(key, DEFAULT)[:512])
         for key, value in settings.flat().items()
     }
 

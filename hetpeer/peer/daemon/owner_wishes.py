@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from hetpeer.dht.base.clock import SystemClock
 from hetpeer.peer.control import owned_daemon
-from hetpeer.peer.control.control_messages import Figures, Request, Standing
+from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus, VolunteerStatus
 from hetpeer.peer.control.owned_daemon import Does, OwnedDaemon
 from hetpeer.peer.limits.holds import Holds, Reason
 from hetpeer.peer.process.console import say
@@ -30,7 +30,7 @@ class Wish(enum.Enum):
     STOP = "stop"
 
 
-class State(enum.StrEnum):
+class DaemonState(enum.StrEnum):
     """What the daemon does, as `status` shows it."""
 
     STARTING = owned_daemon.STARTING
@@ -45,7 +45,7 @@ class State(enum.StrEnum):
     FAILED = owned_daemon.FAILED
 
 
-class Daemon(OwnedDaemon):
+class VolunteerDaemon(OwnedDaemon):
     """A volunteer's."""
 
     def __init__(self, clock: SystemClock, leaving: asyncio.Event, notifier: Notifier) -> None:
@@ -54,7 +54,7 @@ class Daemon(OwnedDaemon):
         self._finishing = False
         self._finish_at = math.inf
         self._changed = asyncio.Event()
-        self._figures: Callable[[], Figures | None] = lambda: None
+        self._figures: Callable[[], VolunteerStatus | None] = lambda: None
         self._explain: Callable[[Sequence[Reason]], str] = lambda _: ""
         self._wish_known = Wish.WORK
 
@@ -100,7 +100,7 @@ class Daemon(OwnedDaemon):
         """Finish by itself so long from now on; time in which the machine sleeps counts."""
         self._finish_at = self._clock.boottime() + seconds
 
-    def answer(self, request: Request) -> Standing:
+    def answer(self, request: ControlRequest) -> DaemonStatus:
         """Do what the owner asks for."""
         match request.do:
             case "pause":
@@ -116,7 +116,9 @@ class Daemon(OwnedDaemon):
     # ── what it does ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def joined(
-        self, addresses: Callable[[], Sequence[str]], figures: Callable[[], Figures | None] = lambda: None
+        self,
+        addresses: Callable[[], Sequence[str]],
+        figures: Callable[[], VolunteerStatus | None] = lambda: None,
     ) -> None:
         """It is in the network, and reached there; `figures` are what it has to show from now on."""
         self._figures = figures
@@ -127,11 +129,11 @@ class Daemon(OwnedDaemon):
         self._explain = explain
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> DaemonStatus:
         """For the owner."""
         known, now, wall = super().standing, self._clock.boottime(), self._clock.wall()
         left_s = self._holds.until(now) - now
-        is_paused = known.state == State.PAUSED
+        is_paused = known.state == DaemonState.PAUSED
         stays = math.isfinite(self._finish_at) and self.wish in (Wish.WORK, Wish.PAUSE)
         return known.model_copy(
             update={
@@ -158,8 +160,8 @@ class Daemon(OwnedDaemon):
 
     def _doing(self) -> Does:
         state, reason = self._look()
-        if state in (State.STOPPED, State.FAILED) or self.wish is Wish.WORK:
+        if state in (DaemonState.STOPPED, DaemonState.FAILED) or self.wish is Wish.WORK:
             return state, reason
         if self.wish is Wish.PAUSE:
-            return State.PAUSED, ",".join(self.holding)
-        return State.DRAINING, "finish" if self._finishing else "stop"
+            return DaemonState.PAUSED, ",".join(self.holding)
+        return DaemonState.DRAINING, "finish" if self._finishing else "stop"

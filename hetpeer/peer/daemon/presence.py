@@ -20,7 +20,7 @@ from hetpeer.dht.identity.addresses import Address
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.arrival.credentials import Credentials, credentials
-from hetpeer.peer.arrival.find_run import Arrival, arrived
+from hetpeer.peer.arrival.find_run import FoundRun, arrived
 from hetpeer.peer.arrival.invites import Destination
 from hetpeer.peer.arrival.known_runs import known_run
 from hetpeer.peer.arrival.lan_notices import chosen
@@ -142,7 +142,7 @@ async def present(
 
 async def arriving(
     options: JoinOptions, home: Home, *, stays: bool = True
-) -> contextlib.AbstractAsyncContextManager[Arrival]:
+) -> contextlib.AbstractAsyncContextManager[FoundRun]:
     """The way into the network of the run that is meant, to be entered; `stays` as `arrived` has it. Raises `LocalError` HP-ADDR-004, HP-NET-016."""
     network, goal = options.settings.network, Destination(options.bootstrap, options.run)
     if network.lan and not goal.addresses:

@@ -17,7 +17,7 @@ from hetpeer.averaging.effects import Stop
 from hetpeer.averaging.member.member import Phase
 from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.peer.control.owned_daemon import Does
-from hetpeer.peer.daemon.limits_in_force import LOOK_S, Governing
+from hetpeer.peer.daemon.limits_in_force import LOOK_S, LimitsInForce
 from hetpeer.peer.daemon.machine_offer import (
     computes_on,
     disk_offered,
@@ -26,7 +26,7 @@ from hetpeer.peer.daemon.machine_offer import (
     ram_offered,
     uplink_offered,
 )
-from hetpeer.peer.daemon.owner_wishes import Daemon, State, Wish
+from hetpeer.peer.daemon.owner_wishes import DaemonState, VolunteerDaemon, Wish
 from hetpeer.peer.daemon.presence import Presence
 from hetpeer.peer.daemon.rejection import rejection
 from hetpeer.peer.limits.amounts import rate, share, share_or_bytes
@@ -56,23 +56,23 @@ PACE_S = 0.7
 _log = logging.getLogger(__name__)
 
 
-async def live(presence: Presence, daemon: Daemon, governing: Governing) -> Stop | None:
+async def live(presence: Presence, daemon: VolunteerDaemon, governing: LimitsInForce) -> Stop | None:
     """Take part with one compute worker until the run is over (its Stop), or something else than work is wished (None).
 
     `governing` has the settings, and says at any time how much of its time the worker may work.
 
     Raises `LocalError`, and `WorkerDiedError` with nothing of the worker left.
     """
-    daemon.does(State.CHECKING)
+    daemon.does(DaemonState.CHECKING)
     async with contextlib.AsyncExitStack() as life:
         other = daemon.until(Wish.PAUSE, Wish.FINISH, Wish.STOP)
-        async with shown_as(State.CHECKING, presence, governing):
+        async with shown_as(DaemonState.CHECKING, presence, governing):
             started = await unless(other, start_compute(presence.home, governing, life))
         return None if started is None else await _live(presence, *started, daemon, lambda: governing.share)
 
 
 @contextlib.asynccontextmanager
-async def shown_as(state: State, presence: Presence, governing: Governing) -> AsyncIterator[None]:
+async def shown_as(state: DaemonState, presence: Presence, governing: LimitsInForce) -> AsyncIterator[None]:
     """Others see us meanwhile: a worker takes seconds to start, and so does the first word of a new node to get about."""
     advert = partial(workless_advert, presence.node, governing.settings.node.name, state.value)
     company = TaskSet()
@@ -84,7 +84,7 @@ async def shown_as(state: State, presence: Presence, governing: Governing) -> As
 
 
 async def start_compute(
-    home: Home, governing: Governing, life: contextlib.AsyncExitStack
+    home: Home, governing: LimitsInForce, life: contextlib.AsyncExitStack
 ) -> tuple[Compute, Offer, str]:
     """A compute worker, what this machine can offer with it, and the name of its device. Raises `LocalError` HP-GPU-*."""
     settings = governing.settings
@@ -116,7 +116,7 @@ async def _live(
     compute: Compute,
     offer: Offer,
     device_name: str,
-    daemon: Daemon,
+    daemon: VolunteerDaemon,
     share: Callable[[], float],
 ) -> Stop | None:
     files, node, roster = presence.files, presence.node, presence.roster
@@ -153,7 +153,7 @@ async def _take_part(
     compute: Compute,
     ahead: Coroutine[Any, Any, object],
     beside: Sequence[Coroutine[Any, Any, None]],
-    daemon: Daemon,
+    daemon: VolunteerDaemon,
 ) -> Stop | None:
     """Work until the run is over or something else is wished; `ahead` may find out that nothing fits us."""
     work = asyncio.ensure_future(volunteer.run())
@@ -186,7 +186,7 @@ async def _take_part(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _called_off(volunteer: Volunteer, daemon: Daemon) -> None:
+async def _called_off(volunteer: Volunteer, daemon: VolunteerDaemon) -> None:
     """Return when this life is to end. Who is asked to finish stops when the step that is under way is over."""
     if await daemon.until(Wish.PAUSE, Wish.FINISH, Wish.STOP) is Wish.FINISH:
         with contextlib.suppress(TimeoutError):
@@ -212,17 +212,17 @@ def doing(phase: Phase, *, in_touch: bool) -> Does:
     """What a volunteer in this phase does, `in_touch` with a coordinator or not. Pure."""
     match phase:
         case Phase.STOPPED:
-            return State.STOPPED, ""
+            return DaemonState.STOPPED, ""
         case Phase.JOINING:
-            return State.JOINING, "" if in_touch else "no_coordinator"
+            return DaemonState.JOINING, "" if in_touch else "no_coordinator"
         case _ if not in_touch:
-            return State.WAITING, "no_coordinator"
+            return DaemonState.WAITING, "no_coordinator"
         case Phase.PREPARING | Phase.SYNCING:
-            return State.SYNCING, ""
+            return DaemonState.SYNCING, ""
         case Phase.READY:
-            return State.WAITING, "no_peers"
+            return DaemonState.WAITING, "no_peers"
         case _:
-            return State.TRAINING, ""
+            return DaemonState.TRAINING, ""
 
 
 @contextlib.asynccontextmanager

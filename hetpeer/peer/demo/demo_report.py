@@ -21,9 +21,9 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.demo.demo_run import Kill, Trained
 from hetpeer.peer.demo.demo_settings import DemoSettings
-from hetpeer.peer.demo.demo_view import View
-from hetpeer.peer.demo.log_feed import LedgerFeed
-from hetpeer.peer.watching.loss_plot import Mark, loss_curve
+from hetpeer.peer.demo.demo_view import DemoView
+from hetpeer.peer.demo.log_feed import LogFeed
+from hetpeer.peer.watching.loss_plot import PlotMark, loss_curve
 from hetpeer.stages.data.shards import TOKENS
 
 PROMPT_BYTES, SAMPLE_BYTES = 32, 240
@@ -73,7 +73,7 @@ class Summary:
         yield f"verdict       {'exactly once' if self.ok else 'BROKEN'}"
 
 
-def report(settings: DemoSettings, run: RunDirectory, trained: Trained, view: View) -> Summary:
+def report(settings: DemoSettings, run: RunDirectory, trained: Trained, view: DemoView) -> Summary:
     """Prove the run and write everything into OUT. Raises `LocalError` HP-AUDIT-001, HP-DISK-*, HP-CKPT-001."""
     collect_evidence(settings, run)
     view.say("counting every microbatch in the volunteers' signed logs")
@@ -145,7 +145,7 @@ def _missing(settings: DemoSettings, history: History) -> Iterator[str]:
         yield f"the last checkpoint is of step {history.checkpoint_version}"
 
 
-def _speed(feed: LedgerFeed, tokens_per_step: int) -> float:
+def _speed(feed: LogFeed, tokens_per_step: int) -> float:
     """Tokens of the surviving steps by the time they took, the first step (everybody still joins) left out."""
     at = [seen.at for seen in feed.seen if seen.record["kind"] == "commit"]
     if at[-1] == at[0]:
@@ -174,12 +174,12 @@ def _plot(settings: DemoSettings, trained: Trained, reference: ReferenceRun) -> 
     )
 
 
-def _kill_marks(kills: Sequence[Kill]) -> Iterator[Mark]:
+def _kill_marks(kills: Sequence[Kill]) -> Iterator[PlotMark]:
     for kill in kills:
-        yield Mark(step=kill.step, text=f"{kill.name} killed")
+        yield PlotMark(step=kill.step, text=f"{kill.name} killed")
 
 
-def _rollback_marks(feed: LedgerFeed) -> Iterator[Mark]:
+def _rollback_marks(feed: LogFeed) -> Iterator[PlotMark]:
     for seen in feed.seen:
         if seen.record["kind"] == "rollback":
-            yield Mark(step=seen.record["to_version"], text="rolled back to here", rollback=True)
+            yield PlotMark(step=seen.record["to_version"], text="rolled back to here", rollback=True)

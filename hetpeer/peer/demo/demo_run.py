@@ -12,8 +12,8 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.clock import Clock
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.demo.demo_settings import DemoSettings
-from hetpeer.peer.demo.demo_view import Picture, View
-from hetpeer.peer.demo.log_feed import RECENT, LedgerFeed, recovery_seconds
+from hetpeer.peer.demo.demo_view import DemoView, Picture
+from hetpeer.peer.demo.log_feed import RECENT, LogFeed, recovery_seconds
 from hetpeer.peer.process.hetpeer_children import Child, end_all
 
 TRACE = ("--trace",)
@@ -40,11 +40,11 @@ class Kill:
 class Trained:
     """A run that was seen through to its last step."""
 
-    feed: LedgerFeed
+    feed: LogFeed
     kills: Sequence[Kill]
 
 
-async def train(settings: DemoSettings, run: RunDirectory, view: View, clock: Clock) -> Trained:
+async def train(settings: DemoSettings, run: RunDirectory, view: DemoView, clock: Clock) -> Trained:
     """Run the swarm until the run is finished. No process is left when this returns, raises or is cancelled.
 
     Raises `LocalError`: HP-DEMO-003 (a process failed), HP-DEMO-004 (nothing moves any more).
@@ -79,12 +79,12 @@ class _Watch:
         self,
         settings: DemoSettings,
         run: RunDirectory,
-        view: View,
+        view: DemoView,
         clock: Clock,
         bootstrap: Child,
         volunteers: Sequence[Child],
     ) -> None:
-        self.feed = LedgerFeed(run.log_path, clock)
+        self.feed = LogFeed(run.log_path, clock)
         self._settings = settings
         self._run = run
         self._view = view

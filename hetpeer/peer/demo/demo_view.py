@@ -37,7 +37,7 @@ class Picture:
         return f"step {self.step}/{self.steps}{loss}{evaluation}{speed}  {alive} alive{back}"
 
 
-class View(Protocol):
+class DemoView(Protocol):
     """Where a demo tells what happens."""
 
     def say(self, text: str) -> None:
@@ -78,7 +78,7 @@ class LiveView:
 
 
 @contextmanager
-def opened(*, plain: bool, quiet: bool) -> Iterator[View]:
+def opened(*, plain: bool, quiet: bool) -> Iterator[DemoView]:
     """The view for this terminal; when it closes, the last picture stays."""
     if plain or quiet:
         yield PlainView(quiet=quiet)

@@ -23,7 +23,7 @@ class Seen:
     record: Record
 
 
-class LedgerFeed:
+class LogFeed:
     """Follows a log that another process writes. `poll` often: a record's time is when it was first read."""
 
     def __init__(self, log: Path, clock: Clock) -> None:

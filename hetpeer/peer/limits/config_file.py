@@ -14,9 +14,9 @@ from typing import Any
 from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.limits.settings import (
-    Layer,
-    Merged,
+    MergedSettings,
     Settings,
+    SettingsLayer,
     merged,
     of_environment,
     of_file,
@@ -36,18 +36,18 @@ def config_path(home: Path) -> Path:
     return (Path(config) if config else Path.home() / ".config") / "hetpeer" / NAME
 
 
-def read(path: Path) -> Layer:
+def read(path: Path) -> SettingsLayer:
     """What the file says; nothing where there is none. Raises `LocalError` HP-CONF-003."""
     return of_file(_tables(path, _text(path)), str(path))
 
 
-def effective(home: Path, options: Mapping[str, Any]) -> Merged:
+def effective(home: Path, options: Mapping[str, Any]) -> MergedSettings:
     """The settings that count for `home`; `options` are those of the command line that were given.
 
     Raises `LocalError` HP-CONF-003.
     """
     file, environment = read(config_path(home)), of_environment(os.environ)
-    return merged([file, *environment, Layer("the command line", options)])
+    return merged([file, *environment, SettingsLayer("the command line", options)])
 
 
 def write(path: Path, key: str, value: str) -> None:
@@ -63,7 +63,7 @@ def write(path: Path, key: str, value: str) -> None:
 def changed(path: Path, key: str, value: str) -> str:
     """What the file would say with one setting changed. Raises `LocalError` HP-CONF-003 for what cannot be, HP-WEB-002 for a dashboard nowhere."""
     before = read(path)
-    after = merged([Layer(before.source, {**before.values, key: value})]).settings
+    after = merged([SettingsLayer(before.source, {**before.values, key: value})]).settings
     parse_where(after.dashboard.listen)
     text = edited(_text(path), key, after.flat()[key])
     if not _says(text, after):

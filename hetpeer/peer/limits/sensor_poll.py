@@ -18,7 +18,7 @@ PATIENCE_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-class Lookout:
+class SensorPoll:
     """The readings of `sensors`. One look is under way at a time, so that a sensor that hangs takes one thread for ever, not more and more."""
 
     def __init__(self, sensors: Sensors) -> None:

@@ -127,8 +127,8 @@ class Settings(_Section):
 
     def changed(self, key: str, value: Any, source: str) -> Settings:
         """The same with one setting changed. Raises `LocalError` HP-CONF-003."""
-        now = Layer("", {name: old for name, old in self.flat().items() if name != key})
-        return merged([now, Layer(source, {key: value})]).settings
+        now = SettingsLayer("", {name: old for name, old in self.flat().items() if name != key})
+        return merged([now, SettingsLayer(source, {key: value})]).settings
 
 
 WORKER = "hetpeer.averaging.worker_main"
@@ -143,7 +143,7 @@ def _of_worker(settings: Settings) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class SettingsLayer:
     """What one source says: `section.key` → value. Later layers beat earlier ones."""
 
     source: str
@@ -151,14 +151,14 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergedSettings:
     """Settings, and the source of each that is not a default."""
 
     settings: Settings
     sources: Mapping[str, str]
 
 
-def merged(layers: Sequence[Layer]) -> Merged:
+def merged(layers: Sequence[SettingsLayer]) -> MergedSettings:
     """What counts. Raises `LocalError` HP-CONF-003 that names key and source."""
     values: dict[str, dict[str, Any]] = {}
     sources: dict[str, str] = {}
@@ -170,7 +170,7 @@ def merged(layers: Sequence[Layer]) -> Merged:
             values.setdefault(section, {})[key] = value
             sources[dotted] = layer.source
     try:
-        return Merged(Settings.model_validate(values), sources)
+        return MergedSettings(Settings.model_validate(values), sources)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"][:2]))
@@ -181,7 +181,7 @@ def merged(layers: Sequence[Layer]) -> Merged:
         ) from error
 
 
-def of_file(tables: Mapping[str, Any], source: str) -> Layer:
+def of_file(tables: Mapping[str, Any], source: str) -> SettingsLayer:
     """The layer of a TOML file."""
     values: dict[str, Any] = {}
     for name, table in tables.items():
@@ -189,10 +189,10 @@ def of_file(tables: Mapping[str, Any], source: str) -> Layer:
             values |= {f"{name}.{key}": value for key, value in table.items()}
         else:
             values[name] = table  # which is no key of ours
-    return Layer(source, values)
+    return SettingsLayer(source, values)
 
 
-def of_environment(environment: Mapping[str, str]) -> Sequence[Layer]:
+def of_environment(environment: Mapping[str, str]) -> Sequence[SettingsLayer]:
     """A layer for each variable `HETPEER_<SECTION>_<KEY>`, also for one that is such a name misspelt (`merged` refuses it).
 
     Others of that prefix are somebody else's; `HETPEER_DASHBOARD` is short for that section's only key.
@@ -206,7 +206,7 @@ def of_environment(environment: Mapping[str, str]) -> Sequence[Layer]:
         section, _, key = name.removeprefix(PREFIX).lower().partition("_")
         dotted = SHORT.get(name, f"{section}.{key}")
         if dotted in KEYS or (key and (section in Settings.model_fields or _near(dotted))):
-            layers.append(Layer(f"the environment's {name}", {dotted: text}))
+            layers.append(SettingsLayer(f"the environment's {name}", {dotted: text}))
     return layers
 
 

@@ -22,7 +22,7 @@ MAX_TIME = 1e11
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LogEntry:
     """One message. `raw` is its line as it is in the file, without the line's end."""
 
     raw: str
@@ -67,7 +67,7 @@ class LogReader:
                 exit_code=ExitCode.NOT_RUNNING,
             ) from error
 
-    def last(self, count: int) -> list[Entry]:
+    def last(self, count: int) -> list[LogEntry]:
         """The newest `count` messages, the oldest first; `news` goes on behind them."""
         found = deque(self.news(), maxlen=count)
         for number in range(1, OLDER + 1):
@@ -76,7 +76,7 @@ class LogReader:
             found.extendleft(reversed(self._older(number)[len(found) - count :]))
         return list(found)
 
-    def news(self) -> list[Entry]:
+    def news(self) -> list[LogEntry]:
         """What was written since the last call, in whichever file it is."""
         lines = self._lines()
         if (newer := self._newer()) is not None:
@@ -84,7 +84,7 @@ class LogReader:
             self.close()
             self._file, self._rest = newer, b""
             lines += self._lines()
-        return [entry for line in lines if (entry := Entry.read(line.decode(errors="replace")))]
+        return [entry for line in lines if (entry := LogEntry.read(line.decode(errors="replace")))]
 
     def close(self) -> None:
         self._file.close()
@@ -105,7 +105,7 @@ class LogReader:
             return None
         return there
 
-    def _older(self, number: int) -> list[Entry]:
+    def _older(self, number: int) -> list[LogEntry]:
         try:
             with self._path.with_name(f"{FILE}.{number}").open("rb") as file:
                 if os.path.sameopenfile(
@@ -115,4 +115,4 @@ class LogReader:
                 lines = file.read().split(b"\n")
         except OSError:
             return []
-        return [entry for line in lines if (entry := Entry.read(line.decode(errors="replace")))]
+        return [entry for line in lines if (entry := LogEntry.read(line.decode(errors="replace")))]

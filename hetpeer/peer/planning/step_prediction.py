@@ -29,7 +29,7 @@ SCHEMA = "hetpeer.plan/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class PredictedVolunteer:
     """A volunteer on whose work a step waits."""
 
     peer: str
@@ -50,7 +50,7 @@ class Prediction:
     estimate: Estimate
     measured_s: float | None
     """What the coordinator says of the last step."""
-    members: tuple[Member, ...]
+    members: tuple[PredictedVolunteer, ...]
     fresh_steps: int = 0
     """The run's first steps, which do not overlap and are not predicted."""
 
@@ -111,7 +111,7 @@ def predict(signed: SignedManifest, adverts: Mapping[str, Advert]) -> Prediction
         measured_s=_measured(signed, adverts),
         fresh_steps=manifest.training.fresh_steps,
         members=tuple(
-            Member(
+            PredictedVolunteer(
                 peer=peer,
                 name=advert.name or short_id(peer),
                 blocks=(advert.block_begin, advert.block_end),

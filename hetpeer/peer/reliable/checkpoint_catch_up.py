@@ -17,7 +17,7 @@ AGAIN_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-class CatchingUp:
+class CheckpointCatchUp:
     """`checkpoints` with those that `replica` says are sealed."""
 
     def __init__(self, replica: Replica, checkpoints: CheckpointReplication) -> None:

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Calm:
+class ProposalTiming:
     """Whether it is time to look for another division. Pure; `now` in seconds of a clock that only rises."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Calm:
         return True
 
 
-class Proposing:
+class PlanProposer:
     """Looks at the run that `service` coordinates (None: another peer does), whose volunteers `roster` shows."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Proposing:
         self._manifest = manifest
         self._roster = roster
         self._service = service
-        self._calm = Calm()
+        self._calm = ProposalTiming()
         self._remembered = Remembered()
         self._seed = 0
 

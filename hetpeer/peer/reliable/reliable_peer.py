@@ -40,8 +40,8 @@ from hetpeer.peer.arrival.rendezvous import join_address, near_address, open_con
 from hetpeer.peer.control.attended_daemon import AttendedDaemon, attended
 from hetpeer.peer.process.lifecycle import freeze_memory
 from hetpeer.peer.process.web_address import Where
-from hetpeer.peer.reliable.checkpoint_catch_up import CatchingUp
-from hetpeer.peer.reliable.plan_proposer import Proposing
+from hetpeer.peer.reliable.checkpoint_catch_up import CheckpointCatchUp
+from hetpeer.peer.reliable.plan_proposer import PlanProposer
 from hetpeer.peer.reliable.reliable_advert import notable_of_reliable, reliable_advert
 from hetpeer.peer.reliable.reliable_progress import ReliableProgress
 from hetpeer.peer.reliable.reliable_status import doing, figures_of
@@ -90,7 +90,7 @@ class ReliablePeer:
         """Halts among so many are of an earlier life."""
         self._halt: Halt | None = None
         """The last one, unless somebody has reigned since."""
-        self._catching_up = CatchingUp(replica, self._checkpoints)
+        self._catching_up = CheckpointCatchUp(replica, self._checkpoints)
         self.service: CoordinatorService | None = None
         """While it leads."""
         self.ready = asyncio.Event()
@@ -276,7 +276,7 @@ async def _take_part(
     ]
     if not options.keep_places:
         beside.append(
-            asyncio.ensure_future(Proposing(run.manifest, roster, lambda: peer.service).look_forever())
+            asyncio.ensure_future(PlanProposer(run.manifest, roster, lambda: peer.service).look_forever())
         )
     if options.stand_in:
         helper = StandIn(run.path / "stand-in", lambda: peer.service, lambda: near_address(node))

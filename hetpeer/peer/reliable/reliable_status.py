@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from hetpeer.peer.control.control_messages import Member, Reliable
+from hetpeer.peer.control.control_messages import ReliableMember, ReliableStatus
 from hetpeer.peer.control.owned_daemon import Does
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ def doing(peer: ReliablePeer) -> Does:
     return ("waiting", "no_peers") if service.core.missing_blocks else ("training", "")
 
 
-def figures_of(run: RunDirectory, peer: ReliablePeer) -> Reliable:
+def figures_of(run: RunDirectory, peer: ReliablePeer) -> ReliableStatus:
     """Now."""
     replica, service = peer.replica, peer.service
-    return Reliable(
+    return ReliableStatus(
         pid=os.getpid(),
         run=run.manifest.name,
         peer=replica.me,
@@ -37,7 +37,7 @@ def figures_of(run: RunDirectory, peer: ReliablePeer) -> Reliable:
         steps=run.manifest.training.steps,
         stored=peer.stored,
         members=tuple(
-            Member(peer=one, lacks=replica.lacks(one), silent_s=replica.silent_s(one))
+            ReliableMember(peer=one, lacks=replica.lacks(one), silent_s=replica.silent_s(one))
             for one in replica.members
         ),
     )

@@ -29,7 +29,7 @@ AGAIN_S = 120.0
 _log = logging.getLogger(__name__)
 
 
-class Order(enum.Enum):
+class StandInOrder(enum.Enum):
     """What is to be done."""
 
     START = "start"
@@ -48,7 +48,7 @@ class Need:
         """It ended with an error: it would do so again."""
         self._not_before = now + AGAIN_S
 
-    def order(self, wanted: bool, works: bool, now: float) -> Order | None:
+    def order(self, wanted: bool, works: bool, now: float) -> StandInOrder | None:
         """`wanted`: some block has no other holder; `works`: it is there."""
         if wanted == works:
             self._since = None
@@ -58,7 +58,7 @@ class Need:
         if now - self._since < patience or (wanted and now < self._not_before):
             return None
         self._since = None
-        return Order.START if wanted else Order.END
+        return StandInOrder.START if wanted else StandInOrder.END
 
 
 class StandIn:
@@ -94,9 +94,9 @@ class StandIn:
                 self._need.failed(now)
             child = self._child = None
         match self._need.order(self._is_wanted(peer), child is not None, now):
-            case Order.START:
+            case StandInOrder.START:
                 await self._start()
-            case Order.END if child is not None:
+            case StandInOrder.END if child is not None:
                 _log.warning("others hold all blocks again: the stand-in takes its leave")
                 await end_all([child])
                 self._child = None

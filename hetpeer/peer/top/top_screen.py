@@ -13,10 +13,10 @@ from textual.widgets import Footer, Static
 
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.control.control_client import ask
-from hetpeer.peer.control.control_messages import Figures, Request
+from hetpeer.peer.control.control_messages import ControlRequest, VolunteerStatus
 from hetpeer.peer.limits import nvml
 from hetpeer.peer.top.top_text import lines
-from hetpeer.peer.web.machine_load import Load, Machine
+from hetpeer.peer.web.machine_load import LoadMeter, MachineLoad
 
 LOOK_S = 1.0
 
@@ -34,7 +34,7 @@ class Top(App):  # type: ignore[misc] # textual is an extra, and nothing of it i
     def __init__(self, home: Path) -> None:
         super().__init__()
         self._home = home
-        self._machine: tuple[int, Machine] | None = None
+        self._machine: tuple[int, LoadMeter] | None = None
         self._asking = asyncio.Lock()
         self.shown = ""
         """What is on the screen."""
@@ -58,7 +58,7 @@ class Top(App):  # type: ignore[misc] # textual is an extra, and nothing of it i
         """Ask for that, and show what comes of it."""
         async with self._asking:
             try:
-                standing = await asyncio.to_thread(ask, self._home, Request(do=do))
+                standing = await asyncio.to_thread(ask, self._home, ControlRequest(do=do))
                 gpus = await asyncio.to_thread(nvml.loads)
                 found = "\n".join(lines(standing, self._load(standing.figures), gpus))
             except LocalError as error:
@@ -66,13 +66,13 @@ class Top(App):  # type: ignore[misc] # textual is an extra, and nothing of it i
         self.shown = found
         self.query_one("#view", Static).update(Text(found))
 
-    def _load(self, figures: Figures | None) -> Load | None:
+    def _load(self, figures: VolunteerStatus | None) -> MachineLoad | None:
         """Of the machine and the daemon's processes; the first look says since when, the next ones how much."""
         if figures is None:
             return None
         try:
             if self._machine is None or self._machine[0] != figures.pid:
-                self._machine = figures.pid, Machine(self._home, figures.pid)
+                self._machine = figures.pid, LoadMeter(self._home, figures.pid)
             return self._machine[1].look()
         except (psutil.Error, OSError):  # it has just ended
             self._machine = None

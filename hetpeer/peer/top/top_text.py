@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterator, Sequence
 
 from hetpeer.dht.base.printable import escaped, short_id
-from hetpeer.peer.control.control_messages import Figures, Standing
+from hetpeer.peer.control.control_messages import DaemonStatus, VolunteerStatus
 from hetpeer.peer.limits.nvml import GpuLoad
 from hetpeer.peer.watching.human_units import blocks_text, bytes_text, counted
-from hetpeer.peer.web.machine_load import Load
+from hetpeer.peer.web.machine_load import MachineLoad
 
 
-def lines(standing: Standing, load: Load | None, gpus: Sequence[GpuLoad] = ()) -> Iterator[str]:
+def lines(standing: DaemonStatus, load: MachineLoad | None, gpus: Sequence[GpuLoad] = ()) -> Iterator[str]:
     """Lines of a label and a text: the daemon, the run once it is known, and the machine if `load` is given."""
     reason = f" ({standing.reason})" if standing.reason else ""
     until = "" if standing.until is None else f", until {_clock(standing.until)}"
@@ -29,7 +29,7 @@ def lines(standing: Standing, load: Load | None, gpus: Sequence[GpuLoad] = ()) -
         yield _line("gpu", f"{gpu.name}  {gpu.busy:.0%} busy, {used} of {total} used by all programs")
 
 
-def _work(figures: Figures) -> Iterator[str]:
+def _work(figures: VolunteerStatus) -> Iterator[str]:
     yield _line("run", figures.run)
     share = f" ({figures.step / figures.steps:.0%})" if figures.steps else ""
     loss = "" if figures.loss is None else f"  loss {figures.loss:.4f}"

@@ -20,7 +20,7 @@ SWARM, REFERENCE, EVALUATION, KILL, ROLLBACK = "#0969da", "#f0a02f", "#8250df", 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class PlotMark:
     """A vertical line at `step`: a volunteer's kill, or a roll-back (then `rollback` is true)."""
 
     step: float
@@ -33,7 +33,7 @@ def loss_curve(
     *,
     evaluations: Sequence[Point] = (),
     reference: Sequence[Point] = (),
-    marks: Sequence[Mark] = (),
+    marks: Sequence[PlotMark] = (),
     title: str = "",
 ) -> str:
     """The SVG document. `reference` is what one machine computed alone, drawn beneath the swarm's curve."""

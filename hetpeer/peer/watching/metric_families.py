@@ -89,7 +89,7 @@ class LimitFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VolunteerFigures:
+class VolunteerMetricFigures:
     """Of a volunteer with a compute worker."""
 
     connected: bool
@@ -210,7 +210,7 @@ def gpu_metrics(gpus: Sequence[GpuState], offered: int | None) -> Iterator[Metri
     yield each("gpu_power_watts", "What it draws, on average since the last look", lambda gpu: gpu.watts)
 
 
-def volunteer_metrics(seen: VolunteerFigures) -> Iterator[Metric]:
+def volunteer_metrics(seen: VolunteerMetricFigures) -> Iterator[Metric]:
     """Of a volunteer."""
     yield _gauge("coordinator_connected", "Whether a coordinator answers it", seen.connected)
     yield _gauge("step", "Updates of the parameters that it has", seen.step)

@@ -26,8 +26,8 @@ from hetpeer.peer.watching.swarm_status import (
     Progress,
     RunCredit,
     RunName,
-    Swarm,
     SwarmStatus,
+    SwarmTotals,
 )
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def summarise(
     )
     weakest = min(blocks, key=lambda row: len(row.holders))
     coordinators = [row for row in rows if row.role == "coordinator" and row.peer in signed.reliable]
-    swarm = Swarm(
+    swarm = SwarmTotals(
         volunteers=sum(row.role == "volunteer" for row in rows),
         working=sum(row.holds for row in rows),
         coordinator=bool(coordinators),

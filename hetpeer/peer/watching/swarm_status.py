@@ -92,7 +92,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Swarm:
+class SwarmTotals:
     volunteers: int
     working: int
     """Volunteers that hold the current state of their blocks."""
@@ -145,7 +145,7 @@ class SwarmStatus:
     """Peers of which no spot check can find out anything: no other holds all of their blocks. None in a run without spot checks."""
     leftovers: tuple[LeftoverRow, ...]
     progress: Progress
-    swarm: Swarm
+    swarm: SwarmTotals
     credit: RunCredit | None
     """None: no reliable peer says."""
 

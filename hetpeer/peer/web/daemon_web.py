@@ -13,8 +13,8 @@ from starlette.routing import BaseRoute
 from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.dht.discovery.roster import Roster
 from hetpeer.dht.discovery.task_board import TaskBoard
-from hetpeer.peer.control.control_messages import Request
-from hetpeer.peer.daemon.owner_wishes import State
+from hetpeer.peer.control.control_messages import ControlRequest
+from hetpeer.peer.daemon.owner_wishes import DaemonState
 from hetpeer.peer.process.console import say
 from hetpeer.peer.process.systemd_notify import is_service
 from hetpeer.peer.process.web_address import Where
@@ -23,8 +23,8 @@ from hetpeer.peer.watching.status_reader import Onlooker
 from hetpeer.peer.web.access_token import FILE, token_of
 from hetpeer.peer.web.dashboard_page import Orders, page_routes
 from hetpeer.peer.web.http_server import served
-from hetpeer.peer.web.machine_load import Machine
-from hetpeer.peer.web.machine_warnings import Warnings
+from hetpeer.peer.web.machine_load import LoadMeter
+from hetpeer.peer.web.machine_warnings import MachineWarnings
 from hetpeer.peer.web.metric_sources import (
     RELIABLE_STATES,
     DaemonSource,
@@ -34,8 +34,8 @@ from hetpeer.peer.web.metric_sources import (
 )
 from hetpeer.peer.web.metrics_endpoint import metrics_route
 from hetpeer.peer.web.own_volunteer import you_of
-from hetpeer.peer.web.page_view import View
-from hetpeer.peer.web.view_feed import Feed
+from hetpeer.peer.web.page_view import PageView
+from hetpeer.peer.web.view_feed import ViewFeed
 from hetpeer.peer.web.web_app import application
 
 if TYPE_CHECKING:
@@ -43,22 +43,22 @@ if TYPE_CHECKING:
     from hetpeer.dht.node.node import Node
     from hetpeer.peer.control.attended_daemon import AttendedDaemon
     from hetpeer.peer.control.owned_daemon import OwnedDaemon
-    from hetpeer.peer.daemon.limits_in_force import Governing
-    from hetpeer.peer.daemon.owner_wishes import Daemon
+    from hetpeer.peer.daemon.limits_in_force import LimitsInForce
+    from hetpeer.peer.daemon.owner_wishes import VolunteerDaemon
     from hetpeer.peer.daemon.presence import Presence
     from hetpeer.peer.reliable.reliable_peer import ReliablePeer
 
 
 @contextlib.asynccontextmanager
 async def volunteer_served(
-    where: Where, presence: Presence, daemon: Daemon, governing: Governing
+    where: Where, presence: Presence, daemon: VolunteerDaemon, governing: LimitsInForce
 ) -> AsyncIterator[None]:
     """While the context is open. Raises `LocalError` HP-WEB-001."""
     node, run, home = presence.node, presence.files.run, presence.home.path
     onlooker = _onlooker(node, run, FromLog(node))
-    warnings = Warnings(home, lambda: node.reach_estimate, lambda: governing.warnings)
-    view = View(onlooker, Machine(home), lambda: you_of(presence, daemon, governing), warnings.look)
-    source = DaemonSource(node, "volunteer", run.manifest.name, home, tuple(State), warnings)
+    warnings = MachineWarnings(home, lambda: node.reach_estimate, lambda: governing.warnings)
+    view = PageView(onlooker, LoadMeter(home), lambda: you_of(presence, daemon, governing), warnings.look)
+    source = DaemonSource(node, "volunteer", run.manifest.name, home, tuple(DaemonState), warnings)
     metrics = VolunteerSource(
         source,
         lambda: daemon.standing.state,
@@ -66,7 +66,7 @@ async def volunteer_served(
         view.own_credit,
         GoverningSource(governing),
     ).metrics
-    orders = {do: lambda do=do: daemon.answer(Request(do=do)) for do in ("pause", "resume", "finish")}
+    orders = {do: lambda do=do: daemon.answer(ControlRequest(do=do)) for do in ("pause", "resume", "finish")}
     async with (
         _served(where, home, view, orders, metrics, _printed_by(home)) as (link, changed),
         _shown(daemon, link, changed),
@@ -80,9 +80,9 @@ async def reliable_served(
 ) -> AsyncIterator[None]:
     """As `volunteer_served`, without buttons."""
     manifest = run.manifest
-    warnings = Warnings(run.path, lambda: node.reach_estimate)
+    warnings = MachineWarnings(run.path, lambda: node.reach_estimate)
     onlooker = _onlooker(node, run, FromLog(node, peer.answers))
-    view = View(onlooker, Machine(run.path), lambda: None, warnings.look)
+    view = PageView(onlooker, LoadMeter(run.path), lambda: None, warnings.look)
     daemon = DaemonSource(node, "reliable", manifest.name, run.path, RELIABLE_STATES, warnings)
     source = ReliableSource(daemon, peer, manifest.training.steps, grouped=manifest.averaging is not None)
     async with (
@@ -95,7 +95,7 @@ async def reliable_served(
 @contextlib.asynccontextmanager
 async def watcher_served(where: Where, onlooker: Onlooker, folder: Path) -> AsyncIterator[None]:
     """As `reliable_served`, of who does not take part, without metrics; `folder` has the token."""
-    view = View(onlooker, Machine(folder), lambda: None)
+    view = PageView(onlooker, LoadMeter(folder), lambda: None)
     async with _served(where, folder, view, {}, None, f"its token is in {folder / FILE}"):
         yield
 
@@ -118,7 +118,7 @@ def _printed_by(home: Path) -> str:
 async def _served(
     where: Where,
     folder: Path,
-    view: View,
+    view: PageView,
     orders: Orders,
     metrics: Callable[[], Iterable[Metric]] | None,
     way: str,
@@ -127,7 +127,7 @@ async def _served(
 
     The link is no line for a journal: there `way` says how one gets it.
     """
-    feed, token = Feed(view.look), token_of(folder)
+    feed, token = ViewFeed(view.look), token_of(folder)
 
     def changed() -> None:
         view.hurry()

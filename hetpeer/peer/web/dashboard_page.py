@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
-from hetpeer.peer.web.view_feed import Feed
+from hetpeer.peer.web.view_feed import ViewFeed
 
 FILES = Path(__file__).with_name("static")
 
@@ -19,7 +19,7 @@ Orders = Mapping[str, Callable[[], object]]
 """What the daemon can be asked for → how."""
 
 
-def page_routes(feed: Feed, orders: Orders) -> list[BaseRoute]:
+def page_routes(feed: ViewFeed, orders: Orders) -> list[BaseRoute]:
     """The page at `/`, and what it asks for under `/api/v1`. A watcher's page has no `orders`."""
 
     async def page(_request: Request) -> Response:
@@ -58,7 +58,7 @@ def page_routes(feed: Feed, orders: Orders) -> list[BaseRoute]:
 class _Events(StreamingResponse):
     """Of the views of `feed`, from a seat that is taken at the very moment at which one is found free."""
 
-    def __init__(self, content: AsyncIterator[str], feed: Feed) -> None:
+    def __init__(self, content: AsyncIterator[str], feed: ViewFeed) -> None:
         super().__init__(content, media_type="text/event-stream")
         self._feed = feed
 
@@ -71,7 +71,7 @@ class _Events(StreamingResponse):
         await full(scope, receive, send)
 
 
-async def _as_events(feed: Feed) -> AsyncIterator[str]:
+async def _as_events(feed: ViewFeed) -> AsyncIterator[str]:
     """Server-sent events, one for each view."""
     async for view in feed.watch():
         yield f"event: view\ndata: {view}\n\n"

@@ -9,7 +9,7 @@ import psutil
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class MachineLoad:
     """One look."""
 
     cpu: float
@@ -25,7 +25,7 @@ class Load:
     """Where the daemon's home is."""
 
 
-class Machine:
+class LoadMeter:
     """Looks at the machine; `home` is the daemon's folder, `pid` its process if that is not this one. Raises `psutil.Error` when it is gone."""
 
     def __init__(self, home: Path, pid: int | None = None) -> None:
@@ -35,7 +35,7 @@ class Machine:
         """By pid; kept, as psutil counts from one look at a process to the next."""
         self.look()
 
-    def look(self) -> Load:
+    def look(self) -> MachineLoad:
         """The load since the last call. Takes a few milliseconds."""
         memory = psutil.virtual_memory()
         cores = resident = 0.0
@@ -45,7 +45,7 @@ class Machine:
                 resident += process.memory_info().rss
             except psutil.Error:  # it has just ended
                 continue
-        return Load(
+        return MachineLoad(
             cpu=psutil.cpu_percent() / 100,
             own_cores=cores,
             memory_used=memory.total - memory.available,

@@ -17,7 +17,7 @@ CODES = ("HP-DISK-004", "HP-GPU-004", "HP-NET-015", "HP-SYS-002", "HP-SYS-003", 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Warned:
+class MachineWarning:
     """One, in words."""
 
     code: str
@@ -26,7 +26,7 @@ class Warned:
     fix: str
 
 
-class Warnings:
+class MachineWarnings:
     """Of a daemon whose files are in `folder`. `reach`: how others reach it; `found`: what its sensors have found."""
 
     def __init__(
@@ -39,9 +39,9 @@ class Warnings:
         self._reach = reach
         self._found = found
 
-    def look(self) -> tuple[Warned, ...]:
+    def look(self) -> tuple[MachineWarning, ...]:
         """Those that there are now. Takes less than a millisecond."""
-        return tuple(Warned(code=e.code, what=e.what, why=e.why, fix=e.fix) for e in self._errors())
+        return tuple(MachineWarning(code=e.code, what=e.what, why=e.why, fix=e.fix) for e in self._errors())
 
     def _errors(self) -> Iterator[HetpeerError]:
         looks: tuple[Callable[[], Verdict], ...] = (

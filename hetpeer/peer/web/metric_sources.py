@@ -23,19 +23,19 @@ from hetpeer.peer.watching.metric_families import (
     LogMetrics,
     ReliableFigures,
     SwarmFigures,
-    VolunteerFigures,
+    VolunteerMetricFigures,
     daemon_metrics,
     gpu_metrics,
     limit_metrics,
     reliable_metrics,
     volunteer_metrics,
 )
-from hetpeer.peer.web.machine_warnings import CODES, Warnings
+from hetpeer.peer.web.machine_warnings import CODES, MachineWarnings
 from hetpeer.stages.pipeline.utilization import Occupation
 
 if TYPE_CHECKING:
     from hetpeer.dht.node.node import Node
-    from hetpeer.peer.daemon.limits_in_force import Governing
+    from hetpeer.peer.daemon.limits_in_force import LimitsInForce
     from hetpeer.peer.reliable.reliable_peer import ReliablePeer
     from hetpeer.peer.training.volunteer import Volunteer
     from hetpeer.peer.training.volunteer_figures import Offer
@@ -54,7 +54,7 @@ class DaemonSource:
         run: str,
         folder: Path,
         states: tuple[str, ...],
-        warnings: Warnings,
+        warnings: MachineWarnings,
     ) -> None:
         self._node = node
         self._role = role
@@ -128,7 +128,7 @@ class VolunteerSource:
 class GoverningSource:
     """Of the limits in force, and the GPU that is computed on."""
 
-    def __init__(self, governing: Governing) -> None:
+    def __init__(self, governing: LimitsInForce) -> None:
         self._governing = governing
 
     def metrics(self, offer: Offer | None) -> Iterator[Metric]:
@@ -154,11 +154,11 @@ class GoverningSource:
         )
 
 
-def _of_volunteer(volunteer: Volunteer, credit: int | None) -> VolunteerFigures:
+def _of_volunteer(volunteer: Volunteer, credit: int | None) -> VolunteerMetricFigures:
     member, figures, links = volunteer.member, volunteer.figures, volunteer.links
     begin, end = member.place or (0, 0)
     lately = figures.shares.lately(time.monotonic())
-    return VolunteerFigures(
+    return VolunteerMetricFigures(
         connected=volunteer.session.is_up,
         step=member.version,
         loss=member.loss,

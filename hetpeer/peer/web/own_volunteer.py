@@ -5,26 +5,33 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hetpeer.peer.daemon.owner_wishes import State
-from hetpeer.peer.web.page_view import Limits, You
+from hetpeer.peer.daemon.owner_wishes import DaemonState
+from hetpeer.peer.web.page_view import PageLimits, You
 
 if TYPE_CHECKING:
-    from hetpeer.peer.daemon.limits_in_force import Governing
-    from hetpeer.peer.daemon.owner_wishes import Daemon
+    from hetpeer.peer.daemon.limits_in_force import LimitsInForce
+    from hetpeer.peer.daemon.owner_wishes import VolunteerDaemon
     from hetpeer.peer.daemon.presence import Presence
 
 AT_WORK = frozenset(
-    {State.STARTING, State.CHECKING, State.JOINING, State.SYNCING, State.TRAINING, State.WAITING}
+    {
+        DaemonState.STARTING,
+        DaemonState.CHECKING,
+        DaemonState.JOINING,
+        DaemonState.SYNCING,
+        DaemonState.TRAINING,
+        DaemonState.WAITING,
+    }
 )
 LIMITS = ("limits", "when")
 """Sections of the settings that are shown."""
 
 
-def you_of(presence: Presence, daemon: Daemon, governing: Governing) -> You:
+def you_of(presence: Presence, daemon: VolunteerDaemon, governing: LimitsInForce) -> You:
     """Now."""
     standing, volunteer = daemon.standing, presence.life.volunteer
     may: tuple[str, ...] = ()
-    if standing.state == State.PAUSED:
+    if standing.state == DaemonState.PAUSED:
         may = ("resume", "finish")
     elif standing.state in AT_WORK:
         may = ("pause", "finish")
@@ -38,7 +45,7 @@ def you_of(presence: Presence, daemon: Daemon, governing: Governing) -> You:
         tokens_per_second=volunteer.tokens_per_second if volunteer is not None else 0.0,
         microbatches=volunteer.figures.microbatches if volunteer is not None else 0,
         may=may,
-        limits=Limits(
+        limits=PageLimits(
             settings=_shown(governing),
             month_bytes=governing.month_bytes,
             offered=volunteer.offer.memory_bytes if volunteer is not None else None,
@@ -48,7 +55,7 @@ def you_of(presence: Presence, daemon: Daemon, governing: Governing) -> You:
     )
 
 
-def _shown(governing: Governing) -> dict[str, dict[str, str]]:
+def _shown(governing: LimitsInForce) -> dict[str, dict[str, str]]:
     """Of a file its name alone: whoever else uses this machine may look at the page."""
     return {
         key: {

@@ -14,9 +14,9 @@ from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.peer.limits.nvml import GpuState
 from hetpeer.peer.watching.status_reader import Onlooker
 from hetpeer.peer.watching.swarm_status import Progress, SwarmStatus
-from hetpeer.peer.web.machine_load import Machine
-from hetpeer.peer.web.machine_warnings import Warned
-from hetpeer.peer.web.swarm_events import Chronicle
+from hetpeer.peer.web.machine_load import LoadMeter
+from hetpeer.peer.web.machine_warnings import MachineWarning
+from hetpeer.peer.web.swarm_events import SwarmEvents
 
 SCHEMA = "hetpeer.view/1"
 CURVES_S = 10.0
@@ -30,7 +30,7 @@ RETRY_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class PageLimits:
     """What it may take of its machine, and what of that is taken. Sizes are bytes."""
 
     settings: Mapping[str, Mapping[str, str]]
@@ -57,23 +57,23 @@ class You:
     microbatches: int
     may: Sequence[str]
     """What it can be asked for now: pause, resume, finish."""
-    limits: Limits
+    limits: PageLimits
     gpus: Sequence[GpuState]
     """Those that it computes on, or may."""
 
 
-class View:
+class PageView:
     """Looks through `onlooker`; `you` says how the daemon itself is, None of one that does not take part, `warnings` what is wrong with it."""
 
     def __init__(
         self,
         onlooker: Onlooker,
-        machine: Machine,
+        machine: LoadMeter,
         you: Callable[[], You | None],
-        warnings: Callable[[], Sequence[Warned]] = tuple,
+        warnings: Callable[[], Sequence[MachineWarning]] = tuple,
     ) -> None:
         self._onlooker = onlooker
-        self._chronicle = Chronicle()
+        self._chronicle = SwarmEvents()
         self._machine = machine
         self._you = you
         self._warnings = warnings

@@ -30,7 +30,7 @@ ALWAYS = {
 }
 
 
-class Guard:
+class RequestGuard:
     """ASGI middleware around `app`. `names` are further host names under which it is asked; `private`: reading needs the token, too."""
 
     def __init__(self, app: ASGIApp, token: str, *, names: Iterable[str] = (), private: bool) -> None:

@@ -20,7 +20,7 @@ GRACE_S = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class SwarmEvent:
     """One line for people."""
 
     time: float
@@ -30,11 +30,11 @@ class Event:
     """Whether the run stops or rolls back because of it."""
 
 
-class Chronicle:
+class SwarmEvents:
     """The events and the speed curve that a series of statuses gives."""
 
     def __init__(self) -> None:
-        self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        self.events: deque[SwarmEvent] = deque(maxlen=MAX_EVENTS)
         """Oldest first."""
         self.speed = Curve()
         """Tokens (or samples) a second over seconds since 1970."""
@@ -51,36 +51,36 @@ class Chronicle:
         self.speed.add(status.time, status.swarm.tokens_per_second)
         self._before = status
 
-    def _peers(self, status: SwarmStatus) -> Iterator[Event]:
+    def _peers(self, status: SwarmStatus) -> Iterator[SwarmEvent]:
         for row in status.peers:
             known = self._present.get(row.peer)
             self._present[row.peer] = (row, status.time)
             if known is None:
-                yield Event(time=status.time, text=f"{called(row)} joined ({row.role})")
+                yield SwarmEvent(time=status.time, text=f"{called(row)} joined ({row.role})")
             elif known[0].blocks != row.blocks and row.blocks is not None:
-                yield Event(time=status.time, text=f"{called(row)} took {blocks_text(*row.blocks)}")
+                yield SwarmEvent(time=status.time, text=f"{called(row)} took {blocks_text(*row.blocks)}")
         for peer, (row, seen) in list(self._present.items()):
             if peer in status.left or status.time - seen > GRACE_S:
                 del self._present[peer]
                 how = "left" if peer in status.left else "was lost"
-                yield Event(time=status.time, text=f"{called(row)} {how}")
+                yield SwarmEvent(time=status.time, text=f"{called(row)} {how}")
 
-    def _run(self, status: SwarmStatus) -> Iterator[Event]:
+    def _run(self, status: SwarmStatus) -> Iterator[SwarmEvent]:
         before = self._before
         if before is None:
             return
         if _doing(status) != _doing(before):
             why = f": {status.reason}" if status.reason else ""
             waiting = status.state == "waiting"
-            yield Event(time=status.time, text=f"the run is {_doing(status)[0]}{why}", grave=waiting)
+            yield SwarmEvent(time=status.time, text=f"the run is {_doing(status)[0]}{why}", grave=waiting)
         if status.progress.step < before.progress.step and status.swarm.coordinator:
             text = f"back from step {before.progress.step} to step {status.progress.step}"
-            yield Event(time=status.time, text=text, grave=True)
+            yield SwarmEvent(time=status.time, text=text, grave=True)
         left, were = _left_over(status), _left_over(before)
         if left and not were:
-            yield Event(time=status.time, text=_waits(left))
+            yield SwarmEvent(time=status.time, text=_waits(left))
         elif were and not left:
-            yield Event(time=status.time, text="the unfinished work is done")
+            yield SwarmEvent(time=status.time, text="the unfinished work is done")
 
 
 def called(row: PeerRow) -> str:

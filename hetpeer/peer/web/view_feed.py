@@ -23,7 +23,7 @@ MAX_WATCHERS = 16
 _log = logging.getLogger(__name__)
 
 
-class Feed:
+class ViewFeed:
     """Views made by `look`, which is told whether somebody watches. Where it fails the last one stands, and the log says why."""
 
     def __init__(self, look: Callable[[bool], Awaitable[dict[str, Any]]]) -> None:

@@ -9,11 +9,11 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute
 
-from hetpeer.peer.web.request_guard import Guard
+from hetpeer.peer.web.request_guard import RequestGuard
 
 
 def application(routes: Sequence[BaseRoute], token: str, *, private: bool) -> Starlette:
     """Behind a guard (request_guard.py); `private`: others than this machine's users reach it."""
     names = [socket.gethostname().lower()]
-    guard = Middleware(Guard, token=token, names=names, private=private)
+    guard = Middleware(RequestGuard, token=token, names=names, private=private)
     return Starlette(routes=list(routes), middleware=[guard])

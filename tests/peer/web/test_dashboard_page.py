@@ -8,7 +8,7 @@ from hetpeer.peer.process.web_address import Where
 from hetpeer.peer.web import view_feed
 from hetpeer.peer.web.dashboard_page import page_routes
 from hetpeer.peer.web.http_server import served
-from hetpeer.peer.web.view_feed import Feed
+from hetpeer.peer.web.view_feed import ViewFeed
 from hetpeer.peer.web.web_app import application
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -27,7 +27,7 @@ async def opened(port: int) -> tuple[int, Stream]:
 
 
 async def test_sixteen_pages_are_served_and_no_further_one_though_all_ask_at_once() -> None:
-    made = Feed(look)
+    made = ViewFeed(look)
     app = application(page_routes(made, {}), "token-of-a-test", private=False)
     running = asyncio.create_task(made.run())
     async with served(app, Where("127.0.0.1", 0)) as url:

@@ -17,8 +17,8 @@ from hetpeer.dht.kademlia.adverts import Advert
 from hetpeer.peer.watching.status_reader import summarise
 from hetpeer.peer.watching.swarm_status import Progress
 from hetpeer.peer.web import page_view
-from hetpeer.peer.web.machine_load import Machine
-from hetpeer.peer.web.page_view import Limits, View, You, up_to_now
+from hetpeer.peer.web.machine_load import LoadMeter
+from hetpeer.peer.web.page_view import PageLimits, PageView, You, up_to_now
 from tests.bootstrap.test_manifest import make_fields
 
 SIGNED: Any = SimpleNamespace(manifest=validated(Manifest, make_fields()), run_id="r", reliable=())
@@ -70,7 +70,7 @@ class Rig:
     def __init__(self, home: Path) -> None:
         self.swarm = Swarm()
         self.state = "training"
-        self.view = View(self.swarm, Machine(home), self._you)
+        self.view = PageView(self.swarm, LoadMeter(home), self._you)
 
     def _you(self) -> You:
         return You(
@@ -82,7 +82,7 @@ class Rig:
             tokens_per_second=0.0,
             microbatches=0,
             may=(),
-            limits=Limits(settings={}, month_bytes=0, offered=None, on_gpu=False),
+            limits=PageLimits(settings={}, month_bytes=0, offered=None, on_gpu=False),
             gpus=(),
         )
 

@@ -9,7 +9,7 @@ import pytest
 
 from hetpeer.dht.base.errors import RemoteError
 from hetpeer.peer.web import view_feed
-from hetpeer.peer.web.view_feed import Feed
+from hetpeer.peer.web.view_feed import ViewFeed
 
 
 @pytest.fixture(autouse=True)
@@ -34,14 +34,14 @@ class Source:
         return {"look": self.looks}
 
 
-async def first(made: Feed) -> None:
+async def first(made: ViewFeed) -> None:
     """Return when there is a view."""
     async with asyncio.timeout(60):
         while made.newest is None:
             await asyncio.sleep(0.01)
 
 
-async def views(made: Feed, count: int) -> list[int]:
+async def views(made: ViewFeed, count: int) -> list[int]:
     """What the next `count` views say."""
     found: list[int] = []
     with made.seat() as free:
@@ -56,7 +56,7 @@ async def views(made: Feed, count: int) -> list[int]:
 
 async def test_a_watcher_wakes_an_idle_feed_and_gets_each_view() -> None:
     source = Source()
-    made = Feed(source.look)
+    made = ViewFeed(source.look)
     running = asyncio.create_task(made.run())
     try:
         await first(made)
@@ -69,7 +69,7 @@ async def test_a_watcher_wakes_an_idle_feed_and_gets_each_view() -> None:
 
 async def test_a_swarm_that_does_not_answer_leaves_the_last_view() -> None:
     source = Source(failing=frozenset({2}))
-    made = Feed(source.look)
+    made = ViewFeed(source.look)
     running = asyncio.create_task(made.run())
     try:
         assert await views(made, 2) == [1, 3]
@@ -78,7 +78,7 @@ async def test_a_swarm_that_does_not_answer_leaves_the_last_view() -> None:
 
 
 async def test_a_feed_that_closes_ends_every_stream() -> None:
-    made = Feed(Source().look)
+    made = ViewFeed(Source().look)
     running = asyncio.create_task(made.run())
     watching = made.watch()
     async with asyncio.timeout(60):
@@ -98,7 +98,7 @@ async def test_what_is_no_json_is_not_shown(caplog: pytest.LogCaptureFixture) ->
         looks += 1
         return {"look": float("inf") if looks in (2, 3) else looks}
 
-    made = Feed(look)
+    made = ViewFeed(look)
     running = asyncio.create_task(made.run())
     try:
         async with asyncio.timeout(60):
@@ -111,7 +111,7 @@ async def test_what_is_no_json_is_not_shown(caplog: pytest.LogCaptureFixture) ->
 
 async def test_who_asks_for_one_view_is_somebody_who_watches() -> None:
     source = Source()
-    made = Feed(source.look)
+    made = ViewFeed(source.look)
     running = asyncio.create_task(made.run())
     try:
         await first(made)
@@ -125,7 +125,7 @@ async def test_who_asks_for_one_view_is_somebody_who_watches() -> None:
 
 
 def test_so_many_may_watch() -> None:
-    made = Feed(Source().look)
+    made = ViewFeed(Source().look)
     with contextlib.ExitStack() as stack:
         assert all(stack.enter_context(made.seat()) for _ in range(view_feed.MAX_WATCHERS))
         with made.seat() as free:
@@ -138,7 +138,7 @@ async def test_what_changes_here_is_seen_before_the_next_look(monkeypatch: pytes
     """By who watches; and a flood of changes is no flood of looks."""
     monkeypatch.setattr(view_feed, "LOOK_S", 600.0)
     source = Source()
-    made = Feed(source.look)
+    made = ViewFeed(source.look)
     running = asyncio.create_task(made.run())
     try:
         await first(made)

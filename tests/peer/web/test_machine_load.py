@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from hetpeer.peer.web.machine_load import Machine
+from hetpeer.peer.web.machine_load import LoadMeter
 
 BUSY = "while True: pass"
 
@@ -17,7 +17,7 @@ def test_the_machine_and_what_the_daemon_and_its_children_take_of_it(tmp_path: P
     with subprocess.Popen([sys.executable, "-c", BUSY]) as child:
         try:
             theirs = psutil.Process(child.pid)
-            machine = Machine(tmp_path)
+            machine = LoadMeter(tmp_path)
             before, until = theirs.cpu_times().user, time.monotonic() + 30.0
             while (used := theirs.cpu_times().user - before) < 0.3:
                 assert time.monotonic() < until
@@ -35,7 +35,7 @@ def test_the_machine_and_what_the_daemon_and_its_children_take_of_it(tmp_path: P
 
 def test_a_child_that_has_ended_counts_for_nothing(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        machine = Machine(tmp_path)
+        machine = LoadMeter(tmp_path)
         with_child = machine.look()
         child.kill()
         child.wait()

@@ -12,7 +12,7 @@ from hetpeer.peer.checkup.thresholds import GIB, MIB, clock, open_files
 from hetpeer.peer.limits.nvml import Gpus
 from hetpeer.peer.limits.sensors import idle_unknown
 from hetpeer.peer.web import machine_warnings
-from hetpeer.peer.web.machine_warnings import CODES, Warnings
+from hetpeer.peer.web.machine_warnings import CODES, MachineWarnings
 
 
 @pytest.fixture(autouse=True)
@@ -27,13 +27,13 @@ def room(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
     monkeypatch.setattr(machine_warnings.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
 
 
-def codes(made: Warnings) -> list[str]:
+def codes(made: MachineWarnings) -> list[str]:
     return [warning.code for warning in made.look()]
 
 
 @pytest.mark.parametrize("reach", [ReachKind.UNKNOWN, ReachKind.PUBLIC])
 def test_nothing_is_wrong(tmp_path: Path, reach: ReachKind) -> None:
-    assert codes(Warnings(tmp_path, lambda: ReachEstimate(reach=reach, peers=1, ip="192.0.2.1"))) == []
+    assert codes(MachineWarnings(tmp_path, lambda: ReachEstimate(reach=reach, peers=1, ip="192.0.2.1"))) == []
 
 
 def test_everything_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +44,7 @@ def test_everything_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     unused = Gpus(driver="580", names=("A10",)).unused("2.13.0+cpu")
     assert unused is not None
     standing = ReachEstimate(reach=ReachKind.PRIVATE, peers=2)
-    made = Warnings(tmp_path, lambda: standing, lambda: [unused, idle_unknown()])
+    made = MachineWarnings(tmp_path, lambda: standing, lambda: [unused, idle_unknown()])
     assert sorted(codes(made)) == sorted(CODES)
     assert all(one.what and one.why and one.fix for one in made.look())
     assert str(tmp_path) not in repr(made.look()), "others of this machine may see the page"
@@ -55,12 +55,12 @@ def test_a_folder_that_is_gone_says_nothing(tmp_path: Path, monkeypatch: pytest.
         raise FileNotFoundError
 
     monkeypatch.setattr(machine_warnings.shutil, "disk_usage", gone)
-    assert codes(Warnings(tmp_path, ReachEstimate)) == []
+    assert codes(MachineWarnings(tmp_path, ReachEstimate)) == []
 
 
 def test_it_goes_away(tmp_path: Path) -> None:
     found: list[LocalError] = [idle_unknown()]
-    made = Warnings(tmp_path, ReachEstimate, lambda: found)
+    made = MachineWarnings(tmp_path, ReachEstimate, lambda: found)
     assert codes(made) == ["HP-SYS-007"]
     found.clear()
     assert codes(made) == []

@@ -29,10 +29,10 @@ from hetpeer.peer.reliable.reliable_peer import ReliablePeer
 from hetpeer.peer.watching.log_status import FromLog
 from hetpeer.peer.watching.status_reader import Onlooker
 from hetpeer.peer.web import page_view
-from hetpeer.peer.web.machine_load import Machine
-from hetpeer.peer.web.machine_warnings import Warnings
+from hetpeer.peer.web.machine_load import LoadMeter
+from hetpeer.peer.web.machine_warnings import MachineWarnings
 from hetpeer.peer.web.metric_sources import FOLLOWING, RELIABLE_STATES, DaemonSource, ReliableSource
-from hetpeer.peer.web.page_view import View
+from hetpeer.peer.web.page_view import PageView
 from tests.bootstrap.engine import TRAINING, Engine, make_run
 
 pytestmark = [pytest.mark.swarm, pytest.mark.asyncio(loop_scope="module")]
@@ -89,7 +89,7 @@ def source_of(node: Node, peer: ReliablePeer, run: RunDirectory, *, grouped: boo
         run.manifest.name,
         run.path,
         RELIABLE_STATES,
-        Warnings(run.path, lambda: node.reach_estimate),
+        MachineWarnings(run.path, lambda: node.reach_estimate),
     )
     return ReliableSource(daemon, peer, run.manifest.training.steps, grouped=grouped)
 
@@ -114,7 +114,7 @@ async def test_a_daemon_its_processes_and_its_place_in_the_network(node: Node, t
         "tiny",
         tmp_path,
         ("starting", "training"),
-        Warnings(tmp_path, lambda: ReachEstimate(reach=ReachKind.PRIVATE, peers=2)),
+        MachineWarnings(tmp_path, lambda: ReachEstimate(reach=ReachKind.PRIVATE, peers=2)),
     )
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         seen = source.look("training")
@@ -180,8 +180,8 @@ async def test_the_log_is_asked_only_while_somebody_watches(
     log = FromLog(node, {kind: counted(kind) for kind in peer.answers})
     roster, board = Roster(node, trained.run_id), TaskBoard(node, trained.run_id)
     monkeypatch.setattr(page_view, "ANSWER_S", 150.0)  # what is asked for is seen in the view that asks
-    seen = View(
-        Onlooker(trained.signed, node, roster, board, log, volunteer), Machine(tmp_path), lambda: None
+    seen = PageView(
+        Onlooker(trained.signed, node, roster, board, log, volunteer), LoadMeter(tmp_path), lambda: None
     )
     assert (await seen.look(False))["status"]["credit"] is None
     assert asked == []

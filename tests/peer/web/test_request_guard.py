@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from hetpeer.peer.web.request_guard import Guard
+from hetpeer.peer.web.request_guard import RequestGuard
 
 TOKEN = "0123456789abcdef"
 
@@ -35,7 +35,7 @@ def serving(*, private: bool) -> Iterator[int]:
     """The port of a server that runs until the end of the block."""
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(
-        uvicorn.Config(Guard(APP, TOKEN, names=["box.local"], private=private), log_level="error")
+        uvicorn.Config(RequestGuard(APP, TOKEN, names=["box.local"], private=private), log_level="error")
     )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

@@ -8,7 +8,7 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.kademlia.adverts import Advert
 from hetpeer.peer.watching.status_reader import summarise
 from hetpeer.peer.watching.swarm_status import LeftoverRow, SwarmStatus
-from hetpeer.peer.web.swarm_events import GRACE_S, MAX_EVENTS, Chronicle
+from hetpeer.peer.web.swarm_events import GRACE_S, MAX_EVENTS, SwarmEvents
 from tests.bootstrap.engine import make_run
 
 
@@ -28,19 +28,19 @@ def status(run: RunDirectory, at: float, step: int = 1, **volunteers: tuple[int,
     return summarise(run.signed, {run.manifest.coordinators[0]: boss, **adverts}, at)
 
 
-def texts(chronicle: Chronicle) -> list[str]:
+def texts(chronicle: SwarmEvents) -> list[str]:
     return [event.text for event in chronicle.events]
 
 
 def test_the_first_status_is_no_event(run: RunDirectory) -> None:
-    chronicle = Chronicle()
+    chronicle = SwarmEvents()
     chronicle.add(status(run, 0.0, ada=(0, 4)))
     assert texts(chronicle) == []
     assert chronicle.speed.points == [(0.0, 10.0)]
 
 
 def test_who_comes_takes_other_blocks_and_goes(run: RunDirectory) -> None:
-    chronicle = Chronicle()
+    chronicle = SwarmEvents()
     chronicle.add(status(run, 0.0, ada=(0, 4)))
     chronicle.add(status(run, 1.0, ada=(0, 4), bob=(0, 2)))
     chronicle.add(status(run, 2.0, ada=(0, 4), bob=(2, 4)))
@@ -51,7 +51,7 @@ def test_who_comes_takes_other_blocks_and_goes(run: RunDirectory) -> None:
 
 
 def test_who_takes_leave_is_gone_at_once(run: RunDirectory) -> None:
-    chronicle = Chronicle()
+    chronicle = SwarmEvents()
     for at in (0.0, 1.0):
         chronicle.add(status(run, at, ada=(0, 4), bob=(0, 2)))
     later = status(run, 2.0, ada=(0, 4), bob=(0, 2))
@@ -63,7 +63,7 @@ def test_who_takes_leave_is_gone_at_once(run: RunDirectory) -> None:
 
 
 def test_a_block_without_a_holder_is_grave(run: RunDirectory) -> None:
-    chronicle = Chronicle()
+    chronicle = SwarmEvents()
     chronicle.add(status(run, 0.0, ada=(0, 4)))
     chronicle.add(status(run, 1.0, ada=(0, 3)))
     assert [(event.text, event.grave) for event in chronicle.events] == [
@@ -73,7 +73,7 @@ def test_a_block_without_a_holder_is_grave(run: RunDirectory) -> None:
 
 
 def test_a_run_that_goes_back_is_grave(run: RunDirectory) -> None:
-    chronicle = Chronicle()
+    chronicle = SwarmEvents()
     for step in (1, 2, 3):
         chronicle.add(status(run, step, step, ada=(0, 4)))
     chronicle.add(status(run, 4.0, 2, ada=(0, 4)))
@@ -82,7 +82,7 @@ def test_a_run_that_goes_back_is_grave(run: RunDirectory) -> None:
 
 
 def test_a_step_that_is_reduced_is_no_event(run: RunDirectory) -> None:
-    chronicle = Chronicle()
+    chronicle = SwarmEvents()
     plain = status(run, 0.0, ada=(0, 4))
     for now, state in enumerate(("training", "reducing", "training", "finished")):
         chronicle.add(replace(plain, time=now, state=state))
@@ -90,7 +90,7 @@ def test_a_step_that_is_reduced_is_no_event(run: RunDirectory) -> None:
 
 
 def test_leftovers_are_told_once(run: RunDirectory) -> None:
-    chronicle = Chronicle()
+    chronicle = SwarmEvents()
     plain = status(run, 0.0, ada=(0, 4))
     left = LeftoverRow(block=2, sender="ada", step=1, microbatches=3)
     for now, leftovers in ((0.0, ()), (1.0, (left,)), (2.0, (left,)), (3.0, ())):
@@ -102,7 +102,7 @@ def test_leftovers_are_told_once(run: RunDirectory) -> None:
 
 
 def test_events_are_bounded(run: RunDirectory) -> None:
-    chronicle = Chronicle()
+    chronicle = SwarmEvents()
     for now in range(MAX_EVENTS + 50):
         chronicle.add(status(run, now, ada=(0, 2 + now % 2), bob=(0, 4)))
     assert len(chronicle.events) == MAX_EVENTS

@@ -28,7 +28,7 @@ from hetpeer.peer.cli.swarm.status_text import lines, own_lines, tables
 
 if TYPE_CHECKING:
     from hetpeer.peer.arrival.invites import Destination
-    from hetpeer.peer.control.control_messages import Standing
+    from hetpeer.peer.control.control_messages import DaemonStatus
     from hetpeer.peer.watching.swarm_status import SwarmStatus
 
 WATCH_S = 2.0
@@ -65,7 +65,7 @@ def status(
         run_loop(_write_down(asked(named, home), watch=watch, as_json=as_json))
         return
 
-    def own() -> Standing | None:
+    def own() -> DaemonStatus | None:
         return None if named else standing_here(home)
 
     try:
@@ -101,7 +101,7 @@ def _identity(home: Path | None) -> str:
 async def _look(
     goal: Destination,
     identity: str,
-    own: Callable[[], Standing | None],
+    own: Callable[[], DaemonStatus | None],
     *,
     watch: bool,
     as_json: bool,
@@ -128,7 +128,7 @@ async def _look(
                 await watching(redraw, WATCH_S)
 
 
-def _show(found: SwarmStatus, own: Standing | None, as_json: bool) -> None:
+def _show(found: SwarmStatus, own: DaemonStatus | None, as_json: bool) -> None:
     if as_json:
         print(json.dumps(found.document() | _own_fields(own)), flush=True)
     elif plain(sys.stdout):
@@ -139,7 +139,7 @@ def _show(found: SwarmStatus, own: Standing | None, as_json: bool) -> None:
         Console().print(tables(found, own))
 
 
-def _show_own(own: Standing, as_json: bool) -> None:
+def _show_own(own: DaemonStatus, as_json: bool) -> None:
     """Show the volunteer that runs here, for a swarm that does not answer."""
     from hetpeer.peer.watching.swarm_status import SCHEMA
 
@@ -147,7 +147,7 @@ def _show_own(own: Standing, as_json: bool) -> None:
     print(json.dumps({"schema": SCHEMA} | _own_fields(own)) if as_json else here, flush=True)
 
 
-def _own_fields(own: Standing | None) -> dict[str, Any]:
+def _own_fields(own: DaemonStatus | None) -> dict[str, Any]:
     return {
         "here": None
         if own is None

@@ -12,7 +12,7 @@ from hetpeer.peer.watching.human_units import block_range, blocks_text, bytes_te
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from hetpeer.peer.control.control_messages import Reliable, Standing
+    from hetpeer.peer.control.control_messages import DaemonStatus, ReliableStatus
     from hetpeer.peer.watching.swarm_status import PeerRow, SwarmStatus
 
 FIRST = 10
@@ -23,7 +23,7 @@ WORTH_TELLING = 0.05
 """Share of its time that a worker waits: less is not shown."""
 
 
-def lines(found: SwarmStatus, own: Standing | None = None) -> Iterator[str]:
+def lines(found: SwarmStatus, own: DaemonStatus | None = None) -> Iterator[str]:
     """Plain text, one fact a line."""
     for label, text in _summary(found, own):
         yield f"{label:<10}{text}"
@@ -41,7 +41,7 @@ def lines(found: SwarmStatus, own: Standing | None = None) -> Iterator[str]:
         yield f"{'credit':<10}{rank}  {who}  {facts}"
 
 
-def tables(found: SwarmStatus, own: Standing | None = None) -> RenderableType:
+def tables(found: SwarmStatus, own: DaemonStatus | None = None) -> RenderableType:
     """The same for a terminal. Cells are Text, so that nothing a peer says is read as markup."""
     from rich.console import Group
     from rich.table import Table
@@ -71,7 +71,7 @@ def tables(found: SwarmStatus, own: Standing | None = None) -> RenderableType:
     return Group(summary, "", stages, "", peers, *(each for part in more for each in ("", part)))
 
 
-def own_lines(own: Standing | None) -> Iterator[tuple[str, str]]:
+def own_lines(own: DaemonStatus | None) -> Iterator[tuple[str, str]]:
     if own is not None:
         yield "here", _here_text(own)
         if own.why:
@@ -82,7 +82,7 @@ def own_lines(own: Standing | None) -> Iterator[tuple[str, str]]:
             yield from _reliable_lines(own.reliable)
 
 
-def _reliable_lines(own: Reliable) -> Iterator[tuple[str, str]]:
+def _reliable_lines(own: ReliableStatus) -> Iterator[tuple[str, str]]:
     """What the reliable peer that was asked knows itself, even while the swarm does not answer."""
     leads = (
         "coordinates"
@@ -104,12 +104,12 @@ def _reliable_lines(own: Reliable) -> Iterator[tuple[str, str]]:
         yield "member", f"{short_id(member.peer)}  {', '.join(facts) or 'only the coordinator knows more'}"
 
 
-def _here_text(own: Standing) -> str:
+def _here_text(own: DaemonStatus) -> str:
     month = "" if own.month_bytes is None else f"; {bytes_text(own.month_bytes)} sent and received this month"
     return f"{standing_text(own)}{month}"
 
 
-def _summary(found: SwarmStatus, own: Standing | None) -> Iterator[tuple[str, str]]:
+def _summary(found: SwarmStatus, own: DaemonStatus | None) -> Iterator[tuple[str, str]]:
     """The first lines, as (label, text)."""
     yield from own_lines(own)
     progress, swarm = found.progress, found.swarm

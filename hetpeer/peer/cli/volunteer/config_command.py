@@ -55,7 +55,7 @@ def change(
 ) -> None:
     """Change one setting, in the running daemon and in the file. If one of them refuses it, neither changes."""
     from hetpeer.peer.control.control_client import ask
-    from hetpeer.peer.control.control_messages import Request
+    from hetpeer.peer.control.control_messages import ControlRequest
     from hetpeer.peer.limits.config_file import changed, config_path, effective, write
     from hetpeer.peer.limits.settings import AT_START
     from hetpeer.peer.process.home import default_home
@@ -66,7 +66,7 @@ def change(
     since = " from the next start on" if key in AT_START else " from now on"
     try:
         if key not in AT_START:
-            ask(here, Request(do="set", key=key, value=value))
+            ask(here, ControlRequest(do="set", key=key, value=value))
     except LocalError as error:
         if error.code != "HP-CTL-001":
             raise

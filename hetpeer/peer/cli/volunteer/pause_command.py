@@ -11,7 +11,7 @@ import typer
 from hetpeer.peer.cli.options import HomeOption, parse_duration
 
 if TYPE_CHECKING:
-    from hetpeer.peer.control.control_messages import Request, Standing
+    from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus
 
 GONE_S = 10.0
 """Seconds in which a stopped daemon must have ended."""
@@ -31,24 +31,24 @@ def pause(
     home: HomeOption = None,
 ) -> None:
     """Free this machine's processor and memory at once, until `hetpeer resume`. The daemon keeps running."""
-    from hetpeer.peer.control.control_messages import Request
+    from hetpeer.peer.control.control_messages import ControlRequest
 
     for_s = parse_duration(duration) if duration else None
-    _tell(_asked(home, Request(do="pause", for_s=for_s)))
+    _tell(_asked(home, ControlRequest(do="pause", for_s=for_s)))
 
 
 def resume(*, home: HomeOption = None) -> None:
     """Continue after `hetpeer pause`."""
-    from hetpeer.peer.control.control_messages import Request
+    from hetpeer.peer.control.control_messages import ControlRequest
 
-    _tell(_asked(home, Request(do="resume")))
+    _tell(_asked(home, ControlRequest(do="resume")))
 
 
 def finish(*, home: HomeOption = None) -> None:
     """Leave the run when the current step is done."""
-    from hetpeer.peer.control.control_messages import Request
+    from hetpeer.peer.control.control_messages import ControlRequest
 
-    _tell(_asked(home, Request(do="finish")))
+    _tell(_asked(home, ControlRequest(do="finish")))
 
 
 def stop(*, home: HomeOption = None) -> None:
@@ -58,11 +58,11 @@ def stop(*, home: HomeOption = None) -> None:
     """
     from hetpeer.dht.base.errors import LocalError
     from hetpeer.peer.control.control_client import connected
-    from hetpeer.peer.control.control_messages import Request
+    from hetpeer.peer.control.control_messages import ControlRequest
     from hetpeer.peer.process.home import default_home
 
     with connected(home or default_home()) as daemon:
-        daemon.ask(Request(do="stop"))
+        daemon.ask(ControlRequest(do="stop"))
         if not daemon.ended(GONE_S):
             raise LocalError(
                 "HP-CTL-002",
@@ -73,18 +73,18 @@ def stop(*, home: HomeOption = None) -> None:
     typer.echo("stopped")
 
 
-def _asked(home: Path | None, request: Request) -> Standing:
+def _asked(home: Path | None, request: ControlRequest) -> DaemonStatus:
     from hetpeer.peer.control.control_client import ask
     from hetpeer.peer.process.home import default_home
 
     return ask(home or default_home(), request)
 
 
-def _tell(standing: Standing) -> None:
+def _tell(standing: DaemonStatus) -> None:
     typer.echo(standing_text(standing))
 
 
-def standing_text(standing: Standing) -> str:
+def standing_text(standing: DaemonStatus) -> str:
     """`paused (user) since 12:04, until 13:34`."""
     reason = f" ({standing.reason})" if standing.reason else ""
     until = "" if standing.until is None else f", until {_clock(standing.until)}"

@@ -29,9 +29,9 @@ def top(*, home: HomeOption = None) -> None:
         ) from error
 
     from hetpeer.peer.control.control_client import ask
-    from hetpeer.peer.control.control_messages import Request
+    from hetpeer.peer.control.control_messages import ControlRequest
     from hetpeer.peer.process.home import default_home
 
     place = home or default_home()
-    ask(place, Request(do="status"))  # that nobody is there is said here, and not on a screen
+    ask(place, ControlRequest(do="status"))  # that nobody is there is said here, and not on a screen
     Top(place).run()
