@@ -61,8 +61,8 @@ class Tally:
 
     def add(self, seed: int, faults: int) -> None:
         """One more history."""
-        credit = 0 if seed % 3 else NARROW
-        config = replace(shape(seed), volunteers=VOLUNTEERS, check_share=SHARE, credit=credit)
+        frames = 0 if seed % 3 else NARROW
+        config = replace(shape(seed), volunteers=VOLUNTEERS, check_share=SHARE, granted_frames=frames)
         swarm = CheckedSwarm(seed, config, Symbols(BLOCKS), Coverage())
         Faults(swarm, faults)
         if config.arranged_s:

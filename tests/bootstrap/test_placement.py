@@ -15,7 +15,7 @@ from hetpeer.averaging.member.place_choice import choose_place
 from hetpeer.bootstrap.state.membership import BlockDemand, Membership
 from hetpeer.bootstrap.state.placement import MOST, ranked
 from hetpeer.bootstrap.state.volunteer import Volunteer
-from hetpeer.peer.simulate.network.wires import Ground
+from hetpeer.peer.simulate.network.sim_uplinks import SimHardware
 from hetpeer.peer.simulate.sim_numerics import Counting
 from hetpeer.stages.planning.swarms.current_step_time import as_it_is
 from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S, Devices, StepDemand
@@ -284,7 +284,7 @@ def steps_of(kind):
         speeds=tuple(flops for flops, _ in machines),
         uplinks=tuple(uplink for _, uplink in machines),
         duplicates=0.0,
-        ground=Ground(devices=lines_of(machines), work=work, target_s=1.0),
+        hardware=SimHardware(devices=lines_of(machines), work=work, target_s=1.0),
     )
     swarm = CheckedSwarm(1, config, Counting(len(work)), Coverage())
     swarm.run(50_000.0)

@@ -107,7 +107,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1)
     parser.add_argument("--faults", type=int, default=FAULTS)
     parser.add_argument(
-        "--credit", type=int, default=0, help="bundles that a link has room for (default: any)"
+        "--granted-frames", type=int, default=0, help="bundles that a link has room for (default: any)"
     )
     options = parser.parse_args()
     outcomes = [
@@ -115,7 +115,7 @@ def main() -> int:
             seed,
             Coverage(),
             faults=options.faults,
-            config=dataclasses.replace(shape(seed), credit=options.credit),
+            config=dataclasses.replace(shape(seed), granted_frames=options.granted_frames),
         )
         for seed in range(options.seed, options.seed + options.count)
     ]

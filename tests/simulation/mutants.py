@@ -242,10 +242,10 @@ def announce_first() -> AbstractContextManager[None]:
     original = SimSwarm.write
 
     def write(self: SimSwarm, record: dict[str, Any]) -> None:
-        reign = self.host.reign
+        life = self.host.life
 
         def late() -> None:
-            if self.coordinator is not None and reign == self.host.reign:
+            if self.coordinator is not None and life == self.host.life:
                 original(self, record)
 
         self.world.after(self.world.random.uniform(0.0, 0.3), late)

@@ -150,7 +150,7 @@ def test_who_does_not_say_what_it_has_computed_from_has_no_excuse():
 def test_honest_volunteers_come_and_go_and_nobody_is_suspected(seed):
     """With steps that overlap, links with room for two bundles, other cuts."""
     config = dataclasses.replace(
-        THREE_STAGES, staleness=seed % 2, credit=2 * (seed % 3 == 0), layouts=LAYOUTS[1 + seed % 4]
+        THREE_STAGES, staleness=seed % 2, granted_frames=2 * (seed % 3 == 0), layouts=LAYOUTS[1 + seed % 4]
     )
     swarm = history(config, 20 + seed, faults=10)
     assert not said(swarm, "banned")

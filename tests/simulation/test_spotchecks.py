@@ -50,7 +50,7 @@ def test_one_reducer_that_lies_convicts_nobody(config, liar):
 def test_honest_volunteers_come_and_go_and_nobody_is_banned(seed):
     """With steps that overlap, links with room for two bundles, other cuts."""
     config = dataclasses.replace(
-        TWO_STAGES, staleness=seed % 2, credit=2 * (seed % 3 == 0), layouts=LAYOUTS[1 + seed % 4]
+        TWO_STAGES, staleness=seed % 2, granted_frames=2 * (seed % 3 == 0), layouts=LAYOUTS[1 + seed % 4]
     )
     swarm = history(config, seed, faults=10)
     assert not said(swarm, "banned")

@@ -12,7 +12,7 @@ import numpy as np
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.planning.memory_fit import too_small
-from hetpeer.peer.simulate.network.wires import Ground
+from hetpeer.peer.simulate.network.sim_uplinks import SimHardware
 from hetpeer.peer.simulate.scenario import Scenario
 from hetpeer.peer.simulate.sim_config import SwarmConfig
 from hetpeer.peer.simulate.sim_hooks import ViolationError
@@ -120,10 +120,10 @@ def play(scenario: Scenario, places: Places | None = None) -> ScenarioOutcome:
     places = places or Places.of(_plan(scenario))
     numerics = Counting(len(scenario.work))
     swarm = SimSwarm(scenario.seed, _config(scenario, places), numerics)
-    assert swarm.config.ground is not None
+    assert swarm.config.hardware is not None
     fetching = 0.0
     for number, volunteer in enumerate(swarm.volunteers.values()):
-        seconds = swarm.config.ground.state_s(number)
+        seconds = swarm.config.hardware.state_s(number)
         volunteer.fetch_s = (seconds, seconds)
         fetching = max(fetching, seconds * len(scenario.work))
     trouble = ScenarioChurn(swarm, scenario)
@@ -201,7 +201,7 @@ def _config(scenario: Scenario, places: Places) -> SwarmConfig:
         uplinks=tuple(_uplinks(devices)),
         duplicates=0.0,
         shard_length=SHARD,
-        ground=Ground(devices=devices, work=scenario.work, target_s=places.period_s),
+        hardware=SimHardware(devices=devices, work=scenario.work, target_s=places.period_s),
     )
 
 

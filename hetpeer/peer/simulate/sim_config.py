@@ -10,7 +10,7 @@ from hetpeer.averaging.reduce.holder_reduce import LENGTH
 from hetpeer.averaging.reduce.tied_parameters import Tie, Ties
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.bootstrap.state.membership import BlockDemand
-from hetpeer.peer.simulate.network.wires import Ground
+from hetpeer.peer.simulate.network.sim_uplinks import SimHardware
 from hetpeer.peer.simulate.sim_numerics import Numerics
 from hetpeer.stages.planning.swarms.plan_inputs import Compression
 
@@ -49,11 +49,11 @@ class SwarmConfig:
     """Numbers that a shard has, as far as its share is cut."""
     part_s: tuple[float, float] = (0.0, 0.0)
     """How much later a part of an averaging leaves: lines are slow, and models large."""
-    credit: int = 0
+    granted_frames: int = 0
     """Bundles of each kind that a volunteer takes from another at a time; 0: any number."""
     duplicates: float = 0.05
     """Share of tensors that arrive twice."""
-    ground: Ground | None = None
+    hardware: SimHardware | None = None
     """What blocks and lines cost; None: everything takes a moment."""
     seats: tuple[tuple[int, int], ...] = ()
     """(cluster, first block) of the place that each volunteer takes if it is open; none: they choose."""
@@ -66,7 +66,7 @@ class SwarmConfig:
     def coordinator(self, numerics: Numerics) -> CoordinatorConfig:
         """Settings of the coordinator, as a manifest would give them."""
         blocks, ties = range(numerics.blocks), Ties(self.ties)
-        compression = Compression() if self.ground is None else self.ground.work.compression
+        compression = Compression() if self.hardware is None else self.hardware.work.compression
         return CoordinatorConfig(
             run="sim",
             steps=self.steps,
@@ -76,7 +76,7 @@ class SwarmConfig:
             checkpoint_every=self.checkpoint_every,
             clip_norm=self.clip_norm,
             layouts=self.layouts,
-            asks=None if self.ground is None else self.ground.work,
+            asks=None if self.hardware is None else self.hardware.work,
             link_ratio=compression.forward,
             compression=compression,
             costs=[

@@ -24,7 +24,7 @@ class SimCoordinator:
     ) -> None:
         self.core: Core | None = None
         """None while the coordinator is down."""
-        self.reign = 0
+        self.life = 0
         self._world = world
         self._observer = observer
         self._new_core = new_core
@@ -33,10 +33,10 @@ class SimCoordinator:
 
     def start(self) -> None:
         """A new reign."""
-        self.reign += 1
+        self.life += 1
         self.core = self._new_core()
         self._perform(self.core.start())
-        self._tick(self.reign)
+        self._tick(self.life)
 
     def crash(self) -> None:
         """SIGKILL. What waits for the process meets nobody."""
@@ -57,18 +57,18 @@ class SimCoordinator:
             self._observer.coordinator_event(self.core.state.value, name)
             self._perform(act(self.core, self._world.now))
 
-    def _tick(self, reign: int) -> None:
+    def _tick(self, life: int) -> None:
         def tick() -> None:
-            if self.core is not None and reign == self.reign:
+            if self.core is not None and life == self.life:
                 self.event("tick", lambda core, now: core.tick(now))
-                self._world.after(TICK_S, lambda: self._tick(reign))
+                self._world.after(TICK_S, lambda: self._tick(life))
 
         self._gate.enter(tick)
 
     def _perform(self, effects: Iterable[Effect]) -> None:
         """Carry out effects in order; a fault may crash the process between two of them."""
-        reign = self.reign
+        life = self.life
         for effect in effects:
-            if self.core is None or reign != self.reign:
+            if self.core is None or life != self.life:
                 return
             self._carry_out(effect)

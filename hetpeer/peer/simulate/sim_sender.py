@@ -16,8 +16,8 @@ from hetpeer.averaging.member.held_step import Bundle
 from hetpeer.averaging.member.member import Effect, Member, Origin, StepEffect
 from hetpeer.dht.streams.flow_control import Pool
 from hetpeer.peer.simulate.network.sim_links import SimFrame, SimLink
-from hetpeer.peer.simulate.network.tensor_boxes import SimTensors
-from hetpeer.peer.simulate.network.wires import Wires
+from hetpeer.peer.simulate.network.sim_tensors import SimTensors
+from hetpeer.peer.simulate.network.sim_uplinks import SimUplinks
 from hetpeer.peer.simulate.network.world import SimNetwork, World
 from hetpeer.peer.simulate.sim_config import SwarmConfig
 from hetpeer.peer.simulate.sim_numerics import Numerics
@@ -39,33 +39,38 @@ APPEARS_S, LOST = (0.05, 1.0), 0.1
 TTL_S = 5.0
 
 
-class Freight:
+class TensorTraffic:
     """Over `network`. Without `wires` bytes cost nothing, and are not counted."""
 
     def __init__(
-        self, world: World, network: SimNetwork, wires: Wires | None, config: SwarmConfig, numerics: Numerics
+        self,
+        world: World,
+        network: SimNetwork,
+        uplinks: SimUplinks | None,
+        config: SwarmConfig,
+        numerics: Numerics,
     ) -> None:
         self._world = world
         self._network = network
-        self._wires = wires
+        self._uplinks = uplinks
         self._config = config
         self._sizes = numerics.sizes
 
     def bundle(self, sender: str, to: str, border: int, *, back: bool = False) -> float:
         """Bytes of a microbatch that enters block `border`, or comes `back` from it, from one volunteer to another."""
-        return 0.0 if self._wires is None else self._wires.bundle(sender, to, border, back=back)
+        return 0.0 if self._uplinks is None else self._uplinks.bundle(sender, to, border, back=back)
 
     def seconds(self, sender: str) -> dict[str, float]:
         """What `sender` says of its lines; nothing without wires."""
-        return {} if self._wires is None else self._wires.seconds(sender)
+        return {} if self._uplinks is None else self._uplinks.seconds(sender)
 
     def reduced(self, shard: Shard) -> float:
         """Bytes of a part or a result of `shard`."""
-        ground = self._config.ground
-        if ground is None:
+        hardware = self._config.hardware
+        if hardware is None:
             return 0.0
         part = (shard.end - shard.begin) / self._sizes[shard.block]
-        return ground.reduced(shard.block) * part
+        return hardware.reduced(shard.block) * part
 
     def carry(
         self,
@@ -135,7 +140,7 @@ class SimSender:
         self._worker = worker
         self._later = later
         self._perform = perform
-        self._lines: dict[str, SimLink] = {}
+        self._links: dict[str, SimLink] = {}
         self._introduced: set[str] = set()
         """Whom we have told that we came into the step in progress while it ran."""
         self._sent: set[tuple[e.StepId, int, Hop]] = set()
@@ -144,14 +149,14 @@ class SimSender:
         """What waits of `step` is not sent any more."""
         self._sent = {sent for sent in self._sent if sent[0] != step}
         self._introduced.clear()
-        for line in self._lines.values():
-            line.end_step(step.on_wire)
+        for link in self._links.values():
+            link.end_step(step.on_wire)
 
     # ── tensors ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def send(self, step: e.StepId, effect: StepEffect) -> None:
         """Carry out an effect that sends something."""
-        freight, origin = self._swarm.freight, self._origin(step)
+        traffic, origin = self._swarm.traffic, self._origin(step)
         match effect:
             case p.SendActivation():
                 self._send_activation(step, effect)
@@ -162,7 +167,7 @@ class SimSender:
                     origin,
                     lambda core, at, h: core.work.gradient(at, number, border, h, check),
                     GRADIENTS,
-                    nbytes=freight.bundle(self._name, to, border, back=True),
+                    nbytes=traffic.bundle(self._name, to, border, back=True),
                 )
             case e.SendPart():
                 self._send_part(step, effect)
@@ -174,7 +179,7 @@ class SimSender:
                     lambda core, at, h: core.work.result(at, shard.block, shard.index, h, shard.length),
                     SHARDS,
                     shard.end - shard.begin,
-                    nbytes=freight.reduced(shard),
+                    nbytes=traffic.reduced(shard),
                 )
             case e.ShareUplink() | e.SendResult():  # a line here carries one thing after the other
                 pass
@@ -189,8 +194,8 @@ class SimSender:
         to, origin, pool = route[0].peer, self._origin(step), pool_at(blocks_left(route))
         bundle = Bundle(number, route, attempt, effect.check, effect.asks)
         if not (effect.check or effect.asks):
-            if (step, number, route[0]) in self._sent and (line := self._line(to)) is not None:
-                line.nudge(pool, lambda core: core.work.nudge(origin, number, route, attempt))
+            if (step, number, route[0]) in self._sent and (link := self._link(to)) is not None:
+                link.nudge(pool, lambda core: core.work.nudge(origin, number, route, attempt))
             self._sent.add((step, number, route[0]))
         self._carry(
             to,
@@ -198,7 +203,7 @@ class SimSender:
             origin,
             lambda core, at, h: core.work.activation(at, bundle, h),
             pool,
-            nbytes=self._swarm.freight.bundle(self._name, to, route[0].begin),
+            nbytes=self._swarm.traffic.bundle(self._name, to, route[0].begin),
         )
 
     def _send_part(self, step: e.StepId, effect: e.SendPart) -> None:
@@ -215,7 +220,7 @@ class SimSender:
                 lambda core, at, h: core.work.part(at, shard.block, shard.index, h),
                 SHARDS,
                 shard.end - shard.begin,
-                nbytes=swarm.freight.reduced(shard),
+                nbytes=swarm.traffic.reduced(shard),
             )
 
         def leave(core: Member) -> Iterable[Effect]:
@@ -251,25 +256,25 @@ class SimSender:
         if self._member.work.step is not None and self._member.work.step.entry and to not in self._introduced:
             self._introduce(to)
         receiver = self._swarm.volunteers[to]
-        if (line := self._line(to)) is not None:
-            line.send(SimFrame(pool, cost, origin.step, value, lambda core, h: deliver(core, origin, h)))
+        if (link := self._link(to)) is not None:
+            link.send(SimFrame(pool, cost, origin.step, value, lambda core, h: deliver(core, origin, h)))
             return
-        self._swarm.freight.carry(
+        self._swarm.traffic.carry(
             self._name,
             receiver,
             lambda core: deliver(core, origin, receiver.boxes.new(origin.step, value, self._name)),
             nbytes,
         )
 
-    def _line(self, to: str) -> SimLink | None:
+    def _link(self, to: str) -> SimLink | None:
         """The link with credit to another volunteer, if this history has such."""
-        frames, volunteers = self._swarm.config.credit, self._swarm.volunteers
+        frames, volunteers = self._swarm.config.granted_frames, self._swarm.volunteers
         if not frames or to == self._name:
             return None
-        line = self._lines.get(to)
-        if line is None or not line.stands:
-            line = self._lines[to] = SimLink(volunteers[self._name], volunteers[to], frames)
-        return line
+        link = self._links.get(to)
+        if link is None or not link.stands:
+            link = self._links[to] = SimLink(volunteers[self._name], volunteers[to], frames)
+        return link
 
     # ── leftovers ────────────────────────────────────────────────────────────────────────────────────────────────
 

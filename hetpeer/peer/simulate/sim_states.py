@@ -147,11 +147,11 @@ class SimCheckpointStore:
 
     def _collect(self, order: CollectCheckpoint, here: set[int], tries: int) -> None:
         host, random = self._host, self._world.random
-        reign, version, savers = host.reign, order.version, order.savers
+        life, version, savers = host.life, order.version, order.savers
         self._asked = order
 
         def fetch() -> None:
-            if reign != host.reign or host.core is None:
+            if life != host.life or host.core is None:
                 return
             block = next(b for b in savers if b not in here)
             saver = self._volunteers[savers[block]]

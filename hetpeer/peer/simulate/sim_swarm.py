@@ -23,13 +23,13 @@ from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.service.core_interface import Core
 from hetpeer.bootstrap.state import effects as d
 from hetpeer.bootstrap.state.context import whole_run
-from hetpeer.peer.simulate.network.wires import Wires
+from hetpeer.peer.simulate.network.sim_uplinks import SimUplinks
 from hetpeer.peer.simulate.network.world import SimNetwork, World
 from hetpeer.peer.simulate.sim_config import SwarmConfig
 from hetpeer.peer.simulate.sim_coordinator import SimCoordinator
 from hetpeer.peer.simulate.sim_hooks import ConductOf, SimObserver, ViolationError, honest
 from hetpeer.peer.simulate.sim_numerics import Numerics
-from hetpeer.peer.simulate.sim_sender import Freight, SimTaskBoard
+from hetpeer.peer.simulate.sim_sender import SimTaskBoard, TensorTraffic
 from hetpeer.peer.simulate.sim_states import SimCheckpointStore
 from hetpeer.peer.simulate.sim_volunteer import SimVolunteer
 
@@ -57,9 +57,9 @@ class SimSwarm:
         self.shape = config.member(numerics)
         self.world = World(seed)
         names = [f"v{number}" for number in range(config.volunteers)]
-        wires = None if config.ground is None else Wires(self.world, names, config.ground)
-        self.network = SimNetwork(self.world, config.latency_s, wires)
-        self.freight = Freight(self.world, self.network, wires, config, numerics)
+        carrier = None if config.hardware is None else SimUplinks(self.world, names, config.hardware)
+        self.network = SimNetwork(self.world, config.latency_s, carrier)
+        self.traffic = TensorTraffic(self.world, self.network, carrier, config, numerics)
         self.board = SimTaskBoard(self.world, seed)
         self.observer = observer or SimObserver()
         self.conduct_of = conduct_of

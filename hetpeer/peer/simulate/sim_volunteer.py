@@ -17,7 +17,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.effect_queue import EffectQueue
 from hetpeer.averaging.member.member import Effect, InStep, Member, StepEffect
 from hetpeer.averaging.member.place_choice import choose_place
-from hetpeer.peer.simulate.network.tensor_boxes import SimTensors
+from hetpeer.peer.simulate.network.sim_tensors import SimTensors
 from hetpeer.peer.simulate.network.world import Gate
 from hetpeer.peer.simulate.sim_sender import LOOK_S, SimSender
 from hetpeer.peer.simulate.sim_states import SimStates
@@ -71,7 +71,7 @@ class SimVolunteer:
             window,
             self.speed,
             later,
-            swarm.config.ground,
+            swarm.config.hardware,
         )
         self.conduct = self.worker.conduct = swarm.conduct_of(self)
         self._preparing = 0
@@ -108,7 +108,7 @@ class SimVolunteer:
         place = self.member.place
         return m.Paced(
             computing=0.0 if place is None else self.worker.microbatch_s(*place),
-            links=self.swarm.freight.seconds(self.name),
+            links=self.swarm.traffic.seconds(self.name),
             uplink=self._uplink,
         )
 
@@ -232,7 +232,7 @@ class SimVolunteer:
 
     def _choice(self, places: Sequence[m.Place]) -> m.Place:
         """Which of the open `places` it takes: its seat, or on a ground as the daemon chooses, with memory for any; else, where machines and blocks are alike, the next one."""
-        if self.swarm.config.ground is not None:
+        if self.swarm.config.hardware is not None:
             seats = [place for place in places if place.open and (place.cluster, place.begin) == self._seat]
             return choose_place(seats or places, sys.maxsize)
         return min(

@@ -13,8 +13,8 @@ from typing import Any
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.member import Effect, Member
-from hetpeer.peer.simulate.network.tensor_boxes import SimTensors
-from hetpeer.peer.simulate.network.wires import Ground
+from hetpeer.peer.simulate.network.sim_tensors import SimTensors
+from hetpeer.peer.simulate.network.sim_uplinks import SimHardware
 from hetpeer.peer.simulate.network.world import World
 from hetpeer.peer.simulate.sim_hooks import UNUSABLE, SimConduct, ViolationError
 from hetpeer.peer.simulate.sim_numerics import Numerics
@@ -40,7 +40,7 @@ class SimWorker:
         window: InFlightWindow,
         speed: float,
         answer: Answer,
-        ground: Ground | None = None,
+        hardware: SimHardware | None = None,
     ) -> None:
         self.states: dict[int, dict[int, Any]] = {}
         """Block → version → state, of those that something is computed with."""
@@ -53,7 +53,7 @@ class SimWorker:
         self.boxes = boxes
         self._window = window
         self._speed = speed
-        self._ground = ground
+        self._hardware = hardware
         self._answer = answer
         self.conduct = SimConduct()
         """Replaced before the first work comes (sim_volunteer.py)."""
@@ -76,20 +76,22 @@ class SimWorker:
 
     def _seconds(self, begin: int, end: int, *, backward: bool) -> float:
         """Of a microbatch at the blocks [begin, end)."""
-        ground = self._ground
-        if ground is None:
+        hardware = self._hardware
+        if hardware is None:
             return (BACKWARD_S if backward else FORWARD_S) * (end - begin) / self._speed
-        return sum(map(ground.backward_s if backward else ground.forward_s, range(begin, end))) / self._speed
+        return (
+            sum(map(hardware.backward_s if backward else hardware.forward_s, range(begin, end))) / self._speed
+        )
 
     def microbatch_s(self, begin: int, end: int) -> float:
         """What a volunteer says that a microbatch takes at the blocks [begin, end), there and back; 0, nothing, without a ground."""
-        if self._ground is None:
+        if self._hardware is None:
             return 0.0
         return self._seconds(begin, end, backward=False) + self._seconds(begin, end, backward=True)
 
     def besides(self, seconds: float) -> float:
         """Of work that hardly counts beside forwards and backwards: on a ground it takes no time."""
-        return seconds if self._ground is None else 0.0
+        return seconds if self._hardware is None else 0.0
 
     def clear_step(self, step: e.StepId) -> None:
         """Forget its graphs and slots, after whatever is under way."""

@@ -14,7 +14,7 @@ SEEDS = range(2000, 2030)
 
 
 def tight(seed: int) -> HistoryOutcome:
-    return simulate(seed, Coverage(), config=dataclasses.replace(shape(seed), credit=1))
+    return simulate(seed, Coverage(), config=dataclasses.replace(shape(seed), granted_frames=1))
 
 
 @pytest.mark.parametrize("count", mostly_proof([8, len(SEEDS)], [8]))

@@ -19,7 +19,7 @@ from hetpeer.stages.planning.uplinks import PeerLink, Uplink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ground:
+class SimHardware:
     """Volunteer n of a swarm is device n. `target_s`: what lines that compress aim at, the time of a microbatch at the slowest stage."""
 
     devices: Devices
@@ -52,7 +52,7 @@ class Ground:
         return float(self.work.state.mean() / self.devices.uplink[device])
 
 
-class _UplinkLines(dict[str, PeerLink]):
+class _LinksOfDevice(dict[str, PeerLink]):
     """Those of one device, made when they are used: of a thousand devices there are a million, and few carry anything."""
 
     def __init__(self, rate: Callable[[str], float]) -> None:
@@ -64,12 +64,12 @@ class _UplinkLines(dict[str, PeerLink]):
         return self[to]
 
 
-class Wires:
+class SimUplinks:
     """The uplinks of `names`, which are the devices of `ground` in this order."""
 
-    def __init__(self, world: World, names: Sequence[str], ground: Ground) -> None:
-        devices = ground.devices
-        self._ground = ground
+    def __init__(self, world: World, names: Sequence[str], hardware: SimHardware) -> None:
+        devices = hardware.devices
+        self._hardware = hardware
         self._number = {name: number for number, name in enumerate(names)}
         self._latency = devices.latency
         self._bandwidth = devices.bandwidth
@@ -79,7 +79,7 @@ class Wires:
             name: Uplink(
                 cast("Timeline", world),  # it has a clock and lets things happen later, as that has
                 float(devices.uplink[sender]),
-                _UplinkLines(partial(self._rate, sender)),
+                _LinksOfDevice(partial(self._rate, sender)),
                 self._number,
             )
             for name, sender in self._number.items()
@@ -91,13 +91,13 @@ class Wires:
     def bundle(self, sender: str, to: str, border: int, *, back: bool) -> float:
         """Bytes of an activation that enters block `border`, or of the gradient that goes `back`."""
         sent = self._largest[sender]
-        sent[to] = max(sent.get(to, 0.0), float(self._ground.work.crossing[border]))
-        return self._ground.bundle(self._number[sender], self._number[to], border, back=back)
+        sent[to] = max(sent.get(to, 0.0), float(self._hardware.work.crossing[border]))
+        return self._hardware.bundle(self._number[sender], self._number[to], border, back=back)
 
     def seconds(self, sender: str) -> dict[str, float]:
         """What a volunteer says of its lines: receiver → seconds that the largest bundle takes, uncompressed, by all that the line carries."""
         number = self._number[sender]
-        uplink = float(self._ground.devices.uplink[number])
+        uplink = float(self._hardware.devices.uplink[number])
         return {
             to: nbytes / max(min(self._rate(number, to), uplink), 1e-9)
             for to, nbytes in self._largest[sender].items()

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.peer.simulate.network.wires import Ground, Wires
+from hetpeer.peer.simulate.network.sim_uplinks import SimHardware, SimUplinks
 from hetpeer.peer.simulate.network.world import World
 from hetpeer.stages.planning.swarms.plan_inputs import Devices
 from hetpeer.stages.planning.uplinks import PeerLink, Uplink
@@ -16,7 +16,7 @@ from tests.stages.test_planning_swarms import some_work
 MIB = 1 << 20
 
 
-def equal(count: int) -> Ground:
+def equal(count: int) -> SimHardware:
     """Devices that are all alike."""
     devices = Devices(
         flops=np.full(count, 1e12),
@@ -25,20 +25,20 @@ def equal(count: int) -> Ground:
         latency=np.full((count, count), 0.01),
         bandwidth=np.full((count, count), 1e7),
     )
-    return Ground(devices=devices, work=some_work(4, 0), target_s=1.0)
+    return SimHardware(devices=devices, work=some_work(4, 0), target_s=1.0)
 
 
 def test_a_thousand_devices_have_no_line_that_nobody_uses():
     """Each sends to three others; all of their lines would be a million, of a kilobyte each."""
-    ground, world, names = equal(1000), World(0), [f"v{number}" for number in range(1000)]
+    hardware, world, names = equal(1000), World(0), [f"v{number}" for number in range(1000)]
     arrived = []
     tracemalloc.start()
     try:
-        wires = Wires(world, names, ground)
+        uplinks = SimUplinks(world, names, hardware)
         for number, name in enumerate(names):
             for further in (1, 10, 100):
                 other = names[(number + further) % 1000]
-                wires.send(name, other, 1e7, lambda: arrived.append(world.now))
+                uplinks.send(name, other, 1e7, lambda: arrived.append(world.now))
         world.run(60.0, lambda: len(arrived) == 3000)
         _, peak = tracemalloc.get_traced_memory()
     finally:
