@@ -1,11 +1,11 @@
-"""Scenarios: devices, a model and what happens to them, as people write them down for `hetpeer simulate`.
+"""Scenario files for `hetpeer simulate`: devices, a model, churn and stragglers.
 
 model = "gpt2"                   # a run directory, or a size that `hetpeer plan` knows
 microbatches = 32
 steps = 20
 devices = "swarm.toml"           # beside this file, as for `hetpeer plan --devices`; or [[device]] tables here
 plan = "search"                  # or "equal": as many blocks each, in the order of the file, `stages` to a pipeline
-ratio = 100.0                    # slow lines may send activations and their gradients in so many times fewer bytes (else as the run's do)
+ratio = 100.0                    # most ratio of the codec for activations and their gradients (else as in the run)
 
 [churn]                          # each volunteer vanishes after a time of its own, and comes back
 mtbf_minutes = 20
@@ -39,14 +39,14 @@ class _ScenarioEntry(BaseModel):
 
 
 class Churn(_ScenarioEntry):
-    """Volunteers come and go."""
+    """Churn: each volunteer vanishes and comes back."""
 
     mtbf_minutes: Positive
     away_s: Positive = 60.0
 
 
 class Stragglers(_ScenarioEntry):
-    """Workers stand still now and then."""
+    """Stragglers: after a step a worker stands still, with this chance."""
 
     chance: Annotated[float, Field(ge=0, le=1)]
     sleep_s: Positive
@@ -69,7 +69,7 @@ class _ScenarioFile(_ScenarioEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What a file says. `seconds` are those of processor time that the search for a plan may take."""
+    """Contents of a scenario file. `seconds`: processor time that the search for a plan may take."""
 
     devices: NamedDevices
     work: StepDemand
@@ -85,7 +85,11 @@ class Scenario:
 
 
 def read_scenario(path: Path) -> Scenario:
-    """Raises `LocalError` HP-SIM-001 naming the entry that is wrong, HP-SIM-003 for a run of mode `grouped`, and what reading devices and models raises."""
+    """Read a scenario file.
+
+    Raises `LocalError` HP-SIM-001 with the entry that is wrong, HP-SIM-003 for a run of mode `grouped`, and the errors of
+    device files and models.
+    """
     try:
         data = tomllib.loads(path.read_text())
         own = {name: value for name, value in data.items() if name not in _OF_DEVICES}

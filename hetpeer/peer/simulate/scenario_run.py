@@ -1,4 +1,4 @@
-"""A scenario in virtual time: the planner's places, and then the very coordinator and volunteers of the daemon, on devices and lines that take as long as it says."""
+"""Play of a scenario in virtual time: places from the planner, then the daemon's own cores on the scenario's devices."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ from hetpeer.stages.planning.swarms.swarm_plan import SwarmPlan, planned
 SCHEMA = "hetpeer.simulation/1"
 Range = tuple[int, int]
 SimSeat = tuple[int, int]
-"""A cluster, and the first block of a place of it."""
+"""(cluster, first block) of a place."""
 SETTLE = 8
-"""Steps that do not count, at most half of all: volunteers are still coming, and learn their windows."""
+"""Steps at the beginning that do not count, at most half of all: volunteers still join, and learn their windows."""
 FETCHES = 10
-"""Of all blocks, by the slowest, for which there is time."""
+"""Number of fetches of all blocks, by the slowest volunteer, that the time limit allows."""
 NUMBERS, SHARD = 100, 10
-"""That a block has here, and of those in a piece: what is added up travels in pieces."""
+"""Elements of a simulated block, and of a shard of it."""
 TOO_LONG = 50.0
-"""A scenario whose steps take so many times what was predicted does not come to its end."""
+"""A scenario fails if its steps take so many times the predicted time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Who is where when a scenario begins."""
+    """Places of volunteers when a scenario begins."""
 
     devices: tuple[int, ...]
-    """Those that take part."""
+    """Numbers of the devices that take part."""
     layouts: tuple[tuple[Range, ...], ...]
-    """The blocks of each place, cluster by cluster."""
+    """Blocks of each place, cluster by cluster."""
     seats: tuple[SimSeat, ...]
-    """Of each device; other places are open."""
+    """Seat of each device in `devices`; other places are open."""
     step_s: float
-    """Seconds that a step is predicted to take."""
+    """Predicted seconds of a step."""
     period_s: float
-    """Of a microbatch at the slowest device: what lines that compress aim at."""
+    """Predicted seconds of a microbatch at the slowest device: links with a codec aim at it."""
 
     @classmethod
     def of(cls, plan: SwarmPlan) -> Places:
-        """As the plan has it."""
+        """Places of a plan."""
         layouts = tuple(tuple(pairwise(one.cuts)) for one in plan.pipelines)
         return cls(
             devices=tuple(device for one in plan.pipelines for device in one.devices),
@@ -65,7 +65,7 @@ class Places:
         )
 
     def pipelines(self) -> list[dict[Range, int]]:
-        """Blocks → device, of each cluster that somebody is in."""
+        """For each cluster with a device: blocks → device."""
         taken = dict(zip(self.seats, self.devices, strict=True))
         found = [
             {place: taken[cluster, place[0]] for place in layout if (cluster, place[0]) in taken}
@@ -76,20 +76,20 @@ class Places:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioOutcome:
-    """What became of a scenario. Seconds are virtual."""
+    """Result of a scenario. Seconds are virtual."""
 
     places: Places
     names: tuple[str, ...]
     steps: int
-    """That count; those that were rolled back were done more than once."""
+    """Number of steps that count; a step that was rolled back was done more than once."""
     counted_s: float
-    """That these took, from the last commit before them to the last of all."""
+    """Seconds of these steps, from the last commit before them to the last of all."""
     seconds: float
-    """Of the whole run."""
+    """Seconds of the whole run."""
     step_s: tuple[float, ...]
-    """Of the steps that count."""
+    """Seconds of each step that counts."""
     goodput: float
-    """Block-microbatches that were counted, of those that were computed."""
+    """Share of computed block-microbatches that were counted."""
     departures: int
     rollbacks: int
 
@@ -98,7 +98,7 @@ class ScenarioOutcome:
         return statistics.median(self.step_s)
 
     def document(self) -> dict[str, Any]:
-        """The object of `--json`."""
+        """Object that `--json` prints."""
         return {
             "schema": SCHEMA,
             "predicted_s": self.places.step_s,
@@ -116,7 +116,10 @@ class ScenarioOutcome:
 
 
 def play(scenario: Scenario, places: Places | None = None) -> ScenarioOutcome:
-    """From `places`, or those of the plan that the scenario asks for. Raises `LocalError` HP-PLAN-005 if nothing fits, HP-SIM-002 if the run does not come to its end."""
+    """Play a scenario from `places`, or from those of the plan that it asks for.
+
+    Raises `LocalError` HP-PLAN-005 if nothing fits, HP-SIM-002 if the run does not come to its end.
+    """
     places = places or Places.of(_plan(scenario))
     numerics = Counting(len(scenario.work))
     swarm = SimSwarm(scenario.seed, _config(scenario, places), numerics)
@@ -206,7 +209,7 @@ def _config(scenario: Scenario, places: Places) -> SwarmConfig:
 
 
 def _uplinks(devices: Devices) -> list[float]:
-    """Bytes/s of each; where only the pairs are known, what its lines carry together."""
+    """Bytes/s of each device's uplink; if only pairs are known, the sum of its links."""
     apart = ~np.eye(len(devices), dtype=np.bool_)
     together = np.where(apart, devices.bandwidth, 0.0).sum(axis=1)
     uplinks: list[float] = np.where(np.isfinite(devices.uplink), devices.uplink, together).tolist()
@@ -214,7 +217,10 @@ def _uplinks(devices: Devices) -> list[float]:
 
 
 def _piece_s(devices: Devices, work: StepDemand) -> float:
-    """Seconds of a piece of the largest block's sum over the slowest line, beside those for all others: pieces are larger here than in life, and a reduce shows no sign of life between them."""
+    """Seconds of a shard of the largest block over the slowest link, beside those for all other volunteers.
+
+    Shards are larger here than in the daemon, and a reduce shows no progress between them.
+    """
     piece = float(work.reduced.max()) / work.compression.reduce * SHARD / NUMBERS
     apart = ~np.eye(len(devices), dtype=np.bool_)
     slowest = min(float(devices.uplink.min()), float(devices.bandwidth[apart].min(initial=np.inf)))
@@ -222,12 +228,12 @@ def _piece_s(devices: Devices, work: StepDemand) -> float:
 
 
 class ScenarioChurn:
-    """What happens to the volunteers of `swarm`."""
+    """Churn and stragglers of `scenario` in `swarm`."""
 
     def __init__(self, swarm: SimSwarm, scenario: Scenario) -> None:
         self.departures = 0
         self.committed_at: list[float] = []
-        """When each commit of the log was made."""
+        """Virtual seconds at which each commit was made."""
         self._swarm, self._scenario = swarm, scenario
         swarm.hooks.append(self._committed)
         if scenario.churn is not None:
@@ -245,7 +251,7 @@ class ScenarioChurn:
                     volunteer.worker.hang(stragglers.sleep_s)
 
     def _live(self, name: str, mtbf_s: float, away_s: float) -> None:
-        """Until it vanishes, after a time that is exponentially distributed; and again."""
+        """Let `name` vanish after an exponentially distributed time and come back after `away_s`, again and again."""
         swarm = self._swarm
         volunteer = swarm.volunteers[name]
 

@@ -1,4 +1,4 @@
-"""The shape of a simulated run, and what its coordinator and volunteers are told of it."""
+"""Configuration of a simulated swarm, as its coordinator and its volunteers get it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hetpeer.stages.planning.swarms.plan_inputs import Compression
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmConfig:
-    """The defaults are a swarm of four, in two cuts of four blocks."""
+    """Shape of a run and of its volunteers. The defaults are a swarm of four, in two cuts of four blocks."""
 
     volunteers: int = 4
     layouts: tuple[tuple[tuple[int, int], ...], ...] = (((0, 2), (2, 4)), ((0, 1), (1, 4)))
@@ -29,37 +29,37 @@ class SwarmConfig:
     ties: tuple[Tie, ...] = ()
     checkpoint_every: int = 3
     staleness: int = 0
-    """Steps that begin before the one that they follow is committed."""
+    """Number of steps that may begin before an earlier one is committed."""
     fresh_steps: int = 0
-    """But none of the first so many."""
+    """Number of steps at the beginning that do not overlap."""
     head_start: int = EVERY_ID
-    """Microbatches of such a step that may be computed before."""
+    """Number of microbatches of an overlapping step that are computed with older parameters."""
     clip_norm: float | None = None
     latency_s: tuple[float, float] = (0.005, 0.12)
     stall_s: float = 8.0
     reduce_s: float = 6.0
     sync_s: float = 10.0
     speeds: tuple[float, ...] = (1.0, 0.5, 2.0, 1.0, 0.7, 1.5)
-    """Of the volunteers, in turn; at 1 a worker takes as long as sim_worker.py says."""
+    """Speeds of the volunteers, in turn: FLOP/s with `hardware`, else 1 is a worker as in sim_worker.py."""
     fetch_s: tuple[float, float] = (0.05, 0.3)
-    """How long the transfer of one block's state takes."""
+    """Least and most seconds that the transfer of one block's state takes."""
     uplinks: tuple[float, ...] = (0.0,)
-    """What the volunteers say of theirs, in turn; 0: nothing. Only the shares of a reduce depend on it."""
+    """Bytes/s that the volunteers state, in turn; 0: nothing stated. Only the shares of a reduce depend on it."""
     shard_length: int = LENGTH
-    """Numbers that a shard has, as far as its share is cut."""
+    """Elements of a shard, at least."""
     part_s: tuple[float, float] = (0.0, 0.0)
-    """How much later a part of an averaging leaves: lines are slow, and models large."""
+    """Least and most seconds by which a part of an averaging leaves late."""
     granted_frames: int = 0
-    """Bundles of each kind that a volunteer takes from another at a time; 0: any number."""
+    """Bundles of each kind that a volunteer grants another one at a time; 0: any number."""
     duplicates: float = 0.05
     """Share of tensors that arrive twice."""
     hardware: SimHardware | None = None
-    """What blocks and lines cost; None: everything takes a moment."""
+    """Cost of blocks and links; None: work and messages take short random times."""
     seats: tuple[tuple[int, int], ...] = ()
-    """(cluster, first block) of the place that each volunteer takes if it is open; none: they choose."""
+    """(cluster, first block) of the place that each volunteer takes if it is open; beyond these they choose."""
 
     def member(self, numerics: Numerics) -> ModelShape:
-        """What a volunteer must know of the model."""
+        """Model, as a volunteer needs to know it."""
         ties = Ties(self.ties)
         return ModelShape(numerics.sizes, self.slot_capacity, ties, self.head_start, self.shard_length)
 

@@ -1,4 +1,4 @@
-"""The process in which a simulated coordinator runs: reign after reign of the real core, which dies, stops, and begins again from its log."""
+"""Process of a simulated coordinator: one life of the real core after another, each from the log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TICK_S = 0.25
 
 
 class SimCoordinator:
-    """`new_core` makes the core of a new reign, `carry_out` does what an effect of it says."""
+    """Runs the core that `new_core` makes, and gives its effects to `carry_out`."""
 
     def __init__(
         self,
@@ -32,27 +32,27 @@ class SimCoordinator:
         self._gate = Gate(world)
 
     def start(self) -> None:
-        """A new reign."""
+        """Start a process: a new life, and with it a new term."""
         self.life += 1
         self.core = self._new_core()
         self._perform(self.core.start())
         self._tick(self.life)
 
     def crash(self) -> None:
-        """SIGKILL. What waits for the process meets nobody."""
+        """Kill the process (SIGKILL); events that wait for it are lost."""
         self.core = None
         self._gate.open()
 
     def pause(self, seconds: float) -> None:
-        """SIGSTOP: what arrives waits, time-outs pass."""
+        """Stop the process (SIGSTOP): events wait, while time-outs pass."""
         self._gate.close(seconds)
 
     def later(self, action: Callable[[], None]) -> None:
-        """Carry out `action` when the process comes to it: at once, unless it is stopped."""
+        """Carry out `action` at once, or when the stopped process goes on."""
         self._gate.enter(action)
 
     def event(self, name: str, act: Callable[[Core, float], Iterable[Effect]]) -> None:
-        """Something happens to the coordinator, if there is one."""
+        """Give event `name` to the core by `act`; nothing happens while the coordinator is down."""
         if self.core is not None:
             self._observer.coordinator_event(self.core.state.value, name)
             self._perform(act(self.core, self._world.now))

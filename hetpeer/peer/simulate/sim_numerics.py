@@ -1,4 +1,4 @@
-"""What simulated volunteers compute: symbols that show every id and every rounding, or a toy net in torch (toy_net.py).
+"""Arithmetic of simulated volunteers: symbols that show every id and every rounding.
 
 `Symbols`: a gradient counts microbatch ids, a block's state is a hash chain over the gradients that were applied. An id
 that is lost or doubled anywhere changes every later state, so one comparison with the expected chain checks the whole
@@ -20,7 +20,7 @@ from hetpeer.stages.block.fingerprint import PLACES, Fingerprint
 
 
 class Numerics(Protocol):
-    """The arithmetic of a model of `blocks` blocks. States and gradients are per block; all values are immutable."""
+    """Arithmetic of a model of `blocks` blocks. States and gradients are per block; all values are immutable."""
 
     blocks: int
 
@@ -33,75 +33,75 @@ class Numerics(Protocol):
     def forward(
         self, states: Sequence[Any], begin: int, microbatch: tuple[int, int], bundle: Any
     ) -> tuple[Any, Any]:
-        """Blocks from `begin` on over (step, id); returns (what backward needs, outgoing bundle or loss)."""
+        """Run the blocks from `begin` on over (step, id). Returns (context for backward, outgoing bundle or loss)."""
 
     def backward(self, kept: Any, gradient: Any) -> tuple[Any, list[Any]]:
-        """Returns (gradient of the incoming bundle, gradient per block)."""
+        """Run the backward. Returns (gradient of the incoming bundle, gradient per block)."""
 
     def add(self, gradients: Iterable[Any]) -> Any:
-        """One after the other, in this order."""
+        """Add one after the other, in this order."""
 
     def shard(self, gradient: Any, begin: int, end: int) -> Any: ...
 
     def join(self, shards: Sequence[Any]) -> Any: ...
 
     def tie(self, block: int, gradient: Any, tied: Mapping[int, tuple[int, Any]]) -> Any:
-        """The gradient of `block` with what the blocks `tied` to it say of tied parameters: (first element, their part)."""
+        """Gradient of `block` with the parts of the blocks `tied` to it: block → (first element, part)."""
 
     def fingerprint(self, gradient: Any, shard: tuple[int, int, int], key: bytes) -> Fingerprint:
-        """Of a shard of a gradient: (block, first element, last) under `key`."""
+        """Fingerprint of a shard of a gradient, (block, first element, end), under `key`."""
 
     def lie(self, gradient: Any, by: str) -> Any:
-        """Something else of the same shape; `by` whom."""
+        """False value of the same shape, made by the liar `by`."""
 
     def mark(self, bundle: Any, key: bytes) -> Fingerprint:
-        """Of a bundle under `key`."""
+        """Fingerprint of a bundle under `key`."""
 
     def forge(self, bundle: Any, by: str) -> Any:
-        """Another bundle of the same shape; `by` whom. What is computed from it is false as well."""
+        """False bundle of the same shape, made by the liar `by`; everything computed from it is false as well."""
 
     def inspect(self, block: int, gradient: Any) -> tuple[str, float]:
-        """Digest, and squared norm of what counts at `block`."""
+        """Digest, and squared norm of the elements that count at `block`."""
 
     def apply(self, state: Any, gradient: Any, coefficient: float) -> Any: ...
 
     def parameters(self, state: Any, begin: int, end: int) -> Any:
-        """What a cluster sends of its state to be averaged; it is added up as gradients are."""
+        """Parameters [begin, end) of a state, for an averaging; they are added up like gradients."""
 
     def install(self, state: Any, total: Any, coefficient: float, copy: Any) -> Any:
-        """The state whose parameters are `total`·`coefficient`, and what has changed since `copy`, of the same cluster, was `state`."""
+        """State with the parameters `total`·`coefficient`, plus the change from `copy` to `state` of the same cluster."""
 
     def digest(self, state: Any) -> str: ...
 
     def shared(self, state: Any, begin: int, end: int) -> str:
-        """Digest of the elements [begin, end), which are a tied parameter: alike at all blocks that have it."""
+        """Digest of the elements [begin, end), a tied parameter: equal at all blocks that have it."""
 
     def check_loss(self, step: int, microbatches: int, loss: float) -> bool:
         """Whether a committed step may have this mean loss."""
 
     def check_final(self, block: int, bases: Sequence[Sequence[int]], state: Any) -> bool:
-        """Whether a run of exact steps may end in this state; `bases`: which version each microbatch of each step is computed with."""
+        """Whether a run of exact steps may end in this state; `bases`: step → version that each microbatch is computed with."""
 
 
 @dataclass(frozen=True, slots=True)
 class SymbolicSum:
-    """A gradient: how often each (step, id, exact state) is in it, and its bits."""
+    """Gradient: how often each (step, id, exact state) is in it, and its bits."""
 
     ids: Counter[tuple[int, int, str]]
     bits: str
     tied: str = ""
-    """Bits of the tied parameters' part, alike at all blocks that share them."""
+    """Bits of the tied parameters, equal at all blocks that share them."""
 
 
 @dataclass(frozen=True, slots=True)
 class SymbolicState:
-    """A block's state."""
+    """State of a block."""
 
     exact: str
     bits: str
     tied: str = ""
     batches: frozenset[int] = frozenset()
-    """Which were trained on the way."""
+    """Batches that the state was trained on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +249,7 @@ class Symbols:
 
 
 class Counting(Symbols):
-    """Counts what is computed: blocks of microbatches, backward."""
+    """Symbols that count backward passes: `executed` is their number, block by block and microbatch by microbatch."""
 
     executed = 0
 
@@ -260,7 +260,7 @@ class Counting(Symbols):
 
 
 def _tasks(gradient: SymbolicSum) -> Counter[tuple[int, int]]:
-    """How often each (step, id) is in a sum, whatever the block."""
+    """How often each (step, id) is in a sum."""
     tasks: Counter[tuple[int, int]] = Counter()
     for (step, number, _), count in gradient.ids.items():
         tasks[step, number] += count

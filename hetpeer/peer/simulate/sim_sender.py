@@ -1,7 +1,7 @@
-"""What a process of a simulated volunteer sends to others: tensors, over links with credit or without, and introductions.
+"""Sending of a simulated volunteer: tensors, with flow control or without, introductions, and the task board.
 
-Who comes into a step while it runs introduces itself to whomever it sends to, and to those whose notes on the board say that
-they keep something for it.
+A late joiner introduces itself to every volunteer that it sends to, and to those whose notes on the board say that they
+keep leftovers for it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TTL_S = 5.0
 
 
 class TensorTraffic:
-    """Over `network`. Without `wires` bytes cost nothing, and are not counted."""
+    """Tensors on `network`. Without `uplinks` bytes cost no time and are not counted."""
 
     def __init__(
         self,
@@ -57,15 +57,15 @@ class TensorTraffic:
         self._sizes = numerics.sizes
 
     def bundle(self, sender: str, to: str, border: int, *, back: bool = False) -> float:
-        """Bytes of a microbatch that enters block `border`, or comes `back` from it, from one volunteer to another."""
+        """Bytes of the activation that enters block `border`, or of its gradient, which goes `back`."""
         return 0.0 if self._uplinks is None else self._uplinks.bundle(sender, to, border, back=back)
 
     def seconds(self, sender: str) -> dict[str, float]:
-        """What `sender` says of its lines; nothing without wires."""
+        """Receiver → seconds of the largest bundle of `sender`; empty without uplinks."""
         return {} if self._uplinks is None else self._uplinks.seconds(sender)
 
     def reduced(self, shard: Shard) -> float:
-        """Bytes of a part or a result of `shard`."""
+        """Bytes of a part or of the sum of `shard`."""
         hardware = self._config.hardware
         if hardware is None:
             return 0.0
@@ -79,7 +79,7 @@ class TensorTraffic:
         deliver: Callable[[Member], Iterable[Effect]],
         nbytes: float,
     ) -> None:
-        """A tensor from one volunteer to another; sometimes twice, the second time perhaps late."""
+        """Carry a tensor to another volunteer; sometimes twice, and the second copy may be late."""
         process, random, send = receiver.process, self._world.random, self._network.send
         send(sender, receiver.name, lambda: receiver.later(process, deliver), nbytes)
         if random.random() < self._config.duplicates:
@@ -90,16 +90,16 @@ class TensorTraffic:
 
 
 class SimTaskBoard:
-    """Border → who has leftovers there, for which step."""
+    """Notes about leftovers. They appear late, are sometimes lost, and expire; as in the DHT, nobody decides anything here."""
 
     def __init__(self, world: World, seed: int) -> None:
         self.random = random.Random(f"board {seed}")  # noqa: S311 - repeatable, not secret
-        """Its own, so that histories without leftovers are what they would be without a board."""
+        """Randomness of its own, so that the board does not change histories without leftovers."""
         self._world = world
         self._notes: dict[tuple[int, str], tuple[StepId, float]] = {}
 
     def post(self, border: int, sender: str, step: StepId) -> None:
-        """`sender` keeps bundles that enter block `border`; the note may be lost on its way."""
+        """Note that `sender` keeps bundles that enter block `border`; it may be lost."""
         if self.random.random() < LOST:
             return
 
@@ -109,7 +109,7 @@ class SimTaskBoard:
         self._world.after(self.random.uniform(*APPEARS_S), appear)
 
     def read(self, blocks: range) -> list[tuple[str, StepId]]:
-        """(sender, step) of the notes for any of `blocks`."""
+        """(sender, step) of the notes about any of `blocks`."""
         return [
             (sender, step)
             for (border, sender), (step, until) in self._notes.items()
@@ -142,11 +142,11 @@ class SimSender:
         self._perform = perform
         self._links: dict[str, SimLink] = {}
         self._introduced: set[str] = set()
-        """Whom we have told that we came into the step in progress while it ran."""
+        """Volunteers that know that this one entered the step in progress while it ran."""
         self._sent: set[tuple[e.StepId, int, Hop]] = set()
 
     def end_step(self, step: e.StepId) -> None:
-        """What waits of `step` is not sent any more."""
+        """Drop tensors of `step` that wait to be sent."""
         self._sent = {sent for sent in self._sent if sent[0] != step}
         self._introduced.clear()
         for link in self._links.values():
@@ -155,7 +155,7 @@ class SimSender:
     # ── tensors ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def send(self, step: e.StepId, effect: StepEffect) -> None:
-        """Carry out an effect that sends something."""
+        """Carry out an effect that sends a tensor."""
         traffic, origin = self._swarm.traffic, self._origin(step)
         match effect:
             case p.SendActivation():
@@ -245,7 +245,7 @@ class SimSender:
         *,
         nbytes: float,
     ) -> None:
-        """Send the `value` of a tensor: the receiver makes a handle of its own, and learns from us what it belongs to.
+        """Send the `value` of a tensor; the receiver gives it a handle of its own.
 
         A tensor for the volunteer itself is there at once, as in the daemon.
         """
@@ -267,7 +267,7 @@ class SimSender:
         )
 
     def _link(self, to: str) -> SimLink | None:
-        """The link with credit to another volunteer, if this history has such."""
+        """Link with flow control to another volunteer; None if this history has none."""
         frames, volunteers = self._swarm.config.granted_frames, self._swarm.volunteers
         if not frames or to == self._name:
             return None
@@ -279,7 +279,7 @@ class SimSender:
     # ── leftovers ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def look_at_board(self, core: Member) -> Iterable[Effect]:
-        """Show what we keep for holders that we do not know; when idle, ask for what others keep for us."""
+        """Post leftovers for blocks without a known holder; when idle, ask for leftovers that others keep for this place."""
         step, place, board = core.work.step, core.place, self._swarm.board
         if step is not None and place is not None:
             for border in core.work.leftovers():
@@ -291,7 +291,7 @@ class SimSender:
         return ()
 
     def _introduce(self, to: str) -> None:
-        """Say to `to` which blocks we hold in this step. What we send may overtake it."""
+        """Tell `to` which blocks this volunteer holds in this step. Tensors may overtake that."""
         step, place, swarm = self._member.work.step, self._member.place, self._swarm
         assert step is not None
         assert place is not None

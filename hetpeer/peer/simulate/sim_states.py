@@ -1,4 +1,4 @@
-"""The states of one process of a simulated volunteer: it fetches them block by block, copies them for a checkpoint, and gives them to others."""
+"""States of blocks in a simulated swarm: fetched, copied and given by a volunteer, and kept in the coordinator's checkpoints."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 FETCH_RETRY_S = 0.3
 RETRY_S, TRIES = 0.3, 15
 SLOW_S, SLOW = 8.0, 0.1
-"""A fetch may take so long, of so many one."""
+"""Most seconds of a slow fetch, and the share of slow fetches."""
 
 
 class SimStates:
-    """Of volunteer `name` of `swarm`, in `worker`. `fetch_s`: how long the transfer of one block takes, by now; `later` as of sim_sender.py."""
+    """States of volunteer `name` of `swarm`, in `worker`.
+
+    `fetch_s` gives the least and most seconds of the transfer of one block; `later` calls the core when the process comes to it.
+    """
 
     def __init__(
         self,
@@ -44,13 +47,13 @@ class SimStates:
         self._later = later
         self._fetch_s = fetch_s
         self._copies: dict[tuple[m.TermView, int, int], Any] = {}
-        """(line, version, block) → state, for the coordinator to fetch."""
+        """(term and view, version, block) → state that the coordinator may fetch."""
         self._fetching = 0
 
     # ── ours ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def fetch(self, order: e.FetchState) -> None:
-        """Load block after block, as long as it takes; a later order takes the place of an earlier one."""
+        """Load block after block, with retries; a later order replaces an earlier one."""
         assert self._member.place is not None
         self._fetching += 1
         number, missing = self._fetching, list(range(*self._member.place))
@@ -78,7 +81,7 @@ class SimStates:
         next_one()
 
     def _find(self, order: e.FetchState, block: int) -> Any:
-        """The state from one of its holders, or from the coordinator's checkpoint; None if nobody has it now."""
+        """State from one of its holders, or from the coordinator's checkpoint; None if nobody has it now."""
         wanted = order.digests.get(block)
         for name in order.sources.get(block, ()):
             holder = self._swarm.volunteers[name]
@@ -91,7 +94,7 @@ class SimStates:
     # ── for others ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def copy(self, order: e.SaveState) -> None:
-        """Copy what the order names; the worker still has it when the copy's turn comes."""
+        """Copy the states that `order` names, when the worker comes to it. Raises `ViolationError` if they are not there any more."""
 
         def copy(_core: Member) -> Iterable[Effect]:
             for block, digest in order.digests.items():
@@ -106,11 +109,11 @@ class SimStates:
         self._worker.submit(0.0, copy)
 
     def forget_copies(self) -> None:
-        """The process gets another place."""
+        """Forget the copies, as the process gets another place."""
         self._copies.clear()
 
     def give(self, version: int, block: int) -> Any:
-        """What whoever asks for `block` at `version` gets; None if we do not have it."""
+        """State of `block` at `version` for another peer; None if it is not here."""
         member = self._member
         if (member.line, version, block) in self._copies:
             return self._copies[member.line, version, block]
@@ -121,7 +124,7 @@ class SimStates:
 
 
 class SimCheckpointStore:
-    """Of `host`, whose durable log is `log`."""
+    """Checkpoints of the coordinator `host`, whose durable log is `log`; they survive its crashes."""
 
     def __init__(
         self,
@@ -137,12 +140,12 @@ class SimCheckpointStore:
         self._numerics = numerics
         self._log = log
         self._states: dict[tuple[int, int, int, str], Any] = {}
-        """(cluster, version, block, digest) → state: what is collected late for an order that is past takes nothing else's place."""
+        """(cluster, version, block, digest) → state. A state that comes late for an old order replaces no other one."""
         self._asked: CollectCheckpoint | None = None
-        """The last order."""
+        """Last order."""
 
     def collect(self, order: CollectCheckpoint) -> None:
-        """Fetch the blocks' states from those who save them; one that cannot be had ends it."""
+        """Fetch the blocks' states from the volunteers that save them; the collection fails if one cannot be had."""
         self._collect(order, set(), TRIES)
 
     def _collect(self, order: CollectCheckpoint, here: set[int], tries: int) -> None:
@@ -173,7 +176,7 @@ class SimCheckpointStore:
         self._world.after(wait, lambda: host.later(fetch))
 
     def fail(self) -> None:
-        """The checkpoint that was asked for last cannot be collected or written."""
+        """Let the checkpoint that was ordered last fail."""
         if self._asked is not None:
             self._failed(self._asked)
 
@@ -183,7 +186,7 @@ class SimCheckpointStore:
     # ── what is complete ─────────────────────────────────────────────────────────────────────────────────────────
 
     def sealed(self, cluster: int, version: int, block: int) -> Any:
-        """A block's state from a complete checkpoint, for volunteers; None if there is none of that version, or the coordinator is down."""
+        """State from a complete checkpoint; None if there is none of that version, or the coordinator is down."""
         if self._host.core is None:
             return None
         if version == 0:
@@ -192,7 +195,7 @@ class SimCheckpointStore:
         return None if digests is None else self._states.get((cluster, version, block, digests[block]))
 
     def last(self) -> dict[int, Any]:
-        """Block → state, of the last complete checkpoint."""
+        """Block → state, in the last complete checkpoint."""
         blocks = range(self._numerics.blocks)
         complete = self._complete()
         if not complete:
@@ -201,7 +204,7 @@ class SimCheckpointStore:
         return {block: self._states[cluster, version, block, digests[block]] for block in blocks}
 
     def _complete(self) -> dict[tuple[int, int], Mapping[int, str]]:
-        """Cluster and version → block → digest, in the log's order."""
+        """(cluster, version) → block → digest, in the log's order."""
         checkpoints = [record for record in self._log if record["kind"] == "checkpoint"]
         found: dict[tuple[int, int], Mapping[int, str]] = {}
         for record in checkpoints:

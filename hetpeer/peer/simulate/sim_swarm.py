@@ -1,4 +1,4 @@
-"""A simulated swarm: the real cores of one coordinator and some volunteers, a virtual network between them, and a disk.
+"""Simulated swarm: the real cores of one coordinator and some volunteers, a virtual network between them, and a disk.
 
 The coordinator's log and store survive its crashes, its sessions do not. What happens is told to an observer (sim_hooks.py)
 while it happens; at the end the run is complete (liveness) and its final state that of one big machine.
@@ -38,11 +38,15 @@ BEAT_S = 1.0
 DIAL_RETRY_S = 0.5
 ECHO_S = 0.2
 LINGER_S = 3.0
-"""The coordinator does not leave at once when the run is over."""
+"""Seconds that the coordinator stays when the run is over."""
 
 
 class SimSwarm:
-    """One history. `numerics` is the arithmetic of all volunteers; `observer` hears what happens in it."""
+    """One history: `seed` and `config` determine it.
+
+    `numerics` is the arithmetic of all volunteers. `observer` hears what happens, `conduct_of` makes the conduct of each
+    process of a volunteer (sim_hooks.py). Example: `SimSwarm(7, SwarmConfig(), Symbols(4)).run(900.0)`.
+    """
 
     def __init__(
         self,
@@ -67,13 +71,13 @@ class SimSwarm:
         self.banned: set[str] = set()
         self.completed: bool | None = None
         self.hooks: list[Callable[[str], None]] = []
-        """Called with what has just happened."""
+        """Called with a moment: `tell KIND` (a volunteer sends that message) or `record KIND` (one more in the log)."""
         self.sessions = itertools.count(1)
         self._said: dict[tuple[str, str], m.Message] = {}
-        """(receiver, kind) → the last such message on a line of history."""
+        """(receiver, kind) → the last such message."""
         self.host = SimCoordinator(self.world, self.observer, self._new_core, self._carry_out)
         self._channels: dict[str, int] = {}
-        """Volunteer → its session that the coordinator knows."""
+        """Volunteer → its session with the coordinator."""
         machines = zip(names, itertools.cycle(config.speeds), itertools.cycle(config.uplinks))
         seats = dict(zip(names, config.seats, strict=False))
         self.volunteers = {
@@ -83,13 +87,13 @@ class SimSwarm:
 
     @property
     def coordinator(self) -> Core | None:
-        """None while it is down."""
+        """Core of the coordinator; None while it is down."""
         return self.host.core
 
     # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def run(self, limit_s: float) -> None:
-        """Start everybody and go on until the run is finished; ViolationError if it is not after `limit_s`."""
+        """Start everybody and go on until the run is complete. Raises `ViolationError` if it is not after `limit_s`."""
         self.start_coordinator()
         self._beat()
         self._echo()
@@ -114,7 +118,7 @@ class SimSwarm:
                 raise ViolationError("the copies of a tied parameter differ")
 
     def start_coordinator(self) -> None:
-        """A new reign from the log."""
+        """Start the coordinator from its log, in a new term."""
         self._channels = {}
         self.host.start()
 
@@ -125,7 +129,7 @@ class SimSwarm:
         return self.config.coordinator(self.numerics)
 
     def crash_coordinator(self, away_s: float) -> None:
-        """The coordinator dies; its log stays. Volunteers find out and come back to its successor."""
+        """Kill the coordinator for `away_s` seconds; its log stays, and volunteers connect again."""
         if self.coordinator is None:
             return
         self.host.crash()
@@ -142,7 +146,7 @@ class SimSwarm:
         self.world.after(BEAT_S, self._beat)
 
     def arrange(self, arrangement: Arrangement) -> None:
-        """A planner proposes who has which blocks."""
+        """Propose places for volunteers, as a planner does."""
 
         def proposed(core: Core, now: float) -> Iterable[d.Effect]:
             assert isinstance(core, Coordinator)
@@ -151,7 +155,7 @@ class SimSwarm:
         self.host.later(lambda: self.host.event("arrange", proposed))
 
     def recut(self, cutting: ClusterCut) -> None:
-        """A planner proposes how those who wait in a forming cluster can be whole."""
+        """Propose a cut for the volunteers of a forming cluster, as a planner does."""
 
         def proposed(core: Core, now: float) -> Iterable[d.Effect]:
             return core.recut(cutting, now) if isinstance(core, GroupedRun) else ()
@@ -159,7 +163,7 @@ class SimSwarm:
         self.host.later(lambda: self.host.event("recut", proposed))
 
     def _carry_out(self, effect: d.Effect) -> None:
-        """What the coordinator decides."""
+        """Carry out an effect of the coordinator."""
         match effect:
             case d.Record(record):
                 self.write(dict(record))
@@ -176,7 +180,7 @@ class SimSwarm:
                 self.completed = completed
 
     def _check_promise(self, to: str, message: m.Message) -> None:
-        """Plans are made of live holders, a commit is told to holders of its gradients."""
+        """Tell the observer about a plan, or about a commit to a volunteer that works on its step."""
         if isinstance(message, m.Plan) and self.coordinator is not None:
             self.observer.planned(self.coordinator.working(), message)
         if isinstance(message, m.Commit):
@@ -185,7 +189,7 @@ class SimSwarm:
                 self.observer.committed(to, holds=volunteer.member.work.holds(message))
 
     def write(self, record: dict[str, Any]) -> None:
-        """The record is durable."""
+        """Append a record to the durable log."""
         self.log.append(record)
         if record["kind"] == "banned":
             self.banned.add(record["peer"])
@@ -215,7 +219,7 @@ class SimSwarm:
         self.network.send(COORDINATOR, to, lambda: volunteer.later(process, receive))
 
     def tell(self, volunteer: SimVolunteer, message: m.Message) -> None:
-        """A message to the coordinator. Those of a session that it does not know do not arrive."""
+        """Send a message to the coordinator; it is lost if its session is not the one that the coordinator knows."""
         process, session, name = volunteer.process, volunteer.session, volunteer.name
         if not volunteer.conduct.says(message):
             return
@@ -240,7 +244,7 @@ class SimSwarm:
         self.network.send(name, COORDINATOR, lambda: self.host.later(arrive))
 
     def _echo(self) -> None:
-        """Somebody hears again what concerns a line of history or a step that is past: it must change nothing."""
+        """Repeat a message of an older term or view or of a past step, now and then: it must change nothing."""
         (name, _), message = self.world.random.choice(list(self._said.items()) or [(("", ""), m.Heartbeat())])
         volunteer = self.volunteers.get(name)
         self.world.after(ECHO_S, self._echo)
@@ -265,12 +269,12 @@ class SimSwarm:
             self.host.later(to_coordinator)
 
     def _is_past(self, core: Core, message: m.Message) -> bool:
-        """Whether `message` is of a line or a step that is past for the coordinator."""
+        """Whether `message` is of an older term or view, or of a past step, for the coordinator."""
         assert isinstance(core, Coordinator)
         return is_past(message, core.line, core.history.version)
 
     def stream_broken(self, name: str) -> None:
-        """The coordinator sees the control stream of `name` break."""
+        """Break the control stream of `name`, as the coordinator sees it."""
         session = self._channels.get(name)
 
         def broken() -> None:
@@ -280,7 +284,7 @@ class SimSwarm:
         self.host.later(broken)
 
     def stream_resumed(self, name: str) -> None:
-        """The control stream of `name` is back, and nothing was lost."""
+        """Resume the control stream of `name`; nothing was lost."""
         session = self._channels.get(name)
 
         def resumed() -> None:
@@ -290,7 +294,7 @@ class SimSwarm:
         self.host.later(resumed)
 
     def noticed_death(self, volunteer: SimVolunteer) -> None:
-        """Streams of a killed process break: the coordinator and its neighbours see it at once."""
+        """Break the streams of a killed process: the coordinator and some volunteers see it soon."""
         name = volunteer.name
         self.world.after(0.05, lambda: self.stream_broken(name))
         for other in self.volunteers.values():
@@ -298,13 +302,13 @@ class SimSwarm:
                 self.world.after(0.3, functools.partial(other.link_changed, name, is_up=False))
 
     def stranger(self, message: m.Message) -> None:
-        """Somebody who is no volunteer of this run says something."""
+        """Send a message to the coordinator from a peer that is no volunteer of this run."""
         self.host.later(
             lambda: self.host.event(message.kind, lambda core, now: core.receive("stranger", message, now))
         )
 
     def happened(self, what: str) -> None:
-        """Something fault hooks may want to strike at."""
+        """Call the hooks with the moment `what`."""
         for hook in list(self.hooks):
             hook(what)
 
@@ -316,7 +320,7 @@ def _works_on(core: Member, message: m.Commit) -> bool:
 
 
 def is_past(message: m.Message, line: m.TermView, version: int) -> bool:
-    """Whether `message` is of an older line of history, or of a step that made a version before `version`."""
+    """Whether `message` is of an older term or view than `line`, or of a step before `version`."""
     theirs = getattr(message, "line", None)
     if not isinstance(theirs, m.TermView) or isinstance(message, m.Welcome):
         return False

@@ -1,8 +1,8 @@
-"""A simulated volunteer: the real member core, driven as the daemon drives it, with a virtual worker and virtual links.
+"""Simulated volunteer: the real member core, driven as the daemon drives it, with a virtual worker and virtual links.
 
 A *process* lives from `start` to `kill`; within it a fenced volunteer gets a new incarnation, and a broken control
-stream a new session. What was under way for an older process or session does not arrive. What it sends is in sim_sender.py, the
-states that it fetches and gives in sim_states.py.
+stream a new session. Events for an older process or session do not arrive. Sending is in sim_sender.py, fetching and
+giving states in sim_states.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ REJOIN_S = 0.2
 
 
 class SimVolunteer:
-    """One process after another of the volunteer `name`. `seat`: cluster and first block of the place that it takes if it can."""
+    """Volunteer `name`: one process after another.
+
+    `speed` in FLOP/s with hardware, else relative; `uplink` in bytes/s; `seat`: (cluster, first block) of the place that it
+    takes if that is open.
+    """
 
     def __init__(
         self, swarm: SimSwarm, name: str, speed: float, uplink: float, seat: tuple[int, int] | None
@@ -45,7 +49,7 @@ class SimVolunteer:
         self.process = 0
         self.session = 0
         self.fetch_s = swarm.config.fetch_s
-        """How long the transfer of one block's state takes."""
+        """Least and most seconds that the transfer of one block's state takes."""
         self.speed, self._uplink = speed, uplink
         self._seat = seat
         self._gate = Gate(swarm.world)
@@ -54,7 +58,7 @@ class SimVolunteer:
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self, run: str = "sim") -> None:
-        """A fresh process of a volunteer of `run`: nothing in memory but the manifest."""
+        """Start a process of a volunteer of `run`, with nothing in memory but the manifest."""
         if self.alive:
             return
         swarm = self.swarm
@@ -89,14 +93,14 @@ class SimVolunteer:
         self._look_at_board(self.process)
 
     def kill(self) -> None:
-        """SIGKILL: memory and everything under way are gone."""
+        """Kill the process (SIGKILL): its memory and all events for it are lost."""
         if self.alive:
             self.alive = False
             self._effects.close()
             self.swarm.noticed_death(self)
 
     def freeze(self, seconds: float) -> None:
-        """SIGSTOP for `seconds`: everything that arrives waits."""
+        """Stop the process (SIGSTOP) for `seconds`: events wait."""
         self._gate.close(seconds)
 
     @property
@@ -104,7 +108,7 @@ class SimVolunteer:
         return self._gate.closed
 
     def _paced(self) -> m.Paced:
-        """How fast things go here, as far as that is simulated."""
+        """Pace of this volunteer, as far as that is simulated."""
         place = self.member.place
         return m.Paced(
             computing=0.0 if place is None else self.worker.microbatch_s(*place),
@@ -113,12 +117,12 @@ class SimVolunteer:
         )
 
     def connect(self) -> None:
-        """A new session with the coordinator; what is told waits until one is there."""
+        """Open a session with the coordinator; messages wait until there is a coordinator."""
         self.session = next(self.swarm.sessions)
         self.perform(self.member.connected())
 
     def lost_session(self, session: int) -> Callable[[], None]:
-        """The other end has closed `session`, or does not know it."""
+        """Action for the case that the coordinator has closed `session` or does not know it: connect again."""
 
         def reconnect(_core: Member) -> Iterable[Effect]:
             if self.session == session:
@@ -138,7 +142,7 @@ class SimVolunteer:
         self._gate.enter(act)
 
     def link_changed(self, peer: str, *, is_up: bool) -> None:
-        """Our link to `peer` breaks or is back."""
+        """Tell the core that the link to `peer` is down or up."""
 
         def changed(core: Member) -> Iterable[Effect]:
             if is_up:
@@ -149,7 +153,7 @@ class SimVolunteer:
         self.later(self.process, changed)
 
     def refuses(self, peer: str, *, for_now: bool) -> None:
-        """We do not work with `peer` for now, or do again."""
+        """Tell the core to stop working with `peer` for now, or to go on."""
         self.later(self.process, lambda core: core.work.refused(peer, for_now))
 
     def _answer_of(self, process: int) -> Answer:
@@ -231,7 +235,10 @@ class SimVolunteer:
     # ── joining ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _choice(self, places: Sequence[m.Place]) -> m.Place:
-        """Which of the open `places` it takes: its seat, or on a ground as the daemon chooses, with memory for any; else, where machines and blocks are alike, the next one."""
+        """Open place that it takes: its seat if that is open.
+
+        Else with hardware as the daemon chooses, with memory for any place; without, the one with the fewest holders.
+        """
         if self.swarm.config.hardware is not None:
             seats = [place for place in places if place.open and (place.cluster, place.begin) == self._seat]
             return choose_place(seats or places, sys.maxsize)
@@ -241,7 +248,7 @@ class SimVolunteer:
         )
 
     def _prepare(self, place: m.Range) -> None:
-        """Load the graphs of `place`; a later order takes the place of an earlier one."""
+        """Load the graphs of `place`; a later order replaces an earlier one."""
         self._preparing += 1
         order = self._preparing
         self._states.forget_copies()
@@ -274,5 +281,5 @@ class SimVolunteer:
             self.swarm.world.after(LOOK_S, lambda: self._look_at_board(process))
 
     def state(self, version: int, block: int) -> Any:
-        """What we give to whoever asks for `block` at `version`; None if we do not have it."""
+        """State of `block` at `version` for another peer; None if it is not here."""
         return self._states.give(version, block)

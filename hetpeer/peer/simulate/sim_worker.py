@@ -1,7 +1,7 @@
-"""A simulated compute worker: one piece of work after another, in the order in which it was submitted.
+"""Simulated compute worker: one command after another, in the order in which they were submitted.
 
-As the daemon's worker does, it changes slots and states only when a command's turn comes, while a command's tensors are
-those of the moment it was submitted. It refuses to work on a state of another version or on blocks it has not loaded.
+As in the daemon, slots and states change when a command runs, and a command's tensors are those of the moment it was
+submitted. A command for another version of a state, or for blocks that are not loaded, is a violation.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ Finish = Callable[[Member], Iterable[Effect]]
 Answer = Callable[[Finish], None]
 
 FORWARD_S, BACKWARD_S, REDUCE_S, APPLY_S, LOAD_S = 0.05, 0.1, 0.01, 0.02, 0.05
-"""Virtual seconds: per block, per block, per call, per block, per block; at speed 1."""
+"""Virtual seconds at speed 1: per block, per block, per call, per block, per block."""
 
 
 class SimWorker:
-    """The worker of one process. `answer` hands a result to the core; `boxes` are the process's tensors. On a `ground`, `speed` is in FLOP/s."""
+    """Worker of one process. `answer` gives a result to the core; `boxes` are the process's tensors.
+
+    `speed` is in FLOP/s if there is `hardware`, else relative to 1.
+    """
 
     def __init__(
         self,
@@ -43,7 +46,7 @@ class SimWorker:
         hardware: SimHardware | None = None,
     ) -> None:
         self.states: dict[int, dict[int, Any]] = {}
-        """Block → version → state, of those that something is computed with."""
+        """Block → version → state; only versions that steps in progress compute with."""
         self.graphs_of: tuple[int, int] | None = None
         """Blocks whose graphs are loaded."""
         self.before: dict[int, str] = {}
@@ -56,7 +59,7 @@ class SimWorker:
         self._hardware = hardware
         self._answer = answer
         self.conduct = SimConduct()
-        """Replaced before the first work comes (sim_volunteer.py)."""
+        """Set by the volunteer before the first command comes."""
         self._busy_until = world.now
         self.slots: dict[tuple[int, int, int], Any] = {}
         """(step, slot, block) → sum."""
@@ -75,7 +78,7 @@ class SimWorker:
         world.at(self._busy_until, lambda: self._answer(finish))
 
     def _seconds(self, begin: int, end: int, *, backward: bool) -> float:
-        """Of a microbatch at the blocks [begin, end)."""
+        """Seconds of a microbatch's forward or backward at the blocks [begin, end)."""
         hardware = self._hardware
         if hardware is None:
             return (BACKWARD_S if backward else FORWARD_S) * (end - begin) / self._speed
@@ -84,17 +87,17 @@ class SimWorker:
         )
 
     def microbatch_s(self, begin: int, end: int) -> float:
-        """What a volunteer says that a microbatch takes at the blocks [begin, end), there and back; 0, nothing, without a ground."""
+        """Seconds of a microbatch's forward and backward at the blocks [begin, end); 0 without hardware."""
         if self._hardware is None:
             return 0.0
         return self._seconds(begin, end, backward=False) + self._seconds(begin, end, backward=True)
 
     def besides(self, seconds: float) -> float:
-        """Of work that hardly counts beside forwards and backwards: on a ground it takes no time."""
+        """Seconds of small work: 0 with hardware, where it hardly counts beside forwards and backwards."""
         return seconds if self._hardware is None else 0.0
 
     def clear_step(self, step: e.StepId) -> None:
-        """Forget its graphs and slots, after whatever is under way."""
+        """Forget the graphs and slots of `step`, after the commands that wait."""
 
         def clear() -> None:
             self.slots = {key: held for key, held in self.slots.items() if key[0] != step.number}
@@ -155,14 +158,14 @@ class SimWorker:
         self.submit(self._seconds(key.begin, work.end, backward=True), finish)
 
     def unload(self) -> None:
-        """The graphs of another place are about to be loaded."""
+        """Unload the graphs, as those of another place are about to be loaded."""
         self._quietly(lambda: setattr(self, "graphs_of", None))
 
     def forget_graph(self, step: e.StepId, key: p.TaskKey) -> None:
         self._quietly(lambda: self._graphs.pop((step.number, key), None))
 
     def merge_or_drop(self, step: e.StepId, change: Merge | Drop) -> None:
-        """What the coordinator's word on a slot makes of its sums."""
+        """Merge a slot into another one, or drop it."""
         match change:
             case Merge(block, source, target):
                 self._quietly(lambda: self._merge(step.number, block, source, target))
@@ -262,15 +265,15 @@ class SimWorker:
         self.submit(0.0 if self.conduct.applies_at_once() else self.besides(APPLY_S), finish)
 
     def keep_copy(self, step: e.StepId, work: e.KeepCopy) -> None:
-        """`KeepCopy`."""
+        """`KeepCopy`: keep the block's state for a delayed averaging."""
         self._quietly(lambda: self._copies.update({work.block: self._state(work.block, step.number)}))
 
     def drop_copies(self) -> None:
-        """The averaging is over."""
+        """Forget the copies, as the averaging is over."""
         self._quietly(self._copies.clear)
 
     def load(self, version: int, block: int, state: Any, loaded: Callable[[], None]) -> None:
-        """A fetched state replaces the block's."""
+        """Replace the block's state by a fetched one, then call `loaded`."""
 
         def finish(_core: Member) -> Iterable[Effect]:
             self.states[block] = {version: state}

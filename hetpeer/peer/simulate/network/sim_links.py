@@ -1,7 +1,7 @@
-"""Tensors between simulated volunteers over links with credit: the very books of the daemon, with room for a frame or two.
+"""Links between simulated volunteers with flow control: the daemon's own grants, with room for a frame or two.
 
-What is sent without credit waits; what has come holds its credit until its handle is released. A link belongs to one process
-at each end: when either is gone, what was under way is, too.
+A tensor waits until it is granted. One that has arrived holds its grant until its handle is released. A link belongs to
+one process at each end: when either ends, tensors on their way are lost.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from hetpeer.peer.simulate.sim_volunteer import SimVolunteer
 
 Take = Callable[[Member, Handle], Iterable[Effect]]
-"""What becomes of a tensor that arrives, under the receiver's handle."""
+"""Gives a tensor that has arrived to the receiver's core, under the receiver's handle."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimFrame:
-    """A tensor that is to go to another volunteer."""
+    """Tensor that is to go to another volunteer."""
 
     pool: Pool
     cost: int
@@ -36,7 +36,7 @@ class SimFrame:
 
 
 class SimLink:
-    """From one process to another. `frames` is how many bundles of each kind may be there at a time."""
+    """Link from one process to another. The receiver has room for `frames` bundles of each kind."""
 
     def __init__(self, sender: SimVolunteer, receiver: SimVolunteer, frames: int) -> None:
         self._sender, self._receiver = sender, receiver
@@ -65,7 +65,7 @@ class SimLink:
         self._go_on()
 
     def nudge(self, pool: Pool, word: Callable[[Member], Iterable[Effect]]) -> None:
-        """Say what an activation that is sent again has to say, if it would have to wait."""
+        """Send `word`, which stands for an activation that is sent again, if that activation would have to wait."""
         if self._queue.is_short(pool, 1):
             receiver, process = self._receiver, self._processes[1]
             self._carry(lambda: receiver.later(process, word))
@@ -100,7 +100,7 @@ class SimLink:
         network.send(self._sender.name, self._receiver.name, deliver)
 
     def _announce(self) -> None:
-        """Tell the sender soon what it may send; several times make one."""
+        """Send the sender its grants soon; several calls make one message."""
         if self._announcing:
             return
         self._announcing = True

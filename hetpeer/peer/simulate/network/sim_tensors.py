@@ -1,4 +1,4 @@
-"""The tensors of one simulated volunteer: values behind handles, freed step by step as the daemon's arena does it."""
+"""Tensors of one simulated volunteer: values behind handles, freed step by step as the daemon's arena does it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hetpeer.stages.pipeline.effects import Handle
 
 
 class SimTensors:
-    """Values of tensors. Using one after its release is a violation; releasing twice is none."""
+    """Handle → value. A value that is used after its release is a violation; a second release is not."""
 
     def __init__(self) -> None:
         self._next = itertools.count()
@@ -34,7 +34,7 @@ class SimTensors:
         return self._values[handle]
 
     def sender(self, handle: Handle) -> str:
-        """Who has sent it; nobody: it was made here."""
+        """The volunteer that sent the tensor; empty if it was made here."""
         return self._senders[handle]
 
     def release(self, handle: Handle) -> None:
@@ -44,7 +44,7 @@ class SimTensors:
             back()
 
     def lend(self, handle: Handle, back: Callable[[], None]) -> None:
-        """`back` is called when the tensor is released."""
+        """Call `back` when the tensor is released."""
         self._lent[handle] = back
 
     def end_step(self, step: StepId) -> None:

@@ -1,6 +1,6 @@
-"""What a simulated swarm runs on, where that matters: what blocks cost, and lines that carry so many bytes a second.
+"""Hardware of a simulated swarm: the cost of blocks, and uplinks that carry so many bytes a second.
 
-Histories that look for bugs do without: there everything takes a moment, and a random one on the way (sim_worker.py, world.py).
+`hetpeer simulate` has it. Histories that look for bugs have none: work and messages take short random times there.
 """
 
 from __future__ import annotations
@@ -20,22 +20,25 @@ from hetpeer.stages.planning.uplinks import PeerLink, Uplink
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimHardware:
-    """Volunteer n of a swarm is device n. `target_s`: what lines that compress aim at, the time of a microbatch at the slowest stage."""
+    """Devices and step demand; volunteer n is device n.
+
+    `target_s`: seconds that a link with a codec aims at, the time of a microbatch at the slowest stage.
+    """
 
     devices: Devices
     work: StepDemand
     target_s: float
 
     def forward_s(self, block: int) -> float:
-        """At a FLOP/s."""
+        """Seconds of a microbatch's forward through `block` at 1 FLOP/s."""
         return float(self.work.flops[block])
 
     def backward_s(self, block: int) -> float:
-        """At a FLOP/s."""
+        """Seconds of a microbatch's backward through `block` at 1 FLOP/s."""
         return float(self.work.flops[block]) * (self.work.computed - 1)
 
     def bundle(self, sender: int, to: int, border: int, *, back: bool) -> float:
-        """Bytes of an activation that enters block `border`, or of the gradient that goes `back`, as `sender` writes it for `to`."""
+        """Bytes of an activation that enters block `border`, or of the gradient that goes `back`, on the link to `to`."""
         nbytes, compression = float(self.work.crossing[border]), self.work.compression
         most = compression.backward if back else compression.forward
         if not compression.adaptive:
@@ -44,16 +47,16 @@ class SimHardware:
         return nbytes / ratio_of(nbytes / max(rate, 1e-9), SLACK * self.target_s, most)
 
     def reduced(self, block: int) -> float:
-        """Bytes of a block's gradient, as it is added up."""
+        """Bytes of a block's gradient in a reduce."""
         return float(self.work.reduced[block]) / self.work.compression.reduce
 
     def state_s(self, device: int) -> float:
-        """Seconds to fetch a block's state. No downlink is taken to be slower than the uplink beside it."""
+        """Seconds to fetch a block's state, on the assumption that no downlink is slower than its uplink."""
         return float(self.work.state.mean() / self.devices.uplink[device])
 
 
 class _LinksOfDevice(dict[str, PeerLink]):
-    """Those of one device, made when they are used: of a thousand devices there are a million, and few carry anything."""
+    """Links of one device, made when they are used: a thousand devices have a million links, and few carry anything."""
 
     def __init__(self, rate: Callable[[str], float]) -> None:
         super().__init__()
@@ -65,7 +68,7 @@ class _LinksOfDevice(dict[str, PeerLink]):
 
 
 class SimUplinks:
-    """The uplinks of `names`, which are the devices of `ground` in this order."""
+    """Uplinks of the volunteers `names`, which are the devices of `hardware` in this order."""
 
     def __init__(self, world: World, names: Sequence[str], hardware: SimHardware) -> None:
         devices = hardware.devices
@@ -74,7 +77,7 @@ class SimUplinks:
         self._latency = devices.latency
         self._bandwidth = devices.bandwidth
         self._largest: defaultdict[str, dict[str, float]] = defaultdict(dict)
-        """From → to → bytes of the largest bundle so far, uncompressed."""
+        """Sender → receiver → bytes of the largest bundle so far, uncompressed."""
         self._uplinks = {
             name: Uplink(
                 cast("Timeline", world),  # it has a clock and lets things happen later, as that has
@@ -95,7 +98,7 @@ class SimUplinks:
         return self._hardware.bundle(self._number[sender], self._number[to], border, back=back)
 
     def seconds(self, sender: str) -> dict[str, float]:
-        """What a volunteer says of its lines: receiver → seconds that the largest bundle takes, uncompressed, by all that the line carries."""
+        """Receiver → seconds that the largest bundle of `sender` takes uncompressed if it has the link to itself."""
         number = self._number[sender]
         uplink = float(self._hardware.devices.uplink[number])
         return {
@@ -104,11 +107,11 @@ class SimUplinks:
         }
 
     def latency_s(self, source: str, target: str) -> float | None:
-        """One way; None where one of them is no device (the coordinator)."""
+        """Seconds one way; None if one of them is no device (the coordinator)."""
         if source not in self._number or target not in self._number:
             return None
         return float(self._latency[self._number[source], self._number[target]])
 
     def send(self, source: str, target: str, nbytes: float, left: Callable[[], None]) -> None:
-        """`left` happens when the last byte has left `source`."""
+        """Call `left` when the last byte has left `source`."""
         self._uplinks[source].send(target, nbytes, left)

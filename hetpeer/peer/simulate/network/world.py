@@ -46,18 +46,19 @@ class World:
 
 
 class Carrier(Protocol):
-    """Lines that have a length and a width."""
+    """Links with a latency and a bandwidth."""
 
     def latency_s(self, source: str, target: str) -> float | None:
-        """One way; None where it is not known."""
+        """Seconds one way; None if it is not known."""
 
     def send(self, source: str, target: str, nbytes: float, left: Callable[[], None]) -> None:
-        """`left` happens when the last byte has left `source`."""
+        """Call `left` when the last byte has left `source`."""
 
 
 class SimNetwork:
-    """Ordered links between named ends with random latency, cuts, and receivers that may be away; with a `carrier` tensors take the time that their
-    bytes need.
+    """Ordered links between named ends, with random latency and cuts.
+
+    With a `carrier` tensors take the time that their bytes need.
     """
 
     def __init__(self, world: World, latency_s: tuple[float, float], carrier: Carrier | None = None) -> None:
@@ -68,7 +69,7 @@ class SimNetwork:
         self._cut_until: dict[frozenset[str], float] = {}
 
     def send(self, source: str, target: str, deliver: Callable[[], None], nbytes: float = 0.0) -> None:
-        """Carry one message, or a tensor of `nbytes`; those of one link arrive in the order in which they were sent."""
+        """Carry one message, or a tensor of `nbytes`. A link keeps the order."""
         if self._carrier is not None and nbytes and source != target:
             self._carrier.send(source, target, nbytes, lambda: self._pass(source, target, deliver))
         else:
@@ -87,12 +88,12 @@ class SimNetwork:
         world.at(arrival, deliver)
 
     def cut(self, one: str, other: str, seconds: float) -> None:
-        """Nothing passes between the two for `seconds`; what is sent meanwhile arrives afterwards."""
+        """Let nothing pass between the two for `seconds`; messages that are sent meanwhile arrive afterwards."""
         self._cut_until[frozenset((one, other))] = self._world.now + seconds
 
 
 class Gate:
-    """What reaches a process: at once, or in the same order when the stopped process goes on."""
+    """Entry of a process: events pass at once, or in the same order when the stopped process goes on."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -105,12 +106,12 @@ class Gate:
         return self._world.now < self._open_at
 
     def close(self, seconds: float) -> None:
-        """SIGSTOP, and SIGCONT after `seconds`; of two that overlap the longer one counts."""
+        """Stop the process (SIGSTOP) for `seconds`; if two overlap, the longer one counts."""
         self._open_at = max(self._open_at, self._world.now + seconds)
         self._world.after(seconds, self._drain)
 
     def open(self) -> None:
-        """The stopped process is killed: what waits meets nobody."""
+        """Let everything pass, as the stopped process is killed and nobody receives it."""
         self._open_at = self._world.now
         self._drain()
 
