@@ -1,6 +1,7 @@
-"""What the member core asks its driver to do, besides the pipeline's effects (stages/pipeline/effects.py).
+"""Effects of the member core: what it asks its driver to do, besides the pipeline's effects
+(stages/pipeline/effects.py).
 
-The driver answers with the method of `Member` that is named at each effect.
+Each effect names the method that its answer goes to: of `Member`, or of `Member.work` (work_in_progress.py).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.effects import Handle, Release
 
 STATE: Final = -1
-"""In place of a slot: the parameters themselves, which clusters average."""
+"""Stands for the parameters themselves, which clusters average, where a slot is named."""
 COPY: Final = -2
 """The copy of them that was taken when a delayed averaging began."""
 
@@ -24,12 +25,13 @@ EVERY_ID: Final = 1 << 30
 
 
 class StepId(NamedTuple):
-    """One attempt at one step: the same number on another line of history is another step.
+    """One attempt at one step: the same number in another term-view is another step.
 
-    Who leaves a step and enters it again has an `entry` of its own there, so that what its worker still did for the
-    earlier one is not taken for work of this one. `batch` is what is trained, `group` above 0 the group that averages. The
-    parameters with which it is computed are `behind` versions older than the one that its update is made to; ids from `early`
-    on are computed with that one itself (docs/asynchronous.md, "A head start").
+    A volunteer that leaves a step and enters it again has another `entry`, so that results of its first entry
+    are not taken for results of the second. `batch` is the batch that is trained; `group` above 0 is the
+    group that averages. The parameters that the step is computed with are `behind` versions older than those
+    that its update is applied to. Ids from `early` on are computed with the latter (docs/asynchronous.md, "A
+    head start").
     """
 
     line: TermView
@@ -51,7 +53,9 @@ class StepId(NamedTuple):
 
     @property
     def on_wire(self) -> StepId:
-        """As others name it, and what is kept under their tensors. Clusters have numbers of their own: a group's is common."""
+        """The id as others name it; tensors are kept under it. Clusters number their steps themselves, a
+        group has one number for all.
+        """
         if self.group:
             return StepId(TermView(term=self.line.term, view=0, cluster=EVERYBODY), self.group)
         return StepId(self.line, self.number)
@@ -81,21 +85,24 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class FetchState:
-    """Load `version` of our blocks from `sources` (per block; empty: the coordinator) → `Member.state_loaded`."""
+    """Load `version` of our blocks → `Member.state_loaded`. `sources`: holders per block; none: from the
+    coordinator.
+    """
 
     line: TermView
     version: int
     sources: Mapping[int, tuple[str, ...]]
     digests: Mapping[int, str]
     origin: int = 0
-    """Of which cluster the coordinator has it."""
+    """The cluster whose state the coordinator has."""
 
 
 @dataclass(frozen=True, slots=True)
 class SaveState:
     """Copy the states of the blocks in `digests` at `version` of `line`, for the coordinator's checkpoint.
 
-    When it is carried out, the core may have given up that version: two messages that waited for an update are answered at once.
+    When it is carried out, the core may have given up that version: messages that waited for an update are
+    handled one after the other.
     """
 
     line: TermView
@@ -122,7 +129,9 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class SendPart:
-    """Send our slot's elements of `shard`, or STATE's or COPY's, to its reducer (to ourselves too → `Member.part`)."""
+    """Send the elements of `shard` of our slot (or of STATE or COPY) to its reducer, or to ourselves (→
+    `part`).
+    """
 
     shard: Shard
     slot: int
@@ -137,9 +146,9 @@ class SumParts:
     shared: bool = True
     """Whether anybody but us gets the sum."""
     holders: tuple[str, ...] = ()
-    """Whose parts they are."""
+    """Senders of the parts, in the same order."""
     marks: tuple[Mark, ...] = ()
-    """How they are to be fingerprinted besides."""
+    """Ranges and keys under which the parts are fingerprinted as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +162,9 @@ class SendResult:
 
 @dataclass(frozen=True, slots=True)
 class ShareUplink:
-    """So many elements go to each other peer in the plan that begins: what leaves us is to be shared so that all of them are done at once."""
+    """Divide the uplink between links: peer → elements that go there in this plan, so that all links finish
+    together.
+    """
 
     elements: Mapping[str, int]
 
@@ -168,8 +179,11 @@ class TiedPiece:
 
 @dataclass(frozen=True, slots=True)
 class Inspect:
-    """Join the shards of `block` in order, add what blocks `tied` to it say of tied parameters (averaging/reduce/tied_parameters.py), and
-    look at the whole: finite, digest, norm → `Member.inspected`; with `closely` at each of `shards`, too, and of those that are `tied`, in this order.
+    """Join the shards of `block`, add the gradients of tied parameters (reduce/tied_parameters.py), inspect
+    the whole.
+
+    The inspection gives: finite, digest, norm → `inspected`. With `closely` each of `shards`, and of those in
+    `tied`, is inspected too, in this order.
     """
 
     plan: int
@@ -180,13 +194,13 @@ class Inspect:
 
     @property
     def pieces(self) -> tuple[Handle, ...]:
-        """All that has come for it."""
+        """All shards that have come for the block, its own first."""
         return (*self.shards, *(shard for piece in self.tied.values() for shard in piece.shards))
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """At one shard that has come: the digest of its bits, and whether all of it are numbers."""
+    """Inspection of one shard: the digest of its bits, and whether all its elements are finite."""
 
     digest: str
     finite: bool
@@ -194,8 +208,10 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class ApplyUpdate:
-    """Run the optimizer on `block` with `gradient`·`coefficient`, one of `workers` that will be averaged → `Member.applied`. `plan`: by
-    which the gradient was reduced. Versions from `needed` on stay: other steps are computed with them.
+    """Run the optimizer on `block` with `gradient`·`coefficient` → `Member.applied`.
+
+    The block is one of `workers` replicas that will be averaged. `plan` reduced the gradient. Versions from
+    `needed` on are kept: other steps are computed with them.
     """
 
     block: int
@@ -208,14 +224,18 @@ class ApplyUpdate:
 
 @dataclass(frozen=True, slots=True)
 class ShowMarks:
-    """For a spot check: show the coordinator the fingerprints of what was received, or of the slot of that check, as `asked`."""
+    """Show the coordinator fingerprints for a spot check, as `asked`: of what was received, or of the check's
+    slot.
+    """
 
     asked: Show
 
 
 @dataclass(frozen=True, slots=True)
 class ProveSums:
-    """Show the coordinator the fingerprints of what we have sent, and of the `sums` that have come, as `asked`."""
+    """Show the coordinator, as `asked`, fingerprints of what we have sent and of the `sums` that have
+    come.
+    """
 
     asked: Prove
     slots: Mapping[int, int]
@@ -240,8 +260,9 @@ class KeepCopy:
 
 @dataclass(frozen=True, slots=True)
 class InstallAverage:
-    """The parameters of `block`, of version `version`, become `total`·`coefficient`, and what has changed since their copy was taken is
-    added → `Member.applied`.
+    """Set the parameters of `block` at `version` to `total`·`coefficient` → `Member.applied`.
+
+    What has changed since their copy was taken is added.
     """
 
     block: int
@@ -299,7 +320,7 @@ StepEffect = (
     | KeepCopy
     | InstallAverage
 )
-"""What belongs to one step, or to one averaging."""
+"""Effects that belong to one step, or to one averaging."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,9 @@
-"""What others have given a holder in a step, as far as spot checks may ask for it: the bundles and gradients that it has computed from (docs/trust.md).
+"""Inputs of a holder in a step, for spot checks: the bundles and gradients that it has computed from
+(docs/trust.md).
 
-Of each a fingerprint, under a key of the step that nobody else ever hears: it is compared with what a checker sends in its place. And a digest: two who
-have computed from the same can show it.
+Each input has a fingerprint under a key of the step that nobody else ever hears: it is compared with the
+tensor that a checker sends in its place. Each also has a digest, by which two peers can show that they have
+computed from the same tensor.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ MOST = 1 << 13
 
 @dataclass(slots=True)
 class GivenInput:
-    """A bundle of `sender`. Its fingerprint and its digest may be known later only; `exact` is that of numbers that are not rounded."""
+    """A bundle of `sender`, or its gradient (`back`). Fingerprint and digest follow when they are computed.
+
+    `exact` is the fingerprint of those numbers that are never rounded.
+    """
 
     key: TaskKey
     border: int
@@ -38,7 +43,10 @@ class _Step:
 
 
 class GivenInputs:
-    """`draw` gives a fresh key; two fingerprints that are not farther apart than `tolerance` are of the same."""
+    """The inputs of one place. `draw` gives a fresh key.
+
+    Two fingerprints at most `tolerance` apart are taken to be of the same tensor.
+    """
 
     def __init__(self, draw: Callable[[], bytes], tolerance: float) -> None:
         self._draw = draw
@@ -55,13 +63,18 @@ class GivenInputs:
         return self._of(step).secret
 
     def used(self, step: StepId, key: TaskKey, border: int, sender: str, *, back: bool = False) -> GivenInput:
-        """`key` is computed from the bundle that enters `border`, or its gradient, of `sender`."""
+        """Note that `key` is computed from `sender`'s bundle that enters `border`, or with `back` from its
+        gradient.
+        """
         seen = GivenInput(key, border, back, sender)
         self._of(step).seen.append(seen)
         return seen
 
     def compared(self, step: StepId, bundle: CompareBundle, its: GivenInput) -> m.Compared:
-        """What follows from `its` fingerprint, that of the checker's `bundle`. What was not used has done nobody harm."""
+        """Compare `its` fingerprint, of the checker's `bundle`, with those of the inputs in its place.
+
+        A tensor that was not used has done no harm, and is not named.
+        """
         place = (bundle.id, bundle.border, bundle.back)
         alike: dict[str, bool] = {}
         for seen in self._of(step).seen:
@@ -81,7 +94,7 @@ class GivenInputs:
         )
 
     def show(self, step: StepId, check: int) -> tuple[m.Given, ...]:
-        """What was used for `check`; 0: for what we count ourselves."""
+        """Inputs of what was computed for spot check `check`; 0: inputs of what we count."""
         theirs = [seen for seen in self._of(step).seen if seen.key.check == check and seen.digest]
         return tuple(
             m.Given(
@@ -91,5 +104,5 @@ class GivenInputs:
         )
 
     def end_step(self, step: StepId) -> None:
-        """Nobody will ask for it any more."""
+        """Forget `step`: no coordinator asks for it any more."""
         self._steps.pop(step, None)

@@ -1,10 +1,10 @@
-"""Which place a volunteer takes: its own choice, from what the coordinator offers.
+"""The choice of a place: a volunteer chooses itself, from the places that the coordinator offers.
 
-Pure. Open places that fit its memory count. Blocks without a holder come first, since nothing runs without them; then the places with which a step is shortest, as far as the
-coordinator knows (bootstrap/state/placement.py). Of equal ones the one whose blocks have the fewest holders helps most; where they have as many, the one
-whose holders have gone most often, which it can take over without a download (a backup of the least reliable holder:
-Ravnest, 3.5.2); then the largest one, so that strong machines leave the small ones to others, then the first
-cluster, so that clusters fill up.
+Pure. Only open places that fit its memory count. The criteria, in this order: blocks without a holder, since
+nothing runs without them; places with which a step is shortest, as far as the coordinator knows
+(bootstrap/state/placement.py); blocks with the fewest holders; blocks whose holders have left most often,
+which it can take over without a download (a backup of the least reliable holder: Ravnest, 3.5.2); the largest
+place, so that strong machines leave small ones to others; the first cluster, so that clusters fill up.
 """
 
 from __future__ import annotations

@@ -36,22 +36,27 @@ class Coded(Schema):
 
 
 class ActivationHead(_Head):
-    """The bundle that enters block `route[0].begin` of microbatch `id`. A `nudge` is the head alone: the bundle was sent
-    before, and now waits for credit.
+    """The bundle that enters block `route[0].begin` of microbatch `id`.
+
+    A `nudge` is the head alone: the bundle was sent before, and waits for a grant.
     """
 
     kind: Literal["activation"] = "activation"
     id: Id
     batch: Count
-    """Which the step trains: what the receiver reads of the author's data it may fetch before it hears of the step."""
+    """The batch that the step trains, so that the receiver can fetch the author's data before it hears of the
+    step.
+    """
     route: Annotated[tuple[Hop, ...], Field(min_length=1, max_length=256)]
     attempt: Count
     coded: Coded | None = None
     nudge: bool = False
     check: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
-    """Above 0: to be computed once more, for that spot check."""
+    """Number of the spot check for which it is computed once more; 0: it is computed for the step."""
     asks: bool = False
-    """The receiver has computed this already, for another: it is to compare the two for `check`, and to give the gradient that it keeps."""
+    """The receiver has computed this already, from another peer's bundle: it compares the two for `check`,
+    and sends the gradient that it keeps.
+    """
 
 
 class GradientHead(_Head):
@@ -62,7 +67,9 @@ class GradientHead(_Head):
     border: Block
     coded: Coded | None = None
     check: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
-    """Above 0: the receiver has had it already, from another, and is to compare the two for that spot check."""
+    """Number of the spot check for which the receiver compares it with what it got before from another peer;
+    0: none.
+    """
 
 
 class ShardHead(_Head):
@@ -78,8 +85,10 @@ class ShardHead(_Head):
 
 
 class Introduction(_Head):
-    """A head alone: we hold the blocks [begin, end) in this step, and you may not have heard of it. Who keeps a leftover for
-    these blocks sends it. `ticket` proves it to those who do not know us (bootstrap/admission/step_tickets.py).
+    """A head alone: the sender holds the blocks [begin, end) in this step, and the receiver may not know it.
+
+    The receiver sends the leftovers that it keeps for these blocks. `ticket` proves it to a peer that does
+    not know the sender (bootstrap/admission/step_tickets.py).
     """
 
     kind: Literal["introduction"] = "introduction"
@@ -89,7 +98,7 @@ class Introduction(_Head):
 
 
 Head = ActivationHead | GradientHead | ShardHead
-"""Of tensors."""
+"""Heads of tensors."""
 
 _ADAPTER: TypeAdapter[Head | Introduction] = TypeAdapter(
     Annotated[Head | Introduction, Field(discriminator="kind")]

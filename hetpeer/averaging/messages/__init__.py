@@ -1,9 +1,10 @@
-"""Every message between a volunteer and the coordinator, and the headers of tensors between volunteers.
+"""Every message between a volunteer and the coordinator, and the heads of tensors between volunteers.
 
-One schema, validated at the border: `decode` gives a typed message or ProtocolError, never anything else. Fields and
-kinds of a later version are ignored, so two versions in a row work together; who speaks neither ours nor the one before is refused
-by name at the handshake (`Hello`; docs/protocol.md, "Versions"). Numbers are bounded, lists too: a peer's claim about itself is never trusted for its size.
-Who sent a message comes from the transport, not from the message.
+Messages are validated where they come in: `decode` gives a typed message or raises ProtocolError, nothing
+else. Fields and kinds of a later version are ignored, so two consecutive versions work together. A peer with
+any other version is refused by name at the handshake (`Hello`; docs/protocol.md, "Versions"). Numbers and
+lists are bounded: no peer's claim about sizes is believed. The sender of a message comes from the transport,
+not from the message.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the coordinator says to a volunteer. Docs: protocol.md."""
+"""Messages of the coordinator to a volunteer (docs/protocol.md)."""
 
 from __future__ import annotations
 
@@ -32,39 +32,46 @@ from hetpeer.averaging.messages.message_fields import (
 
 
 class Kept(Schema):
-    """Said once in a session, after Hello: the last line of the volunteer that is kept here (empty: none); it sends those after it."""
+    """The last event line of the volunteer that is kept here (empty: none); the volunteer sends those after
+    it.
+
+    It is said once in a session, after Hello.
+    """
 
     kind: Literal["kept"] = "kept"
     last: Event
 
 
 class Amended(Schema):
-    """Said after Hello, and when it is new: the latest amendment of the manifest (bootstrap/run/amendment.py), if there is one."""
+    """The latest amendment of the manifest (bootstrap/run/amendment.py): after Hello, if there is one, and
+    when it is new.
+    """
 
     kind: Literal["amended"] = "amended"
     amendment: Annotated[bytes, Field(max_length=1 << 16)]
 
 
 class Commit(OfPlan):
-    """Step `step` is decided: apply plan `plan`'s gradients, scaled by `coefficient` (global-norm clipping).
+    """Step `step` is decided: apply the gradients of plan `plan`, times `coefficient` (global-norm clipping).
 
-    If it is an averaging: `coefficient` times the sums are the parameters from version `step`+1 on, and there is no loss.
+    For an averaging the sums times `coefficient` are the parameters from version `step`+1 on, and there is no
+    loss.
     """
 
     kind: Literal["commit"] = "commit"
     coefficient: float
     loss: float | None
-    """Of the whole batch, nats per token."""
+    """Mean loss of the whole batch, nats per token."""
     digests: Table[Block, Digest]
     workers: Count = 1
     """Clusters that averaged last time: of how many gradients the next mean is."""
 
 
 class Welcome(Schema):
-    """Answer to Hello: the line of history, the version to be at, and the places to choose from. Of whoever has no place yet in a
-    grouped run the line is EVERYBODY's.
+    """Answer to Hello: the term-view, the version to load, and the places to choose from.
 
-    `member` says that the volunteer still holds its place; `commit` repeats the last commit for a voter who missed it.
+    In a grouped run a volunteer without a place gets a line whose cluster is EVERYBODY. `member` says that
+    the volunteer still holds its place; `commit` repeats the last commit for a voter who missed it.
     """
 
     kind: Literal["welcome"] = "welcome"
@@ -101,14 +108,15 @@ class Fetch(Schema):
     sources: Table[Block, Many[Peer]]
     digests: Table[Block, Digest] = Field(default_factory=dict)
     origin: Count = 0
-    """Of which cluster the coordinator has it."""
+    """The cluster whose state the coordinator has."""
 
 
 class Begin(Schema):
-    """A step starts: who holds what, and the microbatches of batch `batch` whose first hop is the receiver.
+    """A step begins: the roster, and the microbatches of batch `batch` whose first hop is the receiver.
 
-    Ids from `microbatches` on are held-out microbatches, forward only. `group` above 0: no step, the clusters of that
-    group average their parameters of version `step`; the roster is that of all of them, and among each other they name it by the group.
+    Ids from `microbatches` on are held-out microbatches, forward only. With `group` above 0 nothing is
+    trained: the clusters of that group average their parameters of version `step`. The roster is then that of
+    all these clusters, and volunteers name the averaging by its group among each other.
     """
 
     kind: Literal["begin"] = "begin"
@@ -117,7 +125,7 @@ class Begin(Schema):
     batch: Count
     group: Count = 0
     delayed: bool = False
-    """Of an averaging: of copies, and the next steps go on meanwhile."""
+    """Copies of the parameters are averaged, and the next steps run meanwhile."""
     microbatches: Count
     roster: Table[Peer, Range]
     incarnations: Table[Peer, Count]
@@ -125,17 +133,17 @@ class Begin(Schema):
     target: Speed = 0.0
     """Seconds that a link is to take for a microbatch; 0: not known."""
     behind: Count = 0
-    """It is computed with the parameters of a version that is so many older than `step`, and its update made to version `step`
-    (docs/asynchronous.md).
+    """Versions by which the parameters that the step is computed with are older than version `step`, which
+    its update is applied to (docs/asynchronous.md).
     """
     entry: Count = 0
-    """0 at the step's beginning; the n-th who comes in while it runs has n."""
+    """0 at the step's beginning; n for the n-th volunteer that comes in while it runs."""
     ticket: Ticket = b""
-    """For who comes in later: the coordinator's word that it takes part (admission ticket, bootstrap/admission/step_tickets.py)."""
+    """Admission ticket of a late joiner, signed by the coordinator (bootstrap/admission/step_tickets.py)."""
 
 
 class Joined(Schema):
-    """These came into the step while it ran, and did not find everybody by themselves."""
+    """Volunteers that came into the step while it ran, and did not find everybody by themselves."""
 
     kind: Literal["joined"] = "joined"
     line: TermView
@@ -144,8 +152,11 @@ class Joined(Schema):
 
 
 class Reroute(Schema):
-    """Microbatches that are handed out again within the step, starting at the receiver; in no newer attempt it is advice on what
-    has not begun: another way, perhaps one that starts at somebody else (`Pipeline.assign`). Without tasks: seal what is done.
+    """Microbatches that are handed out again within the step, with the receiver as first hop. None: seal what
+    is done.
+
+    With the same attempt as before it is advice for microbatches that have not begun: another route, perhaps
+    one that begins at another volunteer (`Pipeline.assign`).
     """
 
     kind: Literal["reroute"] = "reroute"
@@ -183,8 +194,10 @@ class Evict(Schema):
 
 
 class Check(Schema):
-    """Spot check `check`: these are to be computed once more by `tasks[].route[0]`. Where that begins with the data it is the receiver; else the
-    receiver has the bundles, and sends them there (docs/trust.md).
+    """Spot check `check`: `tasks[].route[0]` is to compute these microbatches once more.
+
+    Where that hop begins with the data, it is the receiver; else the receiver has the bundles, and sends them
+    there (docs/trust.md).
     """
 
     kind: Literal["check"] = "check"
@@ -195,8 +208,11 @@ class Check(Schema):
 
 
 class Show(Schema):
-    """Show the fingerprints of what `peer` has sent you under `plan`; with `peer` empty, of what you have computed once more for `check`:
-    those of `marks`, which lack their values, and digests of what others have given you for it. Where `peer` is you: such digests of what you count.
+    """Show fingerprints, for a spot check.
+
+    With a `peer`: of what it has sent you under `plan`. With `peer` empty: of what you have computed once
+    more for `check`, at `marks`, whose values are empty here; and the digests of what others gave you for it.
+    With yourself as `peer`: the digests of the inputs of what you count.
     """
 
     kind: Literal["show"] = "show"
@@ -216,11 +232,15 @@ class Plan(OfPlan):
     closely: Many[Block] = ()
     """Votes on these are to name what has come from each reducer."""
     marks: Annotated[tuple[Mark, ...], Field(max_length=MOST_MARKS)] = ()
-    """How what you receive of these as reducer is fingerprinted besides."""
+    """Ranges of your blocks, as reducer, at which what you receive is fingerprinted as well."""
 
 
 class Prove(OfPlan):
-    """All have voted alike on `plan`: say how your parts, and what has come of all, look at these of your blocks, under their keys (docs/trust.md, "Proofs of sums")."""
+    """All votes on `plan` agree: show fingerprints of your parts and of the sums at `marks`, under their
+    keys.
+
+    See docs/trust.md, "Proofs of sums".
+    """
 
     kind: Literal["prove"] = "prove"
     marks: Annotated[tuple[Mark, ...], Field(max_length=MOST_MARKS)]
@@ -267,7 +287,7 @@ class Finished(Schema):
 
 
 class Rejected(Schema):
-    """You cannot take part: another wire version, another run, or turned away at the door (docs/admission.md)."""
+    """You cannot take part: another wire version, another run, or not admitted (docs/admission.md)."""
 
     kind: Literal["rejected"] = "rejected"
     reason: Literal["version", "run", "banned", "uninvited", "work", "crowded"]
@@ -275,7 +295,7 @@ class Rejected(Schema):
 
 
 InStep = Reroute | Joined | Settled | Evict | Check | Show | Prove | Testify
-"""Of a step in progress, but for what begins and ends it."""
+"""Messages on a step in progress, except those that begin or end it."""
 
 FromCoordinator = (
     Kept

@@ -1,4 +1,4 @@
-"""What a volunteer says to the coordinator. Docs: protocol.md."""
+"""Messages of a volunteer to the coordinator (docs/protocol.md)."""
 
 from __future__ import annotations
 
@@ -43,23 +43,25 @@ class Hello(Schema):
     kind: Literal["hello"] = "hello"
     wire_version: Count = WIRE_VERSION
     oldest_version: Count = 0
-    """That it works with, too; 0: no older one."""
+    """The oldest wire version that it speaks; 0: only `wire_version`."""
     run: Text
     incarnation: Count
     name: Text = ""
     memory_bytes: Count = 0
     flops_per_second: Speed = 0.0
-    """That it reaches on the blocks of its place; before it had one, `product_flops`."""
+    """FLOP/s that it reaches on the blocks of its place; `product_flops` before it has had one."""
     product_flops: Speed = 0.0
-    """FLOP/s that it reaches in a product of large matrices, which is measured everywhere in the same way; 0: not said."""
+    """FLOP/s that it reaches in a product of large matrices, measured everywhere in the same way; 0:
+    unknown.
+    """
     uplink: Speed = 0.0
     """Bytes/s that leave it, as far as it is allowed to and has measured before; 0: not known."""
     place: Range | None = None
     cluster: Count = 0
-    """Of the line that it was on."""
+    """The cluster of the term-view that it was in."""
     held: Many[Held] = ()
     voucher: Annotated[bytes, Field(max_length=512)] = b""
-    """Of the invite by which it came, if the run asks for one (bootstrap/run/vouchers.py)."""
+    """The voucher of its invite, if the run asks for one (bootstrap/run/vouchers.py)."""
     work: Annotated[bytes, Field(max_length=8)] = b""
     """Its proof of work, if the run asks for one (bootstrap/admission/proof_of_work.py)."""
 
@@ -81,9 +83,9 @@ class Claim(Schema):
 
 
 class Prepared(Schema):
-    """Graphs are loaded, the worker runs: state may be fetched at the next step border.
+    """Graphs are loaded, and the worker runs: the state may be fetched at the next step barrier.
 
-    `flops_per_second` is what the device reaches on these blocks; that of Hello is its guess before it had them.
+    `flops_per_second` is what the device reaches on these blocks; in Hello it was a guess.
     """
 
     kind: Literal["prepared"] = "prepared"
@@ -120,7 +122,9 @@ class Evaluated(Schema):
 
 
 class Failed(Schema):
-    """A microbatch could not be computed here. `given`: who had sent what is wrong with it, if it is that and not the microbatch."""
+    """A microbatch could not be computed here. `given`: the peer whose tensor was malformed, if that was the
+    reason.
+    """
 
     kind: Literal["failed"] = "failed"
     line: TermView
@@ -136,13 +140,15 @@ class Vote(OfPlan):
     kind: Literal["vote"] = "vote"
     blocks: Many[BlockVote]
     received: Annotated[tuple[Received, ...], Field(max_length=1 << 12)] = ()
-    """Of the blocks that the plan names as `closely`."""
+    """What each reducer gave us, for blocks that the plan names as `closely`."""
     lengths: Annotated[tuple[Length, ...], Field(max_length=1 << 12)] = ()
-    """Of all that we have added up, if there are spot checks."""
+    """Squared lengths of all parts that we have added up, if there are spot checks."""
 
 
 class Proved(OfPlan):
-    """How what we have sent under `plan` looks, and what has come of it, at each of what was asked for that is of our blocks."""
+    """Fingerprints of what we have sent under `plan` and of the sums that came, at each mark of a block of
+    ours.
+    """
 
     kind: Literal["proved"] = "proved"
     parts: Annotated[tuple[Mark, ...], Field(max_length=MOST_MARKS)]
@@ -152,14 +158,16 @@ class Proved(OfPlan):
 
 
 class Testimony(OfPlan):
-    """How what we have received under `plan` looks."""
+    """Fingerprints of what we have received under `plan`."""
 
     kind: Literal["testimony"] = "testimony"
     received: Annotated[tuple[Receipt, ...], Field(max_length=MOST_RECEIPTS)]
 
 
 class Missed(OfPlan):
-    """Plan `plan` was given up, and this is what had not come by then: sums of these reducers, and to us as a reducer parts of these holders."""
+    """Plan `plan` was given up: reducers whose `sums` had not come, and holders whose `parts` had not come to
+    us.
+    """
 
     kind: Literal["missed"] = "missed"
     sums: Peers = ()
@@ -173,7 +181,7 @@ class Reducing(OfPlan):
 
 
 class Objection(OfPlan):
-    """What `peer` sent of `block` for plan `plan` cannot be added, and `why`: the sum is not made."""
+    """The part that `peer` sent of `block` for plan `plan` cannot be added, and `why`: there is no sum."""
 
     kind: Literal["objection"] = "objection"
     block: Block
@@ -182,7 +190,7 @@ class Objection(OfPlan):
 
 
 class Checked(Schema):
-    """For spot check `check` microbatch `id` has been computed once more here, from block `begin` on."""
+    """Microbatch `id` has been computed once more here from block `begin` on, for spot check `check`."""
 
     kind: Literal["checked"] = "checked"
     line: TermView
@@ -193,8 +201,10 @@ class Checked(Schema):
 
 
 class Compared(Schema):
-    """For spot check `check`: the bundle that enters block `border` of microbatch `id`, or with `back` its gradient, has come from the checker `peer`.
-    What others had sent in its place is `alike`, or it is not.
+    """For spot check `check`: `peer`, the checker, sent the bundle that enters block `border`, or with `back`
+    its gradient.
+
+    Peers whose tensor for that place was `alike`, and those whose tensor differs.
     """
 
     kind: Literal["compared"] = "compared"
@@ -210,7 +220,9 @@ class Compared(Schema):
 
 
 class Given(Schema):
-    """Of what was used in computing `id` from block `begin` on: the digest of the bundle that `peer` had sent, or with `back` of the gradient."""
+    """An input of `id` from block `begin` on: the digest of `peer`'s bundle, or with `back` of its
+    gradient.
+    """
 
     id: Id
     begin: Block
@@ -220,8 +232,9 @@ class Given(Schema):
 
 
 class Shown(Schema):
-    """Fingerprints for spot check `check`: of what we have received under `plan` as reducer, or of what we have computed once more; and of what
-    that, or what we count, was computed from.
+    """Fingerprints for spot check `check`: of parts received under `plan`, or of what was computed once more.
+
+    `given` has the inputs of that, or of what we count.
     """
 
     kind: Literal["shown"] = "shown"
@@ -243,10 +256,12 @@ class Applied(Schema):
 
 
 class Paced(Schema):
-    """How fast things go here, once a step: what the next step's links aim at (stages/links/adaptive_ratio.py).
+    """How fast things go here, once a step: what the next step's links aim at
+    (stages/links/adaptive_ratio.py).
 
-    `computing`: seconds of a microbatch at this place; less where it was given none for some steps (peer/transport/pace_claim.py). `links`: seconds that the largest bundle of a microbatch would
-    take to each peer uncompressed, by the rate at which bytes last arrived there. `uplink`: bytes/s of all links together; 0: not known.
+    `computing`: seconds of a microbatch at this place; less if the volunteer was given none for some steps
+    (peer/transport/pace_claim.py). `links`: peer → seconds to send the largest bundle uncompressed, at the
+    rate at which bytes last arrived there. `uplink`: bytes/s of all links together; 0: unknown.
     """
 
     kind: Literal["paced"] = "paced"
@@ -256,8 +271,10 @@ class Paced(Schema):
 
 
 class Shuns(Schema):
-    """With these peers we do not work for now, as they did what no honest one does: all of them, whenever that changes and with each step. Nothing of them
-    arrives here, and nobody else would know.
+    """All peers that we exchange no tensors with for now, because they have offended; said when that changes
+    and in each step.
+
+    Tensors of these peers do not arrive here, and no other volunteer would know.
     """
 
     kind: Literal["shuns"] = "shuns"

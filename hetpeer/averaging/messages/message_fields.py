@@ -1,4 +1,7 @@
-"""What messages are made of: numbers and texts within bounds, and the parts that several of them have. A peer's claim about itself is never trusted for its size."""
+"""Fields of messages: bounded numbers and texts, and parts that several messages share.
+
+A peer's claim about sizes is never believed.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,21 @@ CONTROL_PROTOCOL: Final = "hetpeer/1/control"
 """Protocol of the channel on which a volunteer and the coordinator exchange messages."""
 WIRE_VERSION: Final = 4
 OLDEST_VERSION: Final = WIRE_VERSION - 1
-"""That we work with, too."""
+"""The oldest wire version that this version speaks."""
 SAYS_LENGTH: Final = 4
-"""From this version on a cover may say how long its shards are."""
+"""The first wire version in which a cover may name the length of its shards."""
 MAX_MESSAGE_BYTES: Final = 1 << 20
 MAX_KIND: Final = 64
 MOST_MARKS: Final = 128
 """Fingerprints of one kind in a message."""
 MOST_RECEIPTS: Final = 384
 MOST: Final = 1 << 16
-"""Of anything in a list or a table."""
+"""Entries in a list or a table at most."""
 UNFELT, FASTEST = 1e-9, 1e18
 
 
 def _believed(value: float) -> float:
-    """Nobody's claim is to be the end of the arithmetic."""
+    """Clip a peer's claim so that arithmetic with it cannot overflow."""
     return min(value, FASTEST) if value >= UNFELT else 0.0
 
 
@@ -39,7 +42,9 @@ def _of_few(given: Any) -> Any:
 Item = TypeVar("Item")
 Key = TypeVar("Key")
 Many = Annotated[tuple[Item, ...], FailFast(), Field(max_length=MOST)]
-"""What is wrong with the first is enough to know: an error object each for a million entries would take a gigabyte."""
+"""A list of at most MOST entries. Validation ends at the first bad one: a million error objects would take a
+gigabyte.
+"""
 Table = Annotated[dict[Key, Item], BeforeValidator(_of_few)]
 Count = Annotated[int, Field(ge=0, lt=1 << 48)]
 Block = Annotated[int, Field(ge=0, lt=1 << 16)]
@@ -57,9 +62,9 @@ Ticket = Annotated[bytes, Field(max_length=2048)]
 Share = Annotated[int, Field(ge=1, lt=1 << 32)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Speed = Annotated[Amount, AfterValidator(_believed)]
-"""Of something in a second, or seconds of something; 0 where it is less than anything can be."""
+"""Something per second, or seconds; 0 for less than is possible."""
 Loss = Annotated[float, Field(ge=-1e30, le=1e30)]
-"""Of a microbatch, nats per token: a worker gives no other, as it refuses what is not finite."""
+"""Loss of a microbatch, nats per token. Always finite: a worker refuses any other."""
 
 
 class Schema(BaseModel):
@@ -75,7 +80,7 @@ class Unknown(Schema):
 
 
 EVERYBODY: Final = 1 << 32
-"""In place of a cluster in a line: that of the groups that average."""
+"""Stands for the cluster in the term-view of groups that average."""
 
 
 class TermView(Schema):
@@ -108,7 +113,7 @@ class Task(Schema):
 
 
 class Contents(Schema):
-    """What a slot holds at the blocks [begin, end): the ids whose gradients it is the sum of."""
+    """Contents of a slot at the blocks [begin, end): ids whose gradients it is the sum of."""
 
     begin: Block
     end: Block
@@ -133,8 +138,10 @@ class BlockVote(Schema):
 
 
 class Received(Schema):
-    """What `reducer` has given to a holder of `block` as its share of the sum of block `of`, which is that block or one that is tied to it: digest of the digests of its
-    shards, and whether all of it are numbers.
+    """What `reducer` gave a holder of `block` as its share of the sum of block `of`: `block` or a block tied
+    to it.
+
+    `digest` is the digest of the digests of its shards; `finite` says whether all their elements are finite.
     """
 
     block: Block
@@ -153,10 +160,12 @@ class Length(Schema):
 
 
 class Cover(Schema):
-    """The exact cover of one block: (holder, ids) of the sums in the order in which they are added, and who does what.
+    """The exact cover of one block, and the peers that reduce it.
 
-    `reducers` are (peer, share): they sum consecutive parts of the block's flat gradient, of lengths that are to each other as their shares;
-    `receivers` get every shard's sum, `observers` those with elements of a parameter that is tied to one of theirs.
+    `slots` are (holder, ids) in the order in which their sums are added. `reducers` are (peer, share): they
+    add up consecutive pieces of the block's flat gradient, with lengths in proportion to their shares.
+    `receivers` get every shard's sum, `observers` those shards that have elements of a parameter tied to one
+    of theirs.
     """
 
     block: Block
@@ -177,16 +186,20 @@ class Place(Schema):
     memory_bytes: Count
     flops: float
     holders: Count
-    """How many volunteers hold or prepare the least held of these blocks."""
+    """Volunteers that hold or prepare the block of the place that has the fewest holders."""
     departures: Count = 0
-    """How often those volunteers have gone before, all together; of several such blocks the worst."""
+    """How often those volunteers have left before, in all; the maximum over such blocks."""
     rank: Count = 0
-    """0: the run is served best if the receiver takes this one, or nothing is known; 1: another one serves it better (bootstrap/state/placement.py)."""
+    """0: the run is served best if the receiver takes this place, or nothing is known; 1: another place
+    serves it better (bootstrap/state/placement.py).
+    """
     open: bool
 
 
 class OfPlan(Schema):
-    """Of plan `plan` of a reduce: that of step `step`, or, with `group` above 0, of that averaging; then `step` is a version."""
+    """Names plan `plan` of the reduce of step `step`; with `group` above 0, of that averaging, and `step` is
+    a version.
+    """
 
     line: TermView
     step: Count
@@ -195,7 +208,7 @@ class OfPlan(Schema):
 
 
 Where = tuple[int, int, int, bytes]
-"""Of a fingerprint: block, elements [begin, end), key."""
+"""What a fingerprint is of: block, elements [begin, end), key."""
 
 
 class Mark(Schema):
@@ -209,7 +222,7 @@ class Mark(Schema):
 
     @property
     def where(self) -> Where:
-        """What it is of."""
+        """What the fingerprint is of."""
         return self.block, self.begin, self.end, self.key
 
 

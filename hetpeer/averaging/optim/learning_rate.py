@@ -1,7 +1,8 @@
-"""The learning rate over a run, as knots: between two of them it goes straight, outside it stays. Pure.
+"""The learning rate over a run, as knots: linear between two knots, constant outside. Pure.
 
-Straight lines are a few IEEE operations, with equal bits everywhere; the C library's cosine differs between machines in its last bit, and
-holders compare hashes of their states. So a cosine is made of straight pieces once, by the run's author.
+Linear pieces are a few IEEE operations, with equal bits on every machine. The C library's cosine differs
+between machines in its last bit, and holders compare digests of their states, so the run's author turns a
+cosine into linear pieces once.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from collections.abc import Sequence
 Knots = Sequence[tuple[float, float]]
 """(update number from 1, by what it multiplies the learning rate), with rising numbers; at least one."""
 PIECES = 400
-"""Of a cosine; it is never off by more than 2e-5."""
+"""Linear pieces of a cosine; the error is at most 2e-5."""
 
 
 def factor(knots: Knots, step: int) -> float:
-    """By what update number `step` multiplies the learning rate."""
+    """The factor of the learning rate in update number `step`."""
     after = bisect_right(knots, float(step), key=lambda knot: knot[0])
     if after in (0, len(knots)):
         return knots[max(after - 1, 0)][1]
@@ -26,7 +27,11 @@ def factor(knots: Knots, step: int) -> float:
 
 
 def knots_of(shape: str, steps: int, warmup: int, final: float) -> tuple[tuple[int, float], ...]:
-    """Up to 1 in `warmup` updates, and then as `shape` says (constant, linear, cosine) to `final` at update number `steps`."""
+    """Knots of a schedule: linear warm-up to 1 in `warmup` updates, then `shape` down to `final` at update
+    `steps`.
+
+    `shape`: constant, linear or cosine.
+    """
     rise = [(1, 1 / warmup)] if warmup > 1 else []
     top = max(warmup, 1)
     fall = steps - top

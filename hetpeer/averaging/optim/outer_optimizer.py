@@ -1,9 +1,11 @@
-"""The outer optimizer of grouped runs: what an averaging does with the mean besides taking it.
+"""The outer optimizer of grouped runs: what an averaging does besides taking the mean.
 
-DiLoCo (Douillard et al., 2023, algorithm 1): how far the clusters have moved since they last averaged, in the mean, is taken for a
-gradient, and Nesterov's momentum goes that way. In DiLoCo all average with all; here with whoever is ready, so each cluster starts from
-its own parameters of last time, its *anchor*. If everybody is in every group the two are the same; if not, what clusters differ by shrinks
-from one averaging to the next as long as rate and momentum are those of a stable heavy ball (docs/averaging.md).
+DiLoCo (Douillard et al., 2023, algorithm 1): the mean distance that the clusters have moved since they last
+averaged is taken as a gradient, and Nesterov momentum follows it. In DiLoCo all clusters average together;
+here those average that are ready, so each cluster starts from its own parameters after its last averaging,
+its *anchor*. If all clusters are in every group the two are the same. If not, differences between clusters
+shrink from one averaging to the next as long as rate and momentum are those of a stable heavy ball
+(docs/averaging.md).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""A reduce at a holder: who sums how much, parts in, sums out."""
+"""The reduce at a holder: shares of each reducer, parts in, sums out."""

@@ -1,8 +1,9 @@
 """A holder's part in one reduce plan: parts in, sums out, a vote at the end.
 
-Pure. A plan names for each block the exact cover, slot by slot. Reducers take parts by (block, shard, holder), a *set*,
-so repeated parts are no-ops, and sum them in the plan's order: the result is exactly the cover or does not exist
-(docs/protocol.md, steps 5 and 6). A reduce-scatter followed by an all-gather, per block; a higher plan voids this one.
+Pure. A plan names the exact cover of each block, slot by slot. A reducer keeps parts by (block, shard,
+holder), so a repeated part changes nothing, and adds them in the plan's order: the result is exactly the
+cover or does not exist (docs/protocol.md, steps 5 and 6). Per block it is a reduce-scatter followed by an
+all-gather. A higher plan voids this one.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ Effect = SendPart | SumParts | SendResult | Inspect | Release
 LENGTH = 1 << 17
 """Elements of a shard (512 KiB), so that sums leave a reducer while parts still come in."""
 AT_ONCE = 8
-"""Whoever sends a shard of this length to more peers at once sends shorter ones: their first ones would all arrive late."""
+"""Peers. A sender that sends a shard to more peers at a time sends shorter ones, or all first shards would
+arrive late.
+"""
 SHORTEST = 1 << 13
 """Elements; of a shorter one the head and the worker's call cost as much as what it carries."""
 PIECES = 64
@@ -35,7 +38,9 @@ PIECES = 64
 
 
 def shares_of(cover: Cover, elements: int) -> list[tuple[str, int, int]]:
-    """Which of the `elements` floats of `cover.block`'s flat gradient each reducer adds up: [begin, end)."""
+    """(reducer, begin, end): the elements [begin, end) of `cover.block`'s flat gradient that each reducer
+    adds up.
+    """
     total, given, begin = sum(share for _, share in cover.reducers), 0, 0
     shares: list[tuple[str, int, int]] = []
     for reducer, share in cover.reducers:
@@ -47,15 +52,19 @@ def shares_of(cover: Cover, elements: int) -> list[tuple[str, int, int]]:
 
 
 def length_of(cover: Cover) -> int:
-    """What `cover` had better say of the length of its shards: a holder sends to all reducers at once, and a reducer to all receivers, so that lines carry a shard to each of
-    them before the first of them is there. With more than AT_ONCE of them shards are shorter; 0: as usual.
+    """Elements of a shard that `cover` should name; 0: LENGTH.
+
+    A holder sends to all reducers at a time, and a reducer to all receivers, so links carry one shard to each
+    of them before the first one is complete. With more than AT_ONCE peers shards are shorter.
     """
     at_once = max(len(cover.reducers), len(cover.receivers))
     return max(LENGTH * AT_ONCE // at_once, SHORTEST) if at_once > AT_ONCE else 0
 
 
 def shards_of(plan: int, cover: Cover, elements: int, length: int = LENGTH) -> list[Shard]:
-    """Those shares, in shards of `length` or more, or of what the cover says."""
+    """The reducers' shares of `cover`, cut into shards of about `length` elements, or of the length that
+    `cover` names.
+    """
     length, shards = cover.length or length, list[Shard]()
     for reducer, begin, end in shares_of(cover, elements):
         count = max(1, min(PIECES, -(-(end - begin) // length)))
@@ -68,7 +77,9 @@ def shards_of(plan: int, cover: Cover, elements: int, length: int = LENGTH) -> l
 
 
 def in_turns(shards: Iterable[Shard]) -> list[Shard]:
-    """One shard of each reducer after the other, so that all of them have something to do."""
+    """Order `shards` so that the first shards of all reducers come first, then the second ones: no reducer
+    waits idly.
+    """
     seen: Counter[str] = Counter()
     turns = []
     for shard in shards:
@@ -78,7 +89,9 @@ def in_turns(shards: Iterable[Shard]) -> list[Shard]:
 
 
 def by_reducer(block: int, shards: Sequence[Shard], looks: Sequence[Look]) -> list[Received]:
-    """What each reducer has given for `block`, as `looks` at its `shards` and those tied to it show."""
+    """What each reducer gave for `block`; `looks` are the inspections of `shards`, those of tied blocks
+    included.
+    """
     given: dict[tuple[int, str], list[Look]] = {}
     for shard, look in zip(shards, looks, strict=True):
         given.setdefault((shard.block, shard.reducer), []).append(look)
@@ -95,7 +108,9 @@ def by_reducer(block: int, shards: Sequence[Shard], looks: Sequence[Look]) -> li
 
 
 class Reduction:
-    """Plan `plan` at holder `me`; `sizes` gives each block's vector length in elements, `ties` who shares parameters."""
+    """Plan `plan` at holder `me`. `sizes`: block → elements of its vector; `ties`: parameters that blocks
+    share.
+    """
 
     def __init__(
         self, me: str, plan: Plan, sizes: Mapping[int, int], ties: Ties, length: int = LENGTH
@@ -122,8 +137,8 @@ class Reduction:
     def start(self, slot: int | None, ids: Mapping[int, frozenset[int]]) -> list[Effect]:
         """Send the shards of our accepted slot, which holds `ids` per block, to their reducers.
 
-        A block at which the plan names other ids than we hold is not sent: the plan then cannot complete and another
-        one is made, while a wrong sum would have been counted.
+        Nothing is sent of a block at which the plan names other ids than we hold. The plan cannot complete
+        then, and another one is made; a wrong sum would have been counted.
         """
         return [
             SendPart(shard, slot)
@@ -134,7 +149,7 @@ class Reduction:
         ]
 
     def outgoing(self) -> Counter[str]:
-        """How many elements go from us to each other peer, as parts and as sums, if we send what the plan names of us."""
+        """Peer → elements that we send there under this plan, as parts and as sums."""
         elements: Counter[str] = Counter()
         for block, cover in self.covers.items():
             sends = any(holder == self._me for holder, _ in cover.slots)
@@ -171,7 +186,11 @@ class Reduction:
         return [SumParts(shard, tuple(parts[h] for h in holders), shared, holders, marks)]
 
     def summed(self, shard: Shard, handle: Handle, lengths: Sequence[float] = ()) -> list[Effect]:
-        """The sum of `shard` is made: who holds the block gets it, and who holds a tied one gets what is tied. `lengths`: squared, of its parts."""
+        """The sum of `shard` is made: send it to all holders of the block, and to holders of a tied block
+        that need it.
+
+        `lengths`: squared lengths of its parts.
+        """
         for (holder, _), squared in zip(self.covers[shard.block].slots, lengths, strict=False):
             self._lengths[shard.block, holder] = self._lengths.get((shard.block, holder), 0.0) + squared
         parts = self._parts.pop((shard.block, shard.index), {})
@@ -179,7 +198,9 @@ class Reduction:
         return effects + [SendResult(shard, to, handle) for to in self._readers(shard)]
 
     def _readers(self, shard: Shard) -> tuple[str, ...]:
-        """Who gets its sum: who holds the block, and who holds a tied one if it is tied."""
+        """Peers that get the sum of `shard`: receivers of the block, and observers if it has tied
+        elements.
+        """
         cover = self.covers[shard.block]
         return (*cover.receivers, *(cover.observers if self._is_tied(shard) else ()))
 
@@ -187,12 +208,14 @@ class Reduction:
         return self._ties.needed(shard.block, shard.begin, shard.end)
 
     def _expected(self, block: int) -> list[Shard]:
-        """The shards of `block` that we get: all of a block that we hold, what is tied of one that we observe."""
+        """The shards of `block` that we get: all if we hold it, those with tied elements if we observe it."""
         shards = self._shards.get(block, [])
         return shards if block in self._mine else [shard for shard in shards if self._is_tied(shard)]
 
     def result(self, block: int, index: int, sender: str, handle: Handle, length: int) -> list[Effect]:
-        """The sum of shard `index` of `block` has arrived from its reducer, `length` elements of it: of another length than the shard it has not."""
+        """The sum of shard `index` of `block` from its reducer. It is released if `length` is not that of the
+        shard.
+        """
         cover = self.covers.get(block)
         known = self._results.setdefault(block, {})
         if (
@@ -241,14 +264,16 @@ class Reduction:
         return Inspect(self.number, block, whole, tied, block in self._closely)
 
     def _tied_to(self, block: int) -> list[tuple[int, list[Shard]]]:
-        """What is tied to `block`, and the shards that we get of it."""
+        """Blocks tied to `block`, and the shards that we get of each."""
         return [
             (partner, [shard for shard in self._expected(partner) if self._is_tied(shard)])
             for partner in self._ties.partners(block)
         ]
 
     def inspected(self, vote: BlockVote, gradient: Handle, looks: Sequence[Look] = ()) -> None:
-        """The whole gradient of a block was looked at, and each piece, if that was asked for; `complete` tells when all of ours were."""
+        """The whole gradient of a block was inspected, and each shard if that was asked for; see
+        `complete`.
+        """
         self.votes[vote.block] = vote
         self.gradients[vote.block] = gradient
         if looks:
@@ -257,12 +282,12 @@ class Reduction:
 
     @property
     def received(self) -> tuple[Received, ...]:
-        """What has come from each reducer, of the blocks that are looked at closely."""
+        """What each reducer gave us, for blocks that are inspected closely."""
         return tuple(self._received)
 
     @property
     def lengths(self) -> tuple[Length, ...]:
-        """How long what we have added up was."""
+        """Squared lengths of the parts that we have added up."""
         return tuple(
             Length(block=block, peer=peer, squared=squared)
             for (block, peer), squared in self._lengths.items()
@@ -274,7 +299,7 @@ class Reduction:
         return frozenset(b for b, cover in self.covers.items() if self._me in dict(cover.slots))
 
     def sums(self, blocks: Iterable[int]) -> dict[int, tuple[tuple[Shard, Handle], ...]]:
-        """What has come of these `blocks`, as far as we hold them: one shard behind the other."""
+        """Block → the sums that have come of it, shard by shard; only `blocks` that we hold."""
         return {
             block: tuple((shard, self._results[block][shard.index]) for shard in self._shards[block])
             for block in blocks
@@ -282,7 +307,7 @@ class Reduction:
         }
 
     def missing(self) -> tuple[set[str], set[str]]:
-        """Whose sums have not come, and, to us as a reducer, whose parts."""
+        """Reducers whose sums have not come, and holders whose parts have not come to us as a reducer."""
         sums = {
             shard.reducer
             for block in self._mine | self._observed
@@ -300,7 +325,7 @@ class Reduction:
         return sums - {self._me}, parts - {self._me}
 
     def abandon(self) -> list[Effect]:
-        """Another plan takes this one's place: shards that came for it are not needed any more."""
+        """Another plan replaces this one: release the shards that came for it."""
         parts = [handle for held in self._parts.values() for handle in held.values()]
         results = [handle for held in self._results.values() for handle in held.values()]
         self._parts, self._results = {}, {}

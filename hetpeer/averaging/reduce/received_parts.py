@@ -1,6 +1,7 @@
-"""What a reducer has received of whom, as fingerprints: kept until the step ends, in case that a spot check or a proof asks (docs/trust.md).
+"""Fingerprints of the parts that a reducer has received, kept until the step ends (docs/trust.md).
 
-Of every plan under a key of its own, that nobody else hears before all have voted; and under others, where the plan says so.
+Spot checks and sum proofs ask for them. Each plan has a key of its own, which nobody else hears before all
+have voted. Fingerprints under other keys are taken as well if the plan says so.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class ReceivedParts:
         return known
 
     def wanted(self, step: StepId, shard: Shard, named: Iterable[Mark]) -> list[Mark]:
-        """How parts of `shard` are fingerprinted: all of it, and what is in it of those that the plan has `named`."""
+        """Marks at which a part of `shard` is fingerprinted: the whole of it, and its pieces of the plan's
+        `named` ranges.
+        """
         key = self.key(step, shard.plan)
         within = [
             one.model_copy(update={"begin": max(one.begin, shard.begin), "end": min(one.end, shard.end)})
@@ -79,7 +82,7 @@ class ReceivedParts:
             plan.besides[holder, one.where] = own if before is None else before + own
 
     def of(self, step: StepId, plan: int, holder: str) -> tuple[Mark, ...]:
-        """What `holder` has sent us under `plan`."""
+        """Marks of what `holder` has sent us under `plan`."""
         known = self._plans.get((step, plan))
         if known is None:
             return ()
@@ -90,7 +93,7 @@ class ReceivedParts:
         )
 
     def testify(self, step: StepId, plan: int, asked: Iterable[Mark]) -> tuple[Receipt, ...]:
-        """What everybody has sent us under `plan`, of what is `asked` for."""
+        """Receipts of what every holder has sent us under `plan`, at the ranges that are `asked` for."""
         known = self._plans.get((step, plan))
         if known is None:
             return ()
@@ -107,7 +110,7 @@ class ReceivedParts:
         return tuple(found[:MOST_RECEIPTS])
 
     def end_step(self, step: StepId) -> None:
-        """Nobody will ask for it any more."""
+        """Forget `step`: no coordinator asks for it any more."""
         self._plans = {named: plan for named, plan in self._plans.items() if named[0] != step}
 
 

@@ -1,13 +1,15 @@
-"""How a reduce is divided: which holder sums how much of which block, so that the busiest uplink is done soonest.
+"""How a reduce is divided: the share of each holder in each block, so that the busiest uplink finishes
+soonest.
 
-Pure. A reduce is a reduce-scatter and an all-gather in which every shard has a reducer of its own: all holders with a sum send it
-their parts, it adds them in the plan's order and sends the result to all receivers. With equal shards that is as many bytes as
-a ring, 2 (N - 1) / N of the vector out of each holder; but a ring's members all send the same, whatever their lines. Here a
-holder with sums sends its vector once, and what it reduces N - 2 times more, so a slow one reduces less or nothing.
+Pure. A reduce is a reduce-scatter and an all-gather in which every shard has one reducer: all holders with a
+sum send it their parts, it adds them in the plan's order and sends the result to all receivers. With equal
+shares a holder sends as many bytes as in a ring, 2 (N - 1) / N of the vector. The members of a ring all send
+the same, whatever their links. Here a holder with sums sends its vector once, and N - 2 times what it
+reduces, so a slow one reduces less or nothing.
 
-That is a linear program. Blocks are filled one after the other like water, each on what the others have laid on the uplinks, until
-nothing moves: the least sum of load² / uplink, which is also the least maximum where all of a block's holders have sums of it.
-Docs: averaging.md.
+That is a linear program. Blocks are filled one after the other like water, each on top of the load that the
+others put on the uplinks, until no share changes: this minimizes the sum of load² / uplink, which also
+minimizes the maximum if all holders of a block have sums of it. Docs: averaging.md.
 """
 
 from __future__ import annotations
@@ -17,18 +19,24 @@ from dataclasses import dataclass
 from statistics import median
 
 SWEEPS, STILL = 100, 1e-4
-"""Nothing moves when no share changes by more than this in a sweep; after so many sweeps in any case."""
+"""The iteration ends when no share changes by more than STILL in a sweep, or after SWEEPS sweeps."""
 PARTS = 1 << 10
-"""An equal share is so many; who would get less than half of one gets nothing."""
+"""Units of an equal share; a reducer that would get less than half a unit gets nothing."""
 ALIKE = 0.1
 """Uplinks that differ from the middle one by no more may be the same line, measured twice."""
 FREE = 0.001
-"""What reducing is taken to cost where it costs nothing (two holders): the faster one does it, rather than both."""
+"""Cost of reducing where it costs nothing (two holders): above 0, so that the faster one reduces, not
+both.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ReducerLoad:
-    """What is to be reduced of one block: its elements, who has sums of it, and who gets the result. All receivers may reduce, or those who are `fit`."""
+    """What is to be reduced of one block: its elements, the holders with sums, and the receivers of the
+    result.
+
+    All receivers may reduce, or only those that are `fit`.
+    """
 
     elements: int
     senders: frozenset[str]
@@ -37,7 +45,7 @@ class ReducerLoad:
 
     @property
     def reducers(self) -> tuple[str, ...]:
-        """Who may reduce."""
+        """Peers that may reduce."""
         return self.fit or self.receivers
 
     def given(self, peer: str) -> float:
@@ -52,7 +60,11 @@ class ReducerLoad:
 
 
 def alike(uplinks: Mapping[str, float]) -> dict[str, float]:
-    """`uplinks` with those for the middle one that are as near to it as measurements of the same line are: who reduces more has more coming in, too."""
+    """`uplinks`, with those replaced by the median that are as near to it as two measurements of the same
+    link.
+
+    A peer that reduces more also receives more, so equal links should have equal shares.
+    """
     known = [rate for rate in uplinks.values() if rate > 0]
     usual = median(known) if known else 0.0
     return {peer: usual if abs(rate - usual) <= ALIKE * usual else rate for peer, rate in uplinks.items()}
@@ -92,9 +104,10 @@ def divide(
 
 
 def _fill(load: ReducerLoad, busy: Mapping[str, float], rates: Mapping[str, float]) -> dict[str, float]:
-    """Shares that sum up to 1, such that all who have one are done at the same time, and nobody who has none before that.
+    """Shares that add up to 1: all reducers with a share finish together, and none without one would finish
+    earlier.
 
-    Done at time t, a peer has a share of (rate t - busy) / reducing.
+    A peer that finishes at time t has a share of (rate t - busy) / reducing.
     """
     slope = offset = done = 0.0
     filled: list[str] = []

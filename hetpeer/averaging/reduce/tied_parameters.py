@@ -1,7 +1,8 @@
-"""Tied parameters: one parameter of the model that several blocks use, and what that means for their gradients.
+"""Tied parameters: one parameter of the model that several blocks use, and the effect on the blocks'
+gradients.
 
-Each of the blocks reduces the gradient of its own uses; the parameter's gradient is their sum in the order of the blocks
-(docs/graph.md). Pure: offsets into the blocks' flat vectors, nothing else.
+Each block reduces the gradient of its own uses. The parameter's gradient is their sum in the order of the
+blocks (docs/graph.md). Pure: offsets into the blocks' flat vectors, nothing else.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Ties:
         self._ties = [tuple(Use(*use) for use in tie.uses) for tie in ties]
 
     def of(self, block: int) -> list[tuple[Use, tuple[Use, ...]]]:
-        """For each tied parameter of `block`: its place there, and all its uses."""
+        """For each tied parameter of `block`: where it lies in the block, and all its uses."""
         return [(use, uses) for uses in self._ties for use in uses if use.block == block]
 
     def partners(self, block: int) -> list[int]:
@@ -50,8 +51,9 @@ class Ties:
         return bool(uses) and min(u.begin for u in uses) < end and begin < max(u.end for u in uses)
 
     def counted(self, block: int, elements: int) -> tuple[tuple[int, int], ...]:
-        """The ranges of the first `elements` (the parameters) of `block` that count for the norm there: a tied
-        parameter counts at its first block alone.
+        """Ranges of the first `elements` (the parameters) of `block` that count for the norm there.
+
+        A tied parameter counts at its first block alone.
         """
         ranges, at = [], 0
         for use, uses in sorted(self.of(block)):
