@@ -16,9 +16,9 @@ from hetpeer.bootstrap.state.effects import Effect as Order
 from hetpeer.stages.pipeline.effects import Effect, Handle
 from hetpeer.stages.pipeline.pipeline import Pipeline
 from hetpeer.stages.pipeline.routes import Route
-from hetpeer.stages.pipeline.task_table import PipelineTask, Status
+from hetpeer.stages.pipeline.task_table import PipelineTask, TaskStatus
 
-RUNNING = (Status.FORWARD, Status.GRADIENT, Status.BACKWARD)
+RUNNING = (TaskStatus.FORWARD, TaskStatus.GRADIENT, TaskStatus.BACKWARD)
 
 
 @contextmanager

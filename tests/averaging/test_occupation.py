@@ -5,12 +5,12 @@ import pytest
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.member import Phase
 from hetpeer.stages.pipeline import effects as p
-from hetpeer.stages.pipeline.utilization import RECENT_S, Occupation, Shares
+from hetpeer.stages.pipeline.utilization import RECENT_S, Occupation, OccupationShares
 from tests.averaging.rig import LINE, STEP, begin, commit, member_in, reduced
 
 
 def test_shares_are_of_the_time_between_words():
-    shares = Shares()
+    shares = OccupationShares()
     assert sum(shares.lately(5.0).values()) == 0.0
     assert shares.note(Occupation.COMPUTES, 10.0) is None
     assert shares.note(Occupation.COMPUTES, 11.0) is None
@@ -24,7 +24,7 @@ def test_shares_are_of_the_time_between_words():
 
 
 def test_what_was_long_ago_is_forgotten_though_nothing_is_said():
-    shares = Shares()
+    shares = OccupationShares()
     shares.note(Occupation.COMPUTES, 0.0)
     shares.note(Occupation.STEP, 100.0)
     assert shares.lately(100.0)[Occupation.COMPUTES] == 1.0

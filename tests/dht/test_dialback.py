@@ -17,7 +17,7 @@ from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.p2pd.tcp_probe import is_peer, owner_of
-from hetpeer.dht.reach.dialback import MAX_HINTS, PER_PEER, PROTOCOL, Hint, ask
+from hetpeer.dht.reach.dialback import MAX_HINTS, PER_PEER, PROTOCOL, DialBackHint, ask
 from hetpeer.dht.reach.reachability import ReachKind
 from hetpeer.dht.streams.stream import Stream
 
@@ -158,7 +158,7 @@ async def test_a_helper_that_lies_is_left_out(
 
 
 async def test_hints_are_a_few_direct_addresses(asker: Node, helper: Node) -> None:
-    hints: list[Hint] = []
+    hints: list[DialBackHint] = []
     junk: list[Any] = [
         7,
         None,

@@ -24,7 +24,7 @@ from hetpeer.bootstrap.log.history import History
 from hetpeer.peer.simulate.sim_config import SwarmConfig
 from hetpeer.peer.simulate.sim_hooks import SimObserver, ViolationError
 from hetpeer.peer.simulate.sim_numerics import Numerics
-from hetpeer.stages.pipeline.gradient_slots import LIVE, SlotBook
+from hetpeer.stages.pipeline.gradient_slots import LIVE, GradientSlots
 from tests.simulation.coverage import Coverage
 
 Digests = Mapping[int, str]
@@ -151,7 +151,7 @@ class Checks(SimObserver):
                 holders <= set(roster), f"plan {plan.plan} of step {plan.step} names {holders - set(roster)}"
             )
 
-    def plan_arrived(self, volunteer: str, slots: SlotBook, plan: m.Plan) -> None:
+    def plan_arrived(self, volunteer: str, slots: GradientSlots, plan: m.Plan) -> None:
         """`volunteer` is told the plan of its step; slots that it refers to were settled before."""
         accepted = slots.accepted()
         mine = {} if accepted is None else slots.contents()[accepted]
@@ -166,7 +166,7 @@ class Checks(SimObserver):
         """`volunteer` is told a commit of the step that it works on."""
         require(holds, f"{volunteer} is told a commit and does not hold its gradients")
 
-    def folding(self, volunteer: str, slots: SlotBook, blocks: range) -> None:
+    def folding(self, volunteer: str, slots: GradientSlots, blocks: range) -> None:
         """A backward starts; its gradients are to be folded into a slot."""
         for block in blocks:
             require(slots.live(block) <= LIVE, f"{volunteer} keeps {slots.live(block)} slots of {block}")

@@ -27,7 +27,7 @@ from hetpeer.bootstrap.state.effects import CollectCheckpoint
 from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts
 from hetpeer.peer.simulate.sim_swarm import SimSwarm
 from hetpeer.stages.pipeline.effects import Handle, TaskKey
-from hetpeer.stages.pipeline.gradient_slots import SlotBook
+from hetpeer.stages.pipeline.gradient_slots import GradientSlots
 from hetpeer.stages.pipeline.pipeline import Pipeline
 
 Mutant = Callable[[], AbstractContextManager[None]]
@@ -71,7 +71,7 @@ def parts_as_list() -> AbstractContextManager[None]:
 
 def fold_twice() -> AbstractContextManager[None]:
     """A gradient is folded into the open slot although a live slot holds that id already."""
-    return _patched(SlotBook, "holds", lambda _self, _microbatch, _block: False)
+    return _patched(GradientSlots, "holds", lambda _self, _microbatch, _block: False)
 
 
 def tied_apart() -> AbstractContextManager[None]:

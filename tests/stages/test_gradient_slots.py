@@ -3,14 +3,14 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hetpeer.stages.pipeline.gradient_slots import Drop, Merge, SlotBook
+from hetpeer.stages.pipeline.gradient_slots import Drop, GradientSlots, Merge
 from tests.amounts import examples
 
 BLOCKS = range(3)
 
 
 def test_a_full_slot_is_sealed_and_merged_into_the_accepted_one():
-    book = SlotBook(capacity=2)
+    book = GradientSlots(capacity=2)
     assert book.fold(7, BLOCKS) == (0, (0, 1, 2))
     assert not book.should_seal(idle=False)
     assert book.fold(8, (0,)) == (0, (0,))
@@ -26,14 +26,14 @@ def test_a_full_slot_is_sealed_and_merged_into_the_accepted_one():
 
 
 def test_an_id_is_folded_only_where_no_live_slot_holds_it():
-    book = SlotBook(capacity=1)
+    book = GradientSlots(capacity=1)
     book.fold(7, (0, 1))
     book.seal()
     assert book.fold(7, BLOCKS) == (1, (2,))
 
 
 def test_an_idle_holder_seals_what_it_has_but_nothing_empty():
-    book = SlotBook(capacity=4)
+    book = GradientSlots(capacity=4)
     assert not book.should_seal(idle=True)
     book.fold(7, BLOCKS)
     assert book.should_seal(idle=True)
@@ -43,7 +43,7 @@ def test_an_idle_holder_seals_what_it_has_but_nothing_empty():
 
 
 def test_a_spoiled_slot_and_an_evicted_block_are_dropped():
-    book = SlotBook(capacity=4)
+    book = GradientSlots(capacity=4)
     assert book.spoil() == ([], set())
     book.fold(7, (0, 1))
     book.fold(8, (1,))
@@ -61,7 +61,7 @@ class Sums(RuleBasedStateMachine):
 
     @initialize(capacity=st.integers(1, 4))
     def open(self, capacity):
-        self.book = SlotBook(capacity)
+        self.book = GradientSlots(capacity)
         self.capacity = capacity
         self.sums = {}
         self.sealed = None

@@ -389,6 +389,6 @@ def sends_nan_for_ever() -> None:
 
 def keeps_to_libp2p() -> None:
     """A volunteer that looks for no way past libp2p."""
-    from hetpeer.dht.direct.direct_streams import Direct
+    from hetpeer.dht.direct.direct_streams import DirectStreams
 
-    Direct.detour = lambda self, stream: None
+    DirectStreams.detour = lambda self, stream: None

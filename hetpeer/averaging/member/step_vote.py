@@ -31,7 +31,7 @@ from hetpeer.averaging.effects import (
 from hetpeer.averaging.reduce.holder_reduce import LENGTH, Reduction
 from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.stages.pipeline import effects as p
-from hetpeer.stages.pipeline.gradient_slots import SlotBook
+from hetpeer.stages.pipeline.gradient_slots import GradientSlots
 
 MOST_MISSED = 256
 """Peers that one `Missed` names at most, of each kind."""
@@ -61,7 +61,7 @@ class StepVote:
     """
 
     def __init__(
-        self, me: str, place: m.Range, step: StepId, shape: ModelShape, slots: SlotBook, *, delayed: bool
+        self, me: str, place: m.Range, step: StepId, shape: ModelShape, slots: GradientSlots, *, delayed: bool
     ) -> None:
         self.reduction: Reduction | None = None
         """Our part in the newest plan; None before the first one."""

@@ -15,7 +15,7 @@ from hetpeer.averaging.member.held_step import Bundle, HeldStep
 from hetpeer.averaging.member.link_states import LinkStates
 from hetpeer.averaging.member.position import Position
 from hetpeer.stages.pipeline.effects import Handle, Release, TaskKey
-from hetpeer.stages.pipeline.gradient_slots import SlotBook
+from hetpeer.stages.pipeline.gradient_slots import GradientSlots
 from hetpeer.stages.pipeline.in_flight import InFlightWindow
 from hetpeer.stages.pipeline.routes import Route
 from hetpeer.stages.pipeline.utilization import Occupation
@@ -82,7 +82,7 @@ class WorkInProgress:
         """Border → ids of the oldest step whose bundles we keep for a holder that we do not know."""
         return self.steps[0].pipeline.leftovers() if self.steps else {}
 
-    def slots(self, step: StepId) -> SlotBook | None:
+    def slots(self, step: StepId) -> GradientSlots | None:
         """The gradient slots of `step`, by our name for it or by others'; None if it is not in progress."""
         return next((one.pipeline.slots for one in self.steps if step in (one.id, one.wire_id)), None)
 

@@ -41,7 +41,7 @@ MIN_RATE, MAX_RATE = 1.0, 1e15
 _log = logging.getLogger(__name__)
 
 
-class Receiver(Protocol):
+class ChannelReceiver(Protocol):
     """Callbacks of a channel's owner. A frame's payload must be taken from the stream before
     `frame` returns.
     """
@@ -71,7 +71,9 @@ class Channel:
         await channel.drained()  # the peer has acknowledged it
     """
 
-    def __init__(self, peer_id: str, key: str, receiver: Receiver, payload_limit: int, lane: int = 0) -> None:
+    def __init__(
+        self, peer_id: str, key: str, receiver: ChannelReceiver, payload_limit: int, lane: int = 0
+    ) -> None:
         self.peer_id = peer_id
         self.key = key
         self.lane = lane

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterator
 
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError
-from hetpeer.dht.channels.channel import Channel, Receiver
+from hetpeer.dht.channels.channel import Channel, ChannelReceiver
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.streams.rate_meter import RateMeter
 from hetpeer.dht.streams.stream import Stream
@@ -74,7 +74,7 @@ class ChannelServer:
 
     def __init__(
         self,
-        accept: Callable[[str, str], Receiver | None],
+        accept: Callable[[str, str], ChannelReceiver | None],
         payload_limit: int,
         meters: Callable[[str], RateMeter] | None = None,
         lanes: int = MAX_LANES,

@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Lead:
+class DirectPort:
     """Where a peer's direct port is, the certificate expected there, and the ticket that we show."""
 
     host: str
@@ -53,7 +53,7 @@ class Lead:
     ticket: bytes
 
 
-class Direct:
+class DirectStreams:
     """All direct streams of one node.
 
     `protocols`: those that go directly where possible; their owners open a stream again when it breaks.
@@ -68,7 +68,7 @@ class Direct:
         self._listener = listener
         self._session = session
         self._context = _context()
-        self._leads: dict[str, Lead] = {}
+        self._leads: dict[str, DirectPort] = {}
         self._failures: dict[str, tuple[int, float]] = {}
         """Peer → (number of failed attempts, loop time of the next one)."""
         self._seeking: set[str] = set()
@@ -144,7 +144,7 @@ class Direct:
             host = _host_of(peer, await control.connections())
             if not host:
                 return True  # there is a relay between us; once it is gone, streams are opened anew
-            lead = Lead(host, *await _asked(await control.open_stream(peer, PROTOCOL, INTRODUCTION_S)))
+            lead = DirectPort(host, *await _asked(await control.open_stream(peer, PROTOCOL, INTRODUCTION_S)))
             # it answers, and knows our ticket
             await _asked(await self._dial(lead, peer, PROTOCOL, CONNECT_S))
         except ProtocolError as error:
@@ -160,7 +160,7 @@ class Direct:
                 stream.abort()
         return True
 
-    async def _dial(self, lead: Lead, peer: str, protocol: str, timeout_s: float) -> Stream:
+    async def _dial(self, lead: DirectPort, peer: str, protocol: str, timeout_s: float) -> Stream:
         name = protocol.encode()
         assert len(name) <= MAX_PROTOCOL
         try:
@@ -183,7 +183,7 @@ class Direct:
         self._streams.add(stream)
         return stream
 
-    def _turned_away(self, peer: str, lead: Lead) -> None:
+    def _turned_away(self, peer: str, lead: DirectPort) -> None:
         """Fall back to libp2p: the peer's direct port no longer knows us, or does not serve us."""
         if self._leads.get(peer) is lead:
             self._failed(peer, PeerLostError(peer, "its direct port closed before a word came"))

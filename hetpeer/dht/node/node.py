@@ -17,7 +17,7 @@ from typing import Self
 from hetpeer.dht.base.clock import Clock, SystemClock
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError
 from hetpeer.dht.base.task_set import TaskSet
-from hetpeer.dht.direct.direct_streams import Direct
+from hetpeer.dht.direct.direct_streams import DirectStreams
 from hetpeer.dht.identity.addresses import Address
 from hetpeer.dht.identity.identity_lock import hold
 from hetpeer.dht.identity.peer_identity import Identity
@@ -66,7 +66,7 @@ class Node:
         self._closed = False
         self._listener = Listener()
         self._watch = ConnectionMonitor(identity.peer_id, clock)
-        self._direct = Direct(config, self._listener, self.session)
+        self._direct = DirectStreams(config, self._listener, self.session)
         keys = KnownKeys()
         self._sessions = SessionSeries(config, identity, clock, self._listener, self._watch, keys)
         self._session: NetworkSession | None = None

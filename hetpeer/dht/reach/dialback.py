@@ -48,7 +48,7 @@ Hints = Callable[[str], Awaitable[tuple[Sequence[str], Sequence[str]]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hint:
+class DialBackHint:
     """A helper's hints beside its finding. They are claims."""
 
     relays: tuple[Address, ...] = ()
@@ -140,7 +140,7 @@ class DialBack:
 
 
 async def ask(
-    control: P2pdControl, helper: str, ports: Sequence[int], hinted: Callable[[Hint], None]
+    control: P2pdControl, helper: str, ports: Sequence[int], hinted: Callable[[DialBackHint], None]
 ) -> ReachFinding:
     """Ask `helper` to dial us at `ports`. Its hints go to `hinted` at once. Raises `RemoteError`."""
     async with await control.open_stream(helper, PROTOCOL, ANSWER_S) as stream:
@@ -151,7 +151,7 @@ async def ask(
     return ReachFinding(helper=helper, ip=ip, port=read_port(found, helper, ports))
 
 
-def read_hint(header: Mapping[str, Any], helper: str) -> tuple[str, Hint]:
+def read_hint(header: Mapping[str, Any], helper: str) -> tuple[str, DialBackHint]:
     """(our address as `helper` sees it, its hints). Raises `RemoteError`: HP-NET-014 if it refuses."""
     if "refused" in header:
         raise RemoteError(
@@ -162,7 +162,7 @@ def read_hint(header: Mapping[str, Any], helper: str) -> tuple[str, Hint]:
             fix="nothing: others are asked, and this one again later",
         )
     ip = _ip(header.get("ip"), helper)
-    return ip, Hint(relays=_addresses(header.get("relays")), others=_addresses(header.get("others")))
+    return ip, DialBackHint(relays=_addresses(header.get("relays")), others=_addresses(header.get("others")))
 
 
 def read_port(header: Mapping[str, Any], helper: str, ports: Sequence[int]) -> int:

@@ -18,7 +18,7 @@ from hetpeer.dht.identity.addresses import Address, at_socket, far_first, is_far
 from hetpeer.dht.kademlia.network_session import NetworkSession
 from hetpeer.dht.p2pd.node_config import NodeConfig
 from hetpeer.dht.p2pd.p2pd_control import P2pdError
-from hetpeer.dht.reach.dialback import MAX_HINTS, MAX_PORTS, Hint, ask
+from hetpeer.dht.reach.dialback import MAX_HINTS, MAX_PORTS, DialBackHint, ask
 from hetpeer.dht.reach.reachability import ROUND_S, Ask, Effect, Reachability, ReachEstimate, ReachKind
 
 MEET_S = 2.5
@@ -126,7 +126,7 @@ class ReachProbe:
                 _log.info("reachability: %s, found by %d peers", effect.estimate.reach, effect.estimate.peers)
 
     async def _ask(self, group: asyncio.TaskGroup, session: NetworkSession, helper: str) -> None:
-        def hinted(hint: Hint) -> None:
+        def hinted(hint: DialBackHint) -> None:
             for relay in hint.relays:
                 self._note_relay(relay)
             for other in hint.others:

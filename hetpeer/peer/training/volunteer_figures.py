@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from hetpeer.stages.pipeline.utilization import Shares
+from hetpeer.stages.pipeline.utilization import OccupationShares
 
 RECENT = 9
 """Steps of which the middle one says how long it is from the last work to the update."""
@@ -64,7 +64,7 @@ class VolunteerFigures:
     steps: int = 0
     credited: int = 0
     """Samples x blocks of ours that commits counted (docs/credit.md). A run that goes back counts some of them once more."""
-    shares: Shares = field(default_factory=Shares)
+    shares: OccupationShares = field(default_factory=OccupationShares)
     """What its worker does, and waits for."""
     _worked_at: dict[int, float] = field(default_factory=dict)
     """Step that is not over → when something was last done for it."""

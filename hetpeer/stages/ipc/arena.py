@@ -1,8 +1,8 @@
-"""The shared memory through which tensors pass between daemon and compute worker.
+"""The arena: shared memory through which tensors pass between daemon and compute worker.
 
-One sparse memfd is mapped by both processes: the daemon receives an activation from the network straight into an
+Both processes map one sparse memfd. The daemon receives an activation from the network straight into an
 extent, the worker computes on that extent, and only the extent's two numbers cross the socket. A memfd has no
-name, so nothing stays behind when both are killed. The daemon alone decides what lies where (`Arena`, with a
+name, so nothing is left behind when both are killed. Only the daemon decides what lies where (`Arena`, with a
 first-fit `FreeList`); the worker only maps (`SharedMemory`).
 """
 
@@ -62,10 +62,11 @@ class FreeList:
         return max((end - begin for begin, end in self.ranges()), default=0)
 
     def ranges(self) -> list[tuple[int, int]]:
+        """The free ranges as (begin, end), ascending."""
         return list(zip(self._begins, self._ends, strict=True))
 
     def take(self, size: int) -> int | None:
-        """Cut `size` bytes off the first range that has them; None when no range has."""
+        """Cut `size` bytes off the first range that is long enough; None if there is none."""
         for index, (begin, end) in enumerate(zip(self._begins, self._ends, strict=True)):
             if end - begin >= size:
                 if end - begin == size:
@@ -76,7 +77,7 @@ class FreeList:
         return None
 
     def give(self, begin: int, size: int) -> None:
-        """Put a taken range back and join it with its free neighbours."""
+        """Return a taken range and join it with its free neighbours."""
         end = begin + size
         index = bisect.bisect_left(self._begins, begin)
         if index < len(self._begins) and self._begins[index] == end:
@@ -90,7 +91,7 @@ class FreeList:
 
 
 class SharedMemory:
-    """A mapping of the arena's memfd. `close` unmaps, and closes the descriptor."""
+    """A mapping of the arena's memfd. `close` unmaps it and closes the descriptor."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -98,32 +99,34 @@ class SharedMemory:
         self._map = mmap.mmap(fd, self.capacity, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
 
     def view(self, extent: Extent) -> memoryview:
-        """The extent's bytes, writable, without a copy. Raises ValueError when it leaves the arena."""
+        """The extent's bytes, writable, without a copy. Raises ValueError if it leaves the arena."""
         end = extent.offset + extent.nbytes
         if extent.offset < 0 or extent.nbytes < 0 or end > self.capacity:
             raise ValueError(f"{extent} is outside an arena of {self.capacity} bytes")
         return memoryview(self._map)[extent.offset : end]
 
     def discard(self, begin: int, size: int) -> None:
-        """Give the whole pages inside a range back to the system: they cost nothing and read as zeros."""
+        """Return the whole pages inside a range to the system: they cost nothing and read as zeros."""
         first = _round_up(begin, mmap.PAGESIZE)
         end = (begin + size) // mmap.PAGESIZE * mmap.PAGESIZE
         if end > first:
             self._map.madvise(mmap.MADV_REMOVE, first, end - first)
 
     def close(self) -> None:
-        """The pages live on while a view of them is held (by a tensor, by a send under way)."""
+        """Unmap and close. The pages live on while a view of them is held (by a tensor or a send
+        under way).
+        """
         os.close(self.fd)
-        with contextlib.suppress(BufferError):  # views are left: the mapping goes with the last of them
+        with contextlib.suppress(BufferError):  # views are left: the mapping is freed with the last of them
             self._map.close()
 
 
 def _shared(capacity: int) -> SharedMemory:
-    """New memory of so many bytes. Raises OSError, and nothing is left then."""
+    """New shared memory of `capacity` bytes. Raises OSError, and leaves nothing then."""
     fd = os.memfd_create("hetpeer-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, capacity)
-        # A worker gone wild can then not shrink the file under the daemon, which would die of SIGBUS.
+        # A faulty worker could otherwise shrink the file, and the daemon would die of SIGBUS.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         return SharedMemory(fd)
     except OSError:
@@ -137,15 +140,25 @@ def no_shared_memory(error: OSError) -> LocalError:
         "HP-SYS-004",
         "no memory can be shared between daemon and compute worker",
         why=f"the system gives none: {error.strerror}",
-        fix="allow memfd_create in the sandbox or container that this runs in, and enough address space (ulimit -v); or offer less, --ram-limit",
+        fix="allow memfd_create in the sandbox or container that this runs in, and enough address space"
+        " (ulimit -v); or offer less, --ram-limit",
     )
 
 
 class Arena:
-    """The daemon's side: a memfd and what is allocated in it."""
+    """The daemon's side: a memfd and the extents allocated in it.
+
+    arena = Arena(1 << 30)
+    extent = arena.allocate(4096)
+    arena.view(extent)[:4] = b"data"
+    arena.release(extent)
+    """
 
     def __init__(self, capacity: int) -> None:
-        """`capacity` in bytes, rounded up to whole pages. Sparse: costs no memory until it is written to. Raises `LocalError` HP-SYS-004."""
+        """`capacity` in bytes is rounded up to whole pages. Unwritten pages cost no memory.
+
+        Raises `LocalError` HP-SYS-004.
+        """
         capacity = _round_up(capacity, mmap.PAGESIZE)
         try:
             self.memory = _shared(capacity)
@@ -166,15 +179,16 @@ class Arena:
 
     @property
     def capacity(self) -> int:
+        """Size in bytes."""
         return self.memory.capacity
 
     @property
     def used(self) -> int:
-        """Bytes reserved, with what alignment adds."""
+        """Bytes reserved, including alignment."""
         return self._used
 
     def allocate(self, nbytes: int) -> Extent:
-        """Reserve `nbytes` bytes at a multiple of 64; the content is undefined. Raises `ArenaFullError`."""
+        """Reserve `nbytes` bytes at a multiple of 64; their content is undefined. Raises `ArenaFullError`."""
         if nbytes < 0:
             raise ValueError(f"cannot allocate {nbytes} bytes")
         size = _round_up(max(nbytes, 1), ALIGNMENT)
@@ -188,9 +202,9 @@ class Arena:
         return extent
 
     def release(self, extent: Extent) -> None:
-        """Free an extent; its views must not be used any more. Raises ValueError when it is not allocated.
+        """Free an extent; its views must not be used any more. Raises ValueError if it is not allocated.
 
-        Its pages stay for whoever allocates next: zeroed pages for every step's tensors cost 5 % of the step.
+        Its pages stay for the next allocation: zeroed pages for every step's tensors cost 5 % of the step.
         """
         size = self._taken.pop(extent, None)
         if size is None:
@@ -199,17 +213,17 @@ class Arena:
         self._free.give(extent.offset, size)
 
     def trim(self) -> None:
-        """Give the pages of all that is free back to the system. To be called after a peak, or now and then."""
+        """Return the pages of all free ranges to the system. Call it after a peak, or now and then."""
         for begin, end in self._free.ranges():
             self.memory.discard(begin, min(end, self._reach) - begin)
         self._reach = max((extent.offset + size for extent, size in self._taken.items()), default=0)
 
     def view(self, extent: Extent) -> memoryview:
-        """The extent's bytes, writable, without a copy."""
+        """The extent's bytes, writable, without a copy. Raises ValueError if it leaves the arena."""
         return self.memory.view(extent)
 
     def close(self) -> None:
-        """Unmap. Every extent ends with it."""
+        """Unmap. All extents end with it."""
         self.memory.close()
 
 

@@ -1,8 +1,9 @@
-"""What the daemon may ask of its compute worker.
+"""Commands to the compute worker: blocks, microbatches, gradient slots and the worker itself.
 
-Plain frozen values; worker_frames.py puts them on a socket. Tensors never cross here: an `Extent` names their place in the
-arena. The commands of one lane are done and answered in the order in which they were posted, lanes are done at the same
-time. A command that could not be done is answered by `Failed`, changes nothing, and the worker lives on.
+Plain frozen values; worker_frames.py puts them on a socket. Tensors never cross it: an `Extent` names their
+place in the arena. Commands of one lane are carried out and answered in the order of posting; lanes work at
+the same time. A command that failed is answered by `CommandFailed` and has changed nothing; the worker lives
+on.
 """
 
 from __future__ import annotations
@@ -43,16 +44,17 @@ from hetpeer.stages.ipc.vector_commands import (
 )
 
 Extents = dict[Name, Extent]
-"""Tensor name → its bytes: contiguous, row-major, little-endian, dtype and shape as the block says."""
+"""Tensor name → its bytes: contiguous, row-major, little-endian, dtype and shape as the block's spec says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareBlock(Command[BlockPrepared]):
-    """Check (graph/check.py) and keep a block's packed graph (graph/wire.py), its buffers' raw bytes and its update rule.
+    """Check and keep a block's packed graph (graph/block_wire.py), its buffers' raw bytes and its update
+    rule.
 
-    `update` are the rule's settings as the manifest has them, `groups` what differs for some parameters (parameter_groups.py), `keeps` names what the
-    rules keep of each parameter, `outer` are the settings of what is done with means. The buffers are copied. A block of the same index is
-    forgotten first.
+    `update`: the rule's settings in the manifest; `groups`: differences for some parameters
+    (parameter_groups.py); `keeps`: names of what the rules keep for each parameter; `outer`: settings of the
+    outer optimizer. The buffers are copied. A block with the same index is forgotten first.
     """
 
     answer: ClassVar[type[Any]] = BlockPrepared
@@ -68,7 +70,8 @@ class PrepareBlock(Command[BlockPrepared]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadState(Command[Loaded]):
-    """Take the state of a prepared block, a file as block_state.py has it, in the place of any state and slots it had.
+    """Load the state of a prepared block, a file as in block_state.py, in place of any state and slots it
+    had.
 
     The state is copied: the extent may be released afterwards.
     """
@@ -81,7 +84,7 @@ class LoadState(Command[Loaded]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unload(Command[Done]):
-    """Forget a block: its graph, state and slots. Forgetting one that is not here is no error."""
+    """Forget a block: its graph, state and slots. An absent block is no error."""
 
     kind: Literal["unload"] = "unload"
     block: Count
@@ -89,11 +92,13 @@ class Unload(Command[Done]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forward(Command[Forwarded]):
-    """Run the blocks [begin, end) on one microbatch of `batch` samples; `draw` is what its random numbers depend on.
+    """Run the blocks [begin, end) on one microbatch of `batch` samples; `draw` seeds its random numbers.
 
-    It is of step `step`, and computed with the parameters of `version`, the newest one or an older one that is kept (`Apply.needed`). `inputs` are those of block `begin`, `outputs` those of block `end - 1` but for the loss, `data` what the blocks
-    use of the author's inputs. With `train` the graph is kept under `task`, and on a CPU it refers to the extents of
-    `inputs` and `data`: they must stay as they are until the task's `Backward` or `DropTask`.
+    It belongs to `step` and uses the parameters of `version`, the newest or an older one still kept
+    (`Apply.needed`). `inputs` are those of block `begin`, `outputs` those of block `end - 1` except the loss,
+    `data` the author's inputs that the blocks use. With `train` the graph is kept under `task`; on a CPU it
+    refers to the extents of `inputs` and `data`, which must not change until the task's `Backward` or
+    `DropTask`.
     """
 
     answer: ClassVar[type[Any]] = Forwarded
@@ -110,16 +115,18 @@ class Forward(Command[Forwarded]):
     outputs: Extents = field(default_factory=dict)
     train: bool = True
     sparse: bool = False
-    """Zeros of the inputs stand for what a codec left out upstream: no gradient goes back to them."""
+    """Zeros of the inputs stand for elements that a codec left out upstream: no gradient goes
+    back to them.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backward(Command[Backpropagated]):
-    """Backward through the kept graph of `task` of step `step`, which is forgotten, also when this fails.
+    """Backward through the kept graph of `task` in `step`; the graph is forgotten, also on failure.
 
-    `weight` seeds the gradient of the loss (the microbatch's share of the step's samples) where the range ends in it.
-    The parameters' gradients and the statistics of the blocks `fold` are added to their slot `slot`; either all of them
-    are or, on failure, none. Slots are those of the step.
+    `weight` seeds the gradient of the loss (the microbatch's share of the step's samples) if the range ends
+    in it. The parameters' gradients and the statistics of the blocks `fold` are added to their slot `slot` of
+    the step: all of them, or none on failure.
     """
 
     answer: ClassVar[type[Any]] = Backpropagated
@@ -135,7 +142,7 @@ class Backward(Command[Backpropagated]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropTask(Command[Done]):
-    """Forget the kept graph of `task` of step `step`, if there is one."""
+    """Forget the kept graph of `task` in `step`, if there is one."""
 
     kind: Literal["drop_task"] = "drop_task"
     step: Count
@@ -144,7 +151,9 @@ class DropTask(Command[Done]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeSlot(Command[Done]):
-    """Add slot `source` into `target` at `block` and forget `source`; without a `target` there, `source` becomes it."""
+    """Add slot `source` to `target` at `block` and forget `source`; without a `target`, `source`
+    becomes it.
+    """
 
     kind: Literal["merge_slot"] = "merge_slot"
     step: Count
@@ -165,7 +174,7 @@ class DropSlot(Command[Done]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClearStep(Command[Done]):
-    """Forget every kept graph and every slot of step `step`: it is over, or was given up."""
+    """Forget every kept graph and every slot of `step`, which is over or was given up."""
 
     kind: Literal["clear_step"] = "clear_step"
     step: Count
@@ -173,7 +182,7 @@ class ClearStep(Command[Done]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpState(Command[Dumped]):
-    """Write the state of `block` into `extent`, which has at least `Prepared.dump_bytes`."""
+    """Write the state of `block` into `extent`, which has at least `BlockPrepared.dump_bytes`."""
 
     answer: ClassVar[type[Any]] = Dumped
     kind: Literal["dump_state"] = "dump_state"
@@ -191,7 +200,7 @@ class WarmUp(Command[WarmedUp]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearse(Command[Rehearsed]):
-    """Compute a prepared block on made-up tensors and say how long it takes (rehearsal.py)."""
+    """Run a prepared block on made-up tensors and time it (rehearsal.py)."""
 
     answer: ClassVar[type[Any]] = Rehearsed
     kind: Literal["rehearse"] = "rehearse"
@@ -200,7 +209,7 @@ class Rehearse(Command[Rehearsed]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Info(Command[WorkerInfo]):
-    """Say how the worker is."""
+    """Report the worker's condition."""
 
     answer: ClassVar[type[Any]] = WorkerInfo
     kind: Literal["info"] = "info"

@@ -1,7 +1,7 @@
-"""How a bundle of tensors lies in one piece of memory: the same on the wire and in the arena.
+"""The layout of a bundle of tensors in one piece of memory: the same on the wire and in the arena.
 
-One tensor after the other in the order of the block's spec, each at a multiple of 64 bytes, so that every one can be
-used where it lies. Gradients of a bundle are laid out the same way, without the tensors that have none.
+Tensors follow one another in the order of the block's spec, each at a multiple of 64 bytes, so that each can
+be used where it lies. Gradients of a bundle are laid out the same way, without the tensors that have none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class BundleLayout:
-    """Name → (offset, bytes) within a piece of `nbytes`."""
+    """Name → (offset, bytes) within a piece of `nbytes` bytes; name → dtype."""
 
     places: Mapping[str, tuple[int, int]]
     nbytes: int
@@ -39,29 +39,29 @@ class BundleLayout:
         return cls(places, offset, dtypes)
 
     def within(self, extent: Extent) -> dict[str, Extent]:
-        """The extent of each tensor, if the bundle lies at `extent`."""
+        """The extent of each tensor if the bundle lies at `extent`."""
         return {
             name: Extent(offset=extent.offset + offset, nbytes=nbytes)
             for name, (offset, nbytes) in self.places.items()
         }
 
     def tensors(self, extent: Extent) -> tuple[tuple[str, Extent], ...]:
-        """Dtype and extent of each tensor, in order, if the bundle lies at `extent`."""
+        """(dtype, extent) of each tensor, in order, if the bundle lies at `extent`."""
         return tuple((self.dtypes[name], place) for name, place in self.within(extent).items())
 
     # ── written by a codec ─────────────────────────────────────────────────────────────────────────────────
 
     @property
     def width(self) -> float:
-        """Bytes of the narrowest floating-point number in it; 0 if it has none."""
+        """Bytes of its narrowest floating-point number; 0 if it has none."""
         return float(min((ITEM_BYTES[d] for d in self.dtypes.values() if d in FLOATING), default=0))
 
     def room(self, codec: Codec, share: float) -> int:
-        """Bytes that it takes at most, when `share` of each tensor is kept."""
+        """Most bytes that it takes encoded, if `share` of each tensor is kept."""
         return sum(room(codec, dtype, count, kept_of(count, share)) for dtype, count in self._counted())
 
     def written(self, codec: Codec, written: Sequence[Written]) -> int:
-        """Bytes that it takes, by what its head says. Raises ProtocolError for what cannot be said of it."""
+        """Bytes that it takes encoded, by its head. Raises `ProtocolError` for an impossible head."""
         if len(written) != len(self.places):
             raise ProtocolError(f"{len(written)} encoded tensors for a bundle of {len(self.places)}")
         return sum(
@@ -70,7 +70,7 @@ class BundleLayout:
         )
 
     def _counted(self) -> list[tuple[str, int]]:
-        """Dtype and elements of each tensor."""
+        """(dtype, elements) of each tensor."""
         return [
             (self.dtypes[name], nbytes // ITEM_BYTES[self.dtypes[name]])
             for name, (_, nbytes) in self.places.items()

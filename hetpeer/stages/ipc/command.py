@@ -1,4 +1,4 @@
-"""What all commands to the compute worker have in common."""
+"""The base of all commands to the compute worker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ R = TypeVar("R")
 
 
 class WorkerLane(enum.Enum):
-    """What waits for what in the worker: DT-FM (arXiv 2206.01288, 3.5) receives, computes and sends at once."""
+    """Lanes of the worker: receiving, computing and sending overlap (DT-FM, arXiv 2206.01288,
+    section 3.5).
+    """
 
     COMPUTE = "compute"
     SEND = "send"
@@ -19,10 +21,10 @@ class WorkerLane(enum.Enum):
 
 
 class Command(Generic[R]):
-    """Base of all commands; `R` is the answer when it succeeds, `answer` the same at run time."""
+    """Base of all commands; `R` is the answer on success, `answer` the same at run time."""
 
     __slots__ = ()
     answer: ClassVar[type[Any]] = Done
     lane: ClassVar[WorkerLane] = WorkerLane.COMPUTE
     kind: str
-    """Tag on the wire and name in failpoints; each command's own."""
+    """Tag on the socket, and name in failpoints; each command's own."""

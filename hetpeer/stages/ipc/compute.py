@@ -1,12 +1,11 @@
-"""The daemon's handle on its compute worker: starts it, sends it commands, notices at once when it dies.
+"""The daemon's handle on its compute worker: starts it, sends commands, notices at once when it dies.
 
     compute = await Compute.start(ComputeConfig(device="cpu"), "hetpeer.averaging.worker_main")
     extent = compute.arena.allocate(4096)
-    result = await compute.submit(Inspect(extent=extent, elements=1024))
+    result = await compute.submit(InspectVector(extent=extent, elements=1024, normed=()))
     await compute.close()
 
-Everything here runs on the loop's thread and no task is left in the background: the socket and the process' pidfd
-call back.
+All of it runs on the loop's thread, without background tasks: the socket and the process's pidfd call back.
 """
 
 from __future__ import annotations
@@ -31,23 +30,28 @@ from hetpeer.stages.ipc.worker_frames import FrameReader, decode_result, encode_
 from hetpeer.stages.ipc.worker_options import WorkerOptions
 
 START_S = 120.0
-"""Seconds until the first answer: importing torch takes 2 s on an idle machine, a minute on a laptop busy with games."""
+"""Seconds until the first answer: importing torch takes 2 s on an idle machine, a minute on a busy laptop."""
 
 CLOSE_S = 3.0
-"""Seconds the worker has to finish what it does when asked to end; then it is killed, which is always safe."""
+"""Seconds the worker has to finish when asked to end; then it is killed, which is always safe."""
 
 LAST_WORDS_S = 15.0
-"""Seconds between the worker's end of the socket closing and the process being killed: leaving torch takes 1 s, on a machine with more to do than it
-can several. Nobody waits for it."""
+"""Seconds between the loss of the worker's socket and killing the process.
+
+Leaving torch takes 1 s, and several on a busy machine. Nothing waits for it.
+"""
 
 MALLOC = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
 }
-"""glibc gives a freed tensor of more than 128 KiB back to the system, and every new one costs page faults again (mallopt(3)).
-32 MiB is the highest threshold it takes; at most 128 MiB stay with the worker. The heaps of other threads are given back
-whatever the thresholds, so there is one heap for all."""
+"""Settings of glibc's malloc (mallopt(3)).
+
+By default glibc returns each freed tensor of more than 128 KiB to the system, and every new one costs page
+faults again. 32 MiB is the highest threshold it takes; at most 128 MiB stay with the worker. Heaps of other
+threads are returned whatever the thresholds, so there is one heap for all.
+"""
 
 STDERR = 2
 
@@ -56,7 +60,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeConfig:
-    """The volunteer's limits on computing."""
+    """Limits on the computing of this volunteer."""
 
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`, or `auto`."""
@@ -65,13 +69,15 @@ class ComputeConfig:
     nice: int = 10
     """Added to the daemon's own niceness, 0…19."""
     gpu_memory: float = 1.0
-    """Share of a GPU's memory that may be used."""
+    """Fraction of a GPU's memory that may be used."""
     arena_bytes: int = 1 << 30
-    """Size of the shared memory. It costs RAM only as far as it is filled."""
+    """Bytes of shared memory. It costs RAM only as far as it is filled."""
 
 
 class WorkerDiedError(LocalError):
-    """The compute worker's process has ended; `status` is its exit status, or minus the signal that killed it."""
+    """The compute worker's process has ended; `status` is its exit status, or minus the signal that killed
+    it.
+    """
 
     def __init__(self, status: int) -> None:
         by = f"signal {-status} ({signal.strsignal(-status)})" if status < 0 else f"exit status {status}"
@@ -87,7 +93,9 @@ class WorkerDiedError(LocalError):
 
 
 class Compute:
-    """One worker process. Made by `start`, ended by `close`; the arena belongs to it."""
+    """One worker process with its arena. Made by `start`, ended by `close`; the module's text has
+    an example.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes], arena: Arena) -> None:
         loop = asyncio.get_running_loop()
@@ -103,9 +111,9 @@ class Compute:
     async def start(cls, config: ComputeConfig, worker: str) -> Compute:
         """Run `python -m worker` and wait for its first answer.
 
-        Call it from the main thread: the kernel kills the worker when the *thread* that started it ends. Raises
-        `WorkerDiedError` when it dies, LocalError HP-GPU-003 when it cannot be started or says nothing for `START_S`.
-        Nothing is left behind then, nor when cancelled.
+        Call it from the main thread: the kernel kills the worker when the *thread* that started it ends.
+        Raises `WorkerDiedError` if it dies, `LocalError` HP-GPU-003 if it cannot be started or says nothing
+        for `START_S`. Nothing is left behind then, nor after cancellation.
         """
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("the compute worker is started from the main thread")
@@ -145,6 +153,7 @@ class Compute:
 
     @property
     def pid(self) -> int:
+        """The worker's process id."""
         return self._process.pid
 
     @property
@@ -153,10 +162,12 @@ class Compute:
         return len(self._wire.pending)
 
     def post(self, command: Command[R]) -> Coroutine[Any, Any, R]:
-        """Send a command now; await what this returns for its answer. Those of one lane are executed in the order of posting.
+        """Send a command now; await the returned coroutine for its answer. Each lane keeps the order of
+        posting.
 
-        Awaiting raises `CommandFailedError` (the worker lives on), `WorkerDiedError`. Cancelled, the command is
-        executed all the same and its answer dropped: its extents stay in use until a later one of its lane was answered.
+        Awaiting raises `CommandFailedError` (the worker lives on) or `WorkerDiedError`. If cancelled, the
+        command is carried out all the same and its answer dropped: its extents stay in use until a later
+        command of its lane is answered.
         """
         return self._answer(command, self._wire.ask(command) if self._wire.open else None)
 
@@ -175,33 +186,35 @@ class Compute:
         return cast("R", result)
 
     async def died(self) -> WorkerDiedError:
-        """Wait until the process has ended and is reaped; returns how."""
+        """The error with the exit status, once the process has ended."""
         await asyncio.shield(self._exited)
         return WorkerDiedError(self._process.returncode)
 
     def suspend(self) -> None:
-        """Stop the process where it is: it takes no processor time from now on, and answers nothing. Then only `close` it."""
+        """Stop the process for good: it takes no processor time and answers nothing. Only `close`
+        may follow.
+        """
         self._suspended = True
         self._signal(signal.SIGSTOP)
 
     def rest(self) -> None:
-        """Stop the process where it is, for a moment: what it was sent waits until `wake`."""
+        """Stop the process for a moment; commands wait until `wake`."""
         self._signal(signal.SIGSTOP)
 
     def wake(self) -> None:
-        """Let it go on, unless it is suspended."""
+        """Let the process go on, unless it is suspended."""
         if not self._suspended:
             self._signal(signal.SIGCONT)
 
     def _signal(self, number: int) -> None:
-        """To the process and what it has started."""
+        """Signal the worker's process group."""
         if not self._exited.done():
             os.killpg(self._process.pid, number)
 
     async def close(self) -> None:
-        """Ask the worker to end, kill it after `CLOSE_S`, or at once if it is suspended, reap it, give the arena back.
+        """Ask the worker to end, kill it after `CLOSE_S` (at once if suspended), and free the arena.
 
-        Call it once, dead or alive.
+        Call it once, whether the worker is alive or not.
         """
         try:
             if not self._suspended:
@@ -226,18 +239,21 @@ class Compute:
         self._fail_pending()
 
     def _wire_lost(self) -> None:
-        # Nothing can be answered any more. A process that is about to end gets the time to say its exit status.
+        # Nothing can be answered any more. The process gets time to end by itself, so that its exit status is
+        # known.
         asyncio.get_running_loop().call_later(LAST_WORDS_S, self._process.kill)
         self._fail_pending()
 
     def _fail_pending(self) -> None:
-        """Once the process has ended *and* all it had answered is read, in whichever order the loop tells."""
+        """Fail the open commands once the process has ended *and* all its answers are read, in
+        either order.
+        """
         if self._exited.done() and not self._wire.open:
             self._wire.fail(self._process.returncode)
 
 
 class _Wire(asyncio.Protocol):
-    """Commands out, answers in, by their number."""
+    """Commands out and answers in, matched by number."""
 
     def __init__(self, on_lost: Callable[[], None]) -> None:
         self.pending: dict[int, asyncio.Future[Result]] = {}
@@ -258,7 +274,7 @@ class _Wire(asyncio.Protocol):
             _, answer = self.pending.popitem()
             if not answer.done():
                 answer.set_exception(WorkerDiedError(status))
-                answer.exception()  # who was cancelled before it could wait does not hear it, and that is no error
+                answer.exception()  # if its caller was cancelled, nobody retrieves it, and that is no error
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -291,7 +307,7 @@ def _cannot_start(why: str) -> LocalError:
 
 def _spawn(options: WorkerOptions, worker: str) -> subprocess.Popen[bytes]:
     environment = os.environ | {
-        # The worker imports what we import, installed or not; -P keeps a user's current folder out of it.
+        # The worker imports what we import, installed or not; -P keeps the user's current folder out of it.
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "OMP_NUM_THREADS": str(options.threads),
         **MALLOC,
@@ -302,5 +318,5 @@ def _spawn(options: WorkerOptions, worker: str) -> subprocess.Popen[bytes]:
         pass_fds=(options.socket, options.arena),
         stdin=subprocess.DEVNULL,
         stdout=STDERR,  # the daemon's own standard output is data
-        process_group=0,  # what it may have started is suspended with it
+        process_group=0,  # processes that it starts are suspended with it
     )

@@ -1,6 +1,6 @@
-"""The compute worker's answers to the daemon, one kind for each thing it can tell.
+"""The compute worker's answers, one class for each kind.
 
-`CommandFailed` may answer any command; otherwise each command (block_commands.py) says which answer is its own.
+`CommandFailed` may answer any command; otherwise each command names the class of its answer.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ Marks = Annotated[bytes, Field(min_length=NBYTES, max_length=NBYTES, strict=True
 DIGEST_BYTES = 16
 Short = Annotated[bytes, Field(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES, strict=True)]
 NO_MEMORY = "HP-MEM-002"
-"""What a command is answered with for which the device has no memory."""
+"""Code of the answer when the device lacks memory for a command."""
 MAX_TEXT = 1000
 Text = Annotated[str, Field(max_length=MAX_TEXT, strict=True)]
-"""For people. The worker runs graphs from the net, and what it says goes into the daemon's log."""
+"""Text for people, bounded: the worker runs graphs from the net, and its texts go into the daemon's log."""
 Setting = bool | int | Number | Name | tuple[Number, ...] | tuple[tuple[Number, Number], ...]
 """One setting of the update rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """The command was carried out and has nothing to tell."""
+    """The command was carried out; there is nothing to report."""
 
     kind: Literal["done"] = "done"
 
@@ -49,7 +49,7 @@ class CommandFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockPrepared:
-    """The block's graph is checked and kept. `dump_bytes`: room that `DumpState` needs at most."""
+    """The block's graph is checked and kept. `dump_bytes`: most bytes that `DumpState` needs."""
 
     kind: Literal["prepared"] = "prepared"
     dump_bytes: Count
@@ -57,7 +57,7 @@ class BlockPrepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """The block's state is in the worker: its version, and the digest of its bits (`BlockState.digest`)."""
+    """The block's state is loaded: its version, and the digest of its bits (`BlockState.digest`)."""
 
     kind: Literal["loaded"] = "loaded"
     version: Count
@@ -66,7 +66,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forwarded:
-    """The outputs are in their extents; `loss` where the range ends in it. `seconds` of wall time."""
+    """The outputs are in their extents; `loss` if the range ends in it. `seconds` of wall time."""
 
     kind: Literal["forwarded"] = "forwarded"
     loss: Number | None
@@ -75,7 +75,7 @@ class Forwarded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backpropagated:
-    """The gradients are folded and the input gradients in their extents. `seconds` of wall time."""
+    """The gradients are folded, the input gradients in their extents. `seconds` of wall time."""
 
     kind: Literal["backpropagated"] = "backpropagated"
     seconds: Number
@@ -83,7 +83,7 @@ class Backpropagated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorExported:
-    """The elements are there, `rounded` as their codec writes them, or else float32."""
+    """The elements are in the extent, as their codec writes them if `rounded`, else float32."""
 
     kind: Literal["exported"] = "exported"
     rounded: bool
@@ -91,15 +91,16 @@ class VectorExported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summed:
-    """The sum is there, `rounded` if its codec can write it. Where it is not all finite, `unsound` are the places of the parts that are
-    not.
+    """The sum is in the extent, as its codec writes it if `rounded`.
+
+    If it is not all finite, `unsound` are the indices of the parts that are not.
     """
 
     kind: Literal["summed"] = "summed"
     unsound: tuple[Count, ...]
     rounded: bool = False
     marks: tuple[Marks, ...] = ()
-    """Fingerprints of the parts, if they were asked for."""
+    """Fingerprints of the parts, if asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +113,7 @@ class Marked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleMarked:
-    """The fingerprint of all numbers that are rounded, the digest of all others, and the digest of the whole."""
+    """Fingerprint of all rounded numbers, digest of all others, and digest of the whole."""
 
     kind: Literal["bundle_marked"] = "bundle_marked"
     marks: Marks
@@ -122,8 +123,10 @@ class BundleMarked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspected:
-    """Blake3 (hex) of the bytes, sum of squares in float64 (exact_numerics.py), and whether every value is finite; digest and finiteness of each
-    piece. `seconds` of wall time.
+    """Blake3 (hex) of the bytes, sum of squares in float64 (exact_numerics.py), and whether all values are
+    finite.
+
+    `pieces`: (digest, finite) of each piece. `seconds` of wall time.
     """
 
     kind: Literal["inspected"] = "inspected"
@@ -154,7 +157,7 @@ class Dumped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """Bytes written, and what the head says of each tensor."""
+    """Bytes written, and the head's entry for each tensor."""
 
     kind: Literal["encoded"] = "encoded"
     nbytes: Count
@@ -179,8 +182,10 @@ class Rehearsed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """The worker as it is now. `device_uuid`: of the GPU, as NVML says it; empty on a CPU. `device_bytes`: memory torch holds on the GPU, 0 on
-    a CPU; what it holds is not in `device_free_bytes`.
+    """The worker's present condition.
+
+    `device_uuid`: the GPU's by NVML; empty on a CPU. `device_bytes`: memory that torch holds on the GPU (0 on
+    a CPU), not counted in `device_free_bytes`.
     """
 
     kind: Literal["worker_info"] = "worker_info"
@@ -226,6 +231,6 @@ class CommandFailedError(LocalError):
 
 
 def failed(error: HetpeerError) -> CommandFailed:
-    """As the answer that says so, of which as much is told as there is room for."""
+    """The answer for an error, its texts cut to MAX_TEXT."""
     what, why, fix = (text[:MAX_TEXT] for text in (error.what, error.why, error.fix))
     return CommandFailed(code=error.code, what=what, why=why, fix=fix)

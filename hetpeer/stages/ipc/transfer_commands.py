@@ -1,4 +1,4 @@
-"""Commands for bundles on their way out and in: what the worker does beside computing."""
+"""Commands for bundles sent and received: the lanes beside computing."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from hetpeer.stages.links.codec import Written
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encode(Command[Encoded]):
-    """Write a bundle's tensors (dtype and extent of each) into `into` by `codec` (bundle_codec.py).
+    """Encode a bundle's tensors (dtype and extent of each) into `into` with `codec` (bundle_codec.py).
 
-    The tensors stay as they are. `into` has at least `links.codecs.room` bytes for all of them.
+    The tensors do not change. `into` has at least `BundleLayout.room` bytes.
     """
 
     answer: ClassVar[type[Any]] = Encoded
@@ -34,7 +34,9 @@ class Encode(Command[Encoded]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decode(Command[Done]):
-    """Fill a bundle's tensors from `data`, which a peer wrote by `codec`. Of no use after a failure, which is the peer's."""
+    """Fill a bundle's tensors from `data`, which a peer encoded with `codec`. A failure is the
+    peer's fault.
+    """
 
     lane: ClassVar[WorkerLane] = WorkerLane.RECEIVE
     kind: Literal["decode"] = "decode"
@@ -46,7 +48,7 @@ class Decode(Command[Done]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkBundle(Command[BundleMarked]):
-    """Fingerprint a bundle's tensors, dtype and extent of each, under `key` (fingerprint.py)."""
+    """Fingerprint a bundle's tensors (dtype and extent of each) under `key` (fingerprint.py)."""
 
     answer: ClassVar[type[Any]] = BundleMarked
     lane: ClassVar[WorkerLane] = WorkerLane.RECEIVE
@@ -57,7 +59,7 @@ class MarkBundle(Command[BundleMarked]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetResiduals(Command[Done]):
-    """Drop what error feedback has kept: the place changes."""
+    """Drop the residuals of error feedback, since the place changes."""
 
     lane: ClassVar[WorkerLane] = WorkerLane.SEND
     kind: Literal["forget_residuals"] = "forget_residuals"

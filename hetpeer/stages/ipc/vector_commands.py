@@ -1,4 +1,6 @@
-"""Commands for the flat vectors that peers reduce: what is exported, summed, fingerprinted and looked at, and what comes of the result."""
+"""Commands for the flat vectors that peers reduce: export, sum, fingerprint, inspection, and the update from
+the result.
+"""
 
 from __future__ import annotations
 
@@ -28,21 +30,21 @@ PARAMETERS = "parameters", "sum of parameters"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
-    """How a piece of a reduced vector of `block`, from element `begin` on, is written (codec_loss.py)."""
+    """Encoding of a piece of a reduced vector of `block`, from element `begin` on (codec_loss.py)."""
 
     codec: Name
     plan: Count
     block: Count
     begin: Count
     keeps: Name = ""
-    """What is lost is kept by this name: one of GRADIENTS or PARAMETERS, of parts or of sums."""
+    """Key under which the rounding error is kept: one of GRADIENTS or PARAMETERS, of parts or of sums."""
     parts: Annotated[int, Field(ge=1, lt=1 << 32)] = 1
-    """It is the sum of so many, and what is lost concerns their mean."""
+    """Parts in the sum; the rounding error concerns their mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marking:
-    """How the elements [begin, end) of a vector of `block` are fingerprinted (fingerprint.py)."""
+    """Fingerprinting of the elements [begin, end) of a vector of `block` (fingerprint.py)."""
 
     block: Count
     begin: Count
@@ -52,7 +54,9 @@ class Marking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportSlot(Command[VectorExported]):
-    """Copy the elements [begin, end) of a step's slot, a flat float32 vector, into `extent`; if they are rounded, as their codec writes them."""
+    """Copy the elements [begin, end) of a step's slot into `extent`, as float32 or as `rounding`'s codec
+    writes them.
+    """
 
     answer: ClassVar[type[Any]] = VectorExported
     kind: Literal["export_slot"] = "export_slot"
@@ -67,7 +71,7 @@ class ExportSlot(Command[VectorExported]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportState(Command[VectorExported]):
-    """The same with the block's parameters and statistics, or the `copy` of them."""
+    """The same with the block's parameters and statistics, or with their `copy`."""
 
     answer: ClassVar[type[Any]] = VectorExported
     kind: Literal["export_state"] = "export_state"
@@ -81,7 +85,7 @@ class ExportState(Command[VectorExported]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyBlock(Command[Done]):
-    """Copy the block's parameters and statistics as they are: a delayed averaging begins, and updates go on."""
+    """Copy the block's parameters and statistics: a delayed averaging begins while updates go on."""
 
     kind: Literal["keep_copy"] = "keep_copy"
     block: Count
@@ -96,9 +100,10 @@ class DropCopies(Command[Done]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumVectors(Command[Summed]):
-    """Float32 sum of `parts` in the order given, into `into`: the first is copied, the others are added one by one.
+    """Float32 sum of `parts` in the given order, into `into`: the first is copied, the others are added one
+    by one.
 
-    With a `rounding` the sum is written to `rounded` by its codec, and `into` is what others read there.
+    With a `rounding` the sum is also encoded into `rounded`, and `into` holds the decoded values.
     """
 
     answer: ClassVar[type[Any]] = Summed
@@ -109,11 +114,11 @@ class SumVectors(Command[Summed]):
     rounding: Rounding | None = None
     rounded: Extent | None = None
     begin: Count = 0
-    """Where in its block the first element is."""
+    """Index of the first element in its block."""
     markings: tuple[Marking, ...] = ()
     """Fingerprint every part as well, in each of these ways."""
     robust: bool = False
-    """What is far from the others is clipped (robust_mean.py): as many times that mean as there are parts, in place of the sum."""
+    """Clip parts far from the others (robust_mean.py); the result is that mean times the number of parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +134,9 @@ class MarkSlot(Command[Marked]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkVector(Command[Marked]):
-    """Fingerprint elements of a float32 vector that lies in `pieces`, one behind the other, from element `begin` of its block on."""
+    """Fingerprint elements of a float32 vector in `pieces`, one after the other, from element `begin` of its
+    block on.
+    """
 
     answer: ClassVar[type[Any]] = Marked
     kind: Literal["mark_vector"] = "mark_vector"
@@ -140,7 +147,10 @@ class MarkVector(Command[Marked]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectVector(Command[Inspected]):
-    """Look at `elements` float32 values; those in the ranges [begin, end) of `normed` count for the norm. Then at each of `pieces`."""
+    """Digest, norm and finiteness of `elements` float32 values, and of each of `pieces`.
+
+    Elements in the ranges [begin, end) of `normed` count for the norm.
+    """
 
     answer: ClassVar[type[Any]] = Inspected
     kind: Literal["inspect"] = "inspect"
@@ -152,11 +162,11 @@ class InspectVector(Command[Inspected]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Apply(Command[UpdateApplied]):
-    """Update `block` with the committed gradient of a step of so many microbatches, times `coefficient` (clipping). `batch`
-    is what was trained, from 0: the place in the schedule.
+    """Update `block` with the committed gradient of a step of `microbatches`, times `coefficient` (clipping).
 
-    The block is at the version whose number is the step's, whose slots and kept graphs are forgotten. Versions from `needed` on are kept, as
-    something is still computed with them. A gradient that is not finite is refused before anything changes.
+    `batch` is the number of the trained batch, from 0: the place in the schedule. The block's version is the
+    number of the step, whose slots and kept graphs are forgotten. Versions from `needed` on are kept for work
+    under way. A gradient that is not finite is refused before anything changes.
     """
 
     answer: ClassVar[type[Any]] = UpdateApplied
@@ -165,24 +175,26 @@ class Apply(Command[UpdateApplied]):
     gradient: Extent
     coefficient: Number
     plan: Count
-    """By which the gradient was reduced."""
+    """The reduce plan of the gradient."""
     batch: Count
     microbatches: Count
     needed: Count
     base: Count
-    """The version of the parameters of which it is the gradient."""
+    """The version of the parameters for which the gradient was computed."""
     compensation: Number = 0.0
-    """λ of DC-ASGD (Zheng et al., ICML 2017, Eq. 10), where that is not the newest version."""
+    """λ of DC-ASGD (Zheng et al., ICML 2017, Eq. 10), used if that is not the newest version."""
     workers: Annotated[int, Field(ge=1, lt=1 << 32)] = 1
-    """Of so many updates the mean will be taken."""
+    """Updates whose mean will be taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Install(Command[UpdateApplied]):
-    """The parameters and statistics of `block` are `total`·`coefficient` from now on, or what the outer rule makes of that: clusters have averaged.
-    What has changed since its `CopyBlock` is added, and what its parameters have lost on their way under `plan`.
+    """Set the parameters and statistics of `block` to `total` · `coefficient`, after an averaging of
+    clusters.
 
-    Slots and kept graphs are forgotten. Numbers that are not finite are refused before anything changes.
+    An outer rule, if any, is applied to that. Changes since `CopyBlock`, and what the block's parameters lost
+    in transfer under `plan`, are added. Slots and kept graphs are forgotten. Numbers that are not finite are
+    refused before anything changes.
     """
 
     answer: ClassVar[type[Any]] = UpdateApplied

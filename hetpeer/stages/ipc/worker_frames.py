@@ -1,6 +1,7 @@
-"""Commands and results as frames on the socket between daemon and worker: msgpack, preceded by its length and a number.
+"""Commands and results as frames on the socket between daemon and worker: msgpack with length and number.
 
-A result has the number of its command. Who reads validates, so neither trusts the other's memory. No I/O here: bytes in, values out.
+A result has the number of its command. The reader validates, so neither side trusts the other's memory. No
+I/O here: bytes in, values out.
 """
 
 from __future__ import annotations
@@ -21,42 +22,44 @@ MAX_FRAME_BYTES = 64 << 20
 """Room for the largest block's graph; tensors do not pass here."""
 
 PREFIX = struct.Struct("<IQ")
-"""Before each frame: bytes that follow, and its number."""
+"""Before each frame: its length in bytes, and its number."""
 
 _COMMANDS: TypeAdapter[AnyCommand] = TypeAdapter(Annotated[AnyCommand, Field(discriminator="kind")])
 _RESULTS: TypeAdapter[Result] = TypeAdapter(Annotated[Result, Field(discriminator="kind")])
 
 
 def encode_command(number: int, command: Command[Any]) -> bytes:
-    """One frame."""
+    """The frame of a command."""
     return _frame(_COMMANDS, number, command)
 
 
 def encode_result(number: int, result: Result) -> bytes:
-    """One frame."""
+    """The frame of a result."""
     return _frame(_RESULTS, number, result)
 
 
 def decode_command(body: bytes) -> AnyCommand:
-    """A frame's body. Raises ProtocolError and nothing else."""
+    """The command in a frame's body. Raises `ProtocolError` and nothing else."""
     command: AnyCommand = _parse(_COMMANDS, body)
     return command
 
 
 def decode_result(body: bytes) -> Result:
-    """A frame's body. Raises ProtocolError and nothing else."""
+    """The result in a frame's body. Raises `ProtocolError` and nothing else."""
     result: Result = _parse(_RESULTS, body)
     return result
 
 
 class FrameReader:
-    """Bytes in, whole frames out: their number and their body."""
+    """Splits received bytes into frames of (number, body)."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """The frames completed by `data`. Raises ProtocolError when a frame claims more than `MAX_FRAME_BYTES`."""
+        """The frames completed by `data`. Raises `ProtocolError` if a frame claims more than
+        `MAX_FRAME_BYTES`.
+        """
         self._buffer += data
         frames = []
         while len(self._buffer) >= PREFIX.size:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """What the daemon tells the worker on its command line. `socket` and `arena` are inherited descriptors."""
+    """Options from the daemon to the worker. `socket` and `arena` are inherited descriptors."""
 
     socket: int
     arena: int

@@ -1,7 +1,7 @@
-"""What the pipeline core asks its driver to do.
+"""Effects of the pipeline core: what its driver has to do.
 
-The core never touches a tensor: `Handle` names one that the driver keeps (an arena extent in the daemon, a counter in
-the simulator). The driver reports back with `forward_done`, `backward_done`, `work_failed`.
+The core never touches a tensor: `Handle` names one that the driver keeps (an arena extent in the daemon, a
+counter in the simulator). The driver reports back with `forward_done`, `backward_done`, `work_failed`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class TaskKey:
     id: int
     begin: int
     check: int = 0
-    """Above 0: it is done once more, for the spot check of that number, and counts nowhere."""
+    """Above 0: a repetition for the spot check of that number, which counts nowhere."""
 
     def __str__(self) -> str:
         """Its name at the worker."""
@@ -31,7 +31,8 @@ class TaskKey:
 
 @dataclass(frozen=True, slots=True)
 class RunForward:
-    """Run blocks [key.begin, end). `source` None: the microbatch comes from the data order. `train` keeps the graph.
+    """Run blocks [key.begin, end). `source` None: the microbatch comes from the data order. `train` keeps the
+    graph.
 
     `hops_after` hops of its route follow this one.
     """
@@ -45,9 +46,10 @@ class RunForward:
 
 @dataclass(frozen=True, slots=True)
 class RunBackward:
-    """Backward through the kept graph of `key`; add the gradients of the blocks `fold` to slot `slot`.
+    """Run the backward of `key`'s kept graph; add the gradients of the blocks `fold` to slot `slot`.
 
-    `gradient` None: the graph ends in the loss. The driver may release `gradient` and the forward's source afterwards.
+    `gradient` None: the graph ends in the loss. The driver may release `gradient` and the forward's source
+    afterwards.
     """
 
     key: TaskKey
@@ -59,7 +61,7 @@ class RunBackward:
 
 @dataclass(frozen=True, slots=True)
 class ForgetGraph:
-    """The kept graph of `key` is not needed any more."""
+    """Forget the kept graph of `key`."""
 
     key: TaskKey
 
@@ -68,8 +70,8 @@ class ForgetGraph:
 class SendActivation:
     """Send `handle`, the bundle that enters block `route[0].begin`, to `route[0].peer`. Keep it.
 
-    With `check` the receiver is to compute it once more, for that spot check; with `asks` it has done so already, for another, and is to compare the two
-    and give the gradient that it keeps.
+    With `check` the receiver recomputes it for that spot check. With `asks` the receiver has an activation of
+    another peer for it, and has to compare the two and return the gradient that it keeps.
     """
 
     id: int
@@ -84,7 +86,7 @@ class SendActivation:
 class SendGradient:
     """Send `handle`, the gradient of the bundle that enters block `border`, to `to`. Keep it.
 
-    With `check` the receiver has had one from somebody else, and is to compare the two for that spot check.
+    With `check` the receiver has one from another peer, and compares the two for that spot check.
     """
 
     id: int
@@ -96,7 +98,8 @@ class SendGradient:
 
 @dataclass(frozen=True, slots=True)
 class CompareBundle:
-    """For spot check `check`: compare `handle`, which `peer` has sent, with what others have sent in its place, and tell the coordinator.
+    """For spot check `check`: compare `handle`, sent by `peer`, with what others sent in its place; tell the
+    coordinator.
 
     It is the bundle that enters block `border`, or with `back` its gradient.
     """
@@ -111,14 +114,14 @@ class CompareBundle:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Nobody needs this tensor any more."""
+    """Free this tensor."""
 
     handle: Handle
 
 
 @dataclass(frozen=True, slots=True)
 class ReportSealed:
-    """Tell the coordinator what a sealed slot holds: ids per block, losses of ids that ended here."""
+    """Tell the coordinator the content of a sealed slot: ids of each block, losses of ids that ended here."""
 
     slot: int
     ids: dict[int, tuple[int, ...]]
@@ -135,7 +138,9 @@ class ReportEvaluated:
 
 @dataclass(frozen=True, slots=True)
 class ReportFailed:
-    """Tell the coordinator that a microbatch cannot be computed here; `given`: by whose fault, if it is what somebody sent."""
+    """Tell the coordinator that a microbatch cannot be computed here; `given`: the peer whose tensor is at
+    fault.
+    """
 
     id: int
     why: str
@@ -144,7 +149,7 @@ class ReportFailed:
 
 @dataclass(frozen=True, slots=True)
 class ReportChecked:
-    """Tell the coordinator that what `key` asks for is in the slot of its spot check."""
+    """Tell the coordinator that the gradients of `key` are in the slot of its spot check."""
 
     key: TaskKey
 

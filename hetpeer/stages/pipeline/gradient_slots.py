@@ -1,10 +1,10 @@
-"""Slots: which microbatch ids a holder's gradient sums are made of.
+"""Gradient slots: the microbatch ids in a holder's gradient sums.
 
-Pure bookkeeping, no tensors. A slot is numbered; per block it holds a set of ids whose gradients the worker adds up in
-that slot's buffer. Nothing is ever added to an unknown set, and a sealed slot never changes until the coordinator has
-said of each of its blocks whether it counts. At most three slots live at any block: the accepted one, into which newly
-accepted ones are merged, the sealed one, and the open one, so that work goes on while the coordinator's word is under
-way (docs/protocol.md, step 3).
+Pure bookkeeping, no tensors. A slot is numbered; for each block it holds a set of ids whose gradients the
+worker adds up in that slot's buffer. Nothing is ever added to an unknown set, and a sealed slot does not
+change until the coordinator has said for each of its blocks whether it counts. At most three slots live at
+any block: the accepted one, into which newly accepted ones are merged, the sealed one, and the open one, so
+that work goes on while the coordinator's answer is under way (docs/protocol.md, step 3).
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 LIVE = 3
 """Slots that may live at a block at once; each is a vector in the worker's memory."""
 CHECKS = 1 << 40
-"""From this number on: slots of spot checks, which count nowhere (docs/trust.md). No step has so many others."""
+"""First number of the slots of spot checks, which count nowhere (docs/trust.md). Other slots stay
+below it.
+"""
 
 
-class Seal(enum.Enum):
-    """A slot's life: OPEN takes ids, SEALED waits for the coordinator's word, ACCEPTED counts."""
+class SlotState(enum.Enum):
+    """A slot's life: OPEN takes ids, SEALED waits for the coordinator, ACCEPTED counts."""
 
     OPEN = "open"
     SEALED = "sealed"
@@ -30,14 +32,14 @@ class Seal(enum.Enum):
 @dataclass(slots=True)
 class _Slot:
     number: int
-    seal: Seal = Seal.OPEN
+    seal: SlotState = SlotState.OPEN
     ids: dict[int, set[int]] = field(default_factory=dict)
     """Block → ids folded there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Add slot `source` into slot `target` at `block`, then forget `source` there."""
+    """Effect: add slot `source` to slot `target` at `block`, then forget `source` there."""
 
     block: int
     source: int
@@ -46,13 +48,13 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Forget slot `slot` at `block`."""
+    """Effect: forget slot `slot` at `block`."""
 
     block: int
     slot: int
 
 
-class SlotBook:
+class GradientSlots:
     """The slots of one holder in one step.
 
     `capacity` is S of docs/protocol.md: a slot with that many ids is sealed.
@@ -64,8 +66,8 @@ class SlotBook:
         self._slots: dict[int, _Slot] = {}
 
     def can_fold(self) -> bool:
-        """Whether a backward may start: an open slot with room, or room for a new slot."""
-        open_slot = self._find(Seal.OPEN)
+        """Whether a backward may start: there is an open slot with room, or room for a new slot."""
+        open_slot = self._find(SlotState.OPEN)
         if open_slot is not None:
             return self._size(open_slot) < self._capacity
         return len(self._slots) < LIVE
@@ -73,9 +75,9 @@ class SlotBook:
     def fold(self, microbatch: int, blocks: Iterable[int]) -> tuple[int, tuple[int, ...]]:
         """Enter `microbatch` into the open slot; returns the slot's number and the blocks at which to add it.
 
-        A block where a live slot already holds the id is left out. The caller has asked `can_fold`.
+        Blocks where a live slot already holds the id are left out. The caller has asked `can_fold`.
         """
-        slot = self._find(Seal.OPEN)
+        slot = self._find(SlotState.OPEN)
         if slot is None:
             slot = _Slot(self._next)
             self._slots[self._next] = slot
@@ -86,32 +88,37 @@ class SlotBook:
         return slot.number, fresh
 
     def holds(self, microbatch: int, block: int) -> bool:
+        """Whether a live slot holds the id at `block`."""
         return any(microbatch in slot.ids.get(block, ()) for slot in self._slots.values())
 
     def should_seal(self, *, idle: bool) -> bool:
-        """Whether the open slot is due: full, or not empty while nothing of the step is in progress here."""
-        slot = self._find(Seal.OPEN)
-        if slot is None or self._find(Seal.SEALED) is not None:
+        """Whether to seal the open slot: it is full, or not empty while nothing of the step is in progress
+        here.
+        """
+        slot = self._find(SlotState.OPEN)
+        if slot is None or self._find(SlotState.SEALED) is not None:
             return False
         size = self._size(slot)
         return size >= self._capacity or (idle and size > 0)
 
     def seal(self) -> tuple[int, dict[int, tuple[int, ...]]]:
-        """Seal the open slot; returns its number and its ids per block."""
-        slot = self._find(Seal.OPEN)
+        """Seal the open slot; returns its number and its ids for each block."""
+        slot = self._find(SlotState.OPEN)
         assert slot is not None
-        slot.seal = Seal.SEALED
+        slot.seal = SlotState.SEALED
         return slot.number, {block: tuple(sorted(ids)) for block, ids in sorted(slot.ids.items())}
 
     def settle(self, number: int, refused: Iterable[int]) -> list[Merge | Drop]:
-        """The coordinator's word on a sealed slot: `refused` blocks are dropped, the others count from now on."""
+        """Take in the coordinator's answer on a sealed slot: `refused` blocks are dropped, the
+        others count.
+        """
         slot = self._slots.get(number)
-        if slot is None or slot.seal is not Seal.SEALED:
+        if slot is None or slot.seal is not SlotState.SEALED:
             return []
         effects: list[Merge | Drop] = [Drop(b, number) for b in refused if slot.ids.pop(b, None) is not None]
-        base = self._find(Seal.ACCEPTED)
+        base = self._find(SlotState.ACCEPTED)
         if base is None:
-            slot.seal = Seal.ACCEPTED
+            slot.seal = SlotState.ACCEPTED
             return effects
         for block, ids in slot.ids.items():
             base.ids.setdefault(block, set()).update(ids)
@@ -120,34 +127,36 @@ class SlotBook:
         return effects
 
     def spoil(self) -> tuple[list[Merge | Drop], set[int]]:
-        """Drop the open slot as a whole (a backward broke half-way); returns the drops and the ids lost with it."""
-        slot = self._find(Seal.OPEN)
+        """Drop the open slot, since a backward broke half-way; returns the drops and the ids lost with it."""
+        slot = self._find(SlotState.OPEN)
         if slot is None:
             return [], set()
         del self._slots[slot.number]
         return [Drop(b, slot.number) for b in slot.ids], {i for ids in slot.ids.values() for i in ids}
 
     def evict(self, block: int) -> list[Merge | Drop]:
-        """Drop what counted so far at `block`: a larger overlapping slot of another holder took its place."""
-        base = self._find(Seal.ACCEPTED)
+        """Drop the accepted ids at `block`: a larger overlapping slot of another holder replaced them."""
+        base = self._find(SlotState.ACCEPTED)
         if base is None or base.ids.pop(block, None) is None:
             return []
         return [Drop(block, base.number)]
 
     def accepted(self) -> int | None:
-        """The number of the accepted slot, under which the plan names this holder's sum."""
-        base = self._find(Seal.ACCEPTED)
+        """Number of the accepted slot, under which the reduce plan names this holder's sum; None if there is
+        none.
+        """
+        base = self._find(SlotState.ACCEPTED)
         return None if base is None else base.number
 
     def live(self, block: int) -> int:
-        """How many slots hold something at `block`."""
+        """Number of slots with ids at `block`."""
         return sum(block in slot.ids for slot in self._slots.values())
 
     def contents(self) -> Mapping[int, Mapping[int, frozenset[int]]]:
         """Slot → block → ids, for status and tests."""
         return {n: {b: frozenset(ids) for b, ids in s.ids.items()} for n, s in self._slots.items()}
 
-    def _find(self, seal: Seal) -> _Slot | None:
+    def _find(self, seal: SlotState) -> _Slot | None:
         return next((slot for slot in self._slots.values() if slot.seal is seal), None)
 
     @staticmethod

@@ -1,9 +1,10 @@
-"""How many microbatches a holder has under way, so that links are hidden behind computation. Pure; times are given.
+"""The window of microbatches in flight at a holder, which hides links behind computation. Pure; times are
+given.
 
-Too few, and the worker waits for a gradient that is still travelling; too many, and they only wait for each other in
-memory. As many as fill the way there and back are just enough: the highest rate at which gradients have returned,
-times the least time that one has taken, as BBR fills a line (Cardwell et al., ACM Queue 14(5), 2016). A little more is
-tried always: the rate only rises if there is something to carry.
+With too few, the worker waits for a gradient that is still travelling; with too many, they only wait for each
+other in memory. As many as fill the round trip are just enough: the highest rate at which gradients have
+returned, times the least time that one has taken, as BBR fills a link (Cardwell et al., ACM Queue 14(5),
+2016). A few more are always tried: the rate rises only if there is something to carry.
 """
 
 from __future__ import annotations
@@ -20,21 +21,23 @@ Task = tuple[Hashable, Hashable]
 
 
 def shortest(hops_after: int) -> int:
-    """The classic depth of 1F1B (PipeDream-Flush, DAPPLE), and one for each link on the way there and back."""
+    """The depth of 1F1B (PipeDream-Flush, DAPPLE), plus one for each link on the round trip."""
     return 2 * hops_after + 1
 
 
 @dataclass(slots=True)
-class _Way:
-    """Microbatches that have the same number of hops before them. A step begins with nothing under way, so that its first
-    ones show the least time again: what an earlier step has shown counts until then.
+class _TripMeasurements:
+    """Measurements of microbatches with equally many hops after them.
+
+    A step begins with nothing in flight, so that its first microbatches show the least time again; until then
+    the last step's measurements count.
     """
 
     returned: int = 0
     trip: float = math.inf
-    """Least seconds from the beginning of the forward to the end of the backward, in this step."""
+    """Least seconds from the start of a forward to the end of its backward, in this step."""
     rate: float = 0.0
-    """Most microbatches per second that returned while one was under way, in this step."""
+    """Most microbatches per second that returned while one was in flight, in this step."""
     trip_before: float = math.inf
     rate_before: float = 0.0
 
@@ -45,29 +48,37 @@ class _Way:
 
     @property
     def enough(self) -> float:
-        """Microbatches that fill the way there and back; infinite while nothing is known."""
+        """Microbatches that fill the round trip; infinite while nothing is known."""
         trip = self.trip if self.returned else self.trip_before
         return max(self.rate, self.rate_before) * trip
 
 
 class InFlightWindow:
-    """Measured at one holder of one place. `most`: microbatches that its memory has room for. One that is told nothing has the classic depth."""
+    """The window of one holder in one place. `most`: microbatches that its memory has room for.
+
+    Without measurements it has the depth of 1F1B.
+
+        window = InFlightWindow(most=16)
+        window.begun(("step 7", 3), hops_after=2, now=0.0)
+        window.finished(("step 7", 3), now=1.5)
+        window.depth(hops_after=2)  # forwards that may wait for their gradient
+    """
 
     def __init__(self, most: int = MOST) -> None:
         self.most = most
-        self._ways: dict[int, _Way] = {}
+        self._ways: dict[int, _TripMeasurements] = {}
         self._under_way: dict[Task, tuple[int, int, float]] = {}
-        """Task → (hops after it, how many had returned, when it began)."""
+        """Task → (hops after it, how many had returned when it began, when it began)."""
 
     def reset(self, most: int) -> None:
-        """Another place, with room for so many: nothing is known of it."""
+        """Forget the measurements: another place, with room for `most`."""
         self.most = min(most, MOST)
         self._ways.clear()
         self._under_way.clear()
 
     def begun(self, task: Task, hops_after: int, now: float) -> None:
-        """The forward of `task` begins; `now` in seconds, by any clock that does not jump."""
-        way = self._ways.setdefault(hops_after, _Way())
+        """The forward of `task` begins; `now` in seconds of any clock that does not jump."""
+        way = self._ways.setdefault(hops_after, _TripMeasurements())
         self._under_way[task] = hops_after, way.returned, now
 
     def finished(self, task: Task, now: float) -> None:
@@ -82,7 +93,9 @@ class InFlightWindow:
         way.rate = max(way.rate, (way.returned - returned) / trip)
 
     def end_step(self, step: Hashable) -> None:
-        """What is under way of `step` will not come back. What is of others goes on being counted with: it began when so many less had returned."""
+        """End `step`: its tasks in flight will not return. Tasks of other steps stay, with their counts
+        adjusted.
+        """
         self._under_way = {
             task: (hops_after, returned - self._ways[hops_after].returned, began)
             for task, (hops_after, returned, began) in self._under_way.items()

@@ -1,7 +1,7 @@
-"""What a holder does for spot checks: lends what it keeps, answers once more, computes what somebody else has done, and has it compared (docs/trust.md).
+"""Recomputation for spot checks: lend kept tensors, answer again, recompute others' work, have it compared.
 
-Pure bookkeeping. What is computed once more goes into a slot of its check, which no plan names, and nowhere else. A slot that lacks something stays unsaid:
-the check comes to nothing.
+Pure bookkeeping; docs/trust.md explains the checks. Recomputed gradients go into a slot of their check, which
+no reduce plan names. A slot that lacks something is never reported, and the check has no result.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from hetpeer.stages.pipeline.effects import (
     TaskKey,
 )
 from hetpeer.stages.pipeline.gradient_slots import CHECKS
-from hetpeer.stages.pipeline.next_hops import Onward
+from hetpeer.stages.pipeline.next_hops import NextHops
 from hetpeer.stages.pipeline.routes import Route
-from hetpeer.stages.pipeline.task_table import PipelineTask, Status, TaskTable
+from hetpeer.stages.pipeline.task_table import PipelineTask, TaskStatus, TaskTable
 
 
-class Reruns:
-    """Those of one step at one holder, whose tasks are `tasks`."""
+class Recomputations:
+    """Recomputations of one step at one holder, whose tasks are `tasks`."""
 
-    def __init__(self, tasks: TaskTable, onward: Onward) -> None:
+    def __init__(self, tasks: TaskTable, onward: NextHops) -> None:
         self._tasks = tasks
         self._onward = onward
         self._folded: set[TaskKey] = set()
@@ -35,14 +35,18 @@ class Reruns:
     # ── for others who check ───────────────────────────────────────────────────────────────────────────────
 
     def lend(self, microbatch: int, route: Route, check: int) -> list[Effect]:
-        """Send what we keep of `microbatch` over the border where `route` begins to `route[0]`, who computes it once more."""
+        """Send our kept bundle of `microbatch` at the border where `route` begins to `route[0]`, which
+        recomputes it.
+        """
         kept = self._tasks.kept(microbatch, route[0].begin)
         if kept is None or kept.output is None:
             return []
         return [SendActivation(microbatch, route, kept.attempt, kept.output, check=check)]
 
     def answer(self, microbatch: int, border: int, asker: str, handle: Handle, check: int) -> list[Effect]:
-        """`asker` has computed what somebody else has sent us: we compare the two, and it wants the gradient that we gave."""
+        """`asker` has recomputed a bundle that another peer sent us: compare the two, and send it our
+        gradient.
+        """
         task = self._tasks.get(TaskKey(microbatch, border))
         compared = self.compare(CompareBundle(check, microbatch, border, False, asker, handle))
         if task is None or task.input_gradient is None:
@@ -51,36 +55,38 @@ class Reruns:
 
     @staticmethod
     def compare(bundle: CompareBundle) -> list[Effect]:
-        """A checker has sent what we have had from somebody else."""
+        """Compare a checker's tensor with the one that another peer sent us."""
         return [bundle, Release(bundle.handle)]
 
     # ── when we check ──────────────────────────────────────────────────────────────────────────────────────
 
     def takes(self, key: TaskKey) -> bool:
-        """Whether it is to be done: an id enters a slot once."""
+        """Whether to do `key`: an id enters a slot once."""
         return key not in self._folded and key.check not in self._spoilt and self._tasks.get(key) is None
 
     def goes(self, task: PipelineTask, route: Route) -> list[Effect]:
-        """It is known by now who else has the gradient of `task`, if that is somebody else."""
+        """Take in the route of `task`, now that it is known which peer has its gradient, if that changed."""
         elsewhere = route[1:2] != task.route[1:2]
         task.route = route
-        asks = elsewhere and task.status is Status.SENT and task.output is not None
+        asks = elsewhere and task.status is TaskStatus.SENT and task.output is not None
         return self.passes_on(task, task.output) if asks else []
 
     def passes_on(self, task: PipelineTask, output: Handle) -> list[Effect]:
-        """Its forward is done: who was sent that by another gives us the gradient."""
+        """After the forward of `task`: ask the peer that was sent this bundle by another for the gradient."""
         if not task.route[1:] or not self._onward.knows(task.route[1]):
             return self.failed(task)
-        task.status = Status.SENT
+        task.status = TaskStatus.SENT
         return [SendActivation(task.key.id, task.route[1:], task.attempt, output, task.key.check, asks=True)]
 
     @staticmethod
     def slot(key: TaskKey) -> int:
-        """Where its gradients go."""
+        """Slot number for the gradients of `key`."""
         return CHECKS + key.check
 
     def done(self, task: PipelineTask) -> list[Effect]:
-        """The gradients of `task` are in the slot. Who lent it compares the gradient that goes back; nothing else of it is needed any more."""
+        """The gradients of `task` are in the slot: report it, and send the gradient back to the lender for
+        comparison.
+        """
         self._folded.add(task.key)
         if task.key.check in self._spoilt:
             return self._forget(task)
@@ -88,11 +94,11 @@ class Reruns:
         if task.upstream is not None and task.input_gradient is not None:
             key, back = task.key, task.input_gradient
             told.append(SendGradient(key.id, task.upstream, key.begin, back, key.check))
-            task.input_gradient = None  # it stays until it has arrived
+            task.input_gradient = None  # kept until it has arrived
         return [*self._forget(task), *told]
 
     def failed(self, task: PipelineTask) -> list[Effect]:
-        """A task of a check cannot be done."""
+        """A task of a check cannot be done; the check has no result."""
         self._spoilt.add(task.key.check)
         return [ForgetGraph(task.key), *self._forget(task)]
 

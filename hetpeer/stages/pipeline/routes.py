@@ -1,8 +1,8 @@
-"""Who does which blocks of a microbatch: hops, and paths through the holders that are there.
+"""Routes: the hops of a microbatch over its blocks, and paths through the present holders.
 
-Pure. A route is a tuple of hops that cover the blocks of the model in order. The coordinator makes the first one; a
-sender whose next hop is gone splices around it without asking anybody, and rejoins the old route behind the gap so
-that peers further down can answer with what they have kept.
+Pure. A route is a tuple of hops that cover the blocks of the model in order. The coordinator makes the first
+one. A sender whose next hop is lost splices around it without asking anybody, and rejoins the old route
+behind the gap, so that later peers can answer with what they have kept.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ def cheapest_path(
     between: Callable[[str, str], float] = lambda _sender, _to: 0.0,
     beginnings: int = 1,
 ) -> Route | None:
-    """The path over blocks [begin, end) through `roster` with the least sum of `cost` per block run.
+    """The path over blocks [begin, end) through `roster` with the least total cost; None if a block has no
+    holder.
 
-    `cost[peer]` is the price of one block at that peer (default 1.0); ties go to fewer hops, then to the smaller peer
-    id, so that every caller with the same view finds the same path. None if some block has no holder. Dijkstra over
-    the borders; a peer always runs to the end of what it holds. `between` is the price of going from one peer to another: with it the path is the best
-    of those whose beginnings are among the `beginnings` best to their borders, each by another last peer; with as many as there are peers that is the cheapest of all.
+    `cost[peer]` is the price of one block at that peer (default 1.0). Ties go to fewer hops, then to the
+    smaller peer id, so that every caller with the same view finds the same path. It is Dijkstra over the
+    borders; a peer always runs to the end of what it holds. `between` is the price of going from one peer to
+    another. With it, each border keeps the `beginnings` cheapest paths to it, each with another last peer;
+    with as many as there are peers the result is optimal.
     """
     heap: list[tuple[float, int, Route, int]] = [(0.0, 0, (), begin)]
     settled: defaultdict[int, set[str]] = defaultdict(set)
@@ -61,10 +63,10 @@ def cheapest_path(
 
 
 def splice(route: Route, roster: Roster, cost: Mapping[str, float]) -> Route:
-    """`route` with every hop that does not stand replaced, as far as `roster` has others.
+    """`route` with every invalid hop replaced, as far as `roster` has other holders.
 
-    Adjacent gaps are bridged as one where that is possible, hops that stand are kept, and those of one peer that are neighbours
-    become one. A hop that nobody can replace stays: whoever comes to it waits for a new holder of its blocks.
+    Adjacent gaps are bridged as one if possible, valid hops are kept, and neighbouring hops of one peer are
+    joined. A hop without a replacement stays: a task that gets there waits for a new holder of its blocks.
     """
     result: list[Hop] = []
     gap: list[Hop] = []
@@ -81,7 +83,7 @@ def splice(route: Route, roster: Roster, cost: Mapping[str, float]) -> Route:
 
 
 def _bridge(gap: Sequence[Hop], roster: Roster, cost: Mapping[str, float]) -> Route:
-    """Hops instead of `gap`: all of it over one path, or else each of its hops that can be replaced."""
+    """Hops instead of `gap`: one path over all of it, or else a path for each hop that can be replaced."""
     whole = cheapest_path(roster, gap[0].begin, gap[-1].end, cost)
     if whole is not None:
         return whole
@@ -89,14 +91,16 @@ def _bridge(gap: Sequence[Hop], roster: Roster, cost: Mapping[str, float]) -> Ro
 
 
 def blocks_left(route: Route) -> int:
-    """Blocks from where `route` begins to the loss. It falls from hop to hop, however the way further on is changed, which the
-    number of hops that are left does not: whatever may wait for what is ordered by it.
+    """Blocks from the beginning of `route` to the loss.
+
+    It falls from hop to hop even if the rest of the route changes, which the number of remaining hops does
+    not. So waiting in this order cannot be circular.
     """
     return route[-1].end - route[0].begin
 
 
 def rest_of(route: Route, border: int) -> Route:
-    """The part of `route` from `border` on; a hop that straddles it is cut there."""
+    """The part of `route` from block `border` on; a hop that straddles it is cut there."""
     return tuple(Hop(hop.peer, max(hop.begin, border), hop.end) for hop in route if hop.end > border)
 
 
@@ -110,6 +114,6 @@ def _append(hops: list[Hop], hop: Hop, roster: Roster) -> None:
 
 
 def stands(hop: Hop, roster: Roster) -> bool:
-    """Whether its peer is there and holds these blocks."""
+    """Whether the hop is valid: its peer is in `roster` and holds its blocks."""
     held = roster.get(hop.peer)
     return held is not None and held[0] <= hop.begin and hop.end <= held[1]

@@ -1,6 +1,6 @@
-"""The tasks of one step at one holder: where each stands, and what is kept of it.
+"""The tasks of one step at one holder: their status, and the tensors kept for each.
 
-Pure bookkeeping. A task that is forgotten counts as never done here: it is done again when it is asked for.
+Pure bookkeeping. A forgotten task counts as never done here: it is done again when asked for.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from hetpeer.stages.pipeline.effects import Handle, Release, TaskKey
 from hetpeer.stages.pipeline.routes import Route
 
 OFTEN = 4
-"""Attempts after which it is not churn that an id is handed out again."""
+"""Attempts from which on a repeated id is no longer explained by churn."""
 OVERTAKEN = 2
-"""A task past which so many times as many gradients have come as are waited for will get none."""
+"""A task is stuck when this many times as many gradients have come since as tasks are waiting."""
 
 
-class Status(enum.Enum):
-    """Where a task stands at this holder."""
+class TaskStatus(enum.Enum):
+    """Status of a task at this holder."""
 
     READY = "ready"
     FORWARD = "forward"
@@ -35,38 +35,39 @@ class PipelineTask:
 
     key: TaskKey
     route: Route
-    """From this hop on."""
+    """The route from this hop on."""
     attempt: int
     upstream: str | None
     train: bool
-    status: Status = Status.READY
+    status: TaskStatus = TaskStatus.READY
     source: Handle | None = None
     output: Handle | None = None
     gradient: Handle | None = None
     input_gradient: Handle | None = None
     loss: float | None = None
     returned: int = 0
-    """Gradients of others that had come when its output was sent."""
+    """Gradients of other tasks that had come when its output was sent."""
     sent_to: set[str] = field(default_factory=set)
-    """Whoever was sent the output: any of them may count it."""
+    """All peers that were sent the output: any of them may count it."""
 
     @property
     def end(self) -> int:
+        """The block after its last one."""
         return self.route[0].end
 
     def release_source(self) -> list[Release]:
-        """What it was computed from is not needed any more."""
+        """Release its source, which is no longer needed."""
         source, self.source = self.source, None
         return [] if source is None else [Release(source)]
 
     def release_gradient(self) -> list[Release]:
-        """The gradient that came back is in a slot, or is of no use."""
+        """Release the gradient that came back, which is in a slot or of no use."""
         gradient, self.gradient = self.gradient, None
         return [] if gradient is None else [Release(gradient)]
 
 
 class TaskTable:
-    """All of them, in the order in which they came."""
+    """All tasks, in the order in which they came."""
 
     def __init__(self) -> None:
         self._tasks: dict[TaskKey, PipelineTask] = {}
@@ -78,37 +79,46 @@ class TaskTable:
         return self._tasks[key]
 
     def get(self, key: TaskKey) -> PipelineTask | None:
-        """The task, if it is known here."""
+        """The task; None if it is unknown here."""
         return self._tasks.get(key)
 
     def enter(self, task: PipelineTask) -> None:
-        """It is ours to do."""
+        """Add a task."""
         self._tasks[task.key] = task
 
     def remove(self, key: TaskKey) -> None:
-        """It is not ours any more, or failed."""
+        """Remove a task that is not ours any more, or failed."""
         del self._tasks[key]
 
     def forget(self, ids: Collection[int], blocks: Collection[int]) -> None:
-        """Finished tasks of `ids` whose gradient was dropped at one of `blocks` count as never done."""
+        """Forget finished tasks of `ids` whose gradient was dropped at one of `blocks`."""
         for key, task in list(self._tasks.items()):
             touches = not key.check and any(key.begin <= block < task.end for block in blocks)
-            if key.id in ids and touches and task.status is Status.DONE and task.train:
+            if key.id in ids and touches and task.status is TaskStatus.DONE and task.train:
                 del self._tasks[key]
 
     def awaiting(self, microbatch: int, border: int) -> list[PipelineTask]:
-        """Those that wait for the gradient of what `microbatch` sent over `border`: several, where it came here at several blocks."""
+        """Tasks that wait for the gradient of what `microbatch` sent over `border`; several if it came at
+        several blocks.
+        """
         return [
             task
             for task in self
-            if task.key.id == microbatch and task.end == border and task.status is Status.SENT and task.train
+            if task.key.id == microbatch
+            and task.end == border
+            and task.status is TaskStatus.SENT
+            and task.train
         ]
 
     def stuck(self, attempt: int, returned: int, aside: Collection[TaskKey] = ()) -> PipelineTask | None:
-        """One, not `aside`, that got stuck on its way to the loss and back, when others are handed out for this `attempt` and `returned` gradients have come: it was handed out less often, most
-        likely to others since, while no gradient comes at all, or again and again; or many have overtaken it.
+        """A stuck task, not in `aside`, as others are handed out for `attempt` and `returned` gradients have
+        come.
+
+        A task is stuck if it was handed out less often, so most likely to others since, while no gradient
+        comes at all or ids are handed out again and again; or if many have overtaken it. None if there is
+        none.
         """
-        sent = (task for task in self if task.status is Status.SENT and task.key not in aside)
+        sent = (task for task in self if task.status is TaskStatus.SENT and task.key not in aside)
         waiting = [task for task in sent if task.train and not task.key.check]
         stuck = (
             task
@@ -119,7 +129,7 @@ class TaskTable:
         return min(stuck, key=lambda task: task.attempt, default=None)
 
     def kept(self, microbatch: int, border: int) -> PipelineTask | None:
-        """A task whose output over `border` is kept, so that it can be lent."""
+        """A task whose output over `border` is kept and can be lent; None if there is none."""
         return next(
             (
                 task
@@ -134,7 +144,7 @@ class TaskTable:
         )
 
     def losses(self, ids: Collection[int]) -> dict[int, float]:
-        """Of those of `ids` that were trained and ended here."""
+        """Id → loss of those of `ids` that were trained and ended here."""
         return {
             task.key.id: task.loss
             for task in self
@@ -143,5 +153,5 @@ class TaskTable:
 
     @property
     def idle(self) -> bool:
-        """Whether none that is trained is in progress, but for spot checks."""
-        return all(task.status is Status.DONE for task in self if task.train and not task.key.check)
+        """Whether no training task is in progress, except for spot checks."""
+        return all(task.status is TaskStatus.DONE for task in self if task.train and not task.key.check)

@@ -1,4 +1,4 @@
-"""What a holder's worker does, and what it waits for when it does nothing. Pure; times are given."""
+"""Utilization of a holder's worker: computing, or waiting for what. Pure; times are given."""
 
 from __future__ import annotations
 
@@ -7,33 +7,35 @@ import math
 from collections.abc import Mapping
 
 RECENT_S = 60.0
-"""What was so long ago counts a third of what is now."""
+"""Time constant of recent shares: seconds after which a moment's weight has fallen to 1/e."""
 
 
 class Occupation(enum.Enum):
-    """Of a worker, at a time."""
+    """Occupation of a worker at one time."""
 
     COMPUTES = "computes"
     ROOM = "room"
-    """Work is ready, and there is no room for what comes of it: in a slot, in memory, or at the next peer."""
+    """Work is ready, but there is no room for its result: in a slot, in memory, or at the next peer."""
     DATA = "data"
-    """What comes next is computed elsewhere, or on its way."""
+    """The next input is computed elsewhere, or on its way."""
     STEP = "step"
-    """All is done that has begun: a sum, a vote, a commit, or somebody else is waited for."""
+    """All work that has begun is done: a reduce, a vote, a commit or another peer is waited for."""
 
 
-class Shares:
-    """How its time is divided: all of it since the beginning, and lately."""
+class OccupationShares:
+    """How the worker's time is divided, in all and recently."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(Occupation, 0.0)
-        """Since the first word."""
+        """Seconds since the first `note`."""
         self._lately = dict.fromkeys(Occupation, 0.0)
         self._now: Occupation | None = None
         self._since = 0.0
 
     def note(self, occupation: Occupation, now: float) -> tuple[Occupation, float] | None:
-        """From `now` on it does this. Returns what it did until now and since when, if that was something else."""
+        """From `now` on it does this. Returns (occupation, since when) of the time before, if that was
+        another one.
+        """
         before, since = self._now, self._since
         if occupation is before:
             return None
@@ -51,7 +53,7 @@ class Shares:
         self._lately[self._now] += 1.0 - kept
 
     def lately(self, now: float) -> Mapping[Occupation, float]:
-        """Shares of the last minute or so, which are 1 together; all are 0 before anything was said."""
+        """Shares of about the last minute, which add up to 1; all 0 before the first `note`."""
         self._count(now)
         self._since = max(self._since, now)
         total = sum(self._lately.values())

@@ -1,4 +1,4 @@
-"""One command at a time, and what went wrong as an answer: the frame around everything that the worker does."""
+"""One command at a time, with errors turned into answers: the frame around all work of the worker."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ Handlers = Mapping[type[Command[Any]], Callable[[Any], r.Result]]
 
 
 class Executor:
-    """Carries out the commands that `handlers` knows. No socket and no process here."""
+    """Carries out commands by `handlers`. No socket and no process here."""
 
     def __init__(self, handlers: Handlers) -> None:
         self._handlers = handlers
 
     def execute(self, command: Command[Any]) -> r.Result:
-        """Carry out one command. Raises torch.AcceleratorError alone: the GPU context is lost."""
+        """Carry out one command. Raises only torch.AcceleratorError: the GPU context is lost."""
         try:
             return self._handlers[type(command)](command)
         except torch.AcceleratorError:
             raise
-        except HetpeerError as error:  # what a graph's kernel says may be its cause
+        except HetpeerError as error:  # a kernel's error may be its cause
             if isinstance(error.__cause__, torch.AcceleratorError):
                 raise error.__cause__ from error
             return _no_memory(error.__cause__) if _lacks_memory(error.__cause__) else r.failed(error)
-        except Exception as error:  # noqa: BLE001 - kernels raise what they like, and one task must not end the worker
+        except Exception as error:  # noqa: BLE001 - kernels raise anything; the worker must live on
             if _lacks_memory(error):
                 return _no_memory(error)
             return r.CommandFailed(
@@ -44,7 +44,7 @@ class Executor:
 
 
 def _lacks_memory(error: BaseException | None) -> bool:
-    """Whether that is what a kernel says; torch's allocator for the CPU and CUDA's libraries have no class for it."""
+    """Whether a kernel lacked memory; torch's CPU allocator and CUDA's libraries have no class for it."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and any(text in str(error) for text in NO_MEMORY_TEXTS)
     )
@@ -55,10 +55,11 @@ def _no_memory(error: BaseException | None) -> r.CommandFailed:
         code="HP-MEM-002",
         what="the compute worker is out of memory",
         why=_line(error),
-        fix="close what else uses the device's memory, or allow less with --ram-limit, so that a smaller place is taken",
+        fix="close what else uses the device's memory, or allow less with --ram-limit,"
+        " so that a smaller place is taken",
     )
 
 
 def _line(error: BaseException | None) -> str:
-    """The first line of what a kernel says, without its stack."""
+    """The first line of a kernel's error, without its stack."""
     return (str(error).strip().splitlines() or [f"{type(error).__name__}, and no more is said"])[0][:300]

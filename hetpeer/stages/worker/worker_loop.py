@@ -1,8 +1,9 @@
-"""The compute worker's process: read a command, have its lane execute it, answer; nothing else happens here.
+"""The compute worker's process: read a command, have its lane carry it out, answer.
 
-A process of its own, so that a CUDA crash, an out-of-memory kill or a pause never stops the daemon's heartbeat, and
-so that nice, cores and GPU memory limits act on it alone. It may die at any moment (`kill -9` is always safe), and it
-never outlives its daemon. Its entry point is averaging/worker_main.py, where the update rule is put in.
+It is a process of its own, so that a CUDA crash, an out-of-memory kill or a pause never stops the daemon's
+heartbeat, and so that limits on niceness, cores and GPU memory act on it alone. It may die at any moment
+(`kill -9` is always safe), and it never outlives its daemon. Its entry point is averaging/worker_main.py,
+which adds the update rule.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ Execute = Callable[[Command[Any]], Result]
 
 
 def settle_in(options: WorkerOptions) -> None:
-    """Tie this process to its daemon's life. Call it first: importing torch takes seconds, and a daemon may die in them."""
+    """Tie this process to its daemon's life. Call it first: importing torch takes seconds, in which the
+    daemon may die.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != options.parent:  # it died before prctl took effect
+    if os.getppid() != options.parent:  # the daemon died before prctl took effect
         sys.exit(1)
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
@@ -49,9 +52,9 @@ def settle_in(options: WorkerOptions) -> None:
 
 
 def serve(connection: socket.socket, lanes: Mapping[WorkerLane, Execute]) -> None:
-    """Answer commands until `Shutdown`, or until the daemon's end of the socket closes. Each lane has its own thread.
+    """Answer commands until `Shutdown`, or until the daemon closes the socket. Each lane has its own thread.
 
-    Raises what a lane could not answer: nothing can be computed any more.
+    Raises an error that a lane could not answer: nothing can be computed any more.
     """
     gone = contextlib.suppress(
         BrokenPipeError, ConnectionResetError
@@ -73,7 +76,7 @@ def serve(connection: socket.socket, lanes: Mapping[WorkerLane, Execute]) -> Non
 
 
 class _Lanes:
-    """A thread for each lane, which does its commands in order and answers them."""
+    """One thread for each lane, which carries out its commands in order and answers them."""
 
     def __init__(self, connection: socket.socket, lanes: Mapping[WorkerLane, Execute]) -> None:
         self._connection = connection
@@ -92,10 +95,11 @@ class _Lanes:
             raise self._broken
 
     def post(self, number: int, command: Command[Any]) -> None:
-        """Have the command done after those of its lane."""
+        """Queue the command in its lane."""
         self._threads[command.lane].submit(self._run, number, command)
 
     def answer(self, number: int, result: Result) -> None:
+        """Send an answer. May be called by any thread."""
         with self._answering:
             self._connection.sendall(encode_result(number, result))
 
@@ -108,7 +112,7 @@ class _Lanes:
         try:
             failpoints.reached(f"worker_{command.kind}")
             self.answer(number, self._lanes[command.lane](command))
-        except BaseException as error:  # noqa: BLE001 - raised again by the thread that reads, which this wakes
+        except BaseException as error:  # noqa: BLE001 - raised again by the reading thread, which this wakes
             self._broken = self._broken or error
             with contextlib.suppress(OSError):
                 self._connection.shutdown(socket.SHUT_RDWR)
