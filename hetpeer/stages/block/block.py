@@ -1,7 +1,7 @@
-"""A block at work: bundle in, bundle out, on whatever parameters the caller hands over.
+"""A block at work: bundle in, bundle out, with the caller's parameters.
 
-Nothing is kept here between calls. Gradients, microbatches and the optimizer are the caller's; autograd links what is
-computed here to the tensors that came in. A holder of several blocks chains them with `run_range`.
+Nothing is kept between calls. Gradients, microbatches and the optimizer are the caller's; autograd connects
+the result to the tensors that came in. A holder of several blocks chains them with `run_range`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ from hetpeer.stages.graph.own_operators import Pass
 class Block:
     """One block bound to its tensors and a device.
 
-    `parameters`, `buffers` and `statistics` are read anew at each call and never written; their names are those of the
-    spec. The spec is trusted: it was made by cut.py or came through `check.unpack_block`. Raises ProtocolError when a
-    tensor does not fit the spec.
+    `parameters`, `buffers` and `statistics` are read at each call and never written; their names are those of
+    the spec. The spec is trusted: it was made by tracing/cut.py or came through `safety_check.unpack_block`.
+    Raises ProtocolError if a tensor does not fit the spec.
+
+        block = Block(spec, parameters, buffers, statistics, torch.device("cpu"))
+        outputs = block.forward(bundle, data, batch=8, here=Pass(draw))  # name → tensor
     """
 
     def __init__(
@@ -50,20 +53,22 @@ class Block:
         self._programs = {} if programs is None else programs
 
     def on(self, parameters: Mapping[str, Tensor], statistics: Mapping[str, Tensor]) -> Block:
-        """The same block bound to other tensors; what was made ready for its graph is shared."""
+        """The same block bound to other tensors; its prepared programs are shared."""
         return Block(self.spec, parameters, self._buffers, statistics, self._device, self._programs)
 
     def __repr__(self) -> str:
-        return f"<Block {self.spec.index} {self.spec.parameter_count} parameters, {len(self.spec.nodes)} operators>"
+        spec = self.spec
+        return f"<Block {spec.index} {spec.parameter_count} parameters, {len(spec.nodes)} operators>"
 
     def forward(
         self, bundle: Mapping[str, Tensor], data: Mapping[str, Tensor], batch: int, here: Pass
     ) -> dict[str, Tensor]:
-        """Compute one microbatch of `batch` samples under the caller's grad mode; its statistics go to `here`.
+        """Compute one microbatch of `batch` samples under the caller's grad mode; its statistics go to
+        `here`.
 
-        `bundle` holds exactly `spec.inputs`; `data` may hold more of the author's inputs than this block uses. An
-        output whose spec says no gradient comes back is detached. Raises ProtocolError on a wrong name, shape or
-        dtype, and when an operator refuses what it got (a token beyond the vocabulary).
+        `bundle` holds exactly `spec.inputs`; `data` may hold more of the author's inputs than this block
+        uses. An output whose spec has no gradient is detached. Raises ProtocolError for a wrong name, shape
+        or dtype, and if an operator refuses its input (a token beyond the vocabulary).
         """
         spec, program = self._at(batch)
         _check(f"block {spec.index}: bundle", spec.inputs, bundle)
@@ -72,7 +77,7 @@ class Block:
         _check(f"block {spec.index}: data", spec.data, data)
         given = {name: data[name] for name in spec.data}
         if spec.recompute and torch.is_grad_enabled():
-            # The pass is a pure function of its arguments: it needs no generator state to be put back.
+            # The pass is a pure function of its arguments: no generator state needs to be restored.
             with set_checkpoint_early_stop(
                 False
             ):  # the interpreter could not tell its exception from a kernel's
@@ -102,11 +107,11 @@ class Block:
         return {name: results[name].to(SYMBOLS["dtype"][s.dtype]) for name, s in spec.outputs.items()}
 
     def sized(self, batch: int) -> BlockSpec:
-        """The spec for so many samples: every size in it is a number."""
+        """The spec for `batch` samples: every size in it is a number."""
         return self._at(batch)[0]
 
     def _at(self, batch: int) -> tuple[BlockSpec, Program]:
-        """The block for so many samples; a run has one or two such numbers."""
+        """Spec and program for `batch` samples; a run has one or two such numbers."""
         if batch not in self._programs:
             spec = self.spec.at(batch)
             self._programs[batch] = (spec, Program(spec.nodes, spec.outputs, self._device))
@@ -124,16 +129,17 @@ def run_range(
 
 
 def flat_views(spec: BlockSpec, flat: Tensor) -> dict[str, Tensor]:
-    """Parameter name -> view into the first part of `flat`, float32 of any length, in the order of the spec.
+    """Parameter name → view into the first part of `flat`, a float32 vector in the order of the spec.
 
-    The views share memory with `flat` but not its autograd history: each may become a leaf of its own. `flat` may as
-    well hold gradients, with or without statistics behind them, or moments. Raises ProtocolError when it is too short.
+    The views share memory with `flat` but not its autograd history: each may become a leaf of its own. `flat`
+    may also hold gradients, with or without statistics behind them, or moments. Raises ProtocolError if it is
+    too short.
     """
     return _views(spec, spec.parameter_specs, flat)
 
 
 def statistic_views(spec: BlockSpec, flat: Tensor) -> dict[str, Tensor]:
-    """Statistic name -> view into `flat`, as `flat_views`."""
+    """Statistic name → view into `flat`, as `flat_views`."""
     return _views(spec, spec.statistic_specs, flat)
 
 

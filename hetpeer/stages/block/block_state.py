@@ -1,10 +1,11 @@
-"""One block's training state as bytes: the initial state, a checkpoint and a transfer between holders are the same file.
+"""One block's training state as a file, for the initial state, checkpoints and transfers between holders.
 
 The file is safetensors: a float32 tensor `<name>` for each parameter and each running statistic of BatchNorm,
-one `exp_avg:<name>` and the like for each vector of the optimizer's state (left out while it is zero), and one metadata entry, `state: "block 2 version 40"` (one, because
-safetensors writes several in random order and equal states must be equal bytes: a file is fetched from several
-holders at once). In memory all are flat vectors in the order of the block's layout (names and shapes), which
-is what the optimizer and the rings work on. No torch here: daemon and coordinator read and check states too.
+one `exp_avg:<name>` and the like for each vector of the optimizer's state (left out while it is zero), and
+one metadata entry, `state: "block 2 version 40"`. There is one entry because safetensors writes several in
+random order, and equal states must be equal bytes: a file is fetched from several holders at once. In memory
+all are flat vectors in the order of the block's layout (names and shapes), on which optimizer and reduce
+work. No torch here: daemon and coordinator read and check states too.
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
 
 Vector = np.ndarray[tuple[int], np.dtype[np.float32]]
-"""A flat float32 vector: the parameters (or, of each, something the optimizer keeps) of a block one after the other, then its statistics."""
+"""A flat float32 vector: the parameters of a block (or their optimizer state) one after the other, then
+statistics.
+"""
 
 Layout = Sequence[tuple[str, tuple[int, ...]]]
-"""Names and shapes of a block's parameters and then of its statistics, in the order of its spec."""
+"""(name, shape) of a block's parameters and then of its statistics, in the order of its spec."""
 
 FLOAT32 = np.dtype("<f4")
 HEADER_BYTES_PER_TENSOR = 256
-"""Generous room for one tensor's JSON entry besides its name; bounds the header before it is parsed."""
+"""Generous bytes for one tensor's JSON entry besides its name; bounds the header before it is parsed."""
 DTYPES = {
     "bool": "BOOL",
     "uint8": "U8",
@@ -44,32 +47,40 @@ DTYPES = {
     "float32": "F32",
     "float64": "F64",
 }
-"""Our name of a dtype -> that of safetensors."""
+"""Our name of a dtype → that of safetensors."""
 LABEL = re.compile(
-    r"block (?P<block>[0-9]{1,9}) version (?P<version>[0-9]{1,15})(?: averages (?P<averages>[1-9][0-9]{0,14}))?"
+    r"block (?P<block>[0-9]{1,9}) version (?P<version>[0-9]{1,15})"
+    r"(?: averages (?P<averages>[1-9][0-9]{0,14}))?"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockState:
-    """One block at `version`. Each update is a version, and in a grouped run each averaging: `averages` of them."""
+    """One block at `version`. Each update is a version, and in a grouped run each averaging: `averages` of
+    them.
+
+        state = load(data, block=2, layout=layout_of(spec), kept=("exp_avg", "exp_avg_sq"))
+        data = dump(state, 2, layout_of(spec))
+    """
 
     version: int
     parameters: Vector
     optimizer: Mapping[str, Vector] = field(default_factory=dict)
-    """What the run's update rules keep of each parameter, by torch's names (`exp_avg`); as long as `parameters`. What is not
-    there is zero; nothing is there at version 0, whatever the rules begin with.
+    """Optimizer state by torch's names (`exp_avg`), each as long as `parameters`; absent vectors are zero.
+
+    At version 0 there is none, whatever the rules begin with.
     """
     averages: int = 0
 
     def vectors(self) -> dict[str, Vector]:
-        """The parameters as "", and what of the optimizer's state is not zero, by name and in order of names."""
+        """The parameters as "", and the optimizer's vectors that are not zero, by name in order."""
         kept = {name: self.optimizer[name] for name in sorted(self.optimizer)}
         return {"": self.parameters} | {name: vector for name, vector in kept.items() if not _is_zero(vector)}
 
     def digest(self) -> str:
-        """Blake3 (64 hex digits) of `vectors`, each its name and little-endian float32 ‖ version as u64
-        (‖ averages as u64, if there were any).
+        """Blake3 (64 hex digits) of `vectors`, each its name and little-endian float32 ‖ version as u64.
+
+        ‖ averages as u64, if there were any.
         """
         hasher = blake3()
         for name, vector in self.vectors().items():
@@ -97,7 +108,7 @@ def element_count(layout: Layout) -> int:
 def split(
     vector: Vector, layout: Layout
 ) -> Iterator[tuple[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]]:
-    """Each parameter's name and its part of the flat vector, as a view in the parameter's shape."""
+    """(name, its part of the flat vector as a view in its shape), for each tensor of the layout."""
     begin = 0
     for name, shape in layout:
         end = begin + math.prod(shape)
@@ -106,7 +117,7 @@ def split(
 
 
 def dump(state: BlockState, block: int, layout: Layout) -> bytes:
-    """The state as a safetensors file. The vectors must be as long as the layout says."""
+    """The state as a safetensors file. Raises ValueError if a vector does not have the layout's length."""
     expected = element_count(layout)
     tensors = {}
     for kind, vector in state.vectors().items():
@@ -121,10 +132,10 @@ def dump(state: BlockState, block: int, layout: Layout) -> bytes:
 
 
 def load(data: bytes, block: int, layout: Layout, kept: Sequence[str]) -> BlockState:
-    """Parse and check a state that came from outside; `kept` names all that the run's optimizer keeps.
+    """Parse and check a state from outside; `kept` names all vectors of the run's optimizer.
 
-    Raises `ProtocolError`, and nothing else, when size, names, dtypes, shapes, block or version differ from what
-    the layout asks for, or when a value is not finite.
+    Raises `ProtocolError`, and nothing else, if size, names, dtypes, shapes, block or version differ from the
+    layout, or if a value is not finite.
     """
     _check_sizes(data, layout, 1 + len(kept))
     try:
@@ -142,10 +153,10 @@ def load(data: bytes, block: int, layout: Layout, kept: Sequence[str]) -> BlockS
 
 
 def load_constants(data: bytes, specs: Mapping[str, TensorSpec]) -> dict[str, bytes]:
-    """The raw bytes of a block's constant tensors, by name, out of a file that came from outside.
+    """The raw bytes of a block's constant tensors, by name, from a file from outside.
 
-    Raises `ProtocolError`, and nothing else, when the file is none, or lacks a tensor of `specs` or has it with another
-    dtype or shape.
+    Raises `ProtocolError`, and nothing else, if it is no safetensors file, or lacks a tensor of `specs` with
+    that dtype and shape.
     """
     try:
         found = dict(deserialize(data))  # type: ignore[no-untyped-call]
@@ -162,7 +173,7 @@ def load_constants(data: bytes, specs: Mapping[str, TensorSpec]) -> dict[str, by
 
 
 def file_bytes(layout: Layout, vectors: int) -> int:
-    """Bytes that a state file of so many vectors has at most."""
+    """Most bytes of a state file with `vectors` vectors."""
     return 8 + _header_bytes(layout, vectors) + vectors * FLOAT32.itemsize * element_count(layout)
 
 
@@ -171,12 +182,14 @@ def _header_bytes(layout: Layout, vectors: int) -> int:
 
 
 def _is_zero(vector: Vector) -> bool:
-    """The first elements decide nearly always, and the whole vector need not be read."""
+    """Whether the vector is zero; the first elements decide nearly always, without reading all of it."""
     return not vector[:1024].any() and not vector.any()
 
 
 def tensor_name(kind: str, name: str) -> str:
-    """How a state file calls the part of a vector that belongs to the parameter `name`; `kind` is "" for itself."""
+    """Name in the file of the part of vector `kind` for parameter `name`; `kind` "" is the parameters
+    themselves.
+    """
     return f"{kind}:{name}" if kind else name
 
 
@@ -189,7 +202,7 @@ def _check_sizes(data: bytes, layout: Layout, vectors: int) -> None:
 
 
 def _read_version(metadata: dict[str, str], block: int) -> tuple[int, int]:
-    """Version, and how many averagings are in it."""
+    """(version, number of averagings in it)."""
     match = LABEL.fullmatch(metadata.get("state", ""))
     if match is None:
         raise ProtocolError("state does not say which block and version it is")

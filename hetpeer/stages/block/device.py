@@ -1,7 +1,7 @@
-"""What this machine has: memory, cores, GPU, and how fast it multiplies.
+"""Resources of this machine: memory, cores, GPU, and speed of matrix products.
 
-Torch is imported inside the functions that need it, so the daemon may ask for RAM and cores without paying for it;
-whatever touches a GPU runs in the compute worker only.
+Torch is imported inside the functions that need it, so that the daemon may ask for RAM and cores cheaply.
+Only the compute worker touches a GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 WARM_UP_S = 0.25
-"""Seconds of measuring. The first product and the one under way come on top: about a second in all."""
+"""Seconds of measuring. The first product and the last one come on top: about a second in all."""
 
 WARM_UP_LARGEST = 8192
 """Rows of the largest matrix: 256 MiB in float32, and enough to fill a large GPU."""
@@ -28,7 +28,7 @@ WARM_UP_LARGEST = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostResources:
-    """Memory in bytes (free: what may be had without swapping) and cores this process may use."""
+    """Memory in bytes (free: available without swapping) and cores that this process may use."""
 
     ram_bytes: int
     ram_free_bytes: int
@@ -36,7 +36,7 @@ class HostResources:
 
 
 def survey() -> HostResources:
-    """Ask the system what this process may use: a container's limits count."""
+    """The resources that this process may use; a container's limits count."""
     memory = psutil.virtual_memory()
     total, free = int(memory.total), int(memory.available)
     for limit, used in _cgroup_memory(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")):
@@ -45,7 +45,9 @@ def survey() -> HostResources:
 
 
 def _cgroup_memory(root: Path, membership: Path) -> list[tuple[int, int]]:
-    """(limit, used) in bytes of this process' control group and the ones above it (cgroup v2), where a limit is set."""
+    """(limit, used) in bytes of this process's control group and those above it (cgroup v2), where a limit is
+    set.
+    """
     if not membership.is_file():
         return []
     line = next((text for text in membership.read_text().splitlines() if text.startswith("0::")), "0::/")
@@ -61,9 +63,9 @@ def _cgroup_memory(root: Path, membership: Path) -> list[tuple[int, int]]:
 
 
 def pick(name: str) -> torch.device:
-    """The device called `name`: `cpu`, `cuda`, `cuda:1`, or `auto` for a GPU where there is one.
+    """The device called `name`: `cpu`, `cuda`, `cuda:1`, or `auto` for a GPU if there is one.
 
-    Raises `LocalError` HP-GPU-002 when this machine does not have it.
+    Raises `LocalError` HP-GPU-002 if this machine does not have it.
     """
     import torch
 
@@ -83,21 +85,21 @@ def pick(name: str) -> torch.device:
 
 
 def name_of(device: torch.device) -> str:
-    """The product name of a GPU; `cpu` for the processor."""
+    """Product name of a GPU; `cpu` for the processor."""
     import torch
 
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def uuid_of(device: torch.device) -> str:
-    """A GPU's name in the driver and its management library, `GPU-…`, whatever number it has here; empty for the processor."""
+    """A GPU's `GPU-…` id in the driver and NVML, whatever its number here; empty for the processor."""
     import torch
 
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else ""
 
 
 def memory_of(device: torch.device) -> tuple[int, int]:
-    """Bytes that may still be had there, and of all: of the GPU, or RAM."""
+    """(free, total) bytes of the GPU, or of RAM."""
     import torch
 
     if device.type == "cuda":
@@ -110,9 +112,10 @@ def memory_of(device: torch.device) -> tuple[int, int]:
 def measure_flops(
     device: torch.device, seconds: float = WARM_UP_S, dtype: torch.dtype | None = None
 ) -> float:
-    """Matrix-product speed in FLOP/s, of float32 unless said otherwise: the best of as many products as fit into `seconds`.
+    """Matrix-product speed in FLOP/s, by default of float32: the best of as many products as fit into
+    `seconds`.
 
-    Raises RuntimeError where torch has no product of that type there.
+    Raises RuntimeError if torch has no product of that dtype there.
     """
     import torch
 

@@ -1,7 +1,8 @@
 """Numbers on which peers must agree to the bit: squared norms, finiteness, powers, scalars.
 
-`torch.sum` adds in an order that depends on threads and vector width, so two holders of the same gradient could vote
-different norms. Here every addition is element-wise and its place in the tree is fixed, so any machine gets equal bits.
+`torch.sum` adds in an order that depends on threads and vector width, so two holders of the same gradient
+could vote for different norms. Here every addition is element-wise and has a fixed place in the tree, so any
+machine gets equal bits.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ import math
 import torch
 
 LANES = 1 << 16
-"""Partial sums kept side by side (a power of two): 512 KiB of float64, which stays in a core's cache."""
+"""Partial sums kept side by side (a power of two): 512 KiB of float64, which fits a core's cache."""
 
 
 def squared_norm(flat: torch.Tensor) -> float:
     """Sum of squares of a 1-D float32 tensor in float64, the same bits on every machine.
 
-    Element i is added to lane i mod `LANES` in ascending order, then the lanes are halved until one is left. A float32's
-    square is exact in float64 and cannot overflow, so the result is finite exactly when every element is.
+    Element i is added to lane i mod `LANES` in ascending order, then the lanes are halved until one is left.
+    A float32's square is exact in float64 and cannot overflow, so the result is finite exactly if every
+    element is.
     """
     lanes = torch.zeros(LANES, dtype=torch.float64, device=flat.device)
     for begin in range(0, len(flat), LANES):
@@ -40,7 +42,9 @@ def is_finite(tensor: torch.Tensor) -> bool:
 
 
 def power(base: float, exponent: int) -> float:
-    """`base ** exponent` by squaring: multiplications are exact to the bit everywhere, the C library's pow is not."""
+    """`base ** exponent` by squaring: multiplications give equal bits everywhere, the C library's pow does
+    not.
+    """
     result = 1.0
     while exponent:
         if exponent & 1:
@@ -51,5 +55,5 @@ def power(base: float, exponent: int) -> float:
 
 
 def float32(value: float) -> float:
-    """The nearest float32, as a Python float: torch then passes it on without rounding a second time."""
+    """The nearest float32 as a Python float, which torch passes on without rounding again."""
     return torch.tensor(value, dtype=torch.float32).item()

@@ -1,8 +1,10 @@
-"""Fingerprints of vectors: a few numbers that add up as the vectors do, and cannot be met by whoever does not know the key.
+"""Fingerprints of vectors: a few numbers that add up as the vectors do, and cannot be forged without the key.
 
-Element i of a block is multiplied by a sign that the key decides, and added to place i mod `PLACES`: a linear sketch, whose squared
-length is the vector's on average, with a relative deviation of sqrt(2 / PLACES) = 9 % (Alon, Matias, Szegedy 1996; Charikar, Chen, Farach-Colton 2002). Two
-vectors that differ by d have fingerprints that differ by about the length of d, unless d was chosen with the key at hand (docs/trust.md).
+Element i of a block is multiplied by a sign that the key decides, and added to place i mod `PLACES`: a linear
+sketch, whose squared length is the vector's on average, with a relative deviation of sqrt(2 / PLACES) = 9 %
+(Alon, Matias, Szegedy 1996; Charikar, Chen, Farach-Colton 2002). Two vectors that differ by d have
+fingerprints that differ by about the length of d, unless d was chosen with knowledge of the key
+(docs/trust.md).
 """
 
 from __future__ import annotations
@@ -16,23 +18,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 PLACES: Final = 256
-"""Numbers in a fingerprint: as many as Philox gives bits for one place of its counter."""
+"""Numbers in a fingerprint: Philox gives as many bits for one place of its counter."""
 NBYTES: Final = PLACES * 8
 KEY_BYTES: Final = 16
 MUCH: Final = 100
-"""Times as long as is usual."""
+"""Multiple of the usual length from which on a part is huge."""
 DROWNS: Final = 1e7
-"""Times as long as is usual: of float32, nothing is left of the others."""
+"""Multiple of the usual length from which on a part drowns the others: float32 keeps nothing of them."""
 _ROWS = 512
-"""So many rows of signs at once: half a megabyte of float32."""
+"""Rows of signs generated at once: half a megabyte of float32."""
 
 Fingerprint = NDArray[np.float64]
 
 
 def fingerprint(vector: NDArray[np.float32], block: int, begin: int, key: bytes) -> Fingerprint:
-    """Of the elements from `begin` on of the flat vector of `block`: `PLACES` numbers in float64.
+    """`PLACES` float64 numbers for the elements from `begin` on of the flat vector of `block`.
 
-    Those of neighbouring pieces add up to that of both. `key` has `KEY_BYTES`.
+    Fingerprints of neighbouring pieces add up to that of both. `key` has `KEY_BYTES`.
     """
     total = np.zeros(PLACES)
     row, skip = divmod(begin, PLACES)
@@ -52,23 +54,25 @@ def fingerprint(vector: NDArray[np.float32], block: int, begin: int, key: bytes)
 
 
 def pack(marks: Fingerprint) -> bytes:
-    """As it travels: little-endian float64."""
+    """The numbers as little-endian float64."""
     return marks.astype("<f8").tobytes()
 
 
 def unpack(data: bytes) -> Fingerprint:
-    """From its `NBYTES`."""
+    """The numbers in `NBYTES` bytes."""
     return np.frombuffer(data, "<f8").astype(np.float64)
 
 
 def is_fingerprint(data: bytes) -> bool:
-    """Whether it is one, of numbers."""
+    """Whether the bytes are a fingerprint of finite numbers."""
     return len(data) == NBYTES and bool(np.isfinite(unpack(data)).all())
 
 
 class Expected:
-    """The sum of some vectors: `parts` are their fingerprints, by who has sent them. What is more than `MUCH` times as long as is usual is `huge`, and does not count as
-    longer than that: two that are said to be huge and opposite would hide everything. Beside who is `drowning` others nothing is left of them.
+    """The expected sum of some vectors, from their fingerprints: `parts`, by sender.
+
+    Parts longer than `MUCH` times the usual are `huge`, and count as no longer than that: two that claim to
+    be huge and opposite would hide everything. A part in `drowning` leaves nothing of the others.
     """
 
     def __init__(self, parts: Mapping[str, bytes]) -> None:
@@ -84,14 +88,20 @@ class Expected:
         self._length = sum(lengths.values())
 
     def is_near(self, total: bytes, within: float, *, capped: bool = True) -> bool:
-        """Whether a vector with the fingerprint `total` is that sum, up to `within` of the lengths of its parts. False where such large ones cannot be added."""
+        """Whether a vector with fingerprint `total` is that sum, up to `within` times the lengths of its
+        parts.
+
+        False if the parts are too large to add.
+        """
         with np.errstate(over="ignore", invalid="ignore"):
             apart = float(np.linalg.norm(self._total - unpack(total)))
         return math.isfinite(apart) and apart <= within * (self._capped if capped else self._length)
 
 
 def distance(one: bytes, other: bytes) -> float:
-    """‖F(one) - F(other)‖ / ‖F(one)‖, about the relative distance of the vectors; infinite where one of them is no fingerprint."""
+    """‖F(one) - F(other)‖ / ‖F(one)‖, about the relative distance of the vectors; infinite for invalid
+    fingerprints.
+    """
     if len(one) != NBYTES or len(other) != NBYTES:
         return math.inf
     ours, theirs = unpack(one), unpack(other)

@@ -1,7 +1,7 @@
 """Parameter groups: which part of a block's vector is updated by which rule.
 
-A group is a pattern on parameter names (as the shell has them: `*.bias`) and the settings that differ there; the first
-group that matches a name decides. Neighbours with equal settings are one segment.
+A group is a shell pattern on parameter names (`*.bias`) and the settings that differ there; the first group
+that matches a name decides. Neighbours with equal settings form one segment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Groups = Sequence[tuple[str, Settings]]
 
 
 class UpdateRule(Protocol):
-    """How a gradient changes a state; equal inputs must give equal bits on every holder (averaging/optim/update_rules.py)."""
+    """An update rule (averaging/optim/update_rules.py); equal inputs must give equal bits on every holder."""
 
     def apply(
         self,
@@ -35,20 +35,22 @@ class UpdateRule(Protocol):
         step: int,
         workers: int = 1,
     ) -> None:
-        """Update number `update`, from 1, of the parameters and of what is kept of them in `state`, in place: flat float32 vectors on
-        one device. `step`, from 1, is where the run is in its schedule; the same, unless several clusters share the run's batches. Then the mean of `workers` such
-        updates is what counts.
+        """Apply update number `update` (from 1) in place to the parameters and their `state`: flat float32
+        vectors.
+
+        `step`, from 1, is the place in the schedule. It equals `update` unless several clusters share the
+        run's batches; then the mean of `workers` such updates counts.
         """
 
 
 class OuterRule(Protocol):
-    """What becomes of parameters that were averaged with other clusters' (averaging/optim/outer_optimizer.py)."""
+    """An outer rule for parameters averaged with other clusters (averaging/optim/outer_optimizer.py)."""
 
     def begin(self, *, parameters: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
-        """Make zeros what is kept of a run's first parameters, in place."""
+        """Initialize the zero `state` for a run's first parameters, in place."""
 
     def apply(self, *, parameters: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
-        """`parameters` are the mean; both in place, as above."""
+        """Apply the rule in place; `parameters` are the mean."""
 
 
 MakeRule = Callable[[Settings], UpdateRule]
@@ -56,7 +58,7 @@ MakeRule = Callable[[Settings], UpdateRule]
 
 @dataclass(frozen=True, slots=True)
 class MakeRules:
-    """Settings → the rule. Both raise a HetpeerError when they make none."""
+    """Settings → rule. Both raise a HetpeerError for invalid settings."""
 
     update: MakeRule
     outer: Callable[[Settings], OuterRule]
@@ -79,18 +81,18 @@ def settings_of(name: str, settings: Settings, groups: Groups) -> dict[str, Sett
 
 @dataclass(frozen=True, slots=True)
 class BlockRules:
-    """All that changes a block's state."""
+    """All rules that change a block's state."""
 
     segments: Sequence[Segment]
-    """Of the parameters, in order."""
+    """Segments of the parameters, in order."""
     keeps: Sequence[str]
     """Names of the vectors that the rules keep (block_state.py)."""
     outer: OuterRule | None
-    """None: the mean as it is."""
+    """None: the mean is taken as it is."""
 
 
 def segments(spec: BlockSpec, settings: Settings, groups: Groups, make_rule: MakeRule) -> list[Segment]:
-    """The block's parameters in segments of equal settings. Raises what `make_rule` raises."""
+    """The block's parameters in segments of equal settings. Raises as `make_rule`."""
     own = [settings_of(name, settings, groups) for name in spec.parameter_specs]
     ends = list(itertools.accumulate(tensor.count for tensor in spec.parameter_specs.values()))
     result: list[Segment] = []

@@ -1,8 +1,9 @@
-"""A mean that a few cannot move far: centered clipping (Karimireddy, He and Jaggi, Learning from history for Byzantine robust optimization, ICML 2021,
-algorithm 1), as every reducer can do it for its shard by itself (Gorbunov et al., Secure distributed training at scale, ICML 2022).
+"""Centered clipping: a mean that a few parts cannot move far (Karimireddy, He and Jaggi, ICML 2021, algorithm
+1).
 
-Every step of it is a weighted mean of the parts, and the distances that decide the weights follow from their inner products alone. So the vectors are read once for
-those, and once for the result.
+Every reducer can do it for its shard alone (Gorbunov et al., Secure distributed training at scale, ICML
+2022). Every iteration is a weighted mean of the parts, and the distances that decide the weights follow from
+their inner products. So the vectors are read once for those, and once for the result.
 """
 
 from __future__ import annotations
@@ -15,24 +16,25 @@ import torch
 from numpy.typing import NDArray
 
 ROUNDS: Final = 20
-"""The weights hardly change after that."""
+"""Iterations; the weights hardly change after that."""
 CHUNK: Final = 1 << 15
-"""Elements that are float64 at a time."""
+"""Elements converted to float64 at a time."""
 
 FEWEST: Final = 3
-"""Of fewer nobody is far from the others."""
+"""With fewer parts none is far from the others."""
 PRECISION: Final = 1e-12
-"""Of a square of a distance, relative to those that it is the difference of."""
+"""Relative precision of a squared distance, compared with the squares whose difference it is."""
 
 Matrix = NDArray[np.float64]
 
 
 def centered_clip(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """As many times the clipped mean of `parts` (1-D float32, of one length, finite) as there are: it takes the place of their sum.
+    """The clipped mean of `parts` times their number, in place of their sum.
 
-    It begins with the part that is nearest to most others, and goes by the mean of what each is away from it, but by none farther than the middle one is away.
-    So less than half of them, whatever they are, move it by no more than the others are apart. Of one or two parts it is the mean. One reducer computes it for
-    everybody, so its bits need not be the same on other machines.
+    `parts` are 1-D float32 tensors of one length, finite. It begins with the part nearest to most others and
+    moves by the mean of the parts' differences, each clipped to the median length. So a minority moves it by
+    no more than the distance between the others. For one or two parts it is the mean. One reducer computes it
+    for everybody, so its bits may differ between machines.
     """
     weights = clipped(products(parts)) if len(parts) >= FEWEST else np.full(len(parts), 1.0 / len(parts))
     total = torch.zeros_like(parts[0])
@@ -43,8 +45,11 @@ def centered_clip(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def products(parts: Sequence[torch.Tensor], origin: int = 0) -> Matrix:
-    """Inner products of what `parts` are away from one of them: differences are small beside the parts themselves. Should that one be so far away that nothing is left
-    of the differences between the others, another is taken.
+    """Inner products of the differences between `parts` and one of them; these are small compared with the
+    parts.
+
+    If that part is so far away that nothing is left of the differences between the others, another one is
+    taken.
     """
     found = np.zeros((len(parts), len(parts)))
     for begin in range(0, len(parts[0]), CHUNK):
@@ -57,19 +62,19 @@ def products(parts: Sequence[torch.Tensor], origin: int = 0) -> Matrix:
 
 
 def distances(inner: Matrix) -> Matrix:
-    """Of each from each."""
+    """Pairwise distances."""
     squares = np.diag(inner)
     return np.asarray(np.sqrt(np.maximum(squares[:, None] + squares[None, :] - 2.0 * inner, 0.0)))
 
 
 def nearest(inner: Matrix) -> tuple[int, float]:
-    """Which one is nearest to most others, and how far the middle one of them is."""
+    """(index of the part nearest to most others, its median distance from them)."""
     middle = np.median(distances(inner), axis=1)
     return int(np.argmin(middle)), float(np.min(middle))
 
 
 def clipped(inner: Matrix) -> NDArray[np.float64]:
-    """Weights of the vectors whose inner products these are, in their clipped mean; they add up to 1."""
+    """Weights in the clipped mean of vectors with these inner products; they add up to 1."""
     count, squares = len(inner), np.diag(inner)
     weights = np.zeros(count)
     weights[nearest(inner)[0]] = 1.0

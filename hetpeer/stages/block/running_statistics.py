@@ -1,7 +1,7 @@
 """BatchNorm's running values as a sum over microbatches, so that exactly-once holds for them too.
 
-One microbatch after the other, torch does r ← (1 - m) r + m x. Over a step's M microbatches in the order of their ids that is
-r ← (1 - m)^M r + Σ m (1 - m)^(M-1-i) xᵢ: what is added travels behind the gradient (docs/graph.md).
+Microbatch by microbatch, torch does r ← (1 - m) r + m x. Over a step's M microbatches in the order of their
+ids that is r ← (1 - m)^M r + Σ m (1 - m)^(M-1-i) xᵢ: the summands travel behind the gradient (docs/graph.md).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hetpeer.stages.graph.own_operators import Pass
 
 
 class RunningStatistics:
-    """Which BatchNorm of a block changes which running value, and how fast."""
+    """The running values of a block's BatchNorms, and their momenta."""
 
     def __init__(self, spec: BlockSpec) -> None:
         self._norms: dict[str, tuple[float, list[str]]] = {}
@@ -28,7 +28,7 @@ class RunningStatistics:
         self._parts = [(rates[name], tensor.count) for name, tensor in spec.statistic_specs.items()]
 
     def weighted(self, here: Pass) -> dict[str, torch.Tensor]:
-        """What one microbatch adds to each running value, by its name; `here` has the pass's place in the step."""
+        """Running value → one microbatch's summand; `here` has the microbatch's place in the step."""
         result: dict[str, torch.Tensor] = {}
         for call, (rate, names) in self._norms.items():
             assert here.draw is not None
@@ -39,7 +39,9 @@ class RunningStatistics:
         return result
 
     def update(self, running: torch.Tensor, added: torch.Tensor, microbatches: int) -> None:
-        """The step is committed: `running` decays and takes the sum of what its microbatches added, in place."""
+        """Apply a committed step in place: `running` decays, and the sum `added` of its microbatches is
+        added.
+        """
         begin = 0
         for rate, count in self._parts:
             part = slice(begin, begin + count)

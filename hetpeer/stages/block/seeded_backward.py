@@ -25,10 +25,10 @@ class _Seeded(torch.autograd.Function):
 def backpropagate(
     outputs: Sequence[Tensor], leaves: Sequence[Tensor], seeds: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of `leaves`, where that of each output is its seed; None where it does not reach.
+    """The gradients of `leaves` if each output has its seed as gradient; None for leaves out of reach.
 
-    The same as `torch.autograd.grad(outputs, leaves, seeds, allow_unused=True)`, which imports sympy to compare shapes:
-    half a second and 37 MiB of every worker.
+    The same as `torch.autograd.grad(outputs, leaves, seeds, allow_unused=True)`, which imports sympy to
+    compare shapes: half a second and 37 MiB in every worker.
     """
     found: tuple[Tensor | None, ...] = torch.autograd.grad(
         _Seeded.apply(seeds, *outputs),  # type: ignore[no-untyped-call]

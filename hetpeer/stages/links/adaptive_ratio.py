@@ -1,8 +1,9 @@
-"""How far a link shrinks what it sends: as little as keeps the pipeline fed. Pure (docs/links.md).
+"""Compression of a link: as little as keeps the pipeline fed. Pure (docs/links.md).
 
-FusionLLM (arXiv 2410.12707, Eq. 7) shrinks every link in proportion to its time, the slowest by the author's ratio. Here
-all links aim at one time, `target` (link_pace.py), which is never below the slowest stage's computation: precision that buys no time is
-not given up. And what a ratio costs is not always elements: halves, bytes and half bytes come first.
+FusionLLM (arXiv 2410.12707, Eq. 7) compresses every link in proportion to its time, the slowest by the
+author's ratio. Here all links aim at one time, `target` (link_pace.py), which is never below the slowest
+stage's computation: precision is not given up unless it saves time. Compression begins with halves, bytes and
+half bytes, before elements are left out.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ LEAST_SHARE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveRatio:
-    """What one tensor is to be written with; `share` of its elements are kept."""
+    """The encoding of one tensor; `share` of its elements are kept."""
 
     codec: Codec
     share: float = 1.0
 
 
 def coding_for(limit: Codec, ratio: float, width: float = 4.0, rounded: float = 0.0) -> AdaptiveRatio:
-    """The gentlest way to be `ratio` times smaller than in memory that `limit`, the codec of the run, allows.
+    """The gentlest encoding within `limit`, the run's codec, that makes a tensor `ratio` times smaller.
 
-    `rounded` times, if that is more, where rounding alone does it, or as far as that goes: elements are left out for `ratio` only.
-    `width`: bytes of an element in memory. Halves do for a ratio of 2 of float32, bytes for 3.97, 4 bits for 7.5, fewer
-    elements for more. A ratio that `limit` cannot reach gets all that it can.
+    If `rounded` is more, it is reached too as far as rounding alone can; elements are left out only for
+    `ratio`. `width`: bytes of an element in memory. For float32, halves give a ratio of 2, bytes 3.97, 4 bits
+    7.5; higher ratios leave out elements. A ratio that `limit` cannot reach gets its smallest encoding.
     """
     wanted = max(ratio, rounded)
     dense = gentler(limit)
@@ -43,7 +44,7 @@ def coding_for(limit: Codec, ratio: float, width: float = 4.0, rounded: float = 
 
 
 def gentler(limit: Codec) -> tuple[Codec, ...]:
-    """The dense codecs on the way to `limit`, it included if it is one; the gentlest first."""
+    """The dense codecs on the way to `limit`, including it if dense; the gentlest first."""
     if limit.values is None:
         return ()
     halves = Values.FP16 if limit.values is Values.FP16 else Values.BF16

@@ -1,7 +1,7 @@
-"""What a codec is, in words and bytes: for those who plan, check and decide. No tensor here.
+"""Codecs and their sizes, without tensors: for planning, checks and decisions.
 
-The receiver of a tensor knows its dtype and number of elements from the graph, and the codec from the manifest; `Written`
-comes with the frame. From these four follows how many bytes there are, before one of them is taken.
+The receiver of a tensor knows its dtype and number of elements from the graph, and the codec from the
+manifest; `Written` comes with the frame. These four give the number of bytes before any of them is read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FLOATING = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 
 class Values(enum.StrEnum):
-    """How floating-point values are written: halves, or steps of 8 or 4 bits with a scale for each group of them."""
+    """Encodings of floating-point values: halves, or steps of 8 or 4 bits with a scale for each group."""
 
     BF16 = "bf16"
     FP16 = "fp16"
@@ -29,11 +29,11 @@ class Values(enum.StrEnum):
 
 
 GROUPS = {Values.INT8: 256, Values.INT4: 64}
-"""How many values share a scale; the fewer bits, the fewer."""
+"""Values that share a scale; fewer for fewer bits."""
 
 
 def value_bytes(values: Values, count: int) -> int:
-    """Bytes of so many values, scales included."""
+    """Bytes of `count` values, scales included."""
     if values not in GROUPS:
         return 2 * count
     scales = 2 * -(-count // GROUPS[values])
@@ -41,7 +41,7 @@ def value_bytes(values: Values, count: int) -> int:
 
 
 def bitmap_bytes(count: int) -> int:
-    """Bytes of a bit for each of `count` elements: no positions that are sent take more."""
+    """Bytes of one bit for each of `count` elements: sent positions never take more."""
     return -(-count // 8)
 
 
@@ -50,14 +50,23 @@ Count = Annotated[int, Field(ge=0, lt=1 << 40)]
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """How the floating-point tensors of a bundle are written. Neither: bit for bit."""
+    """Encoding of the floating-point tensors of a bundle. `Codec()` keeps them bit for bit.
+
+        codec = Codec.of("topk-int8")
+        codec.cost(0.1)  # bytes for each element of a float32 tensor if one in ten is kept
+
+    A codec is added by a member of `Values`, its bytes in `value_bytes`, and its code in quantized_values.py.
+    """
 
     values: Values | None = None
     sparse: bool = False
 
     @classmethod
     def of(cls, name: str) -> Self:
-        """By the name that the manifest has: `none`, `bf16`, `fp16`, `int8`, `int4`, or `topk-` and one of them but fp16. Raises ValueError."""
+        """The codec with a manifest's name. Raises ValueError.
+
+        Names: `none`, `bf16`, `fp16`, `int8`, `int4`, or `topk-` and one of them except fp16.
+        """
         kind, _, values = name.rpartition("-")
         if name == "none":
             return cls()
@@ -69,17 +78,17 @@ class Codec:
         return "none" if self.values is None else f"topk-{self.values}" if self.sparse else self.values.value
 
     def changes(self, dtype: str) -> bool:
-        """Whether tensors of `dtype` are written in another way than they lie in memory."""
+        """Whether encoded tensors of `dtype` differ from their memory."""
         return self.values is not None and dtype in FLOATING
 
     def selects(self, kept: int, count: int) -> bool:
-        """Whether positions are sent, of `kept` elements of `count`."""
+        """Whether positions are sent when `kept` of `count` elements are kept."""
         return self.sparse and kept < count
 
     def cost(self, share: float) -> float:
-        """Bytes for each element of a float32 tensor, when `share` of them are kept: what a plan reckons with.
+        """Bytes for each element of a float32 tensor if `share` of them are kept, as plans assume.
 
-        Positions cost their entropy, and a twentieth: -log2 of the share for those kept, and what silence says.
+        Positions cost their entropy plus a twentieth, and never more than a bitmap.
         """
         if self.values is None:
             return 4.0
@@ -92,7 +101,9 @@ class Codec:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a frame says of one encoded tensor: elements kept (all, unless the codec is sparse), and their positions."""
+    """A frame's entry for one encoded tensor: elements kept (all, unless the codec is sparse), and their
+    positions.
+    """
 
     kept: Count
     form: Annotated[int, Field(ge=0, lt=16)] = 0
@@ -105,7 +116,7 @@ def kept_of(count: int, share: float) -> int:
 
 
 def room(codec: Codec, dtype: str, count: int, kept: int) -> int:
-    """Bytes that an encoded tensor takes at most, when `kept` of its `count` elements are."""
+    """Most bytes of an encoded tensor if `kept` of its `count` elements are kept."""
     if codec.values is None or not codec.changes(dtype):
         return count * ITEM_BYTES[dtype]
     if not codec.selects(kept, count):
@@ -114,7 +125,9 @@ def room(codec: Codec, dtype: str, count: int, kept: int) -> int:
 
 
 def length(codec: Codec, dtype: str, count: int, written: Written) -> int:
-    """Bytes of an encoded tensor. Raises ProtocolError when `written` cannot be said of it: nothing has been allocated."""
+    """Bytes of an encoded tensor, before any allocation. Raises ProtocolError if `written` is impossible for
+    it.
+    """
     if codec.values is None or not codec.changes(dtype) or not codec.selects(written.kept, count):
         if written != Written(count):
             raise ProtocolError(f"{written} of a tensor of {count} elements, all of which are sent")

@@ -1,14 +1,16 @@
-"""How far a link is shrunk for what it aims at (bootstrap/state/link_costs.py). Pure."""
+"""The ratio of a link for its target time (bootstrap/state/link_costs.py). Pure."""
 
 from __future__ import annotations
 
 SLACK = 0.5
-"""What a link may take of the target if only rounding is needed for it. As slow as the work a link would be hidden only if nothing
-ever varied: with a fifth of a second of work and 100 ms of way, four stages take 1.28 of the work of 64 microbatches then, and 1.18
-at half. Rounding costs next to nothing for that; leaving elements out does not, so that is done no further than to the target.
+"""Fraction of the target that a link may take if only rounding is needed.
+
+A link as slow as the work would be hidden only if nothing ever varied: with 0.2 s of work and 100 ms of
+delay, four stages then take 1.28 times the work of 64 microbatches, and 1.18 times at half. Rounding for that
+costs next to nothing; leaving out elements does, so it goes no further than the target.
 """
 
 
 def ratio_of(seconds: float, target: float, most: float) -> float:
-    """How many times smaller a link should be that takes `seconds` when nothing is compressed."""
+    """Ratio for a link that takes `seconds` uncompressed, at least 1 and at most `most`."""
     return min(max(seconds / target, 1.0), most) if target > 0 else 1.0

@@ -1,4 +1,4 @@
-"""Floating-point values in fewer bytes: halves, or steps of 8 or 4 bits with a scale for each group of them."""
+"""Floating-point values in fewer bytes: halves, or steps of 8 or 4 bits with a scale for each group."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from hetpeer.dht.base.errors import LocalError, ProtocolError
 from hetpeer.stages.links.codec import GROUPS, Values
 
 STEPS = {Values.INT8: 127, Values.INT4: 7}
-"""Those of the largest value of a group."""
+"""Steps of a group's largest value."""
 
 _HALVES = {Values.BF16: torch.bfloat16, Values.FP16: torch.float16}
 
 
 def encode_values(values: Values, flat: Tensor, target: memoryview) -> None:
-    """Write a finite tensor of one dimension to `target`, of `value_bytes` bytes.
+    """Write a finite 1-D tensor to `target`, of `value_bytes` bytes.
 
-    Raises LocalError HP-NUM-002 when a value is beyond the range of fp16.
+    Raises LocalError HP-NUM-002 if a value is beyond the range of fp16.
     """
     flat = flat.detach().float()
     if values in _HALVES:
@@ -36,7 +36,7 @@ def encode_values(values: Values, flat: Tensor, target: memoryview) -> None:
         flat if len(flat) == groups * group else torch.cat([flat, flat.new_zeros(groups * group - len(flat))])
     )
     table = padded.view(groups, group)
-    # Not divided by `most`: a GPU multiplies there by the reciprocal anyway, and both are to write the same.
+    # Not divided by `most`: a GPU multiplies by the reciprocal anyway, and both must write the same bytes.
     scales = _rounded_up(table.abs().amax(1) * (1 / most))
     inverse = torch.where(scales > 0, 1 / scales, 0.0).nan_to_num(posinf=0.0)
     steps = (table * inverse[:, None]).round_().clamp_(-most, most).to(torch.int8).view(-1)
@@ -46,7 +46,9 @@ def encode_values(values: Values, flat: Tensor, target: memoryview) -> None:
 
 
 def decode_values(values: Values, data: memoryview, count: int) -> Tensor:
-    """`count` float32 values on the CPU, from `value_bytes` bytes. Raises ProtocolError when one is not finite."""
+    """`count` float32 values on the CPU from `value_bytes` bytes. Raises ProtocolError if one is
+    not finite.
+    """
     if values in _HALVES:
         found = _bytes_at(data, _HALVES[values]).float()
     else:
@@ -62,14 +64,14 @@ def decode_values(values: Values, data: memoryview, count: int) -> Tensor:
         )
         if full < count:
             torch.mul(steps[full:], scales[-1], out=found[full:])
-    # A sum is finite if all are, unless it overflows: then each is looked at.
+    # A sum of finite values is finite, unless it overflows: then each value is checked.
     if not torch.isfinite(found.sum()) and not torch.isfinite(found).all():
         raise ProtocolError("a value that is not finite")
     return found
 
 
 def _packed(steps: Tensor) -> Tensor:
-    """Two in a byte, the first in its lower half; of an even number."""
+    """Two steps in a byte, the first in its lower half; their number is even."""
     return (steps[0::2] & 0x0F) | (steps[1::2] << 4)
 
 
@@ -78,7 +80,7 @@ def _unpacked(pairs: Tensor) -> Tensor:
 
 
 def _rounded_up(scales: Tensor) -> Tensor:
-    """To the next bfloat16 that is not smaller: no value is beyond 127 steps."""
+    """Round up to a bfloat16, so that no value is beyond 127 steps."""
     bits = scales.view(torch.int32)
     return ((bits + 0xFFFF) & -0x10000).view(torch.float32)
 

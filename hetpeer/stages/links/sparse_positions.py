@@ -1,7 +1,7 @@
 """Rising positions as bytes: gaps, or a bit for each element, whichever is shorter.
 
-A gap is the distance to the position before, less one, in a byte; 255 stands for "255 more" and goes on. zstd finds
-what is regular in gaps: at one element in ten it takes a third off, close to the entropy of positions without pattern.
+A gap is the distance to the position before, less one, in a byte; 255 means "255 more" and continues. zstd
+compresses regular gaps: at one element in ten it saves a third, close to the entropy of random positions.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from hetpeer.stages.links.codec import bitmap_bytes
 GO_ON = 255
 ZSTD_LEVEL = 1
 MAX_WINDOW = 1 << 20
-"""Memory that zstd may take for itself, where the positions are fewer."""
+"""Bytes that zstd may take for itself if there are fewer positions."""
 
 Positions = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 class Form(enum.IntEnum):
-    """How positions are written."""
+    """Encodings of positions."""
 
     GAPS = 0
     SQUEEZED_GAPS = 1
@@ -32,7 +32,7 @@ class Form(enum.IntEnum):
 
 
 def encode_positions(positions: Positions, count: int, *, squeeze: bool) -> tuple[Form, bytes]:
-    """The shortest form of rising positions below `count`; `squeeze`: zstd is tried, which takes time."""
+    """The shortest form of rising positions below `count`; `squeeze`: try zstd, which takes time."""
     gaps = _gaps(positions)
     form, data = Form.GAPS, gaps
     if squeeze:
@@ -47,7 +47,9 @@ def encode_positions(positions: Positions, count: int, *, squeeze: bool) -> tupl
 
 
 def decode_positions(form: int, data: Any, kept: int, count: int) -> Positions:
-    """`kept` rising positions below `count`. Raises ProtocolError for anything else; memory is bounded by both numbers."""
+    """`kept` rising positions below `count`. Raises ProtocolError for anything else; both numbers bound the
+    memory.
+    """
     match form:
         case Form.GAPS:
             positions = _from_gaps(data)
@@ -74,7 +76,7 @@ def _gaps(positions: Positions) -> bytes:
 
 
 def _from_gaps(data: Any) -> Positions:
-    """A position is all that was counted before it and the positions themselves."""
+    """A position is the sum of all gaps up to it, plus the number of positions before it."""
     gaps = np.frombuffer(data, np.uint8)
     if len(gaps) and gaps[-1] == GO_ON:
         raise ProtocolError("positions that end in the middle of a gap")
@@ -93,7 +95,7 @@ def _from_bitmap(data: Any, count: int) -> Positions:
 
 
 def _inflate(data: Any, limit: int) -> bytes:
-    """At most `limit` bytes: what the frame claims is looked at before zstd believes it."""
+    """At most `limit` bytes; the frame's claimed size is checked before zstd allocates it."""
     try:
         if not 0 <= zstandard.frame_content_size(data) <= limit:
             raise ProtocolError(f"compressed positions of more than {limit} bytes, or of no said length")

@@ -1,6 +1,6 @@
-"""Codecs: a tensor in fewer bytes, and back (docs/links.md).
+"""Encoding and decoding of tensors in fewer bytes (docs/links.md).
 
-What a codec is, and how many bytes it takes, is in codec.py; these are the bytes themselves.
+codec.py defines codecs and their sizes; here are the bytes themselves.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from hetpeer.stages.links.top_k import select
 def encode(
     codec: Codec, flat: Tensor, kept: int, target: memoryview, *, squeeze: bool = True
 ) -> tuple[Written, int]:
-    """Write a finite tensor of one dimension to the beginning of `target`; returns what the frame says, and the bytes.
+    """Write a finite 1-D tensor to the beginning of `target`; returns the head's entry and the bytes written.
 
-    `kept` elements survive if the codec is sparse (0 < kept ≤ len(flat)); `target` has at least `room` bytes.
-    `squeeze`: spend time to find shorter positions. Raises LocalError HP-NUM-002 when fp16 does not reach so far.
+    `kept` elements are kept if the codec is sparse (0 < kept ≤ len(flat)); `target` has at least `room`
+    bytes. `squeeze`: spend time on shorter positions. Raises LocalError HP-NUM-002 for a value beyond fp16.
     """
     count = len(flat)
     if codec.values is None or not flat.is_floating_point():
@@ -40,9 +40,9 @@ def encode(
 
 
 def decode(codec: Codec, written: Written, data: memoryview, target: Tensor) -> None:
-    """Fill `target`, a CPU tensor of one dimension, from `length` bytes. What was not kept is zero.
+    """Fill `target`, a 1-D CPU tensor, from `length` bytes. Elements that were not kept are zero.
 
-    Raises ProtocolError for whatever `encode` does not write; `target` is of no use then.
+    Raises ProtocolError for bytes that `encode` does not write; the content of `target` is undefined then.
     """
     count = len(target)
     if codec.values is None or not target.is_floating_point():

@@ -1,7 +1,8 @@
-"""Which elements of a tensor are largest: exactly k of them, without sorting the tensor.
+"""The k largest elements of a tensor, exactly k, without sorting it.
 
-On a CPU a threshold guessed from a sample leaves little more than k candidates; among those the k-th largest is exact, and it is
-that of the whole tensor if at least k passed. A wrong guess costs time, never exactness. Ties go to lower positions.
+On a CPU a threshold guessed from a sample leaves little more than k candidates. The k-th largest of them is
+that of the whole tensor if at least k passed. A wrong guess costs time, never exactness. Ties go to lower
+positions.
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ import torch
 from torch import Tensor
 
 SAMPLE = 1 << 16
-"""Elements that the first threshold is guessed from."""
+"""Elements from which the first threshold is guessed."""
 CAUTION = 3.0
 """Standard deviations of the sample's count by which the guess lets more through than k."""
 SMALL = 1 << 15
-"""A tensor of no more elements is looked at as a whole."""
+"""Tensors of at most so many elements are searched as a whole."""
 
 Indices = np.ndarray[tuple[int], np.dtype[np.int64]]
 Floats = np.ndarray[tuple[int], np.dtype[np.float32]]
 
 
 def largest(flat: Tensor, k: int) -> Tensor:
-    """Positions (int64, rising, on the same device) of the `k` elements of largest magnitude; 0 < k ≤ len(flat).
+    """Positions (int64, rising, on the same device) of the `k` elements of largest magnitude; 0 < k ≤
+    len(flat).
 
-    `flat` is of one dimension and finite.
+    `flat` is 1-D and finite.
     """
     if k >= len(flat):
         return torch.arange(len(flat), device=flat.device)
@@ -57,7 +59,7 @@ def _largest_here(magnitudes: Floats, k: int) -> Indices:
 
 
 def _largest_there(magnitudes: Tensor, k: int) -> Tensor:
-    """On a GPU: its own selection is faster than narrowing the tensor down first, but says nothing of ties."""
+    """On a GPU: its own selection is faster than narrowing down first, but does not order ties."""
     least = magnitudes.topk(k, sorted=False).values.min()
     chosen = magnitudes > least
     ties = (magnitudes == least).nonzero().flatten()[: k - int(chosen.sum())]
@@ -66,7 +68,9 @@ def _largest_there(magnitudes: Tensor, k: int) -> Tensor:
 
 
 def _stride(count: int) -> int:
-    """Between two elements of the sample; without small factors, so that it does not meet the same channels always."""
+    """Distance of the sample's elements, without small factors, so that it does not always meet the same
+    channels.
+    """
     stride = max(count // SAMPLE, 1) | 1
     while stride > 1 and math.gcd(stride, 2 * 3 * 5 * 7 * 11 * 13) > 1:
         stride += 2
@@ -74,12 +78,12 @@ def _stride(count: int) -> int:
 
 
 def _rank(sample: int, share: float) -> int:
-    """How many of the sample should pass so that k of the tensor do, almost surely."""
+    """Sample elements that should pass so that at least k of the tensor do, almost surely."""
     expected = sample * share
     return math.ceil(expected + CAUTION * math.sqrt(expected) + CAUTION)
 
 
 def select(flat: Tensor, k: int) -> tuple[Tensor, Any]:
-    """The `k` largest values, in the order of their positions, and these positions in main memory (int64)."""
+    """The `k` largest values in the order of their positions, and these positions in main memory (int64)."""
     positions = largest(flat, k)
     return flat[positions], positions.cpu().numpy()

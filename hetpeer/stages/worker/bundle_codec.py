@@ -1,4 +1,4 @@
-"""The worker's part of a link: bundles in the arena written by a codec, and back; residuals of error feedback, and fingerprints."""
+"""Encoding and decoding of bundles in the arena, with residuals of error feedback, and their fingerprints."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from hetpeer.stages.worker.executor import Executor
 from hetpeer.stages.worker.tensor_staging import CommandError, Staging
 
 Places = Sequence[tuple[str, Extent]]
-"""Dtype and extent of each tensor of a bundle, in its order."""
+"""(dtype, extent) of each tensor of a bundle, in its order."""
 
 
 class Encoder(Executor):
-    """Writes bundles that lie in the arena, on behalf of one worker. Elements are chosen and rounded on its device."""
+    """Encodes bundles in the arena. Elements are chosen and rounded on the worker's device."""
 
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
@@ -48,11 +48,11 @@ class Encoder(Executor):
     def encode(
         self, codec: Codec, share: float, places: Places, into: Extent, *, squeeze: bool, feedback: str
     ) -> tuple[tuple[Written, ...], int]:
-        """Write the bundle's tensors one behind the other; returns what the head says of them, and the bytes.
+        """Write the bundle's tensors one after the other; returns the head's entries and the bytes used.
 
-        Of a sparse codec `share` of each tensor is kept, but no zeros. `feedback` names a residual: what was left out of
-        the last bundle of that name is added, and what is left out of this one takes its place. Raises CommandError when
-        `into` is too small, LocalError HP-NUM-002.
+        With a sparse codec `share` of each tensor's elements are kept, but no zeros. `feedback` names a
+        residual: what the last bundle of that name left out is added, and what this one leaves out replaces
+        it. Raises CommandError if `into` is too small, LocalError HP-NUM-002 if a value is beyond fp16.
         """
         target = self._staging.raw(into)
         residuals = self._residuals.get(feedback, [])
@@ -71,7 +71,7 @@ class Encoder(Executor):
                 kept = max(1, min(kept, int(torch.count_nonzero(flat))))
             try:
                 one, nbytes = encode(codec, flat, kept, target[used:], squeeze=squeeze)
-            except ValueError as error:  # numpy and memoryview say so when there is no room
+            except ValueError as error:  # raised by numpy and memoryview when there is no room
                 raise CommandError(f"an extent of {len(target)} bytes is too small for a bundle") from error
             if feedback:
                 kept_back.append(self._left_out(codec, one, target[used : used + nbytes], flat))
@@ -90,7 +90,7 @@ class Encoder(Executor):
 
 
 class Decoder(Executor):
-    """Reads bundles into the arena, on behalf of one worker."""
+    """Decodes bundles into the arena."""
 
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
@@ -101,7 +101,9 @@ class Decoder(Executor):
         return r.Done()
 
     def decode(self, codec: Codec, written: Sequence[Written], data: Extent, places: Places) -> None:
-        """Fill the bundle's tensors from what `encode` wrote. Raises ProtocolError for anything else."""
+        """Fill the bundle's tensors from bytes that `encode` wrote. Raises ProtocolError or CommandError for
+        others.
+        """
         if len(written) != len(places):
             raise CommandError(f"{len(written)} encoded tensors for a bundle of {len(places)}")
         view, used = self._staging.raw(data), 0

@@ -1,8 +1,9 @@
-"""What a codec takes from the vectors that a block reduces, and what becomes of it.
+"""Rounding errors of a codec on the vectors that a block reduces, and error feedback.
 
-A reduce that is sent in fewer bytes rounds twice: parts on their way to the reducer, sums on their way back. What is lost is added to
-the next ones (error feedback in both passes: DoubleSqueeze, Tang et al., ICML 2019). It is settled by the plan that was committed:
-what another plan of the same step has rounded is forgotten. Docs: averaging.md, "Fewer bytes".
+A reduce in fewer bytes rounds twice: parts on their way to the reducer, sums on their way back. The errors
+are added to the next vectors (error feedback in both passes: DoubleSqueeze, Tang et al., ICML 2019). They
+count for the committed reduce plan; errors under other plans of the step are forgotten. Docs: averaging.md,
+"Fewer bytes".
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ class _Loss:
     """What one vector has lost, in the units of its mean."""
 
     carried: Tensor | None = None
-    """In reduces that count: it is to be added to the next."""
+    """Errors of committed reduces, to be added to the next."""
     pending: Tensor | None = None
     plan: int = 0
-    """Of which `pending` is."""
+    """The plan of `pending`."""
 
 
 class Losses:
-    """Of one block: GRADIENTS and PARAMETERS, parts and sums. Vectors have `count` elements; all of one name are on one device."""
+    """Rounding errors of one block: GRADIENTS and PARAMETERS, of parts and of sums.
+
+    Vectors have `count` elements; all vectors of one name are on one device.
+    """
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -47,10 +51,12 @@ class Losses:
         begin: int = 0,
         parts: int = 1,
     ) -> Tensor | None:
-        """Write a piece of a float32 vector, from element `begin` on, to the beginning of `into`, and what it has lost earlier with it.
+        """Encode a piece of a float32 vector, from element `begin` on, plus its earlier errors, into the
+        start of `into`.
 
-        Returns what the receiver will read, on the CPU; None where the codec cannot write it (not finite, beyond fp16): it is to be
-        sent as it is. `piece` is the sum of so many `parts`. What is lost is kept if there is a `name`.
+        Returns the values that the receiver will read, on the CPU; None if the codec cannot write them (not
+        finite, beyond fp16) and the piece must be sent as it is. `piece` is the sum of `parts` parts. The
+        error is kept if there is a `name`.
         """
         values = codec.values
         assert values is not None
@@ -74,12 +80,12 @@ class Losses:
         return read
 
     def lost(self, name: str, plan: int) -> Tensor | None:
-        """What the vector `name` has lost under `plan`; None: nothing."""
+        """The errors of vector `name` under `plan`; None if there are none."""
         loss = self._losses.get(name)
         return loss.pending if loss is not None and loss.plan == plan else None
 
     def settle(self, *names: str, plan: int) -> None:
-        """`plan` counts: what was lost under it is added to the next vectors of these names."""
+        """`plan` is committed: add its errors to the next vectors of these names."""
         for name in names:
             lost = self.lost(name, plan)
             if lost is not None:
@@ -87,7 +93,7 @@ class Losses:
         self.drop(*names)
 
     def drop(self, *names: str) -> None:
-        """What is not settled never was."""
+        """Forget errors that were not settled."""
         for name in names:
             if name in self._losses:
                 self._losses[name].pending = None

@@ -1,8 +1,9 @@
-"""Between the arena and a device: nothing to do on a CPU; a CUDA stream and pinned buffers for each lane on a GPU.
+"""Copies between the arena and a device: none on a CPU; a CUDA stream and pinned buffers for each lane on a
+GPU.
 
-Pinning the arena would fill all of it with real memory, and from pageable memory a GPU copies only while everybody waits. So a
-lane has two pinned buffers: one is on its way while the other is filled. And it has a stream, so that what is read, written
-or chosen for a link does not queue behind the kernels of a microbatch.
+Pinning the arena would fill all of it with real memory, and from pageable memory a GPU copies only
+synchronously. So a lane has two pinned buffers, one copied while the other is filled. Its own stream keeps
+reading, writing and encoding for a link from queueing behind the kernels of a microbatch.
 """
 
 from __future__ import annotations
@@ -17,34 +18,38 @@ from hetpeer.stages.ipc.command import Command
 from hetpeer.stages.ipc.results import Result
 
 BUFFER_BYTES = 4 << 20
-"""Of each of a lane's two pinned buffers: a third of a millisecond on PCIe 4.0."""
+"""Bytes of each of a lane's two pinned buffers: a third of a millisecond on PCIe 4.0."""
 
 Execute = Callable[[Command[Any]], Result]
 
 
 class Copier:
-    """Of a CPU: a tensor that is read *is* the arena's memory."""
+    """The copier of a CPU: a tensor that is read *is* the arena's memory."""
 
     @classmethod
     def of(cls, device: torch.device) -> Copier:
-        """The one for a lane that works on `device`; each lane has its own."""
+        """The copier for a lane on `device`; each lane has its own."""
         return PinnedCopier(device) if device.type == "cuda" else cls()
 
     def up(self, tensor: Tensor) -> Tensor:
-        """A contiguous tensor in main memory, on the device; it may be changed when this returns, if it was copied."""
+        """A contiguous tensor in main memory, on the device. If copied, it may be changed when
+        this returns.
+        """
         return tensor
 
     def down(self, tensor: Tensor, place: Tensor) -> None:
-        """Copy to `place`, a contiguous tensor of the same shape and dtype in main memory; it is there on return."""
+        """Copy to `place`, a contiguous tensor of the same shape and dtype in main memory; complete on
+        return.
+        """
         place.copy_(tensor)
 
     def lane(self, execute: Execute) -> Execute:
-        """`execute` as this lane does it."""
+        """`execute` as this lane runs it."""
         return execute
 
 
 class PinnedCopier(Copier):
-    """Of a GPU. For one thread; copies are made in the stream that is current there."""
+    """The copier of a GPU, for one thread; it copies in the thread's current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -81,7 +86,7 @@ class PinnedCopier(Copier):
         return on_stream
 
     def _turn(self, turn: int) -> tuple[Tensor, torch.cuda.Event]:
-        """The buffer whose turn it is, once what was copied with it is over."""
+        """The buffer and event for piece number `turn`, once the last copy through it is complete."""
         free = self._free[turn % len(self._free)]
         free.synchronize()
         return self._buffers[turn % len(self._buffers)], free
@@ -92,12 +97,12 @@ class PinnedCopier(Copier):
 
 
 def _event() -> torch.cuda.Event:
-    """One that was never recorded is over."""
+    """An event; one that was never recorded counts as complete."""
     return torch.cuda.Event()  # type: ignore[no-untyped-call]
 
 
 def _pieces(source: Tensor, target: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """The bytes of both in pieces that a buffer holds."""
+    """The bytes of both in pieces that fit into a buffer."""
     if not source.numel():
         return []
     parts = (tensor.detach().view(-1).view(torch.uint8) for tensor in (source, target))

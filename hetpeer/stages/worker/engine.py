@@ -1,8 +1,8 @@
-"""The worker's mind: blocks, kept graphs and slots, changed by one command at a time.
+"""The worker's engine: blocks, kept graphs and slots, changed by one command at a time.
 
-No socket and no process here: `Engine.execute(command) -> result` may be called from anywhere, which is what tests do.
-A command that cannot be done is answered by `Failed` and has changed nothing. Only a broken GPU context gets through
-as an exception, for nothing can be computed after it: the process ends and the daemon starts another.
+No socket and no process here: `Engine.execute(command) -> result` may be called from anywhere, as tests do. A
+command that cannot be carried out is answered by `CommandFailed` and has changed nothing. Only a broken GPU
+context is raised, since nothing can be computed after it: the process ends and the daemon starts another.
 """
 
 from __future__ import annotations
@@ -44,7 +44,11 @@ class _Prepared:
 
 
 class Engine(Executor):
-    """All that the worker holds on one device."""
+    """Everything that the worker holds on one device.
+
+    engine = Engine(torch.device("cpu"), Staging(memory, Copier()), make_rules)
+    result = engine.execute(Info())  # WorkerInfo
+    """
 
     def __init__(self, device: torch.device, staging: Staging, make: MakeRules) -> None:
         self._device = device
@@ -120,7 +124,7 @@ class Engine(Executor):
         return r.Done()
 
     def _forget(self, block: int) -> None:
-        """Drop a block's state, and with it the graphs that were made of it."""
+        """Drop a block's state and the graphs made of it."""
         self._blocks.pop(block, None)
         self._tasks.forget(block)
 
@@ -154,7 +158,7 @@ class Engine(Executor):
         return r.UpdateApplied(version=held.version, digest=digest, seconds=time.perf_counter() - started)
 
     def _to_update(self, block: int, name: str, extent: Extent) -> tuple[HeldBlock, torch.Tensor]:
-        """The block, and what it is to be updated with, on the device."""
+        """The block, and the vector to update it with, on the device."""
         held = self._held(block)
         vector = self._staging.floats(extent, held.spec.vector_count)
         refuse_not_finite(f"block {block}", {name: vector})
@@ -162,7 +166,7 @@ class Engine(Executor):
 
     @contextmanager
     def _whole(self, held: HeldBlock) -> Iterator[None]:
-        """An update of `held` is done whole, or the block is forgotten: half updated it is of no version."""
+        """Complete an update of `held` or forget the block: half updated it is of no version."""
         try:
             yield
         except BaseException:

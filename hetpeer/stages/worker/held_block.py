@@ -1,8 +1,8 @@
 """A block as the worker holds it: its graph, its state as flat vectors on the device, and its slots.
 
-Parameters and BatchNorm's running values are views into one flat float32 vector, so the optimizer, the rings and the
-state file see one vector and the graph sees its tensors; where steps overlap there is one for each version that something is computed with
-(weight_versions.py). A slot is a vector of the same layout: the sum of some
+Parameters and BatchNorm's running values are views into one flat float32 vector, so that the optimizer, the
+reduce and the state file see one vector and the graph sees its tensors. Where steps overlap there is one
+vector for each version in use (weight_versions.py). A slot is a vector of the same layout: the sum of some
 microbatches' gradients and weighted statistics.
 """
 
@@ -59,11 +59,11 @@ class HeldBlock:
 
     @property
     def version(self) -> int:
-        """Updates that are applied."""
+        """Number of updates applied."""
         return self._versions.version
 
     def weights(self, version: int) -> Weights:
-        """What a step is computed with that began at `version`. Raises CommandError when it is not here."""
+        """The weights of a step that began at `version`. Raises CommandError if they are not here."""
         return self._versions.at(version)
 
     def state(self) -> BlockState:
@@ -78,8 +78,9 @@ class HeldBlock:
         )
 
     def update(self, gradient: torch.Tensor, how: Apply) -> None:
-        """Version s → s + 1. The slots of step s are gone, and versions that nobody needs. Raises CommandError if the version that it is the
-        gradient of is not here.
+        """Version s → s + 1; drops the slots of step s and versions that nobody needs.
+
+        Raises CommandError if the version for which the gradient was computed is not here.
         """
         gradient, coefficient = self._compensated(gradient, how)
         self._slots.pop(self.version, None)
@@ -99,7 +100,7 @@ class HeldBlock:
         self._running.update(after.statistics, gradient[self.spec.parameter_count :], how.microbatches)
 
     def _compensated(self, gradient: torch.Tensor, how: Apply) -> tuple[torch.Tensor, float]:
-        """The gradient, with what has changed since the version that it is of, and what it is still to be multiplied by."""
+        """(gradient corrected for the change since its version, remaining factor): DC-ASGD, if asked for."""
         if not how.compensation or how.base == self.version:
             return gradient, how.coefficient
         own, rest = gradient[: self.spec.parameter_count], gradient[self.spec.parameter_count :]
@@ -110,9 +111,11 @@ class HeldBlock:
         return torch.cat([clipped.add_(more), rest]), 1.0
 
     def install(self, total: torch.Tensor, coefficient: float, plan: int) -> None:
-        """Version s → s + 1: parameters and statistics are `total`·`coefficient`, or what the outer rule makes of those parameters, and what
-        has changed since `keep_copy` is added, as is what a codec has taken from ours under `plan`; what the updates keep stays
-        (docs/averaging.md).
+        """Version s → s + 1: parameters and statistics become `total` · `coefficient`, after the outer rule
+        if any.
+
+        Changes since `keep_copy` are added, and the rounding errors of our part under `plan`. The optimizer's
+        state stays (docs/averaging.md).
         """
         self._slots.clear()
         copied, copy = self._copy or (self.version, self.vector)
@@ -128,16 +131,19 @@ class HeldBlock:
         self._averages += 1
 
     def _averaged(self) -> dict[str, Any]:
-        """What an outer rule works on: running statistics are averaged, and that is all."""
+        """Arguments of an outer rule: parameters and their state, without running statistics, which are only
+        averaged.
+        """
         own = slice(self.spec.parameter_count)
         kept = {name: vector[own] for name, vector in self._optimizer.items()}
         return {"parameters": self.vector[own], "state": kept}
 
     def keep_copy(self) -> None:
-        """What is averaged from now on is what the vector is now."""
+        """Keep a copy of the present vector, to be averaged."""
         self._copy = (self.version, self.vector.clone())
 
     def drop_copy(self) -> None:
+        """Forget the copy."""
         self._copy = None
 
     @property
@@ -147,7 +153,7 @@ class HeldBlock:
 
     @property
     def copy(self) -> torch.Tensor:
-        """The copy of them. Raises CommandError when there is none."""
+        """The copy of them. Raises CommandError if there is none."""
         if self._copy is None:
             raise CommandError(f"block {self.spec.index} has no copy")
         return self._copy[1]
@@ -167,10 +173,11 @@ class HeldBlock:
         gradients: Mapping[str, torch.Tensor | None],
         here: Pass,
     ) -> None:
-        """Add one microbatch's gradients, by parameter name, and its statistics, from the pass that made them.
+        """Add one microbatch's gradients, by parameter name, and its statistics, from the pass that made
+        them.
 
-        None is a parameter that had no part in it. The first microbatch's gradients *are* the sum: nothing is added to
-        zeros, so -0.0 keeps its sign.
+        None is a parameter without a gradient. The first microbatch's gradients *are* the sum: nothing is
+        added to zeros, so -0.0 keeps its sign.
         """
         slots = self._slots.setdefault(step, {})
         first = slot not in slots
@@ -188,14 +195,14 @@ class HeldBlock:
         slots[slot] = room
 
     def slot(self, step: int, slot: int) -> torch.Tensor:
-        """The flat sum of a slot. Raises CommandError when there is none."""
+        """The flat sum of a slot. Raises CommandError if there is none."""
         held = self._slots.get(step, {}).get(slot)
         if held is None:
             raise CommandError(f"block {self.spec.index} has no slot {slot} of step {step}")
         return held
 
     def merge_slot(self, step: int, source: int, target: int) -> None:
-        """Add `source` into `target`, or make it `target` where there is none yet; `source` is gone then."""
+        """Add `source` to `target`, or make it `target` if there is none yet; `source` is forgotten."""
         vector = self.slot(step, source)
         if source != target:
             slots = self._slots[step]
@@ -203,12 +210,14 @@ class HeldBlock:
             slots[target] = slots[target].add_(vector) if target in slots else vector
 
     def drop_slot(self, step: int, slot: int) -> None:
+        """Forget a slot, if it is there."""
         self._slots.get(step, {}).pop(slot, None)
 
     def clear_slots(self, step: int) -> None:
+        """Forget all slots of `step`."""
         self._slots.pop(step, None)
 
 
 def dump_bytes(spec: BlockSpec, rules: BlockRules) -> int:
-    """Room that the block's state file needs at most."""
+    """Most bytes of the block's state file."""
     return file_bytes(layout_of(spec), 1 + len(rules.keeps))

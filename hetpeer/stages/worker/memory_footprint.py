@@ -1,7 +1,7 @@
-"""How much memory a block range takes while it runs, found by running it on tensors that have shapes but no memory.
+"""Memory of a block range in operation, found by running it on tensors with shapes but no memory.
 
-The run is the real one (the interpreter, autograd, recomputation) on fake CPU tensors, whose storages are counted as they
-come and go. What a kernel allocates inside itself, as a convolution's workspace, is not seen.
+The run is the real one (interpreter, autograd, recomputation) on fake CPU tensors, whose storages are counted
+as they come and go. What a kernel allocates inside itself, as a convolution's workspace, is not seen.
 """
 
 from __future__ import annotations
@@ -32,43 +32,47 @@ class Footprint:
     """Bytes that one full microbatch takes at a holder, without what the blocks own."""
 
     kept: int
-    """Between its forward and its backward: what entered, what left, and what autograd keeps."""
+    """Between its forward and its backward: inputs, outputs, and what autograd keeps."""
     peak: int
-    """The most at any time in its forward and backward; gradients of inputs, outputs and parameters count."""
+    """The most at any time in its forward and backward, including gradients of inputs, outputs and
+    parameters.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
-    """Bytes that a holder of one stage needs at most, by what they are for."""
+    """Most bytes that a holder of one stage needs, by purpose."""
 
     state: int
     """Parameters, running statistics, constants."""
     optimizer: int
-    """What the optimizer keeps of the parameters, and a delayed averaging."""
+    """The optimizer's state of the parameters, and a delayed averaging."""
     slots: int
     in_flight: int
-    """A number of microbatches: those between forward and backward at most, the one at work included."""
+    """Number of microbatches between forward and backward at most, including the one at work."""
     waiting: int
-    """What all in flight but the one at work keep."""
+    """Kept by all microbatches in flight except the one at work."""
     working: int
-    """The peak of the one at work, with its gradients."""
+    """Peak of the one at work, with its gradients."""
 
     @property
     def total(self) -> int:
+        """Bytes in all."""
         return self.state + self.optimizer + self.slots + self.waiting + self.working
 
 
 def stage_memory(
     blocks: Sequence[BlockSpec], hops_after: int, kept: int, microbatches: int | None = None
 ) -> StageMemory:
-    """What these consecutive blocks take as one stage with `hops_after` stages behind it, by the depth of 1F1B.
+    """Memory of consecutive blocks as one stage with `hops_after` stages behind it, at the depth of 1F1B.
 
-    `kept` more numbers are kept of each parameter, as by the optimizer. A step of few `microbatches` has no more of them in flight; None: it has many.
+    `kept` more numbers are kept of each parameter, as by the optimizer. A step of few `microbatches` has at
+    most so many in flight; None: it has many.
     """
     found = footprint(blocks)
     vectors = ITEM_BYTES["float32"] * sum(block.vector_count for block in blocks)
     constants = sum(spec.nbytes for block in blocks for spec in block.buffer_specs.values())
-    in_flight = 2 * hops_after + 1  # execution/schedule.py
+    in_flight = 2 * hops_after + 1  # as in pipeline/in_flight.py
     in_flight = in_flight if microbatches is None else min(in_flight, microbatches)
     return StageMemory(
         state=vectors + constants,
@@ -81,7 +85,9 @@ def stage_memory(
 
 
 def footprint(specs: Sequence[BlockSpec]) -> Footprint:
-    """Run a full microbatch forward and backward through consecutive blocks. Raises ProtocolError as they do."""
+    """Run a full microbatch forward and backward through consecutive blocks. Raises ProtocolError
+    as they do.
+    """
     with FakeTensorMode(), torch.enable_grad():
         blocks, owned = [], []
         for spec in specs:
@@ -100,7 +106,7 @@ def footprint(specs: Sequence[BlockSpec]) -> Footprint:
 
 
 def _forward(blocks: Sequence[Block], live: LiveBytes) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What entered and what left; the author's data stays only where autograd keeps it."""
+    """(inputs, outputs); the author's data stays only where autograd keeps it."""
     full = [block.spec.at(block.spec.batch) for block in blocks]
     inputs = {name: empty(spec, CPU) for name, spec in full[0].inputs.items()}
     data = {name: empty(tensor, CPU) for spec in full for name, tensor in spec.data.items()}
@@ -109,7 +115,7 @@ def _forward(blocks: Sequence[Block], live: LiveBytes) -> tuple[dict[str, Tensor
 
 
 def _backward(leaves: Sequence[Tensor], outputs: Mapping[str, Tensor], live: LiveBytes) -> None:
-    """As the worker does it: all gradients are there at the end."""
+    """Run the backward as the worker does: all gradients exist at the end."""
     roots = [tensor for tensor in outputs.values() if tensor.requires_grad]
     seeds = [torch.empty_like(tensor) for tensor in roots]
     live.add(seeds)
@@ -118,9 +124,9 @@ def _backward(leaves: Sequence[Tensor], outputs: Mapping[str, Tensor], live: Liv
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types there
-    """While active, the bytes of all storages that operators make, for as long as somebody has them.
+    """While active, counts the bytes of all storages that operators make and that are still referenced.
 
-    Storages of the tensors `apart` do not count, nor do views of them.
+    Storages of the tensors `apart`, and views of them, do not count.
     """
 
     def __init__(self, apart: Iterable[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Microbatches in the worker: their forward, the graph that is kept of it, and their backward into a slot."""
+"""Microbatches in the worker: forward, the kept graph, and backward into a slot."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Task:
 
     held: Sequence[HeldBlock]
     weights: Sequence[Weights]
-    """Of each block: what the forward was computed with, and the gradients are of."""
+    """The weights of each block in the forward, to which the gradients belong."""
     here: Pass
     first: BlockSpec
     last: BlockSpec
@@ -36,7 +36,7 @@ class _Task:
 
 
 class Tasks:
-    """Those between forward and backward. `held` gives a loaded block, or raises CommandError."""
+    """Microbatches between forward and backward. `held` returns a loaded block, or raises CommandError."""
 
     def __init__(self, staging: Staging, held: Callable[[int], HeldBlock]) -> None:
         self._staging = staging
@@ -58,7 +58,7 @@ class Tasks:
         self._tasks = {key: task for key, task in self._tasks.items() if key[0] != step}
 
     def forward(self, command: c.Forward) -> r.Forwarded:
-        """Run the blocks; with `train` their graph is kept."""
+        """Run the blocks; with `train` keep their graph."""
         started = time.perf_counter()
         where = f"task {command.task}"
         held = [self._held(block) for block in range(command.begin, command.end)]
@@ -97,7 +97,7 @@ class Tasks:
         return r.Forwarded(loss=value, seconds=time.perf_counter() - started)
 
     def backward(self, command: c.Backward) -> r.Backpropagated:
-        """Through the kept graph, and into the slot."""
+        """Run the backward of the kept graph into the slot."""
         started = time.perf_counter()
         where = f"task {command.task}"
         task = self._tasks.pop((command.step, command.task), None)
@@ -119,7 +119,7 @@ class Tasks:
             refuse_not_finite(f"{where}, gradient of block {held.spec.index}", given)
         rooms = [
             held.room(command.step, command.slot) for held, _ in folded
-        ]  # the last step that may fail for want of memory
+        ]  # the last step that may fail for lack of memory
         back = {
             name: torch.zeros_like(task.inputs[name]) if part is None else part
             for name, part in inputs.items()
@@ -134,7 +134,7 @@ class Tasks:
     def _seeds(
         self, where: str, task: _Task, command: c.Backward
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """What the backward pass starts from, and the gradients there."""
+        """(roots of the backward, their gradients)."""
         if task.loss is not None:
             return [task.loss], [torch.full_like(task.loss, command.weight)]
         specs = _with_gradient(task.last.outputs)
@@ -143,7 +143,7 @@ class Tasks:
         return [task.outputs[name] for name in specs], list(given.values())
 
     def drop(self, command: c.DropTask) -> r.Done:
-        """Forget one."""
+        """Forget one graph."""
         self._tasks.pop((command.step, command.task), None)
         return r.Done()
 

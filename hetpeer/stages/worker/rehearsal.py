@@ -1,7 +1,7 @@
-"""The short warm-up on a block itself: how long its operators take on this device, before any state is there.
+"""A short rehearsal of a block: the time of its operators on this device, before any state is there.
 
-What it finds becomes λ, the efficiency of the device on such blocks (FusionLLM, arXiv 2410.12707, section 3.5). It is no
-lost time: kernels are chosen and caches filled here that the first microbatch would otherwise wait for.
+The result gives λ, the efficiency of the device on such blocks (FusionLLM, arXiv 2410.12707, section 3.5). No
+time is lost: kernels are chosen and caches filled for which the first microbatch would otherwise wait.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ from hetpeer.stages.graph.graph_cost import ANY_DRAW
 from hetpeer.stages.graph.own_operators import Pass
 
 RUNS = 3
-"""After the first one, in which torch imports, chooses and allocates."""
+"""Runs after the first one, in which torch imports, chooses and allocates."""
 ENOUGH_S = 0.5
-"""A block that takes so long is not run again."""
+"""A block that takes so many seconds is not run again."""
 
 
 def rehearse(spec: BlockSpec, buffers: Mapping[str, Tensor], device: torch.device) -> float:
     """Seconds of forward and backward of one full microbatch on made-up tensors: the fastest of a few runs.
 
-    A slower one says what else the machine did, and a peer that is thought slow is not asked again.
-
-    Takes as much memory as a microbatch in training, and the block's parameters, and leaves none behind. Raises as
-    `Block.forward` does, and what torch says when the memory is not there.
+    A slower run shows what else the machine did, and a peer that seems slow is not asked again. It takes as
+    much memory as a microbatch in training plus the block's parameters, and leaves none behind. Raises as
+    `Block.forward` does, and torch's error if there is not enough memory.
     """
     parameters = {name: _made_up(one, device).requires_grad_() for name, one in spec.parameter_specs.items()}
     made_up = {name: _made_up(one, device) for name, one in spec.statistic_specs.items()}
@@ -60,7 +59,9 @@ def rehearse(spec: BlockSpec, buffers: Mapping[str, Tensor], device: torch.devic
 
 
 def _made_up(spec: TensorSpec, device: torch.device) -> Tensor:
-    """Integers of 0 are of every vocabulary and class; other numbers must only not be denormal, which is slow."""
+    """A constant tensor: integers of 0 are valid in every vocabulary and class; 0.01 is not denormal, which
+    is slow.
+    """
     dtype = SYMBOLS["dtype"][spec.dtype]
     value = 0.01 if dtype.is_floating_point else 0
     return torch.full(spec.sizes, value, dtype=dtype, device=device)

@@ -1,11 +1,13 @@
-"""What the compute worker gives up before it loads anything: the network, files that it has no use for, other processes.
+"""The worker's sandbox: it gives up the network, other files and other processes before it loads anything.
 
-It runs graphs that come from the net. They can name allow-listed operators only (docs/graph.md); should one of those have a
-hole, whoever gets through it is in a process that reads Python's libraries and the GPU, computes, and answers through the one
-socket that it inherited. Landlock (Salaün, 2021) keeps it from files, TCP, and signals to others, seccomp from making sockets but one kind that
-CUDA does not start without, and from connecting any. Both need no privilege, hold for all that the process starts, and cannot be undone.
+The worker runs graphs from the net. They can name allow-listed operators only (docs/graph.md). Should one of
+those have a hole, its exploiter is in a process that can read Python's libraries and use the GPU, compute,
+and answer through the one inherited socket. Landlock (Salaün, 2021) blocks files, TCP, and signals to others.
+seccomp blocks sockets, except for one kind without which CUDA does not start, and connecting any. Both need
+no privilege, cover all child processes, and cannot be undone.
 
-The system calls are made here: on PyPI there is an alpha that knows files only, and a seccomp that nobody has touched since 2021.
+The system calls are made here: PyPI has an alpha that knows files only, and a seccomp package untouched since
+2021.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from socket import AF_UNIX, SOCK_SEQPACKET, SOCK_STREAM
 from typing import Final, NamedTuple
 
 VARIABLE: Final = "HETPEER_SANDBOX"
-"""`off` leaves the worker as it is: for a driver that cannot live with this."""
+"""`off` leaves the worker as it is: for a driver that does not work in the sandbox."""
 
 _PR_SET_NO_NEW_PRIVS = 38
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -35,7 +37,7 @@ _PATH_BENEATH = 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _TRUNCATE = 1 << 14
 _FILES = {1: (1 << 13) - 1, 2: 1 << 13, 3: 1 << 14, 5: 1 << 15}
-"""ABI of Landlock from which on → rights on files that it knows."""
+"""First ABI of Landlock → rights on files that it knows."""
 _IOCTL = 1 << 15
 _NETWORK_ABI, _TCP = 4, 0b11
 _SCOPE_ABI, _ABSTRACT_SOCKETS_AND_SIGNALS = 6, 0b11
@@ -57,15 +59,17 @@ _SYSTEM = (
         )
     ),
 )
-"""Of /proc what is its own, and the machine's: other processes are nobody's business."""
+"""Of /proc only the worker's own part and the machine's, not other processes."""
 
 _THREADS = Path("/proc/self/task")
-"""CUDA's driver gives its threads names, by files here, and does not start if it cannot. All of it is the worker's own."""
+"""CUDA's driver names its threads through files here, and does not start if it cannot. All are the worker's
+own.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Calls:
-    """A kind of machine: what audit calls it, and the numbers of its system calls."""
+    """Constants of a machine type: its audit name and the numbers of its system calls."""
 
     audit: int
     seccomp: int
@@ -83,18 +87,22 @@ _IO_URING_SETUP, _X32 = 425, 0x40000000
 _LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | EACCES
 _NUMBER, _MACHINE, _FIRST, _SECOND = 0, 4, 16, 24
-"""Where a filter finds the call's number, the machine, and the lower halves of its first two arguments."""
+"""Offsets of the call's number, the machine, and the lower halves of the first two arguments in a filter's
+data.
+"""
 _STEP = struct.Struct("HBBI")
 _KIND = 0xF
-"""Of what says which kind of socket it is to be; the rest are flags."""
+"""Mask of the socket type; the other bits are flags."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def confine() -> list[str]:
-    """Give it up, for this process and all that it starts. Returns what could not be given up, and why, a line each.
+    """Enter the sandbox, with all later child processes. Returns a line for each thing that could not be
+    given up.
 
-    Call it while there is one thread: others would keep what they have. Nothing is given up where `HETPEER_SANDBOX` is `off`.
+    Call it while there is one thread: others would keep their rights. With `HETPEER_SANDBOX` set to `off`
+    nothing changes.
     """
     if os.environ.get(VARIABLE) == "off":
         return [f"it may do what its user may: {VARIABLE} is off"]
@@ -115,7 +123,7 @@ def confine() -> list[str]:
 
 
 def landlock_version() -> int:
-    """Of this kernel's Landlock ABI; 0 where there is none."""
+    """Version of this kernel's Landlock ABI; 0 if there is none."""
     try:
         return _call(_CREATE_RULESET, None, 0, _QUERY_ABI)
     except OSError:
@@ -144,7 +152,7 @@ def _confine_files() -> None:
 
 
 def readable() -> list[Path]:
-    """What Python, torch and their libraries are loaded from, and what the kernel says of the machine."""
+    """Paths of Python, torch and their libraries, and the kernel's description of the machine."""
     package = Path(__file__).resolve().parents[2]
     installed = {Path(path) for path in (sys.prefix, sys.base_prefix, *sysconfig.get_paths().values())}
     # A checkout is on the path as a whole, and may have run directories with keys beside the package.
@@ -155,15 +163,17 @@ def readable() -> list[Path]:
 
 
 def _homes() -> Iterator[Path]:
-    """A Python that lives right in its user's home does not open all of it."""
+    """Home folders: a Python installed right in its user's home must not open all of it."""
     yield Path.home().resolve()
     yield Path("/home")
     yield Path("/root")
 
 
 def scratch() -> Path:
-    """The one folder that it can write into: torch makes one for caches as it is imported. All workers of a user share it, and nobody else
-    reads it. Raises OSError, also when somebody else has made it.
+    """The one writable folder, where torch makes caches at import. A user's workers share it, closed to other
+    users.
+
+    Raises OSError, also if another user made it.
     """
     folder = Path(tempfile.gettempdir()) / f"hetpeer-worker-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -175,7 +185,7 @@ def scratch() -> Path:
 
 
 def devices() -> list[Path]:
-    """GPUs, and what is always there."""
+    """GPUs and the standard devices."""
     names = ("null", "zero", "urandom", "random", "kfd", "dri")
     found = [Path("/dev") / name for name in names]
     found += Path("/dev").glob("nvidia*")
@@ -196,7 +206,10 @@ def _allow(rules: int, path: Path, rights: int) -> None:
 
 
 class _FilterStep(NamedTuple):
-    """Of a program of the classic packet filter. A comparison goes on at one of the labels `then` and `otherwise`, by default with the next step."""
+    """One instruction of a classic packet filter.
+
+    A comparison continues at the label `then` or `otherwise`, by default with the next instruction.
+    """
 
     code: int
     value: int
@@ -217,9 +230,12 @@ def _confine_sockets() -> None:
 
 
 def _filter(calls: _Calls) -> list[_FilterStep]:
-    """EACCES for calls by another convention, for connecting, and for sockets other than one of a kind by which nobody is reached that is not connected: CUDA binds
-    one to an abstract name of its own (`cuda-uvmfd-…`), and does not start if it cannot. Landlock keeps a path from being bound, and other processes' abstract names
-    from being connected to. Of pairs only those that stay among themselves: with a datagram's address others can be reached.
+    """EACCES for foreign calling conventions, for connecting, and for all sockets but one harmless kind.
+
+    CUDA binds a SOCK_SEQPACKET unix socket to an abstract name of its own (`cuda-uvmfd-…`), and does not
+    start if it cannot. Unconnected, it reaches nobody: Landlock prevents binding a path, and connecting to
+    abstract names of other processes. Of socket pairs only connected kinds are allowed: a datagram's address
+    could reach others.
     """
     unreachable = (_IO_URING_SETUP, calls.connect)
     return [
@@ -257,7 +273,7 @@ def _assembled(steps: Sequence[_FilterStep]) -> bytes:
 
 
 def _call(number: int, *arguments: int | bytes | None) -> int:
-    """A system call. Raises OSError."""
+    """Make a system call. Raises OSError."""
     words = [ctypes.c_char_p(a) if isinstance(a, bytes) else ctypes.c_long(a or 0) for a in arguments]
     found = _libc.syscall(ctypes.c_long(number), *words)
     if found < 0:

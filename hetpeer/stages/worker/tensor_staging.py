@@ -20,7 +20,7 @@ FLOAT32_BYTES = 4
 
 
 class CommandError(LocalError):
-    """The daemon asked for what cannot be done as things are. Nothing was changed."""
+    """The command does not fit what the worker holds. Nothing was changed."""
 
     def __init__(self, what: str) -> None:
         super().__init__(
@@ -44,7 +44,7 @@ class NotFiniteError(LocalError):
 
 
 class Staging:
-    """Reads and writes tensors in the shared memory on behalf of one lane. `where` names them in errors."""
+    """Reads and writes tensors in the shared memory for one lane. `where` names them in errors."""
 
     def __init__(self, memory: SharedMemory, copier: Copier) -> None:
         self._memory = memory
@@ -53,7 +53,7 @@ class Staging:
     def read(
         self, where: str, specs: Mapping[str, TensorSpec], extents: Mapping[str, Extent]
     ) -> dict[str, torch.Tensor]:
-        """The tensors of `specs`, on the device. Raises CommandError when names or sizes differ."""
+        """The tensors of `specs`, on the device. Raises CommandError if names or sizes differ."""
         return {name: self._copier.up(place) for name, place in self._places(where, specs, extents).items()}
 
     def write(
@@ -63,20 +63,26 @@ class Staging:
         extents: Mapping[str, Extent],
         tensors: Mapping[str, torch.Tensor],
     ) -> None:
-        """Copy `tensors` into their extents. Raises CommandError, NotFiniteError before anything is written."""
+        """Copy `tensors` into their extents. Raises CommandError, NotFiniteError before anything
+        is written.
+        """
         places = self._places(where, specs, extents)
         refuse_not_finite(where, tensors)
         for name, place in places.items():
             self._copier.down(tensors[name].detach(), place)
 
     def floats(self, extent: Extent, elements: int) -> torch.Tensor:
-        """The first `elements` float32 of an extent, in the arena itself. Raises CommandError when it is shorter."""
+        """The first `elements` float32 values of an extent, in the arena itself. Raises CommandError if it is
+        shorter.
+        """
         if elements * FLOAT32_BYTES > extent.nbytes:
             raise CommandError(f"an extent of {extent.nbytes} bytes does not hold {elements} float32 values")
         return _tensor(self._memory.view(extent)[: elements * FLOAT32_BYTES], torch.float32)
 
     def flat(self, dtype: str, extent: Extent) -> torch.Tensor:
-        """All of an extent as a tensor of one dimension, in the arena itself. Raises CommandError where that cannot be."""
+        """An extent as a 1-D tensor in the arena itself. Raises CommandError if the size does not fit the
+        dtype.
+        """
         view, kind = self._memory.view(extent), SYMBOLS["dtype"].get(dtype)
         if not isinstance(kind, torch.dtype) or len(view) % kind.itemsize:
             raise CommandError(f"an extent of {len(view)} bytes is no tensor of {dtype}")
@@ -87,7 +93,7 @@ class Staging:
         return self._copier.up(tensor)
 
     def down(self, tensor: torch.Tensor, place: torch.Tensor) -> None:
-        """A tensor on the device, copied to a place in the arena."""
+        """Copy a tensor on the device to a place in the arena."""
         self._copier.down(tensor, place)
 
     def raw(self, extent: Extent) -> memoryview:
@@ -111,7 +117,7 @@ class Staging:
 
 
 def refuse_not_finite(where: str, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raises NotFiniteError naming the first tensor with a NaN or an infinity."""
+    """Raise NotFiniteError for the first tensor with a NaN or an infinity."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not is_finite(tensor.detach()):
             raise NotFiniteError(f"{where}: {name!r}")

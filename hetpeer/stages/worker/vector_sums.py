@@ -1,4 +1,4 @@
-"""What the worker does with flat vectors that lie in the arena: adds them up, fingerprints them, looks at them."""
+"""Flat vectors in the arena: sums, fingerprints, digests and norms."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Round = Callable[[v.Rounding, torch.Tensor, Extent], torch.Tensor | None]
 
 
 class VectorSums:
-    """In `staging`. `round_` writes a vector as its codec does, and gives what others read there, if it is rounded."""
+    """Commands on vectors in `staging`. `round_` encodes a vector and returns the decoded values, or None."""
 
     def __init__(self, staging: Staging, round_: Round) -> None:
         self._staging = staging
         self._round = round_
 
     def add(self, command: v.SumVectors) -> r.Summed:
-        """`SumVectors`."""
+        """Carry out `SumVectors`."""
         if command.into in command.parts:
             raise CommandError("a sum would overwrite one of its parts")
         into = self._staging.floats(command.into, command.elements)
@@ -53,7 +53,7 @@ class VectorSums:
         return r.Summed(unsound=(), rounded=read is not None, marks=marks)
 
     def mark(self, command: v.MarkVector) -> r.Marked:
-        """`MarkVector`."""
+        """Carry out `MarkVector`."""
         how, begin, total = command.marking, command.begin, np.zeros(PLACES)
         for extent in command.pieces:
             piece = self._all(extent)
@@ -65,7 +65,7 @@ class VectorSums:
         return r.Marked(marks=pack(total))
 
     def inspect(self, command: v.InspectVector) -> r.Inspected:
-        """`InspectVector`."""
+        """Carry out `InspectVector`."""
         started = time.perf_counter()
         vector = self._staging.floats(command.extent, command.elements)
         norm = math.fsum(squared_norm(vector[begin:end]) for begin, end in command.normed)
@@ -83,7 +83,9 @@ class VectorSums:
 
 
 def mark(vector: torch.Tensor, begin: int, how: v.Marking) -> bytes:
-    """The fingerprint of those elements of a `vector`, whose first one is element `begin` of its block, that are to be marked."""
+    """The fingerprint of the elements named by `how` in `vector`, whose first one is element `begin` of its
+    block.
+    """
     _among(how, begin, begin + len(vector))
     part = vector[how.begin - begin : how.end - begin]
     return pack(fingerprint(part.cpu().numpy(), how.block, how.begin, how.key))
@@ -95,5 +97,5 @@ def _among(how: v.Marking, begin: int, end: int) -> None:
 
 
 def _look(vector: torch.Tensor) -> tuple[str, bool]:
-    """Digest of its bytes, and whether all of it are numbers."""
+    """(blake3 digest of its bytes, whether all values are finite)."""
     return blake3(vector.numpy().data.cast("B")).hexdigest(), is_finite(vector)

@@ -1,8 +1,8 @@
-"""The last versions of a block's vector: updates make new ones while steps that began earlier are computed with older ones.
+"""Versions of a block's vector: updates make new ones while earlier steps still compute with older ones.
 
-A step is computed with the parameters with which it began, at every holder and in both directions, whatever has been committed
-meanwhile (docs/asynchronous.md; PipeDream's weight stashing, Narayanan et al., SOSP 2019). Where nothing is computed with an older version
-the update is in place, and there is one vector.
+A step uses the parameters with which it began, at every holder and in both directions, whatever has been
+committed meanwhile (docs/asynchronous.md; weight stashing of PipeDream, Narayanan et al., SOSP 2019). If no
+older version is in use, the update is in place and there is one vector.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from hetpeer.stages.worker.tensor_staging import CommandError
 
 
 class Weights:
-    """One version: the flat float32 `vector` of parameters and running statistics, and the graph that sees it as tensors."""
+    """One version: the flat float32 `vector` of parameters and running statistics, and the block
+    bound to it.
+    """
 
     def __init__(self, vector: torch.Tensor, block: Block) -> None:
         spec = block.spec
@@ -33,43 +35,45 @@ class Weights:
     def first(
         cls, spec: BlockSpec, vector: torch.Tensor, buffers: Mapping[str, torch.Tensor], device: torch.device
     ) -> Weights:
-        """Of a block that was just loaded."""
+        """The weights of a block that was just loaded."""
         own = flat_views(spec, vector), statistic_views(spec, vector[spec.parameter_count :])
         return cls(vector, Block(spec, own[0], buffers, own[1], device))
 
     def copy(self) -> Weights:
-        """The same numbers, in memory of their own."""
+        """A copy in memory of its own."""
         return Weights(self.vector.clone(), self.block)
 
 
 class Versions:
-    """Those of one block that something is or may be computed with, from `version` on."""
+    """The versions of one block in use, from `version` on."""
 
     def __init__(self, version: int, weights: Weights) -> None:
         self._held = {version: weights}
 
     @property
     def version(self) -> int:
-        """The newest."""
+        """Number of the newest version."""
         return max(self._held)
 
     @property
     def newest(self) -> Weights:
+        """The newest weights."""
         return self._held[self.version]
 
     def __len__(self) -> int:
         return len(self._held)
 
     def at(self, version: int) -> Weights:
-        """Raises CommandError for a version that is not here."""
+        """The weights of `version`. Raises CommandError if they are not here."""
         if version not in self._held:
             there = ", ".join(map(str, sorted(self._held)))
             raise CommandError(f"version {version} is not here, but {there}")
         return self._held[version]
 
     def advance(self, needed: int) -> Weights:
-        """The next version, still with the newest one's numbers: the caller changes them. Those before `needed` are forgotten, the newest
-        one itself is changed if it is one of them.
+        """The next version, still with the newest one's numbers, which the caller changes.
+
+        Versions before `needed` are forgotten; the newest is changed in place if it is one of them.
         """
         version, newest = self.version, self.newest
         self._held = {v: weights for v, weights in self._held.items() if v >= needed}
