@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
 from hetpeer.stages.pipeline import effects as p
-from hetpeer.stages.pipeline.gradient_slots import SlotBook
+from hetpeer.stages.pipeline.gradient_slots import GradientSlots
 
 if TYPE_CHECKING:
     from hetpeer.peer.simulate.sim_volunteer import SimVolunteer
@@ -53,10 +53,10 @@ class SimObserver:
     def member_message(self, phase: str, kind: str) -> None:
         """A message of `kind` reaches a volunteer's core in `phase`."""
 
-    def plan_arrived(self, volunteer: str, slots: SlotBook, plan: m.Plan) -> None:
+    def plan_arrived(self, volunteer: str, slots: GradientSlots, plan: m.Plan) -> None:
         """`volunteer` is told the plan of its step."""
 
-    def folding(self, volunteer: str, slots: SlotBook, blocks: range) -> None:
+    def folding(self, volunteer: str, slots: GradientSlots, blocks: range) -> None:
         """A backward starts; its gradients are to be folded into a slot."""
 
     def applied(self, volunteer: str, record: e.RecordApplied, before: Mapping[int, str]) -> None:
