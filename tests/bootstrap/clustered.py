@@ -15,7 +15,7 @@ AMPLE = 1 << 40
 
 
 class Waiting:
-    """A run with a place for each of two blocks, which take so many bytes of `memory`."""
+    """A run with a place for each of two blocks, which take `memory` bytes."""
 
     def __init__(self, records=(), layout=(FIRST, LAST), memory=(), steps=50, **changes):
         self.records = list(records)
@@ -45,20 +45,23 @@ class Waiting:
         self.tell(peer, m.Hello(run="run", incarnation=1, **said))
 
     def claims(self, peer, memory_bytes=AMPLE):
-        """The place that it takes, as a volunteer does that offers so much memory: cluster, first block, end. Raises `LocalError` HP-FIT-001."""
-        while self.core.clusters.of(peer) is None:  # somebody else may have been offered the same
+        """Claim a place as a volunteer does that offers this much memory.
+
+        Returns cluster, first block, end. Raises `LocalError` HP-FIT-001.
+        """
+        while self.core.clusters.of(peer) is None:  # another volunteer may have been offered the same place
             place = choose_place(self.sent[peer, "welcome"].places, memory_bytes)
             self.tell(peer, m.Claim(cluster=place.cluster, begin=place.begin, end=place.end))
         return place.cluster, place.begin, place.end
 
     def again(self, *peers):
-        """Their cluster is gone, or somebody else has their place: they choose once more."""
+        """Let `peers` choose again: their cluster is gone, or another volunteer has their place."""
         for peer in peers:
             self.claims(peer)
             self.tell(peer, m.Prepared())
 
     def fetched(self, cluster, version=0, **peers):
-        """These have the version that they are to begin with, of the blocks (begin, end)."""
+        """Let these peers report the version to begin with, of the blocks (begin, end)."""
         line = self.core.clusters[cluster].line
         for peer, blocks in peers.items():
             held = tuple(m.Held(block=b, version=version, digest=f"state {b}") for b in range(*blocks))
@@ -73,7 +76,7 @@ class Waiting:
         return self.now - since
 
     def passes(self, seconds, *alive):
-        """So much time, in which these are heard."""
+        """Let time pass while `alive` are heard."""
         until = self.now + seconds
         while self.now < until:
             self.now += 1.0

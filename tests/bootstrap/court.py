@@ -1,4 +1,6 @@
-"""A coordinator driven by hand: two blocks in one place, two microbatches a step, volunteers that do as they are told."""
+"""A coordinator driven by hand: two blocks in one place, two microbatches a step, volunteers that do as they
+are told.
+"""
 
 import numpy as np
 
@@ -31,7 +33,9 @@ CONFIG = {
 
 
 def note(effects, records, sent):
-    """What `effects` record goes to `records`, and what is said last to whom, by kind, to `sent`."""
+    """Add the records of `effects` to `records`, and note in `sent` the last message of each kind to each
+    volunteer.
+    """
     for effect in effects:
         match effect:
             case Record(record):
@@ -43,7 +47,10 @@ def note(effects, records, sent):
 
 
 class Court:
-    """One reign and its clock. `sent` keeps what each volunteer was told last, by kind; `order` is the last checkpoint that was asked for."""
+    """One term and its clock.
+
+    `sent`: (peer, kind) → last message; `order`: the last checkpoint that was asked for.
+    """
 
     def __init__(self, records=(), **changes):
         self.now = 100.0
@@ -56,7 +63,7 @@ class Court:
         self.do(self.core.start())
 
     def do(self, effects):
-        """Note what is to be done; returns the effects."""
+        """Note the effects and return them."""
         effects = list(effects)
         note(effects, self.records, self.sent)
         self.order = next((e for e in reversed(effects) if isinstance(e, CollectCheckpoint)), self.order)
@@ -66,7 +73,7 @@ class Court:
         return self.do(self.core.receive(peer, message, self.now))
 
     def tick(self, seconds=0.2):
-        """Time passes in small steps, as the daemon ticks."""
+        """Let time pass in small steps, as the daemon ticks."""
         effects = []
         until = self.now + seconds
         while self.now < until - 1e-9:
@@ -82,13 +89,13 @@ class Court:
     def line(self):
         return self.core.line
 
-    # ── what volunteers say ──────────────────────────────────────────────────────────────────────────────────────
+    # ── what volunteers say ─────────────────────────────────────────────────────────────────────────────────
 
     def hello(self, peer, incarnation=1, **changes):
         return self.tell(peer, m.Hello(run="run", incarnation=incarnation, **changes))
 
     def prepare(self, peer, flops_per_second=0.0):
-        """`peer` joins up to Prepared."""
+        """Let `peer` join up to Prepared."""
         self.hello(peer)
         place = next(place for place in self.sent[peer, "welcome"].places if place.open)
         self.tell(peer, m.Claim(cluster=place.cluster, begin=place.begin, end=place.end))
@@ -115,7 +122,7 @@ class Court:
         )
 
     def vote(self, peer, plan=None, digest="gradient", finite=True, norm=1.0):
-        """What it has got from each reducer is `digest`, too, where it is to say so."""
+        """Vote on the latest plan; each part that it must name has this `digest`, too."""
         told = self.sent[peer, "plan"]
         begin, end = self.core.members.volunteers[peer].place
         seen = {"digest": digest, "finite": finite}
@@ -131,7 +138,7 @@ class Court:
         return self.tell(peer, message)
 
     def prove(self, peer, got=0.0):
-        """All that it has sent is zeros, and what it has `got` looks like that."""
+        """Prove: it has sent zeros, and its result looks like `got`."""
         told = self.sent[peer, "prove"]
         sent = {c.block for c in self.sent[peer, "plan"].covers if peer in dict(c.slots)}
         parts = _looking(0.0, (mark for mark in told.marks if mark.block in sent))
@@ -146,22 +153,22 @@ class Court:
         return self.tell(peer, m.Applied(line=self.line, step=version - 1, held=held))
 
     def save(self):
-        """All holders have said what they have, and it arrives."""
+        """Let all holders report their states, and let these arrive."""
         for peer in self.core.working():
             self.applied(peer)
         for block in range(BLOCKS):
             self.do(self.core.saved(self.order, block, f"state {block}", self.now))
 
-    # ── whole phases ─────────────────────────────────────────────────────────────────────────────────────────────
+    # ── whole phases ────────────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, *peers):
-        """All of `peers` join and a step begins."""
+        """Let `peers` join, and a step begin."""
         for peer in peers:
             self.prepare(peer)
         return self.begin_prepared(*peers)
 
     def prepare_again(self, *peers):
-        """After a roll-back: all that have a place, or come anew, prepare and get the state. Returns what follows from the last one's word."""
+        """After a roll-back: let everybody prepare, and fetch the state. Returns the effects of Ready."""
         for peer in peers:
             if peer not in self.core.members.volunteers:
                 self.prepare(peer)
@@ -170,7 +177,7 @@ class Court:
         return [effect for peer in peers for effect in self.ready(peer)]
 
     def begin_prepared(self, *peers):
-        """All of `peers` get the state and a step begins."""
+        """Let `peers` fetch the state, and a step begin."""
         for peer in peers:
             self.ready(peer)
         while self.core.state is not CoordinatorState.TRAINING:
@@ -180,7 +187,9 @@ class Court:
         return self
 
     def count(self, *peers, step=None):
-        """The two microbatches of the oldest step, or of `step`, are done, at each place by the first of `peers` who has it."""
+        """Count both microbatches of the oldest step, or of `step`, at each place by the first of `peers`
+        that has it.
+        """
         volunteers = self.core.members.volunteers
         first = {volunteers[peer].place: peer for peer in reversed(peers)}
         return [
@@ -201,14 +210,14 @@ class Court:
 
 
 def _looking(like, marks):
-    """Fingerprints that add up; each element looks `like` that."""
+    """Fingerprints that add up; each element looks like `like`."""
     return tuple(
         mark.model_copy(update={"values": pack(np.full(PLACES, like * (mark.end - mark.begin)))})
         for mark in marks
     )
 
 
-# ── courts in each state ─────────────────────────────────────────────────────────────────────────────────────────
+# ── courts in each state ────────────────────────────────────────────────────────────────────────────────────
 
 
 def waiting():
@@ -239,7 +248,7 @@ def finished():
 
 
 def halted_court():
-    """Both of two volunteers have failed a microbatch, and nobody else is there."""
+    """Both volunteers have failed a microbatch, and nobody else is there."""
     court = training()
     for peer in ("a", "b", "a", "b"):
         failed(court, peer)
@@ -257,7 +266,7 @@ COURTS = {
 
 
 def one_each():
-    """Two volunteers with a block each, in a step whose state lies in the store."""
+    """Two volunteers with a block each, in a step whose state is stored."""
     commits = [{"kind": "commit", "step": step, "loss": 1.0} for step in range(2)]
     sealed = {"kind": "checkpoint", "version": 2, "blocks": ["state 0", "state 1"]}
     return Court([*commits, sealed], layouts=(((0, 1), (1, 2)),)).begin("a", "b")
@@ -275,7 +284,7 @@ def sole_holder(*others, **changes):
     return court.begin_prepared("a", "b", *others)
 
 
-# ── what volunteers complain of, and what is written ─────────────────────────────────────────────────────────────
+# ── what volunteers complain of, and what is written ────────────────────────────────────────────────────────
 
 
 def failed(court, peer, microbatch=0):

@@ -1,7 +1,8 @@
-"""A tiny run and a plain trainer for it: the blocks' interpreter, two signing volunteers, torch's AdamW, no network.
+"""A tiny run and a plain trainer for it: the blocks' interpreter, two signing volunteers, torch's AdamW, no
+network.
 
-It sums gradients slot by slot, as the swarm does and the reference does not, and writes what the swarm would leave
-behind: the coordinator's log, the volunteers' signed logs and a final checkpoint.
+It sums gradients slot by slot, as the swarm does and the reference does not, and writes what the swarm would
+leave behind: the coordinator's log, the volunteers' signed logs and a final checkpoint.
 """
 
 import atexit
@@ -54,14 +55,14 @@ def make_author(folder: Path) -> str:
 
 
 def make_run(folder: Path) -> RunDirectory:
-    """A run in `folder / "run"`, and beside it its author's files."""
+    """A run in `folder / "run"`, and its author's files beside it."""
     shutil.copytree(_template(), folder, dirs_exist_ok=True)
     return RunDirectory.open(folder / "run")
 
 
 @cache
 def _template() -> Path:
-    """Made once in a process: tracing takes seconds."""
+    """A template, made once in a process: tracing takes seconds."""
     folder = Path(tempfile.mkdtemp(prefix="hetpeer-tests-"))
     atexit.register(shutil.rmtree, folder)
     model = make_author(folder / "author")
@@ -105,7 +106,7 @@ class Model(nn.Module):
 
 
 def make_frozen_run(folder: Path) -> RunDirectory:
-    """Of a model whose constants are in bfloat16, which numpy does not know; a layer has two names."""
+    """A run of a model whose constants are in bfloat16, which numpy does not know; a layer has two names."""
     (folder / "frozen.py").write_text(FROZEN)
     (folder / "text.txt").write_text("text " * 1000)
     return create_run(
@@ -159,7 +160,7 @@ class Engine:
         )
 
     def train(self) -> None:
-        """Four steps; step 2 is done twice, with a rollback between."""
+        """Train four steps; step 2 is done twice, with a roll-back between."""
         log = Log.open(self.run.log_path)
         log.append({"kind": "reign", "term": 1})
         size_of = self.batches.plan.size_of
@@ -192,7 +193,7 @@ class Engine:
                 }
             )
             numbers = {peer: number for number, peer in enumerate(sorted(work))}
-            if (step, view) == (2, 0):  # decided, and nobody lived to apply it
+            if (step, view) == (2, 0):  # decided, but the run rolled back before anybody applied it
                 continue
             self.optimizer.step()
             digests = [self.state(block, step + 1).digest() for block in range(len(self.blocks))]
@@ -219,7 +220,7 @@ class Engine:
         )
 
     def backward(self, step: int) -> float:
-        """The step's gradient, as the sum of slots; returns the mean loss."""
+        """Compute the step's gradient slot by slot. Returns the mean loss."""
         losses = []
         slots = []
         plan = self.batches.plan

@@ -1,4 +1,4 @@
-"""Those who wait in a forming cluster get a cut of their own (docs/averaging.md, "A cut of their own")."""
+"""Volunteers in a forming cluster get a cut of their own (docs/averaging.md, "A cut of their own")."""
 
 import pytest
 

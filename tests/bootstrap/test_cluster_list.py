@@ -1,4 +1,6 @@
-"""Clusters of a grouped run that do not get on: nobody else waits for them for ever, and nobody who is willing is sent away (docs/averaging.md, "Grouped runs")."""
+"""Clusters that are late or compute nothing: others wait for them for a limited time, and willing volunteers
+stay (docs/averaging.md).
+"""
 
 import pytest
 
@@ -35,7 +37,10 @@ def training(**more):
 
 
 def test_a_cluster_that_needs_longer_for_its_parameters_is_given_longer():
-    """Each time twice as long: else what takes longer than the first time-out would be fetched again and again, and nobody would ever train."""
+    """Twice as long each time.
+
+    Otherwise a fetch that takes longer than the first timeout would begin again and again.
+    """
     one = Waiting().comes("a", "b")
     waited = []
     for _ in range(6):
@@ -59,7 +64,7 @@ def test_a_cluster_trains_the_first_batches_one_after_the_other(fresh_steps, beg
 
 
 def test_a_cluster_in_which_nothing_is_computed_gives_its_batch_to_others():
-    """All are heard, and one of them computes nothing: the others' averagings would wait for it, and the run's end."""
+    """All are heard, but one computes nothing: the others' averagings and the run's end would wait for it."""
     one = training()
     one.passes(1200.0, "a", "b")
     (gone,) = one.of("dissolved")
@@ -116,7 +121,7 @@ def test_who_was_not_there_after_a_failover_was_not_late_for_a_founding():
 
 
 def test_a_cluster_that_has_trained_for_long_is_not_late_for_its_founding():
-    """A volunteer dies, and its lease runs out: what comes next is given no longer for that."""
+    """A volunteer is lost when its lease runs out; later clusters get no longer time for that."""
     one = training()
     one.passes(200.0, *"ab")
     assert one.core.clusters.living[0].whole
@@ -181,7 +186,7 @@ def test_a_cut_goes_with_those_for_whom_it_was_made():
 
 
 def test_a_stranger_does_not_take_the_place_of_who_comes_back():
-    """The coordinator is another, and whoever waited for a cluster is there before its holders are."""
+    """After a change of coordinator a waiting volunteer is there before the holders of the place."""
     one = Waiting([*training().records, commit()])
     one.hello("stranger")
     assert one.claims("stranger") == (1, *FIRST)

@@ -47,7 +47,7 @@ def test_events_that_need_no_decision(state):
     assert court.core.state is reached
 
 
-# ── losing volunteers ────────────────────────────────────────────────────────────────────────────────────────────
+# ── losing volunteers ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_broken_stream_has_its_grace():
@@ -111,7 +111,7 @@ def test_without_a_holder_the_run_goes_back_to_the_checkpoint():
     assert sorted(court.core.history.commits) == [0, 1]
 
 
-# ── checkpoints and the end ──────────────────────────────────────────────────────────────────────────────────────
+# ── checkpoints and the end ─────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_checkpoint_is_one_record_of_all_blocks():
@@ -143,7 +143,7 @@ def test_a_checkpoint_that_fails_is_asked_of_others_at_the_next_border():
 
 
 def test_a_checkpoint_that_takes_longer_than_until_the_next_is_completed_first():
-    """Or none ever would be, and all that is trained could be lost."""
+    """Otherwise there might never be one, and all training could be lost."""
     court = Court(steps=9, checkpoint_every=1).begin("a", "b")
     court.commit("a", "b")
     first = court.order

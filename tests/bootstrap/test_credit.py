@@ -104,7 +104,7 @@ def test_commits_of_before_there_was_credit_give_nothing():
     assert credit_of({"kind": "commit", "step": 0}, commit(1), {"kind": "rollback", "to_version": 1}) == {}
 
 
-# ── at the coordinator ───────────────────────────────────────────────────────────────────────────────────────────
+# ── at the coordinator ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_coordinator_writes_whose_slots_it_has_added():
@@ -133,7 +133,7 @@ def test_what_a_volunteer_says_of_blocks_that_it_does_not_hold_does_not_count():
     assert covers[0] == ((anna, (0, 1)),)
 
 
-# ── at the audit ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── at the audit ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_audit_counts_the_surviving_commits(trained, volunteers):

@@ -25,7 +25,7 @@ def known():
     return DisputedPairs()
 
 
-# ── what is remembered ───────────────────────────────────────────────────────────────────────────────────────────
+# ── what is remembered ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_neither_adds_up_for_the_other_whatever_the_quarrel_is_about(known):
@@ -91,7 +91,7 @@ def test_who_was_waited_for_in_vain_rests_ever_longer(known):
     assert max(found) <= 2**LONGEST
 
 
-# ── who has to go ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── who has to go ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_who_was_shunned_several_times_does_not_come_back(known):
     assert known.is_done_with("a")
 
 
-# ── what votes show ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── what votes show ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def vote(digest, received, *, finite=True, block=0):

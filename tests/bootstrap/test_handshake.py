@@ -1,4 +1,4 @@
-"""Who comes to the coordinator, and who is believed to hold what."""
+"""The handshake: which volunteers come in, and which states they are believed to hold."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How little a volunteer is given that sits on what it gets, and how it comes back."""
+"""Issue limits: a volunteer that does not do its ids gets few, and how its limit recovers."""
 
 import pytest
 
@@ -12,7 +12,7 @@ STEPS = 64
 
 
 def given(issue_limits, steps, does=lambda _number: 0):
-    """How many ids h is given in each of `steps`; it counts as many of them as it `does`, and the rest is taken from it."""
+    """Ids that h is given in each of `steps`. It counts `does(number)` of them; the rest is taken from it."""
     found = []
     for _ in range(steps):
         limit = issue_limits.limits(("h", "a"), IDS).get("h", IDS // 2)
@@ -93,7 +93,7 @@ def test_so_many_are_remembered():
     assert len(issue_limits._limited) == MAX_PEERS
 
 
-# ── in the routes of a step ──────────────────────────────────────────────────────────────────────────────────────
+# ── in the routes of a step ─────────────────────────────────────────────────────────────────────────────────
 
 ROSTER = {"a": (0, 2), "b": (2, 4), "h": (2, 4)}
 HONEST = "ab"

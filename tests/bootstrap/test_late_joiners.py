@@ -1,4 +1,4 @@
-"""Who comes into a step while it runs: in somebody's place, or to share its work."""
+"""Late joiners: volunteers that enter a step while it runs, in a lost one's place or to share its work."""
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.state.effects import CoordinatorState
@@ -14,7 +14,7 @@ def test_a_step_waits_for_a_new_holder_while_its_state_can_be_had():
     effects = court.ready("c")
     begin = court.sent["c", "begin"]
     assert (begin.entry, set(begin.roster), begin.incarnations) == (1, {"a", "c"}, {"a": 1, "c": 1})
-    assert court.told("a", effects) == []  # nobody is told: who needs it will hear it from the newcomer
+    assert court.told("a", effects) == []  # nobody is told: a peer that needs it hears it from the newcomer
     court.sealed("c", (0, 1), blocks=(1, 2))
     assert court.core.state is CoordinatorState.REDUCING
     assert kinds([*court.vote("a"), *court.vote("c")]) == ["commit"]
@@ -32,7 +32,7 @@ def test_a_holder_that_comes_back_with_its_state_goes_on_with_the_step():
     court.sealed("a", (0, 1), blocks=(0, 1))
     assert (
         court.core.state is CoordinatorState.TRAINING
-    )  # what it had counted died with its place in the step
+    )  # what it had counted was lost with its place in the step
     effects = court.sealed("b", (0, 1), blocks=(1, 2))
     assert court.sent["b", "settled"].refused == ()
     assert "plan" in court.told("b", effects)
@@ -126,5 +126,5 @@ def test_nobody_fetches_for_the_rest_of_a_step_that_is_almost_done():
     court.sealed("b", (38, 39))
     for peer in "ab":
         court.vote(peer)
-    assert court.core.state is CoordinatorState.TRAINING  # nobody is waited for who can come in later
+    assert court.core.state is CoordinatorState.TRAINING  # a volunteer that can enter later is not waited for
     assert court.sent["c", "fetch"].version == 1

@@ -1,4 +1,4 @@
-"""What volunteers are taken to do in a second, and when routes leave a cluster."""
+"""Estimated speed of volunteers, and when routes leave a cluster."""
 
 from collections import Counter
 from itertools import pairwise
@@ -17,7 +17,7 @@ INT8 = Compression(forward=3.97, backward=3.97)
 
 
 def swarm(places: dict[str, tuple[int, tuple[int, int]]], flops: tuple[float, ...]) -> Membership:
-    """Volunteers that reach a FLOP/s each: name → cluster and blocks."""
+    """Volunteers of 1 FLOP/s each: name → cluster and blocks."""
     costs = [BlockDemand(elements=1, memory_bytes=1, flops=one) for one in flops]
     members = Membership([[(0, len(flops))]], costs)
     for name, (cluster, place) in places.items():
@@ -33,7 +33,7 @@ def routed(members: Membership) -> Counter[tuple[str, ...]]:
 
 
 def test_whose_blocks_are_heavier_does_fewer_of_them() -> None:
-    """The head of a model is one block, and takes as long as four others."""
+    """The head of a model is one block and takes as long as four others."""
     members = swarm(
         {"whole": (0, (0, 5)), "front": (1, (0, 4)), "head": (1, (4, 5))}, (1.0, 1.0, 1.0, 1.0, 4.0)
     )
@@ -45,7 +45,7 @@ def test_whose_blocks_are_heavier_does_fewer_of_them() -> None:
 
 
 def test_what_training_took_counts_for_more_than_what_was_tried_before() -> None:
-    """Both have tried alike, but one of them is held to a third of its processor."""
+    """Both rehearsed alike, but one is limited to a third of its processor."""
     members = swarm({"free": (0, (0, 2)), "held": (1, (0, 2))}, (1.0, 1.0))
     assert routed(members) == {("free",): 12, ("held",): 12}
     for name, seconds in (("free", 0.1), ("held", 0.3)):
@@ -66,7 +66,10 @@ def test_who_has_not_trained_is_as_much_slower_than_it_was_before_as_the_others(
 def test_a_slow_line_that_may_compress_is_no_reason_to_leave_its_ends_idle(
     compression: Compression, least: int, most: int
 ) -> None:
-    """Two pipelines that compute alike. On the line of one of them a bundle takes ten times as long as the work, uncompressed, on the other's a tenth."""
+    """Two pipelines of equal speed.
+
+    Uncompressed, a bundle takes ten times as long as the work on one's link, a tenth on the other's.
+    """
     members = swarm({f"{c}{s}": (n, (s, s + 1)) for n, c in enumerate("ab") for s in range(2)}, (1.0, 1.0))
     for name, volunteer in members.volunteers.items():
         volunteer.computing = 0.3
@@ -91,7 +94,9 @@ def test_blocks_without_products_are_no_reason_to_divide_by_nothing() -> None:
 
 
 def test_pipelines_of_neighbours_stay_together_where_speeds_differ_a_little() -> None:
-    """Three pipelines of four, each with a cut and speeds of its own: no more ids leave theirs than one for each of its places."""
+    """Three pipelines of four, each with its own cut and speeds: no more ids leave theirs than it
+    has places.
+    """
     cuts = ((0, 2, 5, 7, 10), (0, 3, 5, 8, 10), (0, 2, 4, 7, 10))
     places = {
         f"{cluster}{stage}": (cluster, place)

@@ -1,4 +1,4 @@
-"""What each volunteer's links aim at: the time between two microbatches of its sender."""
+"""Link targets: the time between two microbatches of a link's sender."""
 
 import pytest
 
@@ -7,7 +7,10 @@ from hetpeer.bootstrap.state.volunteer import Volunteer
 
 
 def swarm(**computing: float) -> list[Volunteer]:
-    """Two stages: names that begin with a have the first block, with b the second. Each knows its lines to the others, of a fifth of a second."""
+    """Two stages: names with a have the first block, with b the second.
+
+    Each knows its links, of a fifth of a second.
+    """
     found = []
     for name, seconds in computing.items():
         one = Volunteer(name, 1, 0.0, place=(0, 1) if name[0] == "a" else (1, 2), computing=seconds)
@@ -17,7 +20,10 @@ def swarm(**computing: float) -> list[Volunteer]:
 
 
 def test_a_slow_one_among_several_lets_nobody_elses_links_be_slow() -> None:
-    """It does a thirtieth of the microbatches. Before, all links were to take ten seconds, as it does, and nothing was compressed."""
+    """It does a thirtieth of the microbatches.
+
+    Once all links aimed at its ten seconds, and nothing was compressed.
+    """
     ready = swarm(a1=1.0, a2=1.0, a3=10.0, b1=1.0, b2=1.0, b3=1.0)
     found = targets(ready, 10.0)
     assert found["a1"] == found["a2"] == pytest.approx(1.0)

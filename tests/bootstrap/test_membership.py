@@ -132,7 +132,9 @@ def test_one_busy_moment_does_not_change_an_uplink_much():
 
 
 def test_words_about_whom_one_shuns_count_between_those_who_take_part_and_who_shuns_most_ends_alone():
-    """Else idle names would have an honest one left out, and a liar would choose who sees what it sends."""
+    """Otherwise idle names could exclude an honest volunteer, and a liar could choose who sees
+    what it sends.
+    """
     book = Membership((EVEN,), COSTS)
     one, behind = [], []
     for cluster, (first, second) in enumerate(("ax", "by", "cz")):

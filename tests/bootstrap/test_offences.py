@@ -1,4 +1,4 @@
-"""Holders that report what no honest one does: it counts for nothing, and does not set the whole step in motion."""
+"""Holders that report what no honest one does: it does not count, and does not disturb the whole step."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def report(court, peer, *contents, slot=0, losses=None):
 
 
 def tasks(effects):
-    """How many microbatches are handed out again."""
+    """Microbatches that are handed out again."""
     return sum(
         len(x.message.tasks) for x in effects if isinstance(x, Send) and isinstance(x.message, m.Reroute)
     )
@@ -70,7 +70,7 @@ def test_losses_of_other_ids_are_an_offence_too(court):
 
 
 def test_reports_that_are_refused_again_and_again_open_an_id_a_few_times(court):
-    """As of one who leaves the losses out: without a bound each would hand out everything."""
+    """For instance without losses: without a bound each report would hand out everything."""
     handed = [tasks(report(court, "a", part(IDS, 1, 2), slot=slot, losses={})) for slot in range(50)]
     assert handed == [len(IDS)] * MAX_REOPENED + [0] * (50 - MAX_REOPENED)
     court.sent.clear()
@@ -106,14 +106,14 @@ def unusable(court, peer, given, microbatch=0):
 
 
 def test_who_sends_rubbish_is_gone_around_and_halts_nothing():
-    """One that sends NaN to everybody would be three failures at once."""
+    """One that sends NaN to everybody would cause three failures at once."""
     court = Court(layouts=(((0, 1), (1, 2)),)).begin("a", "b", "c", "d", "e", "f")
     places = {peer: one.place for peer, one in court.core.members.volunteers.items()}
     first, second = (sorted(peer for peer in places if places[peer] == place) for place in ((0, 1), (1, 2)))
     assert len(first) == len(second) == 3
     ways = court.core.machine.steps.first._ways
     liar = ways._routes[0][0].peer
-    ways._been[0].update(second)  # where its links are down it sends it to somebody else each time
+    ways._been[0].update(second)  # where its links are down it sends it to another peer each time
     for peer in second:
         effects = unusable(court, peer, liar)
         assert not [effect for effect in effects if isinstance(effect, Halt)]
@@ -127,7 +127,7 @@ def way(court, microbatch):
 
 
 def two_by_two():
-    """A court, in which both ids go from a liar to a victim, and the other one that has the victim's block."""
+    """Both ids go from a liar to a victim; another peer has the victim's block, too."""
     court = Court(layouts=(((0, 1), (1, 2)),), steps=8).begin("a", "b", "c", "d")
     ways = court.core.machine.steps.first._ways
     liar, victim = way(court, 0)
@@ -139,8 +139,10 @@ def two_by_two():
 
 
 def test_what_came_by_a_way_that_nobody_ordered_is_no_failure_and_nothing_passes_there_any_more():
-    """A sender whose link is refused goes around it without asking. Its next victim was not listened to, as the id had no business there, refused it as well, and what was
-    handed out to go from one to the other stood still for two time-outs.
+    """A sender whose link is refused goes around it without asking.
+
+    Once the coordinator ignored its next victim, because the id was not routed there. The victim refused the
+    sender as well, and ids from one to the other stood still for two timeouts.
     """
     court, liar, victim, other = two_by_two()
     court.core.machine.steps.first._ways._been[0].clear()
@@ -174,12 +176,12 @@ def test_who_accuses_everybody_halts_nothing():
     assert [bool(told) for told in effects] == [True] * MAX_FAILURES + [False] * 3
 
 
-# ── what nobody can compute ──────────────────────────────────────────────────────────────────────────────────────
+# ── what nobody can compute ─────────────────────────────────────────────────────────────────────────────────
 
 STAGES = (((0, 1), (1, 2)),)
 SYNC_S = 60.0
 MOVED_S = 6.0
-"""Then a run goes back for who can be spared, or moves it."""
+"""Then the run rolls back for a redundant volunteer, or moves it."""
 
 
 def halts(effects):
@@ -187,7 +189,7 @@ def halts(effects):
 
 
 def later(court, seconds, *peers):
-    """Time passes, and `peers` live. What is done meanwhile."""
+    """Let time pass while `peers` live. Returns what happens meanwhile."""
     effects, until = [], court.now + seconds
     while court.now < until:
         for peer in peers:
@@ -197,7 +199,7 @@ def later(court, seconds, *peers):
 
 
 def test_two_that_say_that_all_others_are_to_blame_halt_nothing():
-    """Each fails itself, as well, and between them they name everybody else."""
+    """Each also fails itself, and together they blame everybody else."""
     court = Court().begin(*"abcde")
     ways = court.core.machine.steps.first._ways
     one = ways._routes[0][0].peer
@@ -240,7 +242,7 @@ def test_a_failure_counts_only_of_whom_the_microbatch_may_have_come_to():
 
 
 def test_who_holds_a_block_in_place_of_somebody_who_has_left_may_fail_it():
-    """Nobody tells the coordinator what is left over for it."""
+    """The coordinator is not told of leftovers that went to it."""
     court = one_each()
     court.tell("b", m.Farewell())
     court.prepare("c")
@@ -251,8 +253,11 @@ def test_who_holds_a_block_in_place_of_somebody_who_has_left_may_fail_it():
 
 
 def others_come(court, *peers, besides=()):
-    """`peers` are here, and one of them is moved to the block that nobody holds, whoever lives `besides`. Returns who that is."""
-    for _ in range(2):  # the run goes back, all have the state again, and then one is moved
+    """Let others come: one of them is moved to the block without a holder.
+
+    `besides` live on. Returns the one that was moved.
+    """
+    for _ in range(2):  # the run rolls back, all fetch the state again, and then one is moved
         later(court, MOVED_S, *peers, *besides)
         for peer in peers:
             court.tell(peer, m.Prepared())
@@ -264,7 +269,7 @@ def others_come(court, *peers, besides=()):
 
 
 def fails_alone(court, peer, microbatch=0):
-    """All that happens while `peer` fails as often as it is heard."""
+    """Let `peer` fail as often as it is heard. Returns all that happens."""
     effects = [effect for _ in range(MAX_FAILURES) for effect in failed(court, peer, microbatch)]
     assert "fenced" in court.told(peer, effects) or halts(effects)
     return effects
@@ -315,7 +320,7 @@ def test_it_says_so_at_once_that_it_has_the_state_and_has_to_wait_all_the_same()
 
 
 def test_a_model_that_nobody_can_compute_ends_the_run_once_others_have_tried():
-    """One after the other holds the block, and fails."""
+    """One volunteer after another holds the block, and fails."""
     court = sole_holder("c", "d", "e", sync_s=SYNC_S)
     everybody = ["a", "c", "d", "e"]
     holder, tried = "b", []
@@ -328,7 +333,7 @@ def test_a_model_that_nobody_can_compute_ends_the_run_once_others_have_tried():
 
 
 def test_whatever_is_said_of_a_failure_can_be_said_to_others():
-    """A text as long as may be, and what the coordinator adds to it."""
+    """The longest allowed text, and what the coordinator adds to it."""
     court = Court().begin("a", "b")
     for peer in "abab":
         ended = court.tell(peer, m.Failed(line=court.line, step=0, id=0, why="x" * m.MAX_TEXT))
@@ -352,7 +357,9 @@ def test_two_without_anybody_who_could_be_moved_there_end_it():
     ("visitor", "rooms"), [("", LONE), ("b", ALONE)], ids=["nobody else, ever", "somebody was there"]
 )
 def test_one_that_fails_alone_ends_it_as_nobody_comes(visitor, rooms):
-    """A run of one volunteer, whose loss is no number: it is told why, in the end; soon where nobody else has ever been there."""
+    """A run of one volunteer whose loss is not finite: it is told why in the end, and soon if nobody else was
+    ever there.
+    """
     court = Court(sync_s=SYNC_S).begin("a")
     if visitor:
         court.hello(visitor)

@@ -71,7 +71,7 @@ def test_a_younger_step_is_counted_and_reduced_when_it_is_its_turn():
 
 
 def test_nobody_waits_for_a_younger_step():
-    """What is not counted of it is not handed out again: its work comes after that of the older one."""
+    """Its undone ids are not handed out again: their work comes after that of the older step."""
     one = court(stall_s=5.0).begin("a", "b")
     one.count("a", step=0)
     for _ in range(200):
@@ -86,7 +86,7 @@ def test_what_stands_still_a_second_time_may_wait_for_a_younger_step():
     one = court(stall_s=5.0).begin("a", "b")
 
     def handed_out():
-        """Steps of which ids were handed out, until something was."""
+        """Steps whose ids were handed out, until something was."""
         steps: list[int] = []
         while not steps:
             effects = one.tick(1.0)
@@ -188,7 +188,9 @@ def test_a_leaver_is_struck_off_all_of_them():
 
 @pytest.mark.parametrize("stored", [True, False])
 def test_without_the_holders_of_older_versions_the_run_goes_back(stored):
-    """A single fresh step would wait for somebody who fetches its version: of these nobody else has the state."""
+    """A fresh step alone would wait for a volunteer that fetches its version; here nobody else has that
+    state.
+    """
     one = court(layouts=(((0, 1), (1, BLOCKS)),), checkpoint_every=1)
     one.begin("a", "b")
     one.sealed("a", (0, 1), blocks=(0, 1))

@@ -1,4 +1,4 @@
-"""Which places serve a run best with a newcomer there."""
+"""Ranking of open places for a newcomer."""
 
 import random
 import statistics
@@ -68,7 +68,7 @@ def newcomer(tflops=1.0, **facts):
 
 
 def chosen(book, who, work):
-    """The block that `who` takes."""
+    """The block that `who` chooses."""
     return choose_place(ranked(book, who, work), who.memory_bytes or sys.maxsize).begin
 
 
@@ -85,7 +85,7 @@ def test_a_slow_uplink_keeps_to_where_little_crosses():
     book = swarm(work, (1, 1.0, {"uplink": 100 * MEGA}), (2, 1.0, {"uplink": 100 * MEGA}))
     assert choose_place(book.places(), sys.maxsize).begin == 3
     assert chosen(book, newcomer(uplink=MEGA), work) == 0
-    assert chosen(book, newcomer(uplink=100 * MEGA), work) == 3  # no reason for another than the largest
+    assert chosen(book, newcomer(uplink=100 * MEGA), work) == 3  # nothing speaks against the largest
 
 
 def test_where_all_blocks_are_held_help_goes_where_a_step_waits():
@@ -95,7 +95,7 @@ def test_where_all_blocks_are_held_help_goes_where_a_step_waits():
 
 
 def test_of_several_that_a_step_waits_for_alike_one_is_helped_and_no_idle_one():
-    """No step gets shorter by one more machine then."""
+    """One more machine makes no step shorter then."""
     work = asks([1, 1, 1])
     book = swarm(work, (0, 0.1, {}), (1, 0.1, {}), (2, 5.0, {}))
     assert choose_place(book.places(), sys.maxsize).begin == 2
@@ -105,7 +105,7 @@ def test_of_several_that_a_step_waits_for_alike_one_is_helped_and_no_idle_one():
 
 
 def test_sums_over_a_slow_uplink_count_too():
-    """What it would add up of the block that is slower takes longer than it saves."""
+    """Its share of the reduce takes longer than it saves at the slower block."""
     work = replace(asks([1.0, 1.2]), reduced=np.array([MEGA, 2000 * MEGA]))
     book = swarm(work, (0, 1.0, {"uplink": 100 * MEGA}), (1, 1.0, {"uplink": 100 * MEGA}))
     assert chosen(book, newcomer(uplink=10 * MEGA), work) == 0
@@ -121,7 +121,7 @@ def test_what_training_has_shown_counts_more_than_what_was_said():
     book = swarm(work, (0, 1.0, wide), (1, 1.0, wide), (2, 1.0, wide))
     assert chosen(book, newcomer(**wide), work) == 2
     book = swarm(work, (0, 1.0, wide | {"links": line}), (1, 1.0, wide), (2, 1.0, wide))
-    assert chosen(book, newcomer(**wide), work) == 0  # another one sends what waits for that line
+    assert chosen(book, newcomer(**wide), work) == 0  # another volunteer waits for that link
 
 
 def test_who_has_only_multiplied_matrices_is_taken_to_fall_behind_as_others_do():
@@ -183,7 +183,7 @@ def test_no_claim_is_the_end_of_it(claims):
 
 
 def joined(machines, work, layout, *, by_steps, departures=()):
-    """The table after `machines`, (FLOP/s, bytes/s) each, have come one after the other."""
+    """The table after `machines`, (FLOP/s, bytes/s) each, have joined one after another."""
     costs = [
         BlockDemand(elements=1, memory_bytes=1 + block % 2, flops=f) for block, f in enumerate(work.flops)
     ]
@@ -219,7 +219,7 @@ def lines_of(machines):
 
 
 def some(draw, count, stages):
-    """Machines, work and layout: speeds and lines as unequal as those at people's homes."""
+    """Machines, work and layout: speeds and links as unequal as in people's homes."""
     blocks = 2 * stages
     crossing = [draw.choice((0.2, 1.0, 4.0)) for _ in range(blocks - 1)]
     work = asks([draw.choice((0.5, 1.0, 2.0, 4.0)) for _ in range(blocks)], crossing)
@@ -259,14 +259,16 @@ def test_of_several_who_want_the_same_place_one_gets_it_and_the_others_look_agai
 
 
 class AsEver(HistoryConfig):
-    """Places are not compared."""
+    """A run in which places are not compared."""
 
     def coordinator(self, numerics):
         return replace(super().coordinator(numerics), asks=None)
 
 
 def steps_of(kind):
-    """Seconds of the last steps of a simulated swarm whose volunteers come one after the other and choose by themselves."""
+    """Seconds of the last steps of a simulated swarm whose volunteers join one after another and choose for
+    themselves.
+    """
     tflops = (2, 1, 8, 2, 8, 1)
     work = asks([1, 4, 1, 1], crossing=(0.2, 0.2, 4.0), reduced=MEGA)
     machines = [(TERA * speed, 20 * MEGA) for speed in tflops]

@@ -1,4 +1,4 @@
-"""What is no message about the log is a ProtocolError, however little of msgpack it is."""
+"""Bytes that are no message about the log raise ProtocolError, even if they are hardly msgpack."""
 
 import msgpack
 import pytest

@@ -1,4 +1,4 @@
-"""How much of a peer a coordinator listens to."""
+"""The per-peer rate limit of a coordinator."""
 
 import pytest
 
@@ -8,7 +8,7 @@ BEGAN = 100.0
 
 
 def listened(within_s: float, nbytes: int, *, session: bool) -> int:
-    """How many such messages of a peer that never pauses."""
+    """Messages read within that time from a peer that never pauses."""
     hearing, now, heard = RateLimit(BEGAN), BEGAN, 0
     while True:
         now += hearing.wait(now, session=session) + 1e-9

@@ -1,4 +1,4 @@
-"""Volunteers get other blocks while the run goes on: at a border, at a version that is stored, and only those who are still here."""
+"""Volunteers get other blocks at a barrier, at a stored version, and only if the same ones are still here."""
 
 import pytest
 

@@ -31,7 +31,7 @@ def missed(one, peer, sums="", parts=""):
     one.missed(peer, m.Missed(line=LINE, step=0, plan=1, sums=tuple(sums), parts=tuple(parts)))
 
 
-# ── sums that are not what was sent ──────────────────────────────────────────────────────────────────────────────
+# ── sums that are not what was sent ─────────────────────────────────────────────────────────────────────────
 
 
 def test_what_is_known_of_two_turns_nobody_out_while_a_third_adds_up():
@@ -57,7 +57,7 @@ def test_who_drowns_all_others_has_to_go():
     assert one.turned_out() == {"b": HUGE}
 
 
-# ── parts that cannot be added ───────────────────────────────────────────────────────────────────────────────────
+# ── parts that cannot be added ──────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_part_that_one_cannot_add_is_added_by_others():
@@ -105,7 +105,7 @@ def test_strangers_oneself_and_other_plans_are_not_objected_to(peer, to, plan):
     assert not one.pending
 
 
-# ── plans that run out of time ───────────────────────────────────────────────────────────────────────────────────
+# ── plans that run out of time ──────────────────────────────────────────────────────────────────────────────
 
 
 def test_without_a_word_nothing_follows():

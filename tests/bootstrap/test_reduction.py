@@ -67,7 +67,7 @@ def test_votes_of_other_blocks_than_ones_own_do_not_count():
 
 
 def test_a_vote_on_a_block_twice_is_an_offence():
-    """The one word for the others, the other one so that they differ: nobody would be found."""
+    """One vote agrees with the others and one differs: the liar could not be found."""
     one, twice = reduce(), vote(digests=("x", "y"))
     also = twice.blocks[1].model_copy(update={"digest": "z"})
     with pytest.raises(ProtocolError):
@@ -133,11 +133,14 @@ def test_a_plan_is_overdue_when_nothing_comes_and_who_is_silent_three_times_is_m
 
 
 def test_what_a_step_needed_is_waited_for_in_the_next_ones_and_never_more():
-    """A swarm whose sums come every twelve seconds: once it has run out, it does not again after a few steps. And nobody makes us wait longer by being late."""
+    """Reduces that take twelve seconds: after one timeout there is none for a few steps.
+
+    Nobody gets longer timeouts by being late.
+    """
     timeouts = AdaptiveTimeouts()
 
     def step(gap_s: float) -> bool:
-        """Whether a reduce whose sums come so far apart ran out of time on its way."""
+        """Whether a reduce whose shards come this far apart timed out on its way."""
         one, now = Reduce(CONFIG, {}, DisputedPairs(), timeouts, 0.0), 0.0
         one.make(SUMS, ROSTER, now)
         voided = False

@@ -1,4 +1,4 @@
-"""A reliable peer's two logs: what was decided, and what was told of it to everybody else."""
+"""A reliable peer's two files: decided records, and what it has promised."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def lead(run: RunDirectory, record: Mapping[str, Any] | None = None) -> No
 
 @pytest.mark.swarm
 def test_a_ledger_that_tells_another_story_than_the_journal_stops_the_run(fresh: RunDirectory) -> None:
-    """As where somebody puts one of the two files back from another day."""
+    """For instance if one of the two files is restored from another day."""
     uvloop.run(lead(fresh, DECIDED))
     assert list(read_log(fresh.log_path)) == [DECIDED]
     uvloop.run(lead(fresh))
@@ -73,7 +73,9 @@ def test_a_ledger_that_tells_another_story_than_the_journal_stops_the_run(fresh:
 
 
 async def looked_at_while_it_is_written(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> Replica:
-    """What is there at the moment at which a record is on the disk, and the loop has not heard of it: nothing."""
+    """Records and history at the moment when a record is on the disk, and the event loop has not
+    heard of it.
+    """
     written, looked = threading.Event(), threading.Event()
     append = Log.append
 
@@ -101,7 +103,10 @@ async def looked_at_while_it_is_written(run: RunDirectory, monkeypatch: pytest.M
 def test_what_is_folded_has_the_records_that_there_are(
     fresh: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever compares their number with what it has seen misses none: a follower that did never heard of the run's end."""
+    """A follower that compares their number with what it has seen misses none.
+
+    One once missed the run's end.
+    """
     replica = uvloop.run(looked_at_while_it_is_written(fresh, monkeypatch))
     assert len(replica.records) == 1
     with pytest.raises(LocalError):
@@ -109,7 +114,7 @@ def test_what_is_folded_has_the_records_that_there_are(
 
 
 async def amend_anew(run: RunDirectory, latest: bytes) -> None:
-    """Lead again, until what the directory says of the reliable peers is `latest`."""
+    """Lead again, until the directory's amendment is `latest`."""
     node = await Node.start(NodeConfig(), Identity.load(run.identity_path))
     council = MembershipConfig(run.signed, run.path)
     try:
@@ -148,7 +153,7 @@ def test_the_recorded_one_of_two_amendments_with_one_number_is_not_undone(fresh:
 
 
 async def outcomes(run: RunDirectory, leader: str) -> list[Halt | None]:
-    """What a reliable peer that has missed a halt takes for the end of the run, after each message of the leader's."""
+    """The end of the run for a reliable peer that missed a halt, after each message of the leader."""
     node = await Node.start(NodeConfig(), Identity.load(run.identity_path))
     first = [None, {"kind": "reign", "term": 1}, DECIDED]
     again = [None, {"kind": "reign", "term": 2}]
@@ -178,7 +183,7 @@ async def outcomes(run: RunDirectory, leader: str) -> list[Halt | None]:
 
 @pytest.mark.swarm
 def test_a_halt_after_which_the_run_went_on_is_not_its_end(fresh: RunDirectory, tmp_path: Path) -> None:
-    """A new reliable peer, or one that was away, is told of it as of all that was decided."""
+    """A new reliable peer, or one that was away, is told of the halt as of all decided records."""
     me = Identity.load(fresh.identity_path).peer_id
     others = [Identity.create(tmp_path / name).peer_id for name in "bc"]
     run = resign(fresh, coordinators=(me, *others))

@@ -1,4 +1,4 @@
-"""The ways of a step's ids as peers come and go."""
+"""Routes of a step's ids as peers come and go."""
 
 import time
 from collections import Counter
@@ -16,7 +16,7 @@ IDS = range(12)
 
 
 def assignments(roster: dict[str, tuple[int, int]]) -> Assignments:
-    """Of a step of which nothing is done yet."""
+    """Assignments of a step of which nothing is done yet."""
     return Assignments(IDS, roster, BLOCKS, {}, lambda: set(IDS), lambda _block, _id: None)
 
 
@@ -31,7 +31,7 @@ def test_a_newcomer_gets_its_part_and_who_begins_is_told() -> None:
 
 
 def test_what_nobody_can_begin_is_told_to_nobody_until_somebody_can() -> None:
-    """Who began it is back at a shorter place, and nobody holds what it does not hold any more."""
+    """Its first hop is back at a shorter place, and nobody holds the rest."""
     roster = {"a": (0, 2), "b": (2, 4)}
     ways = assignments(roster)
     roster["a"] = (0, 1)
@@ -45,14 +45,14 @@ def test_what_nobody_can_begin_is_told_to_nobody_until_somebody_can() -> None:
 
 
 def test_who_is_back_keeps_what_was_to_pass_it() -> None:
-    """Its ids are its part already: nothing is taken from anybody, least of all from itself."""
+    """Its ids are its share already: nothing is taken from anybody, least of all from itself."""
     roster = {"a": (0, 2), "b": (2, 4), "c": (2, 4)}
     ways = assignments(roster)
     assert ways.share("b", 1.0) == {}
 
 
 def routed(lines: LinkCosts, speeds: dict[str, float] | None = None) -> Counter[tuple[str, ...]]:
-    """How many of twelve ids go which way through two clusters of two stages."""
+    """How many of twelve ids take each route through two clusters of two stages."""
     roster = {"a1": (0, 2), "a2": (2, 4), "b1": (0, 2), "b2": (2, 4)}
     routes = assign_routes(IDS, roster, BLOCKS, speeds or {}, lines)
     return Counter(tuple(hop.peer for hop in route) for route in routes.values())
@@ -68,7 +68,7 @@ def test_ids_stay_in_their_cluster_where_all_else_is_equal() -> None:
 
 
 def test_the_load_counts_for_more_than_the_cluster() -> None:
-    """Of each cluster another half is slow: the fast halves work together."""
+    """Another half of each cluster is slow: the fast halves work together."""
     ways = routed(LinkCosts(CROSSED), {"a1": 4.0, "a2": 4.0, "b1": 1.0, "b2": 1.0})
     assert ways["a1", "a2"] >= 8
 
@@ -86,7 +86,7 @@ def test_a_line_that_was_never_used_is_not_taken_to_be_faster_than_the_known_one
 
 
 def test_a_coordinator_knows_lines_from_what_volunteers_say() -> None:
-    """In the time of a block at the fastest, there and back together."""
+    """In block times of the fastest peer, forward and back together."""
     members = Membership([[(0, 2), (2, 4)]], [BlockDemand(elements=1, memory_bytes=1, flops=1.0)] * BLOCKS)
     said = {"a": ((0, 2), 2.0, 0.2, {"b": 1.0, "gone": 9.0}), "b": ((2, 4), 1.0, 0.4, {"a": 0.5})}
     for peer, (place, speed, computing, links) in said.items():
@@ -107,7 +107,10 @@ def test_a_coordinator_knows_lines_from_what_volunteers_say() -> None:
 
 
 def test_neither_a_small_block_nor_a_liar_makes_lines_dear() -> None:
-    """An embedding takes a hundredth of a block of middle size, and somebody computes in no time, as it says: a line is as dear as what takes as long at a peer."""
+    """An embedding takes a hundredth of a median block, and one volunteer claims to compute in no time.
+
+    Neither makes links expensive.
+    """
     costs = [BlockDemand(elements=1, memory_bytes=1, flops=flops) for flops in (0.04, 2.0, 1.0, 0.96)]
     members = Membership([[(0, 1), (1, 2), (2, 3), (3, 4)]], costs)
     for number, (peer, computing) in enumerate((("a", 0.004), ("b", 0.2), ("c", 1e-9), ("d", 0.096))):
@@ -127,7 +130,7 @@ def test_neither_a_small_block_nor_a_liar_makes_lines_dear() -> None:
 
 
 def passing(ways: Assignments, *pair: str) -> int:
-    """How many ids go from one of these to the other."""
+    """Ids that go from one of these to the other."""
     tasks = [task for first in ("a", "b", "x") for task in ways.tasks(first)]
     return sum(tuple(hop.peer for hop in task.route) == pair for task in tasks)
 
@@ -166,7 +169,7 @@ def test_they_stay_apart_when_others_come_and_go() -> None:
 
 
 def test_however_many_pairs_are_named_routes_are_found_at_once_and_avoid_what_they_can() -> None:
-    """Four who have a stage, and twelve who have the next: nobody is to make the search for ways through them all a long one."""
+    """Four peers have one stage and twelve the next: nobody can make the search for routes long."""
     roster = {f"a{n}": (0, 2) for n in range(5)} | {f"y{n}": (2, 4) for n in range(13)}
     pairs = {frozenset((f"a{n}", f"y{k}")) for n in range(4) for k in range(12)}
     ids = range(48)

@@ -1,4 +1,4 @@
-"""Sessions of volunteers that begin again and again, say too much, acknowledge nothing, or are held for nothing."""
+"""Sessions of volunteers that begin again and again, send too much, acknowledge nothing, or stay idle."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HELLO = m.Hello(run="run", incarnation=1)
 
 
 class Desk:
-    """Who is told; it lets in whoever says Hello, but for strangers."""
+    """A host that admits every peer that says Hello, except strangers."""
 
     def __init__(self) -> None:
         self.heard: list[m.Message] = []
@@ -40,13 +40,13 @@ class Desk:
     def resumed(self, peer: str) -> None: ...
 
     def looks(self, times: int) -> None:
-        """So many looks, without the time between them."""
+        """Make this many checks, without the time between them."""
         for _ in range(times):
             self.reception.look(self.reception._looked + LOOK_S)
 
 
 class Quiet(Kept):
-    """A volunteer that hears what it is told."""
+    """A volunteer that acknowledges what it is told."""
 
     async def frame(self, _channel: Channel, _header: Any, payload: Any, _length: int) -> None:
         await payload.receive_bytes(m.MAX_MESSAGE_BYTES)
@@ -85,7 +85,7 @@ async def test_a_session_begins_once(desk: Desk, network: Loopback) -> None:
 async def test_sessions_without_end_are_heard_one_after_the_other(
     desk: Desk, network: Loopback, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever is said in the others is said to nobody: who begins anew costs a record in the log each time."""
+    """Nothing is sent in the older ones. A new session costs a record in the log each time."""
     monkeypatch.setattr(rate_limit, "SESSIONS", (0.01, 3.0))
     for number in range(20):
         with session(network, f"session {number}", HELLO) as channel, suppress(TimeoutError):

@@ -1,4 +1,6 @@
-"""One step at the coordinator, driven by hand: how it is shared, what is handed out again, plans and votes."""
+"""One step at the coordinator, driven by hand: how it is shared, what is handed out again, plans
+and votes.
+"""
 
 import math
 
@@ -24,7 +26,7 @@ def test_work_is_shared_by_the_speed_that_was_found_on_the_place():
 
 
 def test_links_aim_at_what_was_last_said_in_whatever_state():
-    """Of those on the roster; the author's ratio bounds what the slowest link is asked for."""
+    """Among peers on the roster; the author's ratio bounds the slowest link."""
     court = Court(layouts=(((0, 1), (1, 2)),), link_ratio=10.0)
     seen = set()
 
@@ -67,7 +69,7 @@ def test_a_step_is_committed_when_all_holders_voted_alike():
 
 
 def test_who_leaves_losses_out_commits_nothing():
-    """A commit whose loss is no number could not be read again."""
+    """A commit whose loss is not a number could not be read again."""
     court = training()
     ids = [task.id for task in court.sent["a", "begin"].tasks]
     contents = (m.Contents(begin=0, end=BLOCKS, ids=tuple(ids)),)
@@ -182,7 +184,7 @@ def test_a_plan_that_goes_on_is_not_given_up_however_slow_it_is():
         second(plan=1)
     assert court.sent["a", "plan"].plan == 1
     for _ in range(int(reduce_s) + 1):
-        second(plan=0)  # an older one, which says nothing of this
+        second(plan=0)  # an older plan, which says nothing of this one
     assert court.sent["a", "plan"].plan == 2
 
 
@@ -241,7 +243,9 @@ def test_the_last_ids_are_hedged_once_when_they_take_unusually_long():
     court.tick(0.4)
     court.sealed("b", range(20, 38), slot=1)
     court.sent.clear()
-    court.tick(5.0)  # the longest lull was 3 s; everybody is to say what it has, and nothing is handed out
+    court.tick(
+        5.0
+    )  # nothing was counted for 3 s at most; now everybody is asked to report, and nothing is handed out
     assert {key: x.tasks for key, x in court.sent.items()} == {("a", "reroute"): (), ("b", "reroute"): ()}
     court.sent.clear()
     court.tick(1.4)
@@ -267,7 +271,7 @@ def test_nothing_is_hedged_before_anything_was_counted_nor_many_at_once():
 
 
 def test_a_failure_goes_to_somebody_else_and_halts_when_nobody_is_left():
-    """Not before: three volunteers that say so could halt any run."""
+    """Not before: three lying volunteers could halt any run."""
     court = Court().begin("a", "b", "c", "d")
     peer, tried = "a", []
     for _ in range(3):

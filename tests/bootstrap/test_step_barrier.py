@@ -1,4 +1,4 @@
-"""Between two steps: who is waited for, and who fills a gap."""
+"""The step barrier: which volunteers are waited for, and which fill a gap."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_who_never_gets_ready_is_waited_for_ever_less():
 
 
 def test_somebody_else_comes_where_somebody_has_a_place_and_never_works():
-    """What it needs cannot be had, or it does so on purpose."""
+    """The state that it needs cannot be fetched, or it does so on purpose."""
     court = Court(layouts=(((0, 1), (1, 2)),), sync_s=2.0)
     for peer in ("a", "b", "c"):
         court.hello(peer)
@@ -104,7 +104,7 @@ def test_after_a_restart_holders_have_their_time_to_come_back():
     assert late.records[-1]["kind"] == "rollback"
 
 
-# ── who makes others wait on purpose ─────────────────────────────────────────────────────────────────────────────
+# ── who makes others wait on purpose ────────────────────────────────────────────────────────────────────────
 
 
 def waited(court, *peers):
@@ -118,7 +118,7 @@ def waited(court, *peers):
 
 
 def trained(court, seconds, *peers):
-    """A step that takes so long is committed by `a`."""
+    """Let `a` commit a step that takes this long."""
     for _ in range(seconds):
         for peer in ("a", *peers):
             court.tell(peer, m.Heartbeat())
@@ -142,7 +142,7 @@ def test_another_session_does_not_make_others_wait_as_long_again():
 def test_who_says_that_it_was_late_for_what_it_was_not_told_to_fetch_is_not_waited_for():
     court = Court(sync_s=8.0, steps=20).begin("a")
     court.commit("a")
-    court.count("a")  # nobody is told to fetch any more for this step
+    court.count("a")  # nobody is told to fetch for this step any more
     court.prepare("b")
     assert ("b", "fetch") not in court.sent
     for _ in range(3):
@@ -167,7 +167,7 @@ def test_however_many_come_and_are_not_ready_they_hold_up_a_share_of_the_time():
 
 
 def test_who_needs_a_long_wait_gets_it_though_others_waste_all_there_is():
-    """It comes in with the wait that it needs, not after those that are too short for it."""
+    """It enters with the wait that it needs, not after waits that are too short for it."""
     court = Court(sync_s=10.0, steps=1000).begin("a")
     vain = 0
     while vain < 2:
@@ -180,7 +180,7 @@ def test_who_needs_a_long_wait_gets_it_though_others_waste_all_there_is():
         trained(court, 4, "slow", stranger)
         if court.core.state is CoordinatorState.SYNCING:
             break
-    for _ in range(9):  # its line needs so long
+    for _ in range(9):  # its link needs this long
         for peer in ("a", "slow", stranger):
             court.tell(peer, m.Heartbeat())
         court.tick(1.0)
@@ -197,7 +197,7 @@ def test_who_takes_back_that_it_is_ready_rests_and_does_not_come_in_unasked():
     court.ready("b")
     assert "b" not in court.core.working(), "not into the step that runs"
     court.tell("c", m.Farewell())
-    court.prepare("c")  # waited for at the border
+    court.prepare("c")  # waited for at the barrier
     court.commit("a")
     assert court.core.state is CoordinatorState.SYNCING
     court.ready("b")

@@ -1,4 +1,4 @@
-"""The books of a step: every id counts exactly once per block, or it is open."""
+"""The ledger of a step: every id counts exactly once per block, or it is open."""
 
 import pytest
 import torch
@@ -105,7 +105,7 @@ def test_what_a_lost_holder_counted_is_open_again():
     )
 )
 def test_books_are_always_what_was_accepted_and_never_double(events):
-    """Against a model: each holder's accepted sums, block by block, as it keeps them itself."""
+    """Against a model: each holder's accepted slots, block by block, as it keeps them itself."""
     books = ledger()
     sums = {}
     for slot, (holder, ids, begin, width, dies) in enumerate(events):

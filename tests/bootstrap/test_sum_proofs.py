@@ -119,7 +119,7 @@ def pairs(swarm):
     return {tuple(sorted(pair)) for theirs in swarm.proofs.quarrels().values() for pair in theirs}
 
 
-# ── what was sent ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── what was sent ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_what_was_sent_is_proven_with_one_question():
@@ -309,7 +309,7 @@ def test_what_is_rounded_is_not_false_and_what_is_huge_hides_nothing():
     assert swarm.proofs.found_false, "two of one mind do not hide what a third adds"
 
 
-# ── who is asked ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── who is asked ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_nothing_is_asked_about_a_block_with_one_holder_or_without_parameters():
@@ -426,7 +426,7 @@ def test_an_answer_that_nobody_honest_gives_is_refused(wrong):
     assert swarm.proofs.receive(ask.to, right.model_copy(update={"plan": 9})) == []
 
 
-# ── at the coordinator ───────────────────────────────────────────────────────────────────────────────────────────
+# ── at the coordinator ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def proving(peers, **changes):
