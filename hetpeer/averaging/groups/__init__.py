@@ -1,1 +1,1 @@
-"""Who averages with whom, and when, in runs of clusters."""
+"""Groups of clusters that average: which clusters, and when."""

@@ -1,4 +1,5 @@
-"""The group scheduler: who averages with whom, and when. hetpeer's own rules, and what all rules have in common.
+"""The group scheduler: decides which workers average together, and when. The interface, and hetpeer's own
+rules.
 
 Pure. Docs: averaging.md, "Who with whom". Source: SDPipe (Miao et al., VLDB 2023), 3.2-3.4, Algorithm 2.
 """
@@ -16,7 +17,7 @@ from hetpeer.averaging.groups.wait_window import WaitWindow
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """These workers average `stage` now. Numbers rise with each group of a stage, by one."""
+    """Workers that average `stage` now. Numbers rise by one with each group of a stage."""
 
     stage: int
     number: int
@@ -24,13 +25,15 @@ class Group:
 
 
 class GroupScheduler(Protocol):
-    """What is ready and who is there goes in; groups come out, each once. Times are seconds of one clock, and never fall."""
+    """Arrivals and departures go in, groups come out, each once. Times are seconds of one clock, and never
+    fall.
+    """
 
     def ready(self, stage: int, worker: str, now: float) -> list[Group]:
         """`worker` has updated `stage`, and waits until its group has averaged it."""
 
     def joined(self, worker: str, like: str | None, now: float) -> list[Group]:
-        """`worker` takes part from now on; it starts from the state of `like`, or where everybody started (None)."""
+        """`worker` takes part from now on, from the state of `like`, or from the initial state (None)."""
 
     def left(self, worker: str, now: float) -> list[Group]:
         """`worker` is gone."""
@@ -47,9 +50,10 @@ class GroupScheduler(Protocol):
 
 
 class GroupPipelines:
-    """Whole pipelines wait in one line: a worker is ready when all its `stages` are, and each group connects the span.
+    """Whole pipelines wait in one queue: a worker is ready when all its `stages` are, and each group connects
+    the span.
 
-    So nobody waits for two things at a time, and no group needs to go unchecked.
+    So no worker waits for two things at a time, and no group goes unchecked.
     """
 
     def __init__(self, stages: int, workers: Iterable[str], span: int | None, window: WaitWindow) -> None:

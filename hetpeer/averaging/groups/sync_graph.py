@@ -1,7 +1,10 @@
-"""Who has shared parameters with whom in the last groups: SDPipe's sync graph, and whether a group keeps it connected.
+"""SDPipe's sync graph: which workers have shared parameters in the last groups, and whether it stays
+connected.
 
-Pure. P groups are `span` for each member, so that more members do not make everybody wait for the slowest oftener. Of the edges of the last P - 1 only the spanning forest of the newest is kept: an edge that newer ones make
-superfluous cannot be missed when it expires (a maximum spanning forest by age, Kruskal's algorithm). Docs: averaging.md.
+Pure. The last P groups count, with P = `span` · members, so that more members do not make all wait for the
+slowest more often. Of the edges of the last P - 1 groups only the spanning forest of the newest ones is kept:
+an edge that newer ones make redundant is not missed when it expires (a maximum spanning forest by age,
+Kruskal's algorithm). Docs: averaging.md.
 """
 
 from __future__ import annotations
@@ -13,16 +16,17 @@ from typing import NamedTuple
 
 class _Edge(NamedTuple):
     number: int
-    """Of the group that it comes from."""
+    """Number of the group that it comes from."""
     one: str
     other: str
 
 
 class SyncGraph:
-    """The graph of `members`; any P = `span` · members groups in a row are to connect them (SDPipe's Assumption 1; per worker as in its artifact).
-    None: nobody asks.
+    """The graph of `members`: any P = `span` · members consecutive groups must connect them.
 
-    What a member that has left had to do with others connects nobody any more. What is too old once does not count again when there are more members.
+    That is SDPipe's Assumption 1, with P per worker as in its artifact. `span` None: no group is checked.
+    Edges of a member that has left connect nobody any more. A group that is too old stays too old when there
+    are more members.
     """
 
     def __init__(self, span: int | None, members: Iterable[str]) -> None:
@@ -32,7 +36,7 @@ class SyncGraph:
         self._formed, self._expired = 0, -1
         """Groups up to this number do not count for the next one any more."""
         self._groups: deque[tuple[int, frozenset[str]]] = deque()
-        """Number and members, oldest first: the last P - 1 groups, and who has joined since."""
+        """(number, members) of the last P - 1 groups, and of members that have joined since; oldest first."""
         self._forest: list[_Edge] = []
         """Newest first."""
         self._root = {member: member for member in members}
@@ -49,7 +53,7 @@ class SyncGraph:
         return self._span is not None and self._formed >= self._span * len(self._root) - 1
 
     def part(self, member: str) -> str:
-        """One and the same member for all of a part."""
+        """The representative of `member`'s connected component: the same for all of it."""
         root = self._root
         while root[member] != member:
             root[member] = member = root[root[member]]
@@ -80,7 +84,7 @@ class SyncGraph:
             self._rebuild()
 
     def forget(self) -> None:
-        """Nobody has shared anything."""
+        """Drop all edges."""
         self._formed, self._expired = 0, -1
         self._groups.clear()
         self._grow(())

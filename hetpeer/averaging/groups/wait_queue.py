@@ -1,4 +1,4 @@
-"""One line of waiting: who is ready, and when they become a group. Pure."""
+"""A queue of workers that are ready to average, and the moment when they become a group. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from hetpeer.averaging.groups.wait_window import WaitWindow
 
 
 class WaitQueue:
-    """Workers come one by one; when the window that the first has opened is over, those who are here are due.
+    """Workers arrive one by one; when the window that the first one opened is over, those that are here are
+    due.
 
-    Whether they may go is asked of `graph`: they are `valid` if, with them, its span connects everybody. That is counted as
-    they come.
+    They are `valid`, and may go, if the span of `graph` with them connects everybody. That is kept up to date
+    with each arrival.
     """
 
     def __init__(self, graph: SyncGraph, window: WaitWindow) -> None:
@@ -77,7 +78,7 @@ class WaitQueue:
         return not self._ready
 
     def form(self, now: float) -> tuple[str, ...]:
-        """Those who wait, as a group; the line is empty."""
+        """Empty the queue; its workers are a group."""
         group = tuple(sorted(self._ready))
         self._ready, self._touched, self._due_at = {}, set(), math.inf
         self._window.formed(group, len(self.graph.members), now)

@@ -1,4 +1,4 @@
-"""How long the first that is ready waits for others: SDPipe's window T (3.2, 3.4), and who had better not wait at all. Pure."""
+"""How long the first ready worker waits for others: SDPipe's window T (3.2, 3.4). Pure."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import math
 from collections.abc import Collection
 
 LONGER, SHORTER = 2.0, 0.9
-"""What a group of one, and any other, makes of the window (as in the artifact, preduce_handler.cc)."""
+"""Factors of the window after a group of one and after any other (as in the artifact, preduce_handler.cc)."""
 LEAST = 0.01
 """N-ths of an iteration."""
 SMOOTH = 0.2
 """Weight of the last iteration, or averaging, in the mean of them."""
 WAITED = 0.05
-"""Of an iteration: nobody waits longer for company."""
+"""Share of an iteration that a worker waits for company at most."""
 AVERAGED = 0.05
-"""Of the time of a worker: averaging is to cost no more."""
+"""Share of a worker's time that averaging may cost."""
 MOST = 16
 """Iterations in a row that a worker makes alone for that."""
 
@@ -43,7 +43,9 @@ class WaitWindow:
 
 
 class Bounded(WaitWindow):
-    """Doubled after a group of one, a tenth less after any other, within bounds in seconds: the artifact's."""
+    """The artifact's window: doubled after a group of one, a tenth less after any other, within bounds in
+    seconds.
+    """
 
     def __init__(self, start: float, least: float, most: float) -> None:
         super().__init__(start)
@@ -54,10 +56,11 @@ class Bounded(WaitWindow):
 
 
 class Adaptive(WaitWindow):
-    """The same in N-ths of an iteration, whatever that takes: from one on, which is the paper's T, to `most` of an iteration; and none at all
-    for whoever has averaged so lately that once more would cost more than AVERAGED of its time, as far as a span of so many groups for each worker allows.
+    """The same rule with a window in iterations, from the paper's T of one iteration down to `most` of one.
 
-    An iteration is the mean time from a worker's group to its next arrival. Nobody waits before that is known.
+    A worker whose next averaging would cost more than AVERAGED of its time does not wait at all, as far as a
+    span of so many groups per worker allows. An iteration is the mean time from a worker's group to its next
+    arrival. No worker waits before that is known.
     """
 
     def __init__(self, span: int, most: float = WAITED) -> None:

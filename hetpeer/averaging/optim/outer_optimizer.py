@@ -22,7 +22,7 @@ from hetpeer.stages.block.parameter_groups import Settings
 
 
 class NesterovSettings(BaseModel):
-    """As in the manifest."""
+    """Settings as in the manifest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -39,7 +39,9 @@ def outer_of(values: Settings) -> OuterNesterov:
 
 
 class OuterNesterov:
-    """SGD with Nesterov's momentum as torch has it, whose gradient is `outer_anchor` less the mean. It holds no state of its own."""
+    """SGD with Nesterov momentum as in torch, with `outer_anchor` minus the mean as gradient. It keeps no
+    state itself.
+    """
 
     def __init__(self, settings: NesterovSettings) -> None:
         self.settings = settings
@@ -49,8 +51,10 @@ class OuterNesterov:
         state["outer_anchor"].copy_(parameters)
 
     def apply(self, *, parameters: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
-        """`parameters`, the mean, become the cluster's next ones, in place as `outer_anchor` and `outer_momentum` of `state`: 1-D
-        float32 tensors of one length on one device. Deterministic to the bit for equal inputs (update_rules.py).
+        """Turn `parameters`, the mean, into the cluster's next parameters, in place.
+
+        `outer_anchor` and `outer_momentum` of `state` are updated in place too. All are 1-D float32 tensors
+        of one length on one device. Deterministic to the bit for equal inputs (update_rules.py).
         """
         minus_rate, momentum = float32(-self.settings.learning_rate), float32(self.settings.momentum)
         anchors, moments = state["outer_anchor"], state["outer_momentum"]

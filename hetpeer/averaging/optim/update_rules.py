@@ -1,10 +1,10 @@
-"""The update rules: AdamW, NAdam and SGD over flat float32 vectors, with equal bits wherever they run.
+"""The update rules: AdamW, NAdam and SGD over flat float32 vectors, with equal bits on every machine.
 
-All holders of a block apply the committed gradient on their own and must end with equal bits (the next vote compares
-hashes). So an update is a chain of single IEEE-754 operations, each a torch call of its own: fused ones (addcmul,
-addcdiv, lerp, foreach) may or may not contract to a multiply-add, depending on the processor. Two calls that are not
-what they seem are avoided as well: division by a scalar (CUDA multiplies by the reciprocal) and the float32 square root
-(torch takes it from MKL on some processors, and there it is not correctly rounded).
+All holders of a block apply the committed gradient on their own and must end with equal bits (the next vote
+compares digests). So an update is a chain of single IEEE-754 operations, each a torch call of its own. Fused
+calls (addcmul, addcdiv, lerp, foreach) may contract to a multiply-add or not, depending on the processor. Two
+more calls are avoided: division by a scalar (CUDA multiplies by the reciprocal) and the float32 square root
+(on some processors torch takes it from MKL, which does not round it correctly).
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from hetpeer.stages.block.exact_numerics import float32, power
 from hetpeer.stages.block.parameter_groups import Settings, UpdateRule
 
 NOTHING = 1e-30
-"""In float64, 1 - 1e-30 is 1."""
+"""So small that 1 - NOTHING is 1 in float64."""
 CHUNK = 1 << 16
-"""Elements updated at a time: what one chunk needs (2 MiB) stays in a core's cache. The bits do not depend on it."""
+"""Elements updated at a time: a chunk's data (2 MiB) stays in a core's cache. The bits do not depend on
+it.
+"""
 
 
 class _Common(BaseModel):
-    """What every rule has. Names as in the manifest."""
+    """Settings that every rule has, with the manifest's names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -52,7 +54,7 @@ class AdamWSettings(_Common):
 
 
 class NAdamSettings(_Common):
-    """Dozat, Incorporating Nesterov Momentum into Adam (2016), with AdamW's weight decay and torch's schedule of the momentum."""
+    """Settings of NAdam (Dozat 2016), with AdamW's weight decay and torch's schedule of the momentum."""
 
     name: Literal["NAdam"]
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]]
@@ -61,7 +63,9 @@ class NAdamSettings(_Common):
 
 
 class SGDSettings(_Common):
-    """Stochastic gradient descent as torch has it: momentum by Sutskever et al. (2013), weight decay as a part of the gradient."""
+    """Settings of SGD as in torch: momentum by Sutskever et al. (2013), weight decay as a part of the
+    gradient.
+    """
 
     name: Literal["SGD"]
     momentum: Annotated[float, Field(ge=0, lt=1)]
@@ -75,7 +79,7 @@ _SETTINGS: TypeAdapter[AdamWSettings | NAdamSettings | SGDSettings] = TypeAdapte
 
 
 def rule_of(values: Settings) -> UpdateRule:
-    """The rule with these settings, as they stand in a manifest. Raises `LocalError` HP-RUN-001 naming the wrong one."""
+    """The rule with these settings of a manifest. Raises `LocalError` HP-RUN-001 that names a wrong one."""
     settings = checked(_SETTINGS, {"name": "AdamW", **values})
     return SGD(settings) if isinstance(settings, SGDSettings) else Adam(settings)
 
@@ -147,12 +151,12 @@ class Adam:
         step: int,
         workers: int = 1,
     ) -> None:
-        """Update number `update` (from 1) at place `step` of the schedule, in place in the parameters and in `exp_avg` and
-        `exp_avg_sq` of `state`; `gradient` is left as it is.
+        """Make update number `update` (from 1) at step `step` of the schedule, in place.
 
-        With `workers` > 1 the second moment is taken for that of a mean of so many gradients (SDPipe, section 4; docs/averaging.md).
-        The four are 1-D float32 tensors of one length on one device. The gradient counts `coefficient` times
-        (global-norm clipping). Deterministic to the bit for equal inputs.
+        `parameters`, and `exp_avg` and `exp_avg_sq` of `state`, are changed; `gradient` is not. All four are
+        1-D float32 tensors of one length on one device. The gradient is multiplied by `coefficient`
+        (global-norm clipping). With `workers` > 1 the second moment is taken to be that of a mean of so many
+        gradients (SDPipe, section 4; docs/averaging.md). Deterministic to the bit for equal inputs.
         """
         scalars = _Scalars(self.settings, coefficient, update, step, workers)
         if isinstance(self.settings, NAdamSettings):
@@ -165,7 +169,9 @@ class Adam:
 
 
 class Momentum:
-    """NAdam's momentum, which rises to β1: μₜ = β1 (1 - ½ · 0.96^(0.004 t)) at update t, and the products of them, which are worked out once."""
+    """NAdam's momentum, which rises to β1: μₜ = β1 (1 - ½ · 0.96^(0.004 t)) at update t. Products are
+    cached.
+    """
 
     RISE = 0.9998367253526753
     """0.96^0.004, of which powers are exact to the bit everywhere."""
@@ -186,7 +192,7 @@ class Momentum:
 
 
 class _Scalars:
-    """One step's scalars: computed in Python's float64, each rounded to float32 once."""
+    """The scalars of one update: computed in Python's float64, each rounded to float32 once."""
 
     def __init__(
         self,
@@ -209,12 +215,12 @@ class _Scalars:
         self.minus_rate = float32(-rate / correction1)
         self.unbias1_squared = float32(correction2 / (correction1 * correction1))
         self.share = float32(1.0 / workers)
-        """Of the variance, in a mean of `workers`."""
+        """Share of the variance that is left in a mean of `workers`."""
         self.minus_rate_of_gradient = 0.0
-        """Of the gradient itself, beside its running mean: 0 in AdamW."""
+        """Factor of the gradient itself, besides its running mean; 0 in AdamW."""
 
     def look_ahead(self, mu: float, following: float, product: float, rate: float) -> None:
-        """NAdam: the mean as it will be at the next update if the gradient stays, of which the gradient has a part now."""
+        """NAdam: use the mean as it will be at the next update if the gradient stays the same."""
         self.minus_rate_of_gradient = float32(-rate * (1.0 - mu) / (1.0 - product))
         self.minus_rate = float32(-rate * following / (1.0 - product * following))
 
@@ -245,9 +251,10 @@ def _update(
 
 
 def _of_mean(scalars: _Scalars, exp_avg: torch.Tensor, exp_avg_sq: torch.Tensor) -> torch.Tensor:
-    """The second moment that the mean of several workers' gradients has: its variance is that much smaller.
+    """Second moment of the mean of several workers' gradients, whose variance is smaller by their number.
 
-    Unbiased, m̂² + (v̂ - m̂²) / N; here all is multiplied by 1 - β2ᵗ, as v is. An estimate below m̂² is no variance.
+    Unbiased: m̂² + (v̂ - m̂²) / N, with everything multiplied by 1 - β2ᵗ, as v is. An estimate of v̂ below
+    m̂² means no variance.
     """
     squared_mean = (exp_avg * exp_avg).mul_(scalars.unbias1_squared)
     return (exp_avg_sq - squared_mean).clamp_(min=0.0).mul_(scalars.share).add_(squared_mean)

@@ -67,7 +67,9 @@ class ReceivedParts:
         marks: Sequence[Fingerprint],
         named: Sequence[Mark] = (),
     ) -> None:
-        """`marks` are those of `holder`'s part of `shard`, as `wanted`. The shards of a reducer are neighbours."""
+        """Keep `marks`, the fingerprints of `holder`'s part of `shard` at `wanted`. The shards of a reducer
+        are adjacent.
+        """
         plan = self._plan(step, shard.plan)
         whole, *more = marks
         known = plan.parts.get((holder, shard.block))

@@ -32,8 +32,7 @@ both.
 
 @dataclass(frozen=True, slots=True)
 class ReducerLoad:
-    """What is to be reduced of one block: its elements, the holders with sums, and the receivers of the
-    result.
+    """One block to be reduced: its elements, the holders with sums, and the receivers of the result.
 
     All receivers may reduce, or only those that are `fit`.
     """
@@ -75,9 +74,10 @@ def divide(
 ) -> dict[int, tuple[tuple[str, int], ...]]:
     """Block → (reducer, share) in the order of its receivers; shares are relative to their sum.
 
-    `uplinks` is bytes/s, or any unit; 0 where it is not known, which is taken for the middle of those that are. `guarded`: nobody gets less than
-    half of an equal share, nor more than two, whatever is said of uplinks: who reduced all by itself would show nobody its own part, and one alone that
-    received the parts of others would be the only one who knows what they sent (spot checks, docs/trust.md).
+    `uplinks`: bytes/s, or any unit; an unknown one (0) is taken to be the median of the known ones.
+    `guarded`: every reducer gets between half of an equal share and two, whatever `uplinks` says. A reducer
+    of everything would show nobody its own part, and a peer that alone receives the parts of others would be
+    the only witness of what they sent (spot checks, docs/trust.md).
     """
     known = [rate for rate in uplinks.values() if rate > 0]
     usual = median(known) if known else 1.0

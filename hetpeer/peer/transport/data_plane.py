@@ -1,7 +1,7 @@
 """Tensors from volunteer to volunteer: one link for each direction of each pair.
 
-Outgoing links are opened when there is something to send and closed when the peer has left. What comes is the receiving side's
-(tensor_receiver.py). Who does what no honest peer does is counted, and after a few times not listened to for a while.
+Outgoing links are opened when there is something to send and closed when the peer has left. The receiving
+side is in tensor_receiver.py. Offences of a peer are counted; after a few of them it is refused for a while.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from hetpeer.stages.ipc.arena import ArenaFullError
 
 
 class PlaneOwner(TensorOwner, Protocol):
-    """What is told of tensors and links."""
+    """Callbacks for tensors and links."""
 
     def link_changed(self, peer: str, is_up: bool) -> None:
         """Our link to `peer` is down, or up again."""
@@ -47,7 +47,7 @@ class PlaneOwner(TensorOwner, Protocol):
         """Our link to `peer` takes no forwards with so many blocks or more left to the loss; None: it takes all."""
 
     def refused(self, peer: str, for_now: bool) -> None:
-        """We do not work with `peer` for now, or do again."""
+        """`peer` has offended too often and is shunned `for_now`, or is accepted again."""
 
 
 class DataPlane:
@@ -86,9 +86,11 @@ class DataPlane:
         self._receiving.use(schema, store)
 
     def send(self, peer: str, head: Head, tensor: Tensor) -> None:
-        """Queue a tensor for `peer`. Its bytes are read when its turn comes: then it stays in place until they have arrived.
+        """Queue a tensor for `peer`. Its bytes are read when its turn comes; it stays in place until they
+        have arrived.
 
-        Raises ArenaFullError if it is for ourselves, on the disk, and there is no room for it.
+        A tensor for ourselves is there at once. Raises ArenaFullError if it is for ourselves, is in the spill
+        file, and finds no room in the arena.
         """
         assert self._store is not None
         assert self._schema is not None
@@ -119,7 +121,9 @@ class DataPlane:
         self._receiving.of_use(peer, head, tensor.nbytes)
 
     def introduction(self, word: Introduction | None) -> None:
-        """How we introduce ourselves in this step. With a ticket (we came in later) before the first tensor for each peer."""
+        """Set how we introduce ourselves in this step. With a ticket (a late joiner) it goes before the first
+        tensor to a peer.
+        """
         self._word = word
         self._introduced.clear()
 
@@ -131,7 +135,9 @@ class DataPlane:
         link.tell(Parcel(encode_head(self._word), tag=self._word.step_id))
 
     def share_uplink(self, step: StepId, loads: Mapping[str, int]) -> None:
-        """`step` is reduced, and so much goes to each peer, in any unit: links get the parts of the uplink with which all are done at once."""
+        """`step` is reduced with `loads`, peer → amount in any unit: divide the uplink so that all links
+        finish together.
+        """
         self._pacing.begin(step, loads)
         self._pace()
 
@@ -144,7 +150,9 @@ class DataPlane:
             self._pace()
 
     def keep_only(self, peers: Iterable[str]) -> None:
-        """The volunteers of the step that begins: close the links to others, and forget how fast they were."""
+        """Keep links to `peers`, the volunteers of the step that begins: close all others, and forget their
+        rates.
+        """
         peers = self._members = frozenset(peers)
         self._book.keep_only(peers)
         self._receiving.keep_only(peers)
@@ -159,7 +167,7 @@ class DataPlane:
             self.keep_only(self._members | {peer})
 
     def dismiss(self, peers: Iterable[str]) -> None:
-        """These have left the step: what is on its way there will not be needed, and its memory is free."""
+        """These have left the step: drop what is on its way to them, and free its memory."""
         self.keep_only(self._members.difference(peers))
 
     def close(self) -> None:

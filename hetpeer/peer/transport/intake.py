@@ -1,9 +1,11 @@
-"""What peers may put into our arena: how much credit each of them is granted, and what they hold of it.
+"""Grants to peers: how many bytes each may put into our arena, and how many of its bytes are there.
 
-Half of the arena is for what comes from others: a quarter for activations, and one for their gradients. Of each, one half in equal parts for the volunteers
-of the step, the other as they have sent lately what was of use here: of forty volunteers a few have the blocks next to ours, and most microbatches of a cluster come from one of them. Whatever that is, one largest frame of each pool always has room. Shards are
-bounded by what a reduce needs of them. Who is no volunteer of the step may send one frame of each kind, which is what a
-newcomer needs whose step has not begun here yet; and only a few such peers at a time.
+A quarter of the arena is for activations of others and a quarter for their gradients. Half of each quarter is
+divided equally between the volunteers of the step, the other half by how much of use they have sent lately:
+of forty volunteers a few have the blocks next to ours, and most microbatches of a cluster come from one of
+them. One largest frame of each pool always has room. Shards are bounded by what a reduce needs of them. A
+peer that is not in the step may send one frame of each kind, which a late joiner needs whose step has not
+begun here yet; and only a few such peers at a time.
 """
 
 from __future__ import annotations
@@ -20,18 +22,22 @@ from hetpeer.stages.pipeline.routes import blocks_left
 KINDS = 3
 NOTHING = (GrantBudget(),) * KINDS
 SHARE = 0.25
-"""Of the arena, for the activations of all volunteers together, and as much for gradients."""
+"""Share of the arena for the activations of all volunteers together, and again for gradients."""
 FADE = 0.5
-"""Of what a volunteer has sent, with each step, and each time that somebody comes or goes."""
+"""Factor of what a volunteer has sent, with each step and each time that a volunteer comes or goes."""
 MOST_LATELY = 0.25
-"""Of what is shared out by that, for one of more than five: nobody is to take it all by sending more than others."""
+"""Share of that half for one of more than five volunteers: none can take it all by sending more than
+others.
+"""
 MAX_STRANGERS = 8
 SLACK = 4096
-"""Bytes; what an encoded bundle may be longer than the bundle itself, besides an eighth (positions of a sparse one)."""
+"""Bytes that an encoded bundle may be longer than the bundle itself, besides an eighth (positions of a sparse
+one).
+"""
 
 
 def pool_of(head: Head) -> Pool:
-    """Which pool of credit a tensor belongs to."""
+    """The pool of grants that a tensor belongs to."""
     match head:
         case ActivationHead():
             return pool_at(blocks_left(head.route))
@@ -42,7 +48,7 @@ def pool_of(head: Head) -> Pool:
 
 
 def cost_of(head: Head, nbytes: int, schema: TensorSchema, *, sending: bool) -> int:
-    """Bytes that a tensor whose payload has `nbytes` takes at its receiver: an encoded one is decoded beside itself."""
+    """Bytes that a tensor with a payload of `nbytes` takes at its receiver, room to decode it included."""
     match head:
         case ActivationHead() if head.coded is not None:
             layout = schema.output_layout if sending else schema.input_layout
@@ -71,7 +77,7 @@ class Intake:
         """Volunteer of the step → bytes that were of use lately, by kind of pool."""
 
     def use(self, schema: TensorSchema | None, capacity: int) -> None:
-        """Our place, and the bytes of the arena; without a place nobody is granted anything."""
+        """Our place and the bytes of the arena; without a place there are no grants."""
         self._capacity = capacity if schema is not None else 0
         if schema is not None:
             self._least, self._reduce = _least(schema), _reduce_bytes(schema)
@@ -79,7 +85,11 @@ class Intake:
         self._resize()
 
     def members(self, peers: Iterable[str], linked: Iterable[str]) -> None:
-        """The volunteers of the step that begins. Others that have no link and no tensor here any more are forgotten, and what came long ago."""
+        """`peers` are the volunteers of the step that begins. Forget other peers without a `linked` channel
+        or a tensor here.
+
+        What was sent long ago counts less from now on.
+        """
         self._members = frozenset(peers)
         kept = self._members.union(linked, (p for p, h in self._holdings.items() if h.held.total()))
         for gone in self._holdings.keys() - kept:
@@ -102,7 +112,7 @@ class Intake:
         return known[1]
 
     def of_use(self, peer: str, head: Head, nbytes: int) -> None:
-        """So much of `peer` was waited for here."""
+        """A tensor of `peer` of `nbytes` was waited for here."""
         kind = min(pool_of(head), ACTIVATIONS)
         taken = self._taken.setdefault(peer, {})
         taken[kind] = taken.get(kind, 0.0) + nbytes
@@ -153,7 +163,8 @@ def _with_coded(nbytes: int) -> int:
 
 
 def _reduce_bytes(schema: TensorSchema) -> int:
-    """Bytes that one peer may have to send in a plan: its parts of all our shards, and all sums. Written by a codec they take up to half as
-    much more.
+    """Bytes that one peer may have to send in a plan: its parts of all our shards, and all sums.
+
+    Written by a codec they take up to half as much more.
     """
     return 3 * FLOAT_BYTES * sum(schema.elements(block) for block in schema.observed)

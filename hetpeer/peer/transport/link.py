@@ -1,8 +1,8 @@
-"""A link: what carries tensors to one other volunteer, over a few streams at once.
+"""A link: carries tensors to one other volunteer, over a few streams at a time.
 
-One stream does not fill a long or a fast line: it waits for windows to open, and for its own frames to be read one by
-one. A second and a third lane are opened when the ones before have something under way. A frame for which there is no
-credit waits here, before it has a number and a lane, so that others pass it.
+One stream does not fill a long or a fast line: it waits for windows to open, and for its own frames to be
+read one by one. A second and a third lane are opened when the earlier ones have something under way. A frame
+without a grant waits here, before it has a number and a lane, so that others pass it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hetpeer.peer.transport.link_pressure import Pressure
 
 TENSORS: Final = "hetpeer/1/tensors"
 LANES = 3
-"""Over libp2p; past it a TCP connection of its own fills the line, and several would be in each other's way."""
+"""Lanes over libp2p. A direct TCP connection fills the line alone; several would hinder each other."""
 ALIKE = 0.02
 """A pace that differs by less than this is left as it is."""
 GRACE_S = 1.5
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class LinkOwner(Protocol):
-    """What is told of a link."""
+    """Callbacks of a link."""
 
     def link_changed(self, peer: str, is_up: bool) -> None:
         """It has been down for longer than the grace, or is back."""
@@ -101,16 +101,18 @@ class Link:
 
     @property
     def trip_s(self) -> float:
-        """There and back, at best; infinite before the first answer."""
+        """Round-trip time in seconds, the best so far; infinite before the first answer."""
         return min(lane.trip_s for lane in self._lanes)
 
     def send(self, parcel: Parcel) -> None:
-        """Queue a frame. It goes on the lane that has least under way, once there is credit; frames may overtake others."""
+        """Queue a frame. It goes on the lane that has least under way, once it has a grant; frames may
+        overtake others.
+        """
         self._queue.add(parcel)
         self._go_on()
 
     def nudge(self, parcel: Parcel, cost: int) -> None:
-        """Send a frame that needs no credit, if one of its pool that took `cost` would have to wait for some."""
+        """Send a frame that needs no grant, if one of its pool with `cost` would have to wait for one."""
         if self._queue.is_short(parcel.pool, cost):
             self.tell(parcel)
 
@@ -119,7 +121,7 @@ class Link:
         min(self._lanes, key=_under_way).send(parcel)
 
     def pace_to(self, rate: float) -> None:
-        """Send no faster than so many bytes/s from now on, where the system can see to that; infinite: as fast as it likes."""
+        """Send at most `rate` bytes/s from now on, where the system supports it; infinite: no limit."""
         if rate == self._rate or abs(rate / self._rate - 1) < ALIKE:
             return
         self._rate = rate

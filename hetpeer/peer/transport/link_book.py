@@ -1,4 +1,4 @@
-"""What a volunteer knows of its links, and how it writes the next bundle for each. Pure."""
+"""Figures of a volunteer's links, and the codec and ratio of the next bundle for each. Pure."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from hetpeer.stages.links.codec import Codec
 from hetpeer.stages.links.link_pace import SLACK, ratio_of
 
 RECENT = 33
-"""Microbatches that say how long one takes: a link aims at the middle one, as a busy moment is no slow machine; a step takes all of them."""
+"""Last microbatches that are remembered. A link aims at their median, as a busy moment is no slow machine."""
 WORK = ("forward", "backward")
 WORTH_S = 0.01
-"""A bundle that takes less on its link is left as it is: such times are those of processes that take turns, not of lines."""
+"""Seconds; a bundle that takes less on its link is not compressed: such times come from the scheduler, not
+the line.
+"""
 SQUEEZE_BELOW = 500e6 / 8
 """Bytes/s; on a faster line zstd takes longer than it saves."""
 
@@ -31,28 +33,28 @@ class LinkFigures:
     rate: float = 0.0
     """Bytes/s at which our bytes last arrived there, as the peer says; 0: not known."""
     trip_s: float = 0.0
-    """There and back, at best; 0: not known."""
+    """Round-trip time in seconds, the best so far; 0: unknown."""
     activation_bytes: int = 0
     """The last activation sent, as it was written."""
     gradient_bytes: int = 0
-    """The last gradient likewise."""
+    """Bytes of the last gradient sent, as it was written."""
     bundle_bytes: int = 0
     """The largest bundle sent so far, as it lies in memory."""
     raw_bytes: int = 0
     """All bundles, as they lie in memory."""
     sent_bytes: int = 0
-    """The same as they were written."""
+    """Bytes of all bundles as they were written."""
     recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=RECENT))
     """The last bundles: (as they lie in memory, as they were written)."""
 
     @property
     def seconds(self) -> float:
-        """Of the largest bundle uncompressed."""
+        """Seconds to send the largest bundle uncompressed; 0 if the rate is unknown."""
         return self.bundle_bytes / self.rate if self.rate else 0.0
 
     @property
     def ratio(self) -> float:
-        """How many times smaller its last bundles were: those of its first steps, before its rate was known, say nothing of what it does now."""
+        """Compression ratio of the last bundles. Those before the rate was known are left out."""
         sent = sum(written for _, written in self.recent)
         return sum(raw for raw, _ in self.recent) / sent if sent else 1.0
 
@@ -64,23 +66,27 @@ class LinkBook:
         self.target = 0.0
         """Seconds that every link is to take for a microbatch, as the coordinator said; 0: not known."""
         self.outflow, self.reducing = UplinkRate(), UplinkRate()
-        """Of all links together: all the time, and while we reduce, when it is most likely our uplink that they wait for."""
+        """Rates of all links together: all the time, and during reduces, when links most likely wait for our
+        uplink.
+        """
         self._settings = settings
         self._forward = Codec.of(settings.codec)
         self._backward = Codec.of(settings.backward or settings.codec)
         self._reduce = Codec.of(settings.reduce)
         self.done: Counter[str] = Counter()
-        """How often what `computed` is told of was done, in all."""
+        """Kind of work (see `computed`) → how often it was done in all."""
         self.spent: defaultdict[str, float] = defaultdict(float)
-        """How many seconds it took in all."""
+        """Kind of work → seconds that it took in all."""
         self.raw_bytes = 0
-        """All bundles sent so far, to whomever, as they lie in memory."""
+        """Bytes of all bundles sent so far to all peers, as they lie in memory."""
         self.sent_bytes = 0
-        """The same as they were written."""
+        """Bytes of the same bundles as they were written."""
         self._computing: dict[str, deque[float]] = {}
         self._claim = PaceClaim()
         self._past: set[str] = set()
-        """Of WORK, what was measured before we had nothing to compute: the next time says more than all of that."""
+        """Kinds of WORK whose figures are from before we were starved: the next measurement replaces them
+        all.
+        """
         self._links: dict[str, LinkFigures] = {}
 
     @property
@@ -93,7 +99,7 @@ class LinkBook:
         return self._settings.feedback
 
     def allows(self, codec: Codec, kind: str) -> bool:
-        """Whether a peer may write a tensor of that kind so: in the codec of the run, or one on the way to it."""
+        """Whether a peer may write a tensor of that kind in `codec`: the run's codec, or a gentler one."""
         limit = {"activation": self._forward, "gradient": self._backward}.get(kind, self._reduce)
         return codec == limit or codec in gentler(limit)
 
@@ -103,8 +109,8 @@ class LinkBook:
         link.rate, link.trip_s = rate, trip_s
 
     def computed(self, what: str, seconds: float) -> None:
-        """A microbatch's `forward` or `backward` took so long here, a bundle to be written (`encode`) or read (`decode`), or a block's sum to be
-        looked at (`inspect`) or its `update`.
+        """Work took `seconds` here: `forward`, `backward`, `encode`, `decode` of a microbatch, `inspect` or
+        `update` of a block.
         """
         times = self._computing.setdefault(what, deque(maxlen=RECENT))
         if what in self._past:
@@ -115,7 +121,7 @@ class LinkBook:
         self.spent[what] += seconds
 
     def begin_anew(self) -> None:
-        """Other blocks from now on: what was computed was of the last ones."""
+        """Forget computing times: other blocks are computed from now on."""
         self._computing.clear()
         self._claim = PaceClaim(sum(self.done[what] for what in WORK))
         self._past.clear()
@@ -126,7 +132,9 @@ class LinkBook:
 
     @property
     def varies(self) -> float:
-        """How far single microbatches are from the mean: standard deviation over mean, middling of forwards and backwards; 0: not known."""
+        """Standard deviation of microbatch times over their mean, averaged over forwards and backwards; 0:
+        unknown.
+        """
         shares = (
             pstdev(times) / fmean(times) for what in WORK if any(times := self._computing.get(what, ()))
         )
@@ -141,7 +149,9 @@ class LinkBook:
         return sum(map(self._typical, WORK))
 
     def coding(self, peer: str, nbytes: int, width: float, *, gradient: bool) -> AdaptiveRatio:
-        """How the next bundle for `peer` is written: `nbytes` in memory, `width` for each of its floating-point numbers."""
+        """Codec and ratio of the next bundle for `peer`: `nbytes` in memory, `width` per floating-point
+        number.
+        """
         link = self._link(peer)
         link.bundle_bytes = max(link.bundle_bytes, nbytes)
         limit = self._backward if gradient else self._forward
@@ -172,7 +182,7 @@ class LinkBook:
         self.sent_bytes += nbytes
 
     def paced(self) -> m.Paced:
-        """What the coordinator is told once a step."""
+        """The `Paced` message of a step."""
         done = sum(self.done[what] for what in WORK)
         computing = self._claim.say(done, self.computing)
         if self._claim.idle:
@@ -181,7 +191,7 @@ class LinkBook:
         return m.Paced(computing=computing, links=known, uplink=self.reducing.rate)
 
     def keep_only(self, peers: frozenset[str]) -> None:
-        """Forget who has left."""
+        """Forget peers that have left."""
         for peer in self._links.keys() - peers:
             del self._links[peer]
 

@@ -1,7 +1,7 @@
-"""Whether a link takes what it is given. Pure.
+"""Whether a link is congested. Pure.
 
-A link that does not is said to be congested from some distance on: forwards whose next hop is that peer, with so many blocks
-or more left to the loss, are not begun until it is relieved. Nearer ones are, or what is waited for could itself be waiting.
+Forwards whose next hop is behind a congested link, with so many blocks or more left to the loss, are not
+begun until it is relieved. Nearer ones are begun, or tensors that are waited for could themselves wait.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ GRADIENTS, SHARDS, ACTIVATIONS = range(3)
 """Pools of credit; of activations there are as many as blocks (`pool_at`)."""
 
 CONGESTED_S, RELIEVED_S = 2.0, 1.0
-"""Seconds that the line takes for what is under way: above the first it is congested, until it is below the second."""
+"""Seconds that the line needs for what is under way: congested above the first, relieved below the second."""
 LEAST_FRAMES = 3
-"""So many frames have to be under way: one that is long on a slow line is no congestion."""
+"""Frames that must be under way: one that is long on a slow line is no congestion."""
 CONGESTED_BYTES = 8 << 20
 """Stands for the seconds while the line's rate is not known."""
 
@@ -27,7 +27,7 @@ def pool_at(blocks_left: int) -> Pool:
 
 
 class Pressure:
-    """One link."""
+    """The state of one link."""
 
     def __init__(self) -> None:
         self.held: int | None = None

@@ -1,4 +1,6 @@
-"""Tensors on their way out and in: bundles written as the link needs it, by the worker, and all that is written so read again."""
+"""Encoding and decoding of tensors by the worker: bundles as their link needs them, and all that arrives
+encoded.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from hetpeer.stages.links.adaptive_ratio import AdaptiveRatio
 from hetpeer.stages.links.codec import Codec
 
 WRONG_BYTES = ("HP-WIRE-001", "HP-NUM-001")
-"""What the worker says of a bundle that no honest peer writes."""
+"""Codes of the worker's errors for a bundle that no honest peer writes."""
 
 BundleHead = ActivationHead | GradientHead
 Send = Callable[[str, BundleHead, Tensor], None]
@@ -33,7 +35,11 @@ _log = logging.getLogger(__name__)
 
 
 class LinkTranscoder:
-    """Codecs of one place. `send` puts a tensor on the link to a peer, `offended` counts one that cannot be read, `unread` names the bundle and why."""
+    """Codecs of one place.
+
+    `send` puts a tensor on the link to a peer; `offended` counts a malformed one; `unread` names its bundle,
+    and why.
+    """
 
     def __init__(
         self,
@@ -56,10 +62,14 @@ class LinkTranscoder:
         self._sent: set[tuple[e.StepId, int, int]] = set()
         """Gradients that a residual has been taken from: a repeated one is sent without."""
         self._codings: dict[tuple[e.StepId, int, int, bool], AdaptiveRatio] = {}
-        """How a bundle was written first, where that matters."""
+        """(step, microbatch, block border, is gradient) → how the bundle was encoded first, if there are spot
+        checks.
+        """
 
     def out(self, step: e.StepId, peer: str, head: BundleHead, tensor: Tensor) -> Answer | None:
-        """Send a bundle; None where it left at once, as it lies in memory. Raises ArenaFullError with nothing done."""
+        """Send a bundle; None if it leaves at once, as it lies in memory. Raises ArenaFullError with nothing
+        done.
+        """
         gradient = isinstance(head, GradientHead)
         border = head.border if isinstance(head, GradientHead) else head.route[0].begin
         layout = (
@@ -71,7 +81,7 @@ class LinkTranscoder:
             self._send(peer, head, tensor)
             return None
         coding = self._book.coding(peer, layout.nbytes, layout.width, gradient=gradient)
-        if self._schema.trust.spot_checks:  # whoever computes from it again is to get the same
+        if self._schema.trust.spot_checks:  # a checker that computes from it again must get the same
             coding = self._codings.setdefault((step, head.id, border, gradient), coding)
         evaluated = (
             head.id >= self._schema.training.microbatches
@@ -125,8 +135,9 @@ class LinkTranscoder:
     def into(
         self, step: e.StepId, peer: str, head: Head, tensor: Tensor, then: Callable[[Tensor], None]
     ) -> Answer:
-        """`then` gets what `peer` wrote into `tensor`. What cannot be read is dropped: a bundle comes another way, or the plan of a shard is made anew.
+        """Decode what `peer` wrote into `tensor`; `then` gets it.
 
+        A malformed tensor is dropped: a bundle comes another way, and the plan of a shard is made again.
         Raises ArenaFullError with nothing done.
         """
         assert head.coded is not None
@@ -164,13 +175,13 @@ class LinkTranscoder:
         return answer()
 
     def end_step(self, step: e.StepId) -> None:
-        """Nothing of `step` is sent any more."""
+        """Forget `step`: nothing of it is sent any more."""
         self._sent = {key for key in self._sent if key[0] != step}
         self._codings = {key: coding for key, coding in self._codings.items() if key[0] != step}
 
 
 def layout_of(schema: TensorSchema, head: Head) -> BundleLayout:
-    """Of what arrives with `head`."""
+    """Layout of the decoded payload that arrives with `head`."""
     match head:
         case GradientHead():
             return schema.output_layout(head.border, head.id, gradients=True)

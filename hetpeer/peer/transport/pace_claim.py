@@ -1,18 +1,21 @@
-"""What a volunteer says that a microbatch takes, when it was given none for a while. Pure.
+"""Advertised microbatch time of a starved volunteer. Pure.
 
-Who was slow in a bad moment is given nothing, computes nothing, and would never be seen to have become faster. So it claims less and less until it is given one
-microbatch, which is measured. Who turns out to be as slow as before waits twice as long until the next one: where there are more volunteers than microbatches, there would
-be somebody slow to wait for in each step.
+A volunteer that was slow in a bad moment is given nothing, computes nothing, and would never be seen to have
+become faster. So it claims less and less until it is given one microbatch, which is measured. If it is as
+slow as before, it waits twice as long until the next one: with more volunteers than microbatches there would
+be a slow one to wait for in each step.
 """
 
 from __future__ import annotations
 
 EASE = 0.9
-"""With each idle step we claim this part of what we claimed before."""
+"""Factor of the claim with each idle step."""
 LONGEST = 64
 """Idle steps for that, at most."""
 LEAST = 1 / 16
-"""Of what it took we claim at least: who was given nothing for another reason is not to be given everything after it."""
+"""Least claim, as a share of the measured time: one that was starved for another reason is not given
+everything next.
+"""
 
 
 class PaceClaim:
@@ -27,7 +30,9 @@ class PaceClaim:
         self._before = 0.0
 
     def say(self, done: int, seconds: float) -> float:
-        """A step is over, `done` forwards and backwards so far; the last ones took `seconds` a microbatch. Returns what the coordinator is told."""
+        """The claim after a step, in seconds; `done`: forwards and backwards so far, the last of which took
+        `seconds` a microbatch.
+        """
         if done == self._done:
             if not self.idle:
                 self._before = seconds

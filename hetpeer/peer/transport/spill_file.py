@@ -1,7 +1,8 @@
-"""A file for tensors that must be kept and do not fit into memory: no name, so that nothing is left of it whatever happens.
+"""A nameless file for tensors that must be kept and do not fit into memory: nothing is left of it, whatever
+happens.
 
-Written and read on the loop: a bundle is a few megabytes into the system's page cache. What the file has no room for is
-refused, and stays in memory.
+It is written and read on the loop: a bundle is a few megabytes in the system's page cache. A tensor that the
+file has no room for is refused, and stays in memory.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class SpillFile:
             offset, rest = offset + count, rest[count:]
 
     def drop(self, place: Extent) -> None:
-        """It is not needed any more. When nothing is, the disk gets everything back."""
+        """Free `place`. With nothing left in the file, the disk gets everything back."""
         size = _aligned(max(place.nbytes, 1))
         self._free.give(place.offset, size)
         self.used -= size

@@ -1,7 +1,7 @@
-"""The receiving side of the data plane: what comes over the channels that others have opened.
+"""The receiving side of the data plane: tensors that come over channels opened by others.
 
-A head is checked against our graph before a byte of the payload is taken: its block must be ours, its length what the
-schema says, and paid for with credit.
+A head is checked against our graph before a byte of the payload is taken: its block must be ours, its length
+what the schema says, and covered by a grant.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_PAYLOAD = 1 << 30
 
 
 class TensorOwner(Protocol):
-    """What is told of tensors."""
+    """Callbacks for tensors."""
 
     def tensor_arrived(self, peer: str, head: Head, tensor: Tensor) -> None:
         """A tensor of `peer` is here."""
@@ -65,7 +65,7 @@ class TensorReceiver:
         self._schema: TensorSchema | None = None
         self._store: TensorStore | None = None
         self.nbytes = 0
-        """Of all payloads so far."""
+        """Bytes of all payloads so far."""
 
     @property
     def handle(self) -> Callable[[Stream], Awaitable[None]]:
@@ -78,7 +78,7 @@ class TensorReceiver:
         self._intake.use(schema, 0 if store is None else store.capacity)
 
     def keep_only(self, peers: frozenset[str]) -> None:
-        """Only these send to us from now on; what others have opened and is down is forgotten."""
+        """Accept tensors from these peers only from now on; forget channels of others that are down."""
         self._server.keep_only(peers)
         self._intake.members(peers, {channel.peer_id for channel in self._server})
         for gone in self._meters.keys() - peers:
@@ -135,7 +135,7 @@ class TensorReceiver:
         try:
             tensor = store.new(head.step_id, length)
         except ArenaFullError as error:
-            # Credit is less than the arena, but the rest of it may be in pieces. The sender keeps it and tries again.
+            # Grants are less than the arena, but the rest may be fragmented. The sender keeps it and tries again.
             raise RemoteError("HP-MEM-001", error.what, peer=peer, why=error.why, fix=error.fix) from error
         pinned = store.pin([tensor])
         began = self._trace.now()

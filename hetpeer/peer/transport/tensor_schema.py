@@ -1,4 +1,6 @@
-"""What the tensors of a place look like: everything that is checked before a byte of a peer's tensor is taken."""
+"""Sizes and layouts of a place's tensors: everything that is checked before a byte of a peer's tensor is
+taken.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +15,27 @@ from hetpeer.stages.pipeline.gradient_slots import LIVE
 from hetpeer.stages.pipeline.routes import Route
 
 FLOAT_BYTES = ITEM_BYTES["float32"]
-"""What is reduced is float32."""
+"""Bytes of a number that is reduced: float32."""
 BUNDLES = 1 / 8
-"""Of what is offered, for bundles in any case: more than is said to be offered is better than a disk that is written to all the time."""
+"""Share of the offered memory for bundles in any case: exceeding the offer is better than writing to disk all
+the time.
+"""
 
 
 def microbatches_in(memory_bytes: int, specs: Sequence[BlockSpec], kept: int) -> int:
-    """How many microbatches of consecutive blocks have room in so much memory between their forward and backward.
+    """Microbatches of consecutive blocks that fit into `memory_bytes` between their forward and backward.
 
-    `kept` more vectors are kept of each block. Each takes what autograd keeps, and the bundles that enter and leave, both ways.
+    Of each block `kept` more vectors are kept. A microbatch takes what autograd keeps, and the bundles that
+    enter and leave, both ways.
     """
     each = _activations(specs) + _bundles(specs)
     return max(memory_bytes - _owned(specs, kept), 0) // max(each, 1)
 
 
 def bundles_beside(memory_bytes: int, specs: Sequence[BlockSpec], kept: int, microbatches: int) -> int:
-    """Bytes that are left of so much memory for bundles, if the worker takes its part of it for so many microbatches.
+    """Bytes of `memory_bytes` left for bundles if the worker takes its part for so many `microbatches`.
 
-    BUNDLES of it at least, and what one microbatch needs.
+    At least BUNDLES of it, and what one microbatch needs.
     """
     left = memory_bytes - _owned(specs, kept) - microbatches * _activations(specs)
     return max(left, int(memory_bytes * BUNDLES), _bundles(specs))
@@ -46,7 +51,7 @@ def _activations(specs: Sequence[BlockSpec]) -> int:
 
 
 def _bundles(specs: Sequence[BlockSpec]) -> int:
-    """Of one microbatch: what enters and leaves, both ways."""
+    """Bytes of one microbatch's bundles: what enters and leaves, both ways."""
     first, last = specs[0].at(specs[0].batch), specs[-1].at(specs[-1].batch)
     return 2 * sum(tensor.nbytes for tensor in (*first.inputs.values(), *last.outputs.values()))
 
@@ -80,11 +85,13 @@ class TensorSchema:
         return self._batches[microbatch]
 
     def input_layout(self, block: int, microbatch: int, *, gradients: bool = False) -> BundleLayout:
-        """Of the bundle that enters `block`, which is held here."""
+        """Layout of the bundle that enters `block`, which is held here."""
         return self._layout(block, microbatch, entering=True, gradients=gradients)
 
     def output_layout(self, end: int, microbatch: int, *, gradients: bool = False) -> BundleLayout:
-        """Of the bundle that leaves block `end`-1, which is held here; of no tensors behind the block with the loss."""
+        """Layout of the bundle that leaves block `end`-1, which is held here; without tensors behind the
+        block with the loss.
+        """
         return self._layout(end - 1, microbatch, entering=False, gradients=gradients)
 
     def _layout(self, block: int, microbatch: int, *, entering: bool, gradients: bool) -> BundleLayout:
@@ -98,7 +105,7 @@ class TensorSchema:
         return self._layouts[key]
 
     def shard_layout(self, elements: int) -> BundleLayout:
-        """Of a piece of a block's vector: it ends where it ends, as pieces are joined."""
+        """Layout of a piece of a block's vector; without padding, as pieces are joined."""
         nbytes = elements * ITEM_BYTES["float32"]
         return BundleLayout({"shard": (0, nbytes)}, nbytes, {"shard": "float32"})
 
@@ -111,7 +118,7 @@ class TensorSchema:
 
     @property
     def blocks(self) -> int:
-        """How many the model has."""
+        """Number of the model's blocks."""
         return len(self._elements)
 
     def goes_on(self, route: Route) -> bool:

@@ -1,9 +1,9 @@
-"""The tensors a volunteer keeps in the arena: what the protocol core calls handles.
+"""The tensors that a volunteer keeps in the arena; they are the protocol core's handles.
 
-Every tensor belongs to one step and lives until the core releases it or the step ends. A tensor that the compute
-worker still reads or writes is pinned, one that is on its way to a peer is flying: its memory is given back only
-afterwards, or a stale command could write into somebody else's tensor. What has arrived and is only kept in case it is
-asked for again makes room for others when the arena is full, or as full as the owner's limit leaves it, and waits on the disk.
+Every tensor belongs to one step and lives until the core releases it or the step ends. A tensor that the
+compute worker still reads or writes is pinned, one on its way to a peer is in flight: its memory is freed
+only afterwards, or a stale command could write into another tensor. A tensor that is kept only in case it is
+asked for again goes to the spill file when the arena is full, or as full as the owner's limit allows.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Tensor:
     """A bundle of activations, its gradient, or a piece of a flat gradient, as bytes in the arena."""
 
     extent: Extent
-    """Where it lies; not to be looked at while it is parked."""
+    """Where it lies in the arena; meaningless while it is parked."""
     step: StepId
     pins: int = 0
     flights: int = 0
     """Links on which its bytes are, or wait for their turn."""
     parked: Extent | None = None
-    """Where it lies in the spill file, if it is not in the arena."""
+    """Where it lies in the spill file, if it is there and not in the arena."""
     released: bool = False
     length: int | None = None
     """Bytes that mean something, where that is not all of the extent."""
@@ -40,15 +40,15 @@ class Tensor:
     coded: bool = False
     """Whether it is a shard as the run's codec writes it."""
     written: Tensor | None = None
-    """The same, as the run's codec writes it: what others get."""
+    """The same numbers as the run's codec writes them: others get these."""
     once: bool = False
-    """Nobody needs it when it has arrived."""
+    """It is not needed any more once it has arrived."""
     sender: str = ""
     """The peer that it came from."""
 
     @property
     def nbytes(self) -> int:
-        """That mean something."""
+        """Bytes that are used of its extent."""
         return self.extent.nbytes if self.length is None else self.length
 
 
@@ -61,13 +61,15 @@ class TensorStore:
         self._spill = spill
         self._steps: dict[StepId, set[Tensor]] = {}
         self._kept: dict[Tensor, None] = {}
-        """Those that may be parked when nobody uses them, the oldest first."""
+        """Tensors that may be parked when they are not in use, the oldest first."""
         self._sharers: Counter[Extent] = Counter()
         self._lent: dict[Extent, Callable[[], None]] = {}
         self._ended = 0
 
     def keep_within(self, nbytes: int) -> None:
-        """From now on what is kept goes to the disk before more than so many bytes of the arena are taken. What cannot go stays, and nobody waits."""
+        """Park kept tensors before more than `nbytes` of the arena are taken. Those that cannot go stay, and
+        nothing waits.
+        """
         self._most = nbytes
 
     def new(self, step: StepId, nbytes: int, *, kept: bool = False) -> Tensor:
@@ -78,7 +80,9 @@ class TensorStore:
         return tensor
 
     def share(self, tensor: Tensor) -> Tensor:
-        """The same memory with one more owner: released apart, freed with the last. Nobody may write to it any more."""
+        """The same memory with one more owner: released separately, freed with the last. It must not be
+        written to any more.
+        """
         self._sharers[tensor.extent] += 1
         return self._add(Tensor(tensor.extent, tensor.step, sparse=tensor.sparse))
 
@@ -87,7 +91,7 @@ class TensorStore:
         self._lent[tensor.extent] = back
 
     def hand_on(self, tensor: Tensor, other: Tensor) -> None:
-        """What was lent to `tensor` is lent to `other`, which was made of it."""
+        """Pass what was lent to `tensor` on to `other`, which was made from it."""
         other.sender = tensor.sender
         if tensor.extent in self._lent:
             self._lent[other.extent] = self._lent.pop(tensor.extent)
@@ -101,7 +105,9 @@ class TensorStore:
         return self._arena.view(tensor.extent)[: tensor.length]
 
     def release(self, tensor: Tensor) -> None:
-        """Nobody needs `tensor` any more. Releasing twice is no error: a step's end releases everything."""
+        """Free `tensor` once it is not in use. Releasing twice is no error: a step's end releases
+        everything.
+        """
         if tensor.released:
             return
         tensor.released = True
@@ -124,7 +130,7 @@ class TensorStore:
             self._arena.trim()
 
     def close(self) -> None:
-        """What is parked is gone."""
+        """Close the spill file; what is parked is lost."""
         if self._spill is not None:
             self._spill.close()
 
@@ -144,7 +150,7 @@ class TensorStore:
             self._let_go(tensor)
 
     def leaves(self, tensor: Tensor) -> Callable[[], None]:
-        """Its bytes go to a peer. To be called when they have arrived, or will not."""
+        """Note that its bytes go to a peer. Call the result when they have arrived, or never will."""
         tensor.flights += 1
 
         def done() -> None:
@@ -159,7 +165,7 @@ class TensorStore:
     # ── on the disk ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def bring_back(self, tensor: Tensor) -> None:
-        """It is needed again: in the arena, if it was parked. Raises ArenaFullError."""
+        """Move it back to the arena, if it was parked. Raises ArenaFullError."""
         if tensor.parked is None or tensor.released:
             return
         extent = self._allocate(tensor.parked.nbytes)
@@ -183,7 +189,7 @@ class TensorStore:
             raise
 
     def _keep_within(self, nbytes: int) -> None:
-        """So that `nbytes` more are within the limit, if what is kept can go."""
+        """Park kept tensors until `nbytes` more are within the limit, as far as they can go."""
         if self._arena.used + nbytes <= self._most or self._spill is None or self._spill.refusal:
             return
         for tensor in list(self._kept):
@@ -210,7 +216,7 @@ class TensorStore:
         tensor.parked = None
 
     def _let_go(self, tensor: Tensor) -> None:
-        """Its memory is free once it is released, and nobody uses it any more."""
+        """Free its memory if it is released and not in use."""
         if tensor.released and not tensor.pins and not tensor.flights:
             self._free(tensor.extent)
 

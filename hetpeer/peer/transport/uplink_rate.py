@@ -1,8 +1,10 @@
-"""How fast bytes leave a peer while several of its links are busy: what its uplink carries. Pure; times are given.
+"""The rate of an uplink: how fast bytes leave a peer while several of its links are busy. Pure; times are
+given.
 
-A link measures what it gets; two that share an uplink get half each only while both have something to send. And a line that is busy is not always full: what it
-carries is what it carried at its best, not in the middle. Where frames are few and small it never is: what is measured then is how long a word takes there and back.
-So a window counts only if what was under way in it had to wait for the line, and a burst only from its first acknowledgement on.
+A link measures its own rate; two links that share an uplink get half each only while both have something to
+send. A busy line is not always full, so the uplink's rate is its best one, not the median. With few and small
+frames it never is full: what is measured then is the round-trip time. So a window counts only if bytes in it
+had to wait for the line, and a burst only from its first acknowledgement on.
 """
 
 from __future__ import annotations
@@ -11,12 +13,18 @@ from collections import deque
 
 SEVERAL = 2
 WINDOW_S, ARRIVALS = 1.0, 24
-"""A window is closed after so much busy time, and so many acknowledgements: what is half-way at its ends is little then."""
+"""A window ends after so many busy seconds and so many acknowledgements: the error at its ends is small
+then.
+"""
 FULL, ACK_S = 2.0, 0.05
-"""A line is full if bytes are under way for so many times as long as a word there and back, and an acknowledgement that waits for a frame to travel with."""
+"""A line is full if the bytes under way take FULL round trips, each with ACK_S for an acknowledgement that
+waits for a frame.
+"""
 WINDOWS, KNOWN, SEEN = 16, 8, 2
-"""So many are remembered; the best quarter counts, without what is above it by chance. With fewer than `KNOWN` nothing does: whoever is paced to a line that was taken
-for half as fast keeps to that, and finds out only little by little.
+"""Windows that are remembered; the best quarter counts, without chance maxima. With fewer than KNOWN nothing
+does.
+
+A sender that is paced to half of the true rate keeps to that, and finds out only little by little.
 """
 
 
@@ -38,7 +46,11 @@ class UplinkRate:
         self._nbytes = self._arrivals = 0
 
     def look(self, now: float, links: int, arrived: int, waiting: int, trip_s: float) -> None:
-        """From `now` on, `links` have `waiting` bytes under way; `arrived` bytes have been acknowledged in all. `trip_s`: there and back on the middle one of those links, at best."""
+        """Note at `now`: `links` are busy with `waiting` bytes under way, `arrived` bytes are acknowledged in
+        all.
+
+        `trip_s`: best round-trip time of the median link, in seconds.
+        """
         came = max(arrived - self._arrived, 0)  # a link that is closed takes its own along
         if self._links >= SEVERAL and self._flows:
             self._seconds += now - self._since
@@ -59,7 +71,9 @@ class UplinkRate:
 
     @property
     def seen(self) -> float:
-        """Bytes/s; 0 before `SEEN` windows. For people and planners: a guess that is too low slows nobody down there."""
+        """Bytes/s; 0 before `SEEN` windows. For people and planners, whom a guess that is too low does not
+        slow down.
+        """
         return self._best() if len(self._windows) >= SEEN else 0.0
 
     def _best(self) -> float:

@@ -1,8 +1,10 @@
-"""Which link may use how much of our uplink while we reduce. Pure. Docs: averaging.md, "Pacing".
+"""Shares of the uplink: how much each link may use during a reduce. Pure. Docs: averaging.md, "Pacing".
 
-TCP connections that share a line do not share it evenly: who got more in the last reduce begins the next one with more, and one whose acknowledgements wait behind
-what others send falls behind while its line has room. In a reduce it is known how much goes to whom, and the last link decides: each gets the part of the uplink
-with which all are done at once. Nobody gets less later on; who is behind gets more, and so does who is left when others are done.
+TCP connections on one line do not share it evenly. One that got more in the last reduce begins the next with
+more, and one whose acknowledgements wait behind others' bytes falls behind while its line has room. In a
+reduce the bytes for each peer are known, and the last link decides: each link gets the part of the uplink
+with which all finish together. No link gets less later on; one that is behind gets more, and so do those that
+are left when others are done.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 
 AIR = 1.08
-"""Above what was measured: that is without heads, which are a twentieth, and a line that has become faster is to be found out."""
+"""Factor above the measured rate: heads are a twentieth and were not measured, and a faster line must be
+noticed.
+"""
 PACED_BELOW = 500e6 / 8
 """Bytes/s; a faster uplink is not what a reduce waits for."""
 
@@ -29,13 +33,15 @@ class UplinkShares:
         return self._step is not None
 
     def begin(self, step: Hashable, loads: Mapping[str, int]) -> None:
-        """`step` is reduced: so much, in any unit, goes to each peer. It takes the place of one that is not over."""
+        """`step` is reduced with `loads`: peer → amount, in any unit. It replaces a reduce that is not
+        over.
+        """
         total = sum(loads.values())
         self._left = {peer: load for peer, load in loads.items() if load}
         self._step, self._parts = step, {peer: load / total for peer, load in self._left.items()}
 
     def arrived(self, step: Hashable, peer: str, load: int) -> bool:
-        """So much of what goes to `peer` is there; whether that changes what links may send."""
+        """`load` more has arrived at `peer`. Returns whether the rates of links change."""
         if step != self._step or peer not in self._left:
             return False
         self._left[peer] = max(self._left[peer] - load, 0)
@@ -49,7 +55,9 @@ class UplinkShares:
         return True
 
     def rates(self, uplink: float) -> dict[str, float]:
-        """Bytes/s that links may send of an uplink that carries `uplink` (0: not known); those that are not named: as TCP likes."""
+        """Peer → bytes/s of an uplink of `uplink` bytes/s (0: unknown); links that are not named are not
+        limited.
+        """
         if not 0 < uplink < PACED_BELOW:
             return {}
         left = max(sum(self._left.values()), 1)

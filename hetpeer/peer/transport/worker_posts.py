@@ -16,7 +16,9 @@ from hetpeer.stages.ipc.compute import Compute
 
 R = TypeVar("R")
 Answer = Coroutine[Any, Any, None]
-"""To be run as a task: it waits for the worker and tells the core. The command itself is posted already."""
+"""Waits for the worker's answer and tells the core; to be run as a task. The command itself is posted
+already.
+"""
 
 
 class WorkerPosts:
@@ -46,7 +48,9 @@ class WorkerPosts:
         return self._traced(command, posted, self._trace.now()) if self._trace.on else posted
 
     async def _traced(self, command: Command[R], posted: Coroutine[Any, Any, R], at: float) -> R:
-        """A lane does one command after the other: this one began when it was posted, or when the one before was done."""
+        """Trace a command. A lane does one at a time: it began when it was posted, or when the one before was
+        done.
+        """
         try:
             return await posted
         finally:
@@ -65,7 +69,7 @@ class WorkerPosts:
         return answer()
 
     def dump(self, block: int, room: int) -> Coroutine[Any, Any, bytes]:
-        """The state file of a block as it is when the worker comes to it, after all that was posted before."""
+        """Bytes of the state file of a block, after everything that was posted before."""
         extent: Extent = self._compute.arena.allocate(room)
         posted = self._post(c.DumpState(block=block, extent=extent))
 
@@ -76,12 +80,12 @@ class WorkerPosts:
             finally:
                 self._compute.arena.release(extent)
 
-        # Whoever asked may give up; the worker writes all the same, and the extent must be ours until it has.
+        # The caller may give up; the worker writes all the same, and the extent must be ours until it has.
         return going_on(copy())
 
 
 def _extent(command: c.Forward) -> dict[str, Any]:
-    """How much work it is: what was computed in vain can be told from what was counted."""
+    """The size of a forward, so that work that was not counted can be told from work that was."""
     return {"blocks": command.end - command.begin, "train": command.train}
 
 
