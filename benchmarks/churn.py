@@ -1,16 +1,21 @@
-"""What churn costs: hetpeer's own protocol cores in virtual time, beside other ways of training through the same departures.
+"""Cost of churn: hetpeer's own protocol cores in virtual time, beside other ways of training through the same
+departures.
 
-Volunteers leave without a word and come back. `hetpeer` and `without keeping` are simulated event by event (peer/simulate/: leases, borders,
-votes, state transfers, what is sent twice); the second is the same engine that runs a lost microbatch anew through all stages, as
-SWARM does (baselines/forgetful.py); of its histories those count that come to an end. Fluid models at their best, where work is divisible, a death is seen at once and coordination
-is free (baselines/churn_models.py): `restarting` from checkpoints at each death, and `no overhead`, SWARM's way.
+Volunteers leave without a word and come back. `hetpeer` and `without keeping` are simulated event by event
+(peer/simulate/: leases, borders, votes, state transfers, what is sent twice); the second is the same engine
+that runs a lost microbatch anew through all stages, as SWARM does (baselines/forgetful.py); of its histories
+those count that come to an end. Fluid models at their best, where work is divisible, a death is seen at once
+and coordination is free (baselines/churn_models.py): `restarting` from checkpoints at each death, and `no
+overhead`, SWARM's way.
 
-Two scenarios: twelve volunteers whose mean time between failures falls from 20 to 2 minutes, with steps of 20 seconds; and case 4 of HPS' Table 2 (16
-devices, of which the 8 slower ones vanish with probability 0.9 in each batch and are back in the next one), as far as that paper describes
-it: which devices vanish, and how the model is cut, it does not say.
+Two scenarios: twelve volunteers whose mean time between failures falls from 20 to 2 minutes, with steps of 20
+seconds; and case 4 of HPS' Table 2 (16 devices, of which the 8 slower ones vanish with probability 0.9 in
+each batch and are back in the next one), as far as that paper describes it: which devices vanish, and how the
+model is cut, it does not say.
 
-The first scenario was chosen after others were tried. With 128 microbatches (steps of 70 seconds) and a minute away, every way that keeps no
-sums elsewhere stands still at five minutes between failures, hetpeer too: a step must be short compared with the time between failures.
+The first scenario was chosen after others were tried. With 128 microbatches (steps of 70 seconds) and a
+minute away, every way that keeps no sums elsewhere stands still at five minutes between failures, hetpeer
+too: a step must be short compared with the time between failures.
 
     python -m benchmarks.churn
 """
@@ -38,11 +43,11 @@ from tests.simulation.config import HistoryConfig
 from tests.simulation.coverage import Coverage
 
 SLOWED = 1.1
-"""Work of the simulator takes so many times what worker.py says, on average."""
+"""Mean factor by which work takes longer than sim_worker.py's constants."""
 LIMIT_S = 400_000.0
 MTBF_MINUTES = (20, 10, 5, 2)
 BETTER = 1.2
-"""What HPS claims over SWARM is 1.2 to 1.3 times its speed."""
+"""HPS claims 1.2 to 1.3 times the speed of SWARM."""
 HPS_PAPER = {"PipeDream": 115.7, "Dapple": 114.6, "SWARM": 96.8, "HPS": 82.2}
 """Minutes a batch, case 4, ALBERT-xxlarge; as printed."""
 
@@ -97,7 +102,9 @@ Churn = Callable[[CheckedSwarm], list[Departure]]
 
 
 def train(scenario: Scenario, seed: int, churn: Churn, keeping: bool) -> dict[str, Any] | None:
-    """One history, of hetpeer or (not `keeping`) of the same engine that runs a lost microbatch anew; None if that does not come to its end."""
+    """One history, of hetpeer or (not `keeping`) of the same engine that runs a lost microbatch anew; None if
+    that does not come to its end.
+    """
     with nullcontext() if keeping else forgetful():
         try:
             return _train(scenario, seed, churn)
@@ -130,7 +137,7 @@ def still(_swarm: CheckedSwarm) -> list[Departure]:
 
 @dataclass(frozen=True, slots=True)
 class Failing:
-    """Each volunteer vanishes after a time of its own, exponentially distributed, and is back after `away_s`."""
+    """Each volunteer vanishes after an exponentially distributed time and is back after `away_s`."""
 
     mtbf_s: float
     away_s: float
@@ -158,7 +165,9 @@ class Failing:
 
 @dataclass(frozen=True, slots=True)
 class Vanishing:
-    """In each batch each of `names` vanishes with probability `share`, at any moment of it, and is back at the next one."""
+    """In each batch each of `names` vanishes with probability `share`, at any moment of it, and is back at
+    the next one.
+    """
 
     names: Sequence[str]
     share: float

@@ -1,13 +1,17 @@
-"""The group scheduler: does it ever hang or leave somebody apart, how fast does it decide, and what do groups cost?
+"""The group scheduler: does it ever hang or leave somebody apart, how fast does it decide, and what do groups
+cost?
 
 Four parts, all in virtual time:
 
-* histories of whole grouped runs with faults (tests/simulation/sim_grouped.py): every batch is in the result once;
-* random schedules of the real scheduler with stragglers, arrivals and departures (tests/simulation/group_schedules.py), with hetpeer's rules and with SDPipe's two;
+* histories of whole grouped runs with faults (tests/simulation/sim_grouped.py): every batch is in the
+  result once;
+* random schedules of the real scheduler with stragglers, arrivals and departures
+  (tests/simulation/group_schedules.py), with hetpeer's rules and with SDPipe's two;
 * one decision for 1,000 workers, on this machine's clock;
-* SDPipe's settings (Miao et al., VLDB 2023, section 5): homogeneous, hete-A and hete-B, where a stage sleeps 0.2 or 0.6 s before one
-  iteration in ten. Throughput is that of all pipelines, beside no synchronisation at all, all-reduce, and AD-PSGD (Lian et al., ICML 2018) at its best: each
-  averages with one other at random, which answers at once, whatever it does; every swarm of a row draws the same naps.
+* SDPipe's settings (Miao et al., VLDB 2023, section 5): homogeneous, hete-A and hete-B, where a stage
+  sleeps 0.2 or 0.6 s before one iteration in ten. Throughput is that of all pipelines, beside no
+  synchronisation at all, all-reduce, and AD-PSGD (Lian et al., ICML 2018) at its best: each averages with
+  one other at random, which answers at once, whatever it does; every swarm of a row draws the same naps.
   The paper does not say how long a stage computes: 0.1 to 0.5 s are shown.
 
     make proof-averaging
@@ -35,7 +39,7 @@ from tests.simulation.sim_grouped import simulate
 from tests.simulation.sim_pipelines import PipelineSetting, SimPipelines, names
 
 FAULTS = 20
-"""Of a history."""
+"""Faults of a history."""
 WORKERS, DECISION_S = 1000, 1e-3
 SPAN = 10
 """Groups for each pipeline, as is the default."""
@@ -55,7 +59,7 @@ def average_s(size: int) -> float:
     return 0.001 + 2 * (size - 1) / size * BYTES / RATE if size > 1 else 0.0
 
 
-# ── random schedules ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── random schedules ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def schedules(first: int, count: int, processes: int) -> dict[str, Any]:
@@ -90,7 +94,7 @@ def runs(first: int, count: int, processes: int) -> dict[str, Any]:
     }
 
 
-# ── one decision ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── one decision ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def decisions() -> dict[str, float]:
@@ -109,7 +113,7 @@ def decisions() -> dict[str, float]:
     return {"median": statistics.median(took), "99 %": took[len(took) * 99 // 100], "longest": took[-1]}
 
 
-# ── SDPipe's settings ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── SDPipe's settings ───────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,16 @@
 """Many simulated histories of the protocol under churn: does any break an invariant, or hang?
 
-Each seed is another swarm (stages, cuts, volunteers, slots, latencies, time-outs) with its own faults (peer/simulate/). A history that breaks an
-invariant is named by its seed: `python -m tests.simulation.histories --seed N --faults 20` replays it, `tests.simulation.overlap_histories` if it is of `--overlapping`. What is done is
-noted chunk by chunk in `--journal`: interrupted, the same command goes on where it was, also at another commit, as long as no module that a history loads differs.
+Each seed is another swarm (stages, cuts, volunteers, slots, latencies, time-outs) with its own faults
+(peer/simulate/). A history that breaks an invariant is named by its seed: `python -m
+tests.simulation.histories --seed N --faults 20` replays it, `tests.simulation.overlap_histories` if it is of
+`--overlapping`. What is done is noted chunk by chunk in `--journal`: interrupted, the same command goes on
+where it was, also at another commit, as long as no module that a history loads differs.
 
     make proof-churn
-    make proof-async    # two thousand in which steps overlap, every other one of clusters that average (docs/asynchronous.md)
+    make proof-async    # two thousand in which steps overlap, every other one of clusters that average
 
-Where a hundred thousand take too long at a time, `--seed 50000 --count 50000` does the second half, with a result file of its own.
+Where a hundred thousand take too long at a time, `--seed 50000 --count 50000` does the second half, with a
+result file of its own.
 """
 
 from __future__ import annotations
@@ -39,14 +42,14 @@ OFTEN = 30
 
 @dataclass(slots=True)
 class Tally:
-    """What some histories came to."""
+    """Results of some histories."""
 
     histories: int = 0
     faults: int = 0
     events: int = 0
     virtual_s: float = 0.0
     busy_s: float = 0.0
-    """Of one processor."""
+    """Processor seconds."""
     broken: dict[str, str] = field(default_factory=dict)
     """Seed → the invariant and how."""
     overlapped: int = 0
@@ -88,7 +91,9 @@ def some(first: int, count: int, faults: int, overlap: bool) -> Tally:
 
 
 def possible() -> list[str]:
-    """Cells of both machines, but those that no history can reach, each with its reason (tests/simulation/cells.py)."""
+    """Cells of both machines, but those that no history can reach, each with its reason
+    (tests/simulation/cells.py).
+    """
     coordinator = set(product((state.value for state in CoordinatorState), COORDINATOR_EVENTS))
     member = set(product((phase.value for phase in Phase), MEMBER_MESSAGES))
     told = {(state.value, "paced") for state in CoordinatorState}  # said by the daemon alone

@@ -1,8 +1,10 @@
-"""Is anybody honest ever banned, by spot checks or for what others say of reduces? Simulated swarms of honest volunteers under faults, until they have made so many contributions.
+"""Is anybody honest ever banned, by spot checks or for what others say of reduces? Simulated swarms of honest
+volunteers under faults, until they have made so many contributions.
 
-Each seed is another swarm (tests/simulation/histories.py has its shapes) of eight volunteers, of whose contributions a fifth is checked: they die, freeze, leave, lose
-their lines and come back, the coordinator too; steps overlap, links are narrow, volunteers are moved. Every invariant of the simulator is watched as ever.
-A contribution is what one volunteer counts in one committed step.
+Each seed is another swarm (tests/simulation/histories.py has its shapes) of eight volunteers, of whose
+contributions a fifth is checked: they die, freeze, leave, lose their lines and come back, the coordinator
+too; steps overlap, links are narrow, volunteers are moved. Every invariant of the simulator is watched as
+ever. A contribution is what one volunteer counts in one committed step.
 
     make proof-10
     python -m benchmarks.honest --contributions 100000 --seed 1000
@@ -34,7 +36,7 @@ NARROW = 2
 
 @dataclass(slots=True)
 class Tally:
-    """What the histories so far came to."""
+    """Results of the histories so far."""
 
     histories: int = 0
     faults: int = 0
@@ -44,7 +46,9 @@ class Tally:
     bans: list[dict[str, Any]] = field(default_factory=list)
     disputes: list[dict[str, Any]] = field(default_factory=list)
     quarrels: int = 0
-    """Pairs of whom one has waited for the other in vain, or could not add what it sent: lines break, and parts are spoilt."""
+    """Pairs of whom one has waited for the other in vain, or could not add what it sent: lines break, and
+    parts are spoilt.
+    """
     broken: dict[int, str] = field(default_factory=dict)
     """Seed → the invariant and how."""
 

@@ -1,6 +1,8 @@
-"""Seeded bugs: within how many simulated histories is each of them caught three times (tests/simulation/mutants.py)?
+"""Seeded bugs: within how many simulated histories is each of them caught three times
+(tests/simulation/mutants.py)?
 
-Histories are those of `make proof-churn`, from seed 0 on, with 20 faults each. A bug that fewer than three of the first 1,500 catch is named.
+Histories are those of `make proof-churn`, from seed 0 on, with 20 faults each. A bug that fewer than three of
+the first 1,500 catch is named.
 
     python -m benchmarks.mutants
 """

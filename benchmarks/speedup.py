@@ -1,12 +1,18 @@
-"""What more clusters win: time to an evaluation loss with 1, 2, 4 and 8 of them in virtual time, with 1 and 2 of real processes (Ravnest's corollary: as good as linear).
+"""Speed-up by more clusters: time to an evaluation loss with 1, 2, 4 and 8 of them in virtual time, with 1
+and 2 of real processes (Ravnest's corollary: as good as linear).
 
-*Virtual.* The very coordinator and volunteers in virtual time, with a small net in torch inside (tests/simulation/toy_net.py): clusters of two stages whose steps overlap by `--staleness`, that average
-with those that are ready. The corollary is of the regime in which the noise of gradients is what is in the way, and of a learning rate that rises with the number of
-clusters: so batches are small, four of ten labels are drawn at random, the loss to reach is one that one cluster has late at its best rate, and each number of clusters has its own best of a few rates.
-Several clusters go on until they are there, for `--more` times as many batches of one stream at most: each of them sees as many fewer of them.
-What is measured of staleness stands beside its bound: updates by which a step's parameters were behind, at most and on average.
+*Virtual.* The very coordinator and volunteers in virtual time, with a small net in torch inside
+(tests/simulation/toy_net.py): clusters of two stages whose steps overlap by `--staleness`, that average
+with those that are ready. The corollary is of the regime in which the noise of gradients is what is in the
+way, and of a learning rate that rises with the number of clusters: so batches are small, four of ten
+labels are drawn at random, the loss to reach is one that one cluster has late at its best rate, and each
+number of clusters has its own best of a few rates. Several clusters go on until they are there, for
+`--more` times as many batches of one stream at most: each of them sees as many fewer of them. What is
+measured of staleness stands beside its bound: updates by which a step's parameters were behind, at most
+and on average.
 
-*Real.* A small GPT, volunteers in the laboratory (root) so far from each other that two clusters do not need more than this machine's two cores; the time is the log's.
+*Real.* A small GPT, volunteers in the laboratory (root) so far from each other that two clusters do not
+need more than this machine's two cores; the time is the log's.
 
     python -m benchmarks.speedup
 """
@@ -44,9 +50,9 @@ BLOCKS, STAGES = 4, 2
 LATENCY_S = (0.02, 0.02)
 LIMIT_S = 20_000.0
 PART = 0.8
-"""Of the batches: the loss that one cluster has by then, at the rate that is best for it, is to be reached."""
+"""Share of the batches after which one cluster, at its best rate, has the loss that is to be reached."""
 NOISE = 0.4
-"""Of labels: they are drawn at random."""
+"""Share of labels that are drawn at random."""
 EVALUATED = 32
 """Microbatches of an evaluation in virtual time."""
 SMOOTH = 5
@@ -55,11 +61,11 @@ RATES = (6e-3, 1.2e-2, 2.4e-2, 4.8e-2)
 """Learning rates that are tried."""
 MICROBATCHES = 2
 LINEAR = 0.7
-"""Of the number of clusters, as a goal for four."""
+"""Goal for four clusters, as a share of their number."""
 REAL, REAL_RATES = (1, 2), (1e-3, 2e-3, 4e-3)
 MODEL = Model(width=32, layers=2, heads=2, sequence_length=32)
 SAMPLES = 2
-"""Of a microbatch of the GPT."""
+"""Samples in a microbatch of the GPT."""
 
 Found = Mapping[int, Mapping[float, "Sequence[Curve]"]]
 """Clusters → learning rate → a curve for each seed."""
@@ -81,7 +87,9 @@ class Curve:
 
 
 class NoisyNet(ToyNet):
-    """Of its labels NOISE are drawn at random, so that gradients are noisy to the end; evaluations are of the same samples each time."""
+    """Net whose gradients stay noisy: a share NOISE of the labels is random; each evaluation has the same
+    samples.
+    """
 
     def microbatch(self, step: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         step = 0 if number >= MICROBATCHES else step

@@ -1,10 +1,15 @@
-"""The planner's swarms beside what people do without one, on testbeds like the papers' (scenarios/testbeds.py), 20 seeds each.
+"""The planner's swarms beside what people do without one, on testbeds like the papers'
+(scenarios/testbeds.py), 20 seeds each.
 
-Times are of a step, by the planner's cost model, and for some of them by simulation (the coordinator and the volunteers in virtual time, peer/simulate/). Baselines
-are given what they leave open: of all numbers of stages the best. `equal layers` cuts the blocks into equal parts, `equal work` so that devices take equally long;
-`by region` has neighbours in one pipeline, `strided` in one stage; orders at random are the mean of several; `best cuts` are those with the least period for each pipeline, which is what PipeDream's planner looks for; `SWARM` sends from any device of a stage to any of the next
-(baselines/swarm_routing.py: a fluid at its best; simulated are its stages, with this project's routes). All run 1F1B and
-an all-reduce. On FusionLLM's testbeds all of them compress as its authors do. The gap is to a bound that nobody reaches: all devices compute all the time, and nothing is sent.
+Times are of a step, by the planner's cost model, and for some of them by simulation (the coordinator and the
+volunteers in virtual time, peer/simulate/). Baselines are given what they leave open: of all numbers of
+stages the best. `equal layers` cuts the blocks into equal parts, `equal work` so that devices take equally
+long; `by region` has neighbours in one pipeline, `strided` in one stage; orders at random are the mean of
+several; `best cuts` are those with the least period for each pipeline, which is what PipeDream's planner
+looks for; `SWARM` sends from any device of a stage to any of the next (baselines/swarm_routing.py: a fluid at
+its best; simulated are its stages, with this project's routes). All run 1F1B and an all-reduce. On
+FusionLLM's testbeds all of them compress as its authors do. The gap is to a bound that nobody reaches: all
+devices compute all the time, and nothing is sent.
 
     python -m benchmarks.testbeds
 """
@@ -43,7 +48,7 @@ PAPER = {
     "HPS 3": "case 4 only: 1.41 over PipeDream, 1.39 over Dapple, 1.18 over SWARM",
     "DT-FM worldwide": "3.8 to 4.8 over Megatron and DeepSpeed",
 }
-"""What its authors say."""
+"""Figures that its authors give."""
 
 
 def bound_s(bed: Testbed) -> float:
@@ -53,7 +58,9 @@ def bound_s(bed: Testbed) -> float:
 
 
 def laid_out(bed: Testbed, order: Sequence[int], cuts: str, *, strided: bool) -> SwarmPlan | None:
-    """The best plan that puts `order` into pipelines of equally many stages, without those that memory does not allow; None if it allows none."""
+    """The best plan that puts `order` into pipelines of equally many stages, without those that memory does
+    not allow; None if it allows none.
+    """
     pipelines = PipelineCuts(bed.devices, bed.work)
     plans = []
     for stages in range(1, min(len(order), len(bed.work)) + 1):
@@ -138,7 +145,9 @@ def solve(name: str, seed: int, simulated: bool) -> dict[str, Any]:
 
 
 def side_by_side(fluid: swarm_routing.Fluid) -> Places:
-    """The devices of each stage one after the other in as many clusters as the largest stage has devices: microbatches go on to any device that holds the next blocks, as they always do."""
+    """The devices of each stage one after the other in as many clusters as the largest stage has devices:
+    microbatches go on to any device that holds the next blocks, as they always do.
+    """
     seated = [
         (device, (cluster, part[0]))
         for part, stage in zip(fluid.parts, fluid.stages, strict=True)
@@ -174,7 +183,7 @@ def simulate(bed: Testbed, places: Places, seed: int) -> float | None:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Over all seeds: how many times as long as ours the others take, and ours beside the bound."""
+    """Over all seeds: step time of the others relative to ours, and ours relative to the bound."""
     solved = [row for row in rows if "failed" not in row]
     ways = sorted({way for row in solved for way in row["theirs_s"]})
     ratios = {

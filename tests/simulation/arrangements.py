@@ -1,5 +1,5 @@
-"""A planner that proposes another division of the blocks every few seconds, at random, or another cut for those who wait in a forming cluster: the
-worst that there could be.
+"""A planner that proposes another division of the blocks every few seconds, at random, or another cut for
+those who wait in a forming cluster: the worst that there could be.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.simulation.checked_swarm import CheckedSwarm
 
 
 class Arrangements:
-    """Of `swarm`, every `period_s` virtual seconds or so."""
+    """Proposes to `swarm` every `period_s` virtual seconds on average."""
 
     def __init__(self, swarm: CheckedSwarm, seed: int, period_s: float) -> None:
         self._swarm = swarm

@@ -1,6 +1,7 @@
 """Cells of the protocol's state machines that no history can reach, each with its reason.
 
-tests/simulation/test_histories.py fails for a cell that is neither reached nor listed, and for a listed one that is.
+tests/simulation/test_histories.py fails for a cell that is neither reached nor listed, and for a listed one
+that is.
 """
 
 from hetpeer.averaging.member.member import Phase
@@ -39,8 +40,10 @@ STEERED_COORDINATOR = {
         for kind in ("checked", "compared", "shown", "proved", "testimony")
     ),
 }
-"""Possible, but too rare in random histories, or said by the daemon alone: tests/bootstrap/test_{coordinator,training}.py
-drive them by hand. Spot checks have histories of their own (test_spotchecks.py)."""
+"""Possible, but too rare in random histories, or said by the daemon alone:
+tests/bootstrap/test_{coordinator,training}.py drive them by hand. Spot checks have histories of their own
+(test_spotchecks.py).
+"""
 
 _PAST = ("joined", "reroute", "gone", "settled", "evict", "plan", "commit", "save")
 
@@ -59,5 +62,6 @@ STEERED_MEMBER = {
     *(("reducing", kind) for kind in ("granted", "begin", "evict", "save", "fenced", "finished")),
     *(("applying", kind) for kind in MEMBER_MESSAGES if kind not in ("begin", "rejected", "refused")),
 }
-"""The same for members, whose phases often last milliseconds: tests/averaging/test_member.py drives every message in
-every phase by hand."""
+"""The same for members, whose phases often last milliseconds: tests/averaging/test_member.py drives every
+message in every phase by hand.
+"""

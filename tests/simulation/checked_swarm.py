@@ -1,4 +1,6 @@
-"""A simulated swarm whose invariants are checked while it runs, and whose volunteers fail and lie as they are told to."""
+"""A simulated swarm whose invariants are checked while it runs, and whose volunteers fail and lie as they are
+told to.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Conduct of volunteers in histories: spot checks and sum proofs are answered, faults are injected, and lies are told (config.py)."""
+"""Conduct of volunteers in histories: spot checks and sum proofs are answered, faults are injected, and lies
+are told (config.py).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from tests.simulation.lies import LyingConduct
 
 TOLERANCE = 1e-9
 MUCH = 50
-"""Times what it is."""
+"""Factor by which a sum is exaggerated."""
 LATE = 8
 """Steps after which it is known what is usual."""
 WAVERS_S = 0.5
@@ -34,14 +36,17 @@ UNSAID = {"refuses": m.Checked, "hides": m.Shown, "mute": m.Compared, "abstains"
 
 
 def false_in(sent: p.SendActivation | p.SendGradient, *, answers: bool) -> str:
-    """The lie of who sends something false there; `answers`: to a checker that has asked."""
+    """Name of the lie that makes `sent` false; `answers`: it goes to a checker that has asked."""
     if isinstance(sent, p.SendGradient):
         return "accuses" if sent.check else "answers" if answers else "gradients"
     return "accuses" if sent.asks else "lends" if sent.check else "outputs"
 
 
 class HistoryConduct(LyingConduct):
-    """Conduct of one process of `volunteer`. `poison`: marks of work that fails once. Inputs may be asked for if there are `checks`."""
+    """Conduct of one process of `volunteer`.
+
+    `poison`: marks of work that fails once. Inputs may be asked for if there are `checks`.
+    """
 
     def __init__(
         self, volunteer: SimVolunteer, lies: frozenset[str], poison: set[int], *, checks: bool
@@ -67,7 +72,7 @@ class HistoryConduct(LyingConduct):
         self._received.end_step(step)
         self._given.end_step(step)
 
-    # ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── faults ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def computation_fails(self, mark: int) -> bool:
         if mark not in self._poison:
@@ -83,7 +88,7 @@ class HistoryConduct(LyingConduct):
         self.spoils -= 1
         return UNUSABLE
 
-    # ── lies ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── lies ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _sum_sent(self, value: Any, step: int, to: str) -> Any:
         """Part of our sums of `step`, as its reducer `to` gets it."""
@@ -111,7 +116,7 @@ class HistoryConduct(LyingConduct):
     def fetches_states(self) -> bool:
         return "dawdles" not in self.lies
 
-    # ── observations ────────────────────────────────────────────────────────────────────────────────────────────
+    # ── observations ────────────────────────────────────────────────────────────────────────────────────────
 
     def summing(self, step: e.StepId, work: e.SumParts, parts: Sequence[Any]) -> Sequence[float]:
         wanted = self._received.wanted(step, work.shard, work.marks)
@@ -139,7 +144,7 @@ class HistoryConduct(LyingConduct):
     def _mark(self, bundle: Any, key: bytes) -> bytes:
         return pack(self._numerics.mark(bundle, key))
 
-    # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── answers ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def answer(
         self, step: e.StepId, asked: p.CompareBundle | e.ShowMarks | e.ProveSums | e.TestifyParts
@@ -210,12 +215,12 @@ class HistoryConduct(LyingConduct):
         return self._marked(mark, self._numerics.lie(sums, "a checker") if "check" in self.lies else sums)
 
     def _marked(self, mark: m.Mark, value: Any) -> m.Mark:
-        """`mark` as it is of a block's whole vector."""
+        """`mark` with the fingerprint of a block's whole vector."""
         piece = self._numerics.shard(value, mark.begin, mark.end)
         seen = self._numerics.fingerprint(piece, (mark.block, mark.begin, mark.end), mark.key)
         return mark.model_copy(update={"values": pack(seen)})
 
-    # ── proofs of sums ───────────────────────────────────────────────────────────────────────────────────────────
+    # ── proofs of sums ──────────────────────────────────────────────────────────────────────────────────────
 
     def proved(
         self,
@@ -248,18 +253,18 @@ class HistoryConduct(LyingConduct):
         )
 
     def _sent(self, own: Any, shards: Sequence[tuple[e.Shard, Any]], step: int) -> list[tuple[e.Shard, Any]]:
-        """What of our sums at a block was sent to whom, as we say."""
+        """Shards of this volunteer's sums at a block, as it claims to have sent them."""
         pieces = [(shard, self._numerics.shard(own, shard.begin, shard.end)) for shard, _ in shards]
         return [(shard, self.claimed(self._sum_sent(piece, step, shard.reducer))) for shard, piece in pieces]
 
     def _said(self, mark: m.Mark, shards: Sequence[tuple[e.Shard, Any]]) -> Sequence[tuple[e.Shard, Any]]:
-        """What of it we say where `mark` is asked for."""
+        """The same, as it says if `mark` is asked for."""
         if all(mark.begin <= shard.begin and shard.end <= mark.end for shard, _ in shards):
             return shards
         return [(shard, self.covered(piece, shard.reducer)) for shard, piece in shards]
 
     def _of_shards(self, mark: m.Mark, shards: Sequence[tuple[e.Shard, Any]]) -> m.Mark:
-        """`mark` of a vector that lies in `shards`."""
+        """`mark` with the fingerprint of a vector that lies in `shards`."""
         total = np.zeros(PLACES)
         for shard, value in shards:
             begin, end = max(mark.begin, shard.begin), min(mark.end, shard.end)

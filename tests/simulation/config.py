@@ -1,23 +1,27 @@
-"""Configuration of a history: that of a simulated swarm, with spot checks, lies and a planner that interferes.
+"""Configuration of a history: that of a simulated swarm, with spot checks, lies and a planner that
+interferes.
 
-Lies about sums: a volunteer "sends" a false one, "pads" it where it adds it up itself, "exaggerates" it; it computes falsely for a
-"check", or misreports what it has "received".
+Lies about sums: a volunteer "sends" a false one, "pads" it where it adds it up itself, "exaggerates" it; it
+computes falsely for a "check", or misreports what it has "received".
 
-Lies about bundles: "outputs", "gradients", what it "lends" for a check, what it "answers" to a checker, what it "accuses" others by
-as a checker. It "slanders" whoever has given it something, or "excuses" itself with digests of something else. It "refuses" to
-check, "hides" what it has received, is "mute" about bundles, or "evades" the question what it has computed from.
+Lies about bundles: "outputs", "gradients", what it "lends" for a check, what it "answers" to a checker, what
+it "accuses" others by as a checker. It "slanders" whoever has given it something, or "excuses" itself with
+digests of something else. It "refuses" to check, "hides" what it has received, is "mute" about bundles, or
+"evades" the question what it has computed from.
 
-Lies in a reduce: it "tears" what it adds up (others get something else than itself), "spoils" it (it is no number), or "withholds"
-it. It "objects" to others' parts, "keeps" its own, or "abstains" from voting. It "votes" falsely, "denies" what it was given, too,
-or "inflates" the norm once it is known what is usual.
+Lies in a reduce: it "tears" what it adds up (others get something else than itself), "spoils" it (it is no
+number), or "withholds" it. It "objects" to others' parts, "keeps" its own, or "abstains" from voting. It
+"votes" falsely, "denies" what it was given, too, or "inflates" the norm once it is known what is usual.
 
-Lies in a sum proof: as reducer it "adds" something else than it has received, and "covers" that by what it says of its share. It
-"frames" others by what it says of its parts, or "disowns" what it got. As a witness, or in question, it "perjures" itself.
+Lies in a sum proof: as reducer it "adds" something else than it has received, and "covers" that by what it
+says of its share. It "frames" others by what it says of its parts, or "disowns" what it got. As a witness, or
+in question, it "perjures" itself.
 
-Lies about states: it "alters" one and says so before others do, "flips" a bit of one once, or "saves" another one in checkpoints.
+Lies about states: it "alters" one and says so before others do, "flips" a bit of one once, or "saves" another
+one in checkpoints.
 
-Other misconduct: it "dawdles" (it never has the state that it is to fetch), "wavers" (it takes back that it is ready), "fails"
-whatever it is given, or "blames" the first two volunteers for that.
+Other misconduct: it "dawdles" (it never has the state that it is to fetch), "wavers" (it takes back that it
+is ready), "fails" whatever it is given, or "blames" the first two volunteers for that.
 """
 
 from __future__ import annotations

@@ -28,10 +28,12 @@ COORDINATOR_EVENTS = [
     "arrange",
     "tick",
 ]
-"""`event` lines are for the driver: they never reach the core."""
+"""`event` messages are for the driver and never reach the core."""
 MEMBER_MESSAGES = [kind for kind in _kinds(m.FromCoordinator) if kind not in ("heartbeat", "kept", "amended")]
-"""Heartbeats from the coordinator never reach the core either: the driver's channel watches for silence. `kept` is of events,
-`amended` of whom the driver takes for a coordinator."""
+"""Heartbeats from the coordinator never reach the core either: the driver's channel watches for silence.
+
+`kept` and `amended` are for the driver, too.
+"""
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
-"""Seeded faults: at random times, and at protocol phases where a bug would hide.
+"""Seeded faults: at random times, and at moments of the protocol where a bug would hide.
 
-Random times alone miss short windows (between vote and commit, between the log record and its announcement), so half
-of the faults wait for a named moment and strike within a hundredth of a second of it.
+Random times alone miss short windows (between vote and commit, between the log record and its announcement),
+so half of the faults wait for a named moment and strike within a hundredth of a second of it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class Faults:
         self._moments = moments
         self._random = swarm.world.random
         self._wholesome = list(range(2 * swarm.config.microbatches))
-        """Work that has not been made to fail yet (conduct.py): at most one forward and one backward of an id."""
+        """Work that has not been made to fail yet (conduct.py): at most one forward and one backward of an
+        id.
+        """
         self._random.shuffle(self._wholesome)
         at = 0.0
         for _ in range(count):
@@ -52,7 +54,7 @@ class Faults:
             swarm.world.after(at, strike)
 
     def _lie_in_wait(self) -> None:
-        """Strike when a moment of some kind comes round for the n-th time, but wait no longer than a while."""
+        """Strike when a moment of some kind comes for the n-th time, or after PATIENCE_S."""
         swarm, random = self._swarm, self._random
         moment, left = random.choice(self._moments), random.randrange(1, 12)
         left = 1 + left % 2 if moment in OF_CLUSTERS else left  # they are rare
@@ -121,7 +123,7 @@ class Faults:
         victim.freeze(self._random.choice((0.5, 5.0, 14.0, 30.0)))
 
     def _cut(self, victim: SimVolunteer) -> None:
-        """A link is away for a while; after the longer cuts both ends have given each other up."""
+        """Cut a link for a while; after a longer cut both ends have given each other up."""
         swarm = self._swarm
         other = self._random.choice(list(swarm.volunteers.values()))
         seconds = self._random.choice((0.3, 2.0, 6.0))
@@ -132,7 +134,7 @@ class Faults:
                 swarm.world.after(seconds, partial(here.link_changed, there.name, is_up=True))
 
     def _shun(self, victim: SimVolunteer) -> None:
-        """It takes nothing of another one for a while, whom it holds for a liar; that one only sees that its link is down."""
+        """Let a volunteer refuse another one for a while; that one only sees that its link is down."""
         swarm = self._swarm
         other = self._random.choice([v for v in swarm.volunteers.values() if v is not victim] or [victim])
         seconds = self._random.choice((2.0, 20.0))
@@ -150,8 +152,8 @@ class Faults:
         swarm.world.after(seconds, lambda: swarm.stream_resumed(name))
 
     def _poison(self, victim: SimVolunteer) -> None:
-        """Some forward or backward of this volunteer is going to fail; no id so often that the run must halt. Or what it sends next to be
-        added cannot be.
+        """Let a forward or backward of this volunteer fail, no id so often that the run must halt; or spoil
+        its next part.
         """
         work = self._wholesome.pop() if self._wholesome else 0
         if work % 3:
@@ -164,24 +166,24 @@ class Faults:
         self._swarm.world.after(0.3, lambda: self._kill(victim))
 
     def _hang(self, victim: SimVolunteer) -> None:
-        """The worker does nothing for a while; the daemon lives on."""
+        """Stop the worker for a while; the daemon goes on."""
         victim.worker.hang(self._random.choice((3.0, 12.0, 30.0)))
 
     def _mistake(self, victim: SimVolunteer) -> None:
-        """Its owner starts it for another run, and then again for ours."""
+        """Restart it for another run, and then again for this one."""
         victim.kill()
         self._swarm.world.after(1.0, lambda: victim.start("another run"))
         self._swarm.world.after(4.0, victim.kill)
         self._swarm.world.after(5.0, victim.start)
 
     def _slow_down(self, victim: SimVolunteer) -> None:
-        """States come so slowly from now on that a step border does not wait for them."""
+        """Slow down its fetches so much that a step barrier does not wait for them."""
         victim.fetch_s = (2.0, 14.0)
         self._swarm.world.after(60.0, lambda: setattr(victim, "fetch_s", self._swarm.config.fetch_s))
 
 
 class Kills:
-    """Kills `count` volunteers, one every `interval_s` virtual seconds or so; each comes back after a moment."""
+    """Kills `count` volunteers, one every `interval_s` virtual seconds or so; each comes back soon."""
 
     def __init__(self, swarm: CheckedSwarm, count: int, interval_s: float) -> None:
         random = swarm.world.random

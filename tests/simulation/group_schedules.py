@@ -1,7 +1,9 @@
-"""Random schedules of the group scheduler, and what must hold in each: `python -m tests.simulation.group_schedules --count 500`.
+"""Random schedules of the group scheduler, and what must hold in each: `python -m
+tests.simulation.group_schedules --count 500`.
 
-Checked while it happens, from the groups alone: the last P of a stage connect everybody who is present (SDPipe's Assumption 1),
-nobody averages a stage while it computes or averages it; and everybody who is present goes on for ever.
+Checked while it happens, from the groups alone: the last P of a stage connect everybody who is present
+(SDPipe's Assumption 1), nobody averages a stage while it computes or averages it; and everybody who is
+present goes on for ever.
 """
 
 from __future__ import annotations
@@ -19,35 +21,36 @@ from tests.simulation.sdpipe import Artifact, Paper
 from tests.simulation.sim_pipelines import PipelineSetting, SimPipelines, names
 
 ROUNDS = 30
-"""Iterations that everybody present has to reach."""
+"""Iterations that every present pipeline has to reach."""
 AVERAGE_S = (0.0, 0.02, 0.5)
-"""What averaging takes."""
+"""Seconds of an averaging, in turn."""
 RULES = ("pipelines", "paper", "artifact")
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleOutcome:
-    """What became of one schedule."""
+    """Result of one schedule."""
 
     seed: int
     violation: str | None
     apart: int
-    """How often the last P groups of a stage did not connect everybody."""
+    """How often the last P groups of a stage did not connect all pipelines."""
     groups: int
     came: int
     went: int
 
 
 class GroupWatch:
-    """Looks at every group of a swarm of which any `span` groups for each member are to connect everybody."""
+    """Checks every group: the last `span` groups per member must connect all members."""
 
     def __init__(self, span: int, stages: int, members: Sequence[str]) -> None:
         self.groups = self.apart = 0
         self._span = span
         self._members = set(members)
         self._shared: list[list[list[set[str]]]] = [[[]] for _ in range(stages)]
-        """Of each stage: who shared, group by group, and with each group who began as a copy of whom since. The first is
-        what was before any group.
+        """Stage → group by group: its members, and pairs (newcomer, the pipeline that it copied) since.
+
+        The first entry is from before any group.
         """
 
     def joined(self, name: str, like: str) -> None:
@@ -71,7 +74,7 @@ class GroupWatch:
 
 
 def _connected(members: set[str], shared: Sequence[Sequence[set[str]]]) -> bool:
-    """By flooding, so that nothing is shared with what is checked."""
+    """Whether the groups connect all members; by flooding, so that no code is shared with the scheduler."""
     edges = [who & members for several in shared for who in several]
     reached = {min(members)}
     while True:
@@ -87,7 +90,7 @@ def _require(holds: bool, what: str) -> None:
 
 
 def schedule(seed: int, rules: str = RULES[0]) -> ScheduleOutcome:
-    """One random swarm with stragglers; somebody comes or goes now and then. Never raises: what is wrong is in the outcome."""
+    """One random swarm with stragglers and churn. Never raises: a violation is in the outcome."""
     draw = random.Random(seed)
     setting = PipelineSetting(
         pipelines=draw.choice((1, 2, 3, 4, 5, 8, 12)),

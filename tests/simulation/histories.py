@@ -1,4 +1,4 @@
-"""Run seeded histories: `python -m tests.simulation.histories --seed 17` replays one, `--count` runs many."""
+"""Seeded histories: `python -m tests.simulation.histories --seed 17` replays one, `--count` runs many."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.simulation.faults import Faults
 BLOCKS = 4
 FAULTS = 10
 LIMIT_S = 900.0
-"""A history that is not finished after so many virtual seconds hangs; most take 30 to 150."""
+"""Virtual seconds after which an unfinished history hangs; most take 30 to 150."""
 
 LAYOUTS: tuple[tuple[tuple[tuple[int, int], ...], ...], ...] = (
     (((0, 4),),),
@@ -34,7 +34,7 @@ LAYOUTS: tuple[tuple[tuple[tuple[int, int], ...], ...], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class HistoryOutcome:
-    """What became of one history."""
+    """Result of one history."""
 
     seed: int
     violation: str | None
@@ -42,13 +42,13 @@ class HistoryOutcome:
     events: int
     virtual_s: float
     kinds: frozenset[str]
-    """Of the records in its log."""
+    """Kinds of records in its log."""
     overlapped: int
-    """Steps that had begun before the one that they follow was committed, of those committed."""
+    """Committed steps that began before the step before them was committed."""
 
     @classmethod
     def of(cls, seed: int, violation: str | None, swarm: CheckedSwarm) -> HistoryOutcome:
-        """That of the history of `swarm`."""
+        """Result of the history of `swarm`."""
         kinds = frozenset(record["kind"] for record in swarm.log)
         overlapped = sum(record.get("behind", 0) > 0 for record in swarm.log)
         world = swarm.world
@@ -62,7 +62,7 @@ TIES = (Tie(uses=((0, 10, 60), (BLOCKS - 1, 40, 90))),)
 def simulate(
     seed: int, coverage: Coverage, *, faults: int = FAULTS, config: HistoryConfig | None = None
 ) -> HistoryOutcome:
-    """One history with the symbolic model; never raises for a violation, it is in the outcome."""
+    """One history with the symbolic model; a violation is not raised, it is in the outcome."""
     swarm = CheckedSwarm(seed, config or shape(seed), Symbols(BLOCKS), coverage)
     Faults(swarm, faults)
     if swarm.config.arranged_s:
@@ -76,8 +76,9 @@ def simulate(
 
 
 def shape(seed: int) -> HistoryConfig:
-    """The swarm's shape varies with the seed: stages and cuts, volunteers, slots, latency, patience; every other one has
-    uneven uplinks, and shards that are parts of a share, and steps that overlap; in one of four volunteers are moved.
+    """The swarm's shape varies with the seed: stages and cuts, volunteers, slots, latency, patience; every
+    other one has uneven uplinks, and shards that are parts of a share, and steps that overlap; in one of
+    four volunteers are moved.
     """
     choose = random.Random(seed)
     layouts = choose.choice(LAYOUTS)
@@ -123,7 +124,7 @@ def main() -> int:
 
 
 def tell(outcomes: Sequence[HistoryOutcome]) -> int:
-    """Print what became of one, or which of many are broken; the exit status."""
+    """Print the result of one, or the broken ones of many. Returns the exit status."""
     broken = [outcome for outcome in outcomes if outcome.violation]
     for outcome in outcomes if len(outcomes) == 1 else broken:
         print(outcome)

@@ -1,14 +1,16 @@
-"""What must hold in every history, checked while it happens.
+"""Invariants of every history, checked while it happens.
 
-* An update is the sum of exactly the step's ids (F1), the same bits at every holder (F2), on the one state that the
-  log's surviving history names (no holder of another line takes part).
-* A step is computed with a version that is at most so old as the run allows, and everybody with the same one.
-* The log grows by one step at a time, terms and views only rise, and its losses are those of all microbatches.
-* A plan names live holders only, each with exactly the ids that its accepted slot is made of, and every holder that is
-  told a commit has the gradients that it names (F3: a committed result has a copy).
-* What a commit gives its peers as credit is what is theirs in the sums that its holders apply; all credit together is that of the
+* An update is the sum of exactly the step's ids (F1), the same bits at every holder (F2), on the one state
+  that the log's surviving history names (no holder of another term or view takes part).
+* A step is computed with a version that is at most as old as the run allows, and by everybody with the
+  same one.
+* The log grows by one step at a time, terms and views only rise, and its losses are those of all
+  microbatches.
+* A plan names live holders only, each with exactly the ids that its accepted slot is made of, and every
+  holder that is told a commit has the gradients that it names (F3: a committed result has a copy).
+* A commit credits each peer with its own part of the applied sums; all credit together is that of the
   surviving commits.
-* A holder never keeps more than two live slots of a block, and never an id in two of them.
+* A holder never keeps more than three live slots of a block, and never an id in two of them.
 """
 
 from __future__ import annotations
@@ -49,15 +51,15 @@ class Checks(SimObserver):
         self._parents: dict[tuple[int, int, int], tuple[int, int]] = {}
         """(term, view, step) → the commit that made the version before, and this one."""
         self._behind: dict[tuple[int, int, int], int] = {}
-        """The same → by how many versions its parameters were behind."""
+        """(term, view, step) → by how many versions its parameters were behind."""
         self._states = {(0, b): numerics.digest(numerics.initial(b)) for b in range(numerics.blocks)}
         """(commit, block) → digest of the state."""
         self.credit = Credit()
         self._contributors = Contributors()
         self._given: dict[Hashable, Mapping[str, int]] = {}
-        """Commit → what it gives."""
+        """Commit → peer → credit."""
         self._summed: dict[Hashable, dict[int, m.Cover]] = {}
-        """Commit → block → what was applied."""
+        """Commit → block → cover that was applied."""
 
     def coordinator_event(self, state: str, event: str) -> None:
         self._coverage.coordinator[state, event] += 1
@@ -90,19 +92,21 @@ class Checks(SimObserver):
         self.credit_adds_up(record, len(history.commits))
 
     def gives(self, commit: Hashable, record: Mapping[str, Any]) -> None:
-        """Commit `commit` is decided, and its record names whose work is in it."""
+        """Note the credit that the record of `commit` gives."""
         self._contributors.add(record)
         self._given[commit] = dict(self._contributors.read(record["counted"]))
 
     def credit_adds_up(self, record: Mapping[str, Any], batches: int) -> None:
-        """With `record`, so many `batches` are in the result: each has given what it can, and none twice."""
+        """Check all credit after `record`: `batches` in the result give each of their block-microbatches
+        once.
+        """
         self.credit.add(record)
         given, due = self.credit.of, batches * self._microbatches * self._numerics.blocks
         require(sum(given.values()) == due, f"{sum(given.values())} are credited for {batches} batches")
         require(min(given.values(), default=1) > 0, f"{given} is credited")
 
     def credited(self, commit: Hashable, covers: Collection[m.Cover]) -> None:
-        """These were applied for `commit`."""
+        """Check the credit of `commit` against the covers that were applied for it."""
         summed = self._summed.setdefault(commit, {})
         summed |= {cover.block: cover for cover in covers}
         if len(summed) == self._numerics.blocks:
@@ -111,7 +115,7 @@ class Checks(SimObserver):
             require(work == self._given[commit], f"{commit} gives {self._given[commit]}, and counts {work}")
 
     def is_fresh_enough(self, step: int, batch: int, record: Mapping[str, Any]) -> None:
-        """The parameters of a committed step are those of a version that there was, and not too old."""
+        """Check that the parameters of a committed step are of a version that existed and is not too old."""
         behind = record.get("behind", 0)
         most = min(step, self._staleness) if batch >= self._fresh else 0
         require(0 <= behind <= most, f"step {step} is {behind} versions behind")
@@ -183,12 +187,12 @@ class Checks(SimObserver):
             require(exact, f"block {block} ended in another state than that of one machine")
 
     def _bases(self, step: int, behind: int) -> list[int]:
-        """Which version each microbatch of `step` is computed with."""
+        """Version that each microbatch of `step` is computed with."""
         early = min(self._early, self._microbatches)
         return [step - behind] * early + [step] * (self._microbatches - early)
 
 
 def require(holds: bool, what: str) -> None:
-    """Raises `ViolationError` otherwise."""
+    """Raise `ViolationError` with the text `what` unless it `holds`."""
     if not holds:
         raise ViolationError(what)

@@ -32,7 +32,9 @@ class LyingConduct(SimConduct):
         self._made = 0
 
     def failures(self, step: e.StepId) -> list[e.Tell]:
-        """Every microbatch is reported as failed: as its own failure, as often as it is heard; or as that of others, and once its own."""
+        """Every microbatch is reported as failed: as its own failure, as often as it is heard; or as that of
+        others, and once its own.
+        """
         given: list[str] = []
         if "fails" in self.lies:
             given = [self._name] * MAX_FAILURES

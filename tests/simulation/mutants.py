@@ -1,7 +1,7 @@
-"""Seeded bugs: each breaks one rule of the protocol, to show that the simulator would find it.
+"""Seeded bugs: each breaks one rule of the protocol, to show that the simulator finds it.
 
-`with MUTANTS["old_votes"]():` patches the rule for the time of the block. Many of them are bugs that the cores had, or
-that look harmless. docs/protocol.md says how many histories it takes to catch each.
+`with MUTANTS["old_votes"]():` patches the rule for the time of the block. Many of them are bugs that the
+cores had, or that look harmless. docs/protocol.md says how many histories it takes to catch each.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ def _patched(owner: Any, name: str, replacement: Any) -> Iterator[None]:
 
 
 def _answering(kind: type, handler: Callable[..., list[Effect]]) -> AbstractContextManager[None]:
-    """A member answers messages of one kind in another way."""
+    """Let a member answer messages of one kind with `handler`."""
     table = vars(Member)["_TABLE"]
     return _patched(Member, "_TABLE", {**table, kind: table[kind]._replace(method=handler)})
 
 
-# ── counting ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── counting ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def parts_as_list() -> AbstractContextManager[None]:
-    """A reducer sums parts as they come, a repeated one twice, instead of one per holder."""
+    """A reducer adds up parts as they come, so a repeated one counts twice, instead of one per holder."""
 
     def part(self: Reduction, block: int, index: int, _holder: str, handle: Handle) -> list[Any]:
         cover, key = self.covers.get(block), (block, index)
@@ -75,7 +75,7 @@ def fold_twice() -> AbstractContextManager[None]:
 
 
 def tied_apart() -> AbstractContextManager[None]:
-    """Holders of one block of a tied parameter update it by that block's uses alone."""
+    """The holders of one block of a tied parameter update it by that block's gradient alone."""
     divided = reduction.divided
 
     def without_ties(sums: Any, roster: Any, sizes: Any, _ties: Any, *known: Any, **how: Any) -> Any:
@@ -93,7 +93,7 @@ def tied_apart() -> AbstractContextManager[None]:
 
 
 def overlaps_count() -> AbstractContextManager[None]:
-    """A report that overlaps with what is counted is accepted as a whole."""
+    """A report that overlaps with counted ids is accepted as a whole."""
 
     def count(self: StepLedger, holder: str, block: int, ids: frozenset[int], _verdict: SlotVerdict) -> bool:
         self._counted[block].update(dict.fromkeys(ids, holder))
@@ -103,12 +103,12 @@ def overlaps_count() -> AbstractContextManager[None]:
 
 
 def dead_still_count() -> AbstractContextManager[None]:
-    """What a dead holder had counted stays counted."""
+    """Slots of a dead holder stay counted."""
     return _patched(StepLedger, "lose", lambda _self, _holder: False)
 
 
 def slots_remembered() -> AbstractContextManager[None]:
-    """Who enters a step again, and numbers its slots from the beginning, gets the answers that the old ones got."""
+    """A volunteer that enters a step again, with slot numbers from 0, gets the answers to its old slots."""
     original = StepLedger.lose
 
     def lose(self: StepLedger, holder: str) -> bool:
@@ -121,12 +121,12 @@ def slots_remembered() -> AbstractContextManager[None]:
 
 
 def evict_ignored() -> AbstractContextManager[None]:
-    """A holder keeps counting what the coordinator has taken from it."""
+    """A holder keeps counting ids that the coordinator has taken from it."""
     return _patched(Pipeline, "evict", lambda _self, _blocks: [])
 
 
 def seal_early() -> AbstractContextManager[None]:
-    """A slot is sealed while a backward is still being folded into it, which may fail."""
+    """A slot is sealed while a backward, which may fail, is still being added to it."""
     original = vars(Pipeline)["_dispatch"]
 
     def dispatch(self: Pipeline) -> list[Any]:
@@ -153,7 +153,7 @@ def spoiled_is_done() -> AbstractContextManager[None]:
 
 
 def part_forgotten() -> AbstractContextManager[None]:
-    """A reducer forgets all parts but the first, and nobody's books notice."""
+    """A reducer forgets all parts but the first, and no bookkeeping notices."""
     original = vars(Reduction)["part"]
 
     def part(self: Reduction, block: int, index: int, holder: str, handle: Handle) -> list[Any]:
@@ -163,11 +163,11 @@ def part_forgotten() -> AbstractContextManager[None]:
     return _patched(Reduction, "part", part)
 
 
-# ── fencing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── fencing ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def steps_by_number() -> AbstractContextManager[None]:
-    """A tensor belongs to a step by its number alone, whatever line of history or incarnation it is from."""
+    """A tensor is assigned to a step by the step's number alone, whatever its term, view or incarnation."""
 
     def in_step(self: Any, step: StepId) -> HeldStep | None:
         return next((held for held in self.steps if held.id.number == step.number), None)
@@ -192,7 +192,7 @@ def steps_by_number() -> AbstractContextManager[None]:
 
 
 def one_entry() -> AbstractContextManager[None]:
-    """Who enters a step again takes what its worker did for the first entry for work of the second."""
+    """A volunteer that enters a step again takes results of its first entry for results of the second."""
     original = vars(HeldStep)["__init__"]
 
     def init(self: HeldStep, me: str, place: m.Range, begin: m.Begin, *rest: Any) -> None:
@@ -202,7 +202,7 @@ def one_entry() -> AbstractContextManager[None]:
 
 
 def old_messages_heard() -> AbstractContextManager[None]:
-    """The coordinator takes messages of any line of history."""
+    """The coordinator accepts messages of any term and view."""
     original = Coordinator.receive
 
     def receive(self: Coordinator, peer: str, message: m.Message, now: float) -> list[Any]:
@@ -234,11 +234,11 @@ def old_votes() -> AbstractContextManager[None]:
     return both()
 
 
-# ── states ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── states ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def announce_first() -> AbstractContextManager[None]:
-    """A record becomes durable some time after what it says was announced."""
+    """A log record becomes durable only after its content was announced."""
     original = SimSwarm.write
 
     def write(self: SimSwarm, record: dict[str, Any]) -> None:
@@ -254,7 +254,7 @@ def announce_first() -> AbstractContextManager[None]:
 
 
 def stale_joiner() -> AbstractContextManager[None]:
-    """A joiner says that it is ready without having loaded the version that it is to have."""
+    """A joiner says that it is ready without having loaded its version."""
 
     def fetch(self: Member, message: m.Fetch) -> list[Effect]:
         assert self.place is not None
@@ -266,7 +266,7 @@ def stale_joiner() -> AbstractContextManager[None]:
 
 
 def half_loaded() -> AbstractContextManager[None]:
-    """A volunteer still vouches for its old version while a new one is loaded over it, block by block."""
+    """A volunteer says that it has its old version while a new one is loaded over it, block by block."""
     original = vars(Member)["_fetch"]
 
     def fetch(self: Member, message: m.Fetch) -> list[Effect]:
@@ -279,13 +279,13 @@ def half_loaded() -> AbstractContextManager[None]:
 
 
 def work_goes_on() -> AbstractContextManager[None]:
-    """Work is still begun after the step is decided, on a state that is just being updated."""
+    """A holder begins work after the step is decided, on a state that is just being updated."""
     return _patched(Pipeline, "decided", lambda _self: None)
 
 
 @contextmanager
 def mixed_checkpoint() -> Iterator[None]:
-    """Blocks of another version are taken into a checkpoint, and not compared with what their holders say."""
+    """A checkpoint takes blocks of another version, and nobody compares them with the holders' digests."""
     original = CheckpointCollection.saved
 
     def saved(
@@ -301,11 +301,11 @@ def mixed_checkpoint() -> Iterator[None]:
         yield
 
 
-# ── liveness ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── liveness ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def fixed_patience() -> AbstractContextManager[None]:
-    """A time-out that is too short for this swarm stays too short."""
+    """A time-out that is too short for this swarm is never raised."""
     return _patched(AdaptiveTimeouts, "ran_out", lambda _self: None)
 
 

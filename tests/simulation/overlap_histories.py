@@ -1,7 +1,9 @@
-"""Histories in which steps overlap, every other one of clusters that train for themselves and average: Ravnest's way of training.
+"""Histories in which steps overlap; in every other one clusters train batches of their own and average, as
+Ravnest does.
 
-`python -m tests.simulation.overlap_histories --seed 17` replays one, `--count` runs many. Seeds 2n and 2n + 1 have the same shape: one is a swarm that trains the
-same step everywhere, in the other one clusters are founded and fall apart, and average, every other four with delay.
+`python -m tests.simulation.overlap_histories --seed 17` replays one, `--count` runs many. Seeds 2n and 2n + 1
+have the same shape: one is a swarm that trains the same step everywhere, in the other one clusters are
+founded and fall apart, and average, every other four with delay.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ MOST = 3
 STEPS = 16
 """Also batches, of a run with clusters."""
 INTERVALS = (2, 4)
-"""Batches between averagings, in turn: with one, no step would begin before the last one's averaging is over."""
+"""Batches between averagings, in turn: with one, no step would begin before the last one's averaging is over.
+"""
 FRESH = 4
 """Steps that do not overlap at first, less than so many in turn."""
 NEVER = 100
@@ -27,7 +30,10 @@ NEVER = 100
 
 
 def simulate(seed: int, coverage: Coverage, *, faults: int = FAULTS, steps: int = STEPS) -> HistoryOutcome:
-    """One history; never raises for a violation, it is in the outcome. `coverage` is of those without clusters, whose coordinator is another."""
+    """One history; a violation is in the outcome.
+
+    `coverage` counts histories without clusters only: clusters have another core.
+    """
     shaped, clusters = divmod(seed, 2)
     config = replace(
         shape(shaped),

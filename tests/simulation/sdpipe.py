@@ -1,7 +1,9 @@
-"""SDPipe's own rules, for comparison: a line of waiting for each stage, and one stage at a time may gather everybody.
+"""SDPipe's own rules, for comparison: a wait queue for each stage, and one stage at a time may gather
+everybody.
 
-Pure. `Paper` is the paper's Algorithm 2 with 3.4; `Artifact` what its code does (ps-lite/src/preduce_handler.cc and
-python/hetu/preduce.py). Both let groups go unchecked while another stage gathers everybody: docs/averaging.md says why ours do not.
+Pure. `Paper` is the paper's Algorithm 2 with 3.4; `Artifact` what its code does
+(ps-lite/src/preduce_handler.cc and python/hetu/preduce.py). Both let groups go unchecked while another stage
+gathers everybody: docs/averaging.md says why ours do not.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ START_S, LEAST_S, MOST_S = 1e-3, 1e-5, 1e-2
 
 
 class _Staged:
-    """What both have in common: the lines, and which stage gathers everybody."""
+    """Common part of both: the wait queues, and the stage that gathers everybody."""
 
     def __init__(
         self, stages: int, workers: Iterable[str], span: int | None, window: Callable[[], WaitWindow]
@@ -49,7 +51,7 @@ class _Staged:
         return self.tick(now)
 
     def averaged(self, seconds: float) -> None:
-        """SDPipe does not ask what it costs."""
+        """Ignore the seconds of an averaging, as SDPipe does."""
 
     def tick(self, now: float) -> list[Group]:
         groups = []
@@ -63,7 +65,7 @@ class _Staged:
         return min(line.due_at for line in self._lines)
 
     def _may_go(self, stage: int, line: WaitQueue) -> bool:
-        """Whether those who wait in `line` may go, as they are due."""
+        """Whether the workers that wait in `line` may average, as they are due."""
         raise NotImplementedError
 
     def _form(self, stage: int, line: WaitQueue, now: float) -> list[Group]:
@@ -90,8 +92,8 @@ class Paper(_Staged):
 
 
 class Artifact(_Staged):
-    """One group in ten updates of each worker is checked, against all since the last check; no stage gathers any more once a
-    worker has gone.
+    """One group in ten updates of each worker is checked, against all since the last check; no stage gathers
+    any more once a worker has gone.
     """
 
     def __init__(self, stages: int, workers: Iterable[str]) -> None:

@@ -1,7 +1,9 @@
-"""Reliable peers that keep one log, simulated: the real core of each, disks that take their time, a network that loses things.
+"""Simulated reliable peers that keep one log: the real Raft core of each, slow disks, and a network that
+loses messages.
 
-Watched all the time: one leader in a term, and nobody is ever told that another entry is decided at a place. Messages are
-lost, doubled and overtake each other; members die between two effects, freeze, leave, and are added and removed.
+Checked all the time: a term has one leader, and nobody is told two different entries for one index. Messages
+are lost, doubled and overtake each other; peers die between two effects, freeze, leave, and are added and
+removed.
 """
 
 from __future__ import annotations
@@ -35,18 +37,18 @@ MakeRaft = Callable[[RaftConfig, Durable, float], Raft]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimConsensusConfig:
-    """Of the network; losses and repeats are shares of messages."""
+    """Settings of the network; `lost` and `doubled` are shares of messages."""
 
     peers: int = 3
     latency_s: tuple[float, float] = (0.005, 0.12)
     lost: float = 0.03
     doubled: float = 0.05
     late_s: float = 8.0
-    """How late a doubled message may come."""
+    """Most seconds by which the second copy of a message is late."""
 
 
 class SimReliablePeer:
-    """One member: a process, now and then, and a disk."""
+    """One reliable peer: a disk, and at times a process."""
 
     def __init__(self, council: SimConsensus, name: str) -> None:
         self.name = name
@@ -59,7 +61,7 @@ class SimReliablePeer:
         self._life = 0
 
     def start(self) -> None:
-        """A process that knows what is on the disk."""
+        """Start a process from the disk."""
         if self.raft is not None:
             return
         council, disk = self._council, self.disk
@@ -72,12 +74,12 @@ class SimReliablePeer:
         self._tick(self._life)
 
     def kill(self) -> None:
-        """What is on the disk stays; what was to be done is not."""
+        """Kill the process; the disk stays, pending effects are lost."""
         self.raft = None
         self._life += 1
 
     def act(self, act: Callable[[Raft, float], Iterable[Effect]]) -> None:
-        """Something happens to the core, now or when the process is thawed."""
+        """Give an event to the core, now or when the process goes on."""
         world, life = self._council.world, self._life
         if world.now < self.frozen_until:
             world.at(self.frozen_until, lambda: self.act(act) if life == self._life else None)
@@ -91,7 +93,7 @@ class SimReliablePeer:
             self._council.world.after(TICK_S, lambda: self._tick(life))
 
     def _go_on(self) -> None:
-        """Effects one after the other; what is saved takes a while."""
+        """Carry out effects one after the other; saving takes a while."""
         world = self._council.world
         while self._effects and not self._busy and self.raft is not None:
             effect = self._effects.popleft()
@@ -122,7 +124,7 @@ class SimReliablePeer:
 
 
 class SimConsensus:
-    """One history of several seats."""
+    """One history of several reliable peers."""
 
     def __init__(self, seed: int, config: SimConsensusConfig, make: MakeRaft = Raft) -> None:
         self.world = World(seed)
@@ -131,14 +133,14 @@ class SimConsensus:
         self.first = tuple(names)
         self.seats = {name: SimReliablePeer(self, name) for name in names}
         self.truth: list[LogEntry] = []
-        """What is decided."""
+        """Decided entries."""
         self.leaders: dict[int, str] = {}
         self.led_at: list[float] = []
-        """When somebody began to lead."""
+        """Virtual seconds at which a peer began to lead."""
         self.ambushes = 0
-        """So many times more, somebody dies who is saving entries, or has just saved a ballot and said so."""
+        """Number of deaths to come while a peer saves entries, or just after it has saved a ballot."""
         self.calm = False
-        """Nothing is lost or doubled any more."""
+        """Whether no message is lost or doubled any more."""
         self._config = config
         self._cut: set[tuple[str, str]] = set()
         self._proposed = 0
@@ -148,12 +150,12 @@ class SimConsensus:
             seat.start()
 
     def leader(self) -> SimReliablePeer | None:
-        """Who leads, as the one in the latest term says."""
+        """Leader of the latest term; None if no peer leads."""
         leading = [seat for seat in self.seats.values() if seat.raft is not None and seat.raft.leading]
         return max(leading, key=lambda seat: seat.raft.term if seat.raft else 0, default=None)
 
     def propose(self) -> int:
-        """Something for the leader to have decided, if there is one; returns its number."""
+        """Let the leader, if there is one, propose a record; returns the record's number."""
         seat = self.leader()
         self._proposed += 1
         record = {"kind": "number", "number": self._proposed}
@@ -162,7 +164,7 @@ class SimConsensus:
         return self._proposed
 
     def ambush(self) -> bool:
-        """Whether who saves something is to die."""
+        """Whether the peer that saves something is to die."""
         if not self.ambushes or self.world.random.random() < 0.5:
             return False
         self.ambushes -= 1
@@ -172,14 +174,14 @@ class SimConsensus:
         return any(entry.record is not None and entry.record.get("number") == number for entry in self.truth)
 
     def cut(self, source: str, target: str) -> None:
-        """Nothing passes in this direction."""
+        """Let nothing pass in this direction."""
         self._cut.add((source, target))
 
     def heal(self) -> None:
         self._cut.clear()
 
     def carry_out(self, seat: SimReliablePeer, effect: Effect) -> None:
-        """What is not for the disk."""
+        """Carry out an effect that is not for the disk."""
         match effect:
             case SendRaft(to, message):
                 self._send(seat.name, to, message)
@@ -215,7 +217,7 @@ class SimConsensus:
 
 
 class ConsensusFaults:
-    """`count` faults at random times, within `until_s`."""
+    """Injects `count` faults at random times within `until_s`."""
 
     def __init__(self, council: SimConsensus, count: int, until_s: float) -> None:
         self._council = council
@@ -257,7 +259,7 @@ class ConsensusFaults:
                 council.ambushes += 1
 
     def _change(self) -> None:
-        """Other members from now on; asked for again and again, as the manifest does."""
+        """Change the members, with repeated requests, as a manifest does."""
         council, draw = self._council, self._random
         peers = draw.sample(sorted(council.seats), draw.choice((1, 3, len(council.seats))))
 

@@ -1,8 +1,11 @@
-"""A simulated swarm of clusters that average (mode `grouped`), and what must hold in its histories.
+"""Histories of clusters that average (mode `grouped`), and their invariants.
 
-* Every update is the sum of exactly one batch's ids; that batch is in no living cluster and nobody else trains it.
-* An averaging adds the parameters of exactly the clusters that its record names, and all holders have the same bits after it.
-* No batch is in any parameters twice, by two trainings. At the end every batch is in them once (docs/averaging.md, "Exactly once").
+* Every update is the sum of exactly one batch's ids; that batch is in no living cluster and nobody else
+  trains it.
+* An averaging adds the parameters of exactly the clusters that its record names, and all holders have the
+  same bits after it.
+* No batch is in any parameters twice, by two trainings. At the end every batch is in them once
+  (docs/averaging.md, "Exactly once").
 """
 
 from __future__ import annotations
@@ -33,17 +36,22 @@ from tests.simulation.invariants import Checks, Digests, require
 INTERVALS = (1, 3)
 """Batches between averagings, in turn; every other four seeds' averagings are delayed."""
 SLOW_S = (0.2, 1.0, 5.0)
-"""How much later a part of a delayed averaging leaves at most, in turn."""
+"""Most seconds by which a part of a delayed averaging leaves late, in turn."""
 SPAN = 1
 WAIT = (1.0, WAITED)
-"""Of an iteration, for company, in turn for eight seeds each: those who wait longer average more."""
+"""Share of an iteration that a cluster waits for company, in turn for eight seeds each; longer waits average
+more.
+"""
 BATCHES = 12
 
 
 def simulate(
     seed: int, *, faults: int, config: HistoryConfig | None = None, interval: int | None = None
 ) -> HistoryOutcome:
-    """One history with the symbolic model; never raises for a violation, it is in the outcome. `interval` is that of INTERVALS whose turn it is."""
+    """One history with the symbolic model; a violation is in the outcome.
+
+    `interval`: by default the one of INTERVALS whose turn it is.
+    """
     interval, delayed = interval or INTERVALS[seed // 2 % 2], bool(seed // 4 % 2)
     shaped = config or replace(shape(seed), steps=BATCHES)
     if delayed:
@@ -66,7 +74,7 @@ def simulate(
 
 
 def _credit(log: Sequence[Mapping[str, Any]]) -> Counter[str]:
-    """What a log gives by the lineage of its result, as the audit has it."""
+    """Credit by the lineage of a log's result, as the audit counts it."""
     contributors = Contributors()
     for record in log:
         contributors.add(record)
@@ -75,7 +83,7 @@ def _credit(log: Sequence[Mapping[str, Any]]) -> Counter[str]:
 
 
 class GroupedChecks(Checks):
-    """Watches one history of a grouped run."""
+    """Invariants of one history of a grouped run."""
 
     def __init__(self, numerics: Any, config: HistoryConfig, coverage: Coverage) -> None:
         super().__init__(numerics, config, coverage)
@@ -151,7 +159,7 @@ class GroupedChecks(Checks):
         return len({batch for batch, _ in stored | others}) == len(stored | others)
 
     def _known(self) -> list[frozenset[tuple[int, int]]]:
-        """What is in living clusters, or will be in them."""
+        """Batches in each living cluster, and those that will be in them."""
         return [*(inside[-1] for inside in self._inside.values()), *self._promised.values()]
 
     def applied(self, volunteer: str, record: RecordApplied, before: Digests) -> None:

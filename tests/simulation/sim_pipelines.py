@@ -1,8 +1,10 @@
-"""Pipelines that average by the group scheduler, in virtual time: 1F1B in each, the real scheduler over all of them.
+"""Pipelines that average by the group scheduler, in virtual time: 1F1B in each, the real scheduler over all
+of them.
 
-What is modelled is SDPipe's setting (Miao et al., VLDB 2023, section 5): N pipelines of M stages; a stage computes its microbatches
-in 1F1B order (M - j forwards first, then a backward and a forward in turn), updates at the end of the iteration, is ready, and begins
-the next one when its group has averaged. Sends take no time of a stage. A straggler sleeps before an iteration.
+What is modelled is SDPipe's setting (Miao et al., VLDB 2023, section 5): N pipelines of M stages; a stage
+computes its microbatches in 1F1B order (M - j forwards first, then a backward and a forward in turn), updates
+at the end of the iteration, is ready, and begins the next one when its group has averaged. Sends take no time
+of a stage. A straggler sleeps before an iteration.
 """
 
 from __future__ import annotations
@@ -19,20 +21,20 @@ from hetpeer.stages.planning.timeline import Timeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSetting:
-    """What the pipelines are like; times in seconds."""
+    """Shape and pace of the pipelines; times in seconds."""
 
     pipelines: int = 4
     stages: int = 4
     microbatches: int = 8
     stage_s: float = 0.1
-    """What a stage computes in an iteration; a third of it forward."""
+    """Seconds of computing of a stage in an iteration; a third of it is the forward."""
     hop_s: float = 0.002
-    """From one stage to the next."""
+    """Seconds from one stage to the next."""
     average_s: Callable[[int], float] = field(default=lambda size: 0.001 if size > 1 else 0.0)
-    """What averaging takes in a group of so many."""
+    """Size of a group → seconds of its averaging."""
     sleep_s: float = 0.0
     chance: float = 0.1
-    """With which a stage sleeps before an iteration."""
+    """Chance that a stage sleeps before an iteration."""
 
 
 class SimPipelines:
@@ -63,14 +65,17 @@ class SimPipelines:
         self._tell(self._scheduler.joined(name, like, self.timeline.now))
 
     def leave(self, name: str) -> None:
-        """A pipeline is gone, whatever it did."""
+        """A pipeline leaves, in the middle of whatever it does."""
         for stage in self._rows.pop(name):
             stage.ops.clear()
         del self.iterations[name]
         self._tell(self._scheduler.left(name, self.timeline.now))
 
     def run(self, until: Callable[[], bool]) -> float:
-        """Until `until()`; returns the time. Raises RuntimeError if nothing happens any more before that."""
+        """Run until `until()` holds; return the time.
+
+        Raises RuntimeError if nothing happens any more before that.
+        """
         self.timeline.run(until)
         return self.timeline.now
 
@@ -83,7 +88,7 @@ class SimPipelines:
             self.timeline.after(0.0, stage.begin)
 
     def computed(self, stage: _Stage) -> None:
-        """`stage` has computed its part of an iteration: it is updated, and ready."""
+        """Tell the scheduler that `stage` has finished an iteration and is ready."""
         if stage.pipeline not in self.iterations:  # gone meanwhile
             return
         if stage.number == 0:  # the last of its pipeline to be through
@@ -107,7 +112,9 @@ class SimPipelines:
 
 
 class _Stage:
-    """One stage of the pipeline `row`: what it still has to compute of the iteration, in order, and what has come for it."""
+    """One stage of the pipeline `row`: ops of the iteration that are left, in order, and inputs that have
+    come.
+    """
 
     def __init__(self, swarm: SimPipelines, pipeline: str, row: list[_Stage], seed: int) -> None:
         self.ops: deque[tuple[str, int]] = deque()
@@ -118,7 +125,10 @@ class _Stage:
         self._busy = False
 
     def begin(self) -> None:
-        """The next iteration, after a nap where it is drawn. Raises RuntimeError if it is not through with the last."""
+        """Begin the next iteration, with a nap if it is drawn.
+
+        Raises RuntimeError if the last one is not finished.
+        """
         if self._busy or self.ops:
             raise RuntimeError(f"{self.pipeline} has averaged stage {self.number} while it computes")
         setting = self._swarm.setting
@@ -127,7 +137,7 @@ class _Stage:
         self._work_for(setting.sleep_s if sleeps else 0.0, self._next)
 
     def arrive(self, kind: str, microbatch: int) -> None:
-        """What the op needs is here; it may be early, of the next iteration."""
+        """Take the input of an op; it may be early, of the next iteration."""
         self._arrived.add((kind, microbatch))
         self._next()
 

@@ -1,6 +1,8 @@
-"""Volunteers that give others false bundles, or say false things of theirs, in the simulator: nothing that came of it is committed, and no honest one is banned.
+"""Volunteers that give others false bundles, or say false things of theirs, in the simulator: nothing that
+came of it is committed, and no honest one is banned.
 
-That a run ends in the state of one machine is looked at in each history. Each liar is the last to come: before there are others, nobody can check it.
+That a run ends in the state of one machine is looked at in each history. Each liar is the last to come:
+before there are others, nobody can check it.
 """
 
 import dataclasses
@@ -73,7 +75,10 @@ def test_who_gives_several_others_false_bundles_is_banned(where, lie):
     ),
 )
 def test_who_gives_one_other_a_false_bundle_at_a_time_ends_alone(where, lie, seed):
-    """Six microbatches a step: what it counts goes to one or two others, and it is word against word. They are kept apart; once that is most of its neighbours, it is banned."""
+    """Six microbatches a step: what it counts goes to one or two others, and it is word against word.
+
+    They are kept apart; once that is most of its neighbours, it is banned.
+    """
     config, liar = lying(where, lie)
     swarm = history(config, seed)
     assert banned(swarm) == ({liar} if where != "last of two" else set())
@@ -128,7 +133,7 @@ def test_who_says_nothing_of_bundles_is_not_waited_for_any_more():
 def test_who_says_nothing_of_bundles_hides_no_false_sums_beside_it_and_mutes_nobody_else(
     liar, silent, microbatches
 ):
-    """So many microbatches that some of everybody's pass it."""
+    """Enough microbatches that some of each volunteer pass it."""
     lies = {liar: "sends", silent: "mute"}
     swarm = history(dataclasses.replace(TWO_STAGES, lies=lies, microbatches=microbatches, slot_capacity=8), 0)
     assert banned(swarm) == {liar}

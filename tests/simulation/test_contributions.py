@@ -1,4 +1,6 @@
-"""The audit's lists of what was used, late and lost, beside what was done in histories with deaths: in every other one of clusters that average."""
+"""The audit's lists of what was used, late and lost, beside what was done in histories with deaths: in every
+other one of clusters that average.
+"""
 
 from collections import Counter, defaultdict
 from unittest.mock import patch
@@ -45,7 +47,9 @@ class Played:
         self.reported = defaultdict(set)
         """(term, view, cluster, step) → (peer, id, block) of all reports that were taken."""
         self.late = set()
-        """(records in the log, term, view, cluster, step, peer, id) of all reports of a step that was committed."""
+        """(records in the log, term, view, cluster, step, peer, id) of all reports of a step that was
+        committed.
+        """
 
         def run(swarm, limit, original=CheckedSwarm.run):
             self.swarm = swarm
@@ -107,7 +111,7 @@ class Played:
 
 
 def is_told(history):
-    """What is not as it was done, of all that is listed."""
+    """Listed contributions that differ from the work that was done."""
     log, microbatches = history.swarm.log, history.swarm.config.microbatches
     each = history.contributions()
     listed, tally = list(each), each.tally()
@@ -128,7 +132,9 @@ def is_told(history):
 
 
 def _nothing_is_silent(history, log, listed):
-    """Whatever was reported of a step that was committed, or given up by who took it, was added up there, or is in the list as late or lost."""
+    """Whatever was reported of a step that was committed, or given up by who took it, was added up there, or
+    is in the list as late or lost.
+    """
     named = {(one.view, one.cluster, one.step, *one.peers, one.id) for one in listed if one.state != USED}
     term = view = 0
     for record in log:
@@ -149,8 +155,10 @@ def _nothing_is_silent(history, log, listed):
 
 
 def _what_came_afterwards_is_told(history, log, listed):
-    """Unless its cluster commits nothing more in that reign. Who had left the step is named there already, if it was to do it or had said so: what
-    it did is lost, or a duplicate.
+    """Unless its cluster commits nothing more in that reign.
+
+    Who had left the step is named there already, if it was to do it or had said so: what it did is lost, or a
+    duplicate.
     """
     staleness = history.swarm.config.staleness
     left = {
@@ -188,11 +196,11 @@ def deaf(self, peer, ids):
 
 
 def gone(self, step, peer, ids):
-    """What comes after the end of a step is not looked at."""
+    """Reports after the end of a step are not read."""
 
 
 def unread(self):
-    """What counts is not lost with a step that comes to nothing."""
+    """Counted work is not lost with a step that fails."""
 
 
 MUTANTS = {

@@ -1,4 +1,6 @@
-"""Volunteers that take a place, again and again as others, and never have the state that they are to fetch: what they cost those who train, in the simulator with the real cores."""
+"""Volunteers that take a place, again and again as others, and never have the state that they are to fetch:
+what they cost those who train, in the simulator with the real cores.
+"""
 
 from dataclasses import replace
 
@@ -16,7 +18,9 @@ CONFIG = HistoryConfig(volunteers=7, layouts=LAYOUTS[1], steps=150, evaluate_eve
 AGAIN_S = 25.0
 """Then it begins another session."""
 BORDER_S = 1.0
-"""Virtual seconds between a commit and the next step, at most, if nobody is waited for: those who come later have to load graphs."""
+"""Virtual seconds between a commit and the next step, at most, if nobody is waited for: those who come later
+have to load graphs.
+"""
 
 
 def played(dawdlers):

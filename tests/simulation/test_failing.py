@@ -1,4 +1,5 @@
-"""Volunteers that say that they, or others, cannot compute what they can, in the simulator with the real cores: the run goes on to its end (docs/trust.md, "What cannot be computed").
+"""Volunteers that say that they, or others, cannot compute what they can, in the simulator with the real
+cores: the run goes on to its end (docs/trust.md, "What cannot be computed").
 
 That it ends in the state of one machine is looked at in each history.
 """
@@ -16,7 +17,7 @@ from tests.simulation.liars import BLOCKS, STEPS, history, said
 from tests.simulation.sim_grouped import GroupedSwarm
 
 TWO_STAGES = ((0, 0), (0, 2), (1, 0))
-"""Of three volunteers, the second holds its blocks alone."""
+"""Seats of three volunteers: the second one holds its blocks alone."""
 
 
 @pytest.mark.parametrize("seed", mostly_proof(range(3), [0]))
@@ -38,7 +39,7 @@ def test_a_sole_holder_that_fails_is_replaced_by_who_can_be_spared(seed):
 
 @pytest.mark.parametrize("volunteers", [1, 2, 4])
 def test_what_everybody_fails_ends_the_run(volunteers):
-    """As where a loss is no number."""
+    """The same happens if a loss is no number."""
     lies = {f"v{number}": "fails" for number in range(volunteers)}
     with pytest.raises(ViolationError, match="the run was halted"):
         history(HistoryConfig(volunteers=volunteers, layouts=LAYOUTS[volunteers > 1], lies=lies), seed=0)
@@ -79,7 +80,7 @@ def inflating(volunteers, seed):
 @pytest.mark.parametrize("seed", mostly_proof(range(3), [0]))
 def test_a_sole_holder_that_makes_nothing_of_everybodys_update_is_replaced(seed):
     swarm = inflating(3, seed)
-    """What it says later is against the word of who holds them, too, by then."""
+    """By then another holder of the blocks says something else."""
     gone = {record["peer"] for record in said(swarm, "gone") if "the norm of block" in record["why"]}
     assert gone == {"v1"}
     assert not any("outliers" in record for record in said(swarm, "commit"))

@@ -35,7 +35,7 @@ def test_a_schedule_is_its_seed():
     assert schedule(7) == schedule(7) != schedule(8)
 
 
-# ── the watch sees what it is there for ──────────────────────────────────────────────────────────────────────────────
+# ── the watch sees what it is there for ─────────────────────────────────────────────────────────────────────
 
 
 def test_the_watch_sees_who_is_apart():

@@ -1,4 +1,5 @@
-"""Volunteers that alter the state of their blocks, and say so first, or give another one for checkpoints, in the simulator (docs/trust.md, "Agreement on states").
+"""Volunteers that alter the state of their blocks, and say so first, or give another one for checkpoints, in
+the simulator (docs/trust.md, "Agreement on states").
 
 That the run ends in the state of one machine is looked at in each history.
 """
@@ -53,7 +54,7 @@ def test_who_gives_another_state_than_it_has_said_contradicts_itself(shape):
 
 @pytest.mark.parametrize("shape", PAIRS)
 def test_one_of_two_that_lies_for_ever_does_not_hold_the_run_up_for_ever(shape):
-    """What it does when it is alone nobody can see (docs/trust.md): only that is allowed."""
+    """Nobody can see its work while it is alone (docs/trust.md): only that is allowed."""
     config = dataclasses.replace(
         PAIRS[shape], lies={f"v{PAIRS[shape].volunteers - 1}": "alters"}, steps=STEPS
     )
@@ -68,9 +69,11 @@ def test_one_of_two_that_lies_for_ever_does_not_hold_the_run_up_for_ever(shape):
 @pytest.mark.parametrize("lie", ["alters", "saves", "flips"])
 @pytest.mark.parametrize("seed", mostly_proof(range(4), [1]))
 def test_with_steps_that_overlap_and_faults_besides(lie, seed, monkeypatch):
-    """Where the faults leave nobody but the liar to make a version, nobody can see what it does with it (docs/trust.md): only that is allowed.
+    """Where the faults leave nobody but the liar to make a version, nobody can see what it does with it
+    (docs/trust.md): only that is allowed.
 
-    Of a version that is made once more after a roll-back that is asked anew: the first time it may have had company.
+    Of a version that is made once more after a roll-back that is asked anew: the first time it may have had
+    company.
     """
     config, made = SEVERAL["two stages"], defaultdict(set)
     liar = f"v{config.volunteers - 1}"

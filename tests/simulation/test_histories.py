@@ -1,7 +1,8 @@
-"""Seeded histories with the symbolic model: nothing lost, nothing doubled, one history, the run ends, and between them they
-reach every transition of both state machines.
+"""Seeded histories with the symbolic model: nothing lost, nothing doubled, one history, the run ends, and
+between them they reach every transition of both state machines.
 
-A failing seed is replayed by `python -m tests.simulation.histories --seed N` and kept in REGRESSIONS for ever.
+A failing seed is replayed by `python -m tests.simulation.histories --seed N` and kept in REGRESSIONS for
+ever.
 """
 
 from itertools import islice, product
@@ -67,8 +68,11 @@ REGRESSIONS = (
     + [(seed, 15) for seed in (253, 626, 704, 706, 40539)]
     + [(seed, 20) for seed in (328, 1048, 6174, 8872, 10935, 11205, 11702, 12151, 13992, 17390, 19323, 80137)]
 )
-"""(seed, faults) of histories that broke an invariant while the cores were written. The simulator has grown since, so
-they are other histories now; what they showed then is driven by hand in the unit tests."""
+"""(seed, faults) of histories that broke an invariant while the cores were written.
+
+The simulator has grown since, so they are other histories now; what they showed then is driven by hand in the
+unit tests.
+"""
 
 
 @pytest.mark.parametrize(("seed", "faults"), mostly_proof(REGRESSIONS, REGRESSIONS[::7]))
@@ -78,7 +82,7 @@ def test_seeds_that_once_broke_an_invariant(seed, faults):
 
 
 def kept(self, record, original=Credit.add):
-    """What a roll-back undoes stays credited."""
+    """Work that a roll-back undoes stays credited."""
     if record["kind"] != "rollback":
         original(self, record)
 

@@ -1,7 +1,8 @@
-"""Somebody claims to be the fastest, takes what it is given, and does nothing with it: what that costs the others, in the simulator with the real cores.
+"""Somebody claims to be the fastest, takes what it is given, and does nothing with it: what that costs the
+others, in the simulator with the real cores.
 
-The cores of coordinator and volunteers are those of the daemon; only its work is left out. It answers, reduces and votes as it should, so that nothing but the
-ids themselves gives it away.
+The cores of coordinator and volunteers are those of the daemon; only its work is left out. It answers,
+reduces and votes as it should, so that nothing but the ids themselves gives it away.
 """
 
 from collections import Counter
@@ -34,7 +35,9 @@ LIMIT_S = 3000.0
 
 
 class Hoard:
-    """Makes a volunteer of `swarm`, the last one, sit on every forward for which `sits` says so (the step's number)."""
+    """Makes a volunteer of `swarm`, the last one, sit on every forward for which `sits` says so (the step's
+    number).
+    """
 
     def __init__(self, swarm, sits=lambda _step: True, name=HOARDER):
         self.asked = Counter()
@@ -92,8 +95,11 @@ def test_who_was_stuck_once_is_given_its_share_again(honest):
 
 
 def test_three_at_three_stages_cost_some_stalls_the_first_time():
-    """Each has a pipeline of its own in its hand. Ids go ways that differ from then on, where the ones that are stuck give way to them; before, the run stood still
-    for good: all went the same new way, past the next one, and honest windows were full of what nobody waited for any more.
+    """Each has a pipeline of its own in its hand.
+
+    Ids go ways that differ from then on, where the ones that are stuck give way to them; before, the run
+    stood still for good: all went the same new way, past the next one, and honest windows were full of what
+    nobody waited for any more.
     """
     layouts, hoarding = (((0, 1), (1, 2), (2, 3), (3, 4)),), ("v1", "v6", "v11")
     config = replace(CONFIG, volunteers=12, layouts=layouts, steps=4)

@@ -1,6 +1,7 @@
 """Steps that overlap: what they win when all goes well, and what they must not do when somebody dies.
 
-A seed that breaks an invariant is replayed by `python -m tests.simulation.overlap_histories --seed N --faults 20 --steps 10`.
+A seed that breaks an invariant is replayed by `python -m tests.simulation.overlap_histories --seed N --faults
+20 --steps 10`.
 """
 
 from dataclasses import replace
@@ -30,10 +31,10 @@ THREE_STAGES = HistoryConfig(
 )
 
 MOMENTS = {"tell sealed": 17, "tell vote": 11, "tell applied": 11, "record commit": 2, "tell ready": 2}
-"""What has just happened → every so many times somebody dies."""
+"""Moment → a volunteer dies each n-th time that it comes."""
 DEATHS = 8
 FAULTS, STEPS = 20, 10
-"""Of a history."""
+"""Faults and steps of a history."""
 WITH_HEAD_START = (*range(8), *range(16, 24))
 """Seeds of histories in which only the first microbatches of a step are computed with older parameters."""
 WITH_FRESH_STEPS = (20, 21, 30, 31)
@@ -85,7 +86,7 @@ def test_steps_that_overlap_sooner_than_they_may_are_caught(monkeypatch):
 
 
 class Deaths:
-    """Whoever it is the turn of dies at every so many occurrences of `moment`, and is back two seconds later."""
+    """Kills one volunteer after another at each n-th `moment`; each is back two seconds later."""
 
     def __init__(self, swarm, moment, every):
         self.count = 0
@@ -108,7 +109,7 @@ class Deaths:
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_death_hangs_neither_the_pipeline_nor_the_reduce(moment):
-    """As it does in ravnest, where a peer that dies is waited for by its neighbours in the pipeline and in its ring, for ever."""
+    """In ravnest it does: neighbours in the pipeline and in the ring wait for a dead peer for ever."""
     swarm = CheckedSwarm(1, THREE_STAGES, Symbols(BLOCKS), Coverage())
     deaths = Deaths(swarm, moment, MOMENTS[moment])
     swarm.run(2000.0)
@@ -118,7 +119,9 @@ def test_a_death_hangs_neither_the_pipeline_nor_the_reduce(moment):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_nobody_waits_for_a_pipeline_to_fill_and_drain(seed):
-    """The same swarm, all of whose members stay: steps follow one another faster, by what filling, reducing and deciding took."""
+    """The same swarm, all of whose members stay: steps follow one another faster, by what filling, reducing
+    and deciding took.
+    """
     seconds = {}
     for staleness in (0, 1, 2):
         config = replace(THREE_STAGES, volunteers=3, staleness=staleness, latency_s=(0.05, 0.05))

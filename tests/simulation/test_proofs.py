@@ -1,6 +1,8 @@
-"""Volunteers that add up something false, or say so of others, in the simulator: nothing of it is committed, and nobody else is blamed (docs/trust.md, "Proofs of sums").
+"""Volunteers that add up something false, or say so of others, in the simulator: nothing of it is committed,
+and nobody else is blamed (docs/trust.md, "Proofs of sums").
 
-That a run ends in the state of one machine is looked at in each history: one false sum in one commit would be another.
+That a run ends in the state of one machine is looked at in each history: one false sum in one commit would be
+another.
 """
 
 import pytest
@@ -29,7 +31,7 @@ LIES = {
     "uneven, tied": ["adds+perjures", "frames+perjures"],
 }
 RARELY = 0.01
-"""Of contributions that are computed once more, so that it is proofs that are looked at."""
+"""Share of contributions that are computed once more: so small that only sum proofs matter."""
 FEW = 3
 """Steps that are held up."""
 
@@ -50,7 +52,7 @@ def test_a_liar_holds_up_a_few_steps_and_is_in_every_quarrel(shape, lie):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_who_covers_what_it_adds_by_what_it_says_of_a_share_is_turned_out(shape):
-    """By its own words alone. It is the first to come, so that it counts something from the beginning."""
+    """Its own words suffice. It comes first, so that it counts something from the beginning."""
     swarm, _ = history(SHAPES[shape], lies={"v0": "adds+covers"}, microbatches=16)
     assert CONTRADICTS in {record["why"] for record in said(swarm, "gone")}
     assert all("v0" in pair for record in said(swarm, "quarrel") for pair in record["pairs"])

@@ -1,4 +1,5 @@
-"""Volunteers that spoil reduces, or hold them up, in the simulator: whoever they are, the run goes on to its end (docs/trust.md, "Disputes in a reduce").
+"""Volunteers that spoil reduces, or hold them up, in the simulator: whoever they are, the run goes on to its
+end (docs/trust.md, "Disputes in a reduce").
 
 That it ends in the state of one machine is looked at in each history.
 """

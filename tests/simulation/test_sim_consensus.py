@@ -1,4 +1,6 @@
-"""Several reliable peers keep one log: nothing decided is lost or decided twice, and somebody leads again soon."""
+"""Several reliable peers keep one log: nothing decided is lost or decided twice, and somebody leads again
+soon.
+"""
 
 from collections import Counter
 
@@ -137,7 +139,7 @@ def test_who_leads_knows_who_lacks_what_and_since_when_it_is_silent():
 
 
 def test_who_follows_lacks_what_it_does_not_know_to_be_decided():
-    """What it has beyond that may be another leader's."""
+    """Its later entries may be another leader's."""
     entries = [LogEntry(term=1, record={"kind": "number", "number": number}) for number in range(10)]
     config = RaftConfig(me="r0", members=("r0", "r1", "r2"))
     raft = Raft(config, Durable(1, None, StoredEntries(entries)), 0.0)
@@ -179,7 +181,7 @@ def test_a_peer_that_is_not_there_is_not_made_a_member():
     assert council.seats["r1"].raft.log.members == ("r0", "r1")
 
 
-# ── seeded bugs that the histories must find ─────────────────────────────────────────────────────────────────────────
+# ── seeded bugs that the histories must find ────────────────────────────────────────────────────────────────
 
 
 class BlindVoter(Raft):

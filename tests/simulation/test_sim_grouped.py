@@ -1,4 +1,6 @@
-"""Seeded histories of clusters that train batches of their own and average: every batch is in the result exactly once."""
+"""Seeded histories of clusters that train batches of their own and average: every batch is in the result
+exactly once.
+"""
 
 from itertools import islice
 from unittest.mock import patch
@@ -17,8 +19,10 @@ from tests.simulation.sim_grouped import simulate
 
 SEEDS = range(24)
 ONCE_BROKEN = (36, 92, 140, 1730)
-"""A copy outlived its averaging; a plan was made and its cluster silenced at once; a checkpoint had a copy of another cluster's state; what was saved
-of one cluster's version counted as another's version of the same number."""
+"""A copy outlived its averaging; a plan was made and its cluster silenced at once; a checkpoint had a copy of
+another cluster's state; what was saved of one cluster's version counted as another's version of the same
+number.
+"""
 FAULTS = 20
 OWN_CUTS = (4, 12, 25, 33, 36, 37)
 DELAYED = [seed for seed in range(96) if seed // 4 % 2]
@@ -64,7 +68,7 @@ def test_without_faults_nobody_falls_apart_and_groups_are_formed():
 
 
 def forgetful(self, record, original=BatchLineage.add):
-    """What a cluster that falls apart was training is not handed out again."""
+    """The batch of a cluster that falls apart is not handed out again."""
     if record["kind"] == "dissolved":
         self._handed.pop(record["cluster"], None)
     original(self, record)
@@ -94,7 +98,7 @@ def midway(self):
 
 
 def kept(self, record, original=Credit.add):
-    """What falls apart with a cluster stays credited."""
+    """Work that is lost with a cluster stays credited."""
     if record["kind"] != "dissolved":
         original(self, record)
 

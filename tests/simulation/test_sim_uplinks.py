@@ -48,7 +48,7 @@ def test_a_thousand_devices_have_no_line_that_nobody_uses():
 
 
 def arrivals(capacity, nbytes, order):
-    """When the bundle of each of some lines that are equally fast is there, if they are used in this order."""
+    """Arrival of a bundle on each of several equally fast links, if they are used in this order."""
     world, there = World(0), {}
     uplink = Uplink(world, capacity, {to: PeerLink(rate=10.0) for to in nbytes})
     for to in order:
@@ -63,7 +63,7 @@ def arrivals(capacity, nbytes, order):
     st.randoms(),
 )
 def test_the_order_in_which_lines_are_first_used_changes_no_bit(capacity, nbytes, random):
-    """What one of them gets differs by rounding, and which it is follows from the order in which they were given."""
+    """One share differs by rounding; the order of the links decides which one."""
     order = list(nbytes)
     random.shuffle(order)
     assert arrivals(capacity, nbytes, nbytes) == arrivals(capacity, nbytes, order)

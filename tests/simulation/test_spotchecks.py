@@ -1,6 +1,8 @@
-"""Volunteers that give false numbers, in the simulator: found out, banned, and nothing of theirs is committed (docs/trust.md).
+"""Volunteers that give false numbers, in the simulator: found out, banned, and nothing of theirs is committed
+(docs/trust.md).
 
-That a run ends in the state of one machine is looked at in each history: one false sum in one commit would be another.
+That a run ends in the state of one machine is looked at in each history: one false sum in one commit would be
+another.
 """
 
 import dataclasses

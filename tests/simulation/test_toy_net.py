@@ -1,4 +1,6 @@
-"""A real net with a tied weight, trained through 100 kills, has the loss curve of one process that was left in peace."""
+"""A real net with a tied weight, trained through 100 kills, has the loss curve of one process that was left
+in peace.
+"""
 
 from dataclasses import replace
 

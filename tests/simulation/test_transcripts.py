@@ -1,4 +1,6 @@
-"""The transcripts are what happens, word by word; `python -m tests.simulation.transcripts --write` rewrites them."""
+"""The transcripts are what happens, word by word; `python -m tests.simulation.transcripts --write` rewrites
+them.
+"""
 
 import pytest
 

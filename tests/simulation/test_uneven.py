@@ -1,4 +1,6 @@
-"""Clusters of three and of five that cut a net with a tied weight differently: bit for bit what one process gets that adds in the same order."""
+"""Clusters of three and of five that cut a net with a tied weight differently: bit for bit what one process
+gets that adds in the same order.
+"""
 
 from dataclasses import replace
 
@@ -60,7 +62,9 @@ def leaves(tree):
 
 
 class Witness:
-    """What volunteers say they applied, of each step and block; those who hold the same block say the same (invariants.py)."""
+    """Updates that volunteers report, by step and block; holders of one block report the same
+    (invariants.py).
+    """
 
     def __init__(self, checks, monkeypatch):
         self.updates = {}
@@ -80,7 +84,7 @@ class Witness:
 
 
 def gradients_of(net, states, batch):
-    """Of each microbatch, per block, computed in one piece."""
+    """Gradients of each microbatch, per block, computed in one piece."""
     found = []
     for number in range(MICROBATCHES):
         kept, _ = net.forward(states, 0, (batch, number), None)

@@ -1,4 +1,6 @@
-"""Volunteers that say that they are ready, and take that back, again and again: what they cost those who train, in the simulator with the real cores."""
+"""Volunteers that say that they are ready, and take that back, again and again: what they cost those who
+train, in the simulator with the real cores.
+"""
 
 from dataclasses import replace
 
@@ -14,7 +16,7 @@ from tests.simulation.liars import BLOCKS, said
 from tests.simulation.test_failing import TWO_STAGES
 
 GOODPUT = 0.9
-"""Of what those who are honest do in a second, so much is left beside one that wavers."""
+"""Least share of the honest volunteers' throughput that is left beside one that wavers."""
 HONEST = HistoryConfig(
     volunteers=6, layouts=LAYOUTS[1], steps=24, microbatches=24, evaluate_every=100, speeds=(1.0,)
 )

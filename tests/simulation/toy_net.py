@@ -1,7 +1,7 @@
-"""The simulator's volunteers train for real: a small net in torch, float32, clipped AdamW as the daemon applies it.
+"""Small net in torch that simulated volunteers train: float32, clipped AdamW as the daemon applies it.
 
-A history with faults is then not only correct symbol by symbol: its loss curve is that of one process which trains the
-same net on the same data (`train_alone`), up to the order of additions.
+The loss curve of a history with faults is that of one process that trains the same net on the same data
+(`train_alone`), up to the order of additions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hetpeer.stages.block.fingerprint import Fingerprint, fingerprint
 
 WIDTH, SAMPLES, CLASSES = 16, 8, 5
 SHARED = CLASSES * WIDTH
-"""Elements of the classifier's weight, which is the first rows of the first block's as well."""
+"""Elements of the classifier's weight, which is tied to the first rows of the first block's weight."""
 SETTINGS = AdamWSettings(learning_rate=3e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.01)
 
 
@@ -38,7 +38,8 @@ class ToyState:
 
 
 class ToyNet:
-    """`blocks` blocks of Linear and tanh, the last one a classifier whose weight is tied to the first block's.
+    """`blocks` blocks of Linear and tanh, the last one a classifier whose weight is tied to the first
+    block's.
 
     `Numerics` for the simulated swarm.
     """
@@ -74,7 +75,7 @@ class ToyNet:
         teacher = torch.randn(WIDTH, CLASSES, generator=torch.Generator().manual_seed(self._seed))
         return x, (x @ teacher).argmax(dim=1)
 
-    # ── forward and backward ─────────────────────────────────────────────────────────────────────────────────────
+    # ── forward and backward ────────────────────────────────────────────────────────────────────────────────
 
     def _run(self, block: int, flat: Tensor, x: Tensor) -> Tensor:
         """Block `block` with the parameters `flat`."""
@@ -102,7 +103,7 @@ class ToyNet:
         torch.autograd.backward(output, gradient)
         return entered.grad, [flat.grad for flat in parameters]
 
-    # ── reduce and apply ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── reduce and apply ────────────────────────────────────────────────────────────────────────────────────
 
     def add(self, gradients: Iterable[Tensor]) -> Tensor:
         first, *others = gradients
@@ -182,8 +183,9 @@ class ToyNet:
         return state.version == len(bases)
 
     def train_alone(self, bases: Sequence[int], microbatches: int, clip_norm: float | None) -> list[float]:
-        """Mean loss of each step when one process does everything, by torch's own optimizer and clipping. `bases`: with which version's
-        parameters each step is computed.
+        """Mean loss of each step when one process does everything, by torch's own optimizer and clipping.
+
+        `bases`: with which version's parameters each step is computed.
         """
         drawn = [self.initial(block).parameters for block in range(self.blocks)]
         shared = drawn[0][:SHARED].clone().requires_grad_()

@@ -3,9 +3,9 @@
 model = "gpt2"                   # a run directory, or a size that `hetpeer plan` knows
 microbatches = 32
 steps = 20
-devices = "swarm.toml"           # beside this file, as for `hetpeer plan --devices`; or [[device]] tables here
-plan = "search"                  # or "equal": as many blocks each, in the order of the file, `stages` to a pipeline
-ratio = 100.0                    # most ratio of the codec for activations and their gradients (else as in the run)
+devices = "swarm.toml"           # beside this file, as for `hetpeer plan --devices`; or [[device]] here
+plan = "search"                  # or "equal": equal parts in the order of the file, `stages` to a pipeline
+ratio = 100.0                    # highest ratio of the codec for activations and their gradients
 
 [churn]                          # each volunteer vanishes after a time of its own, and comes back
 mtbf_minutes = 20
@@ -87,8 +87,8 @@ class Scenario:
 def read_scenario(path: Path) -> Scenario:
     """Read a scenario file.
 
-    Raises `LocalError` HP-SIM-001 with the entry that is wrong, HP-SIM-003 for a run of mode `grouped`, and the errors of
-    device files and models.
+    Raises `LocalError` HP-SIM-001 with the entry that is wrong, HP-SIM-003 for a run of mode `grouped`, and
+    the errors of device files and models.
     """
     try:
         data = tomllib.loads(path.read_text())
@@ -105,7 +105,8 @@ def read_scenario(path: Path) -> Scenario:
         raise LocalError(
             "HP-SIM-003",
             f"{file.model} cannot be simulated",
-            why="its pipelines train batches of their own and average (mode grouped), and only runs of mode exact are simulated",
+            why="its pipelines train batches of their own and average (mode grouped),"
+            " and only runs of mode exact are simulated",
             fix="ask `hetpeer plan --devices` what a batch takes, or name a run of mode exact",
             exit_code=ExitCode.CONFIG,
         )

@@ -44,7 +44,10 @@ class SwarmConfig:
     fetch_s: tuple[float, float] = (0.05, 0.3)
     """Least and most seconds that the transfer of one block's state takes."""
     uplinks: tuple[float, ...] = (0.0,)
-    """Bytes/s that the volunteers state, in turn; 0: nothing stated. Only the shares of a reduce depend on it."""
+    """Bytes/s that the volunteers state, in turn; 0: nothing stated.
+
+    Only the shares of a reduce depend on it.
+    """
     shard_length: int = LENGTH
     """Elements of a shard, at least."""
     part_s: tuple[float, float] = (0.0, 0.0)
@@ -56,7 +59,8 @@ class SwarmConfig:
     hardware: SimHardware | None = None
     """Cost of blocks and links; None: work and messages take short random times."""
     seats: tuple[tuple[int, int], ...] = ()
-    """(cluster, first block) of the place that each volunteer takes if it is open; beyond these they choose."""
+    """(cluster, first block) of the place that each volunteer takes if it is open; beyond these they choose.
+    """
 
     def member(self, numerics: Numerics) -> ModelShape:
         """Model, as a volunteer needs to know it."""

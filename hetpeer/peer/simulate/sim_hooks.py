@@ -1,7 +1,7 @@
 """Seams of a simulated swarm: an observer of its history, and the conduct of each volunteer.
 
-`hetpeer simulate` uses the classes as they stand here: nobody observes, and every volunteer is honest. Tests derive from them
-to check invariants, count what was reached, inject faults and tell lies.
+`hetpeer simulate` uses the classes as they stand here: nobody observes, and every volunteer is honest. Tests
+derive from them to check invariants, count what was reached, inject faults and tell lies.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SimObserver:
     Example: a subclass whose `recorded` counts commits, given to `SimSwarm(..., observer=...)`.
     """
 
-    # ── the coordinator ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── the coordinator ─────────────────────────────────────────────────────────────────────────────────────
 
     def coordinator_event(self, state: str, event: str) -> None:
         """`event` reaches the coordinator's core in `state`."""
@@ -43,12 +43,14 @@ class SimObserver:
         """The coordinator sends `plan`; `roster`: volunteers that work for it now."""
 
     def committed(self, volunteer: str, *, holds: bool) -> None:
-        """`volunteer` is told a commit of a step that it works on; `holds`: it has the gradients that the commit names."""
+        """`volunteer` is told a commit of a step that it works on; `holds`: it has the gradients that the
+        commit names.
+        """
 
     def ended(self, states: Mapping[int, Any]) -> None:
         """The run is complete; `states`: block → state, of the last checkpoint."""
 
-    # ── the volunteers ───────────────────────────────────────────────────────────────────────────────────────────
+    # ── the volunteers ──────────────────────────────────────────────────────────────────────────────────────
 
     def member_message(self, phase: str, kind: str) -> None:
         """A message of `kind` reaches a volunteer's core in `phase`."""
@@ -72,7 +74,7 @@ class SimConduct:
     Spot checks are not answered here: `hetpeer simulate` has none.
     """
 
-    # ── computing ────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── computing ───────────────────────────────────────────────────────────────────────────────────────────
 
     def computation_fails(self, mark: int) -> bool:  # noqa: ARG002
         """Whether this work fails: the forward of id i has the mark 2i, its backward 2i + 1."""
@@ -99,7 +101,7 @@ class SimConduct:
         """State of a block, as it is given for a checkpoint."""
         return state
 
-    # ── sending ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── sending ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def bundle_sent(self, sent: p.SendActivation | p.SendGradient, value: Any) -> Any:  # noqa: ARG002
         """Bundle, as the other volunteer gets it."""
@@ -121,7 +123,7 @@ class SimConduct:
         """Sum, as `to` gets it."""
         return value
 
-    # ── reducing ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── reducing ────────────────────────────────────────────────────────────────────────────────────────────
 
     def summing(self, step: e.StepId, work: e.SumParts, parts: Sequence[Any]) -> Sequence[float]:  # noqa: ARG002
         """`parts` are about to be added here. Returns their squared lengths; none if nobody asks for them."""
@@ -144,7 +146,7 @@ class SimConduct:
         """Vote on a block, and what is said of the sums that have come."""
         return vote, looks
 
-    # ── words ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── words ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def says(self, message: m.Message) -> bool:  # noqa: ARG002
         """Whether `message` is sent to the coordinator."""

@@ -1,9 +1,10 @@
 """Arithmetic of simulated volunteers: symbols that show every id and every rounding.
 
-`Symbols`: a gradient counts microbatch ids, a block's state is a hash chain over the gradients that were applied. An id
-that is lost or doubled anywhere changes every later state, so one comparison with the expected chain checks the whole
-history. Beside that exact part goes a second one, the *bits*, which depends on the order of additions as float32 sums
-do: two histories of the same ids may differ in it, two holders of one block may not.
+`Symbols`: a gradient counts microbatch ids, a block's state is a hash chain over the gradients that were
+applied. An id that is lost or doubled anywhere changes every later state, so one comparison with the expected
+chain checks the whole history. Beside that exact part goes a second one, the *bits*, which depends on the
+order of additions as float32 sums do: two histories of the same ids may differ in it, two holders of one
+block may not.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hetpeer.stages.block.fingerprint import PLACES, Fingerprint
 
 
 class Numerics(Protocol):
-    """Arithmetic of a model of `blocks` blocks. States and gradients are per block; all values are immutable."""
+    """Arithmetic of a model of `blocks` blocks. States and gradients are per block; values are immutable."""
 
     blocks: int
 
@@ -33,7 +34,10 @@ class Numerics(Protocol):
     def forward(
         self, states: Sequence[Any], begin: int, microbatch: tuple[int, int], bundle: Any
     ) -> tuple[Any, Any]:
-        """Run the blocks from `begin` on over (step, id). Returns (context for backward, outgoing bundle or loss)."""
+        """Run the blocks from `begin` on over (step, id).
+
+        Returns (context for backward, outgoing bundle or loss).
+        """
 
     def backward(self, kept: Any, gradient: Any) -> tuple[Any, list[Any]]:
         """Run the backward. Returns (gradient of the incoming bundle, gradient per block)."""
@@ -58,7 +62,9 @@ class Numerics(Protocol):
         """Fingerprint of a bundle under `key`."""
 
     def forge(self, bundle: Any, by: str) -> Any:
-        """False bundle of the same shape, made by the liar `by`; everything computed from it is false as well."""
+        """False bundle of the same shape, made by the liar `by`; everything computed from it is false as
+        well.
+        """
 
     def inspect(self, block: int, gradient: Any) -> tuple[str, float]:
         """Digest, and squared norm of the elements that count at `block`."""
@@ -69,7 +75,9 @@ class Numerics(Protocol):
         """Parameters [begin, end) of a state, for an averaging; they are added up like gradients."""
 
     def install(self, state: Any, total: Any, coefficient: float, copy: Any) -> Any:
-        """State with the parameters `total`·`coefficient`, plus the change from `copy` to `state` of the same cluster."""
+        """State with the parameters `total`·`coefficient`, plus the change from `copy` to `state` of the same
+        cluster.
+        """
 
     def digest(self, state: Any) -> str: ...
 
@@ -80,7 +88,9 @@ class Numerics(Protocol):
         """Whether a committed step may have this mean loss."""
 
     def check_final(self, block: int, bases: Sequence[Sequence[int]], state: Any) -> bool:
-        """Whether a run of exact steps may end in this state; `bases`: step → version that each microbatch is computed with."""
+        """Whether a run of exact steps may end in this state; `bases`: step → version that each microbatch is
+        computed with.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +259,9 @@ class Symbols:
 
 
 class Counting(Symbols):
-    """Symbols that count backward passes: `executed` is their number, block by block and microbatch by microbatch."""
+    """Symbols that count backward passes: `executed` is their number, block by block and microbatch by
+    microbatch.
+    """
 
     executed = 0
 

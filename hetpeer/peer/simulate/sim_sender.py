@@ -1,7 +1,7 @@
 """Sending of a simulated volunteer: tensors, with flow control or without, introductions, and the task board.
 
-A late joiner introduces itself to every volunteer that it sends to, and to those whose notes on the board say that they
-keep leftovers for it.
+A late joiner introduces itself to every volunteer that it sends to, and to those whose notes on the board say
+that they keep leftovers for it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,10 @@ class TensorTraffic:
 
 
 class SimTaskBoard:
-    """Notes about leftovers. They appear late, are sometimes lost, and expire; as in the DHT, nobody decides anything here."""
+    """Notes about leftovers.
+
+    They appear late, are sometimes lost, and expire; as in the DHT, nobody decides anything here.
+    """
 
     def __init__(self, world: World, seed: int) -> None:
         self.random = random.Random(f"board {seed}")  # noqa: S311 - repeatable, not secret
@@ -120,7 +123,8 @@ class SimTaskBoard:
 class SimSender:
     """Sends what `member` orders, from volunteer `name` of `swarm`.
 
-    `later` calls the core when the process comes to it; `perform` carries out effects of a call that was made already.
+    `later` calls the core when the process comes to it; `perform` carries out effects of a call that was made
+    already.
     """
 
     def __init__(
@@ -152,7 +156,7 @@ class SimSender:
         for link in self._links.values():
             link.end_step(step.on_wire)
 
-    # ── tensors ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── tensors ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def send(self, step: e.StepId, effect: StepEffect) -> None:
         """Carry out an effect that sends a tensor."""
@@ -276,10 +280,12 @@ class SimSender:
             link = self._links[to] = SimLink(volunteers[self._name], volunteers[to], frames)
         return link
 
-    # ── leftovers ────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── leftovers ───────────────────────────────────────────────────────────────────────────────────────────
 
     def look_at_board(self, core: Member) -> Iterable[Effect]:
-        """Post leftovers for blocks without a known holder; when idle, ask for leftovers that others keep for this place."""
+        """Post leftovers for blocks without a known holder; when idle, ask for leftovers that others keep for
+        this place.
+        """
         step, place, board = core.work.step, core.place, self._swarm.board
         if step is not None and place is not None:
             for border in core.work.leftovers():

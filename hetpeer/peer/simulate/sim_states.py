@@ -1,4 +1,6 @@
-"""States of blocks in a simulated swarm: fetched, copied and given by a volunteer, and kept in the coordinator's checkpoints."""
+"""States of blocks in a simulated swarm: fetched, copied and given by a volunteer, and kept in the
+coordinator's checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ SLOW_S, SLOW = 8.0, 0.1
 class SimStates:
     """States of volunteer `name` of `swarm`, in `worker`.
 
-    `fetch_s` gives the least and most seconds of the transfer of one block; `later` calls the core when the process comes to it.
+    `fetch_s` gives the least and most seconds of the transfer of one block; `later` calls the core when the
+    process comes to it.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class SimStates:
         """(term and view, version, block) → state that the coordinator may fetch."""
         self._fetching = 0
 
-    # ── ours ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── ours ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def fetch(self, order: e.FetchState) -> None:
         """Load block after block, with retries; a later order replaces an earlier one."""
@@ -91,10 +94,13 @@ class SimStates:
                     return state
         return self._swarm.store.sealed(order.origin, order.version, block)
 
-    # ── for others ───────────────────────────────────────────────────────────────────────────────────────────────
+    # ── for others ──────────────────────────────────────────────────────────────────────────────────────────
 
     def copy(self, order: e.SaveState) -> None:
-        """Copy the states that `order` names, when the worker comes to it. Raises `ViolationError` if they are not there any more."""
+        """Copy the states that `order` names, when the worker comes to it.
+
+        Raises `ViolationError` if they are not there any more.
+        """
 
         def copy(_core: Member) -> Iterable[Effect]:
             for block, digest in order.digests.items():
@@ -140,12 +146,17 @@ class SimCheckpointStore:
         self._numerics = numerics
         self._log = log
         self._states: dict[tuple[int, int, int, str], Any] = {}
-        """(cluster, version, block, digest) → state. A state that comes late for an old order replaces no other one."""
+        """(cluster, version, block, digest) → state.
+
+        A state that comes late for an old order replaces no other one.
+        """
         self._asked: CollectCheckpoint | None = None
         """Last order."""
 
     def collect(self, order: CollectCheckpoint) -> None:
-        """Fetch the blocks' states from the volunteers that save them; the collection fails if one cannot be had."""
+        """Fetch the blocks' states from the volunteers that save them; the collection fails if one cannot be
+        had.
+        """
         self._collect(order, set(), TRIES)
 
     def _collect(self, order: CollectCheckpoint, here: set[int], tries: int) -> None:
@@ -183,10 +194,12 @@ class SimCheckpointStore:
     def _failed(self, order: CollectCheckpoint) -> None:
         self._host.event("not_saved", lambda core, now: core.not_saved(order, now))
 
-    # ── what is complete ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── what is complete ────────────────────────────────────────────────────────────────────────────────────
 
     def sealed(self, cluster: int, version: int, block: int) -> Any:
-        """State from a complete checkpoint; None if there is none of that version, or the coordinator is down."""
+        """State from a complete checkpoint; None if there is none of that version, or the coordinator is
+        down.
+        """
         if self._host.core is None:
             return None
         if version == 0:

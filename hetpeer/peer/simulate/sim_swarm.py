@@ -1,7 +1,9 @@
-"""Simulated swarm: the real cores of one coordinator and some volunteers, a virtual network between them, and a disk.
+"""Simulated swarm: the real cores of one coordinator and some volunteers, a virtual network between them, and
+a disk.
 
-The coordinator's log and store survive its crashes, its sessions do not. What happens is told to an observer (sim_hooks.py)
-while it happens; at the end the run is complete (liveness) and its final state that of one big machine.
+The coordinator's log and store survive its crashes, its sessions do not. What happens is told to an observer
+(sim_hooks.py) while it happens; at the end the run is complete (liveness) and its final state that of one big
+machine.
 """
 
 from __future__ import annotations
@@ -44,8 +46,9 @@ LINGER_S = 3.0
 class SimSwarm:
     """One history: `seed` and `config` determine it.
 
-    `numerics` is the arithmetic of all volunteers. `observer` hears what happens, `conduct_of` makes the conduct of each
-    process of a volunteer (sim_hooks.py). Example: `SimSwarm(7, SwarmConfig(), Symbols(4)).run(900.0)`.
+    `numerics` is the arithmetic of all volunteers. `observer` hears what happens, `conduct_of` makes the
+    conduct of each process of a volunteer (sim_hooks.py). Example: `SimSwarm(7, SwarmConfig(),
+    Symbols(4)).run(900.0)`.
     """
 
     def __init__(
@@ -71,7 +74,9 @@ class SimSwarm:
         self.banned: set[str] = set()
         self.completed: bool | None = None
         self.hooks: list[Callable[[str], None]] = []
-        """Called with a moment: `tell KIND` (a volunteer sends that message) or `record KIND` (one more in the log)."""
+        """Called with a moment: `tell KIND` (a volunteer sends that message) or `record KIND` (one more in
+        the log).
+        """
         self.sessions = itertools.count(1)
         self._said: dict[tuple[str, str], m.Message] = {}
         """(receiver, kind) → the last such message."""
@@ -90,10 +95,13 @@ class SimSwarm:
         """Core of the coordinator; None while it is down."""
         return self.host.core
 
-    # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── running ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def run(self, limit_s: float) -> None:
-        """Start everybody and go on until the run is complete. Raises `ViolationError` if it is not after `limit_s`."""
+        """Start everybody and go on until the run is complete.
+
+        Raises `ViolationError` if it is not after `limit_s`.
+        """
         self.start_coordinator()
         self._beat()
         self._echo()
@@ -196,7 +204,7 @@ class SimSwarm:
         self.observer.recorded(record)
         self.happened(f"record {record['kind']}")
 
-    # ── the control streams ──────────────────────────────────────────────────────────────────────────────────────
+    # ── the control streams ─────────────────────────────────────────────────────────────────────────────────
 
     def _deliver(self, to: str, message: m.Message) -> None:
         volunteer, session = self.volunteers.get(to), self._channels.get(to)
@@ -219,7 +227,9 @@ class SimSwarm:
         self.network.send(COORDINATOR, to, lambda: volunteer.later(process, receive))
 
     def tell(self, volunteer: SimVolunteer, message: m.Message) -> None:
-        """Send a message to the coordinator; it is lost if its session is not the one that the coordinator knows."""
+        """Send a message to the coordinator; it is lost if its session is not the one that the coordinator
+        knows.
+        """
         process, session, name = volunteer.process, volunteer.session, volunteer.name
         if not volunteer.conduct.says(message):
             return
@@ -244,7 +254,7 @@ class SimSwarm:
         self.network.send(name, COORDINATOR, lambda: self.host.later(arrive))
 
     def _echo(self) -> None:
-        """Repeat a message of an older term or view or of a past step, now and then: it must change nothing."""
+        """Repeat, now and then, a message of an older term or view or of a past step: it changes nothing."""
         (name, _), message = self.world.random.choice(list(self._said.items()) or [(("", ""), m.Heartbeat())])
         volunteer = self.volunteers.get(name)
         self.world.after(ECHO_S, self._echo)

@@ -1,8 +1,9 @@
-"""Simulated volunteer: the real member core, driven as the daemon drives it, with a virtual worker and virtual links.
+"""Simulated volunteer: the real member core, driven as the daemon drives it, with a virtual worker and
+virtual links.
 
-A *process* lives from `start` to `kill`; within it a fenced volunteer gets a new incarnation, and a broken control
-stream a new session. Events for an older process or session do not arrive. Sending is in sim_sender.py, fetching and
-giving states in sim_states.py.
+A *process* lives from `start` to `kill`; within it a fenced volunteer gets a new incarnation, and a broken
+control stream a new session. Events for an older process or session do not arrive. Sending is in
+sim_sender.py, fetching and giving states in sim_states.py.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ REJOIN_S = 0.2
 class SimVolunteer:
     """Volunteer `name`: one process after another.
 
-    `speed` in FLOP/s with hardware, else relative; `uplink` in bytes/s; `seat`: (cluster, first block) of the place that it
-    takes if that is open.
+    `speed` in FLOP/s with hardware, else relative; `uplink` in bytes/s; `seat`: (cluster, first block) of the
+    place that it takes if that is open.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class SimVolunteer:
         self._gate = Gate(swarm.world)
         self._incarnations = itertools.count(1)
 
-    # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── life ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self, run: str = "sim") -> None:
         """Start a process of a volunteer of `run`, with nothing in memory but the manifest."""
@@ -122,7 +123,7 @@ class SimVolunteer:
         self.perform(self.member.connected())
 
     def lost_session(self, session: int) -> Callable[[], None]:
-        """Action for the case that the coordinator has closed `session` or does not know it: connect again."""
+        """Action to connect again, if the coordinator has closed `session` or does not know it."""
 
         def reconnect(_core: Member) -> Iterable[Effect]:
             if self.session == session:
@@ -159,7 +160,7 @@ class SimVolunteer:
     def _answer_of(self, process: int) -> Answer:
         return lambda finish: self.later(process, finish)
 
-    # ── effects ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── effects ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def perform(self, effects: Iterable[Effect]) -> None:
         """Carry out effects, behind those that wait already."""
@@ -232,12 +233,13 @@ class SimVolunteer:
             case _:
                 self._sending.send(step, effect)
 
-    # ── joining ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── joining ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _choice(self, places: Sequence[m.Place]) -> m.Place:
         """Open place that it takes: its seat if that is open.
 
-        Else with hardware as the daemon chooses, with memory for any place; without, the one with the fewest holders.
+        Else with hardware as the daemon chooses, with memory for any place; without, the one with the fewest
+        holders.
         """
         if self.swarm.config.hardware is not None:
             seats = [place for place in places if place.open and (place.cluster, place.begin) == self._seat]

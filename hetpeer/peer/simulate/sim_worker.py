@@ -1,7 +1,7 @@
 """Simulated compute worker: one command after another, in the order in which they were submitted.
 
-As in the daemon, slots and states change when a command runs, and a command's tensors are those of the moment it was
-submitted. A command for another version of a state, or for blocks that are not loaded, is a violation.
+As in the daemon, slots and states change when a command runs, and a command's tensors are those of the moment
+it was submitted. A command for another version of a state, or for blocks that are not loaded, is a violation.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class SimWorker:
 
         self._quietly(clear)
 
-    # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── tasks ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def forward(self, step: e.StepId, work: p.RunForward) -> None:
         """`RunForward` → `forward_done` or `work_failed`."""
@@ -176,7 +176,7 @@ class SimWorker:
         both = [self.slots.get((step, target, block)), self.slots.pop((step, source, block))]
         self.slots[step, target, block] = self._numerics.add(g for g in both if g is not None)
 
-    # ── reduce and apply ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── reduce and apply ────────────────────────────────────────────────────────────────────────────────────
 
     def export(self, step: e.StepId, work: e.SendPart, send: Callable[[p.Handle], None]) -> None:
         """`SendPart`: copy our slot's elements of a shard, then send them."""
@@ -282,7 +282,7 @@ class SimWorker:
 
         self.submit(self.besides(LOAD_S), finish)
 
-    # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _quietly(self, change: Callable[[], object]) -> None:
         def finish(_core: Member) -> Iterable[Effect]:

@@ -1,4 +1,6 @@
-"""Transcripts of simulated histories: `python -m tests.simulation.transcripts --write` rewrites them, without it they are printed."""
+"""Transcripts of simulated histories: `python -m tests.simulation.transcripts --write` rewrites them, without
+it they are printed.
+"""
 
 from __future__ import annotations
 

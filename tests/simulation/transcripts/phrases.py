@@ -66,7 +66,7 @@ class Phrases:
             f"{_blocks(own)} {'are' if own[1:] else 'is'} {letter}" for letter, own in found.items()
         )
 
-    # ── the coordinator ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── the coordinator ─────────────────────────────────────────────────────────────────────────────────────
 
     def ordered(self, message: m.Message) -> Phrase | None:
         """`message` of the coordinator to a volunteer; None if it is left out."""
@@ -157,7 +157,7 @@ class Phrases:
                 pass
         return f"writes to the log: {kind} {text}".rstrip(), ()
 
-    # ── the volunteers ───────────────────────────────────────────────────────────────────────────────────────────
+    # ── the volunteers ──────────────────────────────────────────────────────────────────────────────────────
 
     def told(self, message: m.Message) -> Phrase | None:
         """`message` of a volunteer to the coordinator; None if it is left out."""

@@ -1,7 +1,8 @@
-"""Links between simulated volunteers with flow control: the daemon's own grants, with room for a frame or two.
+"""Links between simulated volunteers with flow control: the daemon's own grants, with room for a frame or
+two.
 
-A tensor waits until it is granted. One that has arrived holds its grant until its handle is released. A link belongs to
-one process at each end: when either ends, tensors on their way are lost.
+A tensor waits until it is granted. One that has arrived holds its grant until its handle is released. A link
+belongs to one process at each end: when either ends, tensors on their way are lost.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class SimLink:
         self._go_on()
 
     def nudge(self, pool: Pool, word: Callable[[Member], Iterable[Effect]]) -> None:
-        """Send `word`, which stands for an activation that is sent again, if that activation would have to wait."""
+        """Send `word`, which stands for an activation that is sent again, if that activation would have to
+        wait.
+        """
         if self._queue.is_short(pool, 1):
             receiver, process = self._receiver, self._processes[1]
             self._carry(lambda: receiver.later(process, word))

@@ -1,4 +1,6 @@
-"""Tensors of one simulated volunteer: values behind handles, freed step by step as the daemon's arena does it."""
+"""Tensors of one simulated volunteer: values behind handles, freed step by step as the daemon's arena does
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Hardware of a simulated swarm: the cost of blocks, and uplinks that carry so many bytes a second.
 
-`hetpeer simulate` has it. Histories that look for bugs have none: work and messages take short random times there.
+`hetpeer simulate` has it. Histories that look for bugs have none: work and messages take short random times
+there.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class SimHardware:
         return float(self.work.flops[block]) * (self.work.computed - 1)
 
     def bundle(self, sender: int, to: int, border: int, *, back: bool) -> float:
-        """Bytes of an activation that enters block `border`, or of the gradient that goes `back`, on the link to `to`."""
+        """Bytes of an activation that enters block `border`, or of the gradient that goes `back`, on the link
+        to `to`.
+        """
         nbytes, compression = float(self.work.crossing[border]), self.work.compression
         most = compression.backward if back else compression.forward
         if not compression.adaptive:
@@ -56,7 +59,9 @@ class SimHardware:
 
 
 class _LinksOfDevice(dict[str, PeerLink]):
-    """Links of one device, made when they are used: a thousand devices have a million links, and few carry anything."""
+    """Links of one device, made when they are used: a thousand devices have a million links, and few carry
+    anything.
+    """
 
     def __init__(self, rate: Callable[[str], float]) -> None:
         super().__init__()
@@ -98,7 +103,9 @@ class SimUplinks:
         return self._hardware.bundle(self._number[sender], self._number[to], border, back=back)
 
     def seconds(self, sender: str) -> dict[str, float]:
-        """Receiver → seconds that the largest bundle of `sender` takes uncompressed if it has the link to itself."""
+        """Receiver → seconds that the largest bundle of `sender` takes uncompressed if it has the link to
+        itself.
+        """
         number = self._number[sender]
         uplink = float(self._hardware.devices.uplink[number])
         return {

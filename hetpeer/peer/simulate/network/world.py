@@ -1,8 +1,8 @@
 """Virtual time and a virtual network with seeded faults.
 
-One heap of events, one random generator: a seed is a history. Links are what our transport gives: ordered, and reliable
-across short breaks (the session replays what was under way), so a cut shows as a delay; a dead or stopped receiver
-shows as silence. Nothing here knows the protocol.
+One heap of events, one random generator: a seed is a history. Links are what our transport gives: ordered,
+and reliable across short breaks (the session replays what was under way), so a cut shows as a delay; a dead
+or stopped receiver shows as silence. Nothing here knows the protocol.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class SimNetwork:
         world.at(arrival, deliver)
 
     def cut(self, one: str, other: str, seconds: float) -> None:
-        """Let nothing pass between the two for `seconds`; messages that are sent meanwhile arrive afterwards."""
+        """Let nothing pass between the two for `seconds`; messages sent meanwhile arrive afterwards."""
         self._cut_until[frozenset((one, other))] = self._world.now + seconds
 
 
