@@ -1,4 +1,4 @@
-"""A cut of their own for volunteers in a forming cluster, as a planner proposes it.
+"""A cut for waiting volunteers for volunteers in a forming cluster, as a planner proposes it.
 
 Pure (docs/averaging.md).
 """

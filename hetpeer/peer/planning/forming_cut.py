@@ -1,4 +1,4 @@
-"""A cut of their own for those who wait in a forming cluster of a grouped run: fewer stages where machines have the memory, balanced by speed, lines and memory. Pure.
+"""A cut for waiting volunteers for those who wait in a forming cluster of a grouped run: fewer stages where machines have the memory, balanced by speed, lines and memory. Pure.
 
 Adverts are claims: who lies about its memory cannot hold what it is given and leaves, and its cluster is dissolved as by any death.
 """

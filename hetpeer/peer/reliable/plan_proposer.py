@@ -1,5 +1,5 @@
-"""A reliable peer looks for a better division of the blocks while the run that it coordinates goes on (docs/planning.md, "A plan that lives"); in a grouped one, for a cut for
-those who wait for others (docs/averaging.md, "A cut of their own").
+"""A reliable peer looks for a better division of the blocks while the run that it coordinates goes on (docs/planning.md, "Replanning a running swarm"); in a grouped one, for a cut for
+those who wait for others (docs/averaging.md, "A cut for waiting volunteers").
 """
 
 from __future__ import annotations
