@@ -30,9 +30,8 @@ def test_a_holder_that_comes_back_with_its_state_goes_on_with_the_step():
     court.ready("b")
     assert court.sent["b", "begin"].entry == 1
     court.sealed("a", (0, 1), blocks=(0, 1))
-    assert (
-        court.core.state is CoordinatorState.TRAINING
-    )  # what it had counted was lost with its place in the step
+    # what it had counted was lost with its place in the step
+    assert court.core.state is CoordinatorState.TRAINING
     effects = court.sealed("b", (0, 1), blocks=(1, 2))
     assert court.sent["b", "settled"].refused == ()
     assert "plan" in court.told("b", effects)

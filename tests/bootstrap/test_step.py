@@ -243,9 +243,8 @@ def test_the_last_ids_are_hedged_once_when_they_take_unusually_long():
     court.tick(0.4)
     court.sealed("b", range(20, 38), slot=1)
     court.sent.clear()
-    court.tick(
-        5.0
-    )  # nothing was counted for 3 s at most; now everybody is asked to report, and nothing is handed out
+    # nothing was counted for 3 s at most; now everybody is asked to report, and nothing is handed out
+    court.tick(5.0)
     assert {key: x.tasks for key, x in court.sent.items()} == {("a", "reroute"): (), ("b", "reroute"): ()}
     court.sent.clear()
     court.tick(1.4)

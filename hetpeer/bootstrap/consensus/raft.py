@@ -205,9 +205,8 @@ class Raft:
         complete = (request.last_term, request.length) >= self.log.end
         if request.pre:
             granted = request.term > self.term and complete and not led
-            if (
-                granted and self.role is RaftRole.ASKING
-            ):  # two that ask at a time would split the votes: one gives way
+            if granted and self.role is RaftRole.ASKING:
+                # two that ask at a time would split the votes: one gives way
                 granted = ((request.last_term, request.length), peer) > (self.log.end, self._me)
                 if granted:
                     self._follow(None, now)

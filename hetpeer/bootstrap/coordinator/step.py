@@ -300,10 +300,8 @@ class CoordinatedStep:
         undone = self.ledger.undone()
         last = len(undone) <= few(len(self.ledger.ids)) and self._progress.is_unusual(now)
         urged = [self._tell(peer, ()) for peer in sorted(self.roster)] if self._progress.urges(now) else []
-        return [
-            *urged,
-            *(self._hand_out(self._ways.hedge(undone)) if last else []),
-        ]  # the first to report an id counts
+        hedged = self._hand_out(self._ways.hedge(undone)) if last else []  # the first report of an id counts
+        return [*urged, *hedged]
 
     def is_overdue(self, now: float) -> bool:
         """Whether nothing was counted for the stall timeout, though every block has a holder and no plan is

@@ -203,9 +203,7 @@ class CoordinatorService:
             return
         if isinstance(message, m.EventLine):
             self._keep_event(peer, message.line)
-            message = (
-                m.Heartbeat()
-            )  # the rest of the message is logged; thousands of these may wait, so only the heartbeat goes on
+            message = m.Heartbeat()  # all that the core needs of it: thousands may wait in its queue
         self._hear(partial(self.core.receive, peer, message))
 
     def _hear(self, happens: Callable[[float], Sequence[d.Effect]]) -> None:

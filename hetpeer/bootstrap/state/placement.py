@@ -128,9 +128,8 @@ def _devices(volunteers: Sequence[Volunteer], asks: StepDemand, more: int) -> De
         max(_believed(v.uplink, RATES), *row) for v, row in zip(volunteers, measured.tolist(), strict=True)
     ]
     up = np.array(_filled(said, more, LINE))
-    down = np.maximum(
-        up, np.append(measured.max(axis=0), np.zeros(more))
-    )  # a downlink is never taken to be slower than the uplink
+    # a downlink is never taken to be slower than the uplink
+    down = np.maximum(up, np.append(measured.max(axis=0), np.zeros(more)))
     lines = np.minimum(up[:, None], down[None, :])
     lines[: len(volunteers), : len(volunteers)] = np.where(
         measured > 0, measured, lines[: len(volunteers), : len(volunteers)]
