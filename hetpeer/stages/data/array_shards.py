@@ -1,7 +1,7 @@
-"""The author's samples in, shards out: mappings of arrays that all have the same names, dtypes and shapes.
+"""Shards from the author's samples: mappings of arrays that all have the same names, dtypes and shapes.
 
-There may be more samples than memory: they go to a file as they come, are shuffled once, so that the held-out tail is
-like the rest whatever order they came in, and are gathered into shards from there.
+There may be more samples than memory: they go to a file as they come, are shuffled once, so that the held-out
+tail is like the rest whatever their order, and are gathered into shards from there.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ from hetpeer.stages.data.shards import (
 
 NAME = r"^[A-Za-z][A-Za-z0-9_]{0,63}$"
 MAX_DIMENSIONS = 15
-"""Of one sample's array; with that of the samples it is what a graph may have."""
+"""Dimensions of one sample's array; with that of the samples it is what a graph may have."""
 MIN_SAMPLES = 2
 """One to train on, one to hold out."""
 
 Sample = dict[str, ArraySpec]
-"""What one sample consists of, by name."""
+"""Name → array of one sample."""
 
 
 def write_samples(
     samples: Iterable[Any], folder: Path, heldout_fraction: float, seed: int
 ) -> tuple[Sample, list[ShardFile], list[ShardFile]]:
-    """Check and shuffle the samples; returns what one consists of, the training shards and the held-out ones.
+    """(arrays of a sample, training shards, held-out shards), after checking and shuffling the samples.
 
-    Raises `LocalError` HP-DATA-005 for the first sample that is unlike the first one or cannot be trained on, HP-DATA-003
-    if there are too few, and OSError if `folder` cannot be written. What `samples` raises goes through.
+    Raises `LocalError` HP-DATA-005 for the first sample that differs from the first one or cannot be trained
+    on, HP-DATA-003 if there are too few, and OSError if `folder` cannot be written. Errors of `samples` pass
+    through.
     """
     spool = folder / "samples.spool"
     specs, count = _spool(samples, spool)
@@ -63,7 +64,7 @@ def write_samples(
 
 
 def _spool(samples: Iterable[Any], path: Path) -> tuple[Sample, int]:
-    """All samples one after the other in a file, each of the same number of bytes."""
+    """Write all samples one after the other to a file, with equally many bytes each."""
     specs: Sample = {}
     count = 0
     with path.open("wb") as file:
@@ -80,7 +81,7 @@ def _spool(samples: Iterable[Any], path: Path) -> tuple[Sample, int]:
 
 
 def _arrays(sample: Any, number: int) -> Arrays:
-    """The sample's arrays, sorted by name, in the machine's byte order, each checked by itself."""
+    """The sample's arrays, sorted by name, in native byte order, each checked by itself."""
     if not isinstance(sample, Mapping) or not sample:
         raise _bad(number, f"it is a {type(sample).__name__}", "yield mappings of names to numpy arrays")
     for name in sample:
@@ -118,14 +119,14 @@ def _difference(specs: Sample, found: Sample) -> str:
 
 
 def _record(specs: Sample) -> np.dtype[Any]:
-    """One sample in the spool file."""
+    """Dtype of one sample in the spool file."""
     return np.dtype([(name, spec.dtype, spec.shape) for name, spec in specs.items()])
 
 
 def _write(
     records: np.ndarray[Any, Any], order: Indices, folder: Path, names: Iterable[str]
 ) -> list[ShardFile]:
-    """The samples `order`, in shards of about the same size."""
+    """Write the samples `order` in shards of about equal size."""
     shards, begin = [], 0
     for count in even_parts(len(order), max(1, SHARD_BYTES // records.itemsize)):
         rows = records[order[begin : begin + count]]

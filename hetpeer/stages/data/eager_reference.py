@@ -1,7 +1,7 @@
-"""What the author's own eager module needs to compute what a swarm did, on one machine: the run's dropout, and the run's delays.
+"""Reproducing a swarm's result with the author's eager module: the run's dropout masks and parameter delays.
 
-Nothing of the engine is used. On a CPU every dropout of torch, those inside attention too, asks for its mask by one
-in-place operator, and here the mask is the run's.
+It uses nothing of the engine. On a CPU every dropout of torch, also inside attention, asks for its mask by
+one in-place operator, and here the mask is the run's.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from hetpeer.stages.graph.random_draws import Draw, keep_mask
 
 
 class DrawnDropout(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types there
-    """While active, the n-th dropout of a forward pass that drops anything takes the mask of operator n of `draw`.
+    """While active, the n-th effective dropout of a forward takes the mask of operator n of `draw`.
 
-    Active in the backward pass, too, it gives a dropout that is computed again there (torch's checkpoint) its own mask once more.
+    If active in the backward too, a dropout recomputed there (torch's checkpoint) gets its own mask again.
     """
 
     def __init__(self, draw: Draw) -> None:
@@ -34,17 +34,19 @@ class DrawnDropout(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         if func is not torch.ops.aten.bernoulli_.float:
             return func(*args, **(kwargs or {}))
         noise, keep = args[:2]
-        # A checkpoint puts the generator's state back before it computes again: a state tells which dropout this is.
+        # A checkpoint restores the generator's state before it recomputes: the state identifies the dropout.
         state = torch.get_rng_state().numpy().tobytes()
         operator = self._operators.setdefault(state, len(self._operators))
-        torch.rand(())  # the next one finds another state
+        torch.rand(())  # so that the next dropout finds another state
         mask = keep_mask(self._draw, operator, 1.0 - keep, noise.numel())
         return noise.copy_(torch.from_numpy(mask).view(noise.shape))
 
 
 class Delayed:
-    """A module's parameters as they were some updates ago, in each step so many as `behind` says: what its microbatches before `early` (None: all) are
-    computed with where steps overlap (docs/asynchronous.md).
+    """A module's parameters as they were some updates ago, where steps overlap (docs/asynchronous.md).
+
+    `behind` gives the delay of each step, in updates. Microbatches before `early` (None: all) use the delayed
+    parameters.
     """
 
     def __init__(self, module: nn.Module, behind: Sequence[int], early: int | None = None) -> None:
@@ -53,7 +55,9 @@ class Delayed:
         self._versions: list[Tensor] = []
 
     def back(self, behind: int, microbatch: int) -> None:
-        """`microbatch` of a step, from 0 on, is next; the step begins with the parameters before the last `behind` updates."""
+        """Microbatch number `microbatch` of a step is next; the step begins with the parameters `behind`
+        updates ago.
+        """
         if microbatch == self._early:
             self.forth()
         if microbatch:
@@ -64,7 +68,9 @@ class Delayed:
         vector_to_parameters(self._base.clone(), self._weights)
 
     def forth(self, compensation: float = 0.0) -> None:
-        """The newest parameters are back, and the clipped gradients compensated for what has changed: g + λ g² (w - w_base), DC-ASGD, Eq. 10."""
+        """Restore the newest parameters, and compensate the clipped gradients: g + λ g² (w - w_base),
+        DC-ASGD, Eq. 10.
+        """
         newest = self._versions[-1]
         vector_to_parameters(newest.clone(), self._weights)
         changes = torch.split(newest - self._base, [weight.numel() for weight in self._weights])

@@ -1,6 +1,7 @@
-"""From a manifest and its shards to the arrays of a microbatch: all that training needs to know of the data.
+"""From a manifest and its shards to the arrays of a microbatch.
 
-The coordinator, volunteers and the reference read through here; nothing is fetched and nothing of torch is used.
+The coordinator, volunteers and the reference read data through here. Nothing is fetched, and torch is not
+used.
 """
 
 from __future__ import annotations
@@ -18,16 +19,20 @@ from hetpeer.stages.data.shards import TOKENS, Array, Arrays, ArraySpec, ShardFi
 from hetpeer.stages.data.token_shards import samples_in, windows
 
 SHARDS_OPEN = 64
-"""Shards that stay mapped; a file's pages are in memory only as far as they are read."""
+"""Shards that stay mapped; only the pages that are read take memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataPlan:
-    """What of a manifest decides the data of a microbatch. Ids from `microbatches` on are held-out microbatches."""
+    """The parts of a manifest that decide a microbatch's data. Ids from `microbatches` on are held-out ones.
+
+    plan = DataPlan.of(manifest)
+    arrays = MicrobatchReader(folder, plan).microbatch(step=0, number=3)  # name → array
+    """
 
     kind: Literal["text", "arrays"]
     sample: Mapping[str, ArraySpec]
-    """What one sample consists of, by name."""
+    """Name → array of one sample."""
     train: tuple[ShardFile, ...]
     heldout: tuple[ShardFile, ...]
     seed: int
@@ -38,7 +43,7 @@ class DataPlan:
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> DataPlan:
-        """The plan of a manifest as plain data, whose fields were checked by whoever read it."""
+        """The plan of a manifest as plain data, whose fields its reader has checked."""
         data, training = manifest["data"], manifest["training"]
         return cls(
             kind=data["kind"],
@@ -71,7 +76,7 @@ class DataPlan:
         return size_of(number, self.batch_size, self.microbatch_size)
 
     def pieces(self, step: int, number: int) -> list[tuple[ShardFile, ShardPiece]]:
-        """The samples of a microbatch, in order, and the shard of each piece. Those held out are the same at every step."""
+        """(shard, samples) of a microbatch, in order. Held-out ones are the same at every step."""
         order, shards, begin = self._place(step, number)
         return [(shards[piece.shard], piece) for piece in order.pieces(begin, self.size_of(number))]
 
@@ -85,7 +90,7 @@ class DataPlan:
         return [self.train[shard] for shard in self._training.shards(step * self.batch_size, self.batch_size)]
 
     def _place(self, step: int, number: int) -> tuple[SampleOrder, Sequence[ShardFile], int]:
-        """The stream of the microbatch, the set it is of, and the number of its first sample."""
+        """(the microbatch's stream, its shards, number of its first sample)."""
         if number < self.microbatches:
             return self._training, self.train, step * self.batch_size + number * self.microbatch_size
         return self._evaluation, self.heldout, (number - self.microbatches) * self.microbatch_size
@@ -100,7 +105,7 @@ class DataPlan:
 
 
 class MicrobatchReader:
-    """Microbatches of a run from the shard files in `folder`, which may come while this is in use."""
+    """Reads microbatches of a run from the shard files in `folder`, which may still be arriving."""
 
     def __init__(self, folder: Path, plan: DataPlan) -> None:
         self.plan = plan
@@ -108,16 +113,16 @@ class MicrobatchReader:
         self._open = lru_cache(SHARDS_OPEN)(self._opened)
 
     def microbatch(self, step: int, number: int) -> Arrays:
-        """Every array of the samples, [size_of(number), …]. Raises `LocalError` HP-DATA-002 naming the first bad shard."""
+        """Name → array [size_of(number), …]. Raises `LocalError` HP-DATA-002 for the first bad shard."""
         parts = [self._read(self.open(shard), piece) for shard, piece in self.plan.pieces(step, number)]
         return {name: np.concatenate([part[name] for part in parts]) for name in self.plan.sample}
 
     def open(self, shard: ShardFile) -> Arrays:
-        """The tensors of a shard, mapped, after a look at its content. Raises `LocalError` HP-DATA-002."""
+        """The tensors of a shard, mapped, after a check of its content. Raises `LocalError` HP-DATA-002."""
         return self._open(shard)
 
     def forget(self) -> None:
-        """Map no file any more that may be gone: as long as it is mapped it takes its room."""
+        """Unmap all files: deleted ones take disk space as long as they are mapped."""
         self._open.cache_clear()
 
     def _read(self, tensors: Arrays, piece: ShardPiece) -> Arrays:

@@ -1,12 +1,13 @@
-"""Which samples a microbatch consists of: a pure function of the run's seed, so anybody may compute it again.
+"""The samples of each microbatch: a pure function of the run's seed, so that anybody can compute it again.
 
-A run's training samples are one endless stream: epoch after epoch, each a permutation of the shards and, within each
-shard, a permutation of its samples. Every sample comes once an epoch, and consecutive ones lie in one or two shards: who
-computes a microbatch needs little of the data. Held-out samples come in the order in which they are stored.
+A run's training samples are one endless stream: epoch after epoch, each a permutation of the shards and,
+within each shard, a permutation of its samples. Every sample comes once in an epoch, and consecutive ones lie
+in one or two shards, so a microbatch needs little of the data. Held-out samples come in the order in which
+they are stored.
 
-Philox4x64-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3; SC 2011) is counter-based: the key is
-(seed, stream), the counter (epoch, shard). Only its raw 64-bit output is used, which numpy keeps stable across versions
-and platforms (NEP 19), unlike the distributions of `Generator`.
+Philox4x64-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3; SC 2011) is counter-based: the key
+is (seed, stream), the counter (epoch, shard). Only its raw 64-bit output is used, which numpy keeps stable
+across versions and platforms (NEP 19), unlike the distributions of `Generator`.
 """
 
 from __future__ import annotations
@@ -22,23 +23,25 @@ import numpy as np
 ORDER_STREAM, SPLIT_STREAM = 1, 2
 """Second half of the key: the order of training; the shuffle before the held-out samples are split off."""
 EPOCHS_KEPT, SHARDS_KEPT = 2, 8
-"""Permutations that are not drawn again when they are asked for; four bytes a shard or sample."""
+"""Permutations kept in memory; four bytes for each shard or sample."""
 
 Indices = np.ndarray[tuple[int], np.dtype[np.int32]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardPiece:
-    """Some samples of one shard: its number in the set, and their numbers within it, in the order of the stream."""
+    """Some samples of one shard: its number in the set, and their numbers within it, in the order of the
+    stream.
+    """
 
     shard: int
     samples: Indices
 
 
 def permutation(seed: int, stream: int, count: int, *counter: int) -> Indices:
-    """The numbers below `count` in an order that (seed, stream, up to three counter words) alone decide.
+    """The numbers below `count` in an order determined by (seed, stream, up to three counter words).
 
-    Sorted by a random 64-bit number each; of two equal ones the smaller comes first.
+    Each gets a random 64-bit number by which they are sorted; of two equal ones the smaller comes first.
     """
     words = [0, *counter, 0, 0, 0][:4]
     raw = np.random.Philox(key=[seed, stream], counter=words).random_raw(count)
@@ -46,15 +49,17 @@ def permutation(seed: int, stream: int, count: int, *counter: int) -> Indices:
 
 
 def size_of(number: int, batch_size: int, microbatch_size: int) -> int:
-    """Samples of microbatch `number` of a step; the last one has what is left. Held-out ones, from M on, are full."""
+    """Samples of microbatch `number` of a step; the last one may have fewer. Held-out ones, from M on, are
+    full.
+    """
     left = batch_size - number * microbatch_size
     return min(left, microbatch_size) if left > 0 else microbatch_size
 
 
 class SampleOrder:
-    """The endless stream of one set's samples. `counts` are those of its shards, each at least 1.
+    """The endless stream of one set's samples. `counts` are the samples of its shards, at least 1 each.
 
-    With a seed it is the order of training; without, the shards' own order, over and over: that of evaluations.
+    With a seed it is the order of training; without, the shards' own order, repeated, for evaluations.
     """
 
     def __init__(self, counts: Sequence[int], seed: int | None) -> None:
@@ -76,7 +81,7 @@ class SampleOrder:
         return list(dict.fromkeys(shard for _, shard, _, _ in self._runs(begin, count)))
 
     def _runs(self, begin: int, count: int) -> Iterator[tuple[int, int, int, int]]:
-        """Epoch, shard, position within the shard's permutation, and how many samples from there."""
+        """(epoch, shard, position in the shard's permutation, how many samples from there) of each run."""
         end = begin + count
         while begin < end:
             epoch, position = divmod(begin, self.total)
@@ -88,7 +93,7 @@ class SampleOrder:
             begin += some
 
     def _shards_of(self, epoch: int) -> tuple[Indices, list[int]]:
-        """The shards of an epoch in order, and the position behind the last sample of each."""
+        """(the shards of an epoch in order, the position behind the last sample of each)."""
         shards = self._permutation(len(self._counts), epoch, 0)
         return shards, list(accumulate(self._counts[shard] for shard in shards))
 

@@ -1,7 +1,8 @@
-"""Data shards: safetensors files that are named by their content and believed only if it has the manifest's hash.
+"""Data shards: safetensors files named by their content and checked against the manifest's hash.
 
-A shard of arrays has one tensor per name of the samples, [samples, …]; a shard of text has one, `tokens` uint8, of which
-windows are cut when it is read. Files are mapped, not loaded: what a microbatch needs of them is copied.
+A shard of arrays has one tensor for each name of the samples, [samples, …]. A shard of text has one, `tokens`
+uint8, from which windows are cut when it is read. Files are mapped, not loaded; only a microbatch's part is
+copied.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.graph.block_spec import ITEM_BYTES
 
 SHARD_BYTES = 8 * 2**20 - 2**16
-"""Bytes of samples in a shard: with its header the file stays below 8 MiB. A larger sample has a shard of its own."""
+"""Bytes of samples in a shard: with its header the file stays below 8 MiB. A larger sample has
+its own shard.
+"""
 DTYPES = tuple(name for name in ITEM_BYTES if name != "bfloat16")
-"""What a sample may be made of: the dtypes of a graph that numpy has."""
+"""Dtypes of samples: those of a graph that numpy has."""
 TOKENS, TARGETS = "tokens", "targets"
-"""The arrays of a sample of text; in a text shard, the tensor with all of its bytes."""
+"""The arrays of a text sample; TOKENS is also the tensor in a text shard, with all of its bytes."""
 LENGTH_BYTES = 8
 """A safetensors file begins with the length of its header."""
 CODES: Mapping[str, str] = {
@@ -62,7 +65,7 @@ class ShardFile:
 
 
 def even_parts(total: int, largest: int) -> list[int]:
-    """`total` in as few parts of at most `largest` as possible, none more than one above another."""
+    """`total` in as few parts of at most `largest` as possible, which differ by at most one."""
     count = -(-total // largest)
     return [total // count + (number < total % count) for number in range(count)]
 
@@ -80,9 +83,9 @@ def write_shard(folder: Path, tensors: Mapping[str, Array], samples: int) -> Sha
 
 
 def map_shard(path: Path, shard: ShardFile) -> Arrays:
-    """The tensors of a shard file, mapped read-only. Nothing in it is looked at before its hash is right.
+    """The tensors of a shard file, mapped read-only. Nothing in it is parsed before its hash is checked.
 
-    Raises `LocalError` HP-DATA-002 if it is missing, cut short or damaged, or is no such file.
+    Raises `LocalError` HP-DATA-002 if it is missing, cut short, damaged, or no safetensors file.
     """
     try:
         size = path.stat().st_size
@@ -98,7 +101,7 @@ def map_shard(path: Path, shard: ShardFile) -> Arrays:
 
 
 def _tensors(content: np.memmap[Any, Any]) -> Iterator[tuple[str, Array]]:
-    """Raises many things: a header may say anything."""
+    """(name, array) of a file. Raises many kinds of errors, since a header may say anything."""
     begin = LENGTH_BYTES + int.from_bytes(content[:LENGTH_BYTES].tobytes(), "little")
     header = json.loads(content[LENGTH_BYTES:begin].tobytes())
     header.pop("__metadata__", None)

@@ -1,7 +1,7 @@
-"""Text in, shards of bytes out: one uint8 tensor `tokens` a shard, every byte a token.
+"""Shards from text: one uint8 tensor `tokens` in each, every byte a token.
 
-A sample is a window of `length` tokens and the one after them; windows follow each other at a stride of `length` within
-one shard. The held-out text, the tail of what was given, is a set of shards of its own.
+A sample is a window of `length` tokens and the one after them. Windows follow each other at a stride of
+`length` within one shard. The held-out text, the tail of the input, has shards of its own.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from hetpeer.stages.data.shards import (
 
 READ_BYTES = 2**20
 DEMO_BYTES = 3_000_000
-"""Size of the default data: enough that a demo does not learn it by heart, little enough to hash and send at once."""
+"""Bytes of the default data: too many for a demo to learn by heart, few enough to hash and send at once."""
 SKIPPED = frozenset({"__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"})
 
 
 def sample_of(length: int) -> dict[str, ArraySpec]:
-    """What one sample of text consists of: tokens, and targets, which are the same one later."""
+    """The arrays of a text sample: tokens, and targets, which are the tokens one later."""
     spec = ArraySpec(dtype="int64", shape=(length,))
     return {TOKENS: spec, TARGETS: spec}
 
 
 def samples_in(tokens: int, length: int) -> int:
-    """Windows of `length` tokens and their next ones that a shard of so many tokens holds."""
+    """Windows of `length` tokens plus the next one in a shard of `tokens` tokens."""
     return max(0, tokens - 1) // length
 
 
@@ -53,11 +53,11 @@ def windows(text: Array, samples: Iterable[int], length: int) -> Arrays:
 def write_text(
     paths: Iterable[Path], folder: Path, heldout_fraction: float, length: int
 ) -> tuple[list[ShardFile], list[ShardFile]]:
-    """Cut the text under `paths` (files, or folders searched recursively) into training and held-out shards.
+    """Cut the text under `paths` (files, or folders searched recursively) into (training, held-out) shards.
 
-    The texts are joined by newlines in the order given, folders in sorted order; what is not UTF-8 text is skipped.
-    Raises `LocalError` HP-DATA-001 if there is no text, HP-DATA-003 if there is too little for samples of `length`
-    tokens, and OSError if `folder` cannot be written.
+    The texts are joined by newlines in the given order, folders in sorted order; files that are no UTF-8 text
+    are skipped. Raises `LocalError` HP-DATA-001 if there is no text, HP-DATA-003 if there is too little for
+    samples of `length` tokens, and OSError if `folder` cannot be written.
     """
     paths = list(paths)
     texts = [path for path in _files(paths) if _is_text(path)]
@@ -73,7 +73,7 @@ def write_text(
 
 
 def python_standard_library_paths() -> list[Path]:
-    """The default data: modules of this Python's standard library, the same ones each time, `DEMO_BYTES` in all."""
+    """The default data: modules of this Python's standard library, always the same, `DEMO_BYTES` in all."""
     root = Path(sysconfig.get_paths()["stdlib"])
     chosen: list[Path] = []
     size = 0

@@ -1,8 +1,9 @@
-"""The model as plain data: tensors, operator calls and blocks, with no torch in sight.
+"""The model as plain data without torch: tensors, operator calls and blocks.
 
-A block is the smallest piece into which a model's operator graph may be cut. Everything here is frozen and compares
-by value, so a block can be hashed, packed (block_wire.py), planned with (cut.py) and run (execution/block.py) by peers that
-never saw the author's Python. Values are named; a name means the same value in every block of one model.
+A block is the smallest piece into which a model's operator graph may be cut. Everything here is frozen and
+compares by value, so a block can be hashed, packed (block_wire.py), planned with (planning/) and run
+(block/block.py) by peers that never saw the author's Python. Values are named; a name means the same value in
+every block of one model.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ ITEM_BYTES: Mapping[str, int] = {
     "float32": 4,
     "float64": 8,
 }
-"""Bytes of one element, by dtype name: the dtypes a graph may use."""
+"""Bytes of one element, by dtype name: the dtypes that a graph may use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,36 +39,36 @@ Size = int | Batch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """What is known of a tensor before it exists. `grad`: a gradient flows back through it."""
+    """Shape and dtype of a tensor before it exists. `grad`: a gradient flows back through it."""
 
     shape: tuple[Size, ...]
     dtype: str
     grad: bool = False
 
     def at(self, batch: int) -> TensorSpec:
-        """The same for a microbatch of `batch` samples: all sizes are numbers."""
+        """The spec for a microbatch of `batch` samples: all sizes are numbers."""
         if not any(isinstance(size, Batch) for size in self.shape):
             return self
         return replace(self, shape=tuple(_number(size, batch) for size in self.shape))
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The shape in numbers. Raises ValueError where it depends on the batch."""
+        """The shape in numbers. Raises ValueError if it depends on the batch."""
         return tuple(map(_fixed, self.shape))
 
     @property
     def count(self) -> int:
-        """Number of elements. Raises ValueError where it depends on the batch."""
+        """Number of elements. Raises ValueError if it depends on the batch."""
         return math.prod(self.sizes)
 
     @property
     def nbytes(self) -> int:
-        """Bytes when stored contiguously."""
+        """Bytes when stored contiguously. Raises ValueError if it depends on the batch."""
         return self.count * ITEM_BYTES[self.dtype]
 
 
 Value = TensorSpec | tuple[TensorSpec, ...]
-"""What is known of a value of the graph: a tensor, or the several results of one operator."""
+"""Spec of a value of the graph: a tensor, or the several results of one operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class OperatorCall:
     kwargs: Mapping[str, Argument]
 
     def references(self) -> Iterator[str]:
-        """Names of the values this call reads, repeated as often as they are read."""
+        """Names of the values that this call reads, in order, with repetitions."""
         yield from references((*self.args, *self.kwargs.values()))
 
     def at(self, batch: int) -> OperatorCall:
@@ -140,44 +141,44 @@ def references(argument: Argument) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSpec:
-    """One block: what enters, what leaves, what it owns, and the operator calls between.
+    """One block: its inputs and outputs, the tensors it owns, and its operator calls.
 
-    The order of `inputs`, `outputs`, `data` and `parameter_specs` is part of the block. The outputs of block i are
-    the inputs of block i + 1, name by name; a value that only passes through is in both.
+    The order of `inputs`, `outputs`, `data` and `parameter_specs` is part of the block. The outputs of block
+    i are the inputs of block i + 1, name by name; a value that only passes through is in both.
     """
 
     index: int
     inputs: Mapping[str, TensorSpec]
     """The bundle that enters at this block's border; empty for the first block."""
     outputs: Mapping[str, TensorSpec]
-    """The bundle that leaves; for the last block the scalar loss alone."""
+    """The bundle that leaves; for the last block only the scalar loss."""
     data: Mapping[str, TensorSpec]
     """The author's inputs used here (tokens, targets): they come from the data, never over a border."""
     nodes: tuple[OperatorCall, ...]
-    """Operator calls in an order that may be executed as it stands."""
+    """Operator calls in an executable order."""
     parameters: Mapping[str, str]
-    """Value name -> the parameter's name in the author's model."""
+    """Value name → the parameter's name in the author's model."""
     parameter_specs: Mapping[str, TensorSpec]
-    """Parameter name -> spec. This order is the layout of the block's flat float32 vector."""
+    """Parameter name → spec. This order is the layout of the block's flat float32 vector."""
     buffers: Mapping[str, str]
-    """Value name -> buffer name; frozen parameters are buffers. Several blocks may use the same buffer."""
+    """Value name → buffer name; frozen parameters are buffers. Several blocks may use the same buffer."""
     buffer_specs: Mapping[str, TensorSpec]
     statistics: Mapping[str, str] = field(default_factory=dict)
-    """Value name -> buffer name of BatchNorm's running values, which training changes (docs/graph.md)."""
+    """Value name → buffer name of BatchNorm's running values, which training changes (docs/graph.md)."""
     statistic_specs: Mapping[str, TensorSpec] = field(default_factory=dict)
-    """Buffer name -> spec, float32. They follow the parameters in the block's vector, in this order."""
+    """Buffer name → spec, float32. They follow the parameters in the block's vector, in this order."""
     batch: int
-    """Samples of a full microbatch: what the two costs below refer to."""
+    """Samples of a full microbatch, to which the next two costs refer."""
     flops_forward: int
-    """Floating-point operations of one forward pass of one microbatch; a backward pass counts twice that."""
+    """Floating-point operations of one microbatch's forward; a backward counts as twice that."""
     activation_bytes: int
-    """Bytes that stay in memory from the forward to the backward pass of one microbatch, without parameters."""
+    """Bytes that stay in memory from the forward to the backward of one microbatch, without parameters."""
     loss: str | None
     """Name of the output that is the loss, in the last block."""
     autocast: bool = False
-    """Whether the block computes under bf16 autocast: a float32 tensor is carried over its borders as bfloat16."""
+    """Whether the block computes under bf16 autocast: float32 tensors cross its borders as bfloat16."""
     recompute: bool = False
-    """Whether the forward pass runs again before the backward pass instead of keeping what autograd needs."""
+    """Whether the forward runs again before the backward instead of keeping activations for autograd."""
 
     def at(self, batch: int) -> BlockSpec:
         """The block for a microbatch of `batch` samples: every size in it is a number."""
@@ -191,7 +192,9 @@ class BlockSpec:
 
     @property
     def owned(self) -> dict[str, TensorSpec]:
-        """Value name -> spec of all that does not come with the microbatch: parameters, buffers, statistics."""
+        """Value name → spec of everything that does not come with the microbatch: parameters, buffers,
+        statistics.
+        """
         return {
             name: specs[fqn]
             for names, specs in (
@@ -204,7 +207,7 @@ class BlockSpec:
 
     @property
     def entering(self) -> dict[str, TensorSpec]:
-        """`inputs` as the operators get them: what autocast carries as bfloat16 is float32 again."""
+        """`inputs` as the operators get them: values that autocast carries as bfloat16 are float32 again."""
         if not self.autocast:
             return dict(self.inputs)
         return {
@@ -214,6 +217,7 @@ class BlockSpec:
 
     @property
     def parameter_count(self) -> int:
+        """Elements of all parameters."""
         return sum(spec.count for spec in self.parameter_specs.values())
 
     @property
@@ -223,4 +227,5 @@ class BlockSpec:
 
     @property
     def parameter_bytes(self) -> int:
+        """Bytes of all parameters."""
         return sum(spec.nbytes for spec in self.parameter_specs.values())

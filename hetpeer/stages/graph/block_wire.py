@@ -1,8 +1,8 @@
-"""Blocks as bytes: canonical msgpack, so equal blocks have equal bytes and one hash.
+"""Blocks as bytes: canonical msgpack, so that equal blocks have equal bytes and one hash.
 
-A block comes from a stranger: the bytes are read under `GraphLimits`, and each entry is what it should be or the block is refused. Every
-defect is a ProtocolError. There is no pickle, no eval and no torch here; a name becomes a call only through the literal table in operators.py,
-after safety_check.py has judged the graph.
+A block may come from a stranger: the bytes are read under `GraphLimits`, and every unexpected entry is a
+ProtocolError. There is no pickle, no eval and no torch here. A name becomes a call only through the literal
+table in operators.py, after safety_check.py has judged the graph.
 """
 
 from __future__ import annotations
@@ -66,9 +66,10 @@ def pack_block(spec: BlockSpec) -> bytes:
 
 
 def read_block(data: bytes, limits: GraphLimits = DEFAULT_LIMITS) -> BlockSpec:
-    """The block, consistent in itself: for who runs none. Whether its operators are known, and make what it declares, `check.unpack_block` finds out.
+    """The block, checked for consistency. Raises ProtocolError.
 
-    Raises ProtocolError.
+    This is enough to pass a block on. Before running one, `safety_check.unpack_block` checks its operators
+    and shapes.
     """
     if len(data) > limits.packed_bytes:
         raise ProtocolError(f"a block of {len(data)} bytes is over the limit of {limits.packed_bytes}")
@@ -115,7 +116,7 @@ def _pack_argument(argument: Argument) -> Any:
 
 
 class _Reader:
-    """Turns plain msgpack values into a BlockSpec, distrusting each of them."""
+    """Turns plain msgpack values into a BlockSpec and trusts none of them."""
 
     def __init__(self, limits: GraphLimits) -> None:
         self._limits = limits

@@ -1,4 +1,4 @@
-"""What a call in a block may look like: known operators, known names of arguments, known constants."""
+"""Rules for calls in a block: known operators, known argument names, known constants."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ MOVES = frozenset(
         "aten.view.default",
     }
 )
-"""Operators that compute nothing: they only rearrange."""
+"""Operators that compute nothing and only rearrange."""
 
 FACTORIES = frozenset(
     {
@@ -69,8 +69,11 @@ FACTORIES = frozenset(
         "aten.zeros.default",
     }
 )
-"""Operators that make a tensor from no tensor. The runner tells them its device; in a dry run that keeps them from
-allocating. All others compute where their arguments are."""
+"""Operators that make a tensor from no tensor.
+
+The runner tells them its device, which in a dry run keeps them from allocating. All others compute where
+their arguments are.
+"""
 
 KEYWORDS = frozenset(
     {
@@ -105,13 +108,14 @@ SYMBOLS: Mapping[str, Mapping[str, Any]] = {
         for text in ("none", "tanh", "floor", "trunc", "constant", "reflect", "replicate", "circular")
     },
 }
-"""Kind -> value -> what torch takes for it."""
+"""Kind → value → torch's constant."""
 
 
 def check_call(node: OperatorCall) -> None:
-    """Is this a call the table allows? Shapes and types of the arguments are left to the dry run.
+    """Raise ProtocolError unless the table allows this call.
 
-    Raises ProtocolError: the operator is unknown (it is named), or an argument is not one that graphs may carry.
+    The operator may be unknown (it is named), or an argument not allowed in graphs. Shapes and types of
+    arguments are left to the dry run.
     """
     if node.op not in OPERATORS and node.op not in PASS_OPERATORS:
         raise ProtocolError(f"operator {node.op!r} is not allowed in a block")
@@ -131,12 +135,12 @@ def _check_symbols(node: OperatorCall, argument: Argument) -> None:
 
 
 def _is_known(node: OperatorCall, symbol: Symbol) -> bool:
-    """An einsum's equation is the one text that is not a word of ours."""
+    """Whether a symbol is known; an einsum's equation is the only free text."""
     if symbol.kind == "text" and node.op == "aten.einsum.default":
         return EQUATION.fullmatch(symbol.value) is not None
     return symbol.value in SYMBOLS.get(symbol.kind, {})
 
 
 def constant(symbol: Symbol) -> Any:
-    """What torch takes for a symbol that `check_call` has let through."""
+    """Torch's constant for a symbol that `check_call` has accepted."""
     return SYMBOLS[symbol.kind].get(symbol.value, symbol.value)

@@ -1,6 +1,7 @@
-"""What blocks cost, operator by operator: the table that `hetpeer inspect` shows and a planner reads.
+"""Costs of blocks, operator by operator: the table that `hetpeer inspect` shows and a planner reads.
 
-FLOPs and bytes are of one full microbatch. Nothing is measured in seconds here: efficiency.py turns FLOPs into a time.
+FLOPs and bytes are of one full microbatch. Nothing is measured in seconds here: block/efficiency.py turns
+FLOPs into a time.
 """
 
 from __future__ import annotations
@@ -14,28 +15,28 @@ from hetpeer.stages.graph.graph_cost import call_flops, kept_bytes, measure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorCost:
-    """One operator call of a block."""
+    """Costs of one operator call of a block."""
 
     name: str
     op: str
     result: Value
-    """What it makes, of fixed sizes; `grad`: it requires one."""
+    """Its result, of fixed sizes; `grad`: it requires one."""
     formula: bool
-    """Whether torch has a formula for its FLOPs; of other operators each element that is made counts one."""
+    """Whether torch has a formula for its FLOPs; else each element of the result counts as one."""
     flops_forward: int
     flops_backward: int
-    """What autograd does for it: nothing where no gradient arrives, and only for arguments that get one."""
+    """FLOPs of its backward: 0 if no gradient arrives, and only for arguments that get one."""
     parameter_bytes: int
-    """Of the parameters it is the first of the block to read."""
+    """Bytes of the parameters that it is the first of the block to read."""
     kept_bytes: int
-    """What it makes autograd keep for the backward pass, beyond the inputs and what an earlier operator made it keep."""
+    """Bytes that it makes autograd keep, beyond the inputs and what earlier operators made it keep."""
     reads: Mapping[str, int]
-    """The edges that end here: value of the block (made, entered or data) -> bytes."""
+    """Values of the block that it reads (made, entering or data) → bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockCostRow:
-    """One block: a row of the table."""
+    """Costs of one block: a row of the table."""
 
     index: int
     operators: tuple[OperatorCost, ...]
@@ -43,18 +44,20 @@ class BlockCostRow:
     parameter_bytes: int
     flops_forward: int
     flops_backward: int
-    """With recomputation the second forward pass is in here."""
+    """With recomputation it includes the second forward."""
     activation_bytes: int
-    """What stays from forward to backward; as `BlockSpec.activation_bytes`."""
+    """Bytes kept from forward to backward; as `BlockSpec.activation_bytes`."""
     enters: Mapping[str, int]
     leaves: Mapping[str, int]
-    """The edges over the block's borders: value -> bytes."""
+    """Values that cross the block's borders → bytes."""
     data: tuple[str, ...]
     """The author's inputs that it reads."""
 
 
 def block_cost(spec: BlockSpec) -> BlockCostRow:
-    """The costs of a block and of each of its operators, in order. Raises ProtocolError when an operator cannot be run."""
+    """The costs of a block and of each of its operators, in order. Raises ProtocolError if one
+    cannot be run.
+    """
     full = spec.at(spec.batch)
     given = {**full.entering, **full.data, **full.owned}
     values = {**given, **measure(full.nodes, given).values}
@@ -96,7 +99,7 @@ def block_cost(spec: BlockSpec) -> BlockCostRow:
 
 
 def tied_parameters(specs: Sequence[BlockSpec]) -> dict[str, list[int]]:
-    """Parameters that several blocks use: name -> the blocks, in order."""
+    """Parameters that several blocks use: name → the blocks, in order."""
     users: dict[str, list[int]] = {}
     for spec in specs:
         for name in spec.parameter_specs:
@@ -110,7 +113,7 @@ def value_bytes(value: Value) -> int:
 
 
 def _edges(node: OperatorCall, values: Mapping[str, Value], owned: Collection[str]) -> dict[str, int]:
-    """Of several results a getitem reads the one that it gives."""
+    """Values that a call reads → bytes; of several results a getitem reads the one that it returns."""
     read = {name: values[name] for name in node.references() if name not in owned}
     return {
         name: value_bytes(value if isinstance(value, TensorSpec) else values[node.name])

@@ -1,4 +1,4 @@
-"""How things in a row are shared out evenly: blocks to stages, operators to blocks."""
+"""Even division of things in a row: blocks to stages, operators to blocks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ Range = tuple[int, int]
 def balanced_ranges(
     blocks: Sequence[BlockSpec], stages: int, weights: Sequence[float] | None = None
 ) -> list[tuple[int, int]]:
-    """Contiguous block ranges [begin, end), one for each stage, that make the slowest stage as fast as possible.
+    """Contiguous block ranges [begin, end), one for each stage, that make the slowest stage as fast as
+    possible.
 
-    A stage's time is its blocks' forward and backward FLOPs over its `weight` (relative speed, 1 by default); among
-    equals the sum of squares is least, so that a bottleneck elsewhere does not leave a stage idle. Exact, by dynamic
-    programming. Raises LocalError HP-MODEL-005 when there are fewer blocks than stages.
+    A stage's time is its blocks' forward and backward FLOPs over its `weight` (relative speed, 1 by default).
+    Among equals the sum of squares is least, so that a bottleneck elsewhere does not leave a stage idle.
+    Exact, by dynamic programming. Raises LocalError HP-MODEL-005 if there are fewer blocks than stages.
     """
     if not 1 <= stages <= len(blocks):
         raise too_few(f"{len(blocks)} blocks cannot be shared out to {stages} stages")
@@ -32,24 +33,26 @@ def balanced_ranges(
 
 
 def too_few(what: str) -> LocalError:
+    """HP-MODEL-005."""
     why = "each stage holds at least one block, and each block one operator"
     fix = "ask for at least one stage and one block, and no more stages than blocks"
     return LocalError("HP-MODEL-005", what, why=why, fix=fix, exit_code=ExitCode.CONFIG)
 
 
 def even_ranges(costs: Sequence[int], weights: Sequence[float]) -> list[Range]:
-    """Split `costs` into len(weights) non-empty ranges: least maximum of cost / weight, then least sum of squares.
+    """Split `costs` into len(weights) non-empty ranges: least maximum of cost / weight, then least sum of
+    squares.
 
-    There are at least as many costs as weights. Takes O(stages * costs²) time and O(stages * costs) memory.
+    There are at least as many costs as weights. Takes O(stages · costs²) time and O(stages · costs) memory.
     """
     sums = np.array([0, *itertools.accumulate(costs)], dtype=np.float64)
     positions = range(len(sums))
-    # between[begin, end]: the cost of that range, infinite where it would be empty.
+    # between[begin, end]: the cost of that range, infinite if it is empty.
     between = np.where(np.less.outer(positions, positions), sums[np.newaxis] - sums[:, np.newaxis], np.inf)
 
     def best(limit: float) -> tuple[float, list[Range]]:
-        # score[end]: the best way to share costs[:end] out to the stages so far. Without a limit "best" is the least
-        # maximum, with one the least sum of squares that stays under it.
+        # score[end]: the best way to give costs[:end] to the stages so far. Without a limit "best" is the
+        # least maximum, with one the least sum of squares below it.
         score = np.where(np.arange(len(sums)) == 0, 0.0, np.inf)
         chosen = []
         for weight in weights:

@@ -1,9 +1,9 @@
-"""What a graph costs, found by running it on tensors that have shapes but no memory.
+"""Costs of a graph, found by running it on tensors with shapes but no memory.
 
-FLOPs come from torch's own formulas (FlopCounterMode) on meta tensors, where attention is the plain product of
-matrices; an operator without a formula counts one operation per element it makes, so that nothing but a rearrangement
-is free. Memory kept for backward is asked of autograd itself, on fake CPU tensors, where attention is the fused kernel
-that a peer will run. Nothing here is measured time: that is the planner's business.
+FLOPs come from torch's own formulas (FlopCounterMode) on meta tensors, where attention is the plain product
+of matrices. An operator without a formula counts one operation for each element that it makes, so that only
+rearrangements are free. Memory kept for the backward comes from autograd itself, on fake CPU tensors, where
+attention is the fused kernel that a peer will run. No times are measured here.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from hetpeer.stages.graph.own_operators import Pass
 from hetpeer.stages.graph.random_draws import Draw
 
 ANY_DRAW = Draw(seed=0, step=0, microbatch=0, microbatches=1)
-"""Tensors without memory have no values: which mask they would get does not matter."""
+"""Tensors without memory have no values, so any mask will do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What each call makes and costs, by value name."""
+    """Result and FLOPs of each call, by value name."""
 
     values: Mapping[str, Value]
     flops: Mapping[str, int]
@@ -50,9 +50,10 @@ def measure(
     given: Mapping[str, TensorSpec],
     check: Callable[[OperatorCall, Value, int], None] | None = None,
 ) -> Measured:
-    """Run a training pass of the calls on meta tensors; `given` are the values they start from, all of fixed sizes.
+    """Run the forward of a training pass on meta tensors, from the values `given`, all of fixed sizes.
 
-    `check(node, value, flops)` may raise to stop early. Raises ProtocolError when an operator refuses its arguments.
+    `check(node, value, flops)` may raise to stop early. Raises ProtocolError if an operator refuses its
+    arguments.
     """
     values: dict[str, Value] = {}
     flops: dict[str, int] = {}
@@ -81,16 +82,19 @@ class CallFlops:
 
     forward: int
     backward: int
-    """Of the gradients of those arguments that get one, given that of the result."""
+    """FLOPs of the gradients of those arguments that get one, given that of the result."""
     formula: bool
-    """Whether torch has a formula for it (products, convolutions, attention); else each element made counts one."""
+    """Whether torch has a formula (products, convolutions, attention); else each element made
+    counts as one.
+    """
 
 
 def call_flops(node: OperatorCall, values: Mapping[str, Value]) -> CallFlops:
-    """What one call costs, alone; `values` has the specs of all that it reads, of fixed sizes.
+    """FLOPs of one call alone; `values` has the specs of all values that it reads, of fixed sizes.
 
-    Autograd itself runs the backward pass, so a product counts once for each factor that gets a gradient. Calls of one
-    kind are measured once. Raises ProtocolError when the operator refuses its arguments, forward or backward.
+    Autograd itself runs the backward, so a product counts once for each factor that gets a gradient. Calls of
+    one kind are measured once. Raises ProtocolError if the operator refuses its arguments, forward or
+    backward.
     """
     names = {name: str(position) for position, name in enumerate(dict.fromkeys(node.references()))}
     args = tuple(_renamed(argument, names) for argument in node.args)
@@ -112,7 +116,7 @@ def _call_flops(
         roots = [tensor for tensor in tree_leaves(result) if tensor.requires_grad]
         try:
             found = torch.autograd.grad(roots, leaves, roots, allow_unused=True) if roots else ()
-        except Exception as error:  # as hostile arguments may let a kernel do
+        except Exception as error:  # hostile arguments may make a kernel raise anything
             line = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ProtocolError(f"{op} has no backward pass", why=line) from error
         formula_backward = counter.get_total_flops() - formula
@@ -125,9 +129,10 @@ def _call_flops(
 
 
 def activation_bytes(spec: BlockSpec) -> int:
-    """Bytes of a full microbatch that stay from forward to backward: inputs, BatchNorm's statistics, what autograd keeps.
+    """Bytes of a full microbatch kept from forward to backward: inputs, BatchNorm's statistics, autograd's
+    tensors.
 
-    What the block owns does not count. With recomputation autograd keeps the author's data alone.
+    Tensors that the block owns do not count. With recomputation autograd keeps only the author's data.
     """
     full = spec.at(spec.batch)
     stays = sum(tensor.nbytes for tensor in (*full.inputs.values(), *full.statistic_specs.values()))
@@ -136,12 +141,12 @@ def activation_bytes(spec: BlockSpec) -> int:
 
 
 def kept_bytes(spec: BlockSpec) -> dict[str, int]:
-    """Call -> bytes that it makes autograd keep of a full microbatch, beyond the inputs and what earlier calls made it keep.
+    """Call → bytes that it makes autograd keep of a full microbatch, beyond the inputs and earlier calls.
 
-    Of a block with recomputation: in the pass before the backward.
+    For a block with recomputation, in the pass before the backward.
     """
     full, cpu = spec.at(spec.batch), torch.device("cpu")
-    kept: dict[int, torch.UntypedStorage] = {}  # referenced, so that an id is never given out again
+    kept: dict[int, torch.UntypedStorage] = {}  # referenced, so that an id is never reused
     fresh = 0
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -172,7 +177,7 @@ def kept_bytes(spec: BlockSpec) -> dict[str, int]:
 
 
 def empty(spec: TensorSpec, device: torch.device) -> torch.Tensor:
-    """A tensor of fixed sizes and undefined content that is as the spec says; a leaf."""
+    """An uninitialized leaf tensor with the spec, of fixed sizes."""
     dtype = SYMBOLS["dtype"][spec.dtype]
     return torch.empty(spec.sizes, dtype=dtype, device=device, requires_grad=spec.grad)
 
@@ -182,7 +187,7 @@ def _empty_value(value: Value, device: torch.device) -> Any:
 
 
 def _renamed(argument: Argument, names: Mapping[str, str]) -> Argument:
-    """The same with other names of values."""
+    """The argument with other names of values."""
     if isinstance(argument, Ref):
         return Ref(names[argument.name])
     return tuple(_renamed(item, names) for item in argument) if isinstance(argument, tuple) else argument
@@ -204,5 +209,5 @@ def _describe_tensor(result: Any) -> TensorSpec:
 
 
 def _count(value: Value) -> int:
-    """Elements in a value."""
+    """Number of elements in a value."""
     return value.count if isinstance(value, TensorSpec) else sum(part.count for part in value)

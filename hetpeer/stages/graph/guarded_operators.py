@@ -1,6 +1,6 @@
-"""Operators that the table allows only in part: what could cost without bound or hides state is refused when it is called.
+"""Operators that the table allows only in part: calls with unbounded cost or hidden state are refused.
 
-A refusal is a TypeError or ValueError; the interpreter says at which call.
+A refusal is a TypeError or ValueError; the interpreter adds the name of the call.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 RECURRENT_ARGUMENTS = 9
 MAX_PARTS = 1024
-"""Tensors one call may return: a view costs no memory of its own, a million of them do."""
+"""Tensors that one call may return: a view costs no memory of its own, a million of them does."""
 
 aten: Any = torch.ops.aten
 
@@ -25,16 +25,19 @@ def getitem(parts: Any, position: Any) -> Any:
 
 
 def split(x: Any, size: Any, dim: Any = 0) -> Any:
+    """`aten.split.Tensor` into at most MAX_PARTS tensors."""
     _check_parts(-(-x.shape[dim] // size))
     return aten.split.Tensor(x, size, dim)
 
 
 def chunk(x: Any, chunks: Any, dim: Any = 0) -> Any:
+    """`aten.chunk` into at most MAX_PARTS tensors."""
     _check_parts(min(x.shape[dim], chunks))
     return aten.chunk.default(x, chunks, dim)
 
 
 def unbind(x: Any, dim: Any = 0) -> Any:
+    """`aten.unbind` into at most MAX_PARTS tensors."""
     _check_parts(x.shape[dim])
     return aten.unbind.int(x, dim)
 
@@ -45,7 +48,9 @@ def _check_parts(parts: int) -> None:
 
 
 def _recurrent(operator: Any) -> Callable[..., Any]:
-    """An LSTM or GRU [input, state, weights, bias, layers, dropout, train, both ways, batch first] without dropout."""
+    """An LSTM or GRU [input, state, weights, bias, layers, dropout, train, both ways, batch first] without
+    dropout.
+    """
 
     def run(*args: Any) -> Any:
         if len(args) != RECURRENT_ARGUMENTS or args[5] != 0:
@@ -58,13 +63,17 @@ def _recurrent(operator: Any) -> Callable[..., Any]:
 
 
 def _lstm(*args: Any) -> Any:
-    """Autocast gives oneDNN an LSTM in bfloat16 without asking whether the processor can: with AVX2 alone it cannot, and fails (seen with torch 2.13)."""
+    """An LSTM, without oneDNN where that would fail.
+
+    Under autocast oneDNN gets an LSTM in bfloat16 even on processors with only AVX2, and fails (seen with
+    torch 2.13).
+    """
     capable = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
     if args[0].device.type != "cpu" or not torch.is_autocast_enabled("cpu") or capable:
         return aten.lstm.input(*args)
     onednn: Any = torch.backends.mkldnn
     before = onednn.enabled
-    onednn.enabled = False  # of the whole process: meanwhile others are slower, no more
+    onednn.enabled = False  # for the whole process; other operators are slower meanwhile, but correct
     try:
         return aten.lstm.input(*args)
     finally:
@@ -75,12 +84,14 @@ lstm, gru = _recurrent(_lstm), _recurrent(aten.gru.input)
 
 
 def instance_norm(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, *rest: Any) -> Any:
+    """InstanceNorm without running values."""
     if mean is not None or variance is not None:
         raise ValueError("InstanceNorm keeps running values: set track_running_stats=False")
     return aten.instance_norm.default(x, weight, bias, mean, variance, *rest)
 
 
 def one_hot(x: Any, classes: Any = -1) -> Any:
+    """`aten.one_hot` with a given number of classes."""
     if type(classes) is not int or classes < 1:
         raise ValueError("the number of classes must be given")
     return aten.one_hot.default(x, classes)

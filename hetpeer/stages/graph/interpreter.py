@@ -1,8 +1,8 @@
 """The interpreter: a list of operator calls, prepared once, run many times.
 
-It serves everyone who must know what a block does: execution/block.py runs it on real tensors, graph_cost.py and block_wire.py on
-tensors without memory. Table lookups and the moment each value is last read are settled when a Program is made, so a
-run is one loop over calls.
+block/block.py runs it on real tensors, graph_cost.py and safety_check.py on tensors without memory. Table
+look-ups and the moment of each value's last read are settled when a Program is made, so a run is one loop
+over calls.
 """
 
 from __future__ import annotations
@@ -31,13 +31,16 @@ class _Call:
     in_pass: bool
     """Whether the operator takes the pass and the call's name first."""
     last_reads: tuple[str, ...]
-    """Values nobody reads after this call."""
+    """Values that nobody reads after this call."""
 
 
 class Program:
-    """Operator calls bound to one device; `keep` names the values a run returns.
+    """Operator calls bound to one device; `keep` names the values that a run returns.
 
-    The nodes have passed `calls.check_call`, and every value is made before it is read.
+    The nodes have passed `call_schema.check_call`, and every value is made before it is read.
+
+        program = Program(spec.nodes, spec.outputs, torch.device("cpu"))
+        outputs = program.run(values, Pass(draw=None))  # name → tensor
     """
 
     def __init__(self, nodes: Sequence[OperatorCall], keep: Collection[str], device: torch.device) -> None:
@@ -64,10 +67,11 @@ class Program:
         ]
 
     def run(self, values: dict[str, Any], here: Pass, observe: Observer | None = None) -> dict[str, Any]:
-        """Execute all calls under the caller's grad mode; `values` is used up: each is dropped after its last read.
+        """Execute all calls under the caller's grad mode. `values` is used up: each is dropped after its last
+        read.
 
-        `observe(node, result)` sees each result as it is made. Raises ProtocolError when an operator refuses its
-        arguments; torch.OutOfMemoryError and what `observe` raises pass through.
+        `observe(node, result)` sees each result as it is made. Raises ProtocolError if an operator refuses
+        its arguments; torch.OutOfMemoryError and errors of `observe` pass through.
         """
         for call in self._calls:
             args = [_fill(argument, values) for argument in call.args]
@@ -76,7 +80,7 @@ class Program:
                 result = call.operator(*([here, call.node.name] if call.in_pass else ()), *args, **kwargs)
             except torch.OutOfMemoryError:
                 raise
-            except Exception as error:  # a kernel may raise anything when its arguments are hostile
+            except Exception as error:  # a kernel may raise anything for hostile arguments
                 line = (str(error).strip().splitlines() or [type(error).__name__])[0]
                 raise ProtocolError(f"{call.node.op} cannot compute {call.node.name!r}", why=line) from error
             del args, kwargs
@@ -89,7 +93,7 @@ class Program:
 
 
 def _prepare(argument: Argument) -> Any:
-    """What torch takes, with Refs left in; a list is what `_fill` must look into, a tuple what it need not."""
+    """Torch's argument, with Refs left in; `_fill` looks into lists only, not into tuples."""
     if isinstance(argument, Symbol):
         return constant(argument)
     if isinstance(argument, tuple):

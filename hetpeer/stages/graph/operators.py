@@ -1,9 +1,9 @@
-"""The operators a block may use: a literal table, so a name from the wire is a dictionary key and nothing more.
+"""The operators that a block may use: a literal table, so that a name from the wire is only a dictionary key.
 
-Only pure operators are here: same inputs, same outputs, on any peer and as often as a task is redone. That leaves out
-random operators, in-place ones, those that read memory they did not write (`empty`, `as_strided`) and those that touch
-files. What depends on the task besides, as dropout does, is in own_operators.py. A wider table needs the same questions asked
-of each new row.
+Only pure operators are here: equal inputs give equal outputs, on any peer and however often a task is redone.
+That excludes random operators, in-place ones, those that read memory they did not write (`empty`,
+`as_strided`) and those that touch files. Operators that depend on the task, such as dropout, are in
+own_operators.py. Ask the same of each row to be added.
 """
 
 from __future__ import annotations
@@ -172,7 +172,8 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "aten.topk.default": aten.topk.default,
     "aten.var.correction": aten.var.correction,
     "aten.var.dim": aten.var.dim,
-    # Shapes. A trace fixes strides that another device's kernels do not give: reshape is view where a view can be had.
+    # Shapes. A trace fixes strides that another device's kernels do not give; reshape is a view where
+    # one is possible.
     "aten._unsafe_view.default": aten.reshape.default,
     "aten.alias.default": aten.alias.default,
     "aten.broadcast_tensors.default": aten.broadcast_tensors.default,

@@ -1,7 +1,7 @@
-"""Operators of our own: those whose result depends on which task computes them, and in which mode.
+"""Operators of our own, whose result depends on the task that runs them and on its mode.
 
-They stand for what torch would do with a hidden state: dropout with a global generator, BatchNorm with buffers that
-change. Each gets the `Pass` it runs in and the name of its call. docs/graph.md says why they are as they are.
+They stand for operators of torch with hidden state: dropout with a global generator, BatchNorm with buffers
+that change. Each gets the `Pass` that it runs in and the name of its call. docs/graph.md explains them.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ aten: Any = torch.ops.aten
 
 
 class Pass:
-    """One forward pass: what its random operators draw from, and the statistics that it leaves behind.
+    """One forward pass: the source of its random numbers, and the statistics that it leaves.
 
-    `draw` is None in an evaluation: dropout is the identity then, and BatchNorm uses its running values.
+    `draw` is None in an evaluation: then dropout is the identity, and BatchNorm uses its running values.
     """
 
     def __init__(self, draw: Draw | None) -> None:
         self.draw = draw
         self.statistics: dict[str, tuple[Tensor, Tensor]] = {}
-        """Name of a batch_norm call -> mean and unbiased variance of this microbatch, float32 [channels]."""
+        """Name of a batch_norm call → mean and unbiased variance of this microbatch, float32 [channels]."""
 
 
 def dropout(here: Pass, _name: str, x: Tensor, probability: float, operator: int) -> Tensor:
-    """Zero each element with `probability`, scale the others; `operator` counts dropouts in the author's program."""
+    """Zero each element with `probability`, scale the others; `operator` numbers dropouts in the author's
+    program.
+    """
     _check_draws(probability, operator)
     if here.draw is None or probability == 0:
         return x
@@ -79,7 +81,7 @@ def attention(
         weights = torch.softmax(scores, dim=-1)
     else:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-        # As torch's own: who may look at nothing (padding) gets zeros, and sends no gradient back.
+        # As torch's own: a query that may attend to nothing (padding) gets zeros, and sends no gradient back.
         blind = (scores == -math.inf).all(dim=-1, keepdim=True)
         weights = torch.softmax(scores.masked_fill(blind, 0.0), dim=-1).masked_fill(blind, 0.0)
     return dropout(here, name, weights, probability, operator) @ value
@@ -96,9 +98,10 @@ def batch_norm(
     momentum: float,
     epsilon: float,
 ) -> Tensor:
-    """BatchNorm over all dimensions but the second; in training by the microbatch's own statistics, which are kept.
+    """BatchNorm over all dimensions but the second, in training by the microbatch's own statistics, which are
+    kept.
 
-    The running values change when the step is committed, by `momentum` (stages/block/running_statistics.py).
+    The running values change at the commit of the step, by `momentum` (block/running_statistics.py).
     """
     _check_rates(momentum, epsilon)
     if here.draw is None:
@@ -131,7 +134,9 @@ def _keep_mask(draw: Draw, operator: int, probability: float, like: Tensor) -> T
 
 
 def _check_draws(probability: float, operator: int) -> None:
-    """Also where nothing is drawn, so that a dry run refuses what a real one would."""
+    """Raise ValueError for bad arguments, even if nothing is drawn: a dry run must refuse what a real one
+    would.
+    """
     if type(probability) not in (int, float) or not 0 <= probability < 1:
         raise ValueError(f"dropout takes a probability in [0, 1), not {probability!r}")
     if type(operator) is not int or not 0 <= operator < MAX_OPERATORS:

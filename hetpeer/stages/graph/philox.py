@@ -1,7 +1,7 @@
-"""Philox4x64-10 in integer tensor operations, for devices that numpy does not reach: bit for bit numpy's.
+"""Philox4x64-10 in integer tensor operations, for devices without numpy, with numpy's bits.
 
-Words are unsigned 64-bit numbers in int64 tensors; products wrap around, and the high half of a product is put together
-from 32-bit halves.
+Words are unsigned 64-bit numbers in int64 tensors; products wrap around, and the high half of a product is
+put together from 32-bit halves.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WORD, HALF = (1 << 64) - 1, (1 << 32) - 1
 
 
 def keep_mask(draw: Draw, operator: int, probability: float, count: int, device: torch.device) -> Tensor:
-    """What draws.keep_mask draws, as a bool tensor [count] on `device`."""
+    """The same draws as `random_draws.keep_mask`, as a bool tensor [count] on `device`."""
     blocks = -(-count // 16)
     words = torch.stack(_philox((draw.seed, DROPOUT_STREAM), draw.counter(operator), blocks, device), dim=1)
     shifts = torch.tensor([0, 16, 32, 48], device=device)
@@ -29,7 +29,7 @@ def keep_mask(draw: Draw, operator: int, probability: float, count: int, device:
 def _philox(
     key: tuple[int, int], counter: tuple[int, int, int, int], blocks: int, device: torch.device
 ) -> list[Tensor]:
-    """The four words of `blocks` blocks. As numpy does it, the first block's counter is one above `counter`."""
+    """The four words of `blocks` blocks. As in numpy, the first block's counter is one above `counter`."""
     low = torch.arange(1, blocks + 1, dtype=torch.int64, device=device) + counter[0]
     x = [low, *(torch.full_like(low, _signed(word)) for word in counter[1:])]
     k0, k1 = key

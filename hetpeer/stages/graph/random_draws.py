@@ -1,7 +1,8 @@
-"""Random bits that every device draws alike: a pure function of where in the run they are needed.
+"""Random bits that every device draws alike: a pure function of their place in the run.
 
-Philox4x64-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3; SC 2011) with key (run seed, stream) and counter
-(step, microbatch, operator). On a CPU numpy draws; stages/graph/philox.py draws the same bits on other devices.
+Philox4x64-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3; SC 2011) with key (run seed,
+stream) and counter (step, microbatch, operator). numpy draws on a CPU; philox.py draws the same bits on other
+devices.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from pydantic import Field
 Word = Annotated[int, Field(ge=0, lt=1 << 64, strict=True)]
 """A number that Philox counts by."""
 DROPOUT_STREAM = 3
-"""The second half of the key; sample_order.py uses 1 and 2."""
+"""Second half of the key; sample_order.py uses 1 and 2."""
 LEVELS = 1 << 16
 """Sixteen bits decide about one element."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """All that a task's random numbers depend on: the run's seed, the step, and which of its `microbatches`."""
+    """Everything that a task's random numbers depend on: the run's seed, the step, and which of its
+    `microbatches`.
+    """
 
     seed: Word
     step: Word
@@ -42,7 +45,7 @@ def threshold(probability: float) -> int:
 def keep_mask(
     draw: Draw, operator: int, probability: float, count: int
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Which of `count` elements the dropout number `operator` of the author's program keeps."""
+    """Mask of the `count` elements that dropout number `operator` of the author's program keeps."""
     key = np.array([draw.seed, DROPOUT_STREAM], dtype=np.uint64)
     philox = np.random.Philox(key=key, counter=np.array(draw.counter(operator), dtype=np.uint64))
     bits = philox.random_raw(-(-count // 4)).astype("<u8", copy=False).view("<u2")[:count]

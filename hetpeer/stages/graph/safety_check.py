@@ -1,8 +1,9 @@
-"""Is a block from a stranger safe to run? Nothing of its declared size is allocated to find out.
+"""The safety check of a block from a stranger; it allocates nothing of the block's declared size.
 
-What is consistent in itself (structure_check.py) may name known operators only, and is then run on tensors without memory, which compares the
-declared shapes and FLOPs with what the operators really make. That runs torch's code on a stranger's word, so it is done in the sandbox
-that the block is to be computed in, where faults in torch's own kernels are kept.
+A consistent block (structure_check.py) may name known operators only. It is then run on tensors without
+memory, and the declared shapes and FLOPs are compared with the results. This runs torch's code on a
+stranger's data, so it is done in the sandbox in which the block is to run, which contains faults of torch's
+kernels.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from hetpeer.stages.graph.graph_cost import measure
 from hetpeer.stages.graph.structure_check import DEFAULT_LIMITS, GraphLimits, check_tensor
 
 FEWER = 2
-"""Another number of samples to check. Not 1: a BatchNorm over samples has no variance of one."""
+"""Another number of samples to check. Not 1: BatchNorm over one sample has no variance."""
 
 
 def unpack_block(data: bytes, limits: GraphLimits = DEFAULT_LIMITS) -> BlockSpec:
-    """Read and check a block; nothing of its declared size is allocated.
+    """Read and check a block; allocates nothing of its declared size. Raises ProtocolError for any defect.
 
-    Takes milliseconds for a transformer layer, and up to seconds for a hostile block within the limits; the first one in a process imports
-    torch's compiler, which takes seconds. Raises ProtocolError, whatever is wrong.
+    Takes milliseconds for a transformer layer, and up to seconds for a hostile block within the limits. The
+    first call in a process imports torch's compiler, which takes seconds.
     """
     spec = read_block(data, limits)
     for node in spec.nodes:
@@ -32,7 +33,7 @@ def unpack_block(data: bytes, limits: GraphLimits = DEFAULT_LIMITS) -> BlockSpec
 
 
 def check_run(spec: BlockSpec, limits: GraphLimits) -> None:
-    """Raise ProtocolError unless a consistent block can be computed within the limits, and is what it says it is."""
+    """Raise ProtocolError unless a consistent block runs within the limits and is what it declares."""
     flops = check_at(spec, spec.batch, limits)
     if flops != spec.flops_forward:
         raise ProtocolError(f"block {spec.index} declares {spec.flops_forward} FLOPs and takes {flops}")
@@ -43,7 +44,9 @@ def check_run(spec: BlockSpec, limits: GraphLimits) -> None:
 
 
 def check_at(spec: BlockSpec, batch: int, limits: GraphLimits) -> int:
-    """Raise ProtocolError unless the block can compute `batch` samples, and makes what it declares; returns its FLOPs."""
+    """FLOPs of the block for `batch` samples. Raises ProtocolError unless it runs and makes what
+    it declares.
+    """
     sizes = spec.at(batch)
     _check_sizes(sizes, limits)
     return _dry_run(sizes, limits)
@@ -64,7 +67,7 @@ def _check_sizes(spec: BlockSpec, limits: GraphLimits) -> None:
 
 
 def _dry_run(spec: BlockSpec, limits: GraphLimits) -> int:
-    """Run the block on meta tensors and compare what it declares with what comes out; returns its FLOPs."""
+    """FLOPs of the block on meta tensors, after comparing its declarations with the results."""
     results, result_bytes, flops = 0, 0, 0
 
     def check(node: OperatorCall, value: Value, node_flops: int) -> None:
@@ -85,7 +88,9 @@ def _dry_run(spec: BlockSpec, limits: GraphLimits) -> int:
 
 
 def _check_output(name: str, declared: TensorSpec, value: Value, *, carried: bool) -> None:
-    """A gradient may be declared away (nothing after this block needs it), never invented."""
+    """Check one output. A gradient may be declared away (nothing after this block needs it),
+    never invented.
+    """
     dtypes = {declared.dtype, "float32"} if carried and declared.dtype == "bfloat16" else {declared.dtype}
     fits = (
         isinstance(value, TensorSpec)

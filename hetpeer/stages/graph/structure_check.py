@@ -1,7 +1,8 @@
-"""Is a block from a stranger consistent in itself, and what it declares within limits? No torch in sight: whoever hands a block on asks that.
+"""The consistency check of a block from a stranger, and of its declarations against limits. Without torch.
 
-Every value is made once and before it is read, and every tensor has one owner. Whether it can be computed, and makes what it declares,
-is found out by safety_check.py, where it is computed.
+Peers that only pass a block on use it. Every value is made once and before it is read, and every tensor has
+one owner. safety_check.py, where the block is to run, finds out whether it can be computed and makes what it
+declares.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphLimits:
-    """What one block may ask of a peer; a block beyond any of these is refused."""
+    """Limits on one block; a block beyond any of them is refused."""
 
     packed_bytes: int = MIB
     """Bytes of the packed block; a transformer layer takes about 2 KiB."""
     items: int = 20_000
-    """Entries of one list or map, so also operator calls of one block; and tensors they make."""
+    """Entries of one list or map, hence also operator calls of one block; and tensors that they make."""
     name_length: int = 512
     """UTF-8 bytes of a name."""
     nesting: int = 3
-    """Lists inside an argument."""
+    """Nested lists inside an argument."""
     dimensions: int = 16
     batch: int = 1 << 20
     """Samples of a microbatch."""
@@ -37,23 +38,23 @@ class GraphLimits:
     parameter_bytes: int = 16_384 * MIB
     """Bytes of all parameters and buffers."""
     result_bytes: int = 131_072 * MIB
-    """Bytes of all results of one forward pass together, were none freed."""
+    """Bytes of all results of one forward together, if none were freed."""
     flops: int = 10**15
-    """FLOPs of one forward pass."""
+    """FLOPs of one forward."""
 
 
 DEFAULT_LIMITS = GraphLimits()
 
 
 def check_structure(spec: BlockSpec, limits: GraphLimits) -> None:
-    """Raise ProtocolError unless the block is consistent and what it declares is within the limits."""
+    """Raise ProtocolError unless the block is consistent and its declarations are within the limits."""
     _check_names(spec)
     _check_statistics(spec)
     _check_owned(spec, limits)
 
 
 def _check_names(spec: BlockSpec) -> None:
-    """Each value is made once and before it is read, and every tensor has one owner."""
+    """Check that each value is made once and before it is read, and that every tensor has one owner."""
     for what, owned, specs in (
         ("parameter", spec.parameters, spec.parameter_specs),
         ("buffer", spec.buffers, spec.buffer_specs),
@@ -78,7 +79,7 @@ def _check_names(spec: BlockSpec) -> None:
 
 
 def _check_statistics(spec: BlockSpec) -> None:
-    """Running values belong to one BatchNorm each, which alone reads them."""
+    """Check that running values belong to one BatchNorm each, which alone reads them."""
     for tensor in spec.statistic_specs.values():
         if tensor.dtype != "float32" or tensor.grad or len(tensor.shape) != 1:
             raise ProtocolError("running statistics are float32 vectors without a gradient")

@@ -1,4 +1,4 @@
-"""From a piece of the operator graph to a block: what enters, what leaves, what it owns, what it costs."""
+"""From a piece of the operator graph to a block: inputs, outputs, owned tensors, costs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from hetpeer.stages.tracing.refusals import unfit
 from hetpeer.stages.tracing.trace import OpDag
 
 CARRIED = "bfloat16"
-"""The dtype in which autocast's float32 tensors cross borders."""
+"""Dtype in which autocast's float32 tensors cross borders."""
 
 LARGEST = 3.3895313892515355e38
-"""Of bfloat16. float32 has larger ones, and the least of those is what masks are often filled with (`torch.finfo`)."""
+"""Largest bfloat16. Masks are often filled with the least float32 (`torch.finfo`), which is beyond it."""
 
 FILL = "aten.masked_fill.Scalar"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeMode:
-    """How blocks compute: under bf16 autocast, and forward once more instead of keeping activations."""
+    """How blocks compute: under bf16 autocast, and with recomputation instead of kept activations."""
 
     autocast: bool = False
     recompute: bool = False
@@ -47,7 +47,7 @@ def make_block(
     copied: Collection[str],
     mode: ComputeMode,
 ) -> BlockSpec:
-    """The block that runs `nodes` and those of the `copied` ones that they need.
+    """The block that runs `nodes` and those of the `copied` nodes that they need.
 
     `crossing` names the values at its two borders: none at the model's ends.
     """
@@ -88,7 +88,7 @@ def _owned(dag: OpDag, used: Collection[str]) -> dict[str, Any]:
 
 
 def _fitting_fill(node: OperatorCall) -> OperatorCall:
-    """What a mask is filled with, within bfloat16's numbers: the trace has the author's constant for float32 scores."""
+    """A mask's fill value within bfloat16's range: the trace has the author's constant for float32 scores."""
     match node.args:
         case (scores, mask, float() as value) if node.op == FILL and math.isfinite(value):
             return replace(node, args=(scores, mask, min(max(value, -LARGEST), LARGEST)))
@@ -111,7 +111,7 @@ def _carried(specs: Mapping[str, TensorSpec], mode: ComputeMode) -> dict[str, Te
 def _with_copies(
     dag: OpDag, nodes: Sequence[OperatorCall], copied: Collection[str]
 ) -> tuple[OperatorCall, ...]:
-    """The nodes of a piece and the copied operators they need, in the author's order."""
+    """The nodes of a piece and the copied operators that they need, in the author's order."""
     wanted = {node.name for node in nodes}
     for node in reversed(dag.nodes):
         if node.name in wanted:

@@ -1,4 +1,7 @@
-"""The author's own line in a traceback: not one of torch, of another library, or of hetpeer (its examples count as an author's)."""
+"""The author's own line in a traceback: not one of torch, of another library, or of hetpeer.
+
+hetpeer's examples count as an author's code.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ _LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platst
 
 
 def author_frame(error: BaseException) -> traceback.FrameSummary | None:
-    """The innermost frame of the author's code in `error`'s traceback; of a library that it called where there is none.
+    """The innermost frame of the author's code in `error`'s traceback, else of a library that it called.
 
-    None where only torch and hetpeer have been at work.
+    None if there are only frames of torch and hetpeer.
     """
     frames = traceback.extract_tb(error.__traceback__)
     return next((one for one in reversed(frames) if is_author(one.filename)), None) or next(

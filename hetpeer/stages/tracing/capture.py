@@ -1,7 +1,7 @@
-"""torch.export on the author's module: a functional graph, with what export would lose silently kept.
+"""torch.export of the author's module to a functional graph that keeps what export would lose silently.
 
-Runs on the author's machine only. The first dimension of every input is the batch, and stays open where the model
-allows it. `torch.no_grad` regions are kept as detached results.
+Runs on the author's machine only. The first dimension of every input is the batch, and stays symbolic if the
+model allows it. `torch.no_grad` regions are kept as detached results.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ from hetpeer.stages.tracing.refusals import unfit, unsupported
 MAX_BATCH = 1 << 20
 DROPOUTS = frozenset({"aten.dropout.default", "aten.dropout_.default", "aten.native_dropout.default"})
 CASTS: Mapping[Any, int] = {torch.ops.aten.to.dtype: 1, torch.ops.aten.to.device: 2}
-"""Where casts have the dtype that the author asked for. (`x.cpu()` has one, too, which nobody asked for: it is left out.)"""
+"""Position of the target dtype in casts. (The dtype in `x.cpu()` is not the author's wish, so it is left
+out.)
+"""
 SDPA = "aten.scaled_dot_product_attention.default"
 
 
 def capture(model: nn.Module, example: Mapping[str, Tensor], autocast: bool) -> ExportedProgram:
-    """The decomposed graph of `model(**example)` in the model's own mode; with `autocast` it is for a run under bf16 autocast.
+    """The decomposed graph of `model(**example)` in the model's own mode; `autocast`: for a run under bf16
+    autocast.
 
-    Every tensor of `example` has the batch as its first dimension. Raises LocalError HP-MODEL-001 (a region that is
-    not understood), HP-MODEL-003 (a dropout that nothing needs) or HP-MODEL-002 (torch cannot export the model, with
-    the author's line).
+    Every tensor of `example` has the batch as its first dimension. Raises LocalError HP-MODEL-001 (a region
+    that is not supported), HP-MODEL-003 (a dropout that nothing needs) or HP-MODEL-002 (torch cannot export
+    the model, with the author's line).
     """
     batch, several = Dim("batch", min=1, max=MAX_BATCH), example
     if next(iter(example.values())).shape[0] == 1:  # export would take a batch of one for a constant
@@ -45,7 +48,7 @@ def capture(model: nn.Module, example: Mapping[str, Tensor], autocast: bool) -> 
 
 
 def _export_fixed(model: nn.Module, example: Mapping[str, Tensor], autocast: bool) -> ExportedProgram:
-    """With all sizes as they are; what stands in the way now is the model."""
+    """Export with all sizes fixed; an error now is the model's."""
     try:
         return _export(model, example, None, autocast)
     except LocalError:
@@ -55,21 +58,23 @@ def _export_fixed(model: nn.Module, example: Mapping[str, Tensor], autocast: boo
             "HP-MODEL-002",
             "torch.export cannot trace the model",
             why=torch_line(error),
-            fix="make forward() free of decisions that depend on tensor values; try torch.export.export(model, ...)",
+            fix="make forward() free of decisions that depend on tensor values;"
+            " try torch.export.export(model, ...)",
             exit_code=ExitCode.CONFIG,
         ) from error
 
 
 def _export(model: nn.Module, example: Mapping[str, Tensor], dynamic: Any, autocast: bool) -> ExportedProgram:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch's own, of what torch does in there
+        warnings.simplefilter("ignore", FutureWarning)  # a warning of torch about torch
         exported = torch.export.export(model, (), dict(example), strict=False, dynamic_shapes=dynamic)
         _keep_no_grad(exported)
         if autocast:
             _keep_casts(exported)
         decomposed: ExportedProgram = exported.run_decompositions({})
     if _dropouts(exported) != _dropouts(decomposed):
-        # torch drops what leads to no result, but eager code runs it: the numbers of all later dropouts would differ.
+        # torch drops operators that lead to no result, but eager code runs them: later dropouts would be
+        # numbered differently
         raise unfit(
             "a dropout of the model has no part in what forward() returns",
             "a mask depends on a dropout's place among all",
@@ -79,9 +84,9 @@ def _export(model: nn.Module, example: Mapping[str, Tensor], dynamic: Any, autoc
 
 
 def _keep_casts(exported: ExportedProgram) -> None:
-    """Let casts to float32 cast, those of what is float32 in the trace, too: under autocast it may be bfloat16 then.
+    """Keep casts to float32 of values that are float32 in the trace: under autocast they may be bfloat16.
 
-    Decomposition takes such a cast away, and an author's `x.float()` in front of a norm or a long sum with it.
+    Decomposition removes such a cast, and with it an author's `x.float()` before a norm or a long sum.
     """
     for graph in _graphs(exported):
         for node in graph.nodes:
@@ -95,7 +100,7 @@ def _keep_casts(exported: ExportedProgram) -> None:
 
 
 def _graphs(exported: ExportedProgram) -> list[torch.fx.Graph]:
-    """The program's own, and those of its regions."""
+    """The program's own graph, and those of its regions."""
     return [m.graph for m in exported.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
 
 
@@ -107,7 +112,9 @@ def _dropouts(exported: ExportedProgram) -> int:
 
 
 def _draws(node: torch.fx.Node) -> bool:
-    """Whether a call draws a mask: dropout [input, probability, training], attention […, …, …, mask, probability]."""
+    """Whether a call draws a mask: dropout [input, probability, training], attention […, …, …, mask,
+    probability].
+    """
     op, args = str(node.target), node.args
     if op in DROPOUTS:
         return bool(args[1]) and args[2] is not False
@@ -122,10 +129,10 @@ def torch_line(error: Exception) -> str:
 
 
 def _keep_no_grad(exported: ExportedProgram) -> None:
-    """Detach what leaves a `torch.no_grad` region, as decomposition dissolves the region itself.
+    """Detach what leaves a `torch.no_grad` region, since decomposition dissolves the region.
 
-    Export wraps such a region in a higher-order operator. Its results are all a gradient could come back through, so
-    a detach behind each of them means the same as the region did.
+    Export wraps such a region in a higher-order operator. A gradient could come back only through its
+    results, so detaching each of them means the same.
     """
     graph = exported.graph_module.graph
     for module in exported.graph_module.modules():
@@ -147,7 +154,7 @@ def _keep_no_grad(exported: ExportedProgram) -> None:
 
 
 def _check_region(node: torch.fx.Node, nested: bool) -> None:
-    """Only a plain no_grad region is understood: not enable_grad, autocast or one region inside another."""
+    """Refuse regions other than plain no_grad: enable_grad, autocast, or nested ones."""
     plain = node.target is torch.ops.higher_order.wrap_with_set_grad_enabled and node.args[0] is False
     if nested or not plain or any(user.target is not operator.getitem for user in node.users):
         raise unsupported(str(node.target))

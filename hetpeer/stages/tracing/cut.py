@@ -1,9 +1,10 @@
-"""Where the graph may be cut into blocks.
+"""Cutting the graph into blocks.
 
-Operators stand in the author's order, and a border is a place between two of them. Good borders are *narrow*: a single
-tensor crosses, as between the halves of a transformer layer. The pieces between narrow borders that repeat (attention,
-MLP, attention, MLP, ...) are joined to one block per repetition, and pieces of next to no weight join a neighbour.
-Operators that depend on no parameter and no input (positions, masks) are not cut at all: each block gets its own copy.
+Operators are in the author's order, and a border is a place between two of them. Good borders are *narrow*: a
+single tensor crosses, as between the halves of a transformer layer. Pieces between narrow borders that repeat
+(attention, MLP, attention, MLP, …) are joined to one block for each repetition, and pieces with next to no
+weight join a neighbour. Operators that depend on no parameter and no input (positions, masks) are not cut:
+each block gets its own copy.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from hetpeer.stages.tracing.assemble import ComputeMode, make_block, tensor_spec
 from hetpeer.stages.tracing.trace import OpDag
 
 TINY = 1 / 16
-"""A piece with less than this share of the heaviest one's FLOPs, and of its parameters, is not worth a border."""
+"""A piece below this fraction of the heaviest one's FLOPs, and of its parameters, is not worth a border."""
 
 WORTH = 1 / 8
-"""A cut is useful if both sides have at least this part of an even share of all FLOPs."""
+"""A cut is useful if both sides have at least this fraction of an even share of all FLOPs."""
 
 PLAIN = ComputeMode()
 
@@ -30,8 +31,8 @@ PLAIN = ComputeMode()
 def cut_blocks(dag: OpDag, target_blocks: int | None = None, mode: ComputeMode = PLAIN) -> list[BlockSpec]:
     """Cut the graph into blocks, in order; about one for each repeated layer unless `target_blocks` is given.
 
-    With `target_blocks`, neighbours are joined evenly, or pieces cut where few bytes cross; fewer blocks come back only
-    if the graph has no more borders. Raises LocalError HP-MODEL-005 for no blocks at all.
+    With `target_blocks`, neighbours are joined evenly, or pieces are cut where few bytes cross; there are
+    fewer blocks only if the graph has no more borders. Raises LocalError HP-MODEL-005 for no blocks at all.
     """
     if target_blocks is not None and target_blocks < 1:
         raise too_few(f"a model cannot be cut into {target_blocks} blocks")
@@ -57,14 +58,14 @@ def cut_blocks(dag: OpDag, target_blocks: int | None = None, mode: ComputeMode =
 
 @dataclass(frozen=True, slots=True)
 class _Border:
-    """What crosses between two positions; a tuple of results may not cross, so it has no border."""
+    """Values that cross between two positions. A tuple of results may not cross, so it has no border."""
 
     crossing: tuple[str, ...]
     nbytes: int
 
 
 class _Line:
-    """The operators that are cut, in order; position p is between node p - 1 and node p."""
+    """The operators to be cut, in order; position p is between node p - 1 and node p."""
 
     def __init__(self, dag: OpDag) -> None:
         self.dag = dag
@@ -78,7 +79,7 @@ class _Line:
         self.borders = self._borders()
 
     def _borders(self) -> dict[int, _Border]:
-        """Position -> border, for the places where a cut is possible."""
+        """Position → border, for the places where a cut is possible."""
         last = {name: position for position, node in enumerate(self.nodes) for name in node.references()}
         live: dict[str, None] = {}
         borders = {}
@@ -110,7 +111,7 @@ class _Line:
         return self._flops_before[end] - self._flops_before[begin]
 
     def parameters(self, piece: Range) -> set[str]:
-        """Value names of the parameters a piece reads."""
+        """Value names of the parameters that a piece reads."""
         names = {name for node in self.nodes[slice(*piece)] for name in node.references()}
         return names & self.dag.parameters.keys()
 
@@ -118,7 +119,7 @@ class _Line:
         return sum(spec.nbytes for spec in tensor_specs(self.dag, self.parameters(piece)).values())
 
     def signature(self, piece: Range) -> tuple[object, ...]:
-        """What a piece does, names left out: equal for two layers of one kind."""
+        """The operators of a piece without names: equal for two layers of one kind."""
         return tuple(
             (node.op, self.dag.values[node.name], len(list(node.references())))
             for node in self.nodes[slice(*piece)]
@@ -126,7 +127,7 @@ class _Line:
 
 
 def _join_repeats(line: _Line, pieces: list[Range]) -> list[Range]:
-    """Join the longest run of repeating pieces to one piece per repetition."""
+    """Join the longest run of repeating pieces to one piece for each repetition."""
     kinds = [line.signature(piece) for piece in pieces]
     longest, period, start = 0, 1, 0
     for step in range(1, len(kinds) // 2 + 1):
@@ -145,10 +146,11 @@ def _join_repeats(line: _Line, pieces: list[Range]) -> list[Range]:
 
 
 def _merge_tiny(line: _Line, pieces: list[Range]) -> list[Range]:
-    """Join pieces that compute next to nothing with each other, then those of no weight at all with a neighbour.
+    """Join pieces that compute next to nothing with each other, then those without any weight with a
+    neighbour.
 
-    The first is for embedding tables: no FLOPs but many parameters, so together they stay a block. The second goes
-    over the border that more bytes would cross (logits stay with their loss), else to the later neighbour.
+    The first is for embedding tables: no FLOPs but many parameters, so together they stay a block. The second
+    goes over the border with more bytes (logits stay with their loss), else to the later neighbour.
     """
     flops_floor = TINY * max(line.flops(piece) for piece in pieces)
     bytes_floor = TINY * max(line.parameter_bytes(piece) for piece in pieces)
@@ -168,9 +170,10 @@ def _merge_tiny(line: _Line, pieces: list[Range]) -> list[Range]:
 
 
 def _refine(line: _Line, pieces: list[Range], target: int) -> list[Range]:
-    """Cut pieces until there are `target`: the heaviest where no more bytes cross than at the borders there are.
+    """Cut pieces until there are `target`: the heaviest where no more bytes cross than at present borders.
 
-    Then where the fewest bytes cross. Cuts that take next to nothing off a piece (the loss off its logits) come last.
+    Then where the fewest bytes cross. Cuts that take next to nothing off a piece (the loss off its logits)
+    come last.
     """
     pieces = list(pieces)
     floor = WORTH * line.flops((0, len(line.nodes))) / target
@@ -193,7 +196,9 @@ def _refine(line: _Line, pieces: list[Range], target: int) -> list[Range]:
 
 
 def _best_cut(line: _Line, piece: Range, floor: float) -> tuple[bool, int, int, int] | None:
-    """Whether a side is below `floor`, bytes that cross, FLOPs by which the sides differ, position; None: no border."""
+    """(a side is below `floor`, bytes that cross, difference of the sides' FLOPs, position);
+    None: no border.
+    """
     begin, end = piece
     whole = line.flops(piece)
     found = []

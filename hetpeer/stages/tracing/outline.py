@@ -1,8 +1,8 @@
-"""A block's graph as people read it: one row per operator that computes, and lanes for what skips rows.
+"""A picture of a block's graph: one row for each computing operator, and lanes for values that skip rows.
 
-Rows stand in the order of the program, what enters above them and what leaves below. Operators that only rearrange
-(views, splits) are left out: who reads their result is shown to read what they were given. A value that the very next row
-reads goes straight down; every other value runs beside the rows in a lane, as narrow as lanes can be packed.
+Rows are in the order of the program, inputs above and outputs below. Operators that only rearrange (views,
+splits) are left out: their readers are shown to read their inputs. A value that the next row reads goes
+straight down; every other value runs beside the rows in a lane. Lanes are packed as narrowly as possible.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from hetpeer.stages.graph.call_schema import MOVES
 from hetpeer.stages.graph.cost_report import BlockCostRow, OperatorCost
 
 SHORT = {"scaled_dot_product_attention": "attention", "cross_entropy_loss": "cross_entropy"}
-"""Names that are longer than they say."""
+"""Shorter labels."""
 
 
 class RowKind(enum.Enum):
-    """What a row stands for."""
+    """Kinds of rows."""
 
     ENTERS = enum.auto()
     OPERATOR = enum.auto()
@@ -30,14 +30,14 @@ class RowKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutlineRow:
-    """One line of the picture."""
+    """One row of the picture."""
 
     kind: RowKind
     value: str
     """The value that it makes, or that enters or leaves."""
     label: str
     reads: Mapping[int, int]
-    """Row above that makes what this one reads -> bytes."""
+    """Row above that makes a value read here → bytes."""
     parameters: tuple[str, ...] = ()
     """The author's names of parameters and buffers that it reads."""
     data: tuple[str, ...] = ()
@@ -46,10 +46,10 @@ class OutlineRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueLane:
-    """A value on its way past rows, in `column` 0, 1, … from the rows outwards."""
+    """A value that passes rows, in `column` 0, 1, … from the rows outwards."""
 
     row: int
-    """Who makes it."""
+    """The row that makes it."""
     readers: tuple[int, ...]
     column: int
     nbytes: int
@@ -64,11 +64,11 @@ class Outline:
     straight: frozenset[int]
     """Rows that read the row just above them."""
     hidden: int
-    """Operators that only rearrange."""
+    """Number of operators left out because they only rearrange."""
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """What the block does, names left out: equal for two layers of one kind."""
+        """The block's operators without names: equal for two layers of one kind."""
         return tuple(
             (row.kind, tuple(row.reads.items()), row.cost and (row.cost.op, row.cost.result))
             for row in self.rows
@@ -81,7 +81,7 @@ def outline(spec: BlockSpec, cost: BlockCostRow) -> Outline:
     rows = [OutlineRow(kind=RowKind.ENTERS, value=name, label=name, reads={}) for name in spec.inputs]
     made = {row.value: number for number, row in enumerate(rows)}
     from_moves: dict[str, list[str]] = {}
-    """Value of an operator that is left out -> what it read."""
+    """Value of an operator that is left out → what it read."""
     for node, operator in zip(spec.nodes, cost.operators, strict=True):
         read = list(dict.fromkeys(node.references()))
         sources = [source for name in read for source in from_moves.get(name, [name])]
@@ -112,7 +112,7 @@ def outline(spec: BlockSpec, cost: BlockCostRow) -> Outline:
 
 
 def operator_label(op: str) -> str:
-    """`aten.native_layer_norm.default` -> `layer_norm`."""
+    """`aten.native_layer_norm.default` → `layer_norm`."""
     name = op.split(".")[1] if "." in op else op
     name = re.sub("^_*(native_)?", "", name)
     return SHORT.get(name, name)
@@ -124,7 +124,7 @@ def _reads(
     made: Mapping[str, int],
     nbytes: Mapping[str, int],
 ) -> dict[int, int]:
-    """Rows that are read, with the bytes as they arrive; several parts of one row are added up."""
+    """Rows that are read → bytes as they arrive; several parts of one row are added up."""
     found: dict[int, int] = {}
     for name in read:
         for source in dict.fromkeys(from_moves.get(name, [name])):
@@ -134,7 +134,9 @@ def _reads(
 
 
 def _lanes(rows: Sequence[OutlineRow]) -> list[ValueLane]:
-    """A lane for each row that is read by others than the next; short ones are nearest, none overlap in a column."""
+    """A lane for each row read by others than the next; short ones are innermost, none overlap in
+    a column.
+    """
     readers: dict[int, list[tuple[int, int]]] = {}
     for number, row in enumerate(rows):
         for source, nbytes in row.reads.items():

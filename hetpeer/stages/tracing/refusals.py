@@ -1,4 +1,4 @@
-"""What the author is told when a model cannot be shipped: what, why, and what to change."""
+"""Refusals of models that cannot be shipped: what, why, and what to change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from hetpeer.dht.base.errors import ExitCode, LocalError
 
 HINTS: Mapping[str, str] = {
-    "rand": "take random numbers out of forward (nn.Dropout is understood): a redone task must give the same result",
+    "rand": "take random numbers out of forward (nn.Dropout is understood):"
+    " a redone task must give the same result",
     "bernoulli": "use nn.Dropout for random masks: a task redone by another peer must give the same result",
     "batch_norm": "use nn.BatchNorm with a fixed momentum, once per forward",
 }
@@ -16,7 +17,7 @@ NOT_LISTED = "it is not on the list of operators"
 
 
 def unsupported(op: str, why: str = NOT_LISTED, where: str = "", fix: str = "") -> LocalError:
-    """HP-MODEL-001; `where` is the author's line that calls the operator, `fix` what to do, where `HINTS` does not say it."""
+    """HP-MODEL-001; `where` is the author's line that calls the operator, `fix` overrides `HINTS`."""
     hints = (hint for part, hint in HINTS.items() if part in op)
     fix = fix or next(hints, "express the model with other operators")
     what = f"the model uses the operator {op}, which volunteers cannot run"

@@ -1,7 +1,7 @@
-"""From torch's exported graph to calls of our own: plain data, with hidden state made explicit.
+"""From torch's exported graph to our own calls: plain data, with hidden state made explicit.
 
-Sizes that depend on the batch become `Batch(k)`; dropout, attention with dropout and BatchNorm become the operators of
-own_operators.py; checks that export leaves in the graph go.
+Sizes that depend on the batch become `Batch(k)`. Dropout, attention with dropout and BatchNorm become the
+operators of own_operators.py. Checks that export leaves in the graph are removed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ASSERTIONS = frozenset(
 """Checks that export leaves in the graph; they would pin the author's device on every peer."""
 
 PLACEMENT = frozenset({"device", "pin_memory", "layout"})
-"""Arguments about where a tensor lies: that is for the peer that runs the block to say."""
+"""Arguments about a tensor's place, which the peer that runs the block decides."""
 
 NATIVE_DROPOUT = "aten.native_dropout.default"
 SDPA = "aten.scaled_dot_product_attention.default"
@@ -55,20 +55,20 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 @dataclass(slots=True)
 class Rewriter:
-    """Turns the nodes of one graph, in order; `nodes` and `values` grow as it goes."""
+    """Converts the nodes of one graph, in order; `nodes` and `values` grow as it goes."""
 
     nodes: list[OperatorCall] = field(default_factory=list)
     values: dict[str, Value] = field(default_factory=dict)
     lines: dict[str, str] = field(default_factory=dict)
-    """Call -> the author's line that made it."""
+    """Call → the author's line that made it."""
     running: dict[str, str] = field(default_factory=dict)
-    """Value that is the new content of BatchNorm's running mean or variance -> that buffer's value name."""
+    """Value that is the new content of BatchNorm's running mean or variance → that buffer's value name."""
     _first_result: dict[str, str] = field(default_factory=dict)
-    """Name of a `getitem 0` -> the call whose only result that is now."""
+    """Name of a `getitem 0` → the call whose only result that is now."""
     _dropouts: int = 0
 
     def add(self, node: fx.Node) -> None:
-        """The next node of the author's program. Raises LocalError HP-MODEL-001, HP-MODEL-003."""
+        """Convert the next node of the author's program. Raises LocalError HP-MODEL-001, HP-MODEL-003."""
         op = "getitem" if node.target is operator.getitem else str(node.target)
         if op in ASSERTIONS or isinstance(node.meta.get("val"), SYMBOLIC):
             return
@@ -111,7 +111,7 @@ class Rewriter:
         self._emit(node.name, ATTENTION, args, self._keywords(node), node.meta["val"])
 
     def _next_dropout(self, probability: Argument) -> int:
-        """Its place in the program: a dropout with probability 0 does not count, as it draws nothing."""
+        """The dropout's number in the program. One with probability 0 draws nothing and does not count."""
         self._dropouts += bool(probability)
         return self._dropouts - 1 if probability else 0
 
@@ -179,19 +179,21 @@ class Rewriter:
         raise unsupported(str(node.target), f"it has a {type(argument).__name__}", self.lines[node.name])
 
     def name(self, exported: str) -> str:
-        """What a value of the exported graph is called here."""
+        """Our name of a value of the exported graph."""
         return self._first_result.get(exported, exported)
 
 
 def describe(val: Any) -> Value:
-    """The spec of a traced value, without its gradient flag. Raises LocalError HP-MODEL-003 on a size or dtype of no use."""
+    """The spec of a traced value, without its gradient flag. Raises LocalError HP-MODEL-003 for other sizes
+    or dtypes.
+    """
     if isinstance(val, (tuple, list)):
         return tuple(describe_tensor(part) for part in val)
     return describe_tensor(val)
 
 
 def describe_tensor(tensor: torch.Tensor, *, grad: bool = False) -> TensorSpec:
-    """The same of one tensor."""
+    """The same for one tensor."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype not in ITEM_BYTES:
         raise unfit(

@@ -1,7 +1,8 @@
 """From the author's module to the operator graph; runs on the author's machine only.
 
-capture.py has torch.export trace the module, rewrite.py turns the result into plain calls; here they become a graph from
-the inputs to the loss. What volunteers cannot run is refused now, by name and line, and not in the middle of a run.
+capture.py has torch.export trace the module, rewrite.py converts the result to plain calls; here they become
+a graph from the inputs to the loss. Anything that volunteers cannot run is refused now, by name and line, and
+not in the middle of a run.
 """
 
 from __future__ import annotations
@@ -21,20 +22,24 @@ from hetpeer.stages.tracing.refusals import unfit, unsupported
 from hetpeer.stages.tracing.rewrite import Rewriter, describe_tensor
 
 COUNTER = "num_batches_tracked"
-"""BatchNorm's buffer that counts forward passes; nothing reads it when the momentum is fixed."""
+"""BatchNorm's buffer that counts forward passes; nothing reads it if the momentum is fixed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpDag:
     """The operator graph of a model from its inputs to its loss, and the tensors it starts from.
 
-    Only what the loss needs is here. A parameter no gradient reaches is a buffer, as the optimizer must not touch it.
+    It has only what the loss needs. A parameter that no gradient reaches is a buffer, since the optimizer
+    must not touch it. FusionLLM (arXiv 2410.12707) calls such a graph an OP-DAG.
+
+        dag = trace(model, {"tokens": tokens, "targets": targets})
+        blocks = cut_blocks(dag, target_blocks=4)
     """
 
     nodes: tuple[OperatorCall, ...]
     """In the order of the author's program."""
     values: Mapping[str, Value]
-    """Every value: inputs, parameters, buffers, and what the nodes make. `grad`: the loss sends a gradient there."""
+    """All values: inputs, parameters, buffers, results. `grad`: the loss sends a gradient there."""
     flops: Mapping[str, int]
     """Forward FLOPs of each node, for a full microbatch."""
     batch: int
@@ -44,16 +49,16 @@ class OpDag:
     inputs: tuple[str, ...]
     """The author's input names."""
     parameters: Mapping[str, str]
-    """Value name -> parameter name, in the order of the model's own list."""
+    """Value name → parameter name, in the order of the model's own list."""
     buffers: Mapping[str, str]
     statistics: Mapping[str, str]
-    """Value name -> name of a running mean or variance of BatchNorm."""
+    """Value name → name of a running mean or variance of BatchNorm."""
     tensors: Mapping[str, Tensor]
-    """Parameter, buffer or statistic name -> its value now, detached."""
+    """Parameter, buffer or statistic name → its present value, detached."""
     counters: Mapping[str, int]
-    """BatchNorm's counters of forward passes and what they say now."""
+    """BatchNorm's counters of forward passes and their present values."""
     state_dict: Mapping[str, str]
-    """Every name of the author's state dict -> the name it goes by here; tied parameters have several."""
+    """Every name of the author's state dict → the name used here; tied parameters have several."""
     rest: Mapping[str, Tensor]
     """Tensors of the state dict that the loss does not need, detached."""
     loss: str
@@ -69,13 +74,13 @@ def value_at(value: Value, batch: int) -> Value:
 
 
 def trace(model: nn.Module, example: Mapping[str, Tensor], *, autocast: bool = False) -> OpDag:
-    """Trace `model(**example)`, one full microbatch, in training mode (the model is put into it).
+    """Trace `model(**example)`, one full microbatch, in training mode (which the model is put into).
 
-    With `autocast` the author's casts to float32 are kept for blocks that run under bf16 autocast.
-    The first dimension of each tensor of `example` is the batch; other sizes are fixed in the graph. Tensors of a model
-    on the meta device stay there, so a model may be planned that does not fit into memory. Raises LocalError:
-    HP-MODEL-001 an operator is not supported, HP-MODEL-002 torch cannot export the model, HP-MODEL-003 the model is not
-    one that can be trained here.
+    With `autocast` the author's casts to float32 are kept, for blocks that run under bf16 autocast. The first
+    dimension of each tensor of `example` is the batch; other sizes are fixed in the graph. Tensors of a model
+    on the meta device stay there, so that a model can be planned that does not fit into memory. Raises
+    LocalError: HP-MODEL-001 an operator is not supported, HP-MODEL-002 torch cannot export the model,
+    HP-MODEL-003 the model cannot be trained here.
     """
     model.train()
     batch = _batch(example)
@@ -149,13 +154,15 @@ def _batch(example: Mapping[str, Tensor]) -> int:
 
 
 def _state_dict(model: nn.Module) -> dict[str, str]:
-    """Each name of the state dict -> the first name of the same tensor."""
+    """Each name of the state dict → the first name of the same tensor."""
     first: dict[int, str] = {}
     return {name: first.setdefault(id(t), name) for name, t in model.state_dict(keep_vars=True).items()}
 
 
 def _starts(model: nn.Module, exported: ExportedProgram) -> Iterator[tuple[str, tuple[str, Tensor]]]:
-    """Value name, and (name in the model, tensor), of all parameters, buffers and constants, in the model's order."""
+    """(value name, (name in the model, tensor)) of all parameters, buffers and constants, in the model's
+    order.
+    """
     kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
     names = _state_dict(model)
     tensors = {**exported.constants, **exported.state_dict}
@@ -173,7 +180,9 @@ def _starts(model: nn.Module, exported: ExportedProgram) -> Iterator[tuple[str, 
 def _mutated(
     exported: ExportedProgram, rewriter: Rewriter, starts: Mapping[str, tuple[str, Tensor]]
 ) -> tuple[dict[str, str], dict[str, int]]:
-    """BatchNorm's running values that the loss needs, by value name, and its counters. Refuses other mutations."""
+    """(BatchNorm's running values that the loss needs by value name, its counters). Refuses other
+    mutations.
+    """
     statistics: dict[str, str] = {}
     counters: dict[str, int] = {}
     for spec in exported.graph_signature.output_specs:
@@ -219,7 +228,7 @@ def _check_loss(value: Value) -> None:
 
 
 def _needed(nodes: Sequence[OperatorCall], loss: str) -> tuple[OperatorCall, ...]:
-    """The nodes the loss depends on."""
+    """The nodes on which the loss depends."""
     wanted, needed = {loss}, []
     for node in reversed(nodes):
         if node.name in wanted:
@@ -231,11 +240,11 @@ def _needed(nodes: Sequence[OperatorCall], loss: str) -> tuple[OperatorCall, ...
 def _measure(
     nodes: Sequence[OperatorCall], given: Mapping[str, TensorSpec], batch: int, rewriter: Rewriter
 ) -> tuple[Mapping[str, int], Mapping[str, Value]]:
-    """FLOPs of each node and the specs of all values for a full microbatch, by running it without memory."""
+    """(FLOPs of each node, spec of each value) for a full microbatch, from a run without memory."""
     fixed = {name: spec.at(batch) for name, spec in given.items()}
     try:
         measured = measure([node.at(batch) for node in nodes], fixed)
-    except ProtocolError as error:  # the table allows the operator, but not what is asked of it
+    except ProtocolError as error:  # the table allows the operator, but not these arguments
         op, *_, name = error.what.split()
         raise unsupported(op, error.why, rewriter.lines.get(name.strip("'"), "")) from error
     return measured.flops, {**fixed, **measured.values}
@@ -264,12 +273,15 @@ def _with_grad(value: Value, measured: Value | None) -> Value:
 
 
 def _is_dynamic(inputs: Mapping[str, TensorSpec], batch: int) -> bool:
-    """Whether the batch stayed open. Its size is the first one of every input, or the graph is that of another microbatch."""
+    """Whether the batch stayed symbolic. Refuses a graph whose inputs have another first size
+    than the batch.
+    """
     for name, spec in inputs.items():
         if spec.shape[0] not in (Batch(1), batch):
             raise unfit(
                 f"the graph takes {spec.shape[0]} for the first size of {name!r}",
                 f"a microbatch has {batch} samples there",
-                "let no size in forward() be a constant that is the batch's, or choose another --microbatch-size",
+                "let no size in forward() be a constant that is the batch's,"
+                " or choose another --microbatch-size",
             )
     return any(spec.shape[0] == Batch(1) for spec in inputs.values())
