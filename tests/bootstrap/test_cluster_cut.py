@@ -1,4 +1,4 @@
-"""Volunteers in a forming cluster get a cut of their own (docs/averaging.md, "A cut of their own")."""
+"""Volunteers in a forming cluster get a cut of their own (docs/averaging.md, "A cut for waiting volunteers")."""
 
 import pytest
 
