@@ -1,1 +1,1 @@
-"""What a volunteer fetches before and while it works: graphs, states, shards of data."""
+"""Fetches a volunteer's files and states, before and while it works: graphs, states, shards of data."""

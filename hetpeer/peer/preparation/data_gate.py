@@ -1,7 +1,7 @@
-"""Between the network and the member core: what names a microbatch goes on when the microbatch's data is here.
+"""A gate between the network and the member core: holds back tasks until their microbatch's data is here.
 
-The core sees a task whose data is still on its way as it sees any message that is late, so nothing in it knows of data,
-and every command it asks for can be posted at once and in order. The work of other tasks goes on meanwhile.
+To the core a task whose data is still on its way is like any late message. So nothing in the core knows of
+data, and every command that it asks for can be posted at once and in order. Other tasks go on meanwhile.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class DataGate:
         """The last steps that began here, beside one another → the batch that each trains."""
 
     def message(self, message: m.Begin | m.Reroute, receive: Callable[[m.Message], None]) -> None:
-        """Tasks that start here. Those that must wait for their data come to `receive` later, as a `Reroute`."""
+        """Tasks that start here. Those that must wait for their data go to `receive` later, as a
+        `Reroute`.
+        """
         step = StepId(message.line, message.step)
         if isinstance(message, m.Begin):
             self._begun = {**(self._begun if message.behind else {}), step: message.batch}

@@ -1,7 +1,7 @@
-"""The author's inputs at a volunteer: the shards that its microbatches need, fetched when an id names them or before.
+"""The author's inputs at a volunteer: shards of data, fetched when a microbatch needs them, or before.
 
-The data order says what later steps need, and who was given an id in one step most likely gets it in the next: those
-shards come in the background, so that in the normal case no id waits for its data.
+The data order says what later steps need, and a volunteer most likely gets the same ids in the next step:
+their shards come in the background, so normally no microbatch waits for its data.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from hetpeer.stages.graph.block_spec import BlockSpec
 FEW_SHARDS = 2
 """A step whose samples lie in so few shards needs all of them wherever its microbatches are computed."""
 AHEAD_STEPS, AHEAD_BYTES = 64, 64 * 2**20
-"""How far the background looks: the nearest shards first, until one of the two is reached, or a quarter of what all files may take."""
+"""How far the background looks ahead: the nearest shards first, up to one of the two or a quarter of the disk
+limit.
+"""
 TRIES, RETRY_S = 5, 2.0
 """A shard that nobody has is asked for again; then its microbatches count as failed here."""
 
@@ -46,7 +48,7 @@ class DataSource:
         self._coming: dict[str, asyncio.Task[None]] = {}
         self._ahead: asyncio.Task[None] | None = None
         self._soon: Sequence[ShardFile] = ()
-        """What the next steps need, as far as the background looks."""
+        """Shards that the next steps need, as far as the background looks ahead."""
         self._named: dict[int, set[int]] = {}
         """Step → the ids that came here, for the last two steps."""
         self._full: LocalError | None = None
@@ -67,7 +69,11 @@ class DataSource:
         return self._here.issuperset(shard.name for shard in self._plan.shards(step, number))
 
     async def make_ready(self, step: int, number: int) -> None:
-        """Return when a microbatch's shards are here, or nobody could give one of them for some time. Raises `LocalError` HP-DISK-005 where one finds no room."""
+        """Return when a microbatch's shards are here, or after several tries in which no peer gave one of
+        them.
+
+        Raises `LocalError` HP-DISK-005 if a shard finds no room.
+        """
         for attempt in range(TRIES):
             if attempt:
                 await asyncio.sleep(RETRY_S)
@@ -115,7 +121,9 @@ class DataSource:
         self._ahead = self._tasks.spawn(self._look_ahead(self._soon), name="data of the next steps")
 
     async def warm_up(self, step: int) -> None:
-        """Before the first step: bring what it needs wherever its microbatches are computed, as far as it is to be had."""
+        """Before the first step, fetch what it needs wherever its microbatches are computed, as far as that
+        is available.
+        """
         self._soon = [*self._needed(step, ()), *self._held_out()]
         await self._bring(self._soon)
 
@@ -128,7 +136,9 @@ class DataSource:
             self._files.room.reader = None
 
     def wanted(self) -> frozenset[str]:
-        """Names of the shards that ids here name, that the next steps need or that are just coming: what finds no room is not to push them out."""
+        """Names of shards that must not be removed for others: those that ids here or the next steps need, or
+        being fetched.
+        """
         named = (
             shard
             for step, numbers in self._named.items()
@@ -138,7 +148,9 @@ class DataSource:
         return frozenset(shard.name for shard in (*named, *self._soon, *self._held_out())) | set(self._coming)
 
     async def _want_less(self, step: int) -> bool:
-        """Want nothing but what ids of this step need, as there is no room for it; False: that is so already."""
+        """Want only what ids of this step need, because there is no room for more; False if that is so
+        already.
+        """
         before = self.wanted()
         if self._ahead is not None:
             self._ahead.cancel()
@@ -148,7 +160,7 @@ class DataSource:
         return self.wanted() != before
 
     def forget(self, shards: Sequence[str]) -> None:
-        """These files are removed: somebody has to give them to us again."""
+        """Note that these files are removed: they must be fetched again."""
         self._here.difference_update(shards)
         self._batches.forget()
 
@@ -170,7 +182,7 @@ class DataSource:
         return list(found)
 
     def _held_out(self) -> frozenset[ShardFile]:
-        """What every evaluation needs, wherever its microbatches are computed."""
+        """Shards that every evaluation needs, wherever its microbatches are computed."""
         shards = {shard for number in self._plan.evaluation for shard in self._plan.shards(0, number)}
         return frozenset(shards if len(shards) <= FEW_SHARDS else ())
 
@@ -193,7 +205,7 @@ class DataSource:
             await asyncio.wait([self._arrival(shard) for shard in missing])
 
     def _arrival(self, shard: ShardFile) -> asyncio.Task[None]:
-        """The one task that fetches `shard`; who waits for it may give up, and it goes on."""
+        """The one task that fetches `shard`; it goes on when those that wait for it give up."""
         if shard.name not in self._coming:
             task = self._tasks.spawn(self._fetch(shard), name=f"data shard {shard.name}")
             self._coming[shard.name] = task

@@ -1,8 +1,10 @@
-"""Room on the disk for what is fetched of runs: graphs, constants and shards of data, under `runs/` in the home (docs/limits.md).
+"""Room on the disk for fetched files of runs: graphs, constants and shards, in `runs/` of the home
+(docs/limits.md).
 
-Looked for before anything is fetched. What other runs of this home have left goes first, of the run that was joined longest ago before others; who wants it again
-fetches it again. Then shards of this run go that nobody here needs soon. What cannot be fetched (signed logs, traces, keys) is never removed, nor anything of a
-run that was made here.
+Room is made before anything is fetched. Files of other runs of this home go first, beginning with the run
+that was joined longest ago; they can be fetched again. Then shards of this run go that nothing here needs
+soon. Files that cannot be fetched (signed logs, traces, keys), and files of a run that was made here, are
+never removed.
 """
 
 from __future__ import annotations
@@ -26,17 +28,20 @@ _log = logging.getLogger(__name__)
 
 
 class Reader(Protocol):
-    """Whoever reads shards of the run's data."""
+    """Reads shards of the run's data."""
 
     def wanted(self) -> Container[str]:
         """Names of those that stay."""
 
     def forget(self, shards: Sequence[str]) -> None:
-        """These are removed, before anything else happens."""
+        """These shards are removed, before anything else happens."""
 
 
 class Room:
-    """For files of the run `own` (its id) in the folder `runs`, of which one process at a time writes. `limit`: bytes for all of it, at any time."""
+    """Room for files of the run `own` (its id) in the folder `runs`, which one process at a time writes to.
+
+    `limit`: bytes for the whole folder, at any time.
+    """
 
     def __init__(self, runs: Path, own: str, limit: Callable[[], float]) -> None:
         self._runs = runs
@@ -47,11 +52,13 @@ class Room:
         """Bytes, as they were counted last and with what was written since; None before that."""
         self._coming = 0
         self.reader: Reader | None = None
-        """Of the data of our run."""
+        """The reader of our run's data."""
 
     @asynccontextmanager
     async def for_file(self, nbytes: int) -> AsyncIterator[None]:
-        """While it is fetched and written. Raises `LocalError` HP-DISK-005 where there is no room and none can be made."""
+        """Keep room for a file of `nbytes` while it is fetched and written. Raises `LocalError` HP-DISK-005
+        without room.
+        """
         async with self._lock:
             await self._look_for(nbytes)
             self._coming += nbytes
@@ -81,7 +88,9 @@ class Room:
             raise _no_room(self._runs, self._taken, wanted, limit)
 
     async def _spare_shards(self, nbytes: float) -> int:
-        """Remove shards of our run that its reader does not want, those that came first before others, until so many bytes are free; returns how many are."""
+        """Remove shards that our reader does not want, oldest first, until `nbytes` are free; returns the
+        free bytes.
+        """
         shards = await asyncio.to_thread(_by_age, self._runs / self._own)
         wanted: Container[str] = () if self.reader is None else self.reader.wanted()
         spared, freed = list[Path](), 0
@@ -105,7 +114,11 @@ class Room:
 
 
 def check_room(runs: Path, own: str, nbytes: int, limit: float) -> None:
-    """Raises `LocalError` HP-DISK-005 where so many bytes of the run `own` would find no room, though all others made some. Removes nothing."""
+    """Raise `LocalError` HP-DISK-005 if `nbytes` of the run `own` would find no room even without all other
+    runs.
+
+    Nothing is removed.
+    """
     others = (file for run in _others(runs, own) for file in _fetched(run))
     stay = taken(runs) - sum(file.stat(follow_symlinks=False).st_size for file in others)
     if stay + nbytes > limit:
@@ -135,7 +148,9 @@ def taken(runs: Path) -> int:
 
 
 def make_room(runs: Path, own: str, nbytes: float) -> int:
-    """Remove fetched files of runs other than `own` until so many bytes are free, or nothing is left; returns how many are."""
+    """Remove fetched files of runs other than `own` until `nbytes` are free, or nothing is left; returns the
+    free bytes.
+    """
     freed = 0
     for run in sorted(_others(runs, own), key=_joined):
         before = freed
@@ -160,7 +175,9 @@ def _fetched(run: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def _by_age(run: Path) -> list[tuple[Path, int]]:
-    """Shards of a run with their sizes, the oldest first; none of a run that was made here, nor what is half written."""
+    """Shards of a run with their sizes, oldest first; none of a run that was made here, and no half-written
+    ones.
+    """
     if (run / "owner.key").exists():
         return []
     found = [(file.stat(follow_symlinks=False), Path(file)) for file in _files(run / "data")]

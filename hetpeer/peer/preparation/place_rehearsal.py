@@ -1,4 +1,4 @@
-"""How fast this machine is on the blocks of its place, before it has their state."""
+"""Speed of this machine on the blocks of its place, before it has their state."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from hetpeer.stages.ipc.results import CommandFailedError
 from hetpeer.stages.planning.swarms.plan_inputs import times_forward
 
 BUDGET_S = 2.0
-"""No further block is tried after so long: the first ones speak for the others."""
+"""Seconds after which no further block is tried: the first ones stand for the others."""
 
 _log = logging.getLogger(__name__)
 
 
 async def speed_on(compute: Compute, specs: Sequence[BlockSpec], flops_per_second: float) -> float:
-    """FLOP/s that the device reaches on prepared blocks: `flops_per_second`, that of a large matrix product, times λ.
+    """FLOP/s that the device reaches on prepared blocks: `flops_per_second`, of a large matrix product, times
+    λ.
 
-    A rehearsal that fails, for want of memory, leaves the place without λ: training will say so in its own words.
+    If the rehearsal fails for lack of memory, the place stays without λ: training reports that itself.
     """
     flops = seconds = 0.0
     deadline = time.monotonic() + BUDGET_S

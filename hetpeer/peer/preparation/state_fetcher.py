@@ -1,7 +1,7 @@
-"""Getting ready to work: graphs and buffers of a place, shards of data, and the state of its blocks.
+"""Preparation of a place: its graphs and buffers, shards of data, and the state of its blocks.
 
-Files come from whoever has them, checked against the manifest's hashes; states from holders or from the coordinator's
-checkpoint, checked by the digest of their bits.
+Files come from any peer that has them, and are checked against the manifest's hashes. States come from
+holders or from the coordinator's checkpoint, and are checked by their digests.
 """
 
 from __future__ import annotations
@@ -38,18 +38,24 @@ PREPARE_RETRY_S = 2.0
 HOPELESS = ("HP-GPU-001", "HP-MEM-")
 """Codes of what no other copy of a state mends: there is no worker, or no memory for it."""
 ASKED_FIRST = 2
-"""Volunteers that are asked for a shard before the bootstrap node is: they share the work of serving the data."""
+"""Volunteers that are asked for a shard before a reliable peer is: they share the work of serving the
+data.
+"""
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 AT_ONCE = 4
-"""Files that are fetched at a time: a peer has eight streams to another (dht/p2pd/listener.py), and tensors need some."""
+"""Files fetched at a time: a peer has eight streams to another (dht/p2pd/listener.py), and tensors need
+some.
+"""
 
 
 class RunFiles:
-    """The files of a run on this volunteer's disk; what is missing is fetched from the peers `named`, then from reliable ones, then from others
-    that were met, into what `room` there is.
+    """The files of a run on this volunteer's disk.
+
+    A missing file is fetched from the peers `named`, then from reliable ones, then from others that were met,
+    into what `room` there is.
     """
 
     def __init__(
@@ -63,26 +69,28 @@ class RunFiles:
         self._met: dict[str, None] = {}
         self._turns = asyncio.Semaphore(AT_ONCE)
         self.volunteers: tuple[str, ...] = ()
-        """Who takes part, and may have shards of the data."""
+        """Volunteers that take part, and may have shards of the data."""
 
     @property
     def peers(self) -> list[str]:
-        """Whom to ask, in that order."""
+        """Peers to ask, in that order."""
         return list(dict.fromkeys((*self._named, *self.council.peers, *self._met)))
 
     def meet(self, peers: Iterable[str]) -> None:
-        """These may have files, too."""
+        """Add peers that may have files."""
         self._met |= dict.fromkeys(peers)
 
     async def look_for_amendment(self) -> None:
-        """Ask whomever we know whether the reliable peers are others by now. Raises `LocalError` HP-DISK-*."""
+        """Ask all known peers whether the reliable peers have changed. Raises `LocalError` HP-DISK-*."""
         others = [peer for peer in (*self.peers, *self.volunteers) if peer != self._node.peer_id]
         signed = await amended(self._node, self.run.signed, others)
         if signed.amendment is not None:
             self.council.learn(signed.amendment.data)
 
     async def need(self, folder: Path, reference: FileRef) -> Path:
-        """The path of the file, fetched if it is not there or damaged. Raises `RemoteError` HP-SYNC-001, `LocalError` HP-DISK-*."""
+        """Path of the file, fetched if it is missing or damaged. Raises `RemoteError` HP-SYNC-001,
+        `LocalError` HP-DISK-*.
+        """
         path = folder / reference.name
         try:
             await asyncio.to_thread(check_file, reference, path)
@@ -131,10 +139,12 @@ class StateFetcher:
         order: FetchState,
         specs: Sequence[BlockSpec],
     ) -> dict[int, str]:
-        """Load the version that `order` names of every block of `specs`; returns the digests of what was loaded.
+        """Load the version that `order` names of every block of `specs`; returns the digests of what was
+        loaded.
 
-        Tries the holders, then the reliable peers' checkpoints, again and again: cancel it when the version is no longer
-        wanted. Raises `WorkerDiedError`, and `LocalError` HP-MEM-* where there is no memory for it: that is no better the next time.
+        Tries the holders, then the reliable peers' checkpoints, again and again: cancel it when the version
+        is no longer wanted. Raises `WorkerDiedError`, and `LocalError` HP-MEM-* if there is no memory for it:
+        another try would not help.
         """
         return {spec.index: await self._load_block(order, spec) for spec in specs}
 
@@ -176,7 +186,9 @@ class StateFetcher:
         return await going_on(load())
 
     async def _room(self, nbytes: int) -> Extent:
-        """In the arena, once steps that end have left it. Raises ArenaFullError where it would take more than all."""
+        """Room in the arena, once steps that end have freed it. Raises ArenaFullError if more than all of it
+        is needed.
+        """
         while True:
             try:
                 return self._compute.arena.allocate(nbytes)
@@ -223,7 +235,9 @@ async def prepare_block(compute: Compute, files: RunFiles, block: int) -> tuple[
 
 @contextlib.contextmanager
 def _judged(block: int) -> Iterator[None]:
-    """A graph that is refused, by us or by the worker, ends it: no other copy with that hash is another one. Raises `LocalError` HP-RUN-025."""
+    """Turn the refusal of a graph, by us or by the worker, into `LocalError` HP-RUN-025: every copy with that
+    hash is equal.
+    """
     try:
         yield
     except (ProtocolError, CommandFailedError) as error:
@@ -245,7 +259,7 @@ async def _constants(files: RunFiles, spec: BlockSpec) -> dict[str, bytes]:
 
 
 async def keep_trying(get: Callable[[], Awaitable[T]]) -> T:
-    """What `get` gives, once somebody of the run can give it."""
+    """The result of `get`, tried again until a peer of the run can give it."""
     while True:
         try:
             return await get()

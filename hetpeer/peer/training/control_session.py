@@ -1,8 +1,8 @@
-"""The volunteer's word with the coordinator: one control session after another, for as long as it takes part.
+"""The control sessions of a volunteer with the coordinator: one after another, as long as it takes part.
 
-A session outlives broken streams (dht/channels/channel.py). When the coordinator has lost its memory, or another reliable peer is the
-coordinator now, a new one begins with a new Hello, and what is evidence is sent again: the audit counts volunteers' lines, so
-none may be lost with a session.
+A session outlives broken streams (dht/channels/channel.py). When the coordinator has lost its memory, or
+another reliable peer has become the coordinator, a new session begins with a new Hello, and evidence is sent
+again: the audit counts volunteers' lines, so none may be lost with a session.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hetpeer.dht.node.node import Node
 from hetpeer.dht.streams.stream import Stream
 
 RENEWAL_S = 0.2
-"""Between two sessions: a coordinator that forgets us again and again is not asked in a hot loop."""
+"""Seconds between two sessions: a coordinator that forgets us again and again is not asked in a hot loop."""
 PATIENCE_S = 3.0
 """A reliable peer that cannot be reached for so long is not the coordinator, where there are others."""
 ASTRAY_S = 10.0
@@ -35,11 +35,12 @@ _log = logging.getLogger(__name__)
 
 
 class ControlSession:
-    """The control stream to the one of the reliable peers, `council`, that is the coordinator: the others refuse it.
+    """The control stream to that reliable peer of `council` that is the coordinator; the others refuse it.
 
-    `opened` is called at the start of each session and says Hello through `tell`; `received` gets each message.
-    `evidence` gives the lines of our event log after one, some at a time: the coordinator says which is the last that it has. `astray` is called again and again
-    while there is no coordinator: the reliable peers may be others by now.
+    `opened` is called at the start of each session and says Hello through `tell`; `received` gets each
+    message. `evidence` yields the lines of our event log after a given one, some at a time: the coordinator
+    names the last one that it has. `astray` is called again and again while there is no coordinator: the
+    reliable peers may be others by now.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class ControlSession:
 
     @property
     def coordinator(self) -> str:
-        """Whom we take for the coordinator."""
+        """The reliable peer that we take to be the coordinator."""
         return self._council.peers[self._turn % len(self._council.peers)]
 
     async def run(self, incarnation: Callable[[], int]) -> None:
@@ -102,7 +103,7 @@ class ControlSession:
             _log.info("new session with the coordinator: %s", error.why)
             self._turn += 1
         finally:
-            channel.close()  # whoever waits until it has said everything waits in vain
+            channel.close()  # tasks that wait for it to drain would wait for ever
             if self._catching_up is not None:
                 self._catching_up.cancel()
             self._channel = None

@@ -1,7 +1,8 @@
-"""Joining while no coordinator answers: choose and prepare from what the peers say of themselves in the DHT.
+"""Joining while no coordinator answers: choose and prepare a place by the peers' adverts in the DHT.
 
-The adverts decide nothing. They tell which blocks are held least, and with which a step would be shortest, so that the files of the likely place are here when
-a coordinator admits us; if it then gives us another place, only those files were fetched in vain.
+Adverts decide nothing. They tell which blocks have the fewest holders, and with which place a step would be
+shortest, so that the files of the likely place are here when a coordinator admits us. If it gives us another
+place, those files were fetched in vain.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def places_seen(run: RunDirectory, adverts: Mapping[str, Advert], offer: Offer) 
 
 
 def _holder(peer: str, advert: Advert) -> Volunteer:
-    """What it says of itself, as a coordinator would be told."""
+    """A volunteer by its advert, as a coordinator would know it."""
     return Volunteer(
         peer,
         0,
@@ -67,13 +68,13 @@ def _holder(peer: str, advert: Advert) -> Volunteer:
 
 
 def state_bytes(manifest: Manifest, blocks: Iterable[int]) -> int:
-    """What the states of `blocks` take on their way, at most."""
+    """Bytes of the states of `blocks` on the network, at most."""
     vectors = 1 + len(manifest.optimizer_state)
     return sum(manifest.blocks[block].vector_count for block in blocks) * FLOAT_BYTES * vectors
 
 
 def missing_bytes(run: RunDirectory, blocks: Iterable[int]) -> int:
-    """Of the graphs and constants of `blocks`, what is not on this disk yet, by the sizes of the files."""
+    """Bytes of the graphs and constants of `blocks` that are not on this disk yet, by file size."""
     entries = [run.manifest.blocks[block] for block in blocks]
     needed = [(run.path / "graph" / entry.graph.name, entry.graph.bytes) for entry in entries]
     needed += [

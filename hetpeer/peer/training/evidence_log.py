@@ -1,4 +1,6 @@
-"""What the audit counts: signed lines on what entered each update, in our own log and at the coordinator."""
+"""Evidence for the audit: signed lines on the contents of each update, in our own log and at the
+coordinator.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Evidence:
         self._log = EventLog(home.events_path(run), identity)
         self._found_in: e.StepId | None = None
         self._most = len(run.manifest.blocks)
-        """Lines on leftovers of a step: for one of each block a coordinator always has room (bootstrap/log/volunteer_log_files)."""
+        """Lines on leftovers in a step at most: a coordinator always has room for one per block
+        (bootstrap/log/volunteer_log_files).
+        """
         self._lines = 0
         self._found: set[tuple[str, int, int]] = set()
         """(sender, border, id) of leftovers that are written down for that step."""
@@ -59,8 +63,10 @@ class Evidence:
         ]
 
     def found(self, step: e.StepId, incarnation: int, sender: str, found: Leftover) -> list[str]:
-        """Write down which microbatches the task board showed us; returns the line, unless all are there already, or so many lines that somebody shows us more and more
-        of them to fill our log.
+        """Write down which microbatches the task board showed us; returns the new line.
+
+        Returns nothing if all are written down already, or after as many lines as there are blocks: a peer
+        could show us more and more leftovers to fill our log.
         """
         if step != self._found_in:
             self._found_in, self._found, self._lines = step, set(), 0
@@ -88,11 +94,12 @@ class Evidence:
         ]
 
     def after(self, last: str) -> Iterator[list[str]]:
-        """Those of our lines that a coordinator lacks, whose last one of this identity is `last` (empty: it has none), some at a time, also those that come meanwhile.
+        """Our lines that a coordinator lacks, some at a time, those included that are written meanwhile.
 
-        If that is not in our log, it is from another home, or from before a power cut. Incarnations rise from line to line, wherever
-        they were written: what stands under an earlier one was told before, or comes too late to be told in order. Raises
-        `ProtocolError` unless `last` is a line of this identity.
+        `last` is the last line of this identity that it has; empty: it has none. If `last` is not in our log,
+        it is from another home, or from before a power cut. Incarnations rise from line to line, wherever
+        they were written: lines of an earlier incarnation were told before, or come too late to be told in
+        order. Raises `ProtocolError` unless `last` is a line of this identity.
         """
         return self._from(self._after(last))
 

@@ -1,4 +1,4 @@
-"""What everything that carries out a step's effects shares, for the blocks that a volunteer holds."""
+"""The place that a volunteer holds, as shared by everything that carries out a step's effects there."""
 
 from __future__ import annotations
 

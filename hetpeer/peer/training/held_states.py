@@ -1,4 +1,6 @@
-"""The states that a volunteer gives to others: to joiners what it holds, to the coordinator a copy for the checkpoint."""
+"""States that a volunteer serves: to late joiners what it holds, to the coordinator a copy for the
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from hetpeer.peer.transport.worker_posts import WorkerPosts
 from hetpeer.stages.ipc.results import CommandFailedError
 
 STATE_WAIT_S = 20.0
-"""A holder that still applies an update keeps whoever asks for the new state waiting so long at most."""
+"""Seconds that a request for a new state waits at most while the holder still applies the update."""
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +31,9 @@ class HeldStates:
         self._posts: WorkerPosts | None = None
         self._rooms: Mapping[int, int] = {}
         self._snapshots: dict[tuple[TermView, int, int], tuple[bytes, str]] = {}
-        """Line of history, version and block → the copy, and its digest: another line's version has another state."""
+        """(term-view, version, block) → the copy and its digest. Equal versions of two term-views are
+        different states.
+        """
         self._changed = asyncio.Event()
 
     def use(self, posts: WorkerPosts | None, rooms: Mapping[int, int]) -> None:
@@ -38,7 +42,7 @@ class HeldStates:
         self._snapshots = {}
 
     def changed(self) -> None:
-        """Something happened: whoever waits looks again."""
+        """Something has happened: let waiting requests look again."""
         self._changed.set()
 
     def snapshot(self, order: SaveState) -> list[Coroutine[Any, Any, None]]:
@@ -58,7 +62,9 @@ class HeldStates:
         self._changed.set()
 
     async def find(self, cluster: int, version: int, block: int) -> Served | None:
-        """The state of `block` at `version`: the checkpoint's copy, or what we hold if that is where we are."""
+        """The state of `block` at `version`: the checkpoint's copy, or our own if that is our version; None
+        otherwise.
+        """
         if cluster != self._member.line.cluster:
             return None
         try:

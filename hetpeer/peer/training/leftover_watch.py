@@ -1,7 +1,8 @@
-"""Leftovers through the DHT: shows what we keep for holders that we do not know, and asks for what others keep for us.
+"""Leftovers through the DHT: shows what we keep for unknown holders, and asks for what others keep for us.
 
-The board says whom to ask; to ask is to introduce ourselves to the sender, who then sends what it keeps (docs/protocol.md,
-leftovers). A holder looks while it has nothing to do in a step, one that came into the step while it ran at once.
+The task board names senders. To ask one is to introduce ourselves to it; it then sends what it keeps
+(docs/protocol.md, leftovers). A holder looks at the board while it has nothing to do in a step; one that came
+into the step while it ran looks at once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from hetpeer.dht.discovery.task_board import MAX_IDS, TTL_S, Leftover, Note, Tas
 
 LOOK_S = 0.5
 IDLE_S = 2.0
-"""Who was told of the step with everybody else looks after so long without work, and again as often."""
+"""Seconds without work after which a holder that was in the step from its beginning looks, and between two
+looks.
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -39,21 +42,21 @@ class Keeper(Protocol):
 
     @property
     def partners(self) -> Collection[str]:
-        """Who takes part in the step in progress."""
+        """Volunteers that take part in the step in progress."""
 
     def leftovers(self) -> Mapping[int, tuple[int, ...]]:
         """Border → ids that it keeps for a holder that it does not know."""
 
 
 class Asker(Protocol):
-    """Who asks on behalf of the keeper."""
+    """Asks senders on behalf of the keeper."""
 
     def ask(self, sender: str, found: Leftover) -> None:
         """`sender` shows work for us: introduce us."""
 
 
 class LeftoverWatch:
-    """Posts and looks, for `keeper`, whose peer id is `me`, in a run whose microbatches have ids below `ids`."""
+    """Posts and looks for `keeper`, whose peer id is `me`. Microbatches of the run have ids below `ids`."""
 
     def __init__(self, me: str, board: TaskBoard, keeper: Keeper, asker: Asker, ids: int) -> None:
         self._me = me
@@ -67,7 +70,7 @@ class LeftoverWatch:
         self._idle_since: float | None = None
 
     async def watch_forever(self) -> None:
-        """Until cancelled. A DHT that does not answer is asked again at the next turn."""
+        """Post and look until cancelled. A DHT that does not answer is asked again at the next turn."""
         clock = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(LOOK_S)

@@ -1,6 +1,7 @@
-"""With whom links are kept beside the volunteers of a step: those with whom we average, and have averaged. Pure.
+"""Peers to keep links to, besides the volunteers of a step: those that we average with, or did lately. Pure.
 
-In a grouped run partners change from one averaging to the next. A new link takes several trips to open, and more until it is fast.
+In a grouped run partners change from one averaging to the next. A new link takes several round trips to open,
+and more until it is fast.
 """
 
 from __future__ import annotations
@@ -10,20 +11,24 @@ from collections.abc import Collection, Iterator, Mapping
 from hetpeer.averaging.messages import Range
 
 KEPT = 16
-"""With whom parameters were exchanged lately, ourselves among them: each has a part of our memory for what it sends."""
+"""Peers that parameters were exchanged with lately, ourselves included: each has a part of our memory for its
+tensors.
+"""
 
 
 class LinkedPeers:
-    """Those of one volunteer; iterated over, their peer ids."""
+    """The linked peers of one volunteer; iterates over their peer ids."""
 
     def __init__(self) -> None:
         self._group: frozenset[str] = frozenset()
         """All who take part in what we averaged last, or average now."""
         self._met: dict[str, None] = {}
-        """With whom we exchange parameters, the last ones last."""
+        """Peers that we exchange parameters with, the latest ones last."""
 
     def averages(self, roster: Mapping[str, Range], place: Range | None) -> None:
-        """We average with `roster`, and hold `place`: with those who hold some block of it parameters are exchanged."""
+        """We average with `roster` and hold `place`: parameters are exchanged with all that hold a block of
+        it.
+        """
         self._group = frozenset(roster)
         begin, end = place or (0, 0)
         for peer, (first, last) in roster.items():
@@ -34,7 +39,7 @@ class LinkedPeers:
             del self._met[peer]
 
     def gone(self, peers: Collection[str]) -> None:
-        """These have left."""
+        """Forget `peers`, which have left."""
         self._group = self._group.difference(peers)
         self._met = {peer: None for peer in self._met if peer not in peers}
 

@@ -38,20 +38,26 @@ class ReduceExecution:
     # ── as others get it ─────────────────────────────────────────────────────────────────────────────────────────
 
     def outgoing(self, to: str, tensor: Tensor) -> Tensor:
-        """What `to` gets of a part or a sum."""
+        """The tensor that peer `to` gets for a part or a sum: as the run's codec writes it, unless it is for
+        ourselves.
+        """
         return tensor if to == self._me or tensor.written is None else tensor.written
 
     @property
     def coded_smaller(self) -> bool:
-        """Whether shards travel in fewer bytes: then processors are waited for as much as lines, and what leaves says nothing of a line."""
+        """Whether shards are encoded. Then links wait for processors too, and bytes that leave say nothing
+        about a line.
+        """
         return self._codec.values is not None
 
     def coded(self, elements: int) -> Coded:
-        """What the head says of a shard in the run's codec."""
+        """The head's field for a shard of `elements` in the run's codec."""
         return Coded(codec=str(self._codec), written=(Written(elements),))
 
     def _rounding(self, step: e.StepId, shard: e.Shard, parts: int = 0) -> v.Rounding | None:
-        """Of our part of `shard`, or of the sum of so many `parts`."""
+        """How our part of `shard` is rounded, or the sum of so many `parts`; None if shards are not
+        encoded.
+        """
         if not self.coded_smaller:
             return None
         averages = step.group > 0
@@ -103,8 +109,11 @@ class ReduceExecution:
         return value_bytes(self._codec.values, elements)
 
     def sum(self, step: e.StepId, work: e.SumParts) -> Answer | None:
-        """`SumParts` → `summed` or `unusable` of the core's work: parts of another length, or numbers that are not finite. No honest holder sends
-        such: its worker refuses each gradient that is not. A sum of finite parts that is not is everybody's business: it is voted on.
+        """`SumParts` → `summed`, or `unusable` for a part of another length or with numbers that are not
+        finite.
+
+        No honest holder sends such a part: its worker refuses each gradient that is not finite. A sum of
+        finite parts that is not finite concerns all holders, and is voted on.
         """
         shard = work.shard
         elements = shard.end - shard.begin
@@ -171,7 +180,9 @@ class ReduceExecution:
         return answer()
 
     def inspect(self, step: e.StepId, work: e.Inspect) -> Answer | None:
-        """`InspectVector` → `inspected` of the core's work: shards are joined into the block's whole gradient, tied uses added."""
+        """`Inspect` → `inspected`: join shards to the block's whole gradient, and add the uses of tied
+        parameters.
+        """
         elements = self._schema.elements(work.block)
         shards = [shard for shard in work.shards if isinstance(shard, Tensor)]
         if sum(shard.extent.nbytes for shard in shards) != elements * FLOAT_BYTES:
@@ -209,7 +220,9 @@ class ReduceExecution:
     def _add_tied(
         self, step: e.StepId, work: e.Inspect, own: Sequence[Tensor]
     ) -> list[tuple[Use, Tensor, Coroutine[Any, Any, Any]]]:
-        """For each tied parameter of the block: where it lies, room for its gradient, and the sum that is under way."""
+        """For each tied parameter of the block: where it lies, room for its gradient, and the sum in
+        progress.
+        """
         shards: Mapping[int, Sequence[Tensor]] = {
             work.block: own,
             **{b: [t for t in piece.shards if isinstance(t, Tensor)] for b, piece in work.tied.items()},

@@ -1,4 +1,4 @@
-"""What a peer says of itself in the DHT, every few seconds: it finds and informs, it never decides."""
+"""A peer's advert of itself in the DHT, every few seconds: adverts find and inform, they never decide."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from hetpeer.stages.pipeline.utilization import Occupation
 
 PUBLISH_S = 3.0
 GAP_S = 0.5
-"""Between two adverts at least, however often something in them changes."""
+"""Seconds between two adverts at least, however often something in them changes."""
 LOOK_S = 0.2
-"""Between two looks whether something has, however much happens."""
+"""Seconds between two looks at least whether something has changed."""
 TTL_S = 30.0
 LEAVE_S = 1.0
 AT_WORK = frozenset({Phase.READY, Phase.TRAINING, Phase.REDUCING, Phase.APPLYING})
@@ -47,10 +47,11 @@ async def publish_forever(
     notable: Callable[[], object] = lambda: None,
     happens: Callable[[], Awaitable[object]] = _nothing,
 ) -> None:
-    """Publish a fresh advert every PUBLISH_S, and sooner once what is `notable` in it has changed, after GAP_S at least.
+    """Publish a fresh advert every PUBLISH_S, and sooner once its `notable` part has changed, after GAP_S at
+    least.
 
-    `happens` returns once something has happened that may have changed it: nobody looks before that. A store that fails is tried again at
-    the next turn.
+    `happens` returns once something has happened that may have changed it; there is no look before that. A
+    store that fails is tried again at the next turn.
     """
     while True:
         told = notable()
@@ -75,7 +76,9 @@ async def _changed(
 
 
 async def take_leave(roster: Roster, node: Node, role: str) -> None:
-    """Say that we are gone, so that nobody has to wait until the last advert expires. Takes LEAVE_S at most; never raises."""
+    """Publish that we have left, so that nobody waits until the last advert expires. Takes LEAVE_S at most;
+    never raises.
+    """
     gone = Advert(role=role, state=LEFT, **reach_fields(node))
     with contextlib.suppress(RemoteError, TimeoutError):
         async with asyncio.timeout(LEAVE_S):
@@ -120,20 +123,22 @@ def volunteer_advert(volunteer: Volunteer, node: Node, device_name: str) -> Adve
 
 
 def notable_of_volunteer(volunteer: Volunteer) -> object:
-    """What others want to know of it at once, and not only with its next advert."""
+    """The part of its advert that others need at once, and not only with the next regular one."""
     member = volunteer.member
     return member.phase in AT_WORK or member.phase, member.place
 
 
 def workless_advert(node: Node, name: str, state: str) -> Advert:
-    """Of a volunteer that has no compute worker, since it is held back or since one is being started: it holds nothing."""
+    """Advert of a volunteer without a compute worker, because of a hold or because one is being started: it
+    has no blocks.
+    """
     return Advert(
         name=name, addresses=tuple(node.addresses()[:8]), role="volunteer", state=state, **reach_fields(node)
     )
 
 
 def reach_fields(node: Node) -> dict[str, Any]:
-    """How others reach us, as fields of an advert."""
+    """Fields of an advert that say how others reach us."""
     return {
         "reach": node.reach_estimate.reach.value,
         "reach_peers": node.reach_estimate.peers,

@@ -1,4 +1,6 @@
-"""Carries out what spot checks ask of a holder beside computing: it remembers what it has computed from, compares and shows (docs/trust.md)."""
+"""A holder's side of spot checks, besides computing: remember inputs, compare bundles, show digests
+(docs/trust.md).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from hetpeer.stages.pipeline import effects as p
 
 
 class SpotCheckAnswers:
-    """The worker's side of the spot checks of one place, of peer `me`. Without spot checks in the run nothing is remembered."""
+    """The worker's side of the spot checks of one place. Without spot checks in the run nothing is
+    remembered.
+    """
 
     def __init__(self, place: HeldPlace) -> None:
         self._posts = place.posts
@@ -86,11 +90,11 @@ class SpotCheckAnswers:
         return answer()
 
     def given(self, step: e.StepId, asked: m.Show) -> tuple[m.Given, ...]:
-        """Of what that which is `asked` for was computed from."""
+        """Inputs of what is `asked` for; () if the question is about another peer."""
         if asked.peer not in ("", self._me):
             return ()
         return self._given.show(step, 0 if asked.peer else asked.check)
 
     def end_step(self, step: e.StepId) -> None:
-        """Nobody will ask for anything of `step` any more."""
+        """Forget `step`: no coordinator asks for it any more."""
         self._given.end_step(step)

@@ -1,7 +1,7 @@
 """The driver of steps: carries out a step's effects, and brings what peers send to the member core.
 
-Effects are carried out in the order in which they come: a worker command is posted at once, and a task of its own
-waits for its answer. `StepDriver.use` has the table of effects and who carries out each.
+Effects are carried out in the order in which they come: a worker command is posted at once, and a task of its
+own waits for its answer. The table in `StepDriver.use` names the methods for each effect.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class StepDriver:
             self._start(carry_out(step, effect))
 
     def end(self, step: e.StepId) -> None:
-        """Nothing of `step` is needed any more."""
+        """Forget `step`, here and in everything that keeps something of it."""
         self._sent = {sent for sent in self._sent if sent[0] != step}
         self._late = deque(late for late in self._late if late[0] != step)
         self._undecoded = [late for late in self._undecoded if late[0] not in (step, step.on_wire)]

@@ -1,7 +1,8 @@
-"""Coming into a step while it runs: our word to those who do not know us, and theirs to us (docs/protocol.md, leftovers).
+"""Late joiners of a step: introductions to peers that do not know us, and theirs to us (docs/protocol.md,
+leftovers).
 
-The core decides what an introduction means; here a ticket is checked, the link for the newcomer opened, and what the task board
-showed us written down.
+The core decides what an introduction means. Here a ticket is checked, the link for the late joiner opened,
+and what the task board showed us written down.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _log = logging.getLogger(__name__)
 
 
 class StepEntry:
-    """That of one volunteer. `perform` carries out the core's effects, `tell` gives a line of evidence to the coordinator."""
+    """Introductions of one volunteer. `perform` carries out the core's effects, `tell` sends evidence to the
+    coordinator.
+    """
 
     def __init__(
         self,
@@ -47,12 +50,14 @@ class StepEntry:
         self._acquaintances = LinkedPeers()
 
     def begun(self, begin: m.Begin) -> None:
-        """A step begins here: who takes part in it, and how we introduce ourselves to whoever was told before us."""
+        """A step begins here: keep links to its volunteers, and set our introduction for those that may not
+        know us.
+        """
         if begin.group:
             self._acquaintances.averages(begin.roster, self._member.place)
         self._plane.keep_only({*begin.roster, *self._acquaintances})
         if begin.behind:
-            return  # everybody in it is told of us, and who comes into the one before it may not be told yet
+            return  # its roster names us; a late joiner of the step before it may not know us yet
         place = self._member.place
         self._plane.introduction(
             None
@@ -68,7 +73,7 @@ class StepEntry:
         )
 
     def gone(self, message: m.Gone) -> None:
-        """The coordinator says who has left."""
+        """Volunteers that have left, as the coordinator says."""
         self._acquaintances.gone(message.peers)
         self._plane.dismiss(message.peers)
 
@@ -87,11 +92,13 @@ class StepEntry:
         self._plane.introduce(sender)
 
     def introduced(self, peer: str, head: Introduction) -> None:
-        """`peer` says that it takes part in a step. Raises `ProtocolError` for a ticket that no coordinator has given."""
+        """`peer` says that it takes part in a step. Raises `ProtocolError` for a ticket that no coordinator
+        has signed.
+        """
         origin, member = Origin(peer, head.incarnation, head.step_id), self._member
         if not member.work.knows(origin):
             if member.work.step is None or member.work.step.on_wire != head.step_id or not head.ticket:
-                return  # of another step, or somebody who has left it and does not know yet
+                return  # of another step, or from a peer that has left and does not know it yet
             check(self._run_id, self._council.peers, peer, head)
             self._plane.admit(peer)
             blocks = f"{head.begin}-{head.end - 1}"

@@ -1,4 +1,7 @@
-"""What a volunteer shows of what it has received, sent and got in reduces, as fingerprints: for spot checks and for proofs of sums (docs/trust.md)."""
+"""Fingerprints that a volunteer shows of what it has received, sent and got in reduces (docs/trust.md).
+
+Spot checks and sum proofs ask for them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from hetpeer.stages.pipeline.gradient_slots import CHECKS
 
 
 class SumProofAnswers:
-    """Of one place. `answer` carries out what follows."""
+    """The worker's side of the fingerprints of one place."""
 
     def __init__(self, place: HeldPlace) -> None:
         self._posts = place.posts
@@ -30,13 +33,15 @@ class SumProofAnswers:
     # ── received ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def markings(self, step: e.StepId, work: e.SumParts) -> tuple[v.Marking, ...]:
-        """How the parts of `work` are fingerprinted, if there are spot checks."""
+        """Ranges and keys at which the parts of `work` are fingerprinted; () without spot checks."""
         if not self._schema.trust.spot_checks or step.group:
             return ()
         return tuple(map(_marking, self._received.wanted(step, work.shard, work.marks)))
 
     def received(self, step: e.StepId, work: e.SumParts, marks: Sequence[bytes], each: int) -> list[float]:
-        """So they look, `each` so many for one part after the other. Returns how long the parts are, squared."""
+        """Keep the fingerprints `marks` of the parts of `work`, `each` so many per part. Returns squared
+        lengths of parts.
+        """
         own = [unpack(one) for one in marks]
         for place, holder in enumerate(work.holders if own else ()):
             self._received.add(step, work.shard, holder, own[place * each : (place + 1) * each], work.marks)
@@ -45,7 +50,11 @@ class SumProofAnswers:
     # ── shown ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def show(self, step: e.StepId, work: e.ShowMarks, given: tuple[m.Given, ...]) -> Answer:
-        """`ShowMarks` → a message to the coordinator: what we have received of a peer, or what is in the slot of a spot check; and what was `given` to compute it."""
+        """`ShowMarks` → a message to the coordinator.
+
+        It has fingerprints of what we have received of a peer, or of the slot of a spot check, and the inputs
+        `given` for it.
+        """
         asked = work.asked
         posted = [] if asked.peer else [self._slot(step, CHECKS + asked.check, mark) for mark in asked.marks]
 
@@ -92,7 +101,7 @@ class SumProofAnswers:
         self._perform([e.Tell(said)])
 
     def end_step(self, step: e.StepId) -> None:
-        """Nobody will ask for anything of it."""
+        """Forget `step`: no coordinator asks for it any more."""
         self._received.end_step(step)
 
     def _slot(self, step: e.StepId, slot: int, mark: m.Mark) -> Coroutine[Any, Any, r.Marked]:

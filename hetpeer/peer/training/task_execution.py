@@ -1,7 +1,8 @@
 """Carries out a step's tasks with the compute worker, and answers the core.
 
-Each method posts its command at once, so that the worker sees commands in the order of the effects, and returns a
-coroutine that waits for the answer. What a command reads or writes stays pinned until it is answered.
+Each method posts its command at once, so that the worker sees commands in the order of the effects, and
+returns a coroutine that waits for the answer. Tensors that a command reads or writes stay pinned until it is
+answered.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from hetpeer.stages.ipc.results import NO_MEMORY, CommandFailedError
 from hetpeer.stages.pipeline import effects as p
 
 NOT_FINITE = "HP-NUM-001"
-"""What the worker calls a tensor with NaN or infinity in it (stages/worker/tensor_staging.py)."""
+"""The worker's error code for a tensor with NaN or infinity in it (stages/worker/tensor_staging.py)."""
 
 _log = logging.getLogger(__name__)
 
@@ -140,13 +141,17 @@ class TaskExecution:
         return answer()
 
     def _mind_memory(self, error: CommandFailedError) -> None:
-        """Others do the task; that this machine may be no good at this place, its owner hears once."""
+        """Log once that memory was short. Others do the task; the owner learns that the place may be too
+        large.
+        """
         if error.code == NO_MEMORY and not self._told_of_memory:
             self._told_of_memory = True
             _log.warning("a microbatch is left to others, as may be more of them: %s", error)
 
     def _blame(self, error: CommandFailedError, what: str, given: Tensor | None) -> str:
-        """Whose fault it is, if it is what was sent: an honest peer sends no NaN, as its own worker refuses it."""
+        """The sender of `given`, if that tensor is at fault; "" else. No honest peer sends NaN: its own
+        worker refuses it.
+        """
         if given is None or error.code != NOT_FINITE or not error.what.startswith(f"{what}: "):
             return ""
         if given.sender:

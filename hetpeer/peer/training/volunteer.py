@@ -1,8 +1,9 @@
 """A volunteer at work: the member core driven by real channels, the compute worker and the disk.
 
-Events from the network and the worker go into the core; its effects are carried out in order. All of it runs on one
-loop, so nothing here needs a lock. One `Volunteer` lives as long as its compute worker: when that dies, everything
-it held is gone, and a new one with a new incarnation begins (join_run.py).
+Events from the network and the worker go into the core. Its effects are carried out in order, by one queue
+(effect_queue.py). All of it runs on one loop, so nothing here needs a lock. One `Volunteer` lives as long as
+its compute worker: when that dies, everything it held is lost, and a new one with a new incarnation begins
+(join_run.py).
 """
 
 from __future__ import annotations
@@ -190,7 +191,7 @@ class Volunteer:
         await self.session.farewell()
 
     async def step_over(self) -> None:
-        """Return when the oldest step that is under way now is over: committed and applied here, or given up."""
+        """Return when the oldest step in progress now is over: committed and applied here, or given up."""
         step = self.member.work.step
         while step is not None and self.member.work.works_on(step):
             await self.happens()
@@ -205,7 +206,7 @@ class Volunteer:
         self._spawn(self._rejoin())
 
     async def state(self, cluster: int, version: int, block: int) -> Served | None:
-        """A state of ours, for whoever joins and for the checkpoint."""
+        """A state of ours, for late joiners and for the checkpoint; None if it is not here."""
         return await self._states.find(cluster, version, block)
 
     async def _watch_worker(self) -> None:
@@ -364,7 +365,9 @@ class Volunteer:
         self.perform(self.member.prepared(speed))
 
     def _share_memory(self, specs: Sequence[BlockSpec]) -> None:
-        """What is offered is for the worker's part of the place and, where that is in RAM, for tensors in the arena, too."""
+        """Divide the offered memory: the worker's part of the place and, if that is in RAM, tensors in the
+        arena.
+        """
         memory, kept = self.offer.memory_bytes, self._manifest.kept
         most = microbatches_in(memory, specs, kept)
         self._window.reset(most)

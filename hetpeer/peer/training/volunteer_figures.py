@@ -1,4 +1,4 @@
-"""What a volunteer offers, and what it did so far."""
+"""A volunteer's offer, and figures of what it has done so far."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ SPEED_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What this machine brings."""
+    """The resources that this machine offers."""
 
     memory_bytes: int
-    """For a place: of RAM, or of a GPU."""
+    """Bytes for a place, of RAM or of a GPU."""
     flops_per_second: float
     uplink: float = 0.0
     """Bytes/s, as far as it may be used and was measured before; 0: not known."""
     disk_bytes: int = 0
-    """For tensors that must be kept and do not fit into memory."""
+    """Bytes of disk for tensors that must be kept and do not fit into memory."""
     name: str = ""
     in_ram: bool = True
     """Whether the worker's part of a place is in RAM, as tensors that travel are."""
 
 
 class WorkRate:
-    """How many of something are done a second, from one look to the next. Pure; times are given, in seconds."""
+    """Pieces of work per second, from one look to the next. Pure; times are given, in seconds."""
 
     def __init__(self) -> None:
         self._done = 0
@@ -39,7 +39,7 @@ class WorkRate:
         self._known = 0.0
 
     def done(self, now: float) -> None:
-        """One more. The first one says when the work began: how long it took is not known."""
+        """Count one more. The first one only sets the beginning: how long it took is unknown."""
         if self._since is None:
             self._since = now
         else:
@@ -55,17 +55,19 @@ class WorkRate:
 
 @dataclass(slots=True)
 class VolunteerFigures:
-    """For the volunteer's own progress line and its advert."""
+    """Figures for the volunteer's own progress line and its advert."""
 
     microbatches: int = 0
     """Block ranges run forward and backward here."""
     speed: WorkRate = field(default_factory=WorkRate)
-    """In those."""
+    """Rate of those, per second."""
     steps: int = 0
     credited: int = 0
-    """Samples x blocks of ours that commits counted (docs/credit.md). A run that goes back counts some of them once more."""
+    """Samples × blocks of ours that commits counted (docs/credit.md). After a roll-back some are counted
+    again.
+    """
     shares: OccupationShares = field(default_factory=OccupationShares)
-    """What its worker does, and waits for."""
+    """Shares of time in which the worker computes, or waits, by reason."""
     _worked_at: dict[int, float] = field(default_factory=dict)
     """Step that is not over → when something was last done for it."""
     _updated_at: float = 0.0
