@@ -7,6 +7,7 @@ itself counts as number 0 with empty lists; the highest number is in force.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -20,7 +21,14 @@ from hetpeer.bootstrap.run.vouchers import Serial
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.untrusted import first_wrong
 
-PeerId = Annotated[str, Field(pattern=r"^[1-9A-HJ-NP-Za-km-z]{10,100}$")]
+
+def _peer_id(text: str) -> str:
+    if not re.fullmatch(r"[1-9A-HJ-NP-Za-km-z]{10,100}", text):
+        raise ValueError(f"{text[:100]!r} is not the id of a peer, as hetpeer id prints it")
+    return text
+
+
+PeerId = Annotated[str, AfterValidator(_peer_id)]
 
 
 def _odd_and_different(peers: tuple[str, ...]) -> tuple[str, ...]:

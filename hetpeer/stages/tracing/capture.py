@@ -6,9 +6,12 @@ model allows it. `torch.no_grad` regions are kept as detached results.
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import operator
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,6 +21,8 @@ from torch.export import Dim, ExportedProgram
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.tracing.author_lines import author_frame
 from hetpeer.stages.tracing.refusals import unfit, unsupported
+
+_log = logging.getLogger(__name__)
 
 MAX_BATCH = 1 << 20
 DROPOUTS = frozenset({"aten.dropout.default", "aten.dropout_.default", "aten.native_dropout.default"})
@@ -65,8 +70,7 @@ def _export_fixed(model: nn.Module, example: Mapping[str, Tensor], autocast: boo
 
 
 def _export(model: nn.Module, example: Mapping[str, Tensor], dynamic: Any, autocast: bool) -> ExportedProgram:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # a warning of torch about torch
+    with _quiet_torch():
         exported = torch.export.export(model, (), dict(example), strict=False, dynamic_shapes=dynamic)
         _keep_no_grad(exported)
         if autocast:
@@ -81,6 +85,25 @@ def _export(model: nn.Module, example: Mapping[str, Tensor], dynamic: Any, autoc
             "leave it out, or give it the probability 0",
         )
     return decomposed
+
+
+@contextlib.contextmanager
+def _quiet_torch() -> Iterator[None]:
+    """Keep torch's warnings and graph dumps off the terminal; -vv shows them.
+
+    Our own error says what is wrong with a trace.
+    """
+    reporter, said = logging.getLogger("torch.fx.experimental.symbolic_shapes"), io.StringIO()
+    before = reporter.level
+    reporter.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(said):
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        reporter.setLevel(before)
+        if said.getvalue().strip():
+            _log.debug("torch says: %s", said.getvalue())
 
 
 def _keep_casts(exported: ExportedProgram) -> None:
