@@ -104,7 +104,10 @@ def test_folder_is_claimed_and_an_earlier_demo_replaced(tmp_path: Path) -> None:
 
 def test_foreign_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("precious")
-    with pytest.raises(LocalError, match="no demo made it") as caught, claimed(DemoSettings(out=tmp_path)):
+    with (
+        pytest.raises(LocalError, match="exists and is not empty") as caught,
+        claimed(DemoSettings(out=tmp_path)),
+    ):
         pass
     assert caught.value.code == "HP-DISK-003"
     assert (tmp_path / "thesis.txt").read_text() == "precious"

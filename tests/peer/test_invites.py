@@ -137,7 +137,7 @@ def test_it_is_short_enough_for_one_address_to_be_typed_and_bounded_for_many() -
 def test_each_rule_has_its_reason() -> None:
     text = str(INVITE)
     assert "longer than" in refusal(text + "a" * MAX_LENGTH).why
-    assert "not whole" in refusal(text[:60]).why
+    assert "incomplete" in refusal(text[:60]).why
     assert "do not fit" in refusal(text.replace("203.0", "203.1")).why
     assert "spelled" in refusal(str(Invite("a--b", RUN, (PLAIN,)))).why
     assert "more than" in refusal(str(Invite("a", RUN, (PLAIN,) * 9))).why

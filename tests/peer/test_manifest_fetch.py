@@ -15,6 +15,7 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.storage.file_service import PROTOCOL, FileService, Served
 from hetpeer.bootstrap.storage.run_files import ServedRunFiles
 from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.printable import short_id
 from hetpeer.dht.discovery.roster import Roster
 from hetpeer.dht.identity.addresses import Address, parse_address
 from hetpeer.dht.identity.peer_identity import Identity
@@ -117,7 +118,7 @@ async def test_strangers_that_are_silent_or_lie_hold_nobody_up(
         with pytest.raises(LocalError) as caught:
             await fetch_manifest(newcomer, [address(rendezvous)], run.run_id)
         assert caught.value.code == "HP-NET-006"
-        assert f"peer {liar.peer_id} is not believed: manifest damaged" in caplog.text
+        assert f"peer {short_id(liar.peer_id)} gave no valid manifest: manifest damaged" in caplog.text
 
         monkeypatch.setattr(manifest_fetch, "FILE_TIMEOUT_S", 600.0)
         await serve(honest, run, tmp_path)
@@ -141,7 +142,11 @@ async def test_who_comes_back_goes_on_to_the_next_peer_when_one_is_not_believed(
         remember(home.path, run.run_id, [address(elsewhere), address(liar)])
         remember_seen(home.path, run.run_id, [address(honest)])
         arriving = asyncio.create_task(arrive(NodeConfig(host="127.0.0.1"), home, run.run_id))
-        await until(lambda: f"peer {elsewhere.peer_id} is not believed" in caplog.text, "it is said", 100.0)
+        await until(
+            lambda: f"peer {short_id(elsewhere.peer_id)} gave no valid manifest" in caplog.text,
+            "it is said",
+            100.0,
+        )
         assert not arriving.done()
         await serve(honest, run, tmp_path)
         named = NodeConfig(host="127.0.0.1", peers=(address(liar),))

@@ -35,7 +35,7 @@ async def test_nobody_there(swarm: Swarm) -> None:
     alone = swarm.volunteer("alone", via=nobody, before="gives_up_soon")
     await fails(garbled, ExitCode.USAGE, "HP-ADDR-001", "/ip4/")
     await fails(alone, ExitCode.NETWORK, "HP-NET-002", "nothing listens there")
-    assert re.findall(r"again in (\d+) s", alone.said) == ["1"]
+    assert re.findall(r"next try in (\d+) s", alone.said) == ["1"]
     assert not garbled.home.exists()
     assert {path.name for path in alone.home.iterdir()} == {"identity.key", "identity.key.lock", "daemon.log"}
 

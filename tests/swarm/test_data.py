@@ -34,6 +34,6 @@ async def test_a_shard_that_nobody_has_halts_the_run(swarm: Swarm) -> None:
     for child in (bootstrap, *volunteers):
         assert await child.ended() == ExitCode.RUN_CLOSED, child.said
         last = child.said.splitlines()[-1]
-        assert last.startswith(("HP-RUN-011: the run was halted", "HP-RUN-010: the run does not go on")), last
+        assert last.startswith(("HP-RUN-011: the run was halted", "HP-RUN-010: the run has stopped")), last
         assert "of step 0 is not here" in last
     assert swarm.version == 0

@@ -47,7 +47,7 @@ async def test_a_loss_that_is_not_finite_halts_the_run(swarm: Swarm) -> None:
     for child in (bootstrap, *volunteers):
         assert await child.ended() == ExitCode.RUN_CLOSED, child.said
         last = child.said.splitlines()[-1]
-        assert last.startswith(("HP-RUN-011: the run was halted", "HP-RUN-010: the run does not go on")), last
+        assert last.startswith(("HP-RUN-011: the run was halted", "HP-RUN-010: the run has stopped")), last
         assert "step 1" in last
         assert "not finite" in last
     assert [record["kind"] for record in swarm.records()][-1] == "halt"

@@ -54,11 +54,11 @@ async def test_closed_volunteers_train_through_a_relay_that_dies(swarm: Swarm) -
         bootstrap = await swarm.bootstrap()
         relay = swarm.address.rpartition("/")[2]
         opened = swarm.volunteer("open", node=3)
-        await opened.says(f"this machine takes connections at {lab.address(3)}", KNOWN_S)
+        await opened.says(f"others reach this machine at {lab.address(3)}", KNOWN_S)
         names = "one", "two"
         closed = [swarm.volunteer(name, node=node) for node, name in enumerate(names, 1)]
         for volunteer in closed:
-            await volunteer.says("no connection from outside gets in (", KNOWN_S)
+            await volunteer.says("no connection from outside reaches this machine (", KNOWN_S)
             await volunteer.says(f"through the relay …{relay[-6:]}", KNOWN_S)
         opened.signal(signal.SIGKILL)
         watcher = swarm.start("watcher", "status", "--bootstrap", swarm.address, "--watch", "--json")
@@ -95,7 +95,7 @@ async def test_volunteers_that_cannot_reach_each_other_train_through_the_reliabl
         names = "one", "two"
         volunteers = [swarm.volunteer(name, node=node) for node, name in enumerate(names, 1)]
         for node, volunteer in enumerate(volunteers, 1):
-            await volunteer.says(f"takes connections at {lab.address(node)}", KNOWN_S)
+            await volunteer.says(f"others reach this machine at {lab.address(node)}", KNOWN_S)
         watcher = swarm.start("watcher", "status", "--bootstrap", swarm.address, "--watch", "--json")
         await both_go(watcher, volunteers, ("public", [], [f"through {relay[-8:]}"]))
         await swarm.committed(5)

@@ -84,7 +84,7 @@ class DirectStreams:
         try:
             await self._tls_listener.start()
         except OSError as error:
-            _log.warning("others send to us through libp2p alone, for want of a port: %s", error)
+            _log.warning("no direct port, so other peers reach this one through p2pd only: %s", error)
             return
         self._listener.serve(PROTOCOL, self._tls_listener.handle, CONTROL)
 

@@ -83,9 +83,9 @@ async def arrived(
 
 def _what_next(turn: Round, known: bool) -> str:
     if not turn.pause_s:
-        return "now those by whom the run was found before"
-    before = "they were there before, so " if known else ""
-    return f"{before}again in {turn.pause_s:.0f} s"
+        return "trying the addresses remembered from the last time"
+    before = "they have answered before; " if known else ""
+    return f"{before}next try in {turn.pause_s:.0f} s"
 
 
 async def _arrive(

@@ -98,7 +98,7 @@ class Inviting:
                 if now == before and (invite := self.renewed()) is not None:
                     told(invite)
             except (LocalError, OSError) as error:  # OSError: nobody reads what we print any more
-                _log.warning("the invite in %s is not made anew: %s", self._run.path, error)
+                _log.warning("the invite in %s could not be renewed: %s", self._run.path, error)
             before = now
 
     def _made(self) -> Invite | None:
@@ -126,7 +126,7 @@ def kept_invite(run: RunDirectory, more: Sequence[Address], voucher: bytes = b""
             "HP-RUN-017",
             f"no address is known for an invite to {run.path}",
             why=why,
-            fix=f"start hetpeer bootstrap {run.path}, or say an address: hetpeer invite {run.path} --bootstrap ADDR",
+            fix=f"start hetpeer bootstrap {run.path}, or give an address: hetpeer invite {run.path} --bootstrap ADDR",
             exit_code=ExitCode.CONFIG,
         )
     return make_invite(run.manifest.name, run.run_id, [*more, *kept], voucher)

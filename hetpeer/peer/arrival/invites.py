@@ -63,10 +63,10 @@ def parse_invite(text: str) -> Invite:
         raise unusable(text, f"it is longer than {MAX_LENGTH} characters")
     found = _LINK.fullmatch(text)
     if found is None:
-        raise unusable(text, "it is not whole, or something has changed characters in it")
+        raise unusable(text, "it is incomplete, or characters in it were changed")
     name, run, places, check = found.groups()
     if check != _check(text[: found.end(3)]):
-        raise unusable(text, "its last six characters do not fit the rest: a part is lost or changed")
+        raise unusable(text, "its checksum is wrong: a part is missing or was changed")
     parts = places.split(",")
     voucher = parts.pop().removeprefix(_VOUCHER) if parts[-1].startswith(_VOUCHER) else ""
     if not parts:
@@ -77,13 +77,13 @@ def parse_invite(text: str) -> Invite:
         addresses = tuple(parse_address(unquote(part, errors="strict")) for part in parts)
         invite = Invite(name, run, addresses, of_text(voucher))
     except UnicodeDecodeError as error:
-        raise unusable(text, "an address in it is no text") from error
+        raise unusable(text, "an address in it is not text") from error
     except ValueError as error:
-        raise unusable(text, "the voucher in it is none") from error
+        raise unusable(text, "the voucher in it is damaged") from error
     except LocalError as error:
         raise unusable(text, f"an address in it is wrong: {error.why}") from error
     if not _NAME.fullmatch(name) or str(invite) != text:
-        raise unusable(text, "it is not spelled as hetpeer does")
+        raise unusable(text, "it is not written as hetpeer writes it")
     return invite
 
 
@@ -103,7 +103,7 @@ def destination(texts: Iterable[str], run: str = "") -> Destination:
         raise LocalError(
             "HP-ADDR-003",
             f"{run[:80]!r} is not the id of a run",
-            why="that has 32 digits and letters from a to f",
+            why="a run id has 32 characters, digits and letters from a to f",
             fix="copy it from hetpeer status, or ask for an invite",
             exit_code=ExitCode.USAGE,
         )
@@ -115,7 +115,9 @@ def destination(texts: Iterable[str], run: str = "") -> Destination:
             continue
         invite = parse_invite(text)
         if run not in ("", invite.run):
-            raise unusable(text, f"it is to run {invite.run}, and something else that was said to run {run}")
+            raise unusable(
+                text, f"it leads to run {invite.run}, and the other invite or --run names run {run}"
+            )
         run = invite.run
         addresses += invite.addresses
         voucher = invite.voucher or voucher

@@ -130,9 +130,10 @@ def back_to(home: Path, run: str = "") -> Destination:
             return known.destination
     raise LocalError(
         "HP-ADDR-002",
-        "no peer to ask is known",
+        "no run is known here",
         why=f"nobody has joined {f'run {run}' if run else 'a run'} from {home} yet",
-        fix="give an invite (hetpeer://…), or say whom to ask: --bootstrap ADDR; of a run that is served here: --home DIR; hetpeer join --lan looks in the local network",
+        fix="give an invite (hetpeer://…) or an address (--bootstrap ADDR); for a run served on this machine --home DIR; hetpeer"
+        " join --lan searches the local network",
         exit_code=ExitCode.USAGE,
     )
 

@@ -85,7 +85,7 @@ async def announce_forever(node: Node, host: str, run: str, name: str) -> None:
     try:
         await _announce(node, host, run, name)
     except (OSError, Error) as error:
-        _log.warning("nobody finds this peer in the local network: %s", error or type(error).__name__)
+        _log.warning("this peer cannot be found in the local network: %s", error or type(error).__name__)
 
 
 async def _announce(node: Node, host: str, run: str, name: str) -> None:

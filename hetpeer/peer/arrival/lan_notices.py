@@ -66,16 +66,16 @@ def chosen(heard: Iterable[Notice], run: str = "") -> Destination:
     for one in heard:
         runs.setdefault(one.run, []).append(one)
     if run and run not in runs:
-        others = f"; heard of were {_listed(runs)}" if runs else ""
-        raise nobody_nearby(f"nobody there says to be in run {run}{others}")
+        others = f"; there are {_listed(runs)}" if runs else ""
+        raise nobody_nearby(f"no peer there is in run {run}{others}")
     if not runs:
-        raise nobody_nearby("nobody there says to be in one")
+        raise nobody_nearby("no peer answered there")
     if not run and len(runs) > 1:
         raise LocalError(
             "HP-ADDR-004",
             f"there are {len(runs)} runs in the local network",
             why=_listed(runs),
-            fix="say which one: hetpeer join --lan --run ID",
+            fix="choose one: hetpeer join --lan --run ID",
             exit_code=ExitCode.USAGE,
         )
     (found,) = (run,) if run else runs
@@ -90,7 +90,7 @@ def nobody_nearby(why: str) -> LocalError:
         "HP-NET-016",
         "no run is found in the local network",
         why=why,
-        fix="start one of its peers with --lan, too, or give hetpeer join an invite",
+        fix="start a peer of the run with --lan as well, or give hetpeer join an invite",
         exit_code=ExitCode.NETWORK,
     )
 

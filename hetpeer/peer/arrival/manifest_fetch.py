@@ -12,6 +12,7 @@ from hetpeer.bootstrap.run.manifest import SignedManifest, read
 from hetpeer.bootstrap.run.owner_signature import AMENDMENT, MANIFEST
 from hetpeer.bootstrap.storage.file_service import FILE_TIMEOUT_S, fetch
 from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError, PeerLostError, RemoteError
+from hetpeer.dht.base.printable import short_id
 from hetpeer.dht.discovery.roster import Roster
 from hetpeer.dht.identity.addresses import Address
 from hetpeer.dht.node.node import Node
@@ -63,7 +64,12 @@ async def fetch_manifest(
         if found is None and (blamed := [wrong[peer] for peer in peers if peer in wrong]):
             raise blamed[0]
         for peer in wrong.keys() - told:
-            _log.warning("peer %s is not believed: %s; why: %s", peer, wrong[peer].what, wrong[peer].why)
+            _log.warning(
+                "peer %s gave no valid manifest: %s; why: %s",
+                short_id(peer),
+                wrong[peer].what,
+                wrong[peer].why,
+            )
         told.update(wrong)
         if found is not None:
             return replace(found, signed=await amended(node, found.signed, asked))
@@ -72,9 +78,9 @@ async def fetch_manifest(
             await asyncio.sleep(RETRY_S)
     raise LocalError(
         "HP-NET-006",
-        f"no peer is found that serves run {goal}" if goal else "no peer at the given address serves a run",
+        f"no peer found that serves run {goal}" if goal else "no peer at the given address serves a run",
         why=silent or "no address was given",
-        fix="check the address with whoever gave it to you; to join through a rendezvous, use an invite",
+        fix="check the address with the person who gave it to you; to join through a rendezvous, use an invite",
         exit_code=ExitCode.NETWORK,
     )
 

@@ -21,14 +21,14 @@ def words(standing: ReachEstimate, relays: Sequence[str]) -> str:
     tried = f"{standing.peers} peer{'s' if standing.peers != 1 else ''} tried"
     match standing.reach:
         case ReachKind.PUBLIC:
-            return f"this machine takes connections at {standing.ip} port {standing.port} ({tried})"
+            return f"others reach this machine at {standing.ip} port {standing.port} ({tried})"
         case ReachKind.PRIVATE if relays:
             names = ", ".join(short_id(relay) for relay in relays)
-            return f"no connection from outside gets in ({tried}): others come through the relay {names}"
+            return f"no connection from outside reaches this machine ({tried}); others reach it through the relay {names}"
         case ReachKind.PRIVATE:
-            return f"no connection from outside gets in ({tried}), and no peer relays: this machine can only call others"
+            return f"no connection from outside reaches this machine ({tried}), and there is no relay: it can only call others"
         case _:
-            return "no peer could say whether connections from outside get in"
+            return "it is not known whether others can reach this machine: no peer could try"
 
 
 async def tell_forever(node: Node, *, reliable: bool) -> None:
@@ -43,7 +43,10 @@ async def tell_forever(node: Node, *, reliable: bool) -> None:
         if line not in (told, "") and (not told or line == before) and (known or not reliable):
             told = line
             if reliable and node.reach_estimate.reach is ReachKind.PRIVATE:
-                _log.warning("%s; the swarm needs this one to take connections: forward its port", line)
+                _log.warning(
+                    "%s; volunteers must be able to connect to this peer: forward its port in your router",
+                    line,
+                )
             else:
                 say(line)
         before = line

@@ -1,4 +1,4 @@
-"""A node that others come to, at an address that stays: what `hetpeer bootstrap` is without a run (docs/joining.md).
+"""Rendezvous: a node at a fixed address, `hetpeer bootstrap` without a run (docs/joining.md).
 
 It has its part in the DHT, relays, and tells others whether they are reachable. A reliable peer is one with a run.
 """

@@ -1,4 +1,4 @@
-"""The examination in its order: what is quick and needs nothing first."""
+"""All checks of `hetpeer doctor` in their order: quick ones first."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def memory(free: int, total: int, cores: int) -> Verdict:
     little = LocalError(
         "HP-MEM-003",
         "little memory is free",
-        why=f"{said}, and a volunteer takes {bytes_text(LEAST_MEMORY)} before it holds anything of a model",
+        why=f"{said}, and a volunteer needs {bytes_text(LEAST_MEMORY)} besides its part of the model",
         fix="close other programs, or give this machine (or its container) more memory",
         exit_code=ExitCode.TOO_SMALL,
     )

@@ -141,7 +141,7 @@ def asked(texts: list[str] | None, home: Path | None, run: str = "") -> Destinat
     if here is None and home is not None and not texts and (home / "manifest.hetpeer").exists():
         from hetpeer.peer.control.control_client import not_running
 
-        raise not_running(home, f"it is a run's directory: hetpeer bootstrap {home} serves it")
+        raise not_running(home, f"that is a run directory that nobody serves: hetpeer bootstrap {home} does")
     nearby = here.addresses if here is not None else ()
     goal = destination(texts or nearby, run)
     return goal if goal.addresses else back_to(home or default_home(), run)

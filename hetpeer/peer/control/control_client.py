@@ -41,9 +41,9 @@ class ControlConnection:
         except TimeoutError as error:
             raise LocalError(
                 "HP-CTL-002",
-                f"the hetpeer of {self._home} does not answer",
-                why=f"it has said nothing for {ANSWER_S:.0f} s: it is frozen, or its machine is short of memory",
-                fix="try again, or end its process",
+                f"the hetpeer daemon of {self._home} does not answer",
+                why=f"no answer in {ANSWER_S:.0f} s: it is frozen, or the machine is short of memory",
+                fix="try again, or end its process (kill)",
             ) from error
         except ConnectionError as error:
             raise not_running(self._home, "it has just ended") from error
@@ -69,7 +69,7 @@ def connected(home: Path) -> Iterator[ControlConnection]:
             with opened(home) as (_, address):
                 there.connect(address)
         except (FileNotFoundError, ConnectionRefusedError) as error:
-            raise not_running(home, "nobody has started one, or it has ended") from error
+            raise not_running(home, "none was started, or it has ended") from error
         except OSError as error:
             raise not_running(home, f"{error.strerror or error}") from error
         yield ControlConnection(home, there)
@@ -85,8 +85,8 @@ def not_running(home: Path, why: str) -> LocalError:
     """HP-CTL-001."""
     return LocalError(
         "HP-CTL-001",
-        f"no hetpeer runs from {home}",
+        f"no hetpeer daemon runs from {home}",
         why=why,
-        fix="start one, or say where the one that you mean lives: --home (of a reliable peer: its run directory)",
+        fix="start one with hetpeer join, or give the right folder with --home (for a reliable peer: its run directory)",
         exit_code=ExitCode.NOT_RUNNING,
     )

@@ -193,9 +193,9 @@ def not_understood(why: str) -> LocalError:
     """HP-CTL-003."""
     return LocalError(
         "HP-CTL-003",
-        "not understood",
+        "the daemon and this command do not understand each other",
         why=why,
-        fix="use the hetpeer that the daemon was started with",
+        fix="use the same version of hetpeer for both: restart the daemon after an update",
         exit_code=ExitCode.USAGE,
     )
 

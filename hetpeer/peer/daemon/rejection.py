@@ -1,4 +1,4 @@
-"""Why a run takes us no more, or not at all, as the error that ends the command."""
+"""Errors that end `hetpeer join` when a run rejects this peer."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 
 
 def rejection(stop: Stop) -> LocalError:
-    """What `stop` means for whoever started us (docs/admission.md)."""
+    """The error for the reason in `stop.rejected` (docs/admission.md)."""
     match stop.rejected:
         case "version":
             return LocalError(
                 "HP-RUN-002",
-                "the run speaks another version",
+                "the run needs another version of hetpeer",
                 why=stop.why,
-                fix="use the version of hetpeer the run was made for",
+                fix="use the version of hetpeer that the run was made for",
                 exit_code=ExitCode.VERSION,
             )
         case "banned":
@@ -28,9 +28,9 @@ def rejection(stop: Stop) -> LocalError:
         case "uninvited":
             return LocalError(
                 "HP-RUN-020",
-                "the run does not take everybody",
+                "the run takes invited or listed peers only",
                 why=stop.why,
-                fix="ask its author for an invite, and give all of it to hetpeer join",
+                fix="ask its author for an invite, and give the whole link to hetpeer join",
                 exit_code=ExitCode.RUN_CLOSED,
             )
         case "work":
@@ -44,7 +44,7 @@ def rejection(stop: Stop) -> LocalError:
         case "crowded":
             return LocalError(
                 "HP-RUN-022",
-                "the run takes no more volunteers of this network now",
+                "the run takes no more volunteers from this network at the moment",
                 why=stop.why,
                 fix="try again later",
                 exit_code=ExitCode.TRY_LATER,
@@ -52,7 +52,7 @@ def rejection(stop: Stop) -> LocalError:
         case _:
             return LocalError(
                 "HP-RUN-010",
-                "the run does not go on",
+                "the run has stopped",
                 why=stop.why,
                 fix="ask the run's author",
                 exit_code=ExitCode.RUN_CLOSED,

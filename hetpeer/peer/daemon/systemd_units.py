@@ -193,9 +193,9 @@ def _systemctl(*arguments: str) -> str:
 def _no_systemd(why: str) -> LocalError:
     return LocalError(
         "HP-SVC-001",
-        "systemd does not do as it is asked",
+        "systemd refused the order",
         why=why,
-        fix="log in as yourself, not by sudo or su, or run it without a service",
+        fix="log in as yourself, not with sudo or su; or run hetpeer without a service",
     )
 
 

@@ -58,7 +58,7 @@ class DemoSettings:
                 raise LocalError(
                     "HP-DEMO-001",
                     what,
-                    why="somebody has to finish the run",
+                    why="at least one volunteer must be left to finish the run",
                     fix="for example: hetpeer demo --peers 4 --steps 60 --kill 1",
                     exit_code=ExitCode.USAGE,
                 )
@@ -101,7 +101,7 @@ def claimed(settings: DemoSettings) -> Iterator[None]:
         raise LocalError(
             "HP-DISK-003",
             f"{out} exists and is not empty",
-            why="no demo made it, so none writes over it",
+            why="it is not the folder of an earlier demo, so it is not overwritten",
             fix="choose another folder with --out",
             exit_code=ExitCode.CONFIG,
         )
@@ -138,8 +138,8 @@ def make_run(settings: DemoSettings, tell: Callable[[str], None]) -> RunDirector
     if any(FUNCTION.fullmatch(str(path)) for path in settings.data):
         raise LocalError(
             "HP-DEMO-005",
-            "a demo trains on texts",
-            why="it ends with one that the trained model has written",
+            "a demo trains on text",
+            why="it ends with a text that the trained model writes",
             fix="give text files or folders; for other data there are hetpeer init, bootstrap and join",
             exit_code=ExitCode.USAGE,
         )

@@ -67,7 +67,7 @@ def changed(path: Path, key: str, value: str) -> str:
     parse_where(after.dashboard.listen)
     text = edited(_text(path), key, after.flat()[key])
     if not _says(text, after):
-        raise wrong_setting(key, str(path), "it is not written in one line of its own; change it by hand")
+        raise wrong_setting(key, str(path), "it is not on a line of its own in the file; change it by hand")
     return text
 
 
@@ -124,6 +124,6 @@ def _unreadable(path: Path, why: str) -> LocalError:
         "HP-CONF-003",
         f"the settings in {path} cannot be read",
         why=why,
-        fix="correct the file, or move it away",
+        fix="correct the file, or remove it",
         exit_code=ExitCode.CONFIG,
     )

@@ -134,9 +134,9 @@ def idle_unknown() -> LocalError:
     """HP-SYS-007."""
     return LocalError(
         "HP-SYS-007",
-        "whether anybody uses this machine is not known here",
-        why="neither GNOME over D-Bus, nor X11, nor logind says it",
-        fix="hetpeer config set when.mode always, or schedule with hours: with idle it stays paused",
+        "it is not known whether anybody uses this machine",
+        why="neither GNOME (D-Bus), nor X11, nor logind reports it",
+        fix="hetpeer config set when.mode always, or schedule with when.hours; in mode idle it stays paused",
         exit_code=ExitCode.CONFIG,
     )
 

@@ -219,7 +219,7 @@ def wrong_setting(key: str, source: str, why: str) -> LocalError:
     """HP-CONF-003."""
     return LocalError(
         "HP-CONF-003",
-        f"the setting {key} of {source} cannot be",
+        f"the setting {key} of {source} has no valid value",
         why=why,
         fix="correct it; docs/limits.md says what each setting takes",
         exit_code=ExitCode.CONFIG,
@@ -228,7 +228,7 @@ def wrong_setting(key: str, source: str, why: str) -> LocalError:
 
 def _unknown(dotted: str, source: str) -> LocalError:
     near = _near(dotted, 0.6)
-    return wrong_setting(dotted, source, f"there is none of that name{f', but {near}' if near else ''}")
+    return wrong_setting(dotted, source, f"there is no setting of that name{f', but {near}' if near else ''}")
 
 
 def _near(dotted: str, alike: float = 0.8) -> str | None:

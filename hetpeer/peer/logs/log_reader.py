@@ -62,8 +62,8 @@ class LogReader:
             raise LocalError(
                 "HP-CTL-004",
                 f"there is no log in {home}",
-                why=f"{error.strerror}: no hetpeer has run from there, or it is another user's",
-                fix="say where the one that you mean lives: --home (of a reliable peer: its run directory)",
+                why=f"{error.strerror}: no hetpeer has run from there, or it belongs to another user",
+                fix="give the right folder with --home (for a reliable peer: its run directory)",
                 exit_code=ExitCode.NOT_RUNNING,
             ) from error
 

@@ -216,6 +216,6 @@ def _too_early(why: str) -> LocalError:
         "HP-PLAN-001",
         "nothing can be predicted yet",
         why=why,
-        fix="look again in a few steps",
+        fix="try again in a few steps",
         exit_code=ExitCode.TRY_LATER,
     )

@@ -85,9 +85,9 @@ def inventory(manifest: Manifest, adverts: Mapping[str, Advert]) -> Inventory:
     if not known:
         raise LocalError(
             "HP-PLAN-001",
-            "there is nothing to write down yet",
-            why="no volunteer says what it can do",
-            fix="look again when volunteers have joined",
+            "no volunteers are known yet",
+            why="no volunteer has published its speed",
+            fix="try again when volunteers have joined",
             exit_code=ExitCode.TRY_LATER,
         )
     fronts = _fronts(known, adverts)

@@ -101,7 +101,7 @@ def _set_aside(key: Path) -> Path:
 def _not_backed_up(target: Path, error: OSError) -> LocalError:
     return LocalError(
         "HP-ID-003",
-        f"the identity is not backed up to {target}",
+        f"cannot back up the identity to {target}",
         why=error.strerror or str(error),
         fix="name a new file, in a folder that you can write to",
         exit_code=ExitCode.IDENTITY,

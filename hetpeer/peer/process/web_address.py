@@ -43,9 +43,9 @@ def nowhere(text: str) -> LocalError:
     """HP-WEB-002: no dashboard can be served at `text`."""
     return LocalError(
         "HP-WEB-002",
-        f"{text[:80]!r} is nowhere a dashboard could be served",
-        why="that is a port, or an address of this machine and a port",
-        fix="--dashboard 8787 or --dashboard 0.0.0.0:8787; join and bootstrap serve none with --dashboard off",
+        f"{text[:80]!r} is not a place for a dashboard",
+        why="it must be a port, or an address of this machine and a port",
+        fix="--dashboard 8787 or --dashboard 0.0.0.0:8787; --dashboard off for none",
         exit_code=ExitCode.USAGE,
     )
 

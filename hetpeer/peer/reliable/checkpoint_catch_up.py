@@ -47,5 +47,5 @@ class CheckpointCatchUp:
                 await self._checkpoints.sealed(last)
         except RemoteError as error:
             level = logging.DEBUG if known else logging.WARNING
-            _log.log(level, "checkpoint %s is not copied yet: %s", last["version"], error)
+            _log.log(level, "checkpoint %s could not be copied yet: %s", last["version"], error)
             self._lacking, self._not_before = last, asyncio.get_running_loop().time() + AGAIN_S

@@ -56,7 +56,7 @@ async def deliver(council: MembershipConfig, addresses: Sequence[Address]) -> No
         "HP-RUN-018",
         f"amendment {council.sequence} is signed, but no reliable peer took it",
         why=last.what if last is not None else "no address was given",
-        fix="say the address of one that runs: hetpeer amend DIR --bootstrap ADDR",
+        fix="give the address of a running one: hetpeer amend DIR --bootstrap ADDR",
         exit_code=ExitCode.NETWORK,
     )
 
@@ -65,7 +65,7 @@ def _without_effect(number: int, council: MembershipConfig) -> LocalError:
     return LocalError(
         "HP-RUN-023",
         f"amendment {number} changes nothing: the reliable peers have another amendment {council.sequence}",
-        why="that one was signed in another copy of the run directory, and was there first",
-        fix="the run directory has it now: look with hetpeer amend DIR, then give the command again",
+        why="that one was signed in another copy of the run directory, and came first",
+        fix="this run directory has it now: look at it with hetpeer amend DIR, then repeat the command",
         exit_code=ExitCode.CONFIG,
     )

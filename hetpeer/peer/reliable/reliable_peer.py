@@ -305,7 +305,7 @@ async def _take_part(
                 "HP-RUN-011",
                 "the run was halted",
                 why=halt.why,
-                fix="mend what it says; hetpeer bootstrap goes on at the last committed step",
+                fix="repair the cause; hetpeer bootstrap then continues at the last committed step",
                 exit_code=ExitCode.RUN_CLOSED,
             )
         return halt

@@ -34,7 +34,7 @@ async def mirror(directory: Path, goal: Destination, home: Home) -> None:
             raise LocalError(
                 "HP-RUN-012",
                 f"run {signed.manifest.name} does not name this machine as one of its reliable peers",
-                why=f"its identity as such is {identity.peer_id}",
+                why=f"its id as a reliable peer is {identity.peer_id}",
                 fix=f"have its owner name it: hetpeer amend DIR --reliable {identity.peer_id} …",
                 exit_code=ExitCode.CONFIG,
             )
@@ -66,7 +66,7 @@ def _has_had_one(peer_id: str, where: Path) -> LocalError:
     return LocalError(
         "HP-RUN-024",
         f"this machine has had its copy of the run as the reliable peer {peer_id}: {where}",
-        why="it has taken part and may have voted, which a new copy would not know",
+        why="it has taken part and may have voted, and a new copy would not know its votes",
         fix=f"hetpeer bootstrap {where}; if that is lost, take part as another: have the owner name the id that hetpeer id --reliable --home NEW prints (hetpeer amend), then add --home NEW to this command",
         exit_code=ExitCode.CONFIG,
     )

@@ -81,7 +81,7 @@ class StandIn:
                 await asyncio.sleep(LOOK_S)
                 await self._look(peer, asyncio.get_running_loop().time())
         except LocalError as error:
-            _log.warning("there is no stand-in: %s", error)
+            _log.warning("the stand-in cannot start: %s", error)
         finally:
             if self._child is not None:
                 await end_all([self._child])
@@ -97,7 +97,7 @@ class StandIn:
             case StandInOrder.START:
                 await self._start()
             case StandInOrder.END if child is not None:
-                _log.warning("others hold all blocks again: the stand-in takes its leave")
+                _log.warning("volunteers hold all blocks again: the stand-in leaves")
                 await end_all([child])
                 self._child = None
 
@@ -111,7 +111,7 @@ class StandIn:
         return any(not any(i <= b < j for i, j in places) for b in range(service.blocks))
 
     async def _start(self) -> None:
-        _log.warning("nobody else comes for what is missing: a stand-in takes part")
+        _log.warning("no volunteer comes for the missing blocks: a stand-in takes part")
         arguments = ("join", "--bootstrap", self._address(), "--name", "stand-in")
         log = self._home.path / "stand-in.log"
         with disk_errors(log):

@@ -100,6 +100,6 @@ def _damaged(path: Path, why: str) -> LocalError:
         "HP-TRACE-002",
         f"{path} is damaged",
         why=why,
-        fix="remove the file, and make the picture of the others",
+        fix="remove that file and run the command again",
         exit_code=ExitCode.USAGE,
     )

@@ -67,7 +67,7 @@ def stop(*, home: HomeOption = None) -> None:
             raise LocalError(
                 "HP-CTL-002",
                 "the daemon has not ended",
-                why=f"it was given {GONE_S:.0f} s",
+                why=f"it is still running {GONE_S:.0f} s after it was asked to stop",
                 fix="end its process (kill)",
             )
     typer.echo("stopped")
