@@ -12,7 +12,7 @@ import pytest
 from hetpeer.bootstrap.conduct.reputation import LAPSES
 from tests.amounts import mostly_proof
 from tests.simulation.histories import LAYOUTS
-from tests.simulation.liars import history, said
+from tests.simulation.lying_swarms import history, said
 from tests.simulation.test_spotchecks import TWO_STAGES
 
 THREE_STAGES = dataclasses.replace(TWO_STAGES, layouts=(((0, 1), (1, 3), (3, 4)),))

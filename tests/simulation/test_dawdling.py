@@ -12,7 +12,7 @@ from tests.simulation.checked_swarm import CheckedSwarm
 from tests.simulation.config import HistoryConfig
 from tests.simulation.coverage import Coverage
 from tests.simulation.histories import LAYOUTS
-from tests.simulation.liars import BLOCKS, said
+from tests.simulation.lying_swarms import BLOCKS, said
 
 CONFIG = HistoryConfig(volunteers=7, layouts=LAYOUTS[1], steps=150, evaluate_every=100, speeds=(1.0,))
 AGAIN_S = 25.0

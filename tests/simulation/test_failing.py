@@ -13,7 +13,7 @@ from tests.amounts import mostly_proof
 from tests.simulation.config import HistoryConfig
 from tests.simulation.coverage import Coverage
 from tests.simulation.histories import LAYOUTS
-from tests.simulation.liars import BLOCKS, STEPS, history, said
+from tests.simulation.lying_swarms import BLOCKS, STEPS, history, said
 from tests.simulation.sim_grouped import GroupedSwarm
 
 TWO_STAGES = ((0, 0), (0, 2), (1, 0))

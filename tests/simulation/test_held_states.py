@@ -19,7 +19,7 @@ from tests.simulation.checked_swarm import CheckedSwarm
 from tests.simulation.config import HistoryConfig
 from tests.simulation.coverage import Coverage
 from tests.simulation.histories import LAYOUTS
-from tests.simulation.liars import BLOCKS, PAIRS, STEPS, lying, said
+from tests.simulation.lying_swarms import BLOCKS, PAIRS, STEPS, lying, said
 
 SEVERAL = {
     "one stage": HistoryConfig(volunteers=4, layouts=LAYOUTS[0], checkpoint_every=3),

@@ -11,7 +11,7 @@ from hetpeer.bootstrap.trust.reduce_complaints import CONTRADICTS
 from tests.amounts import mostly_proof
 from tests.simulation.config import HistoryConfig
 from tests.simulation.histories import LAYOUTS, TIES
-from tests.simulation.liars import PAIRS, STEPS, lying, said
+from tests.simulation.lying_swarms import PAIRS, STEPS, lying, said
 
 SHAPES = {
     "one stage": HistoryConfig(volunteers=5, layouts=LAYOUTS[0]),

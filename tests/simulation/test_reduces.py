@@ -14,7 +14,7 @@ from tests.amounts import mostly_proof
 from tests.simulation.config import HistoryConfig
 from tests.simulation.coverage import Coverage
 from tests.simulation.histories import LAYOUTS, TIES
-from tests.simulation.liars import BLOCKS, PAIRS, STEPS, lying, said
+from tests.simulation.lying_swarms import BLOCKS, PAIRS, STEPS, lying, said
 from tests.simulation.sim_grouped import GroupedSwarm
 
 KINDS = ["votes", "denies", "tears", "spoils", "objects", "withholds"]

@@ -14,7 +14,7 @@ from hetpeer.bootstrap.conduct.reputation import LAPSES
 from tests.amounts import mostly_proof
 from tests.simulation.config import HistoryConfig
 from tests.simulation.histories import LAYOUTS
-from tests.simulation.liars import history, said
+from tests.simulation.lying_swarms import history, said
 
 ALL_HOLD_ALL = HistoryConfig(volunteers=4, layouts=LAYOUTS[0], check_share=1.0)
 TWO_STAGES = HistoryConfig(volunteers=8, layouts=LAYOUTS[1], check_share=1.0)

@@ -12,7 +12,7 @@ from tests.simulation.checked_swarm import CheckedSwarm
 from tests.simulation.config import HistoryConfig
 from tests.simulation.coverage import Coverage
 from tests.simulation.histories import LAYOUTS
-from tests.simulation.liars import BLOCKS, said
+from tests.simulation.lying_swarms import BLOCKS, said
 from tests.simulation.test_failing import TWO_STAGES
 
 GOODPUT = 0.9
