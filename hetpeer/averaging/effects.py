@@ -70,7 +70,9 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Choose:
-    """Choose one of `places` that fits this machine → `Member.chosen`; none fits → the daemon says so and ends."""
+    """Choose one of `places` that fits this machine → `Member.chosen`. If none fits, the daemon says so and
+    ends.
+    """
 
     places: tuple[Place, ...]
 

@@ -1,6 +1,8 @@
-"""The compute worker's entry point, where the engine gets its update rule: `python -m hetpeer.averaging.worker_main`.
+"""The compute worker's entry point, where the engine gets its update rule: `python -m
+hetpeer.averaging.worker_main`.
 
-`stages` may not import `averaging`, so the two meet here. Torch is imported after the process is tied to its daemon.
+`stages` may not import `averaging`, so the two meet here. Torch is imported after the process is tied to its
+daemon.
 """
 
 from __future__ import annotations

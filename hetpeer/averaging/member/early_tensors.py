@@ -1,8 +1,8 @@
 """Fencing for tensors: take one now, hold it back until the message that explains it is here, or drop it.
 
-Pure. Peers are not in lockstep: an activation of a step may arrive before our own Begin, a part of a plan before our
-own Plan. A tensor of another term-view, of an earlier step or plan, or from an incarnation that is not in the roster
-changes nothing (docs/protocol.md).
+Pure. Peers are not in lockstep: an activation of a step may arrive before our own Begin, a part of a plan
+before our own Plan. A tensor of another term-view, of an earlier step or plan, or from an incarnation that is
+not in the roster changes nothing (docs/protocol.md).
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def due_in_step(
 ) -> Due:
     """When to take a tensor of a step in progress.
 
-    `incarnations`: those in the roster; `left`: the last incarnations of peers that left; `plan`: the newest plan
-    that we know. A sender that is not in the roster may be about to introduce itself.
+    `incarnations`: those in the roster; `left`: the last incarnations of peers that left; `plan`: the newest
+    plan that we know. A sender that is not in the roster may be about to introduce itself.
     """
     known = incarnations.get(origin.sender)
     if known is None:
@@ -64,8 +64,8 @@ def due_in_step(
 def due_outside(origin: Origin, position: Position, *, partner: bool) -> Due:
     """When to take a tensor of a step that is not in progress at `position`: it may still begin here.
 
-    `partner`: the sender has lately worked with us. Only a partner is believed that there is a later term-view
-    that we have not heard of.
+    `partner`: the sender has lately worked with us. Only a partner is believed that there is a later
+    term-view that we have not heard of.
     """
     line, version = position.line, position.version
     theirs, number = origin.step.line, origin.step.number
@@ -88,7 +88,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class EarlyTensor(Generic[Step, Result]):
-    """A tensor that is held back; `accept` takes it. `partner`: its sender works with us, or did in the last step."""
+    """A tensor that is held back; `accept` takes it. `partner`: its sender works with us, or lately did."""
 
     origin: Origin
     accept: Callable[[Step], Result]
@@ -105,10 +105,10 @@ class EarlyTensors(Generic[Step, Result]):
         """(whether the sender is a stranger, sender) → tensors held back."""
 
     def hold(self, tensor: EarlyTensor[Step, Result]) -> EarlyTensor[Step, Result] | None:
-        """Keep `tensor` for later. Without room, drop and return the newest tensor of the sender that has the most.
+        """Keep `tensor` for later. Without room, drop and return the newest tensor of the fullest sender.
 
-        That may be `tensor` itself. Partners lose tensors only when no stranger has any. The sender of a dropped
-        tensor takes it for delivered.
+        That may be `tensor` itself. Partners lose tensors only when no stranger has any. The sender of a
+        dropped tensor takes it for delivered.
         """
         self._waiting.append(tensor)
         own = _share_of(tensor)

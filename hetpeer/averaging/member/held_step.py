@@ -1,7 +1,7 @@
 """One step at one holder, from Begin to the applied update: its tasks, and then its reduce, vote and update.
 
-Pure. Ties the pipeline of tasks to the messages of the coordinator; step_vote.py has the reduce, the vote and the
-update. The caller refuses messages and tensors of another term-view or step.
+Pure. Ties the pipeline of tasks to the messages of the coordinator; step_vote.py has the reduce, the vote and
+the update. The caller refuses messages and tensors of another term-view or step.
 """
 
 from __future__ import annotations
@@ -37,13 +37,16 @@ class Bundle:
     check: int = 0
     """Number of the spot check for which it is computed once more; 0: it is computed for the step itself."""
     asks: bool = False
-    """The sender has computed for a check what somebody else had sent us: compare the two, send the gradient again."""
+    """The sender computed this for a check: compare it with what we got before, and send the gradient
+    again.
+    """
 
 
 class HeldStep:
     """The step that `begin` names, at holder `me` of the blocks `place`.
 
-    `shape`: what the manifest says of the model; `bench`: the worker's room, which the steps in progress share.
+    `shape`: what the manifest says of the model; `bench`: the worker's room, which the steps in progress
+    share.
     """
 
     def __init__(
@@ -78,7 +81,9 @@ class HeldStep:
         return self.absorb(self.pipeline.catch_up())
 
     def apply(self, commit: m.Commit, oldest: int) -> list[Effect]:
-        """Apply the decided update; versions from `oldest` on are still computed with. Requires `vote.matches`."""
+        """Apply the decided update, which `vote.matches`; versions from `oldest` on are still computed
+        with.
+        """
         self.pipeline.decided()
         return self.vote.apply(commit, oldest)
 
@@ -128,7 +133,7 @@ class HeldStep:
         return effects
 
     def joined(self, peer: str, incarnation: int, place: m.Range) -> list[Effect]:
-        """`peer` came into the step while it ran. Nothing happens for an incarnation that has left it before."""
+        """`peer` came into the step while it ran. An incarnation that has left it before is ignored."""
         if incarnation < self._left.get(peer, 0):
             return []
         self._incarnations[peer] = incarnation
@@ -150,7 +155,7 @@ class HeldStep:
     def gradient(
         self, sender: str, microbatch: int, border: int, handle: p.Handle, check: int
     ) -> list[Effect]:
-        """The gradient of a bundle that we sent over `border`; with `check`, of one lent for that spot check."""
+        """The gradient of a bundle that we sent over `border`; with `check`, of one lent for that check."""
         pipeline = self.pipeline
         if check:
             return self.absorb(pipeline.returned(microbatch, border, sender, handle, check))

@@ -1,4 +1,6 @@
-"""Which peers a volunteer cannot send to, whatever the step: shunned ones, and those whose links are congested. Pure."""
+"""Which peers a volunteer cannot send to, whatever the step: shunned ones, and those whose links are
+congested. Pure.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
 """A volunteer's protocol core: from the handshake to the applied update.
 
-Pure: messages, tensors (as opaque handles) and finished work in, effects out. The daemon and the simulator drive the
-same object. It believes nothing that others say about themselves: senders come from the transport, and a message or
-tensor of another (term, view, step), or from an incarnation that is not in the roster, changes nothing
-(docs/protocol.md, fencing).
+Pure: messages, tensors (as opaque handles) and finished work in, effects out. The daemon and the simulator
+drive the same object. It believes nothing that others say about themselves: senders come from the transport,
+and a message or tensor of another (term, view, step), or from an incarnation that is not in the roster,
+changes nothing (docs/protocol.md, fencing).
 
-All transitions of a volunteer are in this file: `_TABLE` names the method for each message of the coordinator, and
-nothing else sets `phase` or `position`. Peers and the worker speak to `Member.work` (work_in_progress.py).
+All transitions of a volunteer are in this file: `_TABLE` names the method for each message of the
+coordinator, and nothing else sets `phase` or `position`. Peers and the worker speak to `Member.work`
+(work_in_progress.py).
 """
 
 from __future__ import annotations
@@ -70,10 +71,11 @@ class _Row(NamedTuple):
 
 
 class Member:
-    """The core of one volunteer. `shape`: what the manifest says of the model; `window`: limits microbatches in flight.
+    """The core of one volunteer. `shape`: what the manifest says of the model; `window`: limits microbatches
+    in flight.
 
-    Methods return effects, which the driver carries out in order (effect_queue.py). `connected` begins a session, then
-    come `receive` for messages, the answers that effects name, and the methods of `work`.
+    Methods return effects, which the driver carries out in order (effect_queue.py). `connected` begins a
+    session, then come `receive` for messages, the answers that effects name, and the methods of `work`.
     """
 
     def __init__(
@@ -273,7 +275,7 @@ class Member:
         return [*effects, *shuns, *step.assign(message.tasks), *work.replay_early()]
 
     def _follows(self, message: m.Begin) -> bool:
-        """Whether the steps in progress are exactly those between the step's base version and the step itself."""
+        """Whether the steps in progress are exactly those between `message`'s base version and its step."""
         between = range(message.step - message.behind, message.step)
         return not between or [step.id.number for step in self.work.steps] == list(between)
 

@@ -16,7 +16,7 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 
 
 def choose_place(places: Iterable[Place], memory_bytes: int) -> Place:
-    """The place to claim for a machine that offers `memory_bytes`. Raises `LocalError` HP-FIT-001 if none fits."""
+    """The place to claim with `memory_bytes` of memory. Raises `LocalError` HP-FIT-001 if none fits."""
     offered = [place for place in places if place.open]
     fitting = [place for place in offered if place.memory_bytes <= memory_bytes]
     if not fitting:

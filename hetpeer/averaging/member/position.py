@@ -1,4 +1,6 @@
-"""Where a volunteer stands in a run: its term-view, its place, and the version of the state that its worker holds."""
+"""Where a volunteer stands in a run: its term-view, its place, and the version of the state that its worker
+holds.
+"""
 
 from __future__ import annotations
 

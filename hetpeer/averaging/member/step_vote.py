@@ -87,7 +87,7 @@ class StepVote:
     # ── reduce and vote ──────────────────────────────────────────────────────────────────────────────────────────
 
     def plan(self, message: m.Plan) -> list[Effect]:
-        """Take part in a plan; a higher one voids the one before. A plan that we know already changes nothing."""
+        """Take part in a plan; it voids lower ones. A plan that we know already changes nothing."""
         if self.reduction is not None and message.plan <= self.reduction.number:
             return []
         missed = self._missed()
@@ -214,7 +214,9 @@ class StepVote:
         return self._wrap([ApplyUpdate(b, commit.plan, gradients[b], *one) for b in self._blocks])
 
     def applied(self, block: int, digest: str) -> RecordApplied | None:
-        """`ApplyUpdate` or `InstallAverage` is done for `block`; after the last block, the record of the update."""
+        """`ApplyUpdate` or `InstallAverage` is done for `block`; after the last block, the update's
+        record.
+        """
         if self.commit is None or self.reduction is None:
             return None
         self._applied[block] = digest

@@ -1,7 +1,7 @@
 """The heads of tensors on their way from volunteer to volunteer.
 
-A head says what the payload is; its size follows from the run's graph and is checked before a byte is taken. Tensors
-of a bundle lie one after the other in the order of the block's spec (stages/ipc/bundle_layout.py).
+A head says what the payload is; its size follows from the run's graph and is checked before a byte is taken.
+Tensors of a bundle lie one after the other in the order of the block's spec (stages/ipc/bundle_layout.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Head(Schema):
 
 
 class Coded(Schema):
-    """How a bundle or a shard is written, where that is not as it lies in memory; one entry for each tensor."""
+    """The encoding of a bundle or a shard; one entry of `written` for each tensor."""
 
     codec: Annotated[str, Field(max_length=32)]
     written: Annotated[tuple[Written, ...], Field(max_length=1 << 10)]
@@ -73,7 +73,7 @@ class GradientHead(_Head):
 
 
 class ShardHead(_Head):
-    """Elements [begin, end) of the flat vector of `block` under `plan`: one holder's `part`, or the `result`."""
+    """Elements [begin, end) of `block`'s flat vector under `plan`: a holder's `part`, or the `result`."""
 
     kind: Literal["part", "result"]
     plan: Count

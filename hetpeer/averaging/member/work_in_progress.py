@@ -1,7 +1,9 @@
-"""The steps that a volunteer works on: finished work, links and tensors come here, from the worker and from peers.
+"""The steps that a volunteer works on: finished work, links and tensors come here, from the worker and from
+peers.
 
-Pure. Every event names its step; events of a step that is not in progress release their tensor and change nothing.
-Several steps are in progress where steps overlap (docs/asynchronous.md). Messages of the coordinator come to member.py.
+Pure. Every event names its step; events of a step that is not in progress release their tensor and change
+nothing. Several steps are in progress where steps overlap (docs/asynchronous.md). Messages of the coordinator
+come to member.py.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from hetpeer.stages.pipeline.worker_queue import WorkerQueue
 
 
 class WorkInProgress:
-    """Steps, and an averaging beside them. `window` limits the microbatches in flight of all steps together."""
+    """Steps, and an averaging beside them. `window` limits microbatches in flight over all steps."""
 
     def __init__(self, position: Position, window: InFlightWindow | None) -> None:
         self.bench = WorkerQueue(window)
@@ -74,7 +76,7 @@ class WorkInProgress:
 
     @property
     def is_idle(self) -> bool:
-        """Whether a step is in progress and we have nothing to do in the oldest one: we can take leftovers."""
+        """Whether a step is in progress and we are idle in the oldest one: we can take leftovers."""
         oldest = self.steps[0] if self.steps else None
         return oldest is not None and oldest.vote.reduction is None and oldest.pipeline.idle
 
@@ -231,7 +233,7 @@ class WorkInProgress:
         return self.tell_shunned()
 
     def congested(self, peer: str, blocks: int | None) -> list[Effect]:
-        """Our link to `peer` takes no forwards with `blocks` or more of them left to the loss; None: it takes all."""
+        """Our link to `peer` takes no forwards with `blocks` or more left to the loss; None: it takes all."""
         effects: list[Effect] = []
         self.links.congest(peer, blocks)
         for step in self.steps:
@@ -264,7 +266,9 @@ class WorkInProgress:
         return self._take(origin, handle, lambda step: step.activation(origin.sender, bundle, handle))
 
     def nudge(self, origin: Origin, microbatch: int, route: Route, attempt: int) -> list[Effect]:
-        """The head of a repeated activation that waits for a grant; a task that we have need not wait for it."""
+        """The head of a repeated activation that waits for a grant, which a task that we have does not
+        need.
+        """
         step = self.at_origin(origin)
         if step is None or step.due(origin) is not Due.NOW:
             return []
@@ -275,13 +279,14 @@ class WorkInProgress:
     def gradient(
         self, origin: Origin, microbatch: int, border: int, handle: Handle, check: int = 0
     ) -> list[Effect]:
-        """The gradient of a bundle that we sent over `border`; with `check`, of one lent for that spot check."""
+        """The gradient of a bundle that we sent over `border`; with `check`, of one lent for that check."""
         return self._take(
             origin, handle, lambda step: step.gradient(origin.sender, microbatch, border, handle, check)
         )
 
     def unread(self, origin: Origin, microbatch: int, border: int, why: str, *, back: bool) -> list[Effect]:
-        """An activation over `border`, or a gradient that comes `back`, is malformed: `origin.sender` is named.
+        """An activation over `border`, or a gradient that comes `back`, is malformed: `origin.sender` is
+        named.
 
         The microbatch is computed another way.
         """

@@ -100,7 +100,7 @@ class Refused(Schema):
 
 
 class Fetch(Schema):
-    """Load the state of `version` of your blocks; `sources` names holders per block (none: the coordinator)."""
+    """Load the state of `version` of your blocks. `sources`: holders per block; none: the coordinator."""
 
     kind: Literal["fetch"] = "fetch"
     line: TermView

@@ -86,8 +86,8 @@ EVERYBODY: Final = 1 << 32
 class TermView(Schema):
     """The term and view that a message belongs to; a message of another term-view changes nothing (fencing).
 
-    In a grouped run every cluster has a history of its own (docs/averaging.md); else there is one, of cluster 0.
-    Messages have it as the field `line`.
+    In a grouped run every cluster has a history of its own (docs/averaging.md); else there is one, of cluster
+    0. Messages have it as the field `line`.
     """
 
     term: Count
@@ -212,7 +212,9 @@ Where = tuple[int, int, int, bytes]
 
 
 class Mark(Schema):
-    """The fingerprint of elements [begin, end) of the sum at `block` (stages/block/fingerprint.py) under `key`."""
+    """Fingerprint under `key` of elements [begin, end) of the sum at `block`
+    (stages/block/fingerprint.py).
+    """
 
     block: Block
     begin: Count

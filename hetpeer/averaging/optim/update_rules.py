@@ -232,7 +232,9 @@ def _update(
     exp_avg_sq: torch.Tensor,
     gradient: torch.Tensor,
 ) -> None:
-    """The rule on one chunk; t is the number of the update. Each line's comment is the formula it rounds as torch does."""
+    """Update one chunk; t is the update's number. Comments have the formula that a line rounds as torch
+    does.
+    """
     gradient = gradient * scalars.coefficient
     look_ahead = gradient.clone() if scalars.minus_rate_of_gradient else None
     parameters.mul_(scalars.keep)
@@ -263,7 +265,8 @@ def _of_mean(scalars: _Scalars, exp_avg: torch.Tensor, exp_avg_sq: torch.Tensor)
 def _sqrt(vector: torch.Tensor) -> torch.Tensor:
     """The correctly rounded float32 square root, whatever library computes it.
 
-    The root of a 24-bit number is at least 4 units in the last place of float64 away from any midpoint between two
-    float32 (their squares are multiples of 2^-48), so a float64 root that is off by one still rounds to the right one.
+    The root of a 24-bit number is at least 4 units in the last place of float64 away from any midpoint
+    between two float32 (their squares are multiples of 2^-48), so a float64 root that is off by one still
+    rounds to the right one.
     """
     return vector.double().sqrt_().float()

@@ -29,7 +29,8 @@ _log = logging.getLogger(__name__)
 
 
 class DataSource:
-    """Microbatches for the blocks `specs`, which use some of the author's inputs. Shards are fetched in `tasks`.
+    """Microbatches for the blocks `specs`, which use some of the author's inputs. Shards are fetched in
+    `tasks`.
 
     Raises `LocalError` HP-RUN-007 if a block wants inputs that the run's samples do not have.
     """

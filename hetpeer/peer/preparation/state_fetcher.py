@@ -182,7 +182,7 @@ class StateFetcher:
             finally:
                 self._compute.arena.release(extent)
 
-        # The version may be no longer wanted; the worker reads all the same, and the extent stays until it has.
+        # The version may be unwanted by now; the worker reads all the same, and the extent stays until then.
         return await going_on(load())
 
     async def _room(self, nbytes: int) -> Extent:
@@ -200,7 +200,8 @@ class StateFetcher:
 
 
 async def prepare_block(compute: Compute, files: RunFiles, block: int) -> tuple[BlockSpec, int]:
-    """Load a block's graph and constants into the worker; returns its spec and the room its state needs to be dumped.
+    """Load a block's graph and constants into the worker; returns its spec and the room its state needs to be
+    dumped.
 
     Raises `RemoteError` HP-SYNC-001, `LocalError` HP-RUN-025, `WorkerDiedError`.
     """

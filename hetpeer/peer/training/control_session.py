@@ -123,7 +123,7 @@ class ControlSession:
             self._channel.send(Parcel({}, (m.encode(message),)))
 
     def give_evidence(self, line: str) -> None:
-        """Send the line that our event log has just got. If it does not arrive, the next session sends it again."""
+        """Send the newest line of our event log. If it does not arrive, the next session sends it again."""
         if self._has_all:
             self.tell(m.EventLine(line=line))
 

@@ -86,10 +86,11 @@ def missing_bytes(run: RunDirectory, blocks: Iterable[int]) -> int:
 async def prepare_ahead(
     roster: Roster, files: RunFiles, offer: Offer, admitted: Callable[[], bool]
 ) -> Place | None:
-    """Once a coordinator has been silent for `PATIENCE_S`: fetch the files of the place it is likely to give us.
+    """Once a coordinator has been silent for `PATIENCE_S`: fetch the files of the place it is likely to give
+    us.
 
-    Returns that place, or None as soon as `admitted()`. Files come from the peers in the roster. Raises `LocalError`
-    HP-FIT-001 if nothing fits.
+    Returns that place, or None as soon as `admitted()`. Files come from the peers in the roster. Raises
+    `LocalError` HP-FIT-001 if nothing fits.
     """
     await asyncio.sleep(PATIENCE_S)
     while not admitted():

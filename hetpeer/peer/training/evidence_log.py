@@ -36,7 +36,9 @@ class Evidence:
         """(sender, border, id) of leftovers that are written down for that step."""
 
     def applied(self, applied: e.RecordApplied, incarnation: int) -> list[str]:
-        """Write down the update of one step, a line for each block; returns the lines. Raises `LocalError` HP-DISK-002."""
+        """Write one line per block on the update of a step; returns the lines. Raises `LocalError`
+        HP-DISK-002.
+        """
         line, number = applied.step.line, applied.step.number
         return [
             self._log.append(

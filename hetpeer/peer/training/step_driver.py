@@ -39,7 +39,9 @@ from hetpeer.stages.pipeline.routes import Hop
 
 Work = Coroutine[Any, Any, None]
 CarryOut = Callable[[e.StepId, Any], Work | None]
-"""Carries out an effect of a step. The worker command is posted already; what is returned waits for the answer."""
+"""Carries out an effect of a step. The worker command is posted already; what is returned waits for the
+answer.
+"""
 LATE_S = 0.05
 """Seconds between two tries to read or write a bundle that found no room in memory."""
 
@@ -56,7 +58,8 @@ class KeepsSteps(Protocol):
 class StepDriver:
     """The steps of `member`.
 
-    `spawn` runs a task, `perform` carries out effects of the core, `state_lost` rejoins with the state fetched anew.
+    `spawn` runs a task, `perform` carries out effects of the core, `state_lost` rejoins with the state
+    fetched anew.
     """
 
     def __init__(

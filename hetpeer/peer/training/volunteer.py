@@ -149,7 +149,9 @@ class Volunteer:
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def run(self) -> e.Stop:
-        """Take part until the run is over. Raises `LocalError` (nothing fits, disk full), `WorkerDiedError`."""
+        """Take part until the run is over. Raises `LocalError` (no place fits, disk full),
+        `WorkerDiedError`.
+        """
         try:
             await self._plane.start()
             self._tasks.spawn(self.session.run(lambda: self.member.incarnation), name="control session")

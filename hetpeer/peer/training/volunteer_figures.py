@@ -63,9 +63,7 @@ class VolunteerFigures:
     """Rate of those, per second."""
     steps: int = 0
     credited: int = 0
-    """Samples × blocks of ours that commits counted (docs/credit.md). After a roll-back some are counted
-    again.
-    """
+    """Samples x blocks of ours that commits counted (docs/credit.md); after a roll-back some count again."""
     shares: OccupationShares = field(default_factory=OccupationShares)
     """Shares of time in which the worker computes, or waits, by reason."""
     _worked_at: dict[int, float] = field(default_factory=dict)

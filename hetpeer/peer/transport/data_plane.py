@@ -44,7 +44,7 @@ class PlaneOwner(TensorOwner, Protocol):
         """Our link to `peer` is down, or up again."""
 
     def link_pressed(self, peer: str, blocks: int | None) -> None:
-        """Our link to `peer` takes no forwards with so many blocks or more left to the loss; None: it takes all."""
+        """Our link to `peer` takes no forwards with `blocks` or more left to the loss; None: it takes all."""
 
     def refused(self, peer: str, for_now: bool) -> None:
         """`peer` has offended too often and is shunned `for_now`, or is accepted again."""

@@ -133,7 +133,7 @@ class Link:
         self._queue.forget(tag)
         for lane in self._lanes:
             lane.outbox.forget(tag)
-        # Not at once: the step that ends here is to be cleared away before the next one begins work because of it.
+        # Not at once: the step that ends must be cleared away before the next one begins work because of it.
         asyncio.get_running_loop().call_soon(self._go_on)
 
     def close(self) -> None:

@@ -22,7 +22,9 @@ CONGESTED_BYTES = 8 << 20
 
 
 def pool_at(blocks_left: int) -> Pool:
-    """The pool of an activation with so many blocks left to the loss, at least one (docs/links.md: what may wait for what)."""
+    """The pool of an activation with `blocks_left` > 0 to the loss (docs/links.md: what may wait for
+    what).
+    """
     return ACTIVATIONS + blocks_left - 1
 
 
@@ -34,7 +36,10 @@ class Pressure:
         """Blocks left to the loss from which on forwards are held back; None: none are."""
 
     def judge(self, waiting: Iterable[Pool], frames: int, nbytes: int, rate: float) -> bool:
-        """Whether `held` has changed. `waiting`: pools without credit; `frames`, `nbytes`: under way; `rate`: bytes/s or 0."""
+        """Judge the link; returns whether `held` has changed.
+
+        `waiting`: pools without a grant; `frames`, `nbytes`: under way; `rate`: bytes/s or 0.
+        """
         seconds = nbytes / rate if rate else CONGESTED_S * nbytes / CONGESTED_BYTES
         slow = self.held == 0 and seconds > RELIEVED_S
         slow = frames >= LEAST_FRAMES and (slow or seconds > CONGESTED_S)
