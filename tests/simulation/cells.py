@@ -41,7 +41,7 @@ STEERED_COORDINATOR = {
     ),
 }
 """Possible, but too rare in random histories, or said by the daemon alone:
-tests/bootstrap/test_{coordinator,training}.py drive them by hand. Spot checks have histories of their own
+tests/bootstrap/test_{coordinator,step}.py drive them by hand. Spot checks have histories of their own
 (test_spotchecks.py).
 """
 

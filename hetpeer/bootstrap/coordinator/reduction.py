@@ -69,7 +69,7 @@ class Reduce:
         self.closely: tuple[int, ...] = ()
         """Blocks whose votes must name what came from each reducer."""
         self._config = config
-        self._uplinks = alike(uplinks)
+        self._uplinks = uplinks
         self._known = known
         self._timeouts = timeouts
         self._guarded = guarded
@@ -100,7 +100,14 @@ class Reduce:
         self._votes.clear()
         sizes = {block: self._config.costs[block].elements for block in sums}
         covers = divided(
-            sums, roster, sizes, self._config.ties, self._uplinks, self._known, choose, guarded=self._guarded
+            sums,
+            roster,
+            sizes,
+            self._config.ties,
+            alike(self._uplinks),
+            self._known,
+            choose,
+            guarded=self._guarded,
         )
         if says_length:
             covers = [cover.model_copy(update={"length": length_of(cover)}) for cover in covers]
