@@ -1,7 +1,8 @@
-"""Devices that are near each other, from what each pair of them costs: chains of neighbours, communities (Louvain), and halves of halves (divisive clustering).
+"""Orders of all devices that keep near ones together: nearest-neighbour chains, communities, halves. Pure.
 
-What the searches begin with are orders of all devices, so all of these are: whoever is together comes one after the other. Pairs are full matrices here, and so is the arithmetic:
-networkx has Louvain as well, but walks over half a million edges of a thousand devices one by one. Pure.
+The searches begin with such orders. Communities are Louvain's, halves come from divisive clustering. Pairs
+are full matrices, and so is the arithmetic: networkx has Louvain too, but walks over half a million edges of
+a thousand devices one by one.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 
 NOTICED = 1e-12
-"""A move that adds less modularity than this is none."""
+"""A move that adds less modularity than this does not count."""
 NO_LESS = 1e-9
-"""Part of the farthest pair's price that each pair is taken to cost at least."""
+"""Least price of a pair, as a fraction of the farthest pair's."""
 REDRAWN = 4
-"""Times that two halves are drawn anew, each time by how near they are on average."""
+"""How often two halves are drawn anew, each time by mean distance."""
 
 
 def chain(seconds: Floats, start: int) -> Ints:
-    """All devices, each followed by the nearest that is left. `seconds` (N, N), from each to each; infinite where they do not reach each other."""
+    """All devices, each followed by the nearest that is left.
+
+    `seconds` (N, N): price from each to each; infinite where they do not reach each other.
+    """
     left = np.delete(np.arange(len(seconds)), start)
     order = [start]
     while len(left):
@@ -35,14 +39,20 @@ def chain(seconds: Floats, start: int) -> Ints:
 
 
 def together(seconds: Floats, random: np.random.Generator) -> Floats:
-    """What pairs cost, and more for each level of communities that parts them: a chain by this leaves no community before all of it is in."""
+    """Prices of pairs, plus a surcharge for each level of communities that separates them.
+
+    A chain by these prices visits all of a community before it leaves it.
+    """
     apart = _apart(seconds)
     most = apart.max()
     return sum((most * (own[:, None] != own) for own in communities(seconds, random)), apart)
 
 
 def communities(seconds: Floats, random: np.random.Generator) -> list[Ints]:
-    """The community of each device, level by level, small ones first: Louvain (Blondel et al., 2008), as FusionLLM begins. The nearer the heavier: 1 / seconds."""
+    """The community of each device, level by level, small ones first: Louvain (Blondel et al., 2008).
+
+    FusionLLM begins so, too. The weight of a pair is 1 / seconds.
+    """
     levels: list[Ints] = []
     weights = 1.0 / (_apart(seconds) + np.diag(np.full(len(seconds), np.inf)))
     own = np.arange(len(weights))
@@ -61,7 +71,10 @@ def communities(seconds: Floats, random: np.random.Generator) -> list[Ints]:
 
 
 def _moved(weights: Floats, random: np.random.Generator) -> Ints:
-    """Each node goes where that adds most modularity, until none does: its community, numbered without holes."""
+    """The community of each node after moving each one to where it adds most modularity, until nothing helps.
+
+    Communities are numbered without holes.
+    """
     degree = weights.sum(axis=1)
     total = degree.sum()
     found, held = np.arange(len(weights)), degree.copy()
@@ -85,12 +98,15 @@ def _moved(weights: Floats, random: np.random.Generator) -> Ints:
 
 
 def by_halves(seconds: Floats) -> Ints:
-    """Divided in two again and again, near ones together (divisive clustering, as HPS begins). In each half those who lean towards the other are next to it."""
+    """All devices, divided in two again and again, near ones together (divisive clustering, as HPS begins).
+
+    In each half the devices nearest to the other half are next to it.
+    """
     return _divided(_apart(seconds), np.arange(len(seconds)))
 
 
 def _divided(apart: Floats, devices: Ints) -> Ints:
-    """In their order. `apart` is of these devices alone."""
+    """The devices in their order; `apart` is of these devices alone."""
     if len(devices) < 3:
         return devices
     outer = int(apart.sum(axis=1).argmax())
@@ -106,7 +122,10 @@ def _divided(apart: Floats, devices: Ints) -> Ints:
 
 
 def _apart(seconds: Floats) -> Floats:
-    """Both ways together: the same from both ends, 0 to oneself, more than 0 to others, and where two do not reach each other twice as much as between the farthest who do."""
+    """Prices of both ways together: symmetric, 0 to oneself, more than 0 to others.
+
+    Devices that do not reach each other get twice the price of the farthest pair that does.
+    """
     both = seconds + seconds.T
     np.fill_diagonal(both, 0.0)
     most = both[np.isfinite(both)].max(initial=0.0) or 1.0

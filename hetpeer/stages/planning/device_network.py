@@ -1,4 +1,6 @@
-"""Devices and what lies between them, as a plan is made of: latency and bandwidth of every pair, checked. Pure."""
+"""Devices and the links between them as a plan's input: latency and bandwidth of every pair,
+checked. Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,13 @@ from numpy.typing import NDArray
 from hetpeer.dht.base.errors import ExitCode, LocalError
 
 MOST = 1e9
-"""Of anything: milliseconds are a week and a half then."""
+"""Largest number accepted; as milliseconds it is a week and a half."""
 LEAST_GBIT_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceNetwork:
-    """N devices; [i, j] is from i to j, the diagonal means nothing."""
+    """N devices; [i, j] is from i to j, the diagonal has no meaning."""
 
     latency_s: NDArray[np.float64]
     bandwidth_gbit_s: NDArray[np.float64]
@@ -28,8 +30,10 @@ class DeviceNetwork:
 
     @classmethod
     def of(cls, document: Mapping[str, Any], *, apart: bool = False) -> DeviceNetwork:
-        """From `latency_ms` and `bandwidth_gbit_s`, N x N lists; some may be `apart`, without a line. Raises `LocalError` HP-PLAN-002 naming
-        the entry that is wrong.
+        """The network in `latency_ms` and `bandwidth_gbit_s`, N x N lists; with `apart`, pairs may have no
+        link.
+
+        Raises `LocalError` HP-PLAN-002 for the first wrong entry.
         """
         latency, bandwidth = (_matrix(document, name) for name in ("latency_ms", "bandwidth_gbit_s"))
         if len(latency) != len(bandwidth):

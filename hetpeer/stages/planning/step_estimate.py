@@ -1,8 +1,8 @@
-"""How long a step of a swarm will take, and what it waits for. Pure.
+"""Estimate of a swarm's step time and its bottleneck. Pure.
 
-The pipelines run in virtual time until their windows are settled (virtual_swarm.py). What a step takes besides, the decision
-between two of them, the sums and the update, is measured as a whole: it hardly depends on who does which blocks. Where steps overlap it is
-hidden behind the work of the next ones, as far as there is any.
+The pipelines run in virtual time until their windows have settled (virtual_swarm.py). The rest of a step,
+between two of them: votes, reduce and update, is measured as a whole, since it hardly depends on the division
+of blocks. If steps overlap it is hidden behind the work of the next ones, as far as there is any.
 """
 
 from __future__ import annotations
@@ -18,31 +18,33 @@ from hetpeer.stages.planning.uplinks import PeerLink
 from hetpeer.stages.planning.virtual_swarm import VirtualSwarm, VirtualVolunteer
 
 VARIED = 400
-"""Microbatches that are looked at, at least, where their times differ."""
+"""Least number of simulated microbatches if their times vary."""
 SETTLE = 5
-"""Rounds in which windows find their depth: of one step, or of as many as overlap."""
+"""Rounds in which windows find their depth; a round is one step, or as many as overlap."""
 ROUNDS = 8
-"""After that; their mean counts, as the ends of steps that overlap come now closer together and now farther apart."""
+"""Rounds after that, whose mean counts: the ends of overlapping steps come at uneven distances."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Of one step."""
+    """Estimate of one step."""
 
     seconds: float
-    """From one commit to the next."""
+    """Seconds from one commit to the next."""
     between_s: float
-    """Between the last work of a step and the first that needs its update: a part of these seconds, unless steps overlap."""
+    """Seconds between a step's last work and the first that needs its update; part of `seconds` unless steps
+    overlap.
+    """
     staleness: int = 0
-    """So many steps begin before the one that they follow is committed."""
+    """Steps that begin before the one that they follow is committed."""
     computing: Mapping[str, float]
-    """Peer → the part of the step in which it computes, 0…1."""
+    """Peer → fraction of the step in which it computes."""
     sending: Mapping[str, float]
-    """Peer → the part of the step in which it sends, 0…1."""
+    """Peer → fraction of the step in which it sends."""
 
     @property
     def bottleneck(self) -> tuple[str, str]:
-        """(`computing` or `sending`, peer): what is busy for the longest part of the step."""
+        """(`computing` or `sending`, peer) with the largest fraction."""
         _, what, peer = max(
             (share, what, peer)
             for what, shares in (("computing", self.computing), ("sending", self.sending))
@@ -58,8 +60,10 @@ def estimate(
     between_s: float = 0.0,
     staleness: int = 0,
 ) -> Estimate:
-    """A step of microbatches that take `routes`. `lines` need both ways of each two peers that follow one another. Of steps that overlap it is
-    the time from one to the next, once all goes evenly.
+    """Estimate of a step of microbatches that take `routes` (microbatch → route).
+
+    `lines` has both directions of each two peers that follow one another. For steps that overlap it is the
+    time from one to the next, once the pace is even.
     """
     swarm = VirtualSwarm(machines, lines, routes, staleness=staleness, between_s=between_s)
     together = staleness + 1
@@ -83,7 +87,10 @@ def busiest_s(
     lines: Mapping[tuple[str, str], PeerLink],
     routes: Mapping[int, Route],
 ) -> float:
-    """What a step asks of the busiest worker, line or uplink: none can be faster for long. (Some steps together may: of their work some was done before.)"""
+    """Seconds of a step's load on the busiest worker, link or uplink: a lower bound in the long run.
+
+    A few steps together may be faster, since some of their work was done before.
+    """
     working = {peer: machine.update_s for peer, machine in machines.items()}
     carried = defaultdict(float, {pair: line.sums_bytes for pair, line in lines.items()})
     for route in routes.values():

@@ -1,4 +1,4 @@
-"""Virtual time: things that happen later, in order. Pure."""
+"""Virtual time: later events, in order. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import math
 from collections.abc import Callable
 
 TICK_S = 2.0**-32
-"""Time goes in steps of a quarter of a nanosecond: their sums and differences are exact for days, so what takes a second takes just as long at any time."""
+"""Time unit, a quarter of a nanosecond: sums and differences are exact for days, so durations never drift."""
 
 
 class Timeline:
-    """`now` in seconds from the beginning; it moves as `run` lets things happen."""
+    """`now` in seconds from the beginning; it advances as `run` lets events happen."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -20,12 +20,14 @@ class Timeline:
         self._order = itertools.count()
 
     def after(self, seconds: float, happens: Callable[[], None]) -> None:
-        """Let `happens` happen so many seconds from now, in whole ticks; what is due at the same time, in the order of these calls."""
+        """Schedule `happens` for `seconds` from now, rounded up to ticks. Simultaneous events keep the order
+        of calls.
+        """
         due = self.now + math.ceil(seconds / TICK_S) * TICK_S
         heapq.heappush(self._events, (due, next(self._order), happens))
 
     def run(self, until: Callable[[], bool]) -> None:
-        """Let things happen until `until()`. Raises RuntimeError if nothing is left to happen before that."""
+        """Let events happen until `until()`. Raises RuntimeError if none is left before that."""
         while not until():
             if not self._events:
                 raise RuntimeError("nothing is under way any more, and it is not over")
@@ -33,5 +35,5 @@ class Timeline:
             happens()
 
     def clear(self) -> None:
-        """What is still to come does not happen."""
+        """Cancel all events."""
         self._events.clear()

@@ -1,4 +1,6 @@
-"""What a peer sends in virtual time: its lines share its uplink, and each carries one bundle after the other. Pure."""
+"""A peer's sending in virtual time: its links share its uplink, and each carries one bundle after the other.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,17 @@ from hetpeer.stages.planning.timeline import Timeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLink:
-    """The way from one peer to another."""
+    """The link from one peer to another."""
 
     rate: float
     """Bytes/s that it carries alone."""
     delay_s: float = 0.0
-    """One way."""
+    """Seconds one way."""
     activation_bytes: float = 0.0
-    """Of a microbatch's bundle, as it is written for this line."""
+    """Bytes of a microbatch's bundle, as encoded for this link."""
     gradient_bytes: float = 0.0
     sums_bytes: float = 0.0
-    """Of a whole step: parts of gradients, and what they add up to."""
+    """Bytes of a whole step's reduce: parts of gradients, and their sums."""
 
 
 @dataclass(slots=True)
@@ -31,8 +33,9 @@ class _Bundle:
 
 
 class Uplink:
-    """The lines of one peer. `capacity` in bytes/s is what they carry together; they share it as evenly as their own rates
-    let them (max-min fairness), which is what TCP comes to. `places` say which of equally fast ones comes first (None: as in `lines`): what they get differs by rounding.
+    """The links of one peer, which share `capacity` bytes/s by max-min fairness, as TCP roughly does.
+
+    `places`: order among equally fast links (None: as in `lines`); their shares differ by rounding.
     """
 
     def __init__(
@@ -58,18 +61,18 @@ class Uplink:
         return self._busy_s + (self._timeline.now - self._since if self._shares else 0.0)
 
     def send(self, to: str, nbytes: float, arrives: Callable[[], None]) -> None:
-        """Queue a bundle for `to`; `arrives` happens when its last byte is there."""
+        """Queue a bundle for `to`; `arrives` is called when its last byte is there."""
         self.send_all({to: nbytes}, arrives)
 
     def send_all(self, bundles: Mapping[str, float], arrives: Callable[[], None]) -> None:
-        """Queue a bundle of so many bytes for each of several at the same time: the uplink is divided once."""
+        """Queue a bundle for each of several peers at the same time: the uplink is divided once."""
         self._move()
         for to, nbytes in bundles.items():
             self._queues[to].append(_Bundle(nbytes, arrives))
         self._share()
 
     def _move(self) -> None:
-        """What has left since the last look."""
+        """Account for the bytes sent since the last look."""
         passed, self._since = self._timeline.now - self._since, self._timeline.now
         if self._shares:
             self._busy_s += passed
@@ -77,7 +80,7 @@ class Uplink:
             self._queues[to][0].left -= share * passed
 
     def _share(self) -> None:
-        """Divide the uplink among the lines in use, and come again when the first of their bundles has left."""
+        """Divide the uplink among the links in use, and schedule the end of the first of their bundles."""
         self._turn += 1
         left = self._capacity
         using = sorted(
@@ -97,7 +100,7 @@ class Uplink:
         if turn != self._turn:  # something else began meanwhile
             return
         self._move()
-        # Shares of a sum are often equally large, and all gone at the same time.
+        # Shares of a sum are often equally large, and finish at the same time.
         gone = [other for other in self._shares if other != to and self._queues[other][0].left <= 0.0]
         for receiver in (to, *gone):
             bundle = self._queues[receiver].popleft()

@@ -1,10 +1,10 @@
-"""Steps in virtual time: the pipeline cores that the volunteers run, on workers and lines that take the time they were
-measured to take. Pure.
+"""Steps in virtual time: the volunteers' pipeline cores, on workers and links with measured times. Pure.
 
-Nothing of the schedule is modelled: `Pipeline`, `WorkerQueue` and `InFlightWindow` are the real ones (stages/execution), those of one step or of several that
-overlap (docs/asynchronous.md). What lies between the last work of a step and its update is a measured time, which other steps may use; the workers
-and lines that the sums and the update take meanwhile are not free for them. What is left out are lost peers, full memory and the coordinator: a sealed
-slot is counted at once.
+The schedule is not modelled: `Pipeline`, `WorkerQueue` and `InFlightWindow` are the real ones
+(stages/pipeline), of one step or of several that overlap (docs/asynchronous.md). The time between the last
+work of a step and its update is a measured constant, which other steps may use; workers and links are busy
+with the reduce and the update meanwhile. Left out are lost peers, full memory and the coordinator: a sealed
+slot counts at once.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from hetpeer.stages.planning.timeline import Timeline
 from hetpeer.stages.planning.uplinks import PeerLink, Uplink
 
 MOST_VARIES = 1.0
-"""Beyond it a single long pause among a few dozen times says little of those to come; adverts are claims, too."""
+"""Largest variation used: beyond it one long pause among a few dozen says little; adverts are claims, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VirtualVolunteer:
-    """One volunteer's worker and its way out."""
+    """Times of one volunteer's worker, and its uplink."""
 
     forward_s: float
-    """Of one microbatch over its blocks."""
+    """Seconds of one microbatch over its blocks."""
     backward_s: float
     varies: float = 0.0
-    """How far single ones are from these means: standard deviation over mean. No machine does the same in the same time twice, and a pipeline waits for whoever is late."""
+    """Standard deviation over mean of single microbatches. A pipeline waits for the slowest."""
     update_s: float = 0.0
-    """Of a step: looking at the sums, and the update."""
+    """Seconds of a step's work on sums and update."""
     uplink: float = math.inf
-    """Bytes/s of all its lines together."""
+    """Bytes/s of all its links together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +50,18 @@ class VirtualStep:
 
     seconds: float
     computing: Mapping[str, float]
-    """Peer → its worker was busy for so long."""
+    """Peer → seconds in which its worker was busy."""
     sending: Mapping[str, float]
-    """Peer → its uplink was busy for so long."""
+    """Peer → seconds in which its uplink was busy."""
 
 
 class VirtualSwarm:
-    """Volunteers that take `routes` (microbatch → its way) in every step. `lines` are keyed (from, to): each two peers that
-    follow one another on a route need both ways, who adds up gradients with others the ways to them. `most` microbatches have room in a volunteer's memory. Up to `staleness` steps begin before
-    the one that they follow is over; a step is over `between_s` after its last work, or after the end of the one before if that is later, and when its sums have arrived.
+    """Volunteers that take `routes` (microbatch → route) in every step.
+
+    `lines` are keyed (from, to): two peers that follow one another on a route need both directions, peers
+    that reduce together the links to each other. `most` microbatches fit into a volunteer's memory. Up to
+    `staleness` steps begin before the one that they follow is over. A step is over when its sums have
+    arrived, but not before `between_s` after its last work and after the end of the step before.
     """
 
     def __init__(
@@ -73,7 +76,7 @@ class VirtualSwarm:
     ) -> None:
         self._roster = {hop.peer: (hop.begin, hop.end) for route in routes.values() for hop in route}
         self.windows = {peer: InFlightWindow(most) for peer in self._roster}
-        """Peer → what it has learned of its way there and back."""
+        """Peer → its window, with what it has learned of the round trip."""
         self._machines = machines
         self._lines = lines
         self._routes = routes
@@ -95,13 +98,13 @@ class VirtualSwarm:
             for peer, own in ways.items()
             if (sums := {to: line.sums_bytes for to, line in own.items() if line.sums_bytes})
         }
-        """Sender → to → bytes of a step's sums."""
+        """Sender → to → bytes of a step's reduce."""
         self._steps: list[_UnderWay] = []
         """In their order: the first is the next to be over."""
         self._opened = self._over = 0
 
     def step(self) -> VirtualStep:
-        """Until one more step is over. The windows remember it for the next, as they do in life."""
+        """Run until one more step is over. The windows remember it for the next, as in a real run."""
         if not self._opened:
             self._open()
         before, over = self._busy(), self._over + 1
@@ -114,7 +117,7 @@ class VirtualSwarm:
         )
 
     def _busy(self) -> VirtualStep:
-        """From the beginning until now."""
+        """Totals from the beginning until now."""
         return VirtualStep(
             seconds=self._timeline.now,
             computing={peer: worker.busy_s for peer, worker in self._workers.items()},
@@ -124,7 +127,7 @@ class VirtualSwarm:
     # ── steps begin and end ────────────────────────────────────────────────────────────────────────────────
 
     def _open(self) -> None:
-        """As many as may be under way."""
+        """Open as many steps as may be under way."""
         while len(self._steps) <= self._staleness:
             count = len(self._routes)
             cores = {
@@ -138,7 +141,9 @@ class VirtualSwarm:
                 self._happened(step, first, cores[first].assign(number, route, 0))
 
     def _decide(self) -> None:
-        """One after the other: when nothing is left to do of the first step, its sums and its update begin."""
+        """When nothing is left to do of the first step, begin its reduce and update; steps end one after the
+        other.
+        """
         first = self._steps[0]
         if first.left or first.awaited:
             return
@@ -150,13 +155,13 @@ class VirtualSwarm:
         self._timeline.after(self._between_s, self._nearer)
 
     def _nearer(self) -> None:
-        """It takes what was measured, and no step is over before its sums are where they are to be."""
+        """One thing less to wait for at the end of the first step."""
         self._steps[0].awaited -= 1
         if not self._steps[0].awaited:
             self._end()
 
     def _end(self) -> None:
-        """The first step is over, and another one may begin."""
+        """End the first step; another one may begin."""
         step = self._steps.pop(0)
         self._over += 1
         for peer, core in step.cores.items():
@@ -168,7 +173,7 @@ class VirtualSwarm:
     # ── at a volunteer ─────────────────────────────────────────────────────────────────────────────────────
 
     def _happened(self, step: _UnderWay, peer: str, effects: Iterable[p.Effect]) -> None:
-        """Carry out what the step asks for, and what others do then that share its worker."""
+        """Carry out the step's effects, and those of other steps that share the worker."""
         self._carry_out(step, peer, effects)
         for turn in self._benches[peer].turns():
             other = next(one for one in self._steps if one.cores[peer] is turn)
@@ -230,7 +235,7 @@ class VirtualSwarm:
 
 
 def _luck(peer: str, varies: float) -> Iterator[float]:
-    """How many times its mean each piece of work takes: as if at random, the same for the same peer. Lognormal, as times of work are that others now and then get in the way of."""
+    """Factors on the mean of each piece of work: lognormal, pseudo-random, the same for the same peer."""
     spread = math.sqrt(math.log1p(min(varies, MOST_VARIES) ** 2))
     state, normal = crc32(peer.encode()), NormalDist(-(spread**2) / 2, spread or 1.0)
     while True:
@@ -240,23 +245,23 @@ def _luck(peer: str, varies: float) -> Iterator[float]:
 
 @dataclass(slots=True, eq=False)
 class _UnderWay:
-    """One step."""
+    """One step under way."""
 
     number: int
     cores: Mapping[str, Pipeline]
     left: int
-    """Microbatches whose gradient has not come back to their beginning."""
+    """Microbatches whose gradient has not come back to their first hop."""
     awaited: int = 0
-    """Once nothing is left: its sums that are on their way, and the time that it takes in any case."""
+    """Once nothing is left: sums on their way, plus one for the constant time."""
 
 
 class _Worker:
-    """It does one thing after the other."""
+    """A worker, which does one thing after the other."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
         self._queue: deque[tuple[float, Callable[[], None]]] = deque()
-        """What it does is the first."""
+        """The first one is under way."""
         self._busy_s = self._since = 0.0
 
     @property
@@ -265,7 +270,7 @@ class _Worker:
         return self._busy_s + (self._timeline.now - self._since if self._queue else 0.0)
 
     def do(self, seconds: float, done: Callable[[], None] = lambda: None) -> None:
-        """Work for so long, after all that it was given before; then `done` happens."""
+        """Work for `seconds` after all earlier work; then call `done`."""
         self._queue.append((seconds, done))
         if len(self._queue) == 1:
             self._begin()

@@ -1,1 +1,1 @@
-"""Where devices go when all pipelines have equal stages: a grid of pipelines and stages, as in DT-FM."""
+"""Placement of devices in a grid of equal stages and pipelines, as in DT-FM."""

@@ -1,6 +1,7 @@
-"""Population annealing (Hukushima & Iba, 2003): many grids that cool down together; the worse half is given up again and again, and the others get its time.
+"""Population annealing (Hukushima & Iba, 2003): many grids cool down together; the worse half is dropped
+repeatedly.
 
-Swaps of two devices are proposed and taken by their cost (Kirkpatrick et al., 1983). Pure.
+Swaps of two devices are proposed and accepted by their cost (Kirkpatrick et al., 1983). Pure.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from hetpeer.stages.planning.grids.population import AT_ONCE, Population
 PROPOSED = 256
 """Swaps of all grids in one step."""
 REORDER = 40
-"""Steps until the order of the groups is looked at again."""
+"""Steps between new orders of the groups."""
 COLD = 1e-4
-"""The last temperature, as a part of the cost."""
+"""Last temperature, as a fraction of the cost."""
 
 
 class Annealed(NamedTuple):
-    """The best grid that was seen."""
+    """The best grid seen."""
 
     cost: float
-    """Seconds."""
+    """Seconds of a step."""
     members: Ints
-    """(K, R)"""
+    """(K, R)."""
     evaluations: int
-    """Swaps that were looked at."""
+    """Swaps that were evaluated."""
 
 
 def anneal(
@@ -41,7 +42,10 @@ def anneal(
     hot: float,
     on: Callable[[], bool],
 ) -> Annealed:
-    """What comes of the grids `members` (C, K, R) in so many steps, or while `on` is true. `hot`: the first temperature, as a part of the cost."""
+    """The best grid from `members` (C, K, R) in `steps` steps, or while `on` is true.
+
+    `hot`: the first temperature, as a fraction of the cost.
+    """
     population = Population(prices, members, on)
     best, found = best_of(population)
     halvings, evaluations = len(members).bit_length(), 0
@@ -63,7 +67,7 @@ def anneal(
 
 
 def best_of(population: Population) -> tuple[float, Ints]:
-    """The cheapest of its grids: the cost, and its groups (K, R)."""
+    """(cost, groups (K, R)) of its cheapest grid."""
     costs = population.costs
     place = int(costs.argmin())
     return float(costs[place]), population.members[place].copy()

@@ -1,7 +1,8 @@
-"""Bottleneck perfect matchings: who of one group sends to whom of the next, so that the slowest pair is as fast as can be.
+"""Bottleneck perfect matchings: pairs between two groups so that the slowest pair is as fast as possible.
+Pure.
 
-DT-FM, Eq. 3 (Yuan et al., NeurIPS 2022, arXiv 2206.01288, 3.3). Many matchings of one size are solved at once: numpy's price of a call is that
-of a thousand numbers. Pure.
+DT-FM, Eq. 3 (Yuan et al., NeurIPS 2022, arXiv 2206.01288, section 3.3). Many matchings of one size are solved
+at once: numpy's price for a call is that of a thousand numbers.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 
 EXACT = 9
-"""Groups up to this size are matched exactly in bulk: subsets are enumerated, 2^R of them. A grid of larger ones is searched in another way (wide_search.py)."""
+"""Largest groups matched exactly in bulk, by all 2^R subsets. Larger ones are searched by wide_search.py."""
 
 
 def bottlenecks(costs: Floats) -> Floats:
-    """The least possible maximum of a perfect matching, for each of B cost matrices; `costs` is (R, R, B), R ≤ EXACT.
+    """The least possible maximum of a perfect matching, for each of B cost matrices; (R, R, B) → B, R ≤
+    EXACT.
 
-    The first r rows matched to the columns of a subset: best[subset] = min over its columns j of max(best[subset - j], cost[r, j]).
+    The first r rows matched to the columns of a subset: best[subset] = min over its columns j of
+    max(best[subset - j], cost[r, j]).
     """
     size = costs.shape[0]
     best = np.full((1, costs.shape[2]), -np.inf)
@@ -37,7 +40,9 @@ def bottlenecks(costs: Floats) -> Floats:
 
 @cache
 def _layer(size: int, row: int) -> tuple[Ints, Ints]:
-    """For each subset of row + 1 columns and each column in it: where the subset without it is, and the column."""
+    """For each subset of row + 1 columns and each column in it: place of the subset without it, and the
+    column.
+    """
     smaller = {subset: place for place, subset in enumerate(combinations(range(size), row))}
     subsets = list(combinations(range(size), row + 1))
     before = [[smaller[tuple(c for c in subset if c != column)] for column in subset] for subset in subsets]
@@ -45,16 +50,17 @@ def _layer(size: int, row: int) -> tuple[Ints, Ints]:
 
 
 def bounds(costs: Floats) -> Floats:
-    """No matching is better than the best partner of whoever has the worst one; (R, R, B) → B."""
+    """Lower bounds (R, R, B) → B: no matching is better than the best partner of the worst device."""
     least: Floats = np.maximum(costs.min(axis=0).max(axis=0), costs.min(axis=1).max(axis=0))
     return least
 
 
 def matched(costs: Floats, most: float = np.inf) -> tuple[float, Ints]:
-    """A perfect matching of one (R, R) matrix with the least maximum: that maximum, and each row's column. Any size.
+    """(maximum, column of each row) of a perfect matching of one (R, R) matrix with the least maximum. Any
+    size.
 
-    Thresholds between the bound and the largest number, or `most` if it is known that there is a matching no worse than that, are halved until
-    the smallest that leaves a perfect matching is found.
+    Binary search over thresholds between the bound and the largest number, or `most` if a matching no worse
+    than that is known to exist.
     """
     least = bounds(costs[:, :, None])[0]
     values = np.unique(costs[(costs >= least) & (costs <= most)])

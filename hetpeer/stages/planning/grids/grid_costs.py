@@ -1,7 +1,8 @@
-"""What a grid of pipelines and stages costs: DT-FM's model, by which nothing but communication takes time.
+"""Costs of a grid of pipelines and stages by DT-FM's model, in which only communication takes time. Pure.
 
-Source: Yuan et al., Decentralized Training of Foundation Models in Heterogeneous Environments, NeurIPS 2022 (arXiv 2206.01288), 3.2-3.3, Eq. 1-4.
-Lines are taken to be alike both ways: latency and bandwidth are averaged, as the authors do. Pure.
+Source: Yuan et al., Decentralized Training of Foundation Models in Heterogeneous Environments, NeurIPS 2022
+(arXiv 2206.01288), sections 3.2-3.3, Eq. 1-4. Links are taken to be alike both ways: latency and bandwidth
+are averaged, as the authors do.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ BITS = 8.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTraffic:
-    """What is sent in a step, in GB (10^9 bytes): the gradient of a stage, and the activations of a pipeline's whole batch."""
+    """GB (10^9 bytes) sent in a step: a stage's gradient, and the activations of a pipeline's whole batch."""
 
     gradient_gb: float
     activation_gb: float
@@ -29,7 +30,7 @@ class StepTraffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridCost:
-    """Seconds of a step (Eq. 1), and the grid that has them: `grid[i][j]` is the device of pipeline i at stage j."""
+    """Seconds of a step (Eq. 1) and its grid: `grid[i][j]` is the device of pipeline i at stage j."""
 
     data_parallel_s: float
     pipeline_s: float
@@ -37,6 +38,7 @@ class GridCost:
 
     @property
     def total_s(self) -> float:
+        """Seconds of a step."""
         return self.data_parallel_s + self.pipeline_s
 
     @property
@@ -46,7 +48,7 @@ class GridCost:
 
 
 class Prices:
-    """What two devices cost each other, in seconds; N x N, symmetric, 0 for a device and itself."""
+    """Prices of pairs of devices in seconds; N x N, symmetric, 0 on the diagonal."""
 
     def __init__(self, network: DeviceNetwork, traffic: StepTraffic, replicas: int) -> None:
         latency = (network.latency_s + network.latency_s.T) / 2
@@ -61,7 +63,7 @@ class Prices:
 
 
 def cost_of(prices: Prices, partition: Sequence[Sequence[int]] | Ints) -> GridCost:
-    """The best that can be made of a partition into stages of equal size: their order, and who sends to whom."""
+    """The best grid of a partition into stages of equal size: their order, and the pairs between them."""
     groups = [np.array(group, dtype=np.intp) for group in partition]
     reducing = max(prices.reducing[np.ix_(group, group)].sum(axis=1).max() for group in groups)
     distances = np.zeros((len(groups), len(groups)))
@@ -77,7 +79,7 @@ def cost_of(prices: Prices, partition: Sequence[Sequence[int]] | Ints) -> GridCo
 
 
 def as_it_is(prices: Prices, grid: Ints) -> float:
-    """Seconds of a grid whose row i is pipeline i, stage by stage, (R, K): Eq. 1 with everybody where they are."""
+    """Seconds of a grid (R, K), whose row i is pipeline i, as it stands (Eq. 1)."""
     columns = list(grid.T)
     reducing = max(prices.reducing[np.ix_(group, group)].sum(axis=1).max() for group in columns)
     passing = sum(prices.passing[one, other].max() for one, other in pairwise(columns))
@@ -94,10 +96,11 @@ def _lined_up(prices: Prices, groups: Sequence[Ints]) -> tuple[tuple[int, ...], 
 
 
 def lower_bound(prices: Prices, stages: int, replicas: int) -> float:
-    """No grid costs less.
+    """A lower bound of all grids' seconds.
 
-    Data parallel: somebody has at least the sum of its replicas - 1 cheapest partners. Pipeline: a hop costs at least what the worst device at
-    either end pays for its cheapest partner; the groups' worst, sorted, are at least those of a partition by that price.
+    Data parallel: some device pays at least the sum of its replicas - 1 cheapest partners. Pipeline: a hop
+    costs at least what the worst device at either end pays for its cheapest partner; the groups' worst,
+    sorted, are at least those of a partition by that price.
     """
     reducing = np.sort(prices.reducing + np.diag(np.full(len(prices.reducing), np.inf)), axis=1)
     data_parallel = reducing[:, : replicas - 1].sum(axis=1).max() if replicas > 1 else 0.0

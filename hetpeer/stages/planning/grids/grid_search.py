@@ -1,7 +1,8 @@
-"""The search for the best grid: any time, seeded. Pure but for `on`, which says when to stop.
+"""The search for the best grid: any time, seeded. Pure except for `on`, which says when to stop.
 
-First every beginning as it is; then annealing from the best of them, round after round, each twice as long as the last and some of them hotter. All
-that depends on the seed alone: more time goes further on the same way.
+First every beginning as it is; then annealing from the best of them, round after round, each twice as long as
+the last and some of them hotter. All of it depends on the seed alone: more time goes further on the same
+path.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from hetpeer.stages.planning.grids.wide_search import widely
 WIDTH = 32
 """Grids that are annealed together."""
 STEPS = 500
-"""Of the first round."""
+"""Steps of the first round."""
 HOT = (0.005, 0.02, 0.01)
 """First temperatures, round by round."""
 CLOSE = 1 + 1e-12
@@ -30,14 +31,14 @@ CLOSE = 1 + 1e-12
 
 @dataclass(frozen=True, slots=True)
 class GridSearchResult:
-    """The best grid, and how many were looked at."""
+    """The best grid, and the number of grids evaluated."""
 
     best: GridCost
     evaluations: int
 
 
 def search(prices: Prices, stages: int, replicas: int, seed: int, on: Callable[[], bool]) -> GridSearchResult:
-    """The best grid of `stages` groups of `replicas` devices that is found while `on` is true."""
+    """The best grid of `stages` groups of `replicas` devices found while `on` is true."""
     random = np.random.default_rng(seed)
     members = beginnings(prices, stages, replicas, random)
     if stages < 2:
@@ -45,7 +46,7 @@ def search(prices: Prices, stages: int, replicas: int, seed: int, on: Callable[[
     bound = lower_bound(prices, stages, replicas) * CLOSE
     if replicas > EXACT:
         return GridSearchResult(*widely(prices, members, random, on, bound))
-    if stages > group_path.EXACT:  # the order of each takes long, and no more than these go on
+    if stages > group_path.EXACT:  # ordering each takes long, and no more than these go on
         costs = [as_it_is(prices, grid.T) for grid in members]
         members = members[np.argsort(costs, kind="stable")[: WIDTH // 2]]
     population = Population(prices, members, on)
@@ -64,7 +65,7 @@ def search(prices: Prices, stages: int, replicas: int, seed: int, on: Callable[[
 
 
 def _starts(sorted_members: Ints, found: Ints, random: np.random.Generator) -> Ints:
-    """The best found so far, the best beginnings, and as many at random."""
+    """The best grid so far, the best beginnings, and random ones."""
     known = np.concatenate([found[None], sorted_members[: WIDTH // 2 - 1]])
     shuffled = [random.permutation(found.size).reshape(found.shape) for _ in range(WIDTH - len(known))]
     return np.concatenate([known, np.array(shuffled, dtype=np.intp)])

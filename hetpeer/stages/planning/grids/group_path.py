@@ -1,6 +1,7 @@
-"""The shortest way through all groups, in any order and with any ends: DT-FM, Eq. 4 (arXiv 2206.01288, 3.3), an open travelling salesman.
+"""The shortest path through all groups with free ends: DT-FM, Eq. 4 (arXiv 2206.01288, section 3.3). Pure.
 
-Exact up to EXACT groups (Held and Karp, 1962), else the best of 2-opt and or-opt from the order that is there and from some nearest-neighbour paths. Pure.
+This is an open travelling salesman problem. Exact up to EXACT groups (Held and Karp, 1962), else the best of
+2-opt and or-opt from the present order and some nearest-neighbour paths.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ from hetpeer.stages.planning.grids.bottleneck_matching import Floats, Ints
 
 EXACT = 13
 BEGINNINGS = 8
-"""Nearest-neighbour paths that are tried beyond."""
+"""Nearest-neighbour paths tried for more groups than EXACT."""
 MANY = 512
-"""Of more groups than MANY / BEGINNINGS fewer are tried."""
+"""With more than MANY / BEGINNINGS groups, fewer paths are tried."""
 NOTICED = 1e-9
-"""A path that is shorter by less than this part of the longest hop is not: equal ones differ by rounding."""
+"""Improvements below this fraction of the longest hop are rounding errors."""
 
 
 def shortest_path(distances: Floats, beginnings: int = BEGINNINGS) -> tuple[int, ...]:
-    """The order of K groups that `distances` (K, K), symmetric, makes shortest; of more than EXACT one that is no longer than 0, 1, …, K - 1, from there and
-    from so many `beginnings`.
+    """The order of K groups with the shortest path; `distances` (K, K) is symmetric.
+
+    For more than EXACT groups it is no longer than 0, 1, …, K - 1, from which and from `beginnings` paths it
+    starts.
     """
     count = len(distances)
     if count < 3:
@@ -33,19 +36,21 @@ def shortest_path(distances: Floats, beginnings: int = BEGINNINGS) -> tuple[int,
 
 
 def length_of(distances: Floats, order: tuple[int, ...]) -> float:
-    """The sum of the hops."""
+    """Length of the path."""
     return float(sum(distances[a, b] for a, b in pairwise(order)))
 
 
 def _exact(distances: Floats) -> tuple[int, ...]:
-    """best[subset, last]: the shortest path through a subset that ends at `last`; all subsets of a size at once."""
+    """best[subset, last]: the shortest path through a subset that ends at `last`; all subsets of a size at
+    once.
+    """
     count = len(distances)
     best = np.zeros((count, 1))
-    """Subsets of one group, last is itself: (subsets, place of the last in the subset)."""
+    """Subsets of one group, which is the last: (subsets, place of the last in the subset)."""
     choices: list[Ints] = []
     for size in range(2, count + 1):
         subsets, smaller, places = _step(count, size)
-        # (subset, last, one before): without the last, how far to the one before, and the hop
+        # (subset, last, one before): without the last, the length to the one before, and the hop
         before = best[smaller[:, :, None], np.arange(size - 1)[None, None, :]]
         hop = distances[subsets[:, :, None], places]
         lengths = before + hop
@@ -57,7 +62,9 @@ def _exact(distances: Floats) -> tuple[int, ...]:
 
 @cache
 def _step(count: int, size: int) -> tuple[Ints, Ints, Ints]:
-    """Subsets of `size` groups; the place of each without each of its members among the smaller ones; and what is left then."""
+    """(subsets of `size` groups, place of each without each member among the smaller ones, the remaining
+    members).
+    """
     smaller = {subset: place for place, subset in enumerate(combinations(range(count), size - 1))}
     subsets = list(combinations(range(count), size))
     left = [[tuple(c for c in subset if c != last) for last in subset] for subset in subsets]
@@ -69,7 +76,7 @@ def _step(count: int, size: int) -> tuple[Ints, Ints, Ints]:
 
 
 def _walk(count: int, choices: list[Ints], last: int) -> tuple[int, ...]:
-    """Back from the end: which group was before the last one of each subset."""
+    """Follow the choices back from the end: the group before the last one of each subset."""
     subset, path = tuple(range(count)), []
     for size in range(count, 1, -1):
         place = _places(count, size)[subset]
@@ -84,7 +91,7 @@ def _places(count: int, size: int) -> dict[tuple[int, ...], int]:
 
 
 def _local(distances: Floats, beginnings: int) -> tuple[int, ...]:
-    """Pieces are turned and moved until nothing helps."""
+    """The best local optimum from several beginnings."""
     count = len(distances)
     number = min(beginnings, max(1, MANY // count))
     begun = [list(range(count))]
@@ -104,7 +111,9 @@ def _nearest(distances: Floats, start: int) -> list[int]:
 
 
 def _improved(distances: Floats, path: list[int]) -> tuple[int, ...]:
-    """Any piece turned round (2-opt), or moved elsewhere either way round (or-opt), as long as that is shorter."""
+    """Reverse pieces (2-opt) or move them elsewhere, either way round (or-opt), as long as the path gets
+    shorter.
+    """
     order, least = np.array(path, dtype=np.intp), NOTICED * float(distances.max())
     while True:
         hop = _padded(distances, order)
@@ -117,7 +126,7 @@ def _improved(distances: Floats, path: list[int]) -> tuple[int, ...]:
 
 
 def _turned(hop: Floats, order: Ints, least: float) -> Ints | None:
-    """The best turn of a piece order[i..j]; hops at the ends of the path cost nothing."""
+    """The best reversal of a piece order[i..j]; hops at the ends of the path cost nothing."""
     i, j = _pieces(len(order))
     left, right = i, j + 2  # places in the padded order: i - 1 and j + 1
     gain = hop[left, i + 1] + hop[j + 1, right] - hop[left, j + 1] - hop[i + 1, right]
@@ -131,13 +140,13 @@ def _turned(hop: Floats, order: Ints, least: float) -> Ints | None:
 
 @cache
 def _pieces(count: int) -> tuple[Ints, Ints]:
-    """First and last of each piece of two or more."""
+    """First and last place of each piece of two or more groups."""
     first, last = np.triu_indices(count, 1)
     return first, last
 
 
 def _moved(hop: Floats, order: Ints, least: float) -> Ints | None:
-    """The best move of a piece of one to three groups elsewhere, either way round."""
+    """The best move of a piece of one to three groups, either way round."""
     count = len(order)
     gap = np.arange(count + 1)  # between two places of the padded order, this one and the next
     there = hop[gap, gap + 1]
@@ -160,7 +169,7 @@ def _moved(hop: Floats, order: Ints, least: float) -> Ints | None:
 
 
 def _padded(distances: Floats, order: Ints) -> NDArray[np.float64]:
-    """Hops between places of the path, with a place in front and one behind that are next to everybody."""
+    """Hops between places of the path, padded with a free place at both ends."""
     hop = np.zeros((len(order) + 2, len(order) + 2))
     hop[1:-1, 1:-1] = distances[np.ix_(order, order)]
     return hop

@@ -1,8 +1,9 @@
-"""A grid under search whose stages have many devices: who stands where in which pipeline, and what it would cost if two changed places.
+"""A grid with large stages under search: the pipelines' rows, and the costs after a swap of two devices.
+Pure.
 
-With hundreds of pipelines a matching for every swap is too dear, so pipelines stay as they are: a hop costs what its slowest pair does, which is
-known from the three slowest. Now and then all pipelines are joined anew, exactly (`rematch`). A step looks at many swaps at once and does the first that
-stays below its limit. Pure.
+With hundreds of pipelines a matching for every swap is too expensive, so pipelines keep their pairs: a hop
+costs what its slowest pair does, which follows from the three slowest. Now and then all pairs are matched
+anew, exactly (`rematch`). A step evaluates many swaps at once and makes the first one below its limit.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from hetpeer.stages.planning.grids.bottleneck_matching import Floats, Ints, matc
 from hetpeer.stages.planning.grids.grid_costs import GridCost, Prices
 
 SLOWEST = 3
-"""Pairs of a hop that are known by name: a swap touches two rows, so one of these is left."""
+"""Slowest pairs of a hop that are kept: a swap touches two rows, so one of these is left."""
 NEAREST = 32
-"""Devices that may take the place at the other end of a slow pair."""
+"""Candidates to replace the device at the other end of a slow pair."""
 AT_ONCE = 1 << 20
-"""Prices that are looked at together."""
+"""Prices evaluated together."""
 
 
 class _Swaps(NamedTuple):
-    """P of them: the device at (row, column) of `ours` changes places with that of `theirs`; each (2, P)."""
+    """P swaps: the device at (row, column) of `ours` with that of `theirs`; each (2, P)."""
 
     ours: Ints
     theirs: Ints
@@ -33,7 +34,7 @@ class _Swaps(NamedTuple):
 
 
 class Rows:
-    """`grid` (R, K): pipeline by pipeline, stage by stage; R is 3 or more, K is 2 or more."""
+    """`grid` (R, K): pipeline by pipeline, stage by stage; R ≥ 3, K ≥ 2."""
 
     def __init__(self, prices: Prices, grid: Ints) -> None:
         self._reducing, self._passing = prices.reducing, prices.passing
@@ -43,13 +44,13 @@ class Rows:
         self.put(grid)
 
     def put(self, grid: Ints) -> None:
-        """Look at this grid from now on."""
+        """Continue with this grid."""
         self.grid = grid.copy()
         self._where = np.empty((2, grid.size), dtype=np.intp)
         rows, columns = np.indices(grid.shape)
         self._where[:, grid.ravel()] = rows.ravel(), columns.ravel()
         self._to: Floats = np.stack([self._reducing[:, group].sum(axis=1) for group in grid.T], axis=1)
-        """[device, stage]: what it pays, or would, for reducing with all of the stage (Eq. 2)."""
+        """[device, stage]: its price, real or hypothetical, for reducing with all of the stage (Eq. 2)."""
         self._worst: Floats = np.array([self._most(stage) for stage in range(self.stages)])
         self._pairs: Floats = self._passing[grid[:, :-1], grid[:, 1:]]
         self._slowest = np.empty((SLOWEST, self.stages - 1), dtype=np.intp)
@@ -57,7 +58,7 @@ class Rows:
 
     @property
     def cost(self) -> float:
-        """Eq. 1, in seconds."""
+        """Seconds of a step (Eq. 1)."""
         return float(self._worst.max() + self._hops.sum())
 
     @property
@@ -70,7 +71,7 @@ class Rows:
 
     @property
     def _hops(self) -> Floats:
-        """Eq. 3 of each hop, for these pairs."""
+        """Seconds of each hop, for these pairs (Eq. 3)."""
         slowest: Floats = self._pairs.max(axis=0)
         return slowest
 
@@ -78,14 +79,14 @@ class Rows:
         return float(self._to[self.grid[:, stage], stage].max())
 
     def _look(self, hops: range | list[int]) -> None:
-        """Who is slowest there."""
+        """Update the slowest pairs of these hops."""
         for hop in hops:
             self._slowest[:, hop] = np.argpartition(-self._pairs[:, hop], SLOWEST - 1)[:SLOWEST]
 
     # ── joined anew ────────────────────────────────────────────────────────────────────────────────────────
 
     def rematch(self) -> None:
-        """Who sends to whom, exactly, for these stages in this order (Eq. 3)."""
+        """Match the pairs of all hops exactly, for these stages in this order (Eq. 3)."""
         grid = self.grid.copy()
         for hop in range(self.stages - 1):
             _, partners = matched(self._passing[np.ix_(grid[:, hop], grid[:, hop + 1])], self._hops[hop])
@@ -95,7 +96,9 @@ class Rows:
     # ── one step ───────────────────────────────────────────────────────────────────────────────────────────
 
     def step(self, random: np.random.Generator, batch: int, heat: float) -> None:
-        """Draw `batch` swaps, and do the first that stays below its limit (Metropolis et al., 1953), if any does. `heat` in seconds."""
+        """Draw `batch` swaps and make the first one below its limit, if any (Metropolis et al., 1953). `heat`
+        in seconds.
+        """
         swaps = self._draw(random, batch)
         limit = self.cost - heat * np.log(random.random(batch))
         passing = self._passing_after(swaps)
@@ -105,13 +108,14 @@ class Rows:
             return
         few = swaps.some(live)
         total = passing[live] + np.maximum(rest[live], self._reducing_after(few))
-        changes = (few.ours != few.theirs).any(axis=0)  # or what is no swap would be done instead of one
+        # otherwise a void swap would take the place of a real one
+        changes = (few.ours != few.theirs).any(axis=0)
         below = np.flatnonzero(changes & (total <= limit[live]))
         if len(below):
             self._swap(*(int(number) for end in few for number in end[:, below[0]]))
 
     def _draw(self, random: np.random.Generator, batch: int) -> _Swaps:
-        """Half of them take a device of a slow pair away, and put one there that is near the other end; the rest are anybody's."""
+        """Random swaps. Half of them replace a device of a slow pair by one near the pair's other end."""
         targeted = batch // 2
         hop = random.integers(self.stages - 1, size=targeted)
         row = self._slowest[random.integers(SLOWEST, size=targeted), hop]
@@ -126,7 +130,7 @@ class Rows:
         return _Swaps(ours[:, order], theirs[:, order])
 
     def _passing_after(self, swaps: _Swaps) -> Floats:
-        """All hops (Eq. 4) after each swap."""
+        """Seconds of all hops (Eq. 4) after each swap."""
         entries = [
             (row, column + side, (column + side >= 0) & (column + side < self.stages - 1))
             for row, column in swaps
@@ -173,7 +177,7 @@ class Rows:
         return slowest
 
     def _worst_but(self, swaps: _Swaps) -> Floats:
-        """Eq. 2 of the stages that a swap does not change."""
+        """Largest Eq. 2 of the stages that a swap does not change."""
         three = np.argsort(self._worst)[-3:]
         rest = np.zeros(swaps.ours.shape[1])
         same = swaps.ours[1] == swaps.theirs[1]
@@ -190,7 +194,7 @@ class Rows:
         return np.where(here == there, 0.0, both)
 
     def _joined(self, leaving: Ints, coming: Ints, stage: Ints) -> Floats:
-        """The most that a device of `stage` pays when `coming` takes the place of `leaving`."""
+        """The highest price of a device of `stage` if `coming` replaces `leaving`."""
         devices, price = self.grid[:, stage], self._reducing
         paid = self._to[devices, stage] + (price[coming, devices] - price[leaving, devices])
         own = self._to[coming, stage] - price[coming, leaving]

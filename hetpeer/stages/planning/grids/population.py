@@ -1,7 +1,9 @@
-"""Grids under search, many at a time: who is in which group, in which order groups follow each other, and what a swap of two devices would change.
+"""Many grids under search at once: their groups, the order of the groups, and the costs after a swap of two
+devices.
 
-numpy's price of a call is that of a thousand numbers, so C grids are looked at side by side, each with several swaps. A swap's limit is drawn before
-it is looked at: what cannot stay below is thrown away by a bound, and matchings are solved for the rest only. Pure.
+numpy's price for a call is that of a thousand numbers, so C grids are evaluated side by side, each with
+several swaps. A swap's limit is drawn first: swaps whose bound exceeds it are discarded, and matchings are
+solved only for the rest. Pure.
 """
 
 from __future__ import annotations
@@ -17,14 +19,17 @@ from hetpeer.stages.planning.grids.bottleneck_matching import Floats, Ints, bott
 from hetpeer.stages.planning.grids.grid_costs import Prices
 
 SOLVED = 96
-"""Swaps whose matchings are solved in one step, at most: when it is hot most would do, and one for each grid is enough."""
+"""Most swaps whose matchings are solved in one step: when hot most would be accepted, and one for each grid
+suffices.
+"""
 AT_ONCE = 1 << 21
-"""Prices that are looked at together."""
+"""Prices evaluated together."""
 
 
 class Swaps(NamedTuple):
-    """P of them: in grid `grid`, device `one` of group `here` changes places with device `other` of group `there`, if the grid then costs no more
-    than `limit`.
+    """P swaps: in grid `grid`, device `one` of group `here` with device `other` of group `there`.
+
+    A swap is made if the grid then costs at most `limit`.
     """
 
     grid: Ints
@@ -40,7 +45,10 @@ class Swaps(NamedTuple):
 
 
 class Population:
-    """`members` (C, K, R): the devices of each group of each grid; 2 groups or more, of no more than EXACT devices. Groups are named by their places in the order."""
+    """Grids `members` (C, K, R): the devices of each group of each grid; K ≥ 2, R ≤ EXACT.
+
+    Groups are named by their places in the order.
+    """
 
     def __init__(self, prices: Prices, members: Ints, on: Callable[[], bool] = lambda: True) -> None:
         """`on` as in `reorder`."""
@@ -56,17 +64,21 @@ class Population:
 
     @property
     def costs(self) -> Floats:
-        """Eq. 1 of each grid, with its order, in seconds."""
+        """Seconds of each grid with its order (Eq. 1)."""
         costs: Floats = self._worst.max(axis=1) + self._hop.sum(axis=1)
         return costs
 
     def keep(self, which: Ints) -> None:
-        """Only these grids go on; one that is named twice does so twice."""
+        """Keep only these grids; one that is named twice is duplicated."""
         self.members = self.members[which]
         self._refresh()
 
     def reorder(self, on: Callable[[], bool] = lambda: True) -> None:
-        """The best order of the groups of each grid as they are; of more than can be ordered exactly none that is longer, one grid after the other while `on` is true."""
+        """Put the groups of each grid into their best order.
+
+        More than can be ordered exactly get an order that is no longer, one grid after the other while `on`
+        is true.
+        """
         one, other = np.triu_indices(self.groups, 1)
         together = len(self) if self.groups <= group_path.EXACT else 1
         for first in range(0, len(self), together):
@@ -83,7 +95,7 @@ class Population:
         self._refresh()
 
     def _refresh(self) -> None:
-        """All that is known of the grids, from `members`."""
+        """Recompute all tables from `members`."""
         grids, flat = len(self), self.members.reshape(len(self), -1)
         self._group = np.empty((grids, self.devices), dtype=np.intp)
         np.put_along_axis(self._group, flat, np.repeat(np.arange(self.groups), self.replicas)[None], axis=1)
@@ -91,11 +103,13 @@ class Population:
         self._to: Floats = np.stack(
             [np.add.reduceat(self._reducing[:, grid], first, axis=1) for grid in flat]
         )
-        """[grid, device, group]: what the device pays, or would, for reducing with all of the group (Eq. 2)."""
+        """[grid, device, group]: its price, real or hypothetical, for reducing with all of the
+        group (Eq. 2).
+        """
         self._near: Floats = np.stack(
             [np.minimum.reduceat(self._passing[:, grid], first, axis=1) for grid in flat]
         )
-        """[grid, device, group]: its cheapest partner there."""
+        """[grid, device, group]: price of its cheapest partner there."""
         own = np.take_along_axis(self._to, self._group[:, :, None], axis=2)[:, :, 0]
         self._worst: Floats = np.take_along_axis(own, flat, axis=1).reshape(self.members.shape).max(axis=2)
         """[grid, group]: Eq. 2."""
@@ -118,7 +132,11 @@ class Population:
     # ── one step ───────────────────────────────────────────────────────────────────────────────────────────
 
     def step(self, random: np.random.Generator, batch: int, heat: Floats) -> None:
-        """Draw `batch` swaps for each grid, and do the first that stays below its limit (Metropolis et al., 1953), if any does. `heat` in seconds."""
+        """Draw `batch` swaps for each grid and make the first one below its limit, if any (Metropolis et al.,
+        1953).
+
+        `heat` in seconds.
+        """
         swaps = self._draw(random, batch, heat)
         reducing = self._reducing_after(swaps)
         near = _Near.of(swaps, self.groups)
@@ -146,7 +164,7 @@ class Population:
         return Swaps(grid, one, other, here, there, limit)
 
     def _reducing_after(self, swaps: Swaps) -> Floats:
-        """Eq. 2's maximum over all groups."""
+        """Maximum of Eq. 2 over all groups after each swap."""
         grid, one, other, here, there, _ = swaps
         rest = np.zeros(len(grid))
         for place in np.argsort(self._worst, axis=1)[:, -3:].T:  # the worst of the others is one of these
@@ -157,7 +175,7 @@ class Population:
         )
 
     def _joined(self, grid: Ints, leaving: Ints, coming: Ints, group: Ints) -> Floats:
-        """The most that a device of `group` pays when `coming` takes the place of `leaving`."""
+        """The highest price of a device of `group` if `coming` replaces `leaving`."""
         devices, price = self.members[grid, group], self._reducing
         paid = self._to[grid[:, None], devices, group[:, None]] + (
             price[coming[:, None], devices] - price[leaving[:, None], devices]
@@ -167,7 +185,11 @@ class Population:
         return most
 
     def _cheapest_partners(self, swaps: Swaps) -> Floats:
-        """What the hops beside two swapped groups cost at least: the worst device's cheapest partner on the other side, if that is not swapped."""
+        """Lower bound for the hops beside two swapped groups: the worst device's cheapest partner in the next
+        group.
+
+        Hops between the two groups do not count.
+        """
         total = np.zeros(len(swaps.grid))
         for group, apart in ((swaps.here, swaps.there), (swaps.there, swaps.here)):
             devices = self._after(swaps, group)
@@ -180,13 +202,13 @@ class Population:
         return total
 
     def _after(self, swaps: Swaps, group: Ints) -> Ints:
-        """The devices of a group when the swap is done."""
+        """The devices of a group after the swap."""
         devices = self.members[swaps.grid, group]
         one, other = swaps.one[:, None], swaps.other[:, None]
         return np.where(devices == one, other, np.where(devices == other, one, devices))
 
     def _below(self, swaps: Swaps, near: _Near, rest: Floats) -> Ints:
-        """Those of `swaps` that stay below their limits; `rest` is what they cost without the hops `near`."""
+        """Indices of `swaps` that stay below their limits; `rest` is their cost without the hops `near`."""
         row, which = np.nonzero(near.real)
         hop = near.hop[row, which]
         concerned = swaps.some(which)
@@ -201,7 +223,7 @@ class Population:
         return below
 
     def _swap(self, swaps: Swaps, near: _Near) -> None:
-        """One at most of each grid."""
+        """Make swaps, at most one for each grid."""
         grid, one, other, here, there, _ = swaps
         changed = [(group, self._after(swaps, group)) for group in (here, there)]
         self._group[grid, one], self._group[grid, other] = there, here
@@ -218,10 +240,10 @@ class Population:
 
 
 class _Near(NamedTuple):
-    """The hops beside two groups that swap devices, up to four of each swap: (4, P)."""
+    """The hops beside two groups that swap devices, up to four for each swap: (4, P)."""
 
     hop: Ints
-    """0 … K - 2; something else's where it is not real."""
+    """0 … K - 2; arbitrary where it is not real."""
     real: NDArray[np.bool_]
 
     @classmethod
@@ -236,13 +258,13 @@ class _Near(NamedTuple):
         return _Near(self.hop[:, which], self.real[:, which])
 
     def sum(self, values: Floats) -> Floats:
-        """Over the real ones."""
+        """Sum over the real hops."""
         total: Floats = np.where(self.real, values, 0.0).sum(axis=0)
         return total
 
 
 def _rank(grid: Ints) -> Ints:
-    """Of each entry among those with the same number; equal numbers are side by side."""
+    """Rank of each entry among those with the same number; equal numbers are side by side."""
     if not len(grid):
         return grid
     first = np.flatnonzero(np.concatenate([[True], grid[1:] != grid[:-1]]))

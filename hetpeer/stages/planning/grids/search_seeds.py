@@ -1,4 +1,6 @@
-"""Where the search of a grid begins: devices that are near each other next to each other, along chains through all of them (device_clusters.py). Pure."""
+"""Beginnings of the grid search: chains that keep near devices together (device_clusters.py), folded into
+grids. Pure.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,14 @@ from hetpeer.stages.planning.grids.bottleneck_matching import Ints
 from hetpeer.stages.planning.grids.grid_costs import Prices
 
 STARTS = 4
-"""Chains begin at so many devices."""
+"""Devices at which chains begin."""
 
 
 def beginnings(prices: Prices, stages: int, replicas: int, random: np.random.Generator) -> Ints:
-    """(C, K, R): chains by either price, from neighbour to neighbour, community by community and half by half, and one at random, folded in all ways."""
+    """Beginnings (C, K, R): nearest-neighbour, community and halving chains by both prices, and a random one.
+
+    Each is folded in all possible widths.
+    """
     starts = random.permutation(stages * replicas)[:STARTS].tolist()
     orders = []
     for price in (prices.passing, prices.reducing):
@@ -25,8 +30,9 @@ def beginnings(prices: Prices, stages: int, replicas: int, random: np.random.Gen
 
 
 def folded(order: Ints, stages: int, replicas: int, width: int) -> Ints:
-    """A chain laid into the grid in strips of `width` stages, pipeline after pipeline, so that neighbours in the chain are in one pipeline. Width 1
-    makes them a stage. `width` divides `stages`. Returns (K, R).
+    """A chain laid into the grid in strips of `width` stages, pipeline after pipeline; returns (K, R).
+
+    Neighbours in the chain are in one pipeline; with width 1 they form a stage. `width` divides `stages`.
     """
     strips = order.reshape(stages // width, replicas, width)
     return np.ascontiguousarray(strips.transpose(0, 2, 1).reshape(stages, replicas))

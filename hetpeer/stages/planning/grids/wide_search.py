@@ -1,7 +1,8 @@
-"""The search for a grid with many pipelines: annealing of one grid as it stands, pipeline by pipeline (pipeline_rows.py). Pure but for `on`.
+"""The search for a grid with many pipelines: annealing of one grid (pipeline_rows.py). Pure except for `on`.
 
-The cheapest of the beginnings is joined exactly, its stages in their best order (Eq. 4), and cooled down in rounds, each twice as long as the last, all from the best
-that was found; after each the order is looked at again.
+The cheapest of the beginnings is matched exactly, its stages put into their best order (Eq. 4), and cooled
+down in rounds, each twice as long as the last, all from the best grid so far. After each round the order is
+optimized again.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from hetpeer.stages.planning.grids.pipeline_rows import Rows
 PROPOSED = 512
 """Swaps in one step."""
 STEPS = 1000
-"""Of the first round."""
+"""Steps of the first round."""
 REMATCH = 250
-"""Steps until pipelines are joined anew."""
+"""Steps between exact matchings."""
 HOT = (0.002, 0.0005)
-"""First temperatures, round by round, as a part of the cost."""
+"""First temperatures, round by round, as fractions of the cost."""
 COLD = 1e-5
-"""The last one."""
+"""Last temperature, as a fraction of the cost."""
 
 
 def widely(
@@ -34,7 +35,7 @@ def widely(
     on: Callable[[], bool],
     bound: float,
 ) -> tuple[GridCost, int]:
-    """The best that comes of the beginnings `grids` (C, K, R) while `on` is true, and how many swaps were looked at."""
+    """(best grid from the beginnings `grids` (C, K, R) while `on` is true, number of swaps evaluated)."""
     begun = cost_of(prices, min(grids, key=lambda grid: as_it_is(prices, grid.T)))
     rows = Rows(prices, np.array(begun.grid))
     best, cost, evaluations, round_ = rows.grid.copy(), rows.cost, 0, 0

@@ -1,1 +1,1 @@
-"""Who does which blocks, of devices that differ: pipelines of uneven stages."""
+"""Placement of unequal devices: pipelines of uneven stages."""

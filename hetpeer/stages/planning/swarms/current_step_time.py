@@ -1,7 +1,9 @@
-"""What a step takes in a swarm as it stands, at best, so that nothing is changed for less than a change brings. Pure.
+"""The step time of the swarm as it stands, at best: the measure that a change has to beat. Pure.
 
-Microbatches are passed on to whoever holds the next blocks, as the coordinator routes them (bootstrap/coordinator/routing.py): whoever is faster gets more, in whatever
-pipeline it is. Lines within a pipeline are used; a line to another pipeline that nobody has used counts as no faster than the sender's own, as routes take it (bootstrap/state/link_costs.py).
+Microbatches are passed on to any holder of the next blocks, as the coordinator routes them
+(bootstrap/coordinator/routing.py): faster holders get more, in whatever pipeline they are. Links within a
+pipeline are measured; an unused link to another pipeline counts as no faster than the sender's own, as routes
+assume (bootstrap/state/link_costs.py).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
 from hetpeer.stages.planning.swarms.swarm_plan import adding_up, divided
 
 INSTANT_S = 1e-12
-"""Nothing takes less."""
+"""Least seconds of anything."""
 
 Range = tuple[int, int]
 Seat = tuple[int | None, Range]
@@ -27,8 +29,10 @@ Bools = NDArray[np.bool_]
 
 
 def as_routed(devices: Devices, lines: Sequence[Sequence[Seat]], measured: Bools) -> Devices:
-    """As routes see them: between two that are no neighbours in one of the pipelines `lines`, a line that was not `measured` ((N, N), from row to column)
-    carries no more than the best of the sender's own.
+    """The devices as routes see them.
+
+    Between two devices that are not neighbours in one of the pipelines `lines`, a link that was not
+    `measured` ((N, N), from row to column) carries no more than the sender's best own link.
     """
     count = len(devices)
     own = np.zeros((count, count), dtype=np.bool_)
@@ -49,10 +53,12 @@ def as_routed(devices: Devices, lines: Sequence[Sequence[Seat]], measured: Bools
 def as_it_is(
     devices: Devices, work: StepDemand, held: Sequence[Range], routed: Devices | None = None
 ) -> float:
-    """Seconds of a step, at best, of devices that hold these blocks and pass microbatches on to whoever holds the next ones; infinite if nobody holds some block.
-    `routed`: the same devices as routes see them (None: as they are).
+    """Seconds of a step, at best, of devices that hold the blocks `held` and route freely; infinite if a
+    block has no holder.
 
-    At each block its holders divide all microbatches, and none is done with its first before one could be there and back by the quickest way, nor before it has computed and sent it.
+    `routed`: the same devices as routes see them (None: as they are). At each block its holders divide all
+    microbatches. A holder's first microbatch is done no earlier than the quickest round trip, nor before it
+    has computed and sent it.
     """
     holders = holders_at(held, len(work))
     if not all(holders):
@@ -69,7 +75,7 @@ def as_it_is(
 
 
 def holders_at(held: Sequence[Range], blocks: int) -> list[list[int]]:
-    """Of each block, the devices that hold it."""
+    """For each block, the devices that hold it."""
     return [
         [device for device, (begin, end) in enumerate(held) if begin <= block < end]
         for block in range(blocks)
@@ -79,7 +85,9 @@ def holders_at(held: Sequence[Range], blocks: int) -> list[list[int]]:
 def busy_s(
     devices: Devices, work: StepDemand, held: Sequence[Range], holders: Sequence[list[int]], device: int
 ) -> float:
-    """Seconds that a microbatch keeps a device busy: it computes, and meanwhile sends on and back, each by its best line and both by its uplink."""
+    """Seconds that a microbatch keeps a device busy: computing, sending over its best links, or filling its
+    uplink.
+    """
     begin, end = held[device]
     computing = work.computed * float(work.flops[begin:end].sum()) / float(devices.flops[device])
     sending = together = 0.0
@@ -96,7 +104,7 @@ def busy_s(
 
 
 def _fill(devices: Devices, work: StepDemand, holders: Sequence[list[int]]) -> float:
-    """Seconds of one microbatch alone, there and back, by the quickest way over `holders` of each block, where lines compress as far as they may."""
+    """Seconds of one microbatch alone, there and back, by the quickest way with full compression."""
     per_byte = 1.0 / np.maximum(np.minimum(devices.bandwidth, devices.uplink[:, None]), 1e-300)
     done = np.zeros(len(holders[0]))
     for block, here in enumerate(holders):

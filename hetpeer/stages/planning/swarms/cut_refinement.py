@@ -1,5 +1,7 @@
-"""The cuts of a plan, for the whole step's sake: cuts with the least period (pipeline_cuts.py) need not be those with the shortest step, as the first microbatch and the sums
-count too, and pipelines that are cut alike add up with fewer peers. Pure but for `on`.
+"""Refinement of a plan's cuts for the whole step. Pure except for `on`.
+
+Cuts with the least period (pipeline_cuts.py) need not give the shortest step: the first microbatch and the
+reduce count too, and pipelines cut alike reduce with fewer peers.
 """
 
 from __future__ import annotations
@@ -12,20 +14,20 @@ from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
 from hetpeer.stages.planning.swarms.swarm_plan import SwarmPlan, planned
 
 Lines = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
-"""Of each pipeline its devices in order, and where the blocks are cut."""
+"""For each pipeline its devices in order, and where the blocks are cut."""
 
 NOTICED = 1e-9
-"""A step that is shorter by less than this part is not."""
+"""Improvements below this fraction of a step do not count."""
 
 
 class Borders:
-    """Of plans of `devices` for `work`, whose `pipelines` are known."""
+    """Plans of `devices` for `work` with given borders. `pipelines` is their cache of cuts."""
 
     def __init__(self, devices: Devices, work: StepDemand, pipelines: PipelineCuts) -> None:
         self._devices, self._work, self._pipelines = devices, work, pipelines
 
     def plan(self, lines: Lines) -> SwarmPlan | None:
-        """With these cuts; None where memory or lines do not allow them."""
+        """The plan with these cuts; None if memory or links do not allow them."""
         made = []
         for order, cuts in lines:
             one = self._pipelines.at(order, cuts)
@@ -35,7 +37,7 @@ class Borders:
         return planned(self._devices, self._work, made)
 
     def alike(self, orders: Sequence[tuple[int, ...]]) -> SwarmPlan | None:
-        """With equal parts."""
+        """The plan with equal parts; None if there is none."""
         blocks = len(self._work)
         if any(len(order) > blocks for order in orders):
             return None
@@ -47,7 +49,11 @@ class Borders:
         )
 
     def settled(self, plan: SwarmPlan, on: Callable[[], bool]) -> SwarmPlan:
-        """`plan` with borders moved by one block, of one pipeline or of all that have as many stages, as long as that helps and `on` is true."""
+        """`plan` with borders moved by one block, of one pipeline or of all with equally many stages, while
+        that helps.
+
+        Stops when `on` is false.
+        """
         better = True
         while better:
             better = False
@@ -61,7 +67,7 @@ class Borders:
         return plan
 
     def _moved(self, lines: Lines) -> Iterator[Lines]:
-        """All that differ in one border."""
+        """All variants that differ in one border."""
         alike: dict[int, list[int]] = defaultdict(list)
         for number, (order, _) in enumerate(lines):
             alike[len(order)].append(number)

@@ -1,11 +1,14 @@
-"""A plan that lives: what to change of a swarm that works, where each change has a price. Any time, seeded. Pure but for `on`.
+"""Incremental planning: changes to a working swarm, each with a price. Any time, seeded. Pure except for
+`on`.
 
-A device that gets blocks which it does not hold has to fetch their state, and nobody trains meanwhile. So a candidate is worth what the next steps
-take with it, and what moving takes. Candidates begin with the swarm as it is, where the blocks of those who are gone go to their neighbours or to one who is spared, and with the
-best plan that a search from nothing finds; then borders move, devices swap, come in and go out.
+A device that gets new blocks must fetch their state, and nobody trains meanwhile. So a candidate's price is
+the time of the remaining steps with it, plus that of moving. Candidates begin with the swarm as it is, where
+the blocks of lost volunteers go to their neighbours or to an unused device, and with the best plan of a
+search from nothing. Then borders move, and devices swap, enter and leave.
 
-The swarm as it is counts for as much as it could do at best (current_step_time.py), and for no less than its pipelines do by themselves; each candidate for what its pipelines do: a change must be worth it in any
-case, and each that follows another makes a shorter step than that was to make.
+The swarm as it is counts with the best step time that it could reach (current_step_time.py), and at least
+with that of its pipelines alone; each candidate with that of its pipelines. So a change pays in any case, and
+each further change makes a shorter step than the last one promised.
 """
 
 from __future__ import annotations
@@ -28,31 +31,36 @@ Line = tuple[tuple[int, ...], tuple[int, ...]]
 """A pipeline: its devices in order, and where the blocks are cut."""
 
 WORTH = 0.1
-"""A step must become shorter by this part, or everything stays."""
+"""Least fraction by which a step must become shorter."""
 SETTLE_S = 5.0
-"""Whatever is moved, graphs are loaded anew and nothing runs for a while."""
+"""Seconds without training after any move, while graphs are loaded anew."""
 MOVES = 1500
 HOT, COLD = 0.02, 1e-3
 MENDINGS = 256
-"""Ways to close gaps that are looked at."""
+"""Ways to close gaps that are tried."""
 SEARCHED = 0.3
-"""Part of the moves of a search from nothing, of those that follow."""
+"""Fraction of the moves spent on a search from nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChange:
-    """Another plan, and what it takes to come there."""
+    """Another plan, and the price of getting there."""
 
     plan: SwarmPlan
     moving_s: float
-    """Nobody trains for so long."""
+    """Seconds in which nobody trains."""
     moved: int
-    """Blocks that somebody has to fetch. None: other pipelines are made of the same holders."""
+    """Blocks that have to be fetched. 0: other pipelines of the same holders."""
 
 
 class Living:
-    """Of `devices`, of which number d holds the blocks `held[d]` ((0, 0): none). `lines`: the places of each pipeline as it is; `measured`: (N, N), of which lines
-    somebody has said what they carry (None: of all); `lost`: the lines that were whole before somebody has gone (None: all); in others places are open because nobody has come yet.
+    """Changes to a swarm of `devices`, where device d holds the blocks `held[d]` ((0, 0): none).
+
+    `lines`: the places of each present pipeline. `measured`: (N, N), links with a measured rate (None: all).
+    `lost`: the lines that were complete before a loss (None: all); in others places are open because nobody
+    has come yet.
+
+        change = Living(devices, work, held, lines, steps=1000, seed=0).run(on)
     """
 
     def __init__(
@@ -78,13 +86,13 @@ class Living:
         self._at = lru_cache(REMEMBERED)(self._pipelines.at)
         whole = [line for line in lines if line and all(device is not None for device, _ in line)]
         self._whole = [next(_closed(line, ())) for line in whole]
-        """Pipelines as they are, without those that lack somebody."""
+        """Complete pipelines as they are."""
         routed = None if measured is None else as_routed(devices, lines, measured)
         self.before_s = min(as_it_is(devices, work, held, routed), self._by_themselves())
-        """Of a step as things stand; infinite if nothing can run."""
+        """Seconds of a step as things stand; infinite if nothing can run."""
 
     def run(self, on: Callable[[], bool]) -> PlanChange | None:
-        """The best change that is found while `on` is true; None if all had better stay as it is."""
+        """The best change found while `on` is true; None if everything should stay as it is."""
         begun: list[list[Line]] = []
         for most in self._limits():
             self._most = most
@@ -103,16 +111,18 @@ class Living:
         return change if change.moving_s and shorter and self.pays(change) else None
 
     def pays(self, change: PlanChange) -> bool:
-        """Whether the steps that are left take longer as things stand than after `change`, with what moving takes."""
+        """Whether the remaining steps take longer as things stand than with `change`, including moving."""
         return self._steps * self.before_s > self._steps * change.plan.total_s + change.moving_s
 
     def seated(self, change: PlanChange, places: Sequence[Range]) -> PlanChange:
-        """`change`, with what it takes of those whom its plan spares, too: device d is to have the blocks `places[d]`."""
+        """`change` with the moves of unused devices added: device d is to have the blocks `places[d]`."""
         moved, moving_s = self._moving(dict(enumerate(places)))
         return replace(change, moved=moved, moving_s=moving_s)
 
     def change(self, lines: Sequence[Line]) -> PlanChange | None:
-        """What it is to go over to these pipelines, nothing if all are there; None if memory or lines do not allow one of them."""
+        """The change to these pipelines, with price 0 if all exist; None if memory or links do
+        not allow one.
+        """
         made = [self._at(order, cuts) for order, cuts in lines]
         if not made or any(one is None for one in made):
             return None
@@ -127,15 +137,19 @@ class Living:
         return PlanChange(plan=plan, moving_s=0.0 if there else moving_s, moved=moved)
 
     def _by_themselves(self) -> float:
-        """Seconds of a step of the first pipelines, of as many as is best: those behind them are of devices that the last change had no use for."""
+        """Seconds of a step of the first pipelines, of the best number of them.
+
+        Those behind them consist of devices that the last change did not need.
+        """
         changes = (self.change(self._whole[: count + 1]) for count in range(len(self._whole)))
         return min((change.plan.total_s for change in changes if change is not None), default=math.inf)
 
     def _moving(self, places: Mapping[int, Range]) -> tuple[int, float]:
-        """How many blocks have to be fetched by devices that are to have `places`, and the seconds that it takes.
+        """(blocks to be fetched by devices that are to have `places`, seconds that it takes).
 
-        Everything is stored once, by all uplinks together, and what is new is fetched by all at once. No downlink is taken to be slower than the uplink
-        beside it. Who is alone has no line to another device, and fetches from where everything is stored.
+        Everything is stored once, through all uplinks together, and new blocks are fetched by all at once. No
+        downlink is taken to be slower than the uplink beside it. A single device has no link to others, and
+        fetches from the storage.
         """
         arriving, moved = np.zeros(len(self._devices)), 0
         for device, place in places.items():
@@ -157,7 +171,9 @@ class Living:
         return self._steps * change.plan.total_s + change.moving_s
 
     def _limits(self) -> Iterator[int]:
-        """How many blocks may be moved: after a loss those that were lost and a neighbour's, if that is possible; else all."""
+        """Bounds on moved blocks: after a loss those that were lost and a neighbour's, if that suffices; else
+        all.
+        """
         few = 0
         for number, line in enumerate(self._lines):
             if number not in self._lost:
@@ -188,8 +204,11 @@ class Living:
             yield [(pipeline.devices, pipeline.cuts) for pipeline in found.best.pipelines]
 
     def mendings(self) -> Iterator[list[Line]]:
-        """The pipelines as they are, with the gaps closed: each by the neighbours, who divide it, or by a device that is in no pipeline. One without devices is
-        left out, and so are those that are still being filled, in a second try, and all that have gaps, in a third; their devices are in no pipeline then.
+        """The present pipelines with their gaps closed, by dividing among neighbours or by a device without
+        pipeline.
+
+        A pipeline without devices is left out. So are those still being filled, in a second attempt, and all
+        with gaps, in a third; then their devices are in no pipeline.
         """
         alive = {
             number: line
@@ -201,7 +220,7 @@ class Living:
             yield from self._mended([alive[number] for number in sorted(numbers)])
 
     def _mended(self, lines: Sequence[Sequence[Seat]]) -> Iterator[list[Line]]:
-        """These pipelines with their gaps closed; those without of which memory or lines allow none."""
+        """These pipelines with their gaps closed, without those that memory or links do not allow."""
         here = {device for line in lines for device, _ in line}
         spare = [device for device in range(len(self._devices)) if device not in here]
         ways = [
@@ -219,7 +238,9 @@ class Living:
     # ── annealing ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _anneal(self, lines: list[Line], on: Callable[[], bool]) -> list[Line]:
-        """The best that comes of so many moves, of which the worse are taken more and more rarely (Metropolis)."""
+        """The best result of MOVES moves, of which worse ones are accepted more and more rarely
+        (Metropolis).
+        """
         cost = best_cost = self._price(lines)
         best = lines
         for move in range(MOVES):
@@ -236,7 +257,7 @@ class Living:
         return best
 
     def _changed(self, lines: list[Line]) -> list[Line] | None:
-        """One random move; None if it comes to nothing."""
+        """One random move; None if it has no effect."""
         which = int(self._random.integers(len(lines)))
         order, cuts = [*lines[which][0]], [*lines[which][1]]
         used = {device for devices, _ in lines for device in devices}
@@ -256,7 +277,7 @@ class Living:
                 cuts.insert(place + 1, int(self._random.integers(cuts[place], cuts[place + 1])))
             case 4 if len(order) > 1:
                 del order[place]
-                inner = place + int(self._random.integers(2))  # the border to which neighbour falls
+                inner = place + int(self._random.integers(2))  # the border that goes to a neighbour
                 del cuts[min(max(inner, 1), len(cuts) - 2)]
             case _:
                 return None
@@ -265,7 +286,7 @@ class Living:
         return [*lines[:which], (tuple(order), tuple(cuts)), *lines[which + 1 :]]
 
     def _swapped(self, lines: list[Line], which: int, place: int, spare: list[int]) -> list[Line] | None:
-        """The device at a place changes with another one, of a pipeline or spared."""
+        """The device at a place changes with another one, of a pipeline or unused."""
         one = lines[which][0][place]
         others = [device for order, _ in lines for device in order if device != one] + spare
         if not others:

@@ -1,4 +1,4 @@
-"""How much memory is missing where no plan fits. Pure."""
+"""The missing memory when no plan fits. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
 
 
 def lacking(devices: Devices, work: StepDemand) -> tuple[int, float]:
-    """(The device with most memory, bytes more on it that are enough): behind as many of the others as is best, the next largest first, it takes what is left. All
-    blocks on it alone are one of these ways; the search looks at all of them.
+    """(device with most memory, additional bytes on it that would suffice).
+
+    Behind the best number of other devices, the next largest first, it takes the remaining blocks. Having all
+    blocks on it alone is one of these cases; the search tries all of them.
     """
     pipelines = PipelineCuts(devices, work)
     orders = list(roomiest_last(devices, len(work)))

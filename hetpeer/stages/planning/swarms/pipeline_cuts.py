@@ -1,8 +1,11 @@
-"""One pipeline: devices in an order, and where the blocks are cut between them so that a microbatch leaves it as often as can be.
+"""Optimal cuts of one pipeline: devices in an order, and blocks divided among them for the least period.
+Pure.
 
-A stage is busy with a microbatch for as long as it computes, or as its line carries what it sends forward and back, whichever is longer, since it does
-both at once: FusionLLM's Eq. 3 (arXiv 2410.12707), DT-FM's overlap (arXiv 2206.01288, 3.5). The slowest stage sets the period. Lines that may compress do so until they are not what is waited
-for, as far as they can (FusionLLM, Eq. 7 and 8). Memory is a limit for each device (FusionLLM, Eq. 6). Pure.
+A stage is busy with a microbatch while it computes, or while its links carry what it sends forward and back,
+whichever is longer, since it does both at once: FusionLLM's Eq. 3 (arXiv 2410.12707), DT-FM's overlap (arXiv
+2206.01288, section 3.5). The slowest stage sets the period. Links that may compress do so until they are not
+the bottleneck, as far as they can (FusionLLM, Eq. 7 and 8). Memory is a limit for each device (FusionLLM, Eq.
+6).
 """
 
 from __future__ import annotations
@@ -20,15 +23,15 @@ from hetpeer.stages.planning.swarms.plan_inputs import Devices, Floats, StepDema
 
 REMEMBERED = 1 << 15
 TABLES = 1 << 25
-"""Bytes of remembered tables, of what a device takes between two others."""
+"""Bytes of remembered tables: times of a device between two others."""
 ROUNDING = 1e-9
 Blocks = tuple[int, int] | EllipsisType
-"""[begin, end), or all that there may be: a number, or a table by begin and end."""
+"""[begin, end), or all possible ones: a number, or a table by begin and end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedPipeline:
-    """Devices with their blocks, and what a microbatch costs there, in seconds."""
+    """Devices with their blocks, and the costs of a microbatch in seconds."""
 
     devices: tuple[int, ...]
     cuts: tuple[int, ...]
@@ -36,32 +39,32 @@ class PlannedPipeline:
     period: float
     """From one microbatch to the next."""
     fill: float
-    """Of one microbatch alone, there and back."""
+    """One microbatch alone, there and back."""
     slowest: tuple[str, int]
-    """Who sets the period: (`computing` or `sending`, device)."""
+    """The stage that sets the period: (`computing` or `sending`, device)."""
 
     def seconds(self, microbatches: int) -> float:
-        """Of so many: FILL + (n - 1) BOTTLENECK."""
+        """Seconds of so many microbatches: FILL + (n - 1) BOTTLENECK."""
         return self.fill + (microbatches - 1) * self.period if microbatches else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStage:
-    """One device of a pipeline: seconds that a microbatch keeps it busy, and what it must hold."""
+    """One device of a pipeline: seconds that a microbatch keeps it busy, and the memory it needs."""
 
     device: int
     begin: int
     end: int
-    """Its blocks, [begin, end)."""
+    """Its blocks are [begin, end)."""
     computing: float
     sending: float
-    """The slower of its lines, or its uplink with what goes on and what goes back; compressed as far as it may be."""
+    """The slower of its links, or its uplink with both directions, at full compression."""
     memory: float
     """Bytes."""
 
 
 class PipelineCuts:
-    """All that can be made of `devices` for `work`."""
+    """All pipelines that can be made of `devices` for `work`; results are cached."""
 
     def __init__(self, devices: Devices, work: StepDemand) -> None:
         self.devices, self.work = devices, work
@@ -70,10 +73,10 @@ class PipelineCuts:
         self._computed = _sums(work.flops) * work.computed
         self._memory, self._kept = _sums(work.memory), _sums(work.kept)
         self._entering = np.broadcast_to(work.crossing[:, None], begin.shape)
-        """[a, b]: bytes that enter the blocks [a, b), as they lie in memory."""
+        """[a, b]: bytes that enter the blocks [a, b), in memory."""
         self._leaving = np.broadcast_to(work.crossing[None, :], begin.shape)
         self._back = self._entering / work.compression.backward
-        """[a, b]: bytes of their gradient, on the way back, and of what they send on."""
+        """[a, b]: bytes of their gradient on the way back, and of what they send on."""
         self._on = self._leaving / work.compression.forward
         first, last = begin == 0, end == blocks
         self._allowed = {
@@ -84,20 +87,22 @@ class PipelineCuts:
         self.best = lru_cache(REMEMBERED)(self._best)
         self._busy = lru_cache(TABLES // self._computed.nbytes)(self._busy_between)
         self.looked_at = 0
-        """Orders whose cuts were sought."""
+        """Number of orders whose cuts were sought."""
         self._least = float((work.memory + work.kept).sum()) * (1.0 - ROUNDING)
-        """Bytes without which no pipeline can be: each block somewhere, with one microbatch."""
+        """Bytes that every pipeline needs: each block somewhere, with one microbatch."""
 
     @property
     def roomy(self) -> bool:
-        """Whether all devices together, and one of them for the largest block, have the memory without which there is no plan at all."""
+        """Whether the devices have enough memory for any plan, together and for the largest block."""
         memory, largest = self.devices.memory, (self.work.memory + self.work.kept).max()
         return bool(memory.sum() >= self._least and memory.max() >= largest)
 
     def _best(self, order: tuple[int, ...]) -> PlannedPipeline | None:
-        """The cuts with the least period for devices in this order, at least one block each; None where memory or lines allow none.
+        """The cuts with the least period for devices in this order, at least one block each; None if there
+        are none.
 
-        Exact: least[b] of the first k devices is min over a < b of max(least[a] of k - 1 devices, what device k takes for [a, b)).
+        Exact: least[b] of the first k devices is min over a < b of max(least[a] of k - 1 devices, time of
+        device k for [a, b)).
         """
         self.looked_at += 1
         if not 0 < len(order) <= len(self.work) or self.devices.memory[list(order)].sum() < self._least:
@@ -106,9 +111,10 @@ class PipelineCuts:
         return None if cuts is None else self.at(order, cuts)
 
     def alike(self, orders: Sequence[tuple[int, ...]]) -> list[PlannedPipeline] | None:
-        """Pipelines of equally many devices with the same cuts, those with the least period of the slowest of them; None where memory or lines allow none.
+        """Equally long pipelines with the same cuts, of the least period of the slowest; None if there are
+        none.
 
-        Holders of a block are then the holders of all blocks of a stage, and fewer peers add up.
+        The holders of a block are then the holders of all blocks of a stage, and fewer peers reduce together.
         """
         cuts = self._cut(
             np.maximum.reduce([self._periods(order, place) for order in orders])
@@ -137,7 +143,7 @@ class PipelineCuts:
         return tuple(reversed(cuts))
 
     def at(self, order: tuple[int, ...], cuts: tuple[int, ...]) -> PlannedPipeline | None:
-        """The pipeline with these cuts; None where memory or lines do not allow it."""
+        """The pipeline with these cuts; None if memory or links do not allow it."""
         period = max(
             float(self._periods(order, place)[begin, end])
             for place, (begin, end) in enumerate(pairwise(cuts))
@@ -145,7 +151,9 @@ class PipelineCuts:
         return self._made(order, cuts, period) if np.isfinite(period) else None
 
     def needed_at_the_end(self, order: tuple[int, ...]) -> float:
-        """Bytes that the last device of this order must have, at least, if the others have what they have; infinite where they have too little."""
+        """Least bytes of the last device of this order, given the others' memory; infinite if theirs is too
+        small.
+        """
         reached = np.zeros(len(self.work) + 1, dtype=np.bool_)
         reached[0] = True
         last = len(order) - 1
@@ -167,7 +175,7 @@ class PipelineCuts:
         )
 
     def stages(self, order: Sequence[int], cuts: Sequence[int]) -> list[PlannedStage]:
-        """What each device of such a pipeline does."""
+        """The stages of such a pipeline."""
         return [
             PlannedStage(
                 device=device,
@@ -185,12 +193,16 @@ class PipelineCuts:
         return ("computing" if slowest.computing >= slowest.sending else "sending"), slowest.device
 
     def _periods(self, order: Sequence[int], place: int) -> Floats:
-        """[a, b]: seconds that the device at `place` is busy with a microbatch if it has the blocks [a, b); infinite where it cannot."""
+        """[a, b]: seconds that the device at `place` is busy with a microbatch over the blocks [a, b);
+        infinite if impossible.
+        """
         near = tuple(order[max(place - 1, 0) : place + 2])
         return self._busy(near, min(place, 1), len(order) - 1 - place)
 
     def _busy_between(self, near: tuple[int, ...], place: int, behind: int) -> Floats:
-        """As `_periods`: all that matters of an order is who is `near` (the device at `place` in that), and how many are `behind` it."""
+        """As `_periods`; of an order only the neighbours `near` (with the device at `place`) and the number
+        `behind` matter.
+        """
         device = near[place]
         busy = np.maximum(self._sending(near, place), self._computing(device))
         fits = self._needed(behind) <= self.devices.memory[device]
@@ -203,12 +215,12 @@ class PipelineCuts:
         return seconds
 
     def _sending(self, order: Sequence[int], place: int, blocks: Blocks = ...) -> Floats:
-        """[a, b]: seconds of a microbatch, on and back."""
+        """[a, b]: seconds of sending for a microbatch, on and back."""
         devices, device = self.devices, order[place]
         going_back, going_on = self._back[blocks], self._on[blocks]
         behind = len(order) - 1 - place
         per_byte = [0.0, 0.0]
-        """Of what goes back, and of what goes on."""
+        """Seconds for each byte that goes back, and for each that goes on."""
         for way, beside in enumerate((place - 1, place + 1)):
             if 0 <= beside < len(order):
                 per_byte[way] = 1.0 / max(float(devices.bandwidth[device, order[beside]]), 1e-300)
@@ -218,7 +230,7 @@ class PipelineCuts:
         return seconds
 
     def _needed(self, behind: int, blocks: Blocks = ...) -> Floats:
-        """[a, b]: bytes, with as many microbatches under way as 1F1B has with so many stages behind (execution/schedule.py)."""
+        """[a, b]: bytes needed, with as many microbatches in flight as 1F1B has (pipeline/in_flight.py)."""
         begun = self.work.microbatches * (self.work.staleness + 1)
         under_way = min(2 * behind + 1, begun)
         held, passing = self._memory[blocks], self._entering[blocks] + self._leaving[blocks]
@@ -226,9 +238,10 @@ class PipelineCuts:
         return needed
 
     def _fill(self, order: Sequence[int], cuts: Sequence[int], period: float) -> float:
-        """Seconds of one microbatch alone: it is computed at every stage, and crosses every line forward and back.
+        """Seconds of one microbatch alone: it is computed at every stage, and crosses every link forward and
+        back.
 
-        An adaptive line compresses no further than to a part of the period.
+        An adaptive link compresses no further than to a fraction of the period.
         """
         devices, compression, total = self.devices, self.work.compression, 0.0
         hidden = SLACK * period if compression.adaptive else 0.0
@@ -248,14 +261,17 @@ class PipelineCuts:
 
 
 def roomiest_last(devices: Devices, blocks: int) -> Iterator[tuple[int, ...]]:
-    """Orders of one device, of two, and so on: those with most memory, the most of all at the end, where the fewest microbatches are kept."""
+    """Orders of one device, of two, and so on: those with most memory, the largest at the end.
+
+    The last stage keeps the fewest microbatches.
+    """
     last, *others = np.argsort(-devices.memory, kind="stable").tolist()
     for size in range(min(len(others), blocks - 1) + 1):
         yield (*others[:size], last)
 
 
 def _sums(values: Floats) -> Floats:
-    """[a, b]: the sum of values[a:b]; less than 0 where b < a."""
+    """[a, b]: the sum of values[a:b]; negative where b < a."""
     total = np.concatenate([[0.0], np.cumsum(values)])
     sums: Floats = total[None, :] - total[:, None]
     return sums

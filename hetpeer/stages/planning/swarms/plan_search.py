@@ -1,8 +1,11 @@
-"""The search for a plan: how many pipelines, which devices in which order, and who is spared. Any time, seeded. Pure but for `on`.
+"""The search for a plan: number of pipelines, devices and their orders, unused devices. Pure except for `on`.
 
-Beginnings are chains through all devices, each followed by the best connected that is left or by the next best in memory, uplink or speed, or in the order in which they were given, or
-community by community, or half by half (device_clusters.py): cut into any number of pipelines of about the same speed; laid out so that neighbours are a stage; or their first few alone. Then annealing: devices swap, move and turn round; pipelines fall apart and are joined. Only pipelines that a move touches are
-cut anew, and what was cut once is remembered. What is best gets its borders moved for the whole step's sake (cut_refinement.py).
+It is an any-time search with a seed. Beginnings are chains through all devices: by nearest neighbours, by
+memory, uplink or speed, in the given order, by communities, or by halves (device_clusters.py). Each is cut
+into any number of pipelines of about the same speed, laid out so that neighbours form a stage, or reduced to
+its first few devices. Then annealing: devices swap, move and turn round; pipelines are split and joined. Only
+pipelines that a move touches are cut anew, and cuts are cached. The best plan gets its borders refined for
+the whole step (cut_refinement.py).
 """
 
 from __future__ import annotations
@@ -22,36 +25,42 @@ from hetpeer.stages.planning.swarms.plan_inputs import Devices, Floats, StepDema
 from hetpeer.stages.planning.swarms.swarm_plan import SwarmPlan, planned
 
 Orders = tuple[tuple[int, ...], ...]
-"""The devices of each pipeline; who is in none is spared."""
+"""The devices of each pipeline; those in none are unused."""
 
 MOVES = 2000
-"""Of the first annealing; the next are twice as long."""
+"""Moves of the first annealing; the next are twice as long."""
 HOT, COLD = 0.05, 1e-3
-"""First and last temperature, as parts of the cost."""
+"""First and last temperature, as fractions of the cost."""
 ALIKE = 64
-"""Beginnings that are looked at with equal parts too."""
+"""Beginnings that are also tried with equal parts."""
 STARTS = 3
 """Devices at which chains begin."""
 ADDED = 0.02
-"""Where sums take more of a step than this, pipelines may be cut alike for their sake."""
+"""Fraction of a step beyond which the reduce is a reason to cut pipelines alike."""
 MANY, SOME = 32, 8
-"""Of more devices than MANY no more than SOME numbers of pipelines are tried, and beginnings end when time is over."""
+"""With more devices than MANY only SOME numbers of pipelines are tried, and beginnings end when
+time is over.
+"""
 MORE = 200
-"""Orders at random that are tried where no beginning fits into memory."""
+"""Random orders tried if no beginning fits into memory."""
 LEAST = 256
-"""Pipelines that are looked at whatever the time, where none fits."""
+"""Pipelines tried whatever the time, if none fits."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanSearchResult:
-    """The best plan, and how many were looked at."""
+    """The best plan, and the number of plans evaluated."""
 
     best: SwarmPlan
     evaluations: int
 
 
 class PlanSearch:
-    """Plans of `devices` for `work`."""
+    """Searches plans of `devices` for `work`.
+
+    found = PlanSearch(devices, work, seed=0).run(lambda: time.monotonic() < deadline)
+    found.best.total_s  # seconds of a step; found is None if no plan fits into memory
+    """
 
     def __init__(self, devices: Devices, work: StepDemand, seed: int) -> None:
         self._devices, self._work = devices, work
@@ -61,7 +70,7 @@ class PlanSearch:
         self.evaluations = 0
 
     def run(self, on: Callable[[], bool]) -> PlanSearchResult | None:
-        """The best plan that is found while `on` is true; None if no beginning fits into memory."""
+        """The best plan found while `on` is true; None if no beginning fits into memory."""
         begun = sorted((self._known(orders).total_s, orders) for orders in self._begun(on))
         if not begun:
             return None
@@ -80,13 +89,13 @@ class PlanSearch:
         return PlanSearchResult(best, self.evaluations)
 
     def _known(self, orders: Orders) -> SwarmPlan:
-        """Of pipelines that can be."""
+        """The plan of pipelines that are possible."""
         plan = self.plan(orders)
         assert plan is not None
         return plan
 
     def plan(self, orders: Orders) -> SwarmPlan | None:
-        """What these pipelines make; None if one of them cannot be."""
+        """The plan of these pipelines; None if one of them is impossible."""
         self.evaluations += 1
         made: list[PlannedPipeline] = []
         for order in orders:
@@ -101,7 +110,7 @@ class PlanSearch:
         return min(plan, alike, key=_total)
 
     def _cut_alike(self, made: list[PlannedPipeline]) -> list[PlannedPipeline]:
-        """Those that are as long as others with the cuts of those, as far as there are some for all."""
+        """The pipelines, equally long ones with the same cuts where such cuts exist."""
         by_length: dict[int, list[PlannedPipeline]] = defaultdict(list)
         for one in made:
             by_length[len(one.devices)].append(one)
@@ -113,7 +122,10 @@ class PlanSearch:
     # ── beginnings ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _begun(self, on: Callable[[], bool]) -> Iterator[Orders]:
-        """Beginnings that fit; of many devices no more than there is time for, but one. What memory does not allow is left out, and its devices spared."""
+        """Beginnings that fit; with many devices only as many as there is time for, but at least one.
+
+        Parts that memory does not allow are left out, and their devices unused.
+        """
         if not self._pipelines.roomy:
             return
         found = False
@@ -128,7 +140,7 @@ class PlanSearch:
             if self._pipelines.best(order) is not None:
                 yield (order,)
                 found = True
-        # memory is short: whoever has room for what is large must be in the right place
+        # memory is short: the devices with room for the largest blocks must be in the right places
         for _ in range(0 if found else MORE):
             chain = self._random.permutation(len(self._devices)).tolist()
             if begun := list(self._fitting([chain], on)):
@@ -136,7 +148,9 @@ class PlanSearch:
                 return
 
     def _chains(self) -> Iterator[list[int]]:
-        """Devices by neighbourhood, by what they have most of, those with most memory at both ends, as they were given, and by communities and halves."""
+        """All devices by neighbourhood, by each resource, with most memory at both ends, as given, by
+        communities and halves.
+        """
         devices, count = self._devices, len(self._devices)
         starts = self._random.permutation(count)[:STARTS].tolist()
         seconds = self._seconds()
@@ -151,7 +165,7 @@ class PlanSearch:
         yield device_clusters.by_halves(seconds).tolist()
 
     def _fitting(self, chains: Iterable[list[int]], on: Callable[[], bool]) -> Iterator[Orders]:
-        """What of the cuts of `chains` fits; until time is over where nothing does."""
+        """The cuts of `chains` that fit; until time is over if none does."""
         found = False
         for chain in chains:
             for orders in self._cuts(chain):
@@ -162,7 +176,10 @@ class PlanSearch:
                     found = True
 
     def _cuts(self, chain: list[int]) -> Iterator[Orders]:
-        """All of them in any number of pipelines, or in stages that lie across them, or the first few as one; of a few devices in any number of equally long ones, too."""
+        """The chain in any number of pipelines, in stages across them, or its first few devices as one.
+
+        With few devices also any number of equally long ones.
+        """
         count, blocks = len(chain), len(self._work)
         yield from (_cut(chain, number, self._devices.flops) for number in _numbers(1, count))
         yield from (_across(chain, number, count // number) for number in _numbers(2, count // 2))
@@ -175,7 +192,7 @@ class PlanSearch:
                 )
 
     def _seconds(self) -> Floats:
-        """Of what crosses a border in the middle, from each to each."""
+        """Seconds of a typical border's bytes from each device to each."""
         nbytes = float(np.median(self._work.crossing[1:-1])) if len(self._work) > 1 else 1.0
         with np.errstate(divide="ignore"):
             rates = np.minimum(self._devices.bandwidth, self._devices.uplink[:, None])
@@ -204,7 +221,7 @@ class PlanSearch:
         return best_cost, best
 
     def _changed(self, orders: Orders) -> Orders | None:
-        """One random move; None if it comes to nothing."""
+        """One random move; None if it has no effect."""
         lines = [list(order) for order in orders]
         used = {device for order in orders for device in order}
         lines.append([device for device in range(len(self._devices)) if device not in used])
@@ -226,7 +243,7 @@ class PlanSearch:
         return changed if changed and changed != orders else None
 
     def _any(self, lines: list[list[int]]) -> tuple[int, int]:
-        """Line and place of a random device."""
+        """(pipeline, place) of a random device."""
         number = int(self._random.integers(sum(map(len, lines))))
         for line, devices in enumerate(lines):
             if number < len(devices):
@@ -235,7 +252,9 @@ class PlanSearch:
         raise AssertionError
 
     def _in_the_way(self, orders: Orders) -> tuple[int, int]:
-        """Line and place of the slowest device of a random pipeline, or of one beside it: what is slow may be the line between them."""
+        """(pipeline, place) of the slowest device of a random pipeline, or of a neighbour: the link may be
+        what is slow.
+        """
         line = int(self._random.integers(len(orders)))
         pipeline = self._pipelines.best(orders[line])
         assert pipeline is not None
@@ -275,24 +294,24 @@ def _total(plan: SwarmPlan) -> float:
 
 
 def _across(chain: list[int], number: int, stages: int) -> Orders:
-    """So many pipelines whose stages are neighbours in the chain; the others at its end are spared."""
+    """`number` pipelines whose stages are neighbours in the chain; devices at its end stay unused."""
     return tuple(tuple(chain[row : stages * number : number]) for row in range(number))
 
 
 def _along(chain: list[int], stages: int) -> Orders:
-    """Pipelines of so many neighbours each; those at its end that make none are spared."""
+    """Pipelines of `stages` neighbours each; devices at its end stay unused."""
     return tuple(tuple(chain[at : at + stages]) for at in range(0, len(chain) - stages + 1, stages))
 
 
 def _numbers(least: int, most: int) -> list[int]:
-    """All of them, or some as far from each other as they are large."""
+    """All numbers from `least` to `most`, or SOME in geometric distances."""
     if most - least < MANY:
         return list(range(least, most + 1))
     return sorted({round(one) for one in np.geomspace(least, most, SOME)})
 
 
 def _cut(chain: list[int], number: int, flops: np.ndarray) -> Orders:
-    """A chain in so many pieces of about the same speed, one device each at least."""
+    """A chain in `number` pieces of about the same speed, at least one device each."""
     total = np.concatenate([[0.0], np.cumsum(flops[chain])])
     ends = [int(np.abs(total - total[-1] * piece / number).argmin()) for piece in range(1, number)]
     borders = [0]

@@ -1,4 +1,6 @@
-"""Reliable peers in front of volunteers that do not reach each other: they pass on what goes between them (HPS, section 3.2; docs/nat.md). Pure."""
+"""Reliable peers as fronts between volunteers that do not reach each other (HPS, section 3.2; docs/nat.md).
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,11 @@ Through = Mapping[tuple[int, int], int]
 
 
 def through_fronts(devices: Devices, fronts: int) -> tuple[Devices, Through]:
-    """Devices without the last `fronts` of them, which compute nothing and have the devices behind them.
+    """Devices without the last `fronts` of them, which compute nothing and relay.
 
-    A pair without a line gets that of the front that carries most for it, the nearest of equals: what the slower half carries, the
-    latency of both. All who may need a front count on an equal part of each one's uplink. A pair that no front reaches stays without a line.
+    A pair without a link gets that of the front with the highest rate, the nearest of equals: the rate of the
+    slower half, the latency of both. All that may need a front count on an equal part of each one's uplink. A
+    pair that no front reaches stays without a link.
     """
     count = len(devices) - fronts
     own = devices.some(range(count))

@@ -1,8 +1,11 @@
-"""A plan: pipelines side by side that share a step's microbatches and add up their gradients, and how long a step of it takes.
+"""A plan and its step time: pipelines side by side that share a step's microbatches and reduce their
+gradients. Pure.
 
-T = max over pipelines of (FILL + (n - 1) BOTTLENECK) + SYNC + BETWEEN: pipelines as in FusionLLM's Eq. 3, sums as in DT-FM's Eq. 2 but divided by uplinks, as the
-reduce divides them (docs/averaging.md). Of steps that overlap T = max(n BOTTLENECK, SYNC + BETWEEN, (FILL + (n - 1) BOTTLENECK + SYNC + BETWEEN) / (S + 1)). Pipelines that train batches of their own and average
-after H of them have a T each, with SYNC / H and n = M; together they do 1 / sum of 1 / T batches in a second. Pure.
+T = max over pipelines of (FILL + (n - 1) BOTTLENECK) + SYNC + BETWEEN: pipelines as in FusionLLM's Eq. 3,
+reduces as in DT-FM's Eq. 2 but divided by uplinks, as in docs/averaging.md. For steps that overlap, T = max(n
+BOTTLENECK, SYNC + BETWEEN, (FILL + (n - 1) BOTTLENECK + SYNC + BETWEEN) / (S + 1)). Pipelines that train
+batches of their own and average after H of them have a T each, with SYNC / H and n = M; together they do sum
+of 1 / T batches in a second.
 """
 
 from __future__ import annotations
@@ -19,23 +22,23 @@ from hetpeer.stages.planning.swarms.plan_inputs import Averaging, Devices, Float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmPlan:
-    """Seconds of a step, and what makes them."""
+    """Seconds of a step, and their parts."""
 
     pipelines: tuple[PlannedPipeline, ...]
     shares: tuple[int, ...]
-    """Microbatches of each."""
+    """Microbatches of each pipeline."""
     total_s: float
-    """From one step to the next; where pipelines train batches of their own, from one batch to the next."""
+    """From one step to the next; if pipelines train batches of their own, from one batch to the next."""
     pipeline_s: float
-    """Of the pipelines alone."""
+    """The pipelines alone."""
     sync_s: float
-    """Of the sums alone; a batch's part of an averaging."""
+    """The reduce alone; a batch's part of an averaging."""
     bottleneck: tuple[str, int]
-    """What is busy for the longest part of a step: (`computing`, `sending` or `adding up`, device)."""
+    """The busiest part of a step: (`computing`, `sending` or `adding up`, device)."""
 
 
 def planned(devices: Devices, work: StepDemand, pipelines: Sequence[PlannedPipeline]) -> SwarmPlan:
-    """What these pipelines make together, without those that are of no use."""
+    """The plan with these pipelines, without those that are of no use."""
     if work.averaging is not None:
         return _averaging(devices, work, pipelines, work.averaging)
     shares = _shares(work, pipelines)
@@ -59,7 +62,10 @@ def planned(devices: Devices, work: StepDemand, pipelines: Sequence[PlannedPipel
 def _averaging(
     devices: Devices, work: StepDemand, pipelines: Sequence[PlannedPipeline], how: Averaging
 ) -> SwarmPlan:
-    """Each does all microbatches of its own batches. Who averages with whom is decided as they are ready; all are taken to average together, which takes longest."""
+    """The plan if each pipeline does all microbatches of its own batches.
+
+    Who averages with whom is decided as they are ready; here all average together, which takes longest.
+    """
     count = work.microbatches
     adding = adding_up(devices, work, holders_of(pipelines))
     sync_s = float(adding.max()) / how.interval
@@ -79,22 +85,23 @@ def _averaging(
 
 
 def _together(seconds: Sequence[float]) -> float:
-    """From one to the next of what several do, each in so many seconds."""
+    """Seconds from one result to the next of several that take `seconds` each."""
     return 1.0 / sum(1.0 / one for one in seconds)
 
 
 def _shares(work: StepDemand, pipelines: Sequence[PlannedPipeline]) -> tuple[int, ...]:
-    """Of pipelines that are never empty none begins later than another."""
+    """Microbatches of each pipeline; of pipelines that never empty none begins later than another."""
     begun = [replace(one, fill=one.period) for one in pipelines] if work.staleness else pipelines
     _, shares = share_out(begun, work.microbatches)
     return shares
 
 
 def share_out(pipelines: Sequence[PlannedPipeline], microbatches: int) -> tuple[float, tuple[int, ...]]:
-    """The least time in which the pipelines do so many, and how many each does.
+    """(least seconds for so many microbatches, microbatches of each pipeline).
 
-    All that are done by the time t: floor((t - fill) / period) + 1 each. The time at which they would be done if they could be divided is a
-    lower bound; the few that are left then go one by one to whoever is done with one more first.
+    By the time t each does floor((t - fill) / period) + 1. The time at which they would be done if
+    microbatches could be divided is a lower bound; the few that are left go one by one to the pipeline that
+    finishes one more first.
     """
     least = divided([(one.fill, one.period) for one in pipelines], microbatches)
     shares = [
@@ -119,9 +126,10 @@ def share_out(pipelines: Sequence[PlannedPipeline], microbatches: int) -> tuple[
 
 
 def divided(ways: Sequence[tuple[float, float]], microbatches: int) -> float:
-    """When all would be done if a microbatch could be shared; a lower bound. Each of `ways` is done with the first after so many seconds, and then with one in so many.
+    """Seconds until all are done if microbatches could be divided: a lower bound.
 
-    Sum over those that have begun of (t - fill) / period + 1 = n.
+    Each of `ways` is (seconds to its first microbatch, seconds for each further one). The sum over those that
+    have begun of (t - fill) / period + 1 is n.
     """
     speed = offset = done = 0.0
     ordered = sorted(ways, key=lambda way: way[0] - way[1])
@@ -135,15 +143,18 @@ def divided(ways: Sequence[tuple[float, float]], microbatches: int) -> float:
 
 
 def holders_of(pipelines: Sequence[PlannedPipeline]) -> list[list[int]]:
-    """Of each block, one device of each pipeline."""
+    """For each block, one device of each pipeline."""
     lines = [np.repeat(pipeline.devices, np.diff(pipeline.cuts)) for pipeline in pipelines]
     holders: list[list[int]] = np.array(lines).T.tolist()
     return holders
 
 
 def adding_up(devices: Devices, work: StepDemand, holders: Sequence[Sequence[int]]) -> Floats:
-    """Seconds that each device takes to add up the gradients of its blocks (`holders` of each), as the reduce does it: the shares follow from the uplinks
-    (averaging/reduce/reducer_shares.py); the slowest uplink and the slowest line are waited for, and two hops. A device with several blocks sends them one after the other.
+    """Seconds that each device takes to reduce the gradients of its blocks (`holders` of each).
+
+    Shares follow from the uplinks, as in the reduce (averaging/reduce/reducer_shares.py). The slowest uplink
+    and the slowest link are waited for, and two hops. A device with several blocks sends them one after the
+    other.
     """
     busy = np.zeros(len(devices))
     begin = 0
@@ -166,10 +177,11 @@ def adding_up(devices: Devices, work: StepDemand, holders: Sequence[Sequence[int
 
 
 def _each(uplinks: Floats, lines: Floats) -> float:
-    """Seconds of a byte of the vector that N holders add up. `lines` is (N, N), infinite from one to itself.
+    """Seconds for each byte of the vector that N holders reduce. `lines` is (N, N), infinite on the diagonal.
 
-    Who reduces the share s of it sends 1 + (N - 2) s of it in all: with the fastest k reducing, all of them are done at (N - 2 + k) / (sum of their uplinks), and
-    nobody else would be done before that. From i to j go i's part of j's share and the sum of i's.
+    A holder that reduces the share s sends 1 + (N - 2) s of the vector in all: with the fastest k reducing,
+    all of them are done at (N - 2 + k) / (sum of their uplinks), and nobody else would be done before that.
+    From i to j go i's part of j's share and the sum of i's.
     """
     count = len(uplinks)
     rates = np.minimum(uplinks, np.where(np.isfinite(lines), lines, 0.0).sum(axis=1))
