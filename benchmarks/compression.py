@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import report
-from hetpeer.stages.links.codec import Codec, Written, kept_of, room
+from hetpeer.stages.links.codec import Codec, EncodedTensor, kept_of, room
 from hetpeer.stages.links.tensor_codecs import decode, encode
 from hetpeer.stages.links.top_k import largest
 
@@ -71,7 +71,7 @@ class Ours:
         self._flat, self._kept, self._squeeze = flat, kept, squeeze
         self._target = memoryview(bytearray(room(self._codec, "float32", len(flat), kept)))
         self._out = torch.empty_like(flat)
-        self.written, self.size = Written(0), 0
+        self.written, self.size = EncodedTensor(0), 0
         self.encode()
 
     def encode(self) -> None:

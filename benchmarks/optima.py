@@ -19,7 +19,7 @@ from benchmarks.scenarios.networks import KINDS, TRAFFIC, uneven
 from hetpeer.dht.base.child_processes import dying_with_us
 from hetpeer.stages.planning.grids.grid_costs import Prices
 from hetpeer.stages.planning.grids.grid_search import search
-from hetpeer.stages.planning.grids.population import Population
+from hetpeer.stages.planning.grids.population import GridPopulation
 
 SHAPES = {(2, 4): 15, (4, 2): 15, (3, 4): 12, (4, 3): 12}
 """(stages, replicas) → how many networks."""
@@ -50,7 +50,7 @@ def solve(task: Task) -> dict[str, Any]:
     found = search(prices, stages, replicas, 0, lambda: time.process_time() - began < CPU_S)
     every = np.array(list(partitions(frozenset(range(stages * replicas)), replicas)))
     best = min(
-        float(Population(prices, piece.reshape(-1, stages, replicas)).costs.min())
+        float(GridPopulation(prices, piece.reshape(-1, stages, replicas)).costs.min())
         for piece in np.array_split(every, -(-len(every) // PIECE))
     )
     return {

@@ -17,7 +17,7 @@ import numpy as np
 
 from hetpeer.stages.planning.grids.bottleneck_matching import Floats, Ints
 from hetpeer.stages.planning.grids.grid_costs import Prices
-from hetpeer.stages.planning.grids.population import Population
+from hetpeer.stages.planning.grids.population import GridPopulation
 
 PARENTS, OFFSPRING, POINTS = 100, 4900, 5
 
@@ -69,7 +69,7 @@ class DtFm:
     def _cost(self, groups: Ints) -> float:
         assert (np.bincount(groups, minlength=self._stages) == self._replicas).all()
         members = np.argsort(groups, kind="stable").reshape(1, self._stages, self._replicas)
-        return float(Population(self._prices, members).costs[0])
+        return float(GridPopulation(self._prices, members).costs[0])
 
     def _crossed(self, one: Ints, other: Ints) -> Ints:
         child = other.copy()

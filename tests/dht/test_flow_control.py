@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.base.strikes import OffenceError
-from hetpeer.dht.streams.flow_control import Queue, pack, unpack, unpack_base
-from hetpeer.dht.streams.grants import GrantBudget, Grants, Holding
+from hetpeer.dht.streams.flow_control import GrantQueue, pack, unpack, unpack_base
+from hetpeer.dht.streams.grants import GrantBudget, HeldBytes, LinkGrants
 from tests.amounts import examples
 
 POOLS = 6
@@ -31,8 +31,8 @@ class Line:
 
     def __init__(self, chance, budgets=BUDGETS, holding=None):
         self.chance = chance
-        self.queue = Queue()
-        self.grants = Grants(budgets, POOLS, holding or Holding())
+        self.queue = GrantQueue()
+        self.grants = LinkGrants(budgets, POOLS, holding or HeldBytes())
         self.taking = [self.grants.lane() for _ in range(3)]
         self.spent = [{} for _ in range(3)]
         self.under_way = [deque() for _ in range(3)]
@@ -134,7 +134,7 @@ def test_a_pool_never_waits_for_another():
 
 
 def test_lower_pools_go_first_and_a_pool_keeps_its_order():
-    queue = Queue()
+    queue = GrantQueue()
     for item in (Item(2, 4, "a"), Item(2, 1, "b"), Item(0, 4, "c")):
         queue.add(item)
     assert queue.next() is None
@@ -151,7 +151,7 @@ def test_lower_pools_go_first_and_a_pool_keeps_its_order():
 
 
 def test_who_sends_more_than_it_was_granted_is_found_before_its_payload():
-    grants = Grants(BUDGETS, POOLS, Holding())
+    grants = LinkGrants(BUDGETS, POOLS, HeldBytes())
     one, other = grants.lane(), grants.lane()
     one.offered({0: LARGEST})
     with pytest.raises(OffenceError, match="beyond its grant"):
@@ -168,7 +168,7 @@ def test_who_sends_more_than_it_was_granted_is_found_before_its_payload():
 
 
 def test_a_sender_that_begins_again_and_again_holds_no_more():
-    holding = Holding()
+    holding = HeldBytes()
     for _ in range(20):
         line = Line(random.Random(2), holding=holding)
         for pool in range(POOLS):
@@ -190,7 +190,7 @@ def test_what_is_granted_stays_when_budgets_shrink():
     line.leave()
     assert not line.queue.pools
     line.under_way[0].extend(line.under_way[1])
-    grants = Grants((GrantBudget(),) * 3, POOLS, Holding())
+    grants = LinkGrants((GrantBudget(),) * 3, POOLS, HeldBytes())
     assert grants.said() == ((0, 0, 0), {})
     grants.resize(BUDGETS, POOLS)
     assert grants.said()[0] == (LARGEST, LARGEST, LARGEST)
@@ -198,7 +198,7 @@ def test_what_is_granted_stays_when_budgets_shrink():
 
 def test_the_sender_is_told_soon_of_what_matters():
     told = []
-    grants = Grants((GrantBudget(10, 80),), 1, Holding(), lambda: told.append(1))
+    grants = LinkGrants((GrantBudget(10, 80),), 1, HeldBytes(), lambda: told.append(1))
     lane = grants.lane()
     lane.offered({0: 1})
     grants.said()

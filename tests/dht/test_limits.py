@@ -24,9 +24,9 @@ from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.p2pd.listener import DATA
 from hetpeer.dht.streams.byte_transport import ByteTransport
 from hetpeer.dht.streams.delivery import STRANGER
-from hetpeer.dht.streams.flow_control import Queue
+from hetpeer.dht.streams.flow_control import GrantQueue
 from hetpeer.dht.streams.frames import PREFIX, encode_head
-from hetpeer.dht.streams.grants import GrantBudget, Grants, Holding
+from hetpeer.dht.streams.grants import GrantBudget, HeldBytes, LinkGrants
 from hetpeer.dht.streams.stream import Stream
 from tests.dht.loopback import Loopback
 from tests.dht.peer_process import ECHO, ChildPeer
@@ -121,7 +121,7 @@ async def test_a_line_of_a_third_of_a_megabit_is_not_cut() -> None:
 
 async def test_credit_survives_broken_streams_and_holds_back_only_its_own_pool() -> None:
     """One frame of the far pool may be there: it is kept, the next waits, a near one passes, and nothing is lost."""
-    holding, backs = Holding(), []
+    holding, backs = HeldBytes(), []
 
     class Holds(Kept):
         async def frame(self, channel, header, payload, length) -> None:
@@ -142,10 +142,10 @@ async def test_credit_survives_broken_streams_and_holds_back_only_its_own_pool()
         if (channel := server.channel("us")) is not None:
             channel.announce()
 
-    grants = Grants((GrantBudget(100, 100), GrantBudget(100, 100)), 2, holding, announce)
+    grants = LinkGrants((GrantBudget(100, 100), GrantBudget(100, 100)), 2, holding, announce)
     lane = grants.lane()
     network = Loopback(server.handle)
-    queue: Queue[Parcel] = Queue()
+    queue: GrantQueue[Parcel] = GrantQueue()
     channel = Channel("them", "a", Kept(), 0)
     channel.queue = queue
     dialling = asyncio.create_task(dial(network, "test", channel))  # type: ignore[arg-type]

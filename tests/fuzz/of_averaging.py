@@ -21,7 +21,7 @@ from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.streams.frames import decode_header
 from hetpeer.stages.graph.block_spec import TensorSpec
 from hetpeer.stages.ipc.bundle_layout import BundleLayout
-from hetpeer.stages.links.codec import Codec, Written
+from hetpeer.stages.links.codec import Codec, EncodedTensor
 from hetpeer.stages.pipeline.routes import Hop
 from tests.fuzz.target import RUN, A, B, Target, same
 
@@ -93,7 +93,7 @@ MESSAGES = [
 ]
 
 ROUTE = (Hop(A, 1, 2), Hop(B, 2, 4))
-CODED = Coded(codec="topk-int8", written=(Written(10, 1, 8), Written(64)))
+CODED = Coded(codec="topk-int8", written=(EncodedTensor(10, 1, 8), EncodedTensor(64)))
 IN_STEP: dict[str, Any] = {**AT, "incarnation": 1}
 HEADS = [
     ActivationHead(**IN_STEP, id=5, batch=7, route=ROUTE, attempt=0),
@@ -110,7 +110,7 @@ HEADS = [
         index=1,
         begin=0,
         end=9,
-        coded=Coded(codec="int8", written=(Written(9),)),
+        coded=Coded(codec="int8", written=(EncodedTensor(9),)),
     ),
     Introduction(**IN_STEP, begin=2, end=4, ticket=b"ticket"),
 ]

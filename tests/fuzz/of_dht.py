@@ -12,7 +12,7 @@ from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import LocalError, ProtocolError, RemoteError
 from hetpeer.dht.base.varint import read_fields, varint
 from hetpeer.dht.direct.tls_listener import TICKET_BYTES, invitation
-from hetpeer.dht.discovery.task_board import Leftover, Note
+from hetpeer.dht.discovery.task_board import LeftoverIds, TaskNote
 from hetpeer.dht.identity.addresses import (
     Address,
     address_from_bytes,
@@ -70,7 +70,7 @@ def credit_in(data: bytes) -> tuple[tuple[int, ...], dict[int, int]]:
 def grants(found: tuple[tuple[int, ...], dict[int, int]]) -> None:
     """A queue can go by them."""
     base, pools = found
-    queue: flow_control.Queue[Any] = flow_control.Queue()
+    queue: flow_control.GrantQueue[Any] = flow_control.GrantQueue()
     queue.granted(base, pools)
     assert flow_control.unpack(flow_control.pack(pools)) == pools
     for pool in (0, 1, 5, flow_control.MAX_POOL):
@@ -110,18 +110,18 @@ def is_advert(found: Advert) -> None:
     assert all(label.isascii() and label.isprintable() and len(label) <= 32 for label in labels)
 
 
-def note(data: bytes) -> Note:
-    return Note.from_map(header(data), peer=A)
+def note(data: bytes) -> TaskNote:
+    return TaskNote.from_map(header(data), peer=A)
 
 
-def note_of(found: Note) -> bytes:
+def note_of(found: TaskNote) -> bytes:
     data: bytes = msgpack.packb(found.model_dump(mode="json"))
     return data
 
 
 NOTES = [
-    Note(term=1, view=2, step=3),
-    Note(term=1, view=0, step=9, leftovers=(Leftover(border=2, ids=(4, 5)),)),
+    TaskNote(term=1, view=2, step=3),
+    TaskNote(term=1, view=0, step=9, leftovers=(LeftoverIds(border=2, ids=(4, 5)),)),
 ]
 
 RECORD_KEY = b"\x17" * 20

@@ -36,7 +36,7 @@ from hetpeer.stages.ipc.worker_frames import (
     encode_command,
     encode_result,
 )
-from hetpeer.stages.links.codec import Codec, Written, length, room, value_bytes
+from hetpeer.stages.links.codec import Codec, EncodedTensor, length, room, value_bytes
 from hetpeer.stages.links.sparse_positions import decode_positions, encode_positions
 from hetpeer.stages.links.tensor_codecs import decode, encode
 from tests.fuzz.target import CORPUS, Target, same
@@ -186,7 +186,7 @@ def encoded() -> Iterable[bytes]:
             flat = torch.linspace(-3, 3, count).pow(3)
             codec, kept_there = Codec.of(name), max(1, count // 10)
             target = memoryview(bytearray(room(codec, "float32", count, kept_there)))
-            written, size = encode(codec, flat, kept_there, target) if count else (Written(0), 0)
+            written, size = encode(codec, flat, kept_there, target) if count else (EncodedTensor(0), 0)
             yield HEAD.pack(number, count, written.kept, written.form) + bytes(target[:size])
 
 
@@ -202,10 +202,10 @@ def tensor(data: bytes) -> tuple[Codec, torch.Tensor]:
         if positions < 0:
             raise ProtocolError("too short")
     dtype = "int64" if number & 0x80 else "float32"
-    if length(codec, dtype, count, Written(kept_there, form, positions)) != len(body):
+    if length(codec, dtype, count, EncodedTensor(kept_there, form, positions)) != len(body):
         raise ProtocolError("another length")
     found = torch.full((count,), 7, dtype=DTYPES[dtype])
-    decode(codec, Written(kept_there, form, positions), memoryview(bytearray(body)), found)
+    decode(codec, EncodedTensor(kept_there, form, positions), memoryview(bytearray(body)), found)
     return codec, found
 
 
@@ -291,7 +291,7 @@ COMMANDS = [
     c.Info(),
     c.Shutdown(),
     Encode(codec="topk-int8", share=0.1, tensors=(("float32", EXTENT),), into=EXTENT),
-    Decode(codec="int8", written=(Written(32),), data=EXTENT, tensors=(("float32", EXTENT),)),
+    Decode(codec="int8", written=(EncodedTensor(32),), data=EXTENT, tensors=(("float32", EXTENT),)),
     MarkBundle(tensors=(("float32", EXTENT),), key=bytes(KEY_BYTES)),
     ForgetResiduals(),
 ]
@@ -312,7 +312,7 @@ RESULTS = [
     r.Inspected(digest="ab" * 32, squared_norm=1.5, finite=True, seconds=0.1, pieces=(("cd" * 32, True),)),
     r.UpdateApplied(version=4, digest="ab" * 32, seconds=0.1),
     r.Dumped(nbytes=4096),
-    r.Encoded(nbytes=99, written=(Written(10, 1, 9),)),
+    r.Encoded(nbytes=99, written=(EncodedTensor(10, 1, 9),)),
     r.WarmedUp(flops_per_second=1e9),
     r.Rehearsed(seconds=0.3),
     r.WorkerInfo(

@@ -11,7 +11,7 @@ from hetpeer.averaging.messages import TermView
 from hetpeer.bootstrap.log.volunteer_log import sign_event
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.dht.discovery.task_board import Leftover
+from hetpeer.dht.discovery.task_board import LeftoverIds
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.process.home import Home
 from hetpeer.peer.training.evidence_log import Evidence
@@ -54,7 +54,7 @@ class Volunteer:
         """Of what was found; each line arrives at `coordinators`."""
         for _ in range(count):
             self._written += 1
-            found = Leftover(border=0, ids=(self._written,))
+            found = LeftoverIds(border=0, ids=(self._written,))
             step = StepId(STEP.line, self._written)
             (line,) = self.evidence.found(step, self.incarnation, "somebody", found)
             for coordinator in coordinators:
@@ -166,5 +166,7 @@ def test_whoever_shows_one_leftover_after_the_other_fills_no_log(
     """In one step; a coordinator that is told more than there can be to say drops whoever tells it."""
     blocks, evidence = len(run.manifest.blocks), Evidence(Home(tmp_path), run, identity)
     for step in (STEP, StepId(STEP.line, 1)):
-        told = [evidence.found(step, 1, "somebody", Leftover(border=0, ids=(n,))) for n in range(9 * blocks)]
+        told = [
+            evidence.found(step, 1, "somebody", LeftoverIds(border=0, ids=(n,))) for n in range(9 * blocks)
+        ]
         assert [len(lines) for lines in told] == [1] * blocks + [0] * 8 * blocks

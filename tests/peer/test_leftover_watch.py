@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.messages import TermView
-from hetpeer.dht.discovery.task_board import Leftover, Note
+from hetpeer.dht.discovery.task_board import LeftoverIds, TaskNote
 from hetpeer.peer.training.leftover_watch import LeftoverWatch
 
 STEP = StepId(TermView(term=2, view=1), 5, entry=1)
@@ -24,7 +24,7 @@ class Holder:
     def leftovers(self) -> dict[int, tuple[int, ...]]:
         return {}
 
-    def ask(self, sender: str, found: Leftover) -> None:
+    def ask(self, sender: str, found: LeftoverIds) -> None:
         assert self.step is not None
         self.asked.append((sender, found.border))
 
@@ -35,11 +35,11 @@ class ReadBoard:
     def __init__(self, meanwhile: Callable[[], None]) -> None:
         self._meanwhile = meanwhile
 
-    async def read(self, _borders: Iterable[int]) -> dict[str, list[Note]]:
+    async def read(self, _borders: Iterable[int]) -> dict[str, list[TaskNote]]:
         await asyncio.sleep(0)
         self._meanwhile()
-        left = tuple(Leftover(border=border, ids=(1,)) for border in (1, 2, 4))
-        notes = [Note(term=2, view=1, step=step, leftovers=left) for step in (4, 5)]
+        left = tuple(LeftoverIds(border=border, ids=(1,)) for border in (1, 2, 4))
+        notes = [TaskNote(term=2, view=1, step=step, leftovers=left) for step in (4, 5)]
         return {"sender": notes, "me": notes}
 
 

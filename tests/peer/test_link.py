@@ -13,7 +13,7 @@ from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.dht.channels.channel import Channel
 from hetpeer.dht.channels.channel_server import ChannelServer
 from hetpeer.dht.channels.outbox import Parcel
-from hetpeer.dht.streams.grants import GrantBudget, Grants, Holding
+from hetpeer.dht.streams.grants import GrantBudget, HeldBytes, LinkGrants
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.transport.link import Link
 from hetpeer.peer.transport.link_pressure import ACTIVATIONS, CONGESTED_BYTES, Pressure
@@ -49,8 +49,8 @@ class Taker:
     def __init__(self) -> None:
         self.server = ChannelServer(lambda _peer, _key: self, 1 << 20)
         budget = GrantBudget(SIZE, 2 * SIZE)
-        self.holding = Holding()
-        self.grants = Grants((budget,) * 3, 5, self.holding, self.announce)
+        self.holding = HeldBytes()
+        self.grants = LinkGrants((budget,) * 3, 5, self.holding, self.announce)
         self.backs: list[Any] = []
         self.came: list[int] = []
         self.most = 0

@@ -29,7 +29,7 @@ from hetpeer.peer.reliable import plan_proposer
 from hetpeer.peer.reliable.plan_proposer import AGAIN_S, SETTLED_S, PlanProposer, ProposalTiming
 from hetpeer.peer.simulate.sim_config import SwarmConfig
 from hetpeer.peer.simulate.sim_numerics import Symbols
-from hetpeer.stages.planning.swarms.incremental_plan import Living
+from hetpeer.stages.planning.swarms.incremental_plan import IncrementalPlanner
 from tests.bootstrap.engine import make_run
 
 BLOCKS = 4
@@ -213,7 +213,9 @@ class World:
         work = of_manifest(self.manifest, self.manifest.training.microbatches)
         held = [self.seats.seats[peer][1] for peer in found.peers]
         lines = _lines(self.seats, found.peers)
-        return Living(devices, work, held, lines, steps=1, seed=0, measured=found.measured).before_s
+        return IncrementalPlanner(
+            devices, work, held, lines, steps=1, seed=0, measured=found.measured
+        ).before_s
 
     def changed(self, remembered: Remembered, seed: int, disappointed: int) -> Proposal | None:
         """What is proposed now, and done."""

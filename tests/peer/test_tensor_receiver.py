@@ -35,7 +35,7 @@ from hetpeer.peer.transport.tensor_store import Tensor, TensorStore
 from hetpeer.peer.transport.worker_posts import WorkerPosts
 from hetpeer.stages.ipc.arena import ALIGNMENT, Arena
 from hetpeer.stages.ipc.transfer_commands import Decode
-from hetpeer.stages.links.codec import Codec, Written
+from hetpeer.stages.links.codec import Codec, EncodedTensor
 from hetpeer.stages.pipeline.in_flight import InFlightWindow
 from hetpeer.stages.worker.bundle_codec import Decoder
 from hetpeer.stages.worker.device_copy import Copier
@@ -168,7 +168,7 @@ async def test_what_there_is_no_room_to_decode_for_waits_and_its_sender_is_not_t
     schema: TensorSchema, ends: bool
 ) -> None:
     codec, sent = Codec.of("int8"), np.linspace(-1, 1, ELEMENTS, dtype=np.float32)
-    written = (Written(ELEMENTS),)
+    written = (EncodedTensor(ELEMENTS),)
     layout, tasks = schema.shard_layout(ELEMENTS), TaskSet()
     nbytes = layout.written(codec, written)
     scale = np.array([1 / 127], np.float32).view(np.uint16)[1:]  # a bfloat16 is the upper half

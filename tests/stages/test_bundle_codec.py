@@ -14,7 +14,7 @@ from hetpeer.stages.ipc import results as r
 from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.ipc.bundle_layout import BundleLayout
 from hetpeer.stages.ipc.transfer_commands import Decode, Encode, MarkBundle
-from hetpeer.stages.links.codec import Codec, Written
+from hetpeer.stages.links.codec import Codec, EncodedTensor
 from hetpeer.stages.worker.bundle_codec import Decoder, Encoder
 from hetpeer.stages.worker.device_copy import Copier
 from hetpeer.stages.worker.tensor_staging import Staging
@@ -135,7 +135,7 @@ def test_damage_is_a_failure(coders, arena):
     done, _ = decode(coders, arena, "topk-int8", written, data)
     assert isinstance(done, r.CommandFailed)
     assert done.code == "HP-WIRE-001"
-    for wrong in (written[:2], (Written(0), *written[1:]), (Written(COUNT + 1), *written[1:])):
+    for wrong in (written[:2], (EncodedTensor(0), *written[1:]), (EncodedTensor(COUNT + 1), *written[1:])):
         with pytest.raises(ProtocolError):
             LAYOUT.written(Codec.of("topk-int8"), wrong)
         assert isinstance(decode(coders, arena, "topk-int8", wrong, data)[0], r.CommandFailed)

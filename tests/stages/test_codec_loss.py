@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.stages.links.codec import Codec, Values, Written, value_bytes
+from hetpeer.stages.links.codec import Codec, EncodedTensor, Values, value_bytes
 from hetpeer.stages.links.tensor_codecs import decode
-from hetpeer.stages.worker.codec_loss import Losses
+from hetpeer.stages.worker.codec_loss import CodecLosses
 
 COUNT = 1000
 CODECS = [Codec(values) for values in Values]
@@ -27,16 +27,16 @@ def vector(seed, count=COUNT):
 def test_the_rounder_knows_what_the_reader_reads(codec, seed, begin, end):
     begin, end = sorted((begin, end))
     piece, data = vector(seed)[begin:end], room(codec, end - begin)
-    read = Losses(COUNT).round(codec, piece, data, name="x", plan=1, begin=begin)
+    read = CodecLosses(COUNT).round(codec, piece, data, name="x", plan=1, begin=begin)
     elsewhere = torch.empty(end - begin)
-    decode(codec, Written(end - begin), data, elsewhere)
+    decode(codec, EncodedTensor(end - begin), data, elsewhere)
     assert torch.equal(read, elsewhere)
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=str)
 def test_over_many_steps_everything_arrives(codec):
     """In other pieces each time, as shares change."""
-    losses, sent, arrived = Losses(COUNT), torch.zeros(COUNT), torch.zeros(COUNT)
+    losses, sent, arrived = CodecLosses(COUNT), torch.zeros(COUNT), torch.zeros(COUNT)
     for step in range(50):
         whole, cut = vector(step) + 1.0, 17 * step
         for begin, end in ((0, cut), (cut, COUNT)):
@@ -45,13 +45,13 @@ def test_over_many_steps_everything_arrives(codec):
             arrived[begin:end] += read
         losses.settle("x", plan=1)
         sent += whole
-    once = (whole - Losses(COUNT).round(codec, whole, room(codec))).abs().max()
+    once = (whole - CodecLosses(COUNT).round(codec, whole, room(codec))).abs().max()
     assert once > 0
     assert (sent - arrived).abs().max() < 3 * once, "not more is missing than of one step"
 
 
 def test_only_the_plan_that_counts_is_settled():
-    codec, losses = Codec(Values.INT4), Losses(COUNT)
+    codec, losses = Codec(Values.INT4), CodecLosses(COUNT)
     first = losses.round(codec, vector(1), room(codec), name="x", plan=1)
     losses.round(codec, vector(2)[:10], room(codec, 10), name="x", plan=2)
     losses.settle("x", plan=1)
@@ -65,14 +65,14 @@ def test_only_the_plan_that_counts_is_settled():
 
 
 def test_without_a_name_nothing_is_kept():
-    codec, losses = Codec(Values.INT4), Losses(COUNT)
+    codec, losses = Codec(Values.INT4), CodecLosses(COUNT)
     first = losses.round(codec, vector(1), room(codec))
     losses.settle("", plan=0)
     assert torch.equal(losses.round(codec, vector(1), room(codec)), first)
 
 
 def test_what_a_sum_loses_concerns_the_mean():
-    codec, losses = Codec(Values.INT8), Losses(COUNT)
+    codec, losses = Codec(Values.INT8), CodecLosses(COUNT)
     read = losses.round(codec, vector(1), room(codec), name="x", plan=1, parts=4)
     losses.settle("x", plan=1)
     lost = (vector(1) - read) / 4
@@ -84,7 +84,7 @@ def test_what_a_sum_loses_concerns_the_mean():
 
 def test_what_cannot_be_written_is_sent_as_it_is():
     for codec, wrong in ((Codec(Values.FP16), 1e6), *((codec, float("nan")) for codec in CODECS)):
-        losses, piece = Losses(COUNT), vector(1)
+        losses, piece = CodecLosses(COUNT), vector(1)
         piece[-1] = wrong
         assert losses.round(codec, piece, room(codec), name="x", plan=1) is None
         assert losses.lost("x", 1) is None

@@ -10,7 +10,7 @@ from hetpeer.stages.graph.block_wire import pack_block
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc import vector_commands as v
 from hetpeer.stages.links import tensor_codecs
-from hetpeer.stages.links.codec import Codec, Values, Written, value_bytes
+from hetpeer.stages.links.codec import Codec, EncodedTensor, Values, value_bytes
 from tests.stages.compute_rig import (
     DRAW,
     KEPT,
@@ -120,7 +120,7 @@ async def test_what_rounding_takes_from_parameters_stays_here(holder, arena):
     async def read(data):
         target = torch.empty(count)
         tensor_codecs.decode(
-            codec, Written(count), arena.view(data)[: value_bytes(Values.INT4, count)], target
+            codec, EncodedTensor(count), arena.view(data)[: value_bytes(Values.INT4, count)], target
         )
         return target.numpy()
 

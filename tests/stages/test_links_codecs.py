@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 from hetpeer.dht.base.errors import LocalError, ProtocolError
-from hetpeer.stages.links.codec import GROUPS, Codec, Values, Written, kept_of, length, room
+from hetpeer.stages.links.codec import GROUPS, Codec, EncodedTensor, Values, kept_of, length, room
 from hetpeer.stages.links.quantized_values import STEPS
-from hetpeer.stages.links.sparse_positions import Form, decode_positions, encode_positions
+from hetpeer.stages.links.sparse_positions import PositionForm, decode_positions, encode_positions
 from hetpeer.stages.links.tensor_codecs import decode, encode
 from hetpeer.stages.links.top_k import SMALL, _largest_there, largest
 from tests.amounts import examples
@@ -191,7 +191,9 @@ def test_a_damaged_frame_is_our_error_or_a_tensor(data):
             },
         )
     )
-    said = Written(**{field: changes.get(field, getattr(written, field)) for field in Written.__slots__})
+    said = EncodedTensor(
+        **{field: changes.get(field, getattr(written, field)) for field in EncodedTensor.__slots__}
+    )
     out = torch.empty(count)
     tracemalloc.start()
     try:
@@ -217,16 +219,16 @@ def test_a_bomb_is_not_inflated():
     ):
         tracemalloc.start()
         with pytest.raises(ProtocolError):
-            decode_positions(Form.SQUEEZED_GAPS, bomb, 1000, 100_000)
+            decode_positions(PositionForm.SQUEEZED_GAPS, bomb, 1000, 100_000)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
         tracemalloc.stop()
 
 
 def test_a_gap_that_goes_on_is_part_of_the_next_position():
-    assert decode_positions(Form.GAPS, bytes([255, 255, 1]), 1, 4000).tolist() == [511]
+    assert decode_positions(PositionForm.GAPS, bytes([255, 255, 1]), 1, 4000).tolist() == [511]
     for kept in (2, 3):
         with pytest.raises(ProtocolError):
-            decode_positions(Form.GAPS, bytes([255, 255, 1]), kept, 4000)
+            decode_positions(PositionForm.GAPS, bytes([255, 255, 1]), kept, 4000)
 
 
 @pytest.mark.parametrize("special", [math.nan, math.inf, -math.inf])

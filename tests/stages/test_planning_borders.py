@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from hetpeer.stages.planning.swarms.cut_refinement import Borders
+from hetpeer.stages.planning.swarms.cut_refinement import CutRefinement
 from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts
 from hetpeer.stages.planning.swarms.plan_search import PlanSearch
 from hetpeer.stages.planning.swarms.swarm_plan import planned
@@ -17,9 +17,9 @@ from tests.stages.test_planning_swarms import by_hand, some_devices, some_work
 ORDERS = ((0, 1, 2), (3, 4, 5))
 
 
-def borders(seed: int) -> Borders:
+def borders(seed: int) -> CutRefinement:
     devices, work = roomy(some_devices(6, seed)), some_work(9, seed)
-    return Borders(devices, work, PipelineCuts(devices, work))
+    return CutRefinement(devices, work, PipelineCuts(devices, work))
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -20,8 +20,8 @@ from hetpeer.stages.planning.grids import group_path
 from hetpeer.stages.planning.grids.bottleneck_matching import EXACT, bottlenecks, bounds, matched
 from hetpeer.stages.planning.grids.grid_costs import Prices, StepTraffic, as_it_is, cost_of, lower_bound
 from hetpeer.stages.planning.grids.grid_search import search
-from hetpeer.stages.planning.grids.pipeline_rows import Rows
-from hetpeer.stages.planning.grids.population import Population
+from hetpeer.stages.planning.grids.pipeline_rows import PipelineRows
+from hetpeer.stages.planning.grids.population import GridPopulation
 
 TRAFFIC = StepTraffic(gradient_gb=0.65, activation_gb=0.47)
 
@@ -155,14 +155,14 @@ def test_what_a_population_knows_stays_true(seed, stages, replicas, grids):
     members = np.stack(
         [random.permutation(stages * replicas).reshape(stages, replicas) for _ in range(grids)]
     )
-    population = Population(prices, members)
+    population = GridPopulation(prices, members)
     for _ in range(10):
         population.step(random, 3, np.full(grids, 0.1))
         by_hand = [in_this_order(prices, grid) for grid in population.members]
         assert np.allclose(population.costs, by_hand, rtol=1e-12)
         assert all(sorted(grid.ravel()) == list(range(stages * replicas)) for grid in population.members)
     population.reorder()
-    assert np.allclose(population.costs, Population(prices, population.members).costs, rtol=1e-12)
+    assert np.allclose(population.costs, GridPopulation(prices, population.members).costs, rtol=1e-12)
     known = [cost_of(prices, grid).total_s for grid in population.members]
     assert np.allclose(population.costs, known, rtol=1e-12)
     population.keep(np.argsort(population.costs)[:1])
@@ -174,7 +174,7 @@ def test_what_is_known_of_a_grid_as_it_stands_stays_true(seed, stages, replicas)
     """After any steps, and joined anew; `as_it_is` knows no slowest pairs."""
     random = np.random.default_rng(seed)
     prices = Prices(network(stages * replicas, seed), TRAFFIC, replicas)
-    rows = Rows(prices, random.permutation(stages * replicas).reshape(replicas, stages))
+    rows = PipelineRows(prices, random.permutation(stages * replicas).reshape(replicas, stages))
     for _ in range(20):
         before = rows.cost
         rows.step(random, 5, 0.0)

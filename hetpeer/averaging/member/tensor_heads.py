@@ -14,7 +14,7 @@ from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.messages import Block, Count, Id, Schema, TermView, Ticket
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.base.untrusted import first_wrong
-from hetpeer.stages.links.codec import Written
+from hetpeer.stages.links.codec import EncodedTensor
 from hetpeer.stages.pipeline.routes import Hop
 
 
@@ -32,7 +32,7 @@ class Coded(Schema):
     """The encoding of a bundle or a shard; one entry of `written` for each tensor."""
 
     codec: Annotated[str, Field(max_length=32)]
-    written: Annotated[tuple[Written, ...], Field(max_length=1 << 10)]
+    written: Annotated[tuple[EncodedTensor, ...], Field(max_length=1 << 10)]
 
 
 class ActivationHead(_Head):

@@ -20,7 +20,7 @@ from hetpeer.stages.pipeline.effects import Handle, Release, TaskKey
 from hetpeer.stages.pipeline.gradient_slots import GradientSlots
 from hetpeer.stages.pipeline.in_flight import InFlightWindow
 from hetpeer.stages.pipeline.routes import Route
-from hetpeer.stages.pipeline.utilization import Occupation
+from hetpeer.stages.pipeline.utilization import WorkerOccupation
 from hetpeer.stages.pipeline.worker_queue import WorkerQueue
 
 
@@ -66,13 +66,17 @@ class WorkInProgress:
         return self._position.place
 
     @property
-    def occupation(self) -> Occupation:
+    def occupation(self) -> WorkerOccupation:
         """What the worker does, or waits for."""
         if any(step.pipeline.running for step in self.steps):
-            return Occupation.COMPUTES
+            return WorkerOccupation.COMPUTES
         if any(step.pipeline.held_up for step in self.steps):
-            return Occupation.ROOM
-        return Occupation.DATA if any(step.vote.reduction is None for step in self.steps) else Occupation.STEP
+            return WorkerOccupation.ROOM
+        return (
+            WorkerOccupation.DATA
+            if any(step.vote.reduction is None for step in self.steps)
+            else WorkerOccupation.STEP
+        )
 
     @property
     def is_idle(self) -> bool:

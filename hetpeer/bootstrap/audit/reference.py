@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hetpeer.stages.data.eager_reference import Delayed, DrawnDropout
+from hetpeer.stages.data.eager_reference import DelayedParameters, DrawnDropout
 from hetpeer.stages.data.microbatches import DataPlan, MicrobatchReader
 from hetpeer.stages.graph.random_draws import Draw
 
@@ -52,7 +52,12 @@ def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[s
         loss = outside[0](outputs, batch) if outside else getattr(outputs, "loss", outputs)
         return loss if isinstance(loss, Tensor) else loss["loss" if isinstance(loss, dict) else 0]
 
-    losses, norms, evaluations, delayed = [], [], {}, Delayed(model, behind, settings.get("head_start"))
+    losses, norms, evaluations, delayed = (
+        [],
+        [],
+        {},
+        DelayedParameters(model, behind, settings.get("head_start")),
+    )
     for step in range(steps + 1):
         if step % settings["eval_every"] == 0 or step == steps:
             model.eval()

@@ -18,7 +18,7 @@ from hetpeer.bootstrap.conduct.check_rules import EQUAL, CheckRules
 from hetpeer.bootstrap.conduct.disputed_pairs import Pair
 from hetpeer.bootstrap.trust.verdicts import marks_of
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.stages.block.fingerprint import KEY_BYTES, Expected, is_fingerprint
+from hetpeer.stages.block.fingerprint import KEY_BYTES, ExpectedSum, is_fingerprint
 
 MOST_ANSWERS = 1 << 13
 """Of each kind, to one question: 16 MiB."""
@@ -179,7 +179,7 @@ class SumProof:
         """
         if not self._deniers(place):
             return False
-        expected, sums = Expected(self._parts.get(place, {})), self._sums[place].values()
+        expected, sums = ExpectedSum(self._parts.get(place, {})), self._sums[place].values()
         if not expected.huge or not all(expected.is_near(total, ROUNDING, capped=False) for total in sums):
             return True
         if len(expected.huge) == 1 and not expected.drowning:
@@ -190,7 +190,7 @@ class SumProof:
 
     def _deniers(self, place: m.Where) -> set[str]:
         """Receivers of a sum that contradicts its senders' statements."""
-        expected = Expected(self._parts.get(place, {}))
+        expected = ExpectedSum(self._parts.get(place, {}))
         sums = self._sums.get(place, {})
         return {peer for peer, total in sums.items() if not expected.is_near(total, ROUNDING)}
 
@@ -244,7 +244,9 @@ class SumProof:
         and sum.
         """
         return all(
-            Expected({str(place): known[place][peer] for place in shares}).is_near(whole, EQUAL, capped=False)
+            ExpectedSum({str(place): known[place][peer] for place in shares}).is_near(
+                whole, EQUAL, capped=False
+            )
             for known in (self._parts, self._sums)
             if (whole := known.get(self._whole(block), {}).get(peer)) is not None
         )

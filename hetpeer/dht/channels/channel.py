@@ -87,7 +87,7 @@ class Channel:
         """Bytes/s at which our frames arrive, as the peer says; 0: unknown."""
         self.trip_s = math.inf
         """Best round trip in seconds, of the dialling side."""
-        self.queue: flow_control.Queue[Parcel] | None = None
+        self.queue: flow_control.GrantQueue[Parcel] | None = None
         """Frames that wait for the peer's grants, where it limits us; told of each new grant."""
         self.grant_lane: GrantLane | None = None
         """Account of what the peer may send in this lane, where we limit it."""

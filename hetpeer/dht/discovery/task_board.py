@@ -27,7 +27,7 @@ MAX_IDS = 256
 _log = logging.getLogger(__name__)
 
 
-class Leftover(BaseModel):
+class LeftoverIds(BaseModel):
     """Microbatches whose bundles enter block `border`, kept by the note's writer."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
@@ -36,7 +36,7 @@ class Leftover(BaseModel):
     ids: Annotated[tuple[Count, ...], Field(max_length=MAX_IDS, strict=False)]
 
 
-class Note(BaseModel):
+class TaskNote(BaseModel):
     """Leftovers of one sender in step `step` of (`term`, `view`); empty: all done."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
@@ -44,10 +44,10 @@ class Note(BaseModel):
     term: Count
     view: Count
     step: Count
-    leftovers: Annotated[tuple[Leftover, ...], Field(max_length=64, strict=False)] = ()
+    leftovers: Annotated[tuple[LeftoverIds, ...], Field(max_length=64, strict=False)] = ()
 
     @classmethod
-    def from_map(cls, value: Mapping[str, Any], *, peer: str) -> Note:
+    def from_map(cls, value: Mapping[str, Any], *, peer: str) -> TaskNote:
         """The note in a DHT value of `peer`. Raises `ProtocolError`."""
         try:
             return cls.model_validate(dict(value))
@@ -71,25 +71,25 @@ class TaskBoard:
         for shard in range(SHARDS):
             node.dht.declare(f"{self._prefix}/{shard}", _anybody)
 
-    async def post(self, shard: int, note: Note) -> bool:
+    async def post(self, shard: int, note: TaskNote) -> bool:
         """Show `note` as ours for TTL_S seconds; False if no node took it. Raises `RemoteError`
         on a timeout.
         """
         value = note.model_dump(mode="json")
         return await self._node.dht.store(f"{self._prefix}/{shard}", value, ttl_s=TTL_S)
 
-    async def read(self, borders: Iterable[int] | None = None) -> dict[str, list[Note]]:
+    async def read(self, borders: Iterable[int] | None = None) -> dict[str, list[TaskNote]]:
         """Sender → its notes in the shards of `borders` (default: all); invalid notes are left out.
 
         Raises `RemoteError` on a timeout.
         """
         shards = range(SHARDS) if borders is None else sorted({shard_of(border) for border in borders})
         found = await self._node.dht.get([f"{self._prefix}/{shard}" for shard in shards])
-        notes: dict[str, list[Note]] = {}
+        notes: dict[str, list[TaskNote]] = {}
         for values in found.values():
             for peer, value in values.items():
                 try:
-                    notes.setdefault(peer, []).append(Note.from_map(value, peer=peer))
+                    notes.setdefault(peer, []).append(TaskNote.from_map(value, peer=peer))
                 except ProtocolError as error:
                     _log.debug("left out a note: %s", error)
         return notes

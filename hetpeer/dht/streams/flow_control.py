@@ -23,7 +23,7 @@ MAX_POOL = 1 << 10
 MAX_BYTES = 1 << 62
 
 
-class Sent(Protocol):
+class Sendable(Protocol):
     """An item to send: `cost` bytes of its `pool` at the receiver, and a `tag` for `Queue.forget`."""
 
     @property
@@ -39,10 +39,10 @@ class Sent(Protocol):
         """Identifies it for `Queue.forget`."""
 
 
-Item = TypeVar("Item", bound=Sent)
+Item = TypeVar("Item", bound=Sendable)
 
 
-class Queue(Generic[Item]):
+class GrantQueue(Generic[Item]):
     """Items for one receiver, in order within a pool. Lower pools go first; no pool waits for another."""
 
     def __init__(self) -> None:

@@ -37,14 +37,14 @@ class _Account:
         return self.granted - self.returned
 
 
-class Holding:
+class HeldBytes:
     """Bytes of memory that one peer's tensors take, by kind of pool, over whatever link they came."""
 
     def __init__(self) -> None:
         self.held: Counter[int] = Counter()
 
 
-class Grants:
+class LinkGrants:
     """Grants to one sender over one link.
 
     `budgets` has one entry for each kind; pools from the last kind's number on are all of that kind; there
@@ -56,7 +56,7 @@ class Grants:
         self,
         budgets: tuple[GrantBudget, ...],
         pools: int,
-        holding: Holding,
+        holding: HeldBytes,
         announce: Callable[[], None] = lambda: None,
     ) -> None:
         self._budgets = budgets
@@ -160,7 +160,7 @@ class GrantLane:
     them.
     """
 
-    grants: Grants
+    grants: LinkGrants
     _offered: Counter[Pool] = field(default_factory=Counter)
     _settled: Counter[Pool] = field(default_factory=Counter)
 

@@ -8,7 +8,7 @@ import time
 from hetpeer.peer.control.control_messages import LinkStatus, VolunteerStatus
 from hetpeer.peer.daemon.presence import Presence
 from hetpeer.peer.training.self_advert import link_notes
-from hetpeer.stages.pipeline.utilization import Occupation
+from hetpeer.stages.pipeline.utilization import WorkerOccupation
 
 
 def figures_of(presence: Presence) -> VolunteerStatus:
@@ -27,7 +27,7 @@ def figures_of(presence: Presence) -> VolunteerStatus:
         "blocks": member.place,
         "units_per_second": volunteer.tokens_per_second,
         "microbatches": figures.microbatches,
-        "computes": figures.shares.lately(time.monotonic())[Occupation.COMPUTES],
+        "computes": figures.shares.lately(time.monotonic())[WorkerOccupation.COMPUTES],
         "lines": tuple(
             LinkStatus(to=note.to, way=note.path, bytes_per_second=float(note.rate)) for note in notes
         ),

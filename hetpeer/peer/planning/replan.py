@@ -20,7 +20,7 @@ from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.kademlia.adverts import Advert
 from hetpeer.peer.planning.device_files import devices_in
 from hetpeer.peer.planning.swarm_inventory import inventory
-from hetpeer.stages.planning.swarms.incremental_plan import Living, PlanChange
+from hetpeer.stages.planning.swarms.incremental_plan import IncrementalPlanner, PlanChange
 from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
 
 HORIZON = 200
@@ -96,7 +96,7 @@ def proposal(
     work = named.of(of_manifest(manifest, manifest.training.microbatches))
     held = [seating.seats[peer][1] for peer in peers]
     lines = _lines(seating, peers)
-    living = Living(
+    living = IncrementalPlanner(
         devices,
         work,
         held,

@@ -21,7 +21,7 @@ from hetpeer.peer.planning.reduce_traffic import sums_bytes
 from hetpeer.peer.planning.swarm_inventory import believed, uplink_of
 from hetpeer.peer.watching.status_reader import HOLDING
 from hetpeer.stages.pipeline.routes import Roster, Route
-from hetpeer.stages.planning.step_estimate import Estimate, estimate
+from hetpeer.stages.planning.step_estimate import StepEstimate, estimate
 from hetpeer.stages.planning.uplinks import PeerLink
 from hetpeer.stages.planning.virtual_swarm import VirtualVolunteer
 
@@ -47,7 +47,7 @@ class Prediction:
     """Of the swarm as it is."""
 
     run: str
-    estimate: Estimate
+    estimate: StepEstimate
     measured_s: float | None
     """What the coordinator says of the last step."""
     members: tuple[PredictedVolunteer, ...]

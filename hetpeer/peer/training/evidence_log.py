@@ -11,7 +11,7 @@ from hetpeer.averaging import effects as e
 from hetpeer.bootstrap.log.volunteer_log import EventLog, read_event
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.dht.discovery.task_board import Leftover
+from hetpeer.dht.discovery.task_board import LeftoverIds
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.process.home import Home
 
@@ -64,7 +64,7 @@ class Evidence:
             for cover in applied.covers
         ]
 
-    def found(self, step: e.StepId, incarnation: int, sender: str, found: Leftover) -> list[str]:
+    def found(self, step: e.StepId, incarnation: int, sender: str, found: LeftoverIds) -> list[str]:
         """Write down which microbatches the task board showed us; returns the new line.
 
         Returns nothing if all are written down already, or after as many lines as there are blocks: a peer

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from hetpeer.averaging.effects import StepId
 from hetpeer.dht.base.errors import RemoteError
-from hetpeer.dht.discovery.task_board import MAX_IDS, TTL_S, Leftover, Note, TaskBoard, shard_of
+from hetpeer.dht.discovery.task_board import MAX_IDS, TTL_S, LeftoverIds, TaskBoard, TaskNote, shard_of
 
 LOOK_S = 0.5
 IDLE_S = 2.0
@@ -51,7 +51,7 @@ class Keeper(Protocol):
 class Asker(Protocol):
     """Asks senders on behalf of the keeper."""
 
-    def ask(self, sender: str, found: Leftover) -> None:
+    def ask(self, sender: str, found: LeftoverIds) -> None:
         """`sender` shows work for us: introduce us."""
 
 
@@ -64,7 +64,7 @@ class LeftoverWatch:
         self._board = board
         self._keeper = keeper
         self._asker = asker
-        self._shown: dict[int, Note] = {}
+        self._shown: dict[int, TaskNote] = {}
         """Shard → our note there."""
         self._shown_at = 0.0
         self._idle_since: float | None = None
@@ -92,15 +92,15 @@ class LeftoverWatch:
                 await self._board.post(shard, note)
         self._shown = notes
 
-    def _notes(self) -> dict[int, Note]:
+    def _notes(self) -> dict[int, TaskNote]:
         step = self._keeper.step
         if step is None:
             return {}
-        shards: dict[int, list[Leftover]] = {}
+        shards: dict[int, list[LeftoverIds]] = {}
         for border, ids in sorted(self._keeper.leftovers().items()):
-            shards.setdefault(shard_of(border), []).append(Leftover(border=border, ids=ids[:MAX_IDS]))
+            shards.setdefault(shard_of(border), []).append(LeftoverIds(border=border, ids=ids[:MAX_IDS]))
         return {
-            shard: Note(term=step.line.term, view=step.line.view, step=step.number, leftovers=tuple(left))
+            shard: TaskNote(term=step.line.term, view=step.line.view, step=step.number, leftovers=tuple(left))
             for shard, left in shards.items()
         }
 
@@ -125,11 +125,11 @@ class LeftoverWatch:
                 if (note.term, note.view, note.step) == (*_line(step), step.number):
                     self._ask(sender, note, place)
 
-    def _ask(self, sender: str, note: Note, place: tuple[int, int]) -> None:
+    def _ask(self, sender: str, note: TaskNote, place: tuple[int, int]) -> None:
         for found in note.leftovers:
             ids = tuple(dict.fromkeys(number for number in found.ids if number < self._ids))
             if ids and place[0] <= found.border < place[1]:
-                self._asker.ask(sender, Leftover(border=found.border, ids=ids))
+                self._asker.ask(sender, LeftoverIds(border=found.border, ids=ids))
 
 
 def _line(step: StepId) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from hetpeer.peer.transport.tensor_store import Tensor
 from hetpeer.peer.transport.worker_posts import Answer
 from hetpeer.stages.ipc import vector_commands as v
 from hetpeer.stages.ipc.arena import Extent
-from hetpeer.stages.links.codec import Codec, Written, value_bytes
+from hetpeer.stages.links.codec import Codec, EncodedTensor, value_bytes
 
 
 class ReduceExecution:
@@ -52,7 +52,7 @@ class ReduceExecution:
 
     def coded(self, elements: int) -> Coded:
         """The head's field for a shard of `elements` in the run's codec."""
-        return Coded(codec=str(self._codec), written=(Written(elements),))
+        return Coded(codec=str(self._codec), written=(EncodedTensor(elements),))
 
     def _rounding(self, step: e.StepId, shard: e.Shard, parts: int = 0) -> v.Rounding | None:
         """How our part of `shard` is rounded, or the sum of so many `parts`; None if shards are not

@@ -17,7 +17,7 @@ from hetpeer.dht.node.node import Node
 from hetpeer.dht.reach.peer_paths import PeerPath
 from hetpeer.peer.training.volunteer import Volunteer
 from hetpeer.peer.transport.link_book import LinkFigures
-from hetpeer.stages.pipeline.utilization import Occupation
+from hetpeer.stages.pipeline.utilization import WorkerOccupation
 
 PUBLISH_S = 3.0
 GAP_S = 0.5
@@ -109,9 +109,9 @@ def volunteer_advert(volunteer: Volunteer, node: Node, device_name: str) -> Adve
         decode_s=volunteer.links.mean("decode"),
         between_s=volunteer.figures.between_s,
         update_s=(end - begin) * (volunteer.links.mean("inspect") + volunteer.links.mean("update")),
-        computes=shares[Occupation.COMPUTES],
-        waits_data=shares[Occupation.DATA],
-        waits_room=shares[Occupation.ROOM],
+        computes=shares[WorkerOccupation.COMPUTES],
+        waits_data=shares[WorkerOccupation.DATA],
+        waits_room=shares[WorkerOccupation.ROOM],
         uplink=round(volunteer.links.outflow.seen),
         flops_per_second=float(round(member.flops_per_second)),
         product_flops=float(round(volunteer.offer.flops_per_second)),

@@ -17,7 +17,7 @@ from hetpeer.bootstrap.admission.step_tickets import check
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.dht.base import failpoints
 from hetpeer.dht.base.printable import short_id
-from hetpeer.dht.discovery.task_board import Leftover
+from hetpeer.dht.discovery.task_board import LeftoverIds
 from hetpeer.peer.training.evidence_log import Evidence
 from hetpeer.peer.training.linked_peers import LinkedPeers
 from hetpeer.peer.transport.data_plane import DataPlane
@@ -82,7 +82,7 @@ class StepEntry:
         for entrant in message.entrants:
             self._plane.admit(entrant.peer)
 
-    def ask(self, sender: str, found: Leftover) -> None:
+    def ask(self, sender: str, found: LeftoverIds) -> None:
         """The board says that `sender` keeps microbatches for us."""
         step = self._member.work.step
         assert step is not None

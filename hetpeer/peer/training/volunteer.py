@@ -56,7 +56,7 @@ from hetpeer.stages.ipc.compute import Compute
 from hetpeer.stages.ipc.transfer_commands import ForgetResiduals
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.in_flight import MOST, InFlightWindow
-from hetpeer.stages.pipeline.utilization import Occupation
+from hetpeer.stages.pipeline.utilization import WorkerOccupation
 
 LAST_WORD_S = 1.0
 
@@ -272,7 +272,7 @@ class Volunteer:
         self._states.changed()
         self._changed.set()
         over = self.figures.shares.note(self.member.work.occupation, time.monotonic())
-        if over is not None and over[0] is not Occupation.COMPUTES:
+        if over is not None and over[0] is not WorkerOccupation.COMPUTES:
             self._trace.span("waits", f"for {over[0].value}", over[1])
 
     def _carry_out(self, effect: Effect) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 from hetpeer.averaging.member.tensor_heads import ActivationHead, GradientHead, Head, ShardHead
 from hetpeer.dht.streams.flow_control import Pool
-from hetpeer.dht.streams.grants import GrantBudget, Grants, Holding
+from hetpeer.dht.streams.grants import GrantBudget, HeldBytes, LinkGrants
 from hetpeer.peer.transport.link_pressure import ACTIVATIONS, GRADIENTS, SHARDS, pool_at
 from hetpeer.peer.transport.tensor_schema import FLOAT_BYTES, TensorSchema
 from hetpeer.stages.pipeline.routes import blocks_left
@@ -71,8 +71,8 @@ class Intake:
         self._reduce = 0
         self._pools = pool_at(0) + 1
         self._members: frozenset[str] = frozenset()
-        self._holdings: dict[str, Holding] = {}
-        self._links: dict[str, tuple[str, Grants]] = {}
+        self._holdings: dict[str, HeldBytes] = {}
+        self._links: dict[str, tuple[str, LinkGrants]] = {}
         self._taken: dict[str, dict[Pool, float]] = {}
         """Volunteer of the step → bytes that were of use lately, by kind of pool."""
 
@@ -102,12 +102,12 @@ class Intake:
         }
         self._resize()
 
-    def grants(self, peer: str, key: str, announce: Callable[[], None]) -> Grants:
+    def grants(self, peer: str, key: str, announce: Callable[[], None]) -> LinkGrants:
         """The books of the link that `peer` calls `key`, new ones for a new link."""
         known = self._links.get(peer)
         if known is None or known[0] != key:
-            holding = self._holdings.setdefault(peer, Holding())
-            grants = Grants(self._budgets(peer), self._pools, holding, announce)
+            holding = self._holdings.setdefault(peer, HeldBytes())
+            grants = LinkGrants(self._budgets(peer), self._pools, holding, announce)
             self._links[peer] = known = (key, grants)
         return known[1]
 

@@ -20,7 +20,7 @@ from hetpeer.dht.channels.channel import Channel
 from hetpeer.dht.channels.channel_server import dial
 from hetpeer.dht.channels.outbox import Parcel
 from hetpeer.dht.node.node import Node
-from hetpeer.dht.streams.flow_control import Queue
+from hetpeer.dht.streams.flow_control import GrantQueue
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.transport.link_pressure import Pressure
 
@@ -66,7 +66,7 @@ class Link:
         self._owner = owner
         self._lanes: list[Channel] = []
         self._rate = math.inf
-        self._queue: Queue[Parcel] = Queue()
+        self._queue: GrantQueue[Parcel] = GrantQueue()
         self._pressure = Pressure()
         self._open()
         tasks.spawn(self._watch(), name=f"link to {peer_id}")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hetpeer.bootstrap.log.loss_curves import Curves
     from hetpeer.bootstrap.run.manifest import Manifest, SignedManifest
     from hetpeer.dht.discovery.roster import Roster
-    from hetpeer.dht.discovery.task_board import Note, TaskBoard
+    from hetpeer.dht.discovery.task_board import TaskBoard, TaskNote
     from hetpeer.dht.kademlia.adverts import Advert
     from hetpeer.dht.node.node import Node
     from hetpeer.peer.arrival.invites import Destination
@@ -51,7 +51,7 @@ def summarise(
     signed: SignedManifest,
     adverts: Mapping[str, Advert],
     now: float,
-    board: Mapping[str, Sequence[Note]] = MappingProxyType({}),
+    board: Mapping[str, Sequence[TaskNote]] = MappingProxyType({}),
     ranking: Ranking | None = None,
 ) -> SwarmStatus:
     """The status that the adverts, the notes on the task board (by peer id) and the ranking by credit give of a run, at `now` seconds
@@ -213,7 +213,7 @@ def _credit(ranking: Ranking, adverts: Mapping[str, Advert]) -> RunCredit:
     )
 
 
-def _leftovers(board: Mapping[str, Sequence[Note]]) -> Iterator[LeftoverRow]:
+def _leftovers(board: Mapping[str, Sequence[TaskNote]]) -> Iterator[LeftoverRow]:
     for sender, notes in sorted(board.items()):
         for note in notes:
             for left in note.leftovers:

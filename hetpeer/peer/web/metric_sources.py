@@ -31,7 +31,7 @@ from hetpeer.peer.watching.metric_families import (
     volunteer_metrics,
 )
 from hetpeer.peer.web.machine_warnings import CODES, MachineWarnings
-from hetpeer.stages.pipeline.utilization import Occupation
+from hetpeer.stages.pipeline.utilization import WorkerOccupation
 
 if TYPE_CHECKING:
     from hetpeer.dht.node.node import Node
@@ -168,7 +168,7 @@ def _of_volunteer(volunteer: Volunteer, credit: int | None) -> VolunteerMetricFi
         done=links.done,
         spent=links.spent,
         occupied={one.value: seconds for one, seconds in figures.shares.seconds.items()},
-        bubble=lately[Occupation.DATA] + lately[Occupation.ROOM],
+        bubble=lately[WorkerOccupation.DATA] + lately[WorkerOccupation.ROOM],
         raw_bytes=links.raw_bytes,
         sent_bytes=links.sent_bytes,
         trips=tuple(link.trip_s for link in links.links.values() if link.trip_s),

@@ -68,7 +68,7 @@ def is_fingerprint(data: bytes) -> bool:
     return len(data) == NBYTES and bool(np.isfinite(unpack(data)).all())
 
 
-class Expected:
+class ExpectedSum:
     """The expected sum of some vectors, from their fingerprints: `parts`, by sender.
 
     Parts longer than `MUCH` times the usual are `huge`, and count as no longer than that: two that claim to

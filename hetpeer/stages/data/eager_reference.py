@@ -42,7 +42,7 @@ class DrawnDropout(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         return noise.copy_(torch.from_numpy(mask).view(noise.shape))
 
 
-class Delayed:
+class DelayedParameters:
     """A module's parameters as they were some updates ago, where steps overlap (docs/asynchronous.md).
 
     `behind` gives the delay of each step, in updates. Microbatches before `early` (None: all) use the delayed

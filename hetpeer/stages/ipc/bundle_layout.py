@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.graph.block_spec import ITEM_BYTES, TensorSpec
 from hetpeer.stages.ipc.arena import Extent
-from hetpeer.stages.links.codec import FLOATING, Codec, Written, kept_of, length, room
+from hetpeer.stages.links.codec import FLOATING, Codec, EncodedTensor, kept_of, length, room
 
 ALIGNMENT = 64
 
@@ -60,7 +60,7 @@ class BundleLayout:
         """Most bytes that it takes encoded, if `share` of each tensor is kept."""
         return sum(room(codec, dtype, count, kept_of(count, share)) for dtype, count in self._counted())
 
-    def written(self, codec: Codec, written: Sequence[Written]) -> int:
+    def written(self, codec: Codec, written: Sequence[EncodedTensor]) -> int:
         """Bytes that it takes encoded, by its head. Raises `ProtocolError` for an impossible head."""
         if len(written) != len(self.places):
             raise ProtocolError(f"{len(written)} encoded tensors for a bundle of {len(self.places)}")

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError
 from hetpeer.stages.block.fingerprint import NBYTES
-from hetpeer.stages.links.codec import Written
+from hetpeer.stages.links.codec import EncodedTensor
 
 Count = Annotated[int, Field(ge=0, lt=1 << 48, strict=True)]
 Number = Annotated[float, Field(allow_inf_nan=False, strict=True)]
@@ -161,7 +161,7 @@ class Encoded:
 
     kind: Literal["encoded"] = "encoded"
     nbytes: Count
-    written: tuple[Written, ...]
+    written: tuple[EncodedTensor, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

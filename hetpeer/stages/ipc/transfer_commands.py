@@ -11,7 +11,7 @@ from hetpeer.stages.block.fingerprint import KEY_BYTES
 from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.ipc.command import Command, WorkerLane
 from hetpeer.stages.ipc.results import BundleMarked, Done, Encoded, Name, Number
-from hetpeer.stages.links.codec import Written
+from hetpeer.stages.links.codec import EncodedTensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Decode(Command[Done]):
     lane: ClassVar[WorkerLane] = WorkerLane.RECEIVE
     kind: Literal["decode"] = "decode"
     codec: Name
-    written: tuple[Written, ...]
+    written: tuple[EncodedTensor, ...]
     data: Extent
     tensors: tuple[tuple[Name, Extent], ...]
 

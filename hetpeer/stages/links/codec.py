@@ -1,7 +1,7 @@
 """Codecs and their sizes, without tensors: for planning, checks and decisions.
 
 The receiver of a tensor knows its dtype and number of elements from the graph, and the codec from the
-manifest; `Written` comes with the frame. These four give the number of bytes before any of them is read.
+manifest; `EncodedTensor` comes with the frame. These four give the number of bytes before any of them is read.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Codec:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class EncodedTensor:
     """A frame's entry for one encoded tensor: elements kept (all, unless the codec is sparse), and their
     positions.
     """
@@ -124,12 +124,12 @@ def room(codec: Codec, dtype: str, count: int, kept: int) -> int:
     return value_bytes(codec.values, kept) + bitmap_bytes(count)
 
 
-def length(codec: Codec, dtype: str, count: int, written: Written) -> int:
+def length(codec: Codec, dtype: str, count: int, written: EncodedTensor) -> int:
     """Bytes of an encoded tensor, before any allocation. Raises ProtocolError if `written` is impossible for
     it.
     """
     if codec.values is None or not codec.changes(dtype) or not codec.selects(written.kept, count):
-        if written != Written(count):
+        if written != EncodedTensor(count):
             raise ProtocolError(f"{written} of a tensor of {count} elements, all of which are sent")
         return room(codec, dtype, count, count)
     if not written.kept or not 0 < written.position_bytes <= bitmap_bytes(count):

@@ -23,7 +23,7 @@ MAX_WINDOW = 1 << 20
 Positions = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
-class Form(enum.IntEnum):
+class PositionForm(enum.IntEnum):
     """Encodings of positions."""
 
     GAPS = 0
@@ -31,18 +31,18 @@ class Form(enum.IntEnum):
     BITMAP = 2
 
 
-def encode_positions(positions: Positions, count: int, *, squeeze: bool) -> tuple[Form, bytes]:
+def encode_positions(positions: Positions, count: int, *, squeeze: bool) -> tuple[PositionForm, bytes]:
     """The shortest form of rising positions below `count`; `squeeze`: try zstd, which takes time."""
     gaps = _gaps(positions)
-    form, data = Form.GAPS, gaps
+    form, data = PositionForm.GAPS, gaps
     if squeeze:
         squeezed = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(gaps)
         if len(squeezed) < len(data):
-            form, data = Form.SQUEEZED_GAPS, squeezed
+            form, data = PositionForm.SQUEEZED_GAPS, squeezed
     if bitmap_bytes(count) <= len(data):
         bits = np.zeros(count, np.uint8)
         bits[positions] = 1
-        form, data = Form.BITMAP, np.packbits(bits).tobytes()
+        form, data = PositionForm.BITMAP, np.packbits(bits).tobytes()
     return form, data
 
 
@@ -51,11 +51,11 @@ def decode_positions(form: int, data: Any, kept: int, count: int) -> Positions:
     memory.
     """
     match form:
-        case Form.GAPS:
+        case PositionForm.GAPS:
             positions = _from_gaps(data)
-        case Form.SQUEEZED_GAPS:
+        case PositionForm.SQUEEZED_GAPS:
             positions = _from_gaps(_inflate(data, kept + count // GO_ON))
-        case Form.BITMAP:
+        case PositionForm.BITMAP:
             positions = _from_bitmap(data, count)
         case _:
             raise ProtocolError(f"positions of the unknown form {form}")

@@ -10,7 +10,7 @@ RECENT_S = 60.0
 """Time constant of recent shares: seconds after which a moment's weight has fallen to 1/e."""
 
 
-class Occupation(enum.Enum):
+class WorkerOccupation(enum.Enum):
     """Occupation of a worker at one time."""
 
     COMPUTES = "computes"
@@ -26,13 +26,13 @@ class OccupationShares:
     """How the worker's time is divided, in all and recently."""
 
     def __init__(self) -> None:
-        self.seconds = dict.fromkeys(Occupation, 0.0)
+        self.seconds = dict.fromkeys(WorkerOccupation, 0.0)
         """Seconds since the first `note`."""
-        self._lately = dict.fromkeys(Occupation, 0.0)
-        self._now: Occupation | None = None
+        self._lately = dict.fromkeys(WorkerOccupation, 0.0)
+        self._now: WorkerOccupation | None = None
         self._since = 0.0
 
-    def note(self, occupation: Occupation, now: float) -> tuple[Occupation, float] | None:
+    def note(self, occupation: WorkerOccupation, now: float) -> tuple[WorkerOccupation, float] | None:
         """From `now` on it does this. Returns (occupation, since when) of the time before, if that was
         another one.
         """
@@ -52,7 +52,7 @@ class OccupationShares:
         self._lately = {one: kept * share for one, share in self._lately.items()}
         self._lately[self._now] += 1.0 - kept
 
-    def lately(self, now: float) -> Mapping[Occupation, float]:
+    def lately(self, now: float) -> Mapping[WorkerOccupation, float]:
         """Shares of about the last minute, which add up to 1; all 0 before the first `note`."""
         self._count(now)
         self._since = max(self._since, now)

@@ -26,7 +26,7 @@ ROUNDS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class StepEstimate:
     """Estimate of one step."""
 
     seconds: float
@@ -59,7 +59,7 @@ def estimate(
     routes: Mapping[int, Route],
     between_s: float = 0.0,
     staleness: int = 0,
-) -> Estimate:
+) -> StepEstimate:
     """Estimate of a step of microbatches that take `routes` (microbatch → route).
 
     `lines` has both directions of each two peers that follow one another. For steps that overlap it is the
@@ -73,7 +73,7 @@ def estimate(
     rounds = max(ROUNDS, math.ceil(VARIED / len(routes))) if vary else ROUNDS
     steps = [swarm.step() for _ in range(rounds * together)]
     passed = sum(step.seconds for step in steps)
-    return Estimate(
+    return StepEstimate(
         seconds=max(passed / len(steps), busiest_s(machines, lines, routes)),
         between_s=between_s,
         staleness=staleness,

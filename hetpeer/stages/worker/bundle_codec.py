@@ -13,7 +13,7 @@ from hetpeer.stages.block.fingerprint import PLACES, fingerprint, pack
 from hetpeer.stages.ipc import results as r
 from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.ipc.transfer_commands import Decode, Encode, ForgetResiduals, MarkBundle
-from hetpeer.stages.links.codec import Codec, Written, kept_of, length
+from hetpeer.stages.links.codec import Codec, EncodedTensor, kept_of, length
 from hetpeer.stages.links.tensor_codecs import decode, encode
 from hetpeer.stages.worker.executor import Executor
 from hetpeer.stages.worker.tensor_staging import CommandError, Staging
@@ -47,7 +47,7 @@ class Encoder(Executor):
 
     def encode(
         self, codec: Codec, share: float, places: Places, into: Extent, *, squeeze: bool, feedback: str
-    ) -> tuple[tuple[Written, ...], int]:
+    ) -> tuple[tuple[EncodedTensor, ...], int]:
         """Write the bundle's tensors one after the other; returns the head's entries and the bytes used.
 
         With a sparse codec `share` of each tensor's elements are kept, but no zeros. `feedback` names a
@@ -57,7 +57,7 @@ class Encoder(Executor):
         target = self._staging.raw(into)
         residuals = self._residuals.get(feedback, [])
         kept_back: list[Tensor] = []
-        written: list[Written] = []
+        written: list[EncodedTensor] = []
         used = 0
         for number, (dtype, extent) in enumerate(places):
             flat = self._staging.flat(dtype, extent)
@@ -81,7 +81,7 @@ class Encoder(Executor):
             self._residuals[feedback] = kept_back
         return tuple(written), used
 
-    def _left_out(self, codec: Codec, written: Written, data: memoryview, flat: Tensor) -> Tensor:
+    def _left_out(self, codec: Codec, written: EncodedTensor, data: memoryview, flat: Tensor) -> Tensor:
         if not flat.is_floating_point():
             return torch.empty(0)
         sent = torch.empty_like(flat, device="cpu")
@@ -100,7 +100,7 @@ class Decoder(Executor):
         self.decode(Codec.of(command.codec), command.written, command.data, command.tensors)
         return r.Done()
 
-    def decode(self, codec: Codec, written: Sequence[Written], data: Extent, places: Places) -> None:
+    def decode(self, codec: Codec, written: Sequence[EncodedTensor], data: Extent, places: Places) -> None:
         """Fill the bundle's tensors from bytes that `encode` wrote. Raises ProtocolError or CommandError for
         others.
         """

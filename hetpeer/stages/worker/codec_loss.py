@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.stages.block.exact_numerics import is_finite
-from hetpeer.stages.links.codec import Codec, Written, value_bytes
+from hetpeer.stages.links.codec import Codec, EncodedTensor, value_bytes
 from hetpeer.stages.links.tensor_codecs import decode, encode
 
 
@@ -30,7 +30,7 @@ class _Loss:
     """The plan of `pending`."""
 
 
-class Losses:
+class CodecLosses:
     """Rounding errors of one block: GRADIENTS and PARAMETERS, of parts and of sums.
 
     Vectors have `count` elements; all vectors of one name are on one device.
@@ -72,7 +72,7 @@ class Losses:
         except LocalError:
             return None
         read = torch.empty(len(piece))
-        decode(codec, Written(len(piece)), data, read)
+        decode(codec, EncodedTensor(len(piece)), data, read)
         if name:
             if loss.pending is None or loss.plan != plan:
                 loss.pending, loss.plan = piece.new_zeros(self._count), plan

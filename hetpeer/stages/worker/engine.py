@@ -28,7 +28,7 @@ from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.links.codec import Codec
 from hetpeer.stages.worker.executor import Executor
 from hetpeer.stages.worker.held_block import HeldBlock, dump_bytes
-from hetpeer.stages.worker.microbatch_tasks import Tasks
+from hetpeer.stages.worker.microbatch_tasks import MicrobatchTasks
 from hetpeer.stages.worker.rehearsal import rehearse
 from hetpeer.stages.worker.tensor_staging import CommandError, Staging, refuse_not_finite
 from hetpeer.stages.worker.vector_sums import VectorSums, mark
@@ -56,7 +56,7 @@ class Engine(Executor):
         self._make = make
         self._prepared: dict[int, _Prepared] = {}
         self._blocks: dict[int, HeldBlock] = {}
-        self._tasks = Tasks(self._staging, self._held)
+        self._tasks = MicrobatchTasks(self._staging, self._held)
         sums = VectorSums(self._staging, self._round)
         super().__init__(
             {

@@ -21,9 +21,9 @@ from hetpeer.stages.block.running_statistics import RunningStatistics
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.graph.own_operators import Pass
 from hetpeer.stages.ipc.vector_commands import PARAMETERS, Apply
-from hetpeer.stages.worker.codec_loss import Losses
+from hetpeer.stages.worker.codec_loss import CodecLosses
 from hetpeer.stages.worker.tensor_staging import CommandError
-from hetpeer.stages.worker.weight_versions import Versions, Weights
+from hetpeer.stages.worker.weight_versions import Weights, WeightVersions
 
 
 class HeldBlock:
@@ -41,7 +41,7 @@ class HeldBlock:
         self._averages = state.averages
         self._rules = rules
         vector = torch.from_numpy(state.parameters).to(device)
-        self._versions = Versions(state.version, Weights.first(spec, vector, buffers, device))
+        self._versions = WeightVersions(state.version, Weights.first(spec, vector, buffers, device))
         self._optimizer = {
             name: torch.from_numpy(state.optimizer[name]).to(device)
             if name in state.optimizer
@@ -55,7 +55,7 @@ class HeldBlock:
         """Step → slot → its sum."""
         self._copy: tuple[int, torch.Tensor] | None = None
         """Version and vector when a delayed averaging began."""
-        self.losses = Losses(spec.vector_count)
+        self.losses = CodecLosses(spec.vector_count)
 
     @property
     def version(self) -> int:

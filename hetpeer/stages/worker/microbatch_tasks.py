@@ -35,7 +35,7 @@ class _Task:
     sparse: bool
 
 
-class Tasks:
+class MicrobatchTasks:
     """Microbatches between forward and backward. `held` returns a loaded block, or raises CommandError."""
 
     def __init__(self, staging: Staging, held: Callable[[int], HeldBlock]) -> None:

@@ -44,7 +44,7 @@ class Weights:
         return Weights(self.vector.clone(), self.block)
 
 
-class Versions:
+class WeightVersions:
     """The versions of one block in use, from `version` on."""
 
     def __init__(self, version: int, weights: Weights) -> None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.member.member import Effect, Member
-from hetpeer.dht.streams.flow_control import Pool, Queue
-from hetpeer.dht.streams.grants import GrantBudget, Grants, Holding
+from hetpeer.dht.streams.flow_control import GrantQueue, Pool
+from hetpeer.dht.streams.grants import GrantBudget, HeldBytes, LinkGrants
 from hetpeer.peer.transport.link_pressure import ACTIVATIONS, Pressure
 from hetpeer.stages.pipeline.effects import Handle
 
@@ -42,7 +42,7 @@ class SimLink:
     def __init__(self, sender: SimVolunteer, receiver: SimVolunteer, frames: int) -> None:
         self._sender, self._receiver = sender, receiver
         self._processes = sender.process, receiver.process
-        self._queue: Queue[SimFrame] = Queue()
+        self._queue: GrantQueue[SimFrame] = GrantQueue()
         self._pressure = Pressure()
         self._spent: dict[Pool, int] = {}
         sizes = receiver.swarm.shape.sizes
@@ -51,7 +51,7 @@ class SimLink:
             GrantBudget(max(sizes.values()), 2 * sum(sizes.values())),
             GrantBudget(1, frames),
         )
-        self._grants = Grants(budgets, ACTIVATIONS + len(sizes), Holding(), self._announce)
+        self._grants = LinkGrants(budgets, ACTIVATIONS + len(sizes), HeldBytes(), self._announce)
         self._lane = self._grants.lane()
         self._announcing = False
         self._announce()

@@ -13,7 +13,7 @@ import numpy as np
 
 from hetpeer.stages.planning.grids.bottleneck_matching import Ints
 from hetpeer.stages.planning.grids.grid_costs import Prices
-from hetpeer.stages.planning.grids.population import AT_ONCE, Population
+from hetpeer.stages.planning.grids.population import AT_ONCE, GridPopulation
 
 PROPOSED = 256
 """Swaps of all grids in one step."""
@@ -46,7 +46,7 @@ def anneal(
 
     `hot`: the first temperature, as a fraction of the cost.
     """
-    population = Population(prices, members, on)
+    population = GridPopulation(prices, members, on)
     best, found = best_of(population)
     halvings, evaluations = len(members).bit_length(), 0
     for step in range(steps):
@@ -63,10 +63,10 @@ def anneal(
             best, found = cost, groups
         if len(population) > 1 and step * halvings // steps < (step + 1) * halvings // steps:
             population.keep(np.argsort(population.costs)[: len(population) // 2])
-    return Annealed(*best_of(Population(prices, found[None])), evaluations)
+    return Annealed(*best_of(GridPopulation(prices, found[None])), evaluations)
 
 
-def best_of(population: Population) -> tuple[float, Ints]:
+def best_of(population: GridPopulation) -> tuple[float, Ints]:
     """(cost, groups (K, R)) of its cheapest grid."""
     costs = population.costs
     place = int(costs.argmin())

@@ -16,7 +16,7 @@ from hetpeer.stages.planning.grids import group_path
 from hetpeer.stages.planning.grids.anneal import anneal, best_of
 from hetpeer.stages.planning.grids.bottleneck_matching import EXACT, Ints
 from hetpeer.stages.planning.grids.grid_costs import GridCost, Prices, as_it_is, cost_of, lower_bound
-from hetpeer.stages.planning.grids.population import Population
+from hetpeer.stages.planning.grids.population import GridPopulation
 from hetpeer.stages.planning.grids.search_seeds import beginnings
 from hetpeer.stages.planning.grids.wide_search import widely
 
@@ -49,7 +49,7 @@ def search(prices: Prices, stages: int, replicas: int, seed: int, on: Callable[[
     if stages > group_path.EXACT:  # ordering each takes long, and no more than these go on
         costs = [as_it_is(prices, grid.T) for grid in members]
         members = members[np.argsort(costs, kind="stable")[: WIDTH // 2]]
-    population = Population(prices, members, on)
+    population = GridPopulation(prices, members, on)
     sorted_members = population.members[np.argsort(population.costs, kind="stable")]
     best, found = best_of(population)
     evaluations, round_ = len(population), 0

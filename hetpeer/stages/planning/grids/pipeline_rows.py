@@ -33,7 +33,7 @@ class _Swaps(NamedTuple):
         return _Swaps(self.ours[:, which], self.theirs[:, which])
 
 
-class Rows:
+class PipelineRows:
     """`grid` (R, K): pipeline by pipeline, stage by stage; R ≥ 3, K ≥ 2."""
 
     def __init__(self, prices: Prices, grid: Ints) -> None:

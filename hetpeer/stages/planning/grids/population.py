@@ -44,7 +44,7 @@ class Swaps(NamedTuple):
         return Swaps(grid[which], one[which], other[which], here[which], there[which], limit[which])
 
 
-class Population:
+class GridPopulation:
     """Grids `members` (C, K, R): the devices of each group of each grid; K ≥ 2, R ≤ EXACT.
 
     Groups are named by their places in the order.

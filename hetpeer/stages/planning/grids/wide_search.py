@@ -14,7 +14,7 @@ import numpy as np
 from hetpeer.stages.planning.grids import group_path
 from hetpeer.stages.planning.grids.bottleneck_matching import Ints
 from hetpeer.stages.planning.grids.grid_costs import GridCost, Prices, as_it_is, cost_of
-from hetpeer.stages.planning.grids.pipeline_rows import Rows
+from hetpeer.stages.planning.grids.pipeline_rows import PipelineRows
 
 PROPOSED = 512
 """Swaps in one step."""
@@ -37,7 +37,7 @@ def widely(
 ) -> tuple[GridCost, int]:
     """(best grid from the beginnings `grids` (C, K, R) while `on` is true, number of swaps evaluated)."""
     begun = cost_of(prices, min(grids, key=lambda grid: as_it_is(prices, grid.T)))
-    rows = Rows(prices, np.array(begun.grid))
+    rows = PipelineRows(prices, np.array(begun.grid))
     best, cost, evaluations, round_ = rows.grid.copy(), rows.cost, 0, 0
     while on() and cost > bound:
         steps, hot = STEPS << round_ // len(HOT), HOT[round_ % len(HOT)]

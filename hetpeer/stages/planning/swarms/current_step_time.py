@@ -23,12 +23,12 @@ INSTANT_S = 1e-12
 """Least seconds of anything."""
 
 Range = tuple[int, int]
-Seat = tuple[int | None, Range]
+PipelinePlace = tuple[int | None, Range]
 """A device, or None for an open place, and its blocks."""
 Bools = NDArray[np.bool_]
 
 
-def as_routed(devices: Devices, lines: Sequence[Sequence[Seat]], measured: Bools) -> Devices:
+def as_routed(devices: Devices, lines: Sequence[Sequence[PipelinePlace]], measured: Bools) -> Devices:
     """The devices as routes see them.
 
     Between two devices that are not neighbours in one of the pipelines `lines`, a link that was not

@@ -13,20 +13,20 @@ from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts
 from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
 from hetpeer.stages.planning.swarms.swarm_plan import SwarmPlan, planned
 
-Lines = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+OrdersAndCuts = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
 """For each pipeline its devices in order, and where the blocks are cut."""
 
 NOTICED = 1e-9
 """Improvements below this fraction of a step do not count."""
 
 
-class Borders:
+class CutRefinement:
     """Plans of `devices` for `work` with given borders. `pipelines` is their cache of cuts."""
 
     def __init__(self, devices: Devices, work: StepDemand, pipelines: PipelineCuts) -> None:
         self._devices, self._work, self._pipelines = devices, work, pipelines
 
-    def plan(self, lines: Lines) -> SwarmPlan | None:
+    def plan(self, lines: OrdersAndCuts) -> SwarmPlan | None:
         """The plan with these cuts; None if memory or links do not allow them."""
         made = []
         for order, cuts in lines:
@@ -66,7 +66,7 @@ class Borders:
                     break
         return plan
 
-    def _moved(self, lines: Lines) -> Iterator[Lines]:
+    def _moved(self, lines: OrdersAndCuts) -> Iterator[OrdersAndCuts]:
         """All variants that differ in one border."""
         alike: dict[int, list[int]] = defaultdict(list)
         for number, (order, _) in enumerate(lines):

@@ -21,13 +21,13 @@ from itertools import islice, pairwise, product
 
 import numpy as np
 
-from hetpeer.stages.planning.swarms.current_step_time import Bools, Range, Seat, as_it_is, as_routed
+from hetpeer.stages.planning.swarms.current_step_time import Bools, PipelinePlace, Range, as_it_is, as_routed
 from hetpeer.stages.planning.swarms.pipeline_cuts import REMEMBERED, PipelineCuts
 from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
 from hetpeer.stages.planning.swarms.plan_search import PlanSearch
 from hetpeer.stages.planning.swarms.swarm_plan import SwarmPlan, planned
 
-Line = tuple[tuple[int, ...], tuple[int, ...]]
+OrderAndCuts = tuple[tuple[int, ...], tuple[int, ...]]
 """A pipeline: its devices in order, and where the blocks are cut."""
 
 WORTH = 0.1
@@ -53,7 +53,7 @@ class PlanChange:
     """Blocks that have to be fetched. 0: other pipelines of the same holders."""
 
 
-class Living:
+class IncrementalPlanner:
     """Changes to a swarm of `devices`, where device d holds the blocks `held[d]` ((0, 0): none).
 
     `lines`: the places of each present pipeline. `measured`: (N, N), links with a measured rate (None: all).
@@ -68,7 +68,7 @@ class Living:
         devices: Devices,
         work: StepDemand,
         held: Sequence[Range],
-        lines: Sequence[Sequence[Seat]],
+        lines: Sequence[Sequence[PipelinePlace]],
         *,
         steps: int,
         seed: int,
@@ -93,7 +93,7 @@ class Living:
 
     def run(self, on: Callable[[], bool]) -> PlanChange | None:
         """The best change found while `on` is true; None if everything should stay as it is."""
-        begun: list[list[Line]] = []
+        begun: list[list[OrderAndCuts]] = []
         for most in self._limits():
             self._most = most
             begun = [lines for lines in self._beginnings(on) if self._price(lines) < math.inf]
@@ -119,7 +119,7 @@ class Living:
         moved, moving_s = self._moving(dict(enumerate(places)))
         return replace(change, moved=moved, moving_s=moving_s)
 
-    def change(self, lines: Sequence[Line]) -> PlanChange | None:
+    def change(self, lines: Sequence[OrderAndCuts]) -> PlanChange | None:
         """The change to these pipelines, with price 0 if all exist; None if memory or links do
         not allow one.
         """
@@ -164,7 +164,7 @@ class Living:
         fetched = max((arriving / uplink).max(), arriving.sum() / uplink.max())
         return moved, float(SETTLE_S + stored + fetched)
 
-    def _price(self, lines: Sequence[Line]) -> float:
+    def _price(self, lines: Sequence[OrderAndCuts]) -> float:
         change = self.change(lines)
         if change is None or change.moved > self._most:
             return math.inf
@@ -190,7 +190,7 @@ class Living:
 
     # ── beginnings ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def _beginnings(self, on: Callable[[], bool]) -> Iterator[list[Line]]:
+    def _beginnings(self, on: Callable[[], bool]) -> Iterator[list[OrderAndCuts]]:
         yield from self.mendings()
         left = int(SEARCHED * MOVES)
 
@@ -203,7 +203,7 @@ class Living:
         if found is not None:
             yield [(pipeline.devices, pipeline.cuts) for pipeline in found.best.pipelines]
 
-    def mendings(self) -> Iterator[list[Line]]:
+    def mendings(self) -> Iterator[list[OrderAndCuts]]:
         """The present pipelines with their gaps closed, by dividing among neighbours or by a device without
         pipeline.
 
@@ -219,7 +219,7 @@ class Living:
         for numbers in dict.fromkeys((frozenset(alive), whole | self._lost & alive.keys(), whole)):
             yield from self._mended([alive[number] for number in sorted(numbers)])
 
-    def _mended(self, lines: Sequence[Sequence[Seat]]) -> Iterator[list[Line]]:
+    def _mended(self, lines: Sequence[Sequence[PipelinePlace]]) -> Iterator[list[OrderAndCuts]]:
         """These pipelines with their gaps closed, without those that memory or links do not allow."""
         here = {device for line in lines for device, _ in line}
         spare = [device for device in range(len(self._devices)) if device not in here]
@@ -237,7 +237,7 @@ class Living:
 
     # ── annealing ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def _anneal(self, lines: list[Line], on: Callable[[], bool]) -> list[Line]:
+    def _anneal(self, lines: list[OrderAndCuts], on: Callable[[], bool]) -> list[OrderAndCuts]:
         """The best result of MOVES moves, of which worse ones are accepted more and more rarely
         (Metropolis).
         """
@@ -256,7 +256,7 @@ class Living:
                 best_cost, best = cost, lines
         return best
 
-    def _changed(self, lines: list[Line]) -> list[Line] | None:
+    def _changed(self, lines: list[OrderAndCuts]) -> list[OrderAndCuts] | None:
         """One random move; None if it has no effect."""
         which = int(self._random.integers(len(lines)))
         order, cuts = [*lines[which][0]], [*lines[which][1]]
@@ -285,7 +285,9 @@ class Living:
             return None
         return [*lines[:which], (tuple(order), tuple(cuts)), *lines[which + 1 :]]
 
-    def _swapped(self, lines: list[Line], which: int, place: int, spare: list[int]) -> list[Line] | None:
+    def _swapped(
+        self, lines: list[OrderAndCuts], which: int, place: int, spare: list[int]
+    ) -> list[OrderAndCuts] | None:
         """The device at a place changes with another one, of a pipeline or unused."""
         one = lines[which][0][place]
         others = [device for order, _ in lines for device in order if device != one] + spare
@@ -296,7 +298,7 @@ class Living:
         return [(tuple(change.get(device, device) for device in order), cuts) for order, cuts in lines]
 
 
-def _closed(line: Sequence[Seat], spare: Sequence[int]) -> Iterator[Line]:
+def _closed(line: Sequence[PipelinePlace], spare: Sequence[int]) -> Iterator[OrderAndCuts]:
     """All ways to close the gaps of `line`."""
     gap = next((place for place, (device, _) in enumerate(line) if device is None), None)
     if gap is None:

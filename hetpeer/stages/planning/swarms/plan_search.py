@@ -19,7 +19,7 @@ from itertools import pairwise
 import numpy as np
 
 from hetpeer.stages.planning import device_clusters
-from hetpeer.stages.planning.swarms.cut_refinement import Borders
+from hetpeer.stages.planning.swarms.cut_refinement import CutRefinement
 from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts, PlannedPipeline, roomiest_last
 from hetpeer.stages.planning.swarms.plan_inputs import Devices, Floats, StepDemand
 from hetpeer.stages.planning.swarms.swarm_plan import SwarmPlan, planned
@@ -66,7 +66,7 @@ class PlanSearch:
         self._devices, self._work = devices, work
         self._random = np.random.default_rng(seed)
         self._pipelines = PipelineCuts(devices, work)
-        self._borders = Borders(devices, work, self._pipelines)
+        self._borders = CutRefinement(devices, work, self._pipelines)
         self.evaluations = 0
 
     def run(self, on: Callable[[], bool]) -> PlanSearchResult | None:
