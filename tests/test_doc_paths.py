@@ -65,3 +65,10 @@ def test_links_lead_somewhere(page: str) -> None:
         if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
             broken.append(link)
     assert broken == []
+
+
+def test_the_architecture_page_has_every_room() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    rooms = [path.parent for path in PRODUCT.glob("*/*/__init__.py")]
+    assert rooms
+    assert [str(room.relative_to(PRODUCT)) for room in rooms if f"`{room.name}/`" not in text] == []
