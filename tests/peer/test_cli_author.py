@@ -116,14 +116,14 @@ def test_steps_overlap_once_the_rate_has_risen_unless_said_otherwise(
 
 
 def test_options_of_a_grouped_run_are_not_ignored_in_an_exact_one(tmp_path: Path) -> None:
-    with pytest.raises(LocalError, match="not of an exact run") as caught:
+    with pytest.raises(LocalError, match="no effect in an exact run") as caught:
         run_command("init", tmp_path / "run", "--model", "m.py:f", "--interval", 5)
     assert caught.value.code == "HP-RUN-001"
 
 
 def test_a_grouped_run_promises_no_spot_checks(tmp_path: Path) -> None:
     options = ("--mode", "grouped", "--spot-checks", 0.05)
-    with pytest.raises(LocalError, match="--spot-checks is not of a grouped run") as caught:
+    with pytest.raises(LocalError, match="a grouped run cannot have --spot-checks") as caught:
         run_command("init", tmp_path / "run", "--model", "m.py:f", *options)
     assert caught.value.code == "HP-RUN-001"
     assert not (tmp_path / "run").exists()

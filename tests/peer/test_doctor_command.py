@@ -160,7 +160,7 @@ async def test_those_of_a_volunteer_that_runs_count(tmp_path: Path) -> None:
     assert "limits.up 9mbit (the command line)" in outcome(lambda: owner_checks.settings(found))[1]
     assert outcome(lambda: owner_checks.port(found)) == (
         Grade.OK,
-        "the volunteer that runs here listens at /ip4/127.0.0.1/tcp/4711/p2p/Qm",
+        "the running volunteer listens at /ip4/127.0.0.1/tcp/4711/p2p/Qm",
     )
     assert found.port == 0, "another node cannot listen there"
 
@@ -171,7 +171,7 @@ def test_a_port_that_is_taken_and_one_that_is_free(tmp_path: Path) -> None:
         (tmp_path / "config.toml").write_text(f"[network]\nport = {number}\n")
         assert outcome(lambda: owner_checks.port(Owner.of(tmp_path))) == (Grade.FAIL, "HP-NET-001")
     grade, said = outcome(lambda: owner_checks.port(Owner.of(tmp_path)))
-    assert (grade, said) == (Grade.OK, f"network.port {number}: free, and can be listened at")
+    assert (grade, said) == (Grade.OK, f"network.port {number}: free")
 
 
 def test_looking_at_a_home_changes_nothing_in_it(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_looking_at_a_home_changes_nothing_in_it(tmp_path: Path) -> None:
     assert outcome(lambda: local_checks.folder(home))[0] in (Grade.OK, Grade.WARN)
     assert outcome(lambda: local_checks.identity(home)) == (
         Grade.OK,
-        "none yet: it is made at the first join",
+        "none yet; hetpeer join makes one",
     )
     assert outcome(lambda: local_checks.daemon(home)) == (Grade.OK, "no volunteer runs from this home")
     assert [*tmp_path.iterdir()] == []
@@ -205,10 +205,10 @@ def test_a_sandbox_without_shared_memory() -> None:
     code = """
 import resource
 from hetpeer.dht.base.errors import LocalError
-from hetpeer.peer.checkup import here
+from hetpeer.peer.checkup import local_checks
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))  # the kernel counts such memory as a file
 try:
-    here.shared_memory()
+    local_checks.shared_memory()
 except LocalError as error:
     print(error)
 """
@@ -238,7 +238,7 @@ def test_the_command_on_this_machine(tmp_path: Path) -> None:
     assert findings["peers"]["grade"] == "skip"
     assert "FLOP/s" in findings["device"]["what"] or findings["device"]["code"] == "HP-GPU-004"
     assert done.returncode == 0
-    assert done.stderr.startswith(f"{tmp_path}/bundle.zip: addresses and names are taken out")
+    assert done.stderr.startswith(f"{tmp_path}/bundle.zip: addresses and names are removed")
     assert not (tmp_path / "home").exists()
 
 
@@ -263,7 +263,7 @@ async def test_a_peer_that_answers_and_dials_back(tmp_path: Path) -> None:
     async with ChildPeer(tmp_path / "child") as child:
         goal = Destination((parse_address(child.report["addresses"][0]),))
         found = {finding.check: finding async for finding in network_checks.meet(goal, "0.0.0.0", 0)}
-    assert found["peers"].text.startswith("it answers; the clock here is ")
+    assert found["peers"].text.startswith("it answers; the clocks differ by ")
     assert found["reach"].text.startswith("others reach this machine at 127.0.0.1, from its own network")
     assert found["run"].grade is Grade.WARN  # as of a rendezvous
     assert found["run"].error is not None

@@ -193,7 +193,7 @@ async def test_a_home_that_takes_no_file_ends_nothing(
     async with rig(home) as made:
         made.throttle.up.passed(7)
         home.rmdir()
-    assert "not written down" in caplog.text
+    assert "could not be saved" in caplog.text
 
 
 async def test_a_sensor_that_hangs_leaves_the_others_in_force(
@@ -235,11 +235,11 @@ def test_a_sensor_that_hangs_keeps_no_process(tmp_path: Path) -> None:
     code = f"""
 import asyncio, threading
 from pathlib import Path
-from hetpeer.peer.daemon import lookout
+from hetpeer.peer.limits import sensor_poll
 from tests.peer.test_limits_in_force import Given, rig
 
 async def main():
-    lookout.PATIENCE_S = 0.05
+    sensor_poll.PATIENCE_S = 0.05
     Given.read = lambda *_: threading.Event().wait()
     async with rig(Path({str(tmp_path)!r})) as made:
         print(made.daemon.wish.value)

@@ -164,5 +164,5 @@ def test_a_setting_that_the_environment_names_too_says_so(
     monkeypatch.setenv("HETPEER_LIMITS_UP", "2mbit")
     words = ["config", "set", "--home", str(tmp_path)]
     done = CliRunner().invoke(app, [*words, "limits.up", "5mbit"])
-    assert "the environment's HETPEER_LIMITS_UP says otherwise" in done.stderr
+    assert "the environment's HETPEER_LIMITS_UP overrides it" in done.stderr
     assert CliRunner().invoke(app, [*words, "limits.down", "5mbit"]).stderr == ""

@@ -130,7 +130,7 @@ def test_a_front_passes_on_what_two_do_not_send_each_other(tmp_path, capsys):
     pairs = {(one["from"], one["to"]) for one in json.loads(capsys.readouterr().out)["fronts"]}
     assert pairs == {("attic", "office"), ("office", "attic")}
     plan_swarm(asked(path), as_json=False)
-    assert "fast passes on what goes from" in capsys.readouterr().out
+    assert "fast relays from" in capsys.readouterr().out
 
 
 def test_where_only_pairs_are_known_they_alone_are_limits(tmp_path):
@@ -167,7 +167,7 @@ def test_what_does_not_fit_is_told_with_what_is_missing(tmp_path):
 
 
 def test_one_thing_is_asked_at_a_time(tmp_path):
-    with pytest.raises(typer.BadParameter, match="not both"):
+    with pytest.raises(typer.BadParameter, match="either --devices or --matrices"):
         plan(devices=tmp_path / "a", matrices=tmp_path / "b")
     with pytest.raises(typer.BadParameter, match="--svg draws"):
         plan(svg=tmp_path / "a")
@@ -228,7 +228,7 @@ def test_a_grid_of_another_size_is_refused(tmp_path):
     with pytest.raises(LocalError) as refused:
         plan_grid(question, as_json=True)
     assert refused.value.line().startswith(
-        "HP-PLAN-003: 2 devices are no grid of 3 stages and 1 pipelines; why: "
+        "HP-PLAN-003: 2 devices do not fill a grid of 3 stages and 1 pipelines; why: "
     )
 
 

@@ -112,7 +112,7 @@ def test_a_reliable_peer_installed_looked_at_and_uninstalled(
     done = CliRunner().invoke(commands, ["install", *options])
     assert done.exit_code == 0, done.output
     unit = systemd_units.serving(run)
-    assert f"how it is: hetpeer status --home {run}\n" in done.output
+    assert f"to see its state: hetpeer status --home {run}\n" in done.output
     text = systemd_units.unit_path(unit).read_text()
     assert f'"bootstrap" "--home" "{home}" "{run}" "--port" "4001" "--stand-in"\n' in text
     assert told.read_text().splitlines()[2:] == [
@@ -136,7 +136,7 @@ def test_a_rendezvous_installed(told: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(commands, ["install", "bootstrap", "--home", str(tmp_path / "home")])
     assert done.exit_code == 0, done.output
     folder = tmp_path / "home" / "rendezvous"
-    assert f"how it is: hetpeer status --home {folder}\n" in done.output
+    assert f"to see its state: hetpeer status --home {folder}\n" in done.output
     text = systemd_units.unit_path(systemd_units.serving(folder)).read_text()
     assert f'"bootstrap" "--home" "{tmp_path}/home"\n' in text
     assert told.exists()
@@ -173,7 +173,7 @@ def test_what_this_shell_sets_is_not_in_force_there(
     monkeypatch.setenv("HETPEER_LIMITS_UP", "5mbit")
     done = CliRunner().invoke(commands, ["install", "--home", str(tmp_path / "home"), "--bootstrap", ADDRESS])
     assert done.exit_code == 0, done.output
-    assert "HETPEER_LIMITS_UP is of this shell and not of the service" in done.output
+    assert "HETPEER_LIMITS_UP is set in this shell only" in done.output
     assert told.exists()
 
 

@@ -55,7 +55,7 @@ def test_what_is_shown() -> None:
     assert shown["processor"] == "50% of all cores busy; hetpeer uses 1.2 cores"
     assert shown["memory"] == "3 GiB of 8 GiB used; hetpeer uses 1 GiB"
     assert shown["disk"] == "5 GiB free"
-    assert shown["gpu"] == "Card 0  87% busy, 3 GiB of 12 GiB used by all"
+    assert shown["gpu"] == "Card 0  87% busy, 3 GiB of 12 GiB used by all programs"
 
 
 def test_what_is_not_known_is_left_out() -> None:

@@ -74,7 +74,7 @@ def test_lines_while_a_state_comes_and_when_it_does_not(capsys: pytest.CaptureFi
     assert said[:2] == ["getting blocks 1-2 ready", "waiting for the state of blocks 1-2"]
     assert len(fetching) == (30 / 2 + STALLED_S) // EVERY_S
     assert fetching[0].startswith("fetching the state of blocks 1-2: ")
-    assert fetching[-1].endswith("30 MiB received, of 96 B at most and the first data")
+    assert fetching[-1].endswith("30 MiB received, of at most 96 B and the first data")
     assert said[-1] == "waiting for the state of blocks 1-2"
 
 

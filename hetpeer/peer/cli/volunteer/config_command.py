@@ -70,7 +70,7 @@ def change(
     except LocalError as error:
         if error.code != "HP-CTL-001":
             raise
-        since = f"; no volunteer is running from {here}"
+        since = f"; no volunteer runs from {here}"
     write(path, key, value)
     typer.echo(f"{path}: {key} is {value}{since}")
     now = effective(here, {})
