@@ -4,7 +4,7 @@ PYTHON ?=
 BIN := .venv/bin
 PY := $(BIN)/python
 
-.PHONY: setup lint format test proof-tests fuzz audit-deps browser screenshots grid demo proof proof-3 proof-4 proof-5 proof-6 proof-7 proof-8 proof-9 proof-10 proof-churn proof-async proof-averaging chaos hostile gpu clean
+.PHONY: setup lint format quick test proof-tests fuzz audit-deps browser screenshots grid demo proof proof-3 proof-4 proof-5 proof-6 proof-7 proof-8 proof-9 proof-10 proof-churn proof-async proof-averaging chaos hostile gpu clean
 
 setup:
 	@sh scripts/setup.sh $(PYTHON)
@@ -18,6 +18,11 @@ lint: setup
 format: setup
 	$(BIN)/ruff check --fix-only -q .
 	$(BIN)/ruff format -q .
+
+# Within a minute: the linters, the quick tests of what has changed, twenty simulated histories.
+quick: export PYTHONDONTWRITEBYTECODE =
+quick: setup
+	$(PY) -m tests.quick
 
 # Dozens of processes start from the same sources: compile them once even where the environment says otherwise.
 test: export PYTHONDONTWRITEBYTECODE =
