@@ -1,8 +1,8 @@
 """`make quick`: within a minute, what a change most likely breaks. `make test` is what counts.
 
 1. ruff on all files, and mypy if its cache is warm;
-2. the quick tests of the rooms that have changed since the common ancestor with `main`, or of all protocol cores where
-   git cannot tell;
+2. the quick tests of the rooms that have changed since the common ancestor with `main`; of all protocol cores where
+   nothing has changed or git cannot tell;
 3. twenty simulated histories.
 
 The tests of room `hetpeer/<package>/<room>` are the files of `tests/<package>/` that import it. A test file is quick if
@@ -36,13 +36,11 @@ NOT_QUICK = "not swarm and not grid and not proof and not alone"
 
 
 def changed() -> list[str]:
-    """Paths that differ from the common ancestor with `main`, committed or not; all cores where git cannot tell."""
+    """Paths that differ from the common ancestor with `main`, committed or not; all cores where there are none."""
     since = _git("merge-base", "HEAD", "main") or _git("rev-parse", "HEAD")
-    if not since:
-        return cores()
-    differ = _git("diff", "--name-only", "--no-renames", since[0])
+    differ = _git("diff", "--name-only", "--no-renames", since[0]) if since else []
     new = _git("ls-files", "--others", "--exclude-standard")
-    return sorted({*differ, *new})
+    return sorted({*differ, *new}) or cores()
 
 
 def cores() -> list[str]:
