@@ -68,13 +68,13 @@ class Reconfiguration:
         self._checkpoint = checkpoint
 
     @property
-    def _council(self) -> MembershipConfig:
-        return self._replica.council
+    def _membership_config(self) -> MembershipConfig:
+        return self._replica.membership_config
 
     @property
     def _recorded(self) -> bool:
         """Whether the latest amendment is decided, so that it survives this peer."""
-        return bytes.fromhex(self._replica.history.amendment) == self._council.data
+        return bytes.fromhex(self._replica.history.amendment) == self._membership_config.data
 
     async def run(self) -> None:
         """Run until cancelled. Raises `LocalError` HP-RUN-014 once this peer is no longer named,
@@ -94,32 +94,36 @@ class Reconfiguration:
 
     def _look(self) -> None:
         """Read the newest amendment from the log and from the file that `hetpeer amend` writes."""
-        council = self._council
+        membership_config = self._membership_config
         if recorded := self._replica.history.amendment:
-            council.learn(bytes.fromhex(recorded), instead=True)
+            membership_config.learn(bytes.fromhex(recorded), instead=True)
         try:
-            council.look()
+            membership_config.look()
         except LocalError as error:
             _log.warning("%s", error)
 
     @property
     def _pressing(self) -> bool:
         """Whether others should learn what we know, or we should learn what became of us."""
-        return not self._recorded or self._node.peer_id not in self._council.peers
+        return not self._recorded or self._node.peer_id not in self._membership_config.peers
 
     async def _lead(self) -> None:
         if self._recorded:
             await self._shape()
             return
-        record = {"kind": "amendment", "sequence": self._council.sequence, "data": self._council.data.hex()}
+        record = {
+            "kind": "amendment",
+            "sequence": self._membership_config.sequence,
+            "data": self._membership_config.data.hex(),
+        }
         try:
             await self._replica.record(record)
         except DeposedError:
-            _log.info("amendment %d is left to the next leader", self._council.sequence)
+            _log.info("amendment %d is left to the next leader", self._membership_config.sequence)
 
     async def _shape(self) -> None:
         """Take one step towards the named members: new ones come in first, then others go."""
-        members, named = self._replica.members, self._council.peers
+        members, named = self._replica.members, self._membership_config.peers
         new = [peer for peer in named if peer not in members]
         if new:
             self._replica.shape((*members, *new))
@@ -135,22 +139,26 @@ class Reconfiguration:
         for peer in named:
             if peer != self._node.peer_id:
                 try:
-                    have += (await offer(self._node, peer, self._council.data)).checkpoint >= newest
+                    have += (await offer(self._node, peer, self._membership_config.data)).checkpoint >= newest
                 except RemoteError as error:
                     _log.debug("%s does not say what it has: %s", peer, error)
         return 2 * have > len(named)
 
     async def _ask_the_others(self) -> None:
-        council, us = self._council, self._node.peer_id
+        membership_config, us = self._membership_config, self._node.peer_id
         for peer in sorted(self._replica.company()):
             try:
-                told = await offer(self._node, peer, council.data)
+                told = await offer(self._node, peer, membership_config.data)
                 if told.in_effect and told.data:
-                    council.hear(told.data, peer, instead=True)
+                    membership_config.hear(told.data, peer, instead=True)
             except RemoteError as error:
-                _log.debug("%s was not told of amendment %d: %s", peer, council.sequence, error)
+                _log.debug("%s was not told of amendment %d: %s", peer, membership_config.sequence, error)
                 continue
-            if told.in_effect and told.sequence >= council.sequence and us not in council.peers:
+            if (
+                told.in_effect
+                and told.sequence >= membership_config.sequence
+                and us not in membership_config.peers
+            ):
                 raise LocalError(
                     "HP-RUN-014",
                     "this machine is not one of the run's reliable peers any more",
@@ -162,9 +170,13 @@ class Reconfiguration:
     async def _asked(self, stream: Stream) -> None:
         await stream.receive(payload_limit=AMENDMENT.max_bytes, timeout_s=ANSWER_S)
         data = await stream.receive_bytes(AMENDMENT.max_bytes)
-        council = self._council
+        membership_config = self._membership_config
         if data:
-            council.hear(bytes(data), stream.peer_id)
-        in_effect = self._recorded and self._replica.settled(council.peers)
-        header = {"sequence": council.sequence, "in_effect": in_effect, "checkpoint": self._checkpoint()}
-        await stream.send(header, council.data, timeout_s=ANSWER_S)
+            membership_config.hear(bytes(data), stream.peer_id)
+        in_effect = self._recorded and self._replica.settled(membership_config.peers)
+        header = {
+            "sequence": membership_config.sequence,
+            "in_effect": in_effect,
+            "checkpoint": self._checkpoint(),
+        }
+        await stream.send(header, membership_config.data, timeout_s=ANSWER_S)

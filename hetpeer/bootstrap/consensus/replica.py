@@ -84,10 +84,10 @@ class Replica:
     """The replica of `run` at `node`; `run()` drives it for as long as the files are open."""
 
     def __init__(
-        self, node: Node, run: RunDirectory, council: MembershipConfig, logs: RunLogs, clock: Clock
+        self, node: Node, run: RunDirectory, membership_config: MembershipConfig, logs: RunLogs, clock: Clock
     ) -> None:
         self._node = node
-        self.council = council
+        self.membership_config = membership_config
         self._journal, self._ledger = journal, ledger = logs.journal, logs.ledger
         self._clock = clock
         self.records = FirstRecords(ledger)
@@ -151,7 +151,7 @@ class Replica:
 
     def company(self) -> set[str]:
         """The other reliable peers: members, future members, and those that were members until just now."""
-        return {*self.members, *self.council.peers} - {self.me}
+        return {*self.members, *self.membership_config.peers} - {self.me}
 
     @property
     def is_leading(self) -> bool:

@@ -5,7 +5,7 @@ event in which state. These methods enter other states:
 
 | method | from | to |
 | --- | --- | --- |
-| `at_barrier` | WAITING, SYNCING | SYNCING: volunteers fetch; TRAINING: a step begins; WAITING: none can begin |
+| `at_barrier` | WAITING, SYNCING | SYNCING: volunteers fetch; TRAINING: a step begins; WAITING: none can |
 | `follow` | TRAINING, REDUCING | REDUCING: a plan is out; TRAINING: ids are done again; WAITING: committed |
 | `go_back` | any but FINISHED | WAITING, or SYNCING while holders report the state that they kept |
 | `_end` | any | FINISHED: complete, or it cannot go on |

@@ -1,7 +1,8 @@
 """Rebalancing: a planner proposes another division of the blocks while the run goes on.
 
 Pure. Volunteers that get other blocks lose their state. So they are moved only while the current version lies
-complete in the checkpoint store, where everybody can fetch it (docs/planning.md, "Replanning a running swarm").
+complete in the checkpoint store, where everybody can fetch it (docs/planning.md, "Replanning a running
+swarm").
 """
 
 from __future__ import annotations
@@ -34,8 +35,12 @@ class Arrangement:
     def fault(self, blocks: int) -> str | None:
         """Why it does not fit a model of this many blocks; None if it does."""
         for cluster, layout in enumerate(self.layouts):
-            borders = [0, *(end for _, end in layout)]
-            if list(layout) != list(pairwise(borders)) or borders[-1] != blocks or not _rises(borders):
+            boundaries = [0, *(end for _, end in layout)]
+            if (
+                list(layout) != list(pairwise(boundaries))
+                or boundaries[-1] != blocks
+                or not _rises(boundaries)
+            ):
                 return f"cluster {cluster} does not cut {blocks} blocks"
         taken = list(self.seats.values())
         if len(set(taken)) < len(taken):
@@ -46,8 +51,8 @@ class Arrangement:
         return None
 
 
-def _rises(borders: Sequence[int]) -> bool:
-    return all(one < other for one, other in pairwise(borders))
+def _rises(boundaries: Sequence[int]) -> bool:
+    return all(one < other for one, other in pairwise(boundaries))
 
 
 class Rebalancing:

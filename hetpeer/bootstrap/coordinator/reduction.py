@@ -29,7 +29,7 @@ LARGEST_NORM = 1e300
 be added.
 """
 
-Sums = tuple[str, tuple[int, ...]]
+Contribution = tuple[str, tuple[int, ...]]
 """A holder, and the ids whose slots it sends added up."""
 Choice = Callable[[int, Sequence[str], Sequence[str]], tuple[str, ...]]
 """Block, its fit holders, all its holders → those that reduce it."""
@@ -82,14 +82,15 @@ class Reduce:
 
     def make(
         self,
-        sums: Mapping[int, Sequence[Sums]],
+        contributions: Mapping[int, Sequence[Contribution]],
         roster: Mapping[str, Range],
         now: float,
         choose: Choice = anybody,
         *,
         says_length: bool = False,
     ) -> dict[str, tuple[m.Cover, ...]]:
-        """A new plan that adds `sums` (block → holders and ids, in this order) for the holders in `roster`.
+        """A new plan that adds `contributions` (block → holders and ids, in this order) for the holders in
+        `roster`.
 
         Returns peer → its covers. `says_length`: all of them understand `Cover.length`.
         """
@@ -98,9 +99,9 @@ class Reduce:
         self.decision = None
         self.began_at = self._moved_at = now
         self._votes.clear()
-        sizes = {block: self._config.costs[block].elements for block in sums}
+        sizes = {block: self._config.costs[block].elements for block in contributions}
         covers = divided(
-            sums,
+            contributions,
             roster,
             sizes,
             self._config.ties,
@@ -186,7 +187,7 @@ class Reduce:
         """`peer` cannot add what another has sent. True: another plan is needed."""
         return self.under_way and self.complaints.objected(peer, message, self.plan)
 
-    # ── patience ────────────────────────────────────────────────────────────────────────────────────────────
+    # ── timeouts ────────────────────────────────────────────────────────────────────────────────────────────
 
     def moves(self, peer: str, message: m.Reducing, now: float) -> None:
         """Shards of the plan arrive at `peer`: it is slow, not stuck.
@@ -240,7 +241,7 @@ class Reduce:
 
 
 def divided(
-    sums: Mapping[int, Sequence[Sums]],
+    contributions: Mapping[int, Sequence[Contribution]],
     roster: Mapping[str, Range],
     sizes: Mapping[int, int],
     ties: Mapping[int, Sequence[int]],
@@ -250,33 +251,33 @@ def divided(
     *,
     guarded: bool = False,
 ) -> list[m.Cover]:
-    """Covers: who reduces how much of each of `sums` (block → holders and ids, in this order), and who
-    receives it.
+    """Covers: who reduces how much of each of `contributions` (block → holders and ids, in this order), and
+    who receives it.
 
     `sizes`: block → elements. `ties`: block → blocks that share a parameter with it. `uplinks`, `known` and
     `guarded` as in `Reduce`. Where every holder is in dispute with another, all reduce.
     """
-    holders = {b: sorted(p for p, (i, j) in roster.items() if i <= b < j) for b in sums}
-    senders = {b: frozenset(peer for peer, _ in sums[b]) for b in sums}
+    holders = {b: sorted(p for p, (i, j) in roster.items() if i <= b < j) for b in contributions}
+    senders = {b: frozenset(peer for peer, _ in contributions[b]) for b in contributions}
     observers = {
         block: sorted({p for other in ties.get(block, ()) for p in holders[other]} - set(holders[block]))
-        for block in sums
+        for block in contributions
     }
     fit = {
         b: choose(b, reducers(known, tuple(holders[b]), {*senders[b], *observers[b]}), holders[b])
-        for b in sums
+        for b in contributions
     }
-    loads = {b: ReducerLoad(sizes[b], senders[b], tuple(holders[b]), fit[b]) for b in sums}
+    loads = {b: ReducerLoad(sizes[b], senders[b], tuple(holders[b]), fit[b]) for b in contributions}
     shares = divide(loads, uplinks, guarded=guarded)
     return [
         m.Cover(
             block=block,
-            slots=tuple(sums[block]),
+            slots=tuple(contributions[block]),
             reducers=shares[block],
             receivers=tuple(holders[block]),
             observers=tuple(observers[block]),
         )
-        for block in sorted(sums)
+        for block in sorted(contributions)
     ]
 
 

@@ -217,7 +217,7 @@ class Assignments:
             return handed
         slow, cost = {peer: self._slow(peer) for peer in self._roster}, self._costs()
         for microbatch in concerned:
-            before = self.trodden(microbatch, roster)
+            before = self.route_taken(microbatch, roster)
             way = splice(before, roster, cost)
             if met := _meets(way, self._apart):
                 other = _around(roster, 0, self._blocks, cost, self._apart)
@@ -230,7 +230,7 @@ class Assignments:
                 handed.setdefault(way[0].peer, set()).add(microbatch)
         return handed
 
-    def trodden(self, microbatch: int, roster: Roster | None = None) -> Route:
+    def route_taken(self, microbatch: int, roster: Roster | None = None) -> Route:
         """Its route with each hop replaced by the holder in `roster` (default: the step's) that counts it
         there.
 

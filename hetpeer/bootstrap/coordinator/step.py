@@ -71,7 +71,7 @@ class CoordinatedStep:
             context.reputation.apart | members.shunned(),
         )
         self.reduction = StepReduction(
-            context, self.number, self.roster, self.ledger, self._ways.trodden, timeouts, now
+            context, self.number, self.roster, self.ledger, self._ways.route_taken, timeouts, now
         )
         self._failures = FailureReports()
         self._progress = ProgressTimer(now)
@@ -173,14 +173,14 @@ class CoordinatedStep:
         """Check that blocks are in order and ids are of this step: otherwise one report could open thousands
         of ids again.
         """
-        border = 0
+        checked_to = 0
         for part in message.contents:
             ids = self.ledger.ids.intersection(part.ids)
             if len(ids) < len(part.ids):
                 raise ProtocolError(f"a report of ids that are not of step {self.number}", peer=peer)
-            if not border <= part.begin < part.end:
+            if not checked_to <= part.begin < part.end:
                 raise ProtocolError("a report whose blocks are out of order", peer=peer)
-            border = part.end
+            checked_to = part.end
         if not message.losses.keys() <= self.ledger.ids:
             raise ProtocolError(f"losses of ids that are not of step {self.number}", peer=peer)
 
@@ -286,7 +286,7 @@ class CoordinatedStep:
         self.reduction.reduce.void()
         return effects + self.advance(now)
 
-    # ── patience ────────────────────────────────────────────────────────────────────────────────────────────
+    # ── timeouts ────────────────────────────────────────────────────────────────────────────────────────────
 
     def tick(self, now: float) -> list[Effect]:
         """Make a plan anew that times out.

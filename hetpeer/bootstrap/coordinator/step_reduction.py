@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.conduct.outliers import Lengths, lengths
-from hetpeer.bootstrap.coordinator.reduction import Reduce, Sums
+from hetpeer.bootstrap.coordinator.reduction import Contribution, Reduce
 from hetpeer.bootstrap.coordinator.step_ledger import StepLedger
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect, Send
@@ -23,7 +23,7 @@ from hetpeer.stages.pipeline.routes import Route
 class StepReduction:
     """The reduce of step `number`.
 
-    `roster` is the step's own, as it changes; `trodden` gives the route of an id.
+    `roster` is the step's own, as it changes; `route_taken` gives the route of an id.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class StepReduction:
         number: int,
         roster: Mapping[str, Range],
         ledger: StepLedger,
-        trodden: Callable[[int], Route],
+        route_taken: Callable[[int], Route],
         timeouts: AdaptiveTimeouts,
         now: float,
     ) -> None:
@@ -45,7 +45,7 @@ class StepReduction:
             now,
             guarded=config.spot_checks,
         )
-        self.covers: Mapping[int, Sequence[Sums]] = {}
+        self.covers: Mapping[int, Sequence[Contribution]] = {}
         """Block → holders and ids that the latest plan adds."""
         elements = [cost.elements for cost in config.costs]
         self.proofs = StepSumProofs(
@@ -58,7 +58,7 @@ class StepReduction:
             number,
             roster,
             elements,
-            trodden,
+            route_taken,
         )
         self.awaited_at = now
         """When all steps before it were committed: timeouts count from then."""

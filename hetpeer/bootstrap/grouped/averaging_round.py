@@ -102,7 +102,7 @@ class AveragingRound:
         return ((peer, self._copies[c]) for c, roster in self._rosters.items() for peer in sorted(roster))
 
     def _plan(self, now: float) -> list[Effect]:
-        covers = self.reduce.make(self._sums(), self.roster(), now, says_length=self._says_length)
+        covers = self.reduce.make(self._contributions(), self.roster(), now, says_length=self._says_length)
         return [
             Send(
                 peer,
@@ -118,7 +118,7 @@ class AveragingRound:
             for peer, (line, version) in self._addresses()
         ]
 
-    def _sums(self) -> dict[int, list[tuple[str, tuple[int, ...]]]]:
+    def _contributions(self) -> dict[int, list[tuple[str, tuple[int, ...]]]]:
         """Block → one holder of each cluster, in the clusters' order; the work is shared within a cluster."""
         load: Counter[str] = Counter()
         sums: dict[int, list[tuple[str, tuple[int, ...]]]] = {}

@@ -103,7 +103,7 @@ class Cluster:
         """The answer to a session that is older than the known one; empty if it is not."""
         return self.coordinator.handshake.refuse(peer, hello)
 
-    def dismiss(self, peer: str, now: float) -> list[Effect]:
+    def end_session(self, peer: str, now: float) -> list[Effect]:
         """End the known session of `peer`: a new one has begun."""
         return self._machine.departures.lose({peer: "came back as a new session"}, now)
 

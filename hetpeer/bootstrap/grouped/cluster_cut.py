@@ -25,9 +25,9 @@ class ClusterCut:
     def fault(self, blocks: int) -> str | None:
         """Why it does not fit a model of this many blocks; None if it does."""
         places = [place for _, place in self.seats]
-        borders = [0, *(end for _, end in places)]
-        rises = all(one < other for one, other in pairwise(borders))
-        if not rises or places != list(pairwise(borders)) or borders[-1] != blocks:
+        boundaries = [0, *(end for _, end in places)]
+        rises = all(one < other for one, other in pairwise(boundaries))
+        if not rises or places != list(pairwise(boundaries)) or boundaries[-1] != blocks:
             return f"cluster {self.cluster} is not cut into {blocks} blocks"
         peers = [peer for peer, _ in self.seats]
         if len(set(peers)) < len(peers) or self.spared.intersection(peers):

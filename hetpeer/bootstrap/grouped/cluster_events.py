@@ -64,7 +64,7 @@ class ClusterEvents:
         done = list(effects)
         while self.state is not CoordinatorState.FINISHED:
             more = (
-                self._bury(now)
+                self._remove_dissolved(now)
                 or self._decide(now)
                 or self._install(now)
                 or self._found(now)
@@ -82,10 +82,10 @@ class ClusterEvents:
 
     # ── clusters come and go ────────────────────────────────────────────────────────────────────────────────
 
-    def _bury(self, now: float) -> list[Effect]:
+    def _remove_dissolved(self, now: float) -> list[Effect]:
         """Remove clusters that have fallen apart: the others go on, and their volunteers choose again."""
         fallen = [cluster for cluster in self._clusters if cluster.dissolved is not None]
-        effects: list[Effect] = [self._clusters.bury(cluster) for cluster in fallen]
+        effects: list[Effect] = [self._clusters.remove(cluster) for cluster in fallen]
         numbers = {cluster.number for cluster in fallen}
         effects += self._averagings.without(numbers, now)
         for cluster in fallen:

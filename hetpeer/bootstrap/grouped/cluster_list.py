@@ -39,14 +39,14 @@ class LogFold(Protocol):
 class Clusters:
     """The clusters of a new term over the run with the log `records`; none is open yet.
 
-    `books` are folded beside their histories.
+    `folds` are folded beside their histories.
     """
 
     def __init__(
-        self, config: CoordinatorConfig, records: Iterable[Mapping[str, Any]], books: Sequence[LogFold]
+        self, config: CoordinatorConfig, records: Iterable[Mapping[str, Any]], folds: Sequence[LogFold]
     ) -> None:
         self._config = config
-        self._books = books
+        self._folds = folds
         self._new = History(NOBODY, whole=False)
         """History of a cluster that the log does not mention."""
         self._mentioned: dict[int, History] = {}
@@ -94,7 +94,7 @@ class Clusters:
     def _fold(self, record: Mapping[str, Any]) -> None:
         for history in (self._new, *self._mentioned.values()):
             history.add(record)
-        for book in self._books:
+        for book in self._folds:
             book.add(record)
         match record["kind"]:
             case "reign":
@@ -139,7 +139,7 @@ class Clusters:
         """How cluster `number` cuts the blocks, unless a planner has found a better cut."""
         return self._config.layouts[number % len(self._config.layouts)]
 
-    def bury(self, cluster: Cluster) -> Record:
+    def remove(self, cluster: Cluster) -> Record:
         """Remove `cluster`, which has fallen apart."""
         del self._clusters[cluster.number]
         if cluster.late:

@@ -232,7 +232,7 @@ class GroupedRun:
         refusal = self._unassigned.refuse(peer, hello) or ([] if known is None else known.refuse(peer, hello))
         if refusal:
             return refusal
-        effects = [] if known is None else self._events.by(known, known.dismiss(peer, now))
+        effects = [] if known is None else self._events.by(known, known.end_session(peer, now))
         if peer in self._unassigned:
             self._unassigned.leave(peer)
         back = self.clusters.get(hello.cluster)

@@ -123,7 +123,7 @@ class CoordinatorService:
                 _log.warning("this process stood still for %.1f s: no lease runs out for that", ticked - last)
             self._queue(self.core.tick(ticked))
             self._sessions.look(ticked)
-            if self._amended != self._replica.council.data:
+            if self._amended != self._replica.membership_config.data:
                 self._amend()
                 for channel in self._sessions:
                     self._tell_amendment(channel)
@@ -256,11 +256,11 @@ class CoordinatorService:
 
     def _amend(self) -> None:
         """Put the newest amendment into effect, and turn away volunteers that it bans."""
-        council = self._replica.council
-        self._amended = council.data
+        membership_config = self._replica.membership_config
+        self._amended = membership_config.data
         """The amendment that all volunteers were told of."""
-        if council.amendment is not None:
-            self._admission.amended(council.amendment)
+        if membership_config.amendment is not None:
+            self._admission.amended(membership_config.amendment)
         for peer in [peer for peer in self._sessions.inside if self._admission.bans(peer)]:
             self._turn_away(peer, m.Rejected(reason="banned", why="the run's author has banned this peer"))
 
@@ -293,7 +293,7 @@ class CoordinatorService:
             self._tell_amendment(channel)
 
     def _tell_amendment(self, channel: Channel) -> None:
-        if data := self._replica.council.data:
+        if data := self._replica.membership_config.data:
             self._sessions.tell(channel, m.Amended(amendment=data))
 
     def _keep_event(self, peer: str, line: str) -> None:

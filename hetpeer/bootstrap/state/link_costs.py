@@ -3,14 +3,14 @@
 Pure. All of it rests on claims: a volunteer that lies gets more or less work than it should, and the run is
 slower. What counts does not depend on them.
 
-Routes keep to fast links and to their cluster. Planners put neighbours into one cluster (docs/planning.md), and
-know nothing of holders of the next blocks in other clusters. A link out of the cluster that was not measured is
-taken to be as slow and as busy as the mean of its sender's links. It is used where the load of the peers is
-uneven enough.
+Routes keep to fast links and to their cluster. Planners put neighbours into one cluster (docs/planning.md),
+and know nothing of holders of the next blocks in other clusters. A link out of the cluster that was not
+measured is taken to be as slow and as busy as the mean of its sender's links. It is used where the load of
+the peers is uneven enough.
 
-With an adaptive codec each volunteer's links have a target (docs/links.md): a link should take no longer than the
-time between two microbatches of its sender. Holders of a block share its microbatches. So a slow holder does few
-of them and has time for each.
+With an adaptive codec each volunteer's links have a target (docs/links.md): a link should take no longer than
+the time between two microbatches of its sender. Holders of a block share its microbatches. So a slow holder
+does few of them and has time for each.
 """
 
 from __future__ import annotations

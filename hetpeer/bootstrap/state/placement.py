@@ -179,8 +179,8 @@ def _lines(volunteers: Sequence[Volunteer], asks: StepDemand) -> NDArray[np.floa
             if volunteer.place and peer in number and seconds:
                 begin, end = volunteer.place
                 there = volunteers[number[peer]].place or (0, 0)
-                border = end if there[0] <= end < there[1] else begin
-                rate = _believed(float(asks.crossing[border]) / seconds, RATES)
+                boundary = end if there[0] <= end < there[1] else begin
+                rate = _believed(float(asks.crossing[boundary]) / seconds, RATES)
                 rates[number[volunteer.peer], number[peer]] = rate
     return rates
 

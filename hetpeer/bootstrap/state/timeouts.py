@@ -10,7 +10,7 @@ SPARE = 1.5
 """Reserve: the next wait may take this many times as long as the longest one."""
 HEDGED = 0.05
 """Last ids of a step, as a share of all, that are handed out twice when they take too long."""
-LULL_S = 1.0
+LEAST_WAIT_S = 1.0
 LONGER = 2.0
 
 
@@ -75,25 +75,25 @@ class ProgressTimer:
 
     def over(self, now: float) -> None:
         """Note progress: something was counted, or handed out."""
-        lull = now - self.since
+        waited = now - self.since
         if math.isinf(self._longest):
-            self._longest = lull
+            self._longest = waited
         else:
-            self._longest = max(self._longest, lull)
-            self._flowing = lull if math.isinf(self._flowing) else max(self._flowing, lull)
+            self._longest = max(self._longest, waited)
+            self._flowing = waited if math.isinf(self._flowing) else max(self._flowing, waited)
         self.since, self._urged = now, False
 
     def is_unusual(self, now: float) -> bool:
         """Whether it is longer than ever before: the rest may be with a slow peer (Dean and Barroso, The Tail
         at Scale).
         """
-        return now - self.since > max(LULL_S, LONGER * self._longest)
+        return now - self.since > max(LEAST_WAIT_S, LONGER * self._longest)
 
     def urges(self, now: float) -> bool:
         """Whether to ask everybody for reports, which costs next to nothing: once without progress, and
         earlier than a reroute.
         """
-        if self._urged or now - self.since <= max(LULL_S, LONGER * self._flowing):
+        if self._urged or now - self.since <= max(LEAST_WAIT_S, LONGER * self._flowing):
             return False
         self._urged = True
         return True

@@ -26,12 +26,12 @@ class ServedRunFiles:
     def __init__(
         self,
         run: RunDirectory,
-        council: MembershipConfig,
+        membership_config: MembershipConfig,
         states: StateSource,
         answers: Mapping[str, Answer] = MappingProxyType({}),
     ) -> None:
         self._run = run
-        self._council = council
+        self._membership_config = membership_config
         self._states = states
         self._answers = answers
         self._files = {reference.blake3: path for reference, path in run.files()}
@@ -42,8 +42,8 @@ class ServedRunFiles:
         match name.split("/"):
             case ["manifest"]:
                 yield Served(self._run.signed.data, {})
-            case ["amendment"] if self._council.data:
-                yield Served(self._council.data, {})
+            case ["amendment"] if self._membership_config.data:
+                yield Served(self._membership_config.data, {})
             case ["file", digest] if digest in self._files and self._files[digest].is_file():
                 yield Served(await asyncio.to_thread(self._files[digest].read_bytes), {})
             case ["state", *numbers] if len(numbers) == 3 and all(map(str.isdecimal, numbers)):

@@ -83,7 +83,7 @@ class Presence:
 
     async def serve(self, states: StateSource) -> None:
         """Give others the run's files, and states from `states`, until something else is said."""
-        shelf = ServedRunFiles(self.files.run, self.files.council, states)
+        shelf = ServedRunFiles(self.files.run, self.files.membership_config, states)
         await self.node.serve(FILES, FileService(shelf).handle)
 
     async def serve_nothing(self) -> None:

@@ -59,11 +59,16 @@ class RunFiles:
     """
 
     def __init__(
-        self, node: Node, run: RunDirectory, council: MembershipConfig, named: Iterable[str], room: Room
+        self,
+        node: Node,
+        run: RunDirectory,
+        membership_config: MembershipConfig,
+        named: Iterable[str],
+        room: Room,
     ) -> None:
         self._node = node
         self.run = run
-        self.council = council
+        self.membership_config = membership_config
         self.room = room
         self._named = tuple(named)
         self._met: dict[str, None] = {}
@@ -74,7 +79,7 @@ class RunFiles:
     @property
     def peers(self) -> list[str]:
         """Peers to ask, in that order."""
-        return list(dict.fromkeys((*self._named, *self.council.peers, *self._met)))
+        return list(dict.fromkeys((*self._named, *self.membership_config.peers, *self._met)))
 
     def meet(self, peers: Iterable[str]) -> None:
         """Add peers that may have files."""
@@ -85,7 +90,7 @@ class RunFiles:
         others = [peer for peer in (*self.peers, *self.volunteers) if peer != self._node.peer_id]
         signed = await amended(self._node, self.run.signed, others)
         if signed.amendment is not None:
-            self.council.learn(signed.amendment.data)
+            self.membership_config.learn(signed.amendment.data)
 
     async def need(self, folder: Path, reference: FileRef) -> Path:
         """Path of the file, fetched if it is missing or damaged. Raises `RemoteError` HP-SYNC-001,

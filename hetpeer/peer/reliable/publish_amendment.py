@@ -31,7 +31,7 @@ def amended(directory: Path, change: MembershipChange) -> MembershipConfig:
     return amend(run.signed, directory, run.owner_key(), change)
 
 
-async def deliver(council: MembershipConfig, addresses: Sequence[Address]) -> None:
+async def deliver(membership_config: MembershipConfig, addresses: Sequence[Address]) -> None:
     """Tell one of the reliable peers at `addresses`: it tells the others. Raises `LocalError` HP-NET-002, HP-RUN-018, HP-RUN-023
     where that one has another amendment of this number, or a later one, which then is in the run directory too; HP-DISK-*.
     """
@@ -41,11 +41,11 @@ async def deliver(council: MembershipConfig, addresses: Sequence[Address]) -> No
         try:
             last: RemoteError | None = None
             for address in addresses:
-                number = council.sequence
+                number = membership_config.sequence
                 try:
-                    told = await offer(node, address.peer_id, council.data)
-                    if told.data and council.hear(told.data, address.peer_id, instead=True):
-                        raise _without_effect(number, council)
+                    told = await offer(node, address.peer_id, membership_config.data)
+                    if told.data and membership_config.hear(told.data, address.peer_id, instead=True):
+                        raise _without_effect(number, membership_config)
                 except RemoteError as error:
                     last = error
                 else:
@@ -54,17 +54,17 @@ async def deliver(council: MembershipConfig, addresses: Sequence[Address]) -> No
             await node.close()
     raise LocalError(
         "HP-RUN-018",
-        f"amendment {council.sequence} is signed, but no reliable peer took it",
+        f"amendment {membership_config.sequence} is signed, but no reliable peer took it",
         why=last.what if last is not None else "no address was given",
         fix="give the address of a running one: hetpeer amend DIR --bootstrap ADDR",
         exit_code=ExitCode.NETWORK,
     )
 
 
-def _without_effect(number: int, council: MembershipConfig) -> LocalError:
+def _without_effect(number: int, membership_config: MembershipConfig) -> LocalError:
     return LocalError(
         "HP-RUN-023",
-        f"amendment {number} changes nothing: the reliable peers have another amendment {council.sequence}",
+        f"amendment {number} changes nothing: the reliable peers have another amendment {membership_config.sequence}",
         why="that one was signed in another copy of the run directory, and came first",
         fix="this run directory has it now: look at it with hetpeer amend DIR, then repeat the command",
         exit_code=ExitCode.CONFIG,

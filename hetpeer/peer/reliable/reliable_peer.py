@@ -82,7 +82,7 @@ class ReliablePeer:
         self._run = run
         self.replica = replica
         self._checkpoints = CheckpointReplication(node, run, replica.records, replica.company)
-        self._shelf = ServedRunFiles(run, replica.council, self._checkpoints.state, self.answers)
+        self._shelf = ServedRunFiles(run, replica.membership_config, self._checkpoints.state, self.answers)
         self._ranks = ranks
         self._looked_at = 0
         """How many records there were when we last looked whether the run is over."""
@@ -218,7 +218,7 @@ async def serve_run(
     run = RunDirectory.open(options.directory)
     await asyncio.to_thread(run.verify)
     with run_logs(run) as logs:
-        council = MembershipConfig(run.signed, run.path)
+        membership_config = MembershipConfig(run.signed, run.path)
         async with attended(run.path, run.identity_path, leaving) as daemon:
             node = await Node.start(
                 open_config(options.host, options.port, options.peers), Identity.load(run.identity_path)
@@ -229,7 +229,7 @@ async def serve_run(
                 announce(join_address(node), invite)
 
             try:
-                replica = Replica(node, run, council, logs, SystemClock())
+                replica = Replica(node, run, membership_config, logs, SystemClock())
                 peer = ReliablePeer(node, run, replica, ranks=not options.keep_places)
                 daemon.follow(lambda: doing(peer))
                 daemon.shows(lambda: figures_of(run, peer))

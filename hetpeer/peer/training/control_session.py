@@ -46,14 +46,14 @@ class ControlSession:
     def __init__(
         self,
         node: Node,
-        council: MembershipConfig,
+        membership_config: MembershipConfig,
         opened: Callable[[], None],
         received: Callable[[m.Message], None],
         evidence: Callable[[str], Iterator[Sequence[str]]],
         astray: Callable[[], Awaitable[None]],
     ) -> None:
         self._node = node
-        self._council = council
+        self._membership_config = membership_config
         self._turn = 0
         self._opened = opened
         self._received = received
@@ -73,7 +73,7 @@ class ControlSession:
     @property
     def coordinator(self) -> str:
         """The reliable peer that we take to be the coordinator."""
-        return self._council.peers[self._turn % len(self._council.peers)]
+        return self._membership_config.peers[self._turn % len(self._membership_config.peers)]
 
     async def run(self, incarnation: Callable[[], int]) -> None:
         """Keep a session open until we leave. Raises `LocalError` HP-DISK-*."""
@@ -97,7 +97,7 @@ class ControlSession:
                 self._node,
                 CONTROL_PROTOCOL,
                 channel,
-                PATIENCE_S if len(self._council.peers) > 1 else math.inf,
+                PATIENCE_S if len(self._membership_config.peers) > 1 else math.inf,
             )
         except PeerLostError as error:
             _log.info("new session with the coordinator: %s", error.why)
@@ -114,7 +114,7 @@ class ControlSession:
             if self.is_up:
                 continue
             await self._astray()
-            if self._channel is not None and self._channel.peer_id not in self._council.peers:
+            if self._channel is not None and self._channel.peer_id not in self._membership_config.peers:
                 self.renew()
 
     def tell(self, message: m.Message) -> None:
@@ -160,7 +160,7 @@ class ControlSession:
             if more is not None:
                 self._catching_up = self._tasks.create_task(self._catch_up(channel, [more], lacking))
         elif isinstance(message, m.Amended):
-            self._council.hear(message.amendment, channel.peer_id, instead=True)
+            self._membership_config.hear(message.amendment, channel.peer_id, instead=True)
         else:
             self._received(message)
 

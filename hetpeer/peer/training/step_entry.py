@@ -35,7 +35,7 @@ class StepEntry:
         member: Member,
         plane: DataPlane,
         run_id: str,
-        council: MembershipConfig,
+        membership_config: MembershipConfig,
         evidence: Evidence,
         perform: Callable[[Sequence[Effect]], None],
         tell: Callable[[str], None],
@@ -43,7 +43,7 @@ class StepEntry:
         self._member = member
         self._plane = plane
         self._run_id = run_id
-        self._council = council
+        self._membership_config = membership_config
         self._evidence = evidence
         self._perform = perform
         self._tell = tell
@@ -99,7 +99,7 @@ class StepEntry:
         if not member.work.knows(origin):
             if member.work.step is None or member.work.step.on_wire != head.step_id or not head.ticket:
                 return  # of another step, or from a peer that has left and does not know it yet
-            check(self._run_id, self._council.peers, peer, head)
+            check(self._run_id, self._membership_config.peers, peer, head)
             self._plane.admit(peer)
             blocks = f"{head.begin}-{head.end - 1}"
             _log.info("%s came into step %d, for blocks %s", short_id(peer), head.step, blocks)

@@ -106,7 +106,7 @@ class Volunteer:
         self.perform = self._effects.perform
         self.session = ControlSession(
             node,
-            files.council,
+            files.membership_config,
             lambda: self.perform(self.member.connected(self.links.reducing.rate)),
             self._received,
             evidence.after,
@@ -130,7 +130,7 @@ class Volunteer:
             self.member,
             self._plane,
             files.run.run_id,
-            files.council,
+            files.membership_config,
             evidence,
             self.perform,
             self.session.give_evidence,
@@ -381,7 +381,10 @@ class Volunteer:
 
     async def _fetch_state(self, order: e.FetchState) -> None:
         fetcher = StateFetcher(
-            self._node, self._compute, self._files.council.peers, len(self._manifest.optimizer_state)
+            self._node,
+            self._compute,
+            self._files.membership_config.peers,
+            len(self._manifest.optimizer_state),
         )
         loading = fetcher.load(order, self._specs)
         warming = () if self._source is None else (self._source.warm_up(order.version),)

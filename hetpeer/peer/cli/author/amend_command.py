@@ -71,17 +71,17 @@ def amend(
         unlist=tuple(unlist or ()),
         revoke=tuple(revoke or ()),
     )
-    council = amended(directory, change)
-    for peer in council.peers:
+    membership_config = amended(directory, change)
+    for peer in membership_config.peers:
         print(peer)
-    latest = council.amendment
+    latest = membership_config.amendment
     said = ("banned", "listed", "pardoned") if latest is not None else ()
     for word in said:
         for one in getattr(latest, word):
             print(f"{word} {one}")
-    if addresses and council.data:
-        run_loop(deliver(council, addresses))
+    if addresses and membership_config.data:
+        run_loop(deliver(membership_config, addresses))
     if change != MembershipChange():
-        print(f"amendment {council.sequence} is signed")
+        print(f"amendment {membership_config.sequence} is signed")
     if reliable:
         print("on each new one: hetpeer bootstrap DIR --peers ADDR")
