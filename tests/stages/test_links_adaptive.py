@@ -11,9 +11,8 @@ from hetpeer.bootstrap.run.settings import LinkSettings
 from hetpeer.peer.transport.link_book import RECENT, LinkBook
 from hetpeer.peer.transport.pace_claim import EASE, LEAST, PaceClaim
 from hetpeer.peer.transport.uplink_rate import ARRIVALS, KNOWN, SEEN, SEVERAL, WINDOW_S, WINDOWS
-from hetpeer.stages.links.adaptive_ratio import coding_for, share_for
+from hetpeer.stages.links.adaptive_ratio import SLACK, coding_for, ratio_of, share_for
 from hetpeer.stages.links.codec import Codec
-from hetpeer.stages.links.link_pace import SLACK, ratio_of
 from tests.stages.aims import target_of
 
 SPARSE = Codec.of("topk-int8")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.stages.links.link_pace import ratio_of
+from hetpeer.stages.links.adaptive_ratio import ratio_of
 from hetpeer.stages.planning.swarms import pipeline_cuts as planner
 from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts
 from hetpeer.stages.planning.swarms.plan_inputs import Compression, Devices, StepDemand

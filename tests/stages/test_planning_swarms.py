@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from hetpeer.stages.links.link_pace import SLACK
+from hetpeer.stages.links.adaptive_ratio import SLACK
 from hetpeer.stages.planning.swarms.current_step_time import as_it_is
-from hetpeer.stages.planning.swarms.memory_shortage import lacking
-from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts, PlannedPipeline
+from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts, PlannedPipeline, lacking
 from hetpeer.stages.planning.swarms.plan_inputs import Averaging, Compression, Devices, StepDemand
 from hetpeer.stages.planning.swarms.plan_search import LEAST, MORE, PlanSearch, _cut
 from hetpeer.stages.planning.swarms.swarm_plan import adding_up, holders_of, planned, share_out

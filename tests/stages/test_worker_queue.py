@@ -39,8 +39,8 @@ def sent(one, *numbers, attempt=0):
         one.forward_done(TaskKey(number, 0), f"output {number}", None)
 
 
-def steps(bench, count, *, roster=ROSTER, capacity=8):
-    return [Pipeline("a", roster, 8, capacity, bench) for _ in range(count)]
+def steps(queue, count, *, roster=ROSTER, capacity=8):
+    return [Pipeline("a", roster, 8, capacity, queue) for _ in range(count)]
 
 
 def keys(effects, kind):
@@ -48,29 +48,29 @@ def keys(effects, kind):
 
 
 def test_the_older_step_comes_first_and_a_backward_before_any_forward():
-    bench = WorkerQueue()
-    older, newer = steps(bench, 2, roster={"a": (0, 2)})
+    queue = WorkerQueue()
+    older, newer = steps(queue, 2, roster={"a": (0, 2)})
     begun = [effect for n in range(DEPTH) for effect in newer.assign(n, ALONE, 0)]
     assert keys(begun, RunForward) == [0], "the last hop alternates"
     key = begun[0].key
     assert keys(older.assign(5, ALONE, 0), RunForward) == [], (
         "as many as may wait for their gradient are under way"
     )
-    assert bench.turn() is None
+    assert queue.turn() is None
     assert keys(newer.forward_done(key, None, 1.0), RunBackward) == [0], (
         "a backward goes before the older forward"
     )
-    assert bench.turn() is None
+    assert queue.turn() is None
     after = newer.backward_done(key, None)
     assert not keys(after, RunForward), "the newer step's own forward is not next"
-    assert bench.turn() is older
+    assert queue.turn() is older
     assert keys(older.resume(), RunForward) == [5]
 
 
 def test_what_needs_the_newest_parameters_waits_for_them_and_holds_nobody_up():
-    bench = WorkerQueue(Room(8))
-    older = Pipeline("a", ROSTER, 8, 8, bench)
-    newer = Pipeline("a", ROSTER, 8, 8, bench, early=1)
+    queue = WorkerQueue(Room(8))
+    older = Pipeline("a", ROSTER, 8, 8, queue)
+    newer = Pipeline("a", ROSTER, 8, 8, queue, early=1)
     assert keys(newer.assign(2, ON, 0), RunForward) == []
     assert not newer.held_up, "no room would help it"
     begun = newer.assign(0, ON, 0)
@@ -84,19 +84,19 @@ def test_what_needs_the_newest_parameters_waits_for_them_and_holds_nobody_up():
 
 
 def test_what_is_over_takes_no_room():
-    bench = WorkerQueue()
-    older, newer = steps(bench, 2)
+    queue = WorkerQueue()
+    older, newer = steps(queue, 2)
     begun = [effect for n in range(4) for effect in older.assign(n, ON, 0)]
     assert len(keys(begun, RunForward)) == DEPTH
     assert not newer.assign(0, ON, 0)
     older.over()
-    assert bench.turn() is newer
+    assert queue.turn() is newer
     assert keys(newer.resume(), RunForward) == [0]
 
 
 def test_forwards_of_all_steps_together_wait_for_their_gradient():
-    bench = WorkerQueue(Room(3))
-    older, newer = steps(bench, 2)
+    queue = WorkerQueue(Room(3))
+    older, newer = steps(queue, 2)
     sent = 0
     work = [effect for one in (older, newer) for n in range(3) for effect in one.assign(n, ON, 0)]
     owner = {id(effect): one for one in (older, newer) for effect in work}
@@ -107,7 +107,7 @@ def test_forwards_of_all_steps_together_wait_for_their_gradient():
         done = one.forward_done(key, f"output {key.id}", None)
         sent += sum(isinstance(effect, SendActivation) for effect in done)
         pending += [(one, effect.key) for effect in done if isinstance(effect, RunForward)]
-        while (turn := bench.turn()) is not None:
+        while (turn := queue.turn()) is not None:
             pending += [(turn, effect.key) for effect in turn.resume() if isinstance(effect, RunForward)]
     assert sent == 3
 
@@ -115,8 +115,8 @@ def test_forwards_of_all_steps_together_wait_for_their_gradient():
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 7)), unique=True, max_size=24), st.randoms())
 def test_all_work_of_all_steps_is_done(tasks, random):
     """Whatever comes when, and in whatever order the worker's answers are heard."""
-    bench = WorkerQueue()
-    pipelines = steps(bench, 3, roster={"a": (0, 2)}, capacity=2)
+    queue = WorkerQueue()
+    pipelines = steps(queue, 3, roster={"a": (0, 2)}, capacity=2)
     at_work, done, waiting = [], set(), list(tasks)
 
     def take(one, effects):
@@ -141,7 +141,7 @@ def test_all_work_of_all_steps_is_done(tasks, random):
             else:
                 done.add((pipelines.index(one), work.key.id))
                 take(one, one.backward_done(work.key, None))
-        while (turn := bench.turn()) is not None:
+        while (turn := queue.turn()) is not None:
             take(turn, turn.resume())
         assert len(at_work) <= DEPTH
     assert done == set(tasks)

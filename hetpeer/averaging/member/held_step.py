@@ -45,19 +45,21 @@ class Bundle:
 class HeldStep:
     """The step that `begin` names, at holder `me` of the blocks `place`.
 
-    `shape`: what the manifest says of the model; `bench`: the worker's room, which the steps in progress
+    `shape`: what the manifest says of the model; `worker_queue`: the worker's room, which the steps in progress
     share.
     """
 
     def __init__(
-        self, me: str, place: m.Range, begin: m.Begin, shape: ModelShape, bench: WorkerQueue
+        self, me: str, place: m.Range, begin: m.Begin, shape: ModelShape, worker_queue: WorkerQueue
     ) -> None:
         early = shape.head_start if begin.behind else EVERY_ID
         self.id = StepId(begin.line, begin.step, begin.entry, begin.batch, begin.group, begin.behind, early)
         self.wire_id = self.id.on_wire
         """The step as others name it."""
         self.delayed = begin.delayed
-        self.pipeline = Pipeline(me, begin.roster, begin.microbatches, shape.slot_capacity, bench, early)
+        self.pipeline = Pipeline(
+            me, begin.roster, begin.microbatches, shape.slot_capacity, worker_queue, early
+        )
         self.vote = StepVote(me, place, self.id, shape, self.pipeline.slots, delayed=begin.delayed)
         self._me = me
         self._place = place

@@ -267,7 +267,7 @@ class Member:
         effects: list[Effect] = []
         if not message.behind:
             effects = work.drop_steps() if beside else work.drop_all()
-        step = HeldStep(self.me, self.place, message, self._shape, work.bench)
+        step = HeldStep(self.me, self.place, message, self._shape, work.worker_queue)
         step.set_links(work.links.shunned, work.links.congested)
         work.steps.append(step)
         self.phase = Phase.TRAINING if len(work.steps) == 1 else self.phase
@@ -288,7 +288,7 @@ class Member:
         if message.step != self.version:
             return [*effects, self._sync()]
         assert self.place is not None
-        work.averaging = HeldStep(self.me, self.place, message, self._shape, work.bench)
+        work.averaging = HeldStep(self.me, self.place, message, self._shape, work.worker_queue)
         self.phase = self.phase if message.delayed else Phase.TRAINING
         return [*effects, *work.averaging.vote.start(), *work.replay_early()]
 

@@ -28,7 +28,7 @@ class WorkInProgress:
     """Steps, and an averaging beside them. `window` limits microbatches in flight over all steps."""
 
     def __init__(self, position: Position, window: InFlightWindow | None) -> None:
-        self.bench = WorkerQueue(window)
+        self.worker_queue = WorkerQueue(window)
         """The worker's room, which the steps share."""
         self.steps: list[HeldStep] = []
         """In their order: the first one is the next to be committed."""
@@ -152,7 +152,7 @@ class WorkInProgress:
     def share_worker(self) -> list[Effect]:
         """Give the worker to the next step: events of one step may make it another one's turn."""
         effects: list[Effect] = []
-        for turn in self.bench.turns() if len(self.steps) > 1 else ():
+        for turn in self.worker_queue.turns() if len(self.steps) > 1 else ():
             effects += next(one.absorb(one.pipeline.resume()) for one in self.steps if one.pipeline is turn)
         return effects
 

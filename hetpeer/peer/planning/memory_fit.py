@@ -6,7 +6,7 @@ import math
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.planning.device_files import GIB, NamedDevices
-from hetpeer.stages.planning.swarms.memory_shortage import lacking
+from hetpeer.stages.planning.swarms.pipeline_cuts import lacking
 from hetpeer.stages.planning.swarms.plan_inputs import StepDemand
 
 

@@ -11,9 +11,8 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.run.settings import LinkSettings
 from hetpeer.peer.transport.pace_claim import PaceClaim
 from hetpeer.peer.transport.uplink_rate import UplinkRate
-from hetpeer.stages.links.adaptive_ratio import AdaptiveRatio, coding_for, gentler
+from hetpeer.stages.links.adaptive_ratio import SLACK, AdaptiveRatio, coding_for, gentler, ratio_of
 from hetpeer.stages.links.codec import Codec
-from hetpeer.stages.links.link_pace import SLACK, ratio_of
 
 RECENT = 33
 """Last microbatches that are remembered. A link aims at their median, as a busy moment is no slow machine."""

@@ -36,7 +36,7 @@ from hetpeer.stages.pipeline.worker_queue import WorkerQueue
 class Pipeline:
     """One step at one holder. Each event returns the effects that follow from it, in order.
 
-    `me` is our peer id, `roster` the active holders, `microbatches` M of the step, `bench` the queue at the
+    `me` is our peer id, `roster` the active holders, `microbatches` M of the step, `queue` the queue at the
     worker, shared with other steps under way here. Ids from `early` on do not begin before `catch_up`; None:
     all may. The schedule is 1F1B (PipeDream, Narayanan et al. 2019), see schedule_1f1b.py.
 
@@ -51,7 +51,7 @@ class Pipeline:
         roster: Roster,
         microbatches: int,
         slot_capacity: int,
-        bench: WorkerQueue | None = None,
+        queue: WorkerQueue | None = None,
         early: int | None = None,
     ) -> None:
         self.slots = GradientSlots(slot_capacity)
@@ -59,8 +59,8 @@ class Pipeline:
         self._microbatches = microbatches
         self._early = early
         self._tasks = TaskTable()
-        self._bench = bench or WorkerQueue()
-        self._schedule: Schedule[TaskKey] = Schedule(self._bench.may_begin)
+        self._queue = queue or WorkerQueue()
+        self._schedule: Schedule[TaskKey] = Schedule(self._queue.may_begin)
         self._onward = NextHops(roster)
         self._outputs = KeptOutputs(self._onward, self._tasks, self._schedule)
         self._reruns = Recomputations(self._tasks, self._onward)
@@ -70,11 +70,11 @@ class Pipeline:
         self._urged = False
         self._returned = 0
         """Gradients that have come from others."""
-        self._bench.enter(self)
+        self._queue.enter(self)
 
     def over(self) -> None:
         """The step has ended here: it leaves the worker's queue."""
-        self._bench.leave(self)
+        self._queue.leave(self)
 
     def catch_up(self) -> list[Effect]:
         """The parameters for ids from `early` on are here."""
@@ -180,7 +180,7 @@ class Pipeline:
         task = self._tasks.stuck(attempt, self._returned, self._schedule.aside)
         if task is None:
             return []
-        room = self._bench.may_set_aside(reach)
+        room = self._queue.may_set_aside(reach)
         self._schedule.set_aside(task.key)
         if room:
             return []
@@ -421,7 +421,7 @@ class Pipeline:
 
     def _start_work(self) -> list[Effect]:
         effects: list[Effect] = []
-        while self._bench.turn() is self and (work := self._next()) is not None:
+        while self._queue.turn() is self and (work := self._next()) is not None:
             self._schedule.begun(work)
             task = self._tasks[work.key]
             self.running += 1

@@ -55,17 +55,17 @@ class StepEstimate:
 
 def estimate(
     machines: Mapping[str, VirtualVolunteer],
-    lines: Mapping[tuple[str, str], PeerLink],
+    links: Mapping[tuple[str, str], PeerLink],
     routes: Mapping[int, Route],
     between_s: float = 0.0,
     staleness: int = 0,
 ) -> StepEstimate:
     """Estimate of a step of microbatches that take `routes` (microbatch → route).
 
-    `lines` has both directions of each two peers that follow one another. For steps that overlap it is the
+    `links` has both directions of each two peers that follow one another. For steps that overlap it is the
     time from one to the next, once the pace is even.
     """
-    swarm = VirtualSwarm(machines, lines, routes, staleness=staleness, between_s=between_s)
+    swarm = VirtualSwarm(machines, links, routes, staleness=staleness, between_s=between_s)
     together = staleness + 1
     for _ in range(SETTLE * together):
         swarm.step()
@@ -74,7 +74,7 @@ def estimate(
     steps = [swarm.step() for _ in range(rounds * together)]
     passed = sum(step.seconds for step in steps)
     return StepEstimate(
-        seconds=max(passed / len(steps), busiest_s(machines, lines, routes)),
+        seconds=max(passed / len(steps), busiest_s(machines, links, routes)),
         between_s=between_s,
         staleness=staleness,
         computing={peer: sum(step.computing[peer] for step in steps) / passed for peer in swarm.windows},
@@ -84,7 +84,7 @@ def estimate(
 
 def busiest_s(
     machines: Mapping[str, VirtualVolunteer],
-    lines: Mapping[tuple[str, str], PeerLink],
+    links: Mapping[tuple[str, str], PeerLink],
     routes: Mapping[int, Route],
 ) -> float:
     """Seconds of a step's load on the busiest worker, link or uplink: a lower bound in the long run.
@@ -92,16 +92,16 @@ def busiest_s(
     A few steps together may be faster, since some of their work was done before.
     """
     working = {peer: machine.update_s for peer, machine in machines.items()}
-    carried = defaultdict(float, {pair: line.sums_bytes for pair, line in lines.items()})
+    carried = defaultdict(float, {pair: link.sums_bytes for pair, link in links.items()})
     for route in routes.values():
         for hop in route:
             working[hop.peer] += machines[hop.peer].forward_s + machines[hop.peer].backward_s
         for one, other in pairwise(route):
-            carried[one.peer, other.peer] += lines[one.peer, other.peer].activation_bytes
-            carried[other.peer, one.peer] += lines[other.peer, one.peer].gradient_bytes
+            carried[one.peer, other.peer] += links[one.peer, other.peer].activation_bytes
+            carried[other.peer, one.peer] += links[other.peer, one.peer].gradient_bytes
     leaving = dict.fromkeys(machines, 0.0)
     for (sender, _), nbytes in carried.items():
         leaving[sender] += nbytes
-    on_lines = [nbytes / lines[pair].rate for pair, nbytes in carried.items()]
+    on_links = [nbytes / links[pair].rate for pair, nbytes in carried.items()]
     on_uplinks = [nbytes / machines[sender].uplink for sender, nbytes in leaving.items()]
-    return max(*working.values(), *on_lines, *on_uplinks, 0.0)
+    return max(*working.values(), *on_links, *on_uplinks, 0.0)

@@ -35,21 +35,21 @@ class _Bundle:
 class Uplink:
     """The links of one peer, which share `capacity` bytes/s by max-min fairness, as TCP roughly does.
 
-    `places`: order among equally fast links (None: as in `lines`); their shares differ by rounding.
+    `places`: order among equally fast links (None: as in `links`); their shares differ by rounding.
     """
 
     def __init__(
         self,
         timeline: Timeline,
         capacity: float,
-        lines: Mapping[str, PeerLink],
+        links: Mapping[str, PeerLink],
         places: Mapping[str, int] | None = None,
     ) -> None:
         self._busy_s = 0.0
         self._timeline = timeline
         self._capacity = capacity
-        self._lines = lines
-        self._places = {to: place for place, to in enumerate(lines)} if places is None else places
+        self._links = links
+        self._places = {to: place for place, to in enumerate(links)} if places is None else places
         self._queues: defaultdict[str, deque[_Bundle]] = defaultdict(deque)
         self._shares: dict[str, float] = {}
         self._since = 0.0
@@ -85,11 +85,11 @@ class Uplink:
         left = self._capacity
         using = sorted(
             (to for to, queue in self._queues.items() if queue),
-            key=lambda to: (self._lines[to].rate, self._places[to]),
+            key=lambda to: (self._links[to].rate, self._places[to]),
         )
         self._shares = {}
         for number, to in enumerate(using):
-            self._shares[to] = min(self._lines[to].rate, left / (len(using) - number))
+            self._shares[to] = min(self._links[to].rate, left / (len(using) - number))
             left -= self._shares[to]
         if using:
             turn = self._turn
@@ -104,5 +104,5 @@ class Uplink:
         gone = [other for other in self._shares if other != to and self._queues[other][0].left <= 0.0]
         for receiver in (to, *gone):
             bundle = self._queues[receiver].popleft()
-            self._timeline.after(self._lines[receiver].delay_s, bundle.arrives)
+            self._timeline.after(self._links[receiver].delay_s, bundle.arrives)
         self._share()

@@ -58,7 +58,7 @@ class VirtualStep:
 class VirtualSwarm:
     """Volunteers that take `routes` (microbatch → route) in every step.
 
-    `lines` are keyed (from, to): two peers that follow one another on a route need both directions, peers
+    `links` are keyed (from, to): two peers that follow one another on a route need both directions, peers
     that reduce together the links to each other. `most` microbatches fit into a volunteer's memory. Up to
     `staleness` steps begin before the one that they follow is over. A step is over when its sums have
     arrived, but not before `between_s` after its last work and after the end of the step before.
@@ -67,7 +67,7 @@ class VirtualSwarm:
     def __init__(
         self,
         machines: Mapping[str, VirtualVolunteer],
-        lines: Mapping[tuple[str, str], PeerLink],
+        links: Mapping[tuple[str, str], PeerLink],
         routes: Mapping[int, Route],
         most: int = MOST,
         *,
@@ -78,25 +78,25 @@ class VirtualSwarm:
         self.windows = {peer: InFlightWindow(most) for peer in self._roster}
         """Peer → its window, with what it has learned of the round trip."""
         self._machines = machines
-        self._lines = lines
+        self._links = links
         self._routes = routes
         self._staleness = staleness
         self._between_s = between_s
         self._timeline = Timeline()
-        self._benches = {peer: WorkerQueue(window) for peer, window in self.windows.items()}
+        self._queues = {peer: WorkerQueue(window) for peer, window in self.windows.items()}
         self._workers = {peer: _Worker(self._timeline) for peer in self._roster}
-        self._luck = {peer: _luck(peer, machines[peer].varies) for peer in self._roster}
+        self._factors = {peer: _factors(peer, machines[peer].varies) for peer in self._roster}
         ways: dict[str, dict[str, PeerLink]] = {peer: {} for peer in self._roster}
-        for (sender, to), line in lines.items():
+        for (sender, to), link in links.items():
             if sender in ways:
-                ways[sender][to] = line
+                ways[sender][to] = link
         self._uplinks = {
             peer: Uplink(self._timeline, machines[peer].uplink, own) for peer, own in ways.items()
         }
         self._sums = {
             peer: sums
             for peer, own in ways.items()
-            if (sums := {to: line.sums_bytes for to, line in own.items() if line.sums_bytes})
+            if (sums := {to: link.sums_bytes for to, link in own.items() if link.sums_bytes})
         }
         """Sender → to → bytes of a step's reduce."""
         self._steps: list[_UnderWay] = []
@@ -131,7 +131,7 @@ class VirtualSwarm:
         while len(self._steps) <= self._staleness:
             count = len(self._routes)
             cores = {
-                peer: Pipeline(peer, self._roster, count, count, self._benches[peer]) for peer in self._roster
+                peer: Pipeline(peer, self._roster, count, count, self._queues[peer]) for peer in self._roster
             }
             step = _UnderWay(self._opened, cores, count)
             self._opened += 1
@@ -175,7 +175,7 @@ class VirtualSwarm:
     def _happened(self, step: _UnderWay, peer: str, effects: Iterable[p.Effect]) -> None:
         """Carry out the step's effects, and those of other steps that share the worker."""
         self._carry_out(step, peer, effects)
-        for turn in self._benches[peer].turns():
+        for turn in self._queues[peer].turns():
             other = next(one for one in self._steps if one.cores[peer] is turn)
             self._carry_out(other, peer, other.cores[peer].resume())
 
@@ -204,7 +204,7 @@ class VirtualSwarm:
             core = step.cores[peer]
             self._happened(step, peer, core.forward_done(key, None if last else key, 0.0 if last else None))
 
-        self._workers[peer].do(self._machines[peer].forward_s * next(self._luck[peer]), done)
+        self._workers[peer].do(self._machines[peer].forward_s * next(self._factors[peer]), done)
 
     def _backward(self, step: _UnderWay, peer: str, work: p.RunBackward) -> None:
         key = work.key
@@ -216,7 +216,7 @@ class VirtualSwarm:
                 step.left -= 1
                 self._decide()
 
-        self._workers[peer].do(self._machines[peer].backward_s * next(self._luck[peer]), done)
+        self._workers[peer].do(self._machines[peer].backward_s * next(self._factors[peer]), done)
 
     def _send_activation(self, step: _UnderWay, peer: str, what: p.SendActivation) -> None:
         to = what.route[0].peer
@@ -225,16 +225,16 @@ class VirtualSwarm:
             core = step.cores[to]
             self._happened(step, to, core.activation(what.id, what.route, what.attempt, peer, what.handle))
 
-        self._uplinks[peer].send(to, self._lines[peer, to].activation_bytes, arrives)
+        self._uplinks[peer].send(to, self._links[peer, to].activation_bytes, arrives)
 
     def _send_gradient(self, step: _UnderWay, peer: str, what: p.SendGradient) -> None:
         def arrives() -> None:
             self._happened(step, what.to, step.cores[what.to].gradient(what.id, what.border, what.handle))
 
-        self._uplinks[peer].send(what.to, self._lines[peer, what.to].gradient_bytes, arrives)
+        self._uplinks[peer].send(what.to, self._links[peer, what.to].gradient_bytes, arrives)
 
 
-def _luck(peer: str, varies: float) -> Iterator[float]:
+def _factors(peer: str, varies: float) -> Iterator[float]:
     """Factors on the mean of each piece of work: lognormal, pseudo-random, the same for the same peer."""
     spread = math.sqrt(math.log1p(min(varies, MOST_VARIES) ** 2))
     state, normal = crc32(peer.encode()), NormalDist(-(spread**2) / 2, spread or 1.0)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import cast
 
 from hetpeer.peer.simulate.network.world import World
-from hetpeer.stages.links.link_pace import SLACK, ratio_of
+from hetpeer.stages.links.adaptive_ratio import SLACK, ratio_of
 from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
 from hetpeer.stages.planning.timeline import Timeline
 from hetpeer.stages.planning.uplinks import PeerLink, Uplink

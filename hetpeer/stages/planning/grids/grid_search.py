@@ -12,14 +12,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hetpeer.stages.planning.device_clusters import by_halves, chain, together
 from hetpeer.stages.planning.grids import group_path
 from hetpeer.stages.planning.grids.anneal import anneal, best_of
 from hetpeer.stages.planning.grids.bottleneck_matching import EXACT, Ints
 from hetpeer.stages.planning.grids.grid_costs import GridCost, Prices, as_it_is, cost_of, lower_bound
 from hetpeer.stages.planning.grids.population import GridPopulation
-from hetpeer.stages.planning.grids.search_seeds import beginnings
 from hetpeer.stages.planning.grids.wide_search import widely
 
+STARTS = 4
+"""Devices at which chains begin."""
 WIDTH = 32
 """Grids that are annealed together."""
 STEPS = 500
@@ -69,3 +71,27 @@ def _starts(sorted_members: Ints, found: Ints, random: np.random.Generator) -> I
     known = np.concatenate([found[None], sorted_members[: WIDTH // 2 - 1]])
     shuffled = [random.permutation(found.size).reshape(found.shape) for _ in range(WIDTH - len(known))]
     return np.concatenate([known, np.array(shuffled, dtype=np.intp)])
+
+
+def beginnings(prices: Prices, stages: int, replicas: int, random: np.random.Generator) -> Ints:
+    """Beginnings (C, K, R): nearest-neighbour, community and halving chains by both prices, and a random one.
+
+    Each is folded in all possible widths.
+    """
+    starts = random.permutation(stages * replicas)[:STARTS].tolist()
+    orders = []
+    for price in (prices.passing, prices.reducing):
+        orders += [chain(one, start) for one in (price, together(price, random)) for start in starts]
+        orders.append(by_halves(price))
+    orders.append(random.permutation(stages * replicas))
+    widths = [width for width in range(stages, 0, -1) if stages % width == 0]
+    return np.stack([folded(order, stages, replicas, width) for order in orders for width in widths])
+
+
+def folded(order: Ints, stages: int, replicas: int, width: int) -> Ints:
+    """A chain laid into the grid in strips of `width` stages, pipeline after pipeline; returns (K, R).
+
+    Neighbours in the chain are in one pipeline; with width 1 they form a stage. `width` divides `stages`.
+    """
+    strips = order.reshape(stages // width, replicas, width)
+    return np.ascontiguousarray(strips.transpose(0, 2, 1).reshape(stages, replicas))

@@ -18,7 +18,7 @@ from types import EllipsisType
 
 import numpy as np
 
-from hetpeer.stages.links.link_pace import SLACK
+from hetpeer.stages.links.adaptive_ratio import SLACK
 from hetpeer.stages.planning.swarms.plan_inputs import Devices, Floats, StepDemand
 
 REMEMBERED = 1 << 15
@@ -268,6 +268,18 @@ def roomiest_last(devices: Devices, blocks: int) -> Iterator[tuple[int, ...]]:
     last, *others = np.argsort(-devices.memory, kind="stable").tolist()
     for size in range(min(len(others), blocks - 1) + 1):
         yield (*others[:size], last)
+
+
+def lacking(devices: Devices, work: StepDemand) -> tuple[int, float]:
+    """(device with most memory, additional bytes on it that would suffice).
+
+    Behind the best number of other devices, the next largest first, it takes the remaining blocks. Having all
+    blocks on it alone is one of these cases; the search tries all of them.
+    """
+    pipelines = PipelineCuts(devices, work)
+    orders = list(roomiest_last(devices, len(work)))
+    last = orders[0][-1]
+    return last, min(map(pipelines.needed_at_the_end, orders)) - float(devices.memory[last])
 
 
 def _sums(values: Floats) -> Floats:
