@@ -182,7 +182,8 @@ async def test_every_command_that_is_shown_does_what_it_says(swarm: Swarm, tmp_p
     for command in reader.take("config.*", "pause.*"):
         await reader.give(command)
     await one.says("paused (user)", LONG)
-    await reader.give("resume")
+    (command,) = reader.take("resume")
+    await reader.give(command)
     await one.says("resumed", LONG)
     for command in reader.take("finish"):
         await reader.give(command)
