@@ -18,11 +18,11 @@ PAIRS = {
 """Where it is word against word."""
 
 
-def history(config, seed, faults=0):
-    """The swarm at the run's end."""
+def history(config, seed, faults=0, limit_s=900.0):
+    """The swarm at the run's end, after `limit_s` virtual seconds at most."""
     swarm = CheckedSwarm(seed, config, Symbols(BLOCKS), Coverage())
     Faults(swarm, faults)
-    swarm.run(900.0)
+    swarm.run(limit_s)
     return swarm
 
 

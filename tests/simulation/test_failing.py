@@ -65,7 +65,7 @@ def test_what_every_pipeline_fails_ends_the_run():
 
 
 def inflating(volunteers, seed):
-    """`v1` holds its blocks alone, and says that their norm is huge. The run that comes of that."""
+    """A run in which `v1` holds its blocks alone and says that their norm is huge."""
     config = HistoryConfig(
         volunteers=volunteers,
         layouts=LAYOUTS[1],
@@ -74,7 +74,7 @@ def inflating(volunteers, seed):
         lies={"v1": "inflates"},
         seats=TWO_STAGES,
     )
-    return history(config, seed)
+    return history(config, seed, limit_s=1800.0)  # where nobody can replace it there are many roll-backs
 
 
 @pytest.mark.parametrize("seed", mostly_proof(range(3), [0]))
