@@ -13,8 +13,18 @@ settings.register_profile(PROOF_PROFILE, deadline=None, max_examples=EXAMPLES)
 settings.register_profile("hetpeer", deadline=None, max_examples=EXAMPLES // SHARE)
 settings.load_profile("hetpeer")
 ALONE = "mark.alone"
-LONG = {"test_chaos", "test_versions", "test_leftovers", "test_grid", "test_histories", "test_doc_commands"}
-LONG |= {"test_demo", "test_mutants", "zoo", "nat"}
+LONG = {
+    "zoo",
+    "models",
+    "dht-network",
+    "nat",
+    "trained run",
+    "test_any_model",
+    "test_daemon",
+    "test_data_source",
+}
+LONG |= {"test_demo_command", "test_fetching", "test_leftovers", "test_overlap", "test_simulate_command"}
+LONG |= {"test_chaos", "test_doc_commands", "test_grid", "test_histories", "test_mutants", "test_versions"}
 """Files and groups with what takes a minute or more: begun first, as what is begun last keeps one process busy and the others idle."""
 
 

@@ -18,6 +18,8 @@ from hetpeer.dht.identity.peer_identity import Identity
 from tests.bootstrap.engine import Engine, rewrite_log
 from tests.swarm.swarm import resign as sign_again
 
+pytestmark = pytest.mark.xdist_group("trained run")
+
 Change = Callable[[dict[str, Any]], Any]
 
 

@@ -17,6 +17,8 @@ from hetpeer.stages.tracing.trace import trace
 from tests.amounts import mostly_proof
 from tests.stages.zoo import zoo
 
+pytestmark = pytest.mark.xdist_group("zoo")
+
 BOTH = pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bf16"])
 
 

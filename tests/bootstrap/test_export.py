@@ -17,6 +17,8 @@ from hetpeer.bootstrap.run.user_code import Author, build_model
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from tests.bootstrap.engine import make_frozen_run
 
+pytestmark = pytest.mark.xdist_group("trained run")
+
 
 def test_weights_load_into_the_authors_model(trained: RunDirectory, tmp_path: Path) -> None:
     exported = export(trained.path, tmp_path / "out" / "weights.safetensors")

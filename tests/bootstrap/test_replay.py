@@ -25,6 +25,8 @@ from hetpeer.dht.identity.peer_identity import Identity
 from tests.bootstrap.engine import Engine, make_frozen_run
 from tests.swarm.swarm import resign
 
+pytestmark = pytest.mark.xdist_group("trained run")
+
 
 @pytest.fixture(scope="module")
 def one_machine(fresh_template: RunDirectory) -> ReferenceRun:
