@@ -16,6 +16,8 @@ FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 PATH = re.compile(rf"`((?:hetpeer/)?(?:{ROOMS})/[a-z0-9_/{{}},.]*)(?:::?[^`]*)?`")
 BESIDE = re.compile(r"`((?:tests|benchmarks|docs)/(?!results)[A-Za-z0-9_/{},.*]*)")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+CITED = re.compile(r'\b([a-z]+)\.md, "([^"\\]+)"')
+"""A page and its section, as docstrings name them."""
 
 
 def spelled_out(name: str) -> Iterator[str]:
@@ -72,3 +74,24 @@ def test_the_architecture_page_has_every_room() -> None:
     rooms = [path.parent for path in PRODUCT.glob("*/*/__init__.py")]
     assert rooms
     assert [str(room.relative_to(PRODUCT)) for room in rooms if f"`{room.name}/`" not in text] == []
+
+
+def sections(page: Path) -> set[str]:
+    """Headings of a page, and what stands in bold or italics at the beginning of a paragraph or list item."""
+    text = page.read_text()
+    found = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    found += re.findall(r"^ *(?:[*-] |\d+\. )?\*{1,2}([^*\n]+)\*", text, re.MULTILINE)
+    return {one.strip(" .?:") for one in found}
+
+
+def test_sections_that_the_code_names_exist() -> None:
+    missing = []
+    for folder in ("hetpeer", "tests", "benchmarks"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if path == Path(__file__):
+                continue
+            for page, section in CITED.findall(re.sub(r"\s+", " ", path.read_text())):
+                target = ROOT / "docs" / f"{page}.md"
+                if not target.exists() or section.strip(" .?:") not in sections(target):
+                    missing.append(f"{path.relative_to(ROOT)}: {page}.md, {section}")
+    assert missing == []

@@ -1,7 +1,8 @@
 """The group scheduler: decides which workers average together, and when. The interface, and hetpeer's own
 rules.
 
-Pure. Docs: averaging.md, "Who with whom". Source: SDPipe (Miao et al., VLDB 2023), 3.2-3.4, Algorithm 2.
+Pure. Docs: averaging.md, "Who averages with whom".
+Source: SDPipe (Miao et al., VLDB 2023), 3.2-3.4, Algorithm 2.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The queue of clusters that wait for a group, with the group scheduler.
 
 Pure. The scheduler's workers are clusters, and its only stage is the whole pipeline (docs/averaging.md, "Who
-with whom").
+averages with whom").
 """
 
 from __future__ import annotations
