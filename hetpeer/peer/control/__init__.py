@@ -1,1 +1,1 @@
-"""How a volunteer's owner talks to its daemon: lines of JSON over a Unix socket in its home (docs/daemon.md)."""
+"""Control of a daemon by its owner: lines of JSON over a Unix socket in its home (docs/daemon.md)."""

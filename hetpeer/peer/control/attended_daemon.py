@@ -1,4 +1,4 @@
-"""Daemons that their owner asks how they are, and stops, and no more: reliable peers and rendezvous (docs/operations.md)."""
+"""Daemons with two orders, status and stop: reliable peers and rendezvous (docs/operations.md)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from hetpeer.peer.process.systemd_notify import Notifier
 
 
 class AttendedDaemon(OwnedDaemon):
-    """Of a reliable peer once `shows` was called, else of a rendezvous."""
+    """The daemon of a reliable peer once `shows` was called, else of a rendezvous."""
 
     def __init__(self, clock: SystemClock, leaving: asyncio.Event, notifier: Notifier) -> None:
         super().__init__(clock, leaving, notifier)
         self._reliable: Callable[[], ReliableStatus | None] = lambda: None
 
     def shows(self, reliable: Callable[[], ReliableStatus]) -> None:
-        """It has this to show from now on."""
+        """Show this status of the reliable peer from now on."""
         self._reliable = reliable
 
     def answer(self, request: ControlRequest) -> DaemonStatus:
@@ -43,13 +43,13 @@ class AttendedDaemon(OwnedDaemon):
 
     @property
     def standing(self) -> DaemonStatus:
-        """For the owner."""
+        """Status for the owner."""
         return super().standing.model_copy(update={"reliable": self._reliable()})
 
 
 @asynccontextmanager
 async def attended(folder: Path, key: Path, leaving: asyncio.Event) -> AsyncIterator[AttendedDaemon]:
-    """One that lives in `folder`, which is there, with the identity of `key`, until `leaving` is set: its owner and systemd hear of it, and its log is kept.
+    """Run a daemon in the existing `folder` with the identity of `key`, until `leaving` is set: control socket, systemd, log.
 
     Raises `LocalError` HP-ID-002 while another daemon lives there, HP-DISK-001, HP-DISK-002.
     """

@@ -20,14 +20,14 @@ ANSWER_S = 5.0
 
 
 class ControlConnection:
-    """To the daemon of one home. Raises `LocalError` HP-CTL-001 when it ends meanwhile, HP-CTL-002 when it does not answer."""
+    """Connection to the daemon of one home. Raises `LocalError` HP-CTL-001 when it ends, HP-CTL-002 when it does not answer."""
 
     def __init__(self, home: Path, there: socket.socket) -> None:
         self._home = home
         self._there = there
 
     def ask(self, request: ControlRequest) -> DaemonStatus:
-        """What the daemon answers. Raises also the error that it answers with, and HP-CTL-003."""
+        """The daemon's answer. Raises also the error in the answer, and HP-CTL-003."""
         try:
             self._there.sendall(request.encode())
             line = bytearray()
@@ -76,7 +76,7 @@ def connected(home: Path) -> Iterator[ControlConnection]:
 
 
 def ask(home: Path, request: ControlRequest) -> DaemonStatus:
-    """One question. Raises as `connected` and `Connection.ask` do."""
+    """Ask one question on a connection of its own. Raises as `connected` and `ControlConnection.ask` do."""
     with connected(home) as connection:
         return connection.ask(request)
 
@@ -87,6 +87,7 @@ def not_running(home: Path, why: str) -> LocalError:
         "HP-CTL-001",
         f"no hetpeer daemon runs from {home}",
         why=why,
-        fix="start one with hetpeer join, or give the right folder with --home (for a reliable peer: its run directory)",
+        fix="start one with hetpeer join, or give the right folder with --home (for a reliable peer: its run"
+        " directory)",
         exit_code=ExitCode.NOT_RUNNING,
     )

@@ -1,6 +1,6 @@
-"""What owner and daemon say to each other, one JSON object a line, and where they meet.
+"""Messages between owner and daemon, one JSON object a line, and the socket they meet at.
 
-Neither trusts the other's lines: they are bounded and checked, and what is wrong has one error.
+Neither side trusts the other's lines: they are bounded and checked, and a wrong one has one error (HP-CTL-003).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ AddressText = Annotated[str, Field(max_length=1024)]
 
 
 class ControlRequest(BaseModel):
-    """What the owner wants."""
+    """An order or question of the owner."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     do: Literal["status", "pause", "resume", "finish", "stop", "set"]
     for_s: Annotated[float, Field(gt=0, le=LONGEST_PAUSE_S)] | None = None
-    """How long a pause is to be; None: until `resume`."""
+    """Seconds of a pause; None: until `resume`."""
 
     key: Annotated[str, Field(max_length=64)] | None = None
     """The setting that is to be changed."""
@@ -75,7 +75,7 @@ class LinkStatus(BaseModel):
 
 
 class VolunteerStatus(BaseModel):
-    """What the daemon has to show, once it knows its run. `unit` is what its samples are counted in."""
+    """Progress of a volunteer in its run. `unit` is the unit of its samples."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
@@ -84,7 +84,7 @@ class VolunteerStatus(BaseModel):
     unit: Text
     steps: int
     step: int = 0
-    """Of a volunteer that is at work, as the rest."""
+    """Committed steps; this and the fields below have defaults while no volunteer is at work."""
     loss: float | None = None
     blocks: tuple[int, int] | None = None
     """From the first until before the second."""
@@ -104,11 +104,11 @@ class ReliableMember(BaseModel):
     lacks: int | None = None
     """Records of the log; None: only who leads knows."""
     silent_s: float | None = None
-    """Since it was last heard; None: nothing is to be heard of it there."""
+    """Seconds since it was last heard; None: the peer that answers does not know."""
 
 
 class ReliableStatus(BaseModel):
-    """What a reliable peer has to show. `steps` are those of the run, `version` those that are committed, as far as it knows."""
+    """Progress of a reliable peer. `steps`: of the run; `version`: committed, as far as it knows."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
@@ -117,10 +117,10 @@ class ReliableStatus(BaseModel):
     peer: Text
     """Its own id."""
     leader: Text = ""
-    """Who coordinates; empty: nobody, as far as it knows."""
+    """Id of the coordinator; empty: none is known."""
     term: int
     records: int
-    """Of its log."""
+    """Records of its log."""
     version: int
     steps: int
     stored: int
@@ -129,7 +129,7 @@ class ReliableStatus(BaseModel):
 
 
 class SettingInForce(BaseModel):
-    """One of docs/limits.md that is in force, as people write it, and where it is from."""
+    """A setting in force (docs/limits.md), as people write it, and its source."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
@@ -138,30 +138,30 @@ class SettingInForce(BaseModel):
 
 
 class DaemonStatus(BaseModel):
-    """What the daemon does (docs/daemon.md). Times are in seconds since 1970."""
+    """State of a daemon (docs/daemon.md). Times are in seconds since 1970."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
     state: Text
     reason: Text = ""
     why: Annotated[str, Field(max_length=4096)] = ""
-    """Of a pause: the same in words, with the settings that say so and when it goes on."""
+    """The reason of a pause in words, with the settings that decide and when it ends."""
     since: float
-    """When it began to be in this state for this reason."""
+    """Start of this state for this reason."""
     until: float | None = None
-    """When its pause ends by itself."""
+    """Time at which its pause ends by itself."""
     ends: float | None = None
-    """When it finishes by itself (`join --for`)."""
+    """Time at which it leaves by itself (`join --for`)."""
     month_bytes: int | None = None
     """Sent and received in this month of the calendar."""
     addresses: Annotated[tuple[AddressText, ...], Field(max_length=16, strict=False)] = ()
-    """Where its node is reached; none before it has joined the network."""
+    """Addresses of its node; none before it has joined the network."""
     settings: Annotated[dict[Text, SettingInForce], Field(max_length=64)] = {}
-    """In force, by `section.key`."""
+    """Settings in force, by `section.key`."""
     figures: VolunteerStatus | None = None
-    """Of a volunteer."""
+    """Progress, if it is a volunteer."""
     reliable: ReliableStatus | None = None
-    """Of a reliable peer."""
+    """Progress, if it is a reliable peer."""
     dashboard: AddressText | None = None
     """The link to its page, with the token, if it serves one."""
 
@@ -176,7 +176,7 @@ def encode_error(error: HetpeerError) -> bytes:
 
 
 def decode_answer(line: bytes) -> DaemonStatus:
-    """The standing in a daemon's answer. Raises the error in it as `LocalError`, and HP-CTL-003 for anything else."""
+    """The status in a daemon's answer. Raises an error in it as `LocalError`, and HP-CTL-003 for anything else."""
     try:
         answer = json.loads(line)
         if "error" in answer:
@@ -202,7 +202,7 @@ def not_understood(why: str) -> LocalError:
 
 @contextmanager
 def opened(home: Path) -> Iterator[tuple[int, str]]:
-    """The opened folder, and the socket's address relative to it: a path may be longer than an address. Raises OSError."""
+    """The opened folder and the socket's address in it; a full path may be too long for an address. Raises OSError."""
     folder = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield folder, f"/proc/self/fd/{folder}/{SOCKET}"

@@ -29,7 +29,7 @@ MAX_CONNECTIONS = 16
 IDLE_S = 60.0
 """A connection over which nothing is asked for so long is closed."""
 PARTING_S = 1.0
-"""At the end, whoever does not read what it asked for is left after so long."""
+"""Seconds after which a client that does not read its answer is dropped at the end."""
 _CREDENTIALS = struct.Struct("3i")
 
 _log = logging.getLogger(__name__)
@@ -39,10 +39,10 @@ _log = logging.getLogger(__name__)
 async def serving(
     home: Path, answer: Callable[[ControlRequest], DaemonStatus], key: Path | None = None
 ) -> AsyncIterator[None]:
-    """Answer what the owner asks, from `home`, which is there. At the end the connections are closed and the socket is gone.
-    `key`: of the daemon's identity, where that is no volunteer's.
+    """Answer the owner at the socket in the existing folder `home`, until the context ends.
 
-    Raises `LocalError` HP-ID-002 when another daemon does so, HP-DISK-001 where no socket can be.
+    `key`: the daemon's identity, if it is not a volunteer's. Raises `LocalError` HP-ID-002 when another daemon serves this
+    home, HP-DISK-001 where no socket can be made.
     """
     async with AsyncExitStack() as stack:
         folder, address = stack.enter_context(locked(home, key))
@@ -73,7 +73,7 @@ def locked(home: Path, key: Path | None = None) -> Iterator[tuple[int, str]]:
 
 @contextmanager
 def _bound(folder: int, address: str) -> Iterator[socket.socket]:
-    """The socket, of mode 0600 from its creation on. One that is there was left by a daemon that was killed: we hold the lock."""
+    """The socket, with mode 0600 from its creation. An old one was left by a killed daemon: we hold the lock."""
     with suppress(FileNotFoundError):
         os.unlink(SOCKET, dir_fd=folder)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -90,14 +90,14 @@ def _bound(folder: int, address: str) -> Iterator[socket.socket]:
 
 
 class _Connections:
-    """Those that are open, a task each."""
+    """The open connections, one task each."""
 
     def __init__(self, answer: Callable[[ControlRequest], DaemonStatus]) -> None:
         self._answer = answer
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, until it ends or is of no use any more."""
+        """Serve one connection until it ends."""
         task = asyncio.current_task()
         assert task is not None
         try:

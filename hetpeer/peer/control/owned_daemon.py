@@ -1,4 +1,4 @@
-"""A daemon that somebody owns: it says what it does, its owner may end it, and systemd hears of both (docs/daemon.md)."""
+"""Base of all daemons: state and reason for the owner and for systemd, and an orderly end (docs/daemon.md)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hetpeer.peer.control.control_messages import DaemonStatus
 from hetpeer.peer.process.systemd_notify import Notifier
 
 TICK_S = 1.0
-"""Between two looks: what time alone brings about is so late at most."""
+"""Seconds between two looks at what changes with time alone."""
 MAX_ADDRESSES = 8
 STARTING, DRAINING, STOPPED, FAILED = "starting", "draining", "stopped", "failed"
-"""What every daemon does at its beginning and its end."""
+"""States that every daemon has at its start and its end."""
 
 Does = tuple[str, str]
 """A state and the reason for it, which may be empty."""
@@ -58,7 +58,7 @@ class OwnedDaemon:
         self.look()
 
     def does(self, state: str, reason: str = "") -> None:
-        """It does this, until something else is said."""
+        """Set state and reason until the next call of `does` or `follow`."""
         self.follow(lambda: (state, reason))
 
     def follow(self, look: Callable[[], Does]) -> None:
@@ -67,17 +67,17 @@ class OwnedDaemon:
         self.look()
 
     def ready(self, addresses: Callable[[], Sequence[str]]) -> None:
-        """It has begun, and its node is reached at these addresses."""
+        """Tell systemd that the daemon is ready; `addresses` gives those of its node."""
         self._addresses = addresses
         self._notifier.tell("READY")
 
     def shown_at(self, link: str, changes: Callable[[], None] = lambda: None) -> None:
-        """Its dashboard is there, from now on; empty: nowhere. `changes` is called whenever state or reason change."""
+        """Set the link to its dashboard; empty: none. `changes` is called at each change of state or reason."""
         self._dashboard, self._changes = link, changes
 
     @property
     def standing(self) -> DaemonStatus:
-        """For the owner."""
+        """Status for the owner."""
         self.look()
         state, reason, since = self._known
         return DaemonStatus(

@@ -1,4 +1,4 @@
-"""What a volunteer's daemon has to show to its owner: where the run is, and what it does in it."""
+"""Progress of a volunteer for its owner: the run, and this volunteer's part in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hetpeer.stages.pipeline.utilization import WorkerOccupation
 
 
 def figures_of(presence: Presence) -> VolunteerStatus:
-    """Now. While no volunteer lives there, the run's alone."""
+    """Current progress; without a living volunteer only that of the run."""
     manifest, volunteer = presence.files.run.manifest, presence.life.volunteer
     known = VolunteerStatus(
         pid=os.getpid(), run=manifest.name[:64], unit=manifest.data.unit, steps=manifest.training.steps

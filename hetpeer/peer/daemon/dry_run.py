@@ -37,7 +37,10 @@ from hetpeer.peer.watching.human_units import blocks_text, bytes_text
 
 
 async def try_out(options: JoinOptions) -> None:
-    """Say what `hetpeer join` would do. Raises the `LocalError` with which `join` would end, and `RemoteError` where the DHT does not answer."""
+    """Say what `hetpeer join` would do.
+
+    Raises the `LocalError` with which `join` would end, and `RemoteError` if the DHT does not answer.
+    """
     home = Home(options.home)
     home.identity()
     daemon = VolunteerDaemon(SystemClock(), asyncio.Event(), Notifier(""))

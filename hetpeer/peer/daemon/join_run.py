@@ -1,8 +1,8 @@
-"""From an address to a volunteer at work: what `hetpeer join` does, in order.
+"""`hetpeer join`: from an address to a volunteer at work.
 
-Listen to the owner, join the network, fetch and check the manifest; then one life after another: start the compute worker, take
-part, leave. Each part is undone in the reverse order, whatever happens. While the owner holds the volunteer back there is no
-worker. One that dies (most likely: out of memory) is started again a few times.
+In order: listen to the owner, join the network, fetch and check the manifest; then one life after another: start the
+compute worker, take part, leave. The parts are undone in reverse order. While the volunteer is held back there is no
+worker. A worker that dies (most likely out of memory) is started again a few times.
 """
 
 from __future__ import annotations
@@ -39,13 +39,16 @@ MAX_RESTARTS = 3
 RESTART_WINDOW_S = 600.0
 """A worker that dies more than MAX_RESTARTS times in so long is not started again."""
 SWEEP_S = 0.5
-"""By then nothing of a life that is over runs any more."""
+"""Seconds after which nothing of an ended life runs any more."""
 
 _log = logging.getLogger(__name__)
 
 
 async def join(options: JoinOptions, leaving: asyncio.Event) -> Stop | None:
-    """Take part until the run is over (its Stop), or `leaving` is set or the owner wants it to end (None). Raises `LocalError`."""
+    """Take part until the run is over (returns its Stop), or `leaving` is set or the owner ends it (None).
+
+    Raises `LocalError`.
+    """
     home = Home(options.home)
     home.identity()  # and its folder, where the owner finds us
     daemon = VolunteerDaemon(SystemClock(), leaving, Notifier.of_environment())

@@ -1,7 +1,7 @@
-"""The limits of a volunteer in force: settings that change while it runs, sensors that are looked at, bytes that are counted.
+"""The limits of a running volunteer: settings that may change, sensor readings, and the month's traffic.
 
-What follows from the readings is the governor's; here it becomes holds of the daemon, rates of the node and cores of the
-processes (docs/limits.md).
+The governor decides what follows from the readings; this module applies it as holds of the daemon, rate limits of the
+node and cores of the processes (docs/limits.md).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOOK_S = 2.0
 SAVE_EVERY = 5
 """Looks between two writings of the month's bytes."""
 RENEWAL_S = 0.5
-"""For so long a volunteer is held whose worker is to be replaced: its life ends, and the next begins."""
+"""Seconds for which a volunteer is held so that its worker is replaced: one life ends, and the next begins."""
 BY_COMMAND = "hetpeer config set"
 """The source of what was changed while it runs."""
 DEVICE, KEPT = "compute.device", "the worker before"
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class LimitsInForce:
-    """It answers the owner at once, and governs within `running`; its node comes later."""
+    """Answers the owner from the start, applies limits within `running`; the node is given later (`use`)."""
 
     def __init__(
         self,
@@ -55,9 +55,9 @@ class LimitsInForce:
     ) -> None:
         self.settings = settings
         self.sources = dict(sources)
-        """Where each setting is from that is no default."""
+        """Key of each setting that is not a default → its source."""
         self.readings: Readings | None = None
-        """Of the last look."""
+        """Readings of the last look."""
         self._daemon = daemon
         self._home = home.path
         self._sensors = sensors
@@ -91,17 +91,17 @@ class LimitsInForce:
             self.save()
 
     def use(self, throttle: Throttle) -> None:
-        """Of the node that there is from now on."""
+        """Limit and count the traffic of this node from now on."""
         self._throttle = throttle
         self._set_rates()
 
     def computes_on(self, asked: str, uuid: str) -> None:
-        """The worker that was started for the device `asked` uses the GPU with this UUID, or none: the sensors heed that one."""
+        """Watch the GPU with this UUID, on which the worker for the device `asked` computes; empty: none."""
         self._device = asked
         self._sensors.computes_on(asked, uuid)
 
     def keep_device(self) -> bool:
-        """No worker starts on the device in force: the last that one was started on is in force again. False: there is no other."""
+        """Go back to the last device on which a worker started. False if there is no other than the one in force."""
         wanted = self.settings.compute.device
         if self._device in (None, wanted):
             return False
@@ -124,7 +124,7 @@ class LimitsInForce:
 
     @property
     def throttle(self) -> Throttle:
-        """What the node has sent and received, at which rates."""
+        """Traffic and rate limits of the node."""
         return self._throttle
 
     @property
@@ -135,16 +135,16 @@ class LimitsInForce:
 
     @property
     def warnings(self) -> tuple[HetpeerError, ...]:
-        """What the sensors have found."""
+        """Problems that the sensors have found."""
         return self.readings.warnings if self.readings is not None else ()
 
     @property
     def holding(self) -> tuple[Reason, ...]:
-        """What holds the volunteer back now, in order."""
+        """Reasons that hold the volunteer back now, in order."""
         return self._daemon.holding
 
     def change(self, key: str, value: str) -> None:
-        """Another value from now on; with a new worker where it takes one. Raises `LocalError` HP-CONF-003."""
+        """Change a setting, with a new worker if it needs one. Raises `LocalError` HP-CONF-003."""
         before, self.settings = self.settings, self.settings.changed(key, value, "the owner")
         self.sources[key] = BY_COMMAND
         _log.info("%s is now %r", key, value)
@@ -176,7 +176,7 @@ class LimitsInForce:
 
     @property
     def share(self) -> float:
-        """How much of its time the worker may work, as its GPU's power allows."""
+        """Share of its time that the worker may work under its GPU's power limit."""
         return self._governor.share
 
     @property
@@ -185,7 +185,7 @@ class LimitsInForce:
         return Reason.TRANSFER_CAP in self._holding
 
     def save(self) -> None:
-        """Write the month's bytes down, if there are more. A disk that takes nothing now is no reason to stop."""
+        """Save the month's traffic if it has changed. A disk that cannot be written does not end the daemon."""
         month = self._month
         if month == self._saved:
             return

@@ -1,4 +1,4 @@
-"""What a machine offers to a run: what its owner's limits leave of what there is, and what the worker found to compute on."""
+"""Offer of a machine to a run: what the owner's limits leave of its memory, disk and uplink, and its device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hetpeer.stages.block import device
 from hetpeer.stages.ipc.results import WorkerInfo
 
 RESERVED, LEAST_RESERVED_BYTES = 0.05, 256 << 20
-"""Of a GPU's memory, for what no plan counts: kernels and their scratch space, and gaps between tensors."""
+"""Share and least bytes of a GPU's memory that are not offered: kernels, scratch space and gaps between tensors."""
 
 
 def ram_offered(limit: float) -> int:
@@ -20,14 +20,14 @@ def ram_offered(limit: float) -> int:
 
 
 def disk_offered(home: Path, limit: float) -> int:
-    """As `ram_offered`, of the disk that `home` is on."""
+    """Bytes of the disk of `home`; `limit` is a number of them, or up to 1 a share of what is free now."""
     return int(limit) if limit > 1 else int(shutil.disk_usage(home).free * limit)
 
 
 def memory_offered(ram: int, info: WorkerInfo, gpu_memory: float) -> int:
-    """Bytes that a place may take of this worker: `ram`, and on a GPU no more than what is free there of the share `gpu_memory`. Pure.
+    """Bytes that a place may take: `ram`, and on a GPU at most the free part of the share `gpu_memory`. Pure.
 
-    Parameters, slots and activations are on the GPU then; what travels is in RAM, as is a state that is loaded.
+    On a GPU parameters, slots and activations lie there; tensors in transit and a state being loaded are in RAM.
     """
     if not on_gpu(info):
         return ram
@@ -51,7 +51,7 @@ def on_gpu(info: WorkerInfo) -> bool:
 
 
 def computes_on(info: WorkerInfo, offered: int) -> str:
-    """As a line for the owner; `offered` as `memory_offered` says. Pure."""
+    """Line for the owner: device and offered memory, `offered` as from `memory_offered`. Pure."""
     cores = "1 processor core" if info.threads == 1 else f"{info.threads} processor cores"
     free = bytes_text(info.device_free_bytes + info.device_bytes)
     there = f"{info.device_name}, {free} free" if on_gpu(info) else cores

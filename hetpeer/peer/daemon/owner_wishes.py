@@ -1,7 +1,7 @@
-"""A volunteer's daemon as its owner sees it: what is asked of it, and what it does (docs/daemon.md).
+"""A volunteer's daemon as its owner sees it: wishes and state (docs/daemon.md).
 
-What is asked is one wish at a time. It follows from what holds the volunteer back, from whether it is to finish and whether it
-is to stop; who does something that takes long waits for a wish that ends it.
+There is one wish at a time. It follows from the reasons that hold the volunteer back, and from the orders to finish and
+to stop. Long work waits for a wish that ends it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hetpeer.peer.process.systemd_notify import Notifier
 
 
 class Wish(enum.Enum):
-    """What the owner wants."""
+    """What the daemon is to do."""
 
     WORK = "work"
     PAUSE = "pause"
@@ -31,7 +31,7 @@ class Wish(enum.Enum):
 
 
 class DaemonState(enum.StrEnum):
-    """What the daemon does, as `status` shows it."""
+    """State of the daemon, as `status` shows it."""
 
     STARTING = owned_daemon.STARTING
     CHECKING = "checking"
@@ -58,11 +58,11 @@ class VolunteerDaemon(OwnedDaemon):
         self._explain: Callable[[Sequence[Reason]], str] = lambda _: ""
         self._wish_known = Wish.WORK
 
-    # ── what is asked ────────────────────────────────────────────────────────────────────────────────────────────
+    # ── wishes ──────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def wish(self) -> Wish:
-        """What the owner wants now."""
+        """The wish in force."""
         held = bool(self.holding)
         if self._leaving.is_set() or (self._finishing and held):
             return Wish.STOP
@@ -72,7 +72,7 @@ class VolunteerDaemon(OwnedDaemon):
 
     @property
     def holding(self) -> tuple[Reason, ...]:
-        """What holds it back now, in order."""
+        """Reasons that hold the volunteer back now, in order."""
         return self._holds.at(self._clock.boottime())
 
     async def until(self, *wishes: Wish) -> Wish:
@@ -113,14 +113,14 @@ class VolunteerDaemon(OwnedDaemon):
                 self.stop()
         return self.standing
 
-    # ── what it does ─────────────────────────────────────────────────────────────────────────────────────────────
+    # ── state ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def joined(
         self,
         addresses: Callable[[], Sequence[str]],
         figures: Callable[[], VolunteerStatus | None] = lambda: None,
     ) -> None:
-        """It is in the network, and reached there; `figures` are what it has to show from now on."""
+        """The node has joined, at `addresses`; `figures` gives the volunteer's progress from now on."""
         self._figures = figures
         self.ready(addresses)
 
@@ -130,7 +130,7 @@ class VolunteerDaemon(OwnedDaemon):
 
     @property
     def standing(self) -> DaemonStatus:
-        """For the owner."""
+        """Status for the owner."""
         known, now, wall = super().standing, self._clock.boottime(), self._clock.wall()
         left_s = self._holds.until(now) - now
         is_paused = known.state == DaemonState.PAUSED
@@ -145,7 +145,7 @@ class VolunteerDaemon(OwnedDaemon):
         )
 
     def look(self) -> None:
-        """Something may have changed: whoever waits for a wish, and systemd, hear of it."""
+        """Notify systemd and everything that waits for a wish of a change."""
         if not self._finishing and self._clock.boottime() >= self._finish_at:
             self._finishing = True
             say("its time (--for) is over: it leaves when the current step is done")

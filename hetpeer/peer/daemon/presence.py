@@ -1,4 +1,4 @@
-"""Our place in the network and in the run's files: what outlives the compute worker, and goes on through a pause."""
+"""Node, run files and log of a volunteer: the parts that outlive the compute worker and last through a pause."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ from hetpeer.peer.training.volunteer import Volunteer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinOptions:
-    """What the volunteer asked for."""
+    """Options of `hetpeer join`."""
 
     bootstrap: tuple[Address, ...]
     run: str = ""
     """The id of the run that it must be; empty: whichever is there."""
     voucher: bytes = b""
-    """Of the invite, for the run's door."""
+    """Voucher of the invite, for admission to the run."""
     home: Path
     settings: Settings
-    """As they are at the start."""
+    """Settings at the start."""
     for_s: float | None = None
-    """How long it takes part; None: until something else is said."""
+    """Seconds for which it takes part; None: without end."""
     sources: Mapping[str, str] = field(default_factory=dict)
-    """Where those are from that are no defaults."""
+    """Key of each setting that is not a default → its source."""
     trace: bool = False
     """Write down what is done when (span_trace.py)."""
     dashboard: Where | None = None
-    """Where its dashboard and metrics are served."""
+    """Address of its dashboard and metrics; None: none."""
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class Life:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Presence:
-    """Where we are, and in which run."""
+    """Node and run of this volunteer, with its files, log and credentials."""
 
     node: Node
     home: Home
@@ -103,7 +103,7 @@ class Presence:
 async def present(
     options: JoinOptions, home: Home, stack: contextlib.AsyncExitStack, settings: Callable[[], Settings]
 ) -> Presence:
-    """Join the network, and get to know the run. `stack` ends it; `settings` are those of the moment. Raises `LocalError`."""
+    """Join the network and fetch the manifest. `stack` ends it; `settings` gives the current ones. Raises `LocalError`."""
     identity, network = home.identity(), options.settings.network
     arrival = await stack.enter_async_context(await arriving(options, home))
     node, signed = arrival.node, arrival.signed
@@ -143,7 +143,10 @@ async def present(
 async def arriving(
     options: JoinOptions, home: Home, *, stays: bool = True
 ) -> contextlib.AbstractAsyncContextManager[FoundRun]:
-    """The way into the network of the run that is meant, to be entered; `stays` as `arrived` has it. Raises `LocalError` HP-ADDR-004, HP-NET-016."""
+    """Context manager that joins the network of the run in `options`; `stays` as in `arrived`.
+
+    Raises `LocalError` HP-ADDR-004, HP-NET-016.
+    """
     network, goal = options.settings.network, Destination(options.bootstrap, options.run)
     if network.lan and not goal.addresses:
         goal = await _nearby(network.host, goal.run, home)
@@ -158,7 +161,7 @@ async def arriving(
 
 
 async def _nearby(host: str, run: str, home: Home) -> Destination:
-    """To a run in the networks of `host`: to `run`, if it is named, which without anybody there is found as it was before.
+    """A run in the local networks of `host`: `run` if named; if nobody there has it, by the addresses known before.
 
     Raises `LocalError` HP-ADDR-004, HP-NET-016.
     """
@@ -181,5 +184,5 @@ async def _refused(stream: Stream) -> None:
 
 
 async def no_state(_cluster: int, _version: int, _block: int) -> Served | None:
-    """Of who holds none."""
+    """State source of a peer without states."""
     return None

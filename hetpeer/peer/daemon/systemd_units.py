@@ -1,4 +1,4 @@
-"""A volunteer, or a reliable peer, as a service of its user's systemd: it is started at login, and again when it fails (docs/daemon.md)."""
+"""A volunteer or reliable peer as a systemd user service, started at login and again after a failure (docs/daemon.md)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IN_VAIN = (
     ExitCode.VERSION,
     ExitCode.RUN_CLOSED,
 )
-"""Who ended with one of these would do so again."""
+"""Exit codes after which a restart would fail the same way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +33,17 @@ class Unit:
     name: str
     description: str
     command: str
-    """With which it is installed, behind `hetpeer service install`."""
+    """Options after `hetpeer service install`."""
     nice: int
     again_s: int
-    """After so many seconds it is started again."""
+    """Seconds until a restart."""
 
 
 VOLUNTEER = Unit("hetpeer.service", "hetpeer volunteer", "--bootstrap ADDR", nice=10, again_s=30)
 
 
 def serving(folder: Path) -> Unit:
-    """Of the reliable peer, or rendezvous, that lives in `folder`: others wait for it, so it does not give way to other programs, and is back soon."""
+    """Unit of the reliable peer or rendezvous in `folder`. Others wait for it: normal priority and a quick restart."""
     absolute = str(folder.absolute())
     readable = re.sub(r"[^A-Za-z0-9_.]+", "-", folder.absolute().name)[:64]
     name = f"hetpeer-bootstrap-{readable}-{blake3(absolute.encode()).hexdigest(4)}.service"
@@ -75,13 +75,13 @@ WantedBy=default.target
 
 
 FOLDERS = ("XDG_STATE_HOME", "XDG_CONFIG_HOME")
-"""Where a home and its settings are looked for, which a shell may know and a service not."""
+"""Variables that name folders of homes and settings: set in a shell, but not in a service."""
 
 
 def unit_text(
     command: Sequence[str], unit: Unit = VOLUNTEER, environment: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """The text of `unit`, which runs `command` with FOLDERS as `environment` has them; it waits for the network as long as it takes. Pure."""
+    """Text of `unit`, which runs `command` with the FOLDERS of `environment` and waits for the network. Pure."""
     folders = [f"{name}={environment[name]}" for name in FOLDERS if environment.get(name)]
     return _TEXT.format(
         command=" ".join(map(_quoted, command)),
@@ -95,7 +95,7 @@ def unit_text(
 
 
 def unit_path(unit: Unit = VOLUNTEER) -> Path:
-    """Where systemd looks for it among a user's own units."""
+    """Path of the unit among the user's own units."""
     config = os.environ.get("XDG_CONFIG_HOME")
     return (Path(config) if config else Path.home() / ".config") / "systemd" / "user" / unit.name
 
@@ -129,7 +129,10 @@ def uninstall(unit: Unit = VOLUNTEER) -> None:
 
 
 def properties(unit: Unit = VOLUNTEER) -> Mapping[str, str]:
-    """What systemd says of it: ActiveState, SubState, UnitFileState, StatusText. Raises `LocalError` HP-SVC-001, HP-SVC-002."""
+    """Properties of the service: ActiveState, SubState, UnitFileState, StatusText.
+
+    Raises `LocalError` HP-SVC-001, HP-SVC-002.
+    """
     _installed(unit)
     wanted = "ActiveState,SubState,UnitFileState,StatusText"
     lines = _systemctl("show", unit.name, "--property", wanted).splitlines()
@@ -174,7 +177,7 @@ def _installed(unit: Unit) -> None:
 
 
 def _systemctl(*arguments: str) -> str:
-    """What `systemctl --user` prints. Raises `LocalError` HP-SVC-001."""
+    """Output of `systemctl --user`. Raises `LocalError` HP-SVC-001."""
     try:
         done = subprocess.run(
             ["systemctl", "--user", *arguments],
@@ -200,17 +203,17 @@ def _no_systemd(why: str) -> LocalError:
 
 
 def _quoted(word: str) -> str:
-    """One word of a command line in a unit: nothing in it is expanded."""
+    """A word of a unit's command line, with nothing in it expanded."""
     return _escaped(word).replace("$", "$$")
 
 
 def _escaped(word: str) -> str:
-    """One word in a unit."""
+    """A quoted word of a unit."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return '"' + escaped.replace("\n", "\\n") + '"'
 
 
 def _unquoted(word: str) -> str:
-    """What `_quoted` made a word of, without the marks around it."""
+    """`text` with systemd's escapes, without quotes."""
     escaped = {"\\\\": "\\", '\\"': '"', "\\n": "\n", "%%": "%", "$$": "$"}
     return re.sub(r'\\\\|\\"|\\n|%%|\$\$', lambda found: escaped[found[0]], word)

@@ -1,7 +1,7 @@
-"""One life of a volunteer: a compute worker is started and measured, takes part, and is ended when its owner wants so.
+"""One life of a volunteer: a compute worker is started, measured, takes part, and is ended when the owner wants.
 
-Whatever ends it early begins with the worker's suspension: from then on it takes no processor time, and what it was doing
-is done again by others (docs/daemon.md).
+An early end begins with the suspension of the worker: from then on it takes no processor time, and other volunteers
+compute its unfinished work again (docs/daemon.md).
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ FINISH_S = 600.0
 """A step that takes longer is not waited for by who is asked to finish."""
 MIN_ARENA_BYTES = 1 << 26
 PACE_S = 0.7
-"""Far below what others wait for a sign of life; what a card draws is looked at at other times than its rests."""
+"""Period of work and rest under a power limit: far below a lease, and out of phase with the readings of power."""
 
 _log = logging.getLogger(__name__)
 
 
 async def live(presence: Presence, daemon: VolunteerDaemon, governing: LimitsInForce) -> Stop | None:
-    """Take part with one compute worker until the run is over (its Stop), or something else than work is wished (None).
+    """Take part with one compute worker until the run is over (returns its Stop) or the wish is no longer work (None).
 
-    `governing` has the settings, and says at any time how much of its time the worker may work.
+    `governing` has the settings and the share of its time that the worker may work.
 
     Raises `LocalError`, and `WorkerDiedError` with nothing of the worker left.
     """
@@ -73,7 +73,7 @@ async def live(presence: Presence, daemon: VolunteerDaemon, governing: LimitsInF
 
 @contextlib.asynccontextmanager
 async def shown_as(state: DaemonState, presence: Presence, governing: LimitsInForce) -> AsyncIterator[None]:
-    """Others see us meanwhile: a worker takes seconds to start, and so does the first word of a new node to get about."""
+    """Publish an advert meanwhile: a worker takes seconds to start, and a new node's first advert seconds to spread."""
     advert = partial(workless_advert, presence.node, governing.settings.node.name, state.value)
     company = TaskSet()
     company.spawn(publish_forever(presence.roster, advert), name="advert")
@@ -86,7 +86,7 @@ async def shown_as(state: DaemonState, presence: Presence, governing: LimitsInFo
 async def start_compute(
     home: Home, governing: LimitsInForce, life: contextlib.AsyncExitStack
 ) -> tuple[Compute, Offer, str]:
-    """A compute worker, what this machine can offer with it, and the name of its device. Raises `LocalError` HP-GPU-*."""
+    """Start a compute worker; returns it, the machine's offer and the device's name. Raises `LocalError` HP-GPU-*."""
     settings = governing.settings
     ram = ram_offered(share_or_bytes(settings.limits.ram))
     compute = await life.enter_async_context(_running_compute(settings, ram))
@@ -187,7 +187,7 @@ async def _take_part(
 
 
 async def _called_off(volunteer: Volunteer, daemon: VolunteerDaemon) -> None:
-    """Return when this life is to end. Who is asked to finish stops when the step that is under way is over."""
+    """Return when this life is to end. After an order to finish that is at the end of the current step."""
     if await daemon.until(Wish.PAUSE, Wish.FINISH, Wish.STOP) is Wish.FINISH:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FINISH_S):
@@ -196,7 +196,7 @@ async def _called_off(volunteer: Volunteer, daemon: VolunteerDaemon) -> None:
 
 
 async def pace_forever(compute: Compute, share: Callable[[], float]) -> None:
-    """Have the worker rest for what `share` leaves of each PACE_S; where that is nothing, until the governor may have changed it."""
+    """Let the worker rest for the part of each PACE_S that `share` leaves. Never returns."""
     while True:
         working_s = PACE_S * share()
         await asyncio.sleep(working_s if working_s < PACE_S else LOOK_S)
@@ -209,7 +209,7 @@ async def pace_forever(compute: Compute, share: Callable[[], float]) -> None:
 
 
 def doing(phase: Phase, *, in_touch: bool) -> Does:
-    """What a volunteer in this phase does, `in_touch` with a coordinator or not. Pure."""
+    """State and reason of a volunteer in `phase`, `in_touch` with a coordinator or not. Pure."""
     match phase:
         case Phase.STOPPED:
             return DaemonState.STOPPED, ""

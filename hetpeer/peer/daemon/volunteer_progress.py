@@ -32,7 +32,7 @@ class Arriving:
         self._seen_at = 0.0
 
     def look(self, received: int, fetching: bool, now: float) -> int | None:
-        """Bytes since the fetching began; None while there are few, or no more come. `received`: of the node, in all."""
+        """Bytes since the fetch began; None while they are few or no more come. `received`: all bytes of the node."""
         if not fetching:
             self._before = None
             return None
@@ -128,7 +128,8 @@ class VolunteerProgress:
     def _state_line(self, member: Member, received: int) -> str:
         place = range(*member.place) if member.place is not None else range(0)
         size = state_bytes(self._manifest, place)
-        return f"fetching the state of {_blocks(member)}: {bytes_text(received)} received, of at most {bytes_text(size)} and the first data"
+        come = f"{bytes_text(received)} received, of at most {bytes_text(size)} and the first data"
+        return f"fetching the state of {_blocks(member)}: {come}"
 
 
 def _waiting_line(volunteer: Volunteer, rest_s: float) -> str:

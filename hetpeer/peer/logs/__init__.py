@@ -1,1 +1,1 @@
-"""What a daemon writes down of what it does, and how that is read: a file in its home (docs/machine.md)."""
+"""The log of a daemon: files in its home, written and read (docs/machine.md)."""

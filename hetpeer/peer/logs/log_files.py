@@ -1,4 +1,4 @@
-"""The log of one daemon: every message from `info` on and every line that its user was told, whatever is shown on its terminal."""
+"""The log file of a daemon: messages from `info` on and every line shown to the person, whatever the terminal shows."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from hetpeer.peer.process.console import SAID
 
 FILE = "daemon.log"
 MAX_BYTES = 2 << 20
-"""Of one file; about a day of a volunteer at work."""
+"""Size limit of one file; about a day of a volunteer at work."""
 OLDER = 3
 """Files that are kept beside the newest: `daemon.log.1` is the last one before it."""
 
 
 @contextmanager
 def keeping_log(home: Path) -> Iterator[None]:
-    """Write the log of this process into `home`, which is there, and what ended it. One process at a time does so.
+    """Write this process's log, and the error that ends it, into the existing folder `home`. One process at a time.
 
-    Raises `LocalError` HP-DISK-001, HP-DISK-002. A disk that is full later ends the log, not the daemon.
+    Raises `LocalError` HP-DISK-001, HP-DISK-002. A disk that fills up later ends the log, not the daemon.
     """
     with disk_errors(home / FILE):
         handler = _File(home / FILE)
@@ -54,7 +54,7 @@ def keeping_log(home: Path) -> Iterator[None]:
 
 
 class _File(RotatingFileHandler):
-    """Of bounded size, for its owner alone."""
+    """A log file of bounded size with mode 0600."""
 
     def __init__(self, path: Path) -> None:
         self._failed = False
@@ -68,7 +68,7 @@ class _File(RotatingFileHandler):
         return os.fdopen(descriptor, "a", encoding="utf-8")
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802 - logging's names
-        """Said once: a line for each line that cannot be written helps nobody."""
+        """Report the first failed write only."""
         if not self._failed:
             self._failed = True
             reason = sys.exception()

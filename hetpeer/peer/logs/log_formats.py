@@ -1,4 +1,4 @@
-"""A message of the log as a line: for people, and as JSON. Loads nothing heavy: the command line needs it at once."""
+"""Formats of a log message: a line for people, and JSON. Imports nothing heavy, because every command loads it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TOKEN = re.compile(r"(token=)[^\s&]+")
 
 
 def level_of(record: logging.LogRecord) -> str:
-    """In Python's own words: libraries rename its levels (hivemind's warnings are "WARN")."""
+    """Name of the level as in Python; libraries rename levels (hivemind's warnings are "WARN")."""
     return _LEVELS.get(record.levelno, record.levelname).lower()
 
 
@@ -37,7 +37,7 @@ def line(seconds: float, level: str, event: str, *, pattern: str = "%H:%M:%S", c
 
 
 class PlainFormatter(logging.Formatter):
-    """For people, as `line`; a traceback below."""
+    """Format for people: `line`, with the traceback below."""
 
     def __init__(self, *, colours: bool) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class PlainFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line, for machines. The dashboard's token, which opens it, is left out."""
+    """Format for machines: one JSON object a line, without the dashboard's token."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = {

@@ -23,7 +23,7 @@ MAX_TIME = 1e11
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One message. `raw` is its line as it is in the file, without the line's end."""
+    """One message; `raw` is its line in the file without the newline."""
 
     raw: str
     time: float
@@ -33,7 +33,7 @@ class LogEntry:
 
     @classmethod
     def read(cls, raw: str) -> Self | None:
-        """None of a line that is none of a log: a power cut leaves half of one."""
+        """The message in a line; None for a damaged one, as a power cut leaves it."""
         try:
             fields = json.loads(raw)
             moment, level, event = float(fields["time"]), str(fields["level"]), str(fields["event"])
@@ -43,7 +43,7 @@ class LogEntry:
         return cls(raw, moment, level, event, traceback) if 0 <= moment < MAX_TIME else None
 
     def lines(self, *, colours: bool) -> Iterator[str]:
-        """For people: `2026-11-25 12:04:11 warning what happened`, and a traceback below."""
+        """Lines for people: `2026-11-25 12:04:11 warning what happened`, with the traceback below."""
         yield log_formats.line(
             self.time, self.level, self.event, pattern="%Y-%m-%d %H:%M:%S", colours=colours
         )
@@ -51,7 +51,7 @@ class LogEntry:
 
 
 class LogReader:
-    """Of the daemon of one home. Raises `LocalError` HP-CTL-004 where none has kept a log."""
+    """Reader of one home's log. Raises `LocalError` HP-CTL-004 if there is none."""
 
     def __init__(self, home: Path) -> None:
         self._path = home / FILE
@@ -77,7 +77,7 @@ class LogReader:
         return list(found)
 
     def news(self) -> list[LogEntry]:
-        """What was written since the last call, in whichever file it is."""
+        """Messages since the last call, also across a rotation of the files."""
         lines = self._lines()
         if (newer := self._newer()) is not None:
             lines += self._lines()  # the last ones before it was replaced

@@ -1,1 +1,1 @@
-"""What every hetpeer process has: a home, a console, a life from start to signal."""
+"""Parts of every hetpeer process: home, console, children, start and end."""

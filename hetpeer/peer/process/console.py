@@ -1,4 +1,4 @@
-"""What a daemon tells the person who started it: a line now and then, on standard error, and in its log if it keeps one."""
+"""Lines for the person who started a daemon: on standard error, and in the daemon's log."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ LOOK_S = 0.5
 EVERY_S = 5.0
 """Seconds between two lines while nothing but the step number changes."""
 GONE = frozenset({errno.EPIPE, errno.EIO})
-"""What writing to a pipe that nobody reads gives, and to a terminal that was closed."""
+"""Errors of writing to a pipe without a reader and to a closed terminal."""
 
 
 def say(line: str) -> None:
-    """One line for the person, at once; with --quiet for the log alone."""
+    """Show one line and write it to the log; with --quiet only to the log."""
     if not is_quiet():
         tell(line)
     SAID.info("%s", line)
 
 
 def tell(line: str) -> None:
-    """One line for the person alone, --quiet or not: part of it may come from peers. Never raises: nothing ends because nobody reads any more what is said."""
+    """Show one line, also with --quiet, without logging it. Parts of it may come from peers, so it is escaped.
+
+    Never raises: a closed terminal must not end a daemon.
+    """
     try:
         print(escaped(line), file=sys.stderr, flush=True)
     except OSError as error:
@@ -40,14 +43,14 @@ def tell(line: str) -> None:
 
 
 def _say_to_nobody() -> None:
-    """Standard error leads nowhere from now on: what is buffered would fail at the end of the process, and its exit status with it."""
+    """Redirect standard error to /dev/null: otherwise flushing it at exit fails and spoils the exit status."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stderr.fileno())
     os.close(nowhere)
 
 
 def show_from(level: int) -> None:
-    """What the person wants to see: messages of this level or above."""
+    """Show messages of this level or above to the person."""
     _log.setLevel(level)
 
 

@@ -1,6 +1,6 @@
-"""hetpeer processes that we start: the demo's, a reliable peer's stand-in. Each has a log file of its own.
+"""Child processes that run hetpeer: those of the demo, and a reliable peer's stand-in. Each has its own log file.
 
-They are tied to us: `end_all` stops them in order, and when we are killed the kernel ends them, and they theirs (p2pd, compute
+`end_all` stops them in order. If this process is killed, the kernel kills them, and they their own children (p2pd, compute
 worker).
 """
 
@@ -22,7 +22,7 @@ COMMAND = (sys.executable, "-P", "-m", "hetpeer.peer.cli.main")
 
 
 class Child:
-    """One `hetpeer` process. Start it with `start`; whoever does ends it with `end_all`."""
+    """One `hetpeer` process, started by `start` and ended by `end_all`."""
 
     def __init__(self, name: str, log: Path, process: Process) -> None:
         self.name = name
@@ -33,7 +33,7 @@ class Child:
     async def start(
         cls, name: str, arguments: Sequence[str], *, home: Path, log: Path, command: Sequence[str] = COMMAND
     ) -> Child:
-        """Run `hetpeer *arguments` with its state in `home`, its stderr at the end of `log`. Call it from the main thread."""
+        """Run `hetpeer *arguments` with its state in `home`; stderr is appended to `log`. For the main thread only."""
         with log.open("ab") as stderr:
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -114,7 +114,7 @@ class Child:
         )
 
     def last_line(self) -> str:
-        """What it said last on stderr."""
+        """The last line of its stderr."""
         lines = self._log.read_text(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
 

@@ -27,7 +27,7 @@ def default_home() -> Path:
 
 
 def state_home() -> Path:
-    """The home where nobody names one."""
+    """The default home without HETPEER_HOME."""
     state = os.environ.get("XDG_STATE_HOME")
     return (Path(state) if state else Path.home() / ".local" / "state") / "hetpeer"
 
@@ -59,7 +59,7 @@ class Home:
 
     @property
     def rendezvous(self) -> Path:
-        """Where a rendezvous is asked how it is, and keeps its log."""
+        """Folder with the control socket and the log of a rendezvous."""
         return self.path / "rendezvous"
 
     def identity(self) -> Identity:
@@ -67,11 +67,11 @@ class Home:
         return self._identity(self.key)
 
     def reliable_identity(self) -> Identity:
-        """As `identity`, of `reliable_key`."""
+        """Identity of `reliable_key`, made at the first call; raises as `identity`."""
         return self._identity(self.reliable_key)
 
     def rendezvous_identity(self) -> Identity:
-        """As `identity`, of `rendezvous_key`."""
+        """Identity of `rendezvous_key`, made at the first call; raises as `identity`."""
         return self._identity(self.rendezvous_key)
 
     def _identity(self, key: Path) -> Identity:
@@ -94,14 +94,14 @@ class Home:
         return following
 
     def uplink(self) -> float:
-        """Bytes/s that left this machine when it was measured last; 0: never."""
+        """Bytes/s that this machine sent when last measured; 0: never measured."""
         try:
             return max(float(int((self.path / "uplink").read_text())), 0.0)
         except (OSError, ValueError):
             return 0.0
 
     def note_uplink(self, rate: float) -> None:
-        """Bytes/s, for the next life; 0, not measured, changes nothing. Nothing is lost if the disk is full."""
+        """Keep the measured uplink rate in bytes/s for the next life. 0 (not measured) and a full disk change nothing."""
         if rate < 1:
             return
         with contextlib.suppress(LocalError):
@@ -120,12 +120,12 @@ class Home:
         return run.path / "events.jsonl"
 
     def trace_path(self, run: RunDirectory, process: int) -> Path:
-        """Of one process's trace of `run`."""
+        """Path of one process's trace of `run`."""
         return run.path / "traces" / f"{process}{SUFFIX}"
 
 
 def place_file(folder: Path, reference: FileRef, data: bytes | bytearray) -> Path:
-    """Write a fetched file of the manifest; its hash was checked by whoever fetched it."""
+    """Write a fetched file of the manifest; the caller has checked its hash."""
     path = safe_join(folder, reference.name)
     atomic_write(path, bytes(data))
     return path

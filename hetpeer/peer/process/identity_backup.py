@@ -1,4 +1,4 @@
-"""Keeping an identity: a copy of its key elsewhere, and the way back from there."""
+"""Backup and restore of an identity's key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from hetpeer.dht.identity.peer_identity import Identity
 def backup(key: Path, target: Path) -> Identity:
     """Copy the identity at `key` to the new file `target`, with mode 0600 from its first byte.
 
-    Raises `LocalError` HP-ID-001 (there is no sound key), HP-ID-003 (`target` is there, or cannot be written; then nothing is left).
+    Raises `LocalError` HP-ID-001 (no valid key), HP-ID-003 (`target` exists or cannot be written; then nothing is left
+    there).
     """
     identity = Identity.load(key)
     content = key.read_bytes()
@@ -37,7 +38,7 @@ def backup(key: Path, target: Path) -> Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """What `restore` did. `kept`: where the identity is that was there before; `shared`: whether others can read the copy."""
+    """Result of `restore`. `kept`: where the identity used before is now; `shared`: whether others can read the copy."""
 
     peer_id: str
     kept: Path | None
@@ -45,10 +46,10 @@ class Restored:
 
 
 def restore(copy: Path, key: Path, *, replace: bool) -> Restored:
-    """Make the identity in the file `copy` the one at `key`. The same one may be there already; another is kept beside it, if `replace`.
+    """Restore the identity in the file `copy` to `key`. With `replace`, another identity there is kept beside it.
 
-    Raises `LocalError` HP-ID-001 (`copy` is not sound), HP-ID-002 (a process has the identity at `key`), HP-ID-004 (another identity is
-    there), HP-DISK-*. In every case there is a whole key at `key` if there was one.
+    Raises `LocalError` HP-ID-001 (`copy` is damaged), HP-ID-002 (a process uses the identity at `key`), HP-ID-004 (another
+    identity is there), HP-DISK-*. A key that was at `key` is never lost or damaged.
     """
     identity, shared = Identity.load_copy(copy)
     with disk_errors(key):

@@ -2,7 +2,7 @@
 
 The first SIGINT or SIGTERM asks the daemon to leave; what it then does is bounded in time. The second one ends the
 process at once, which is always safe (docs/protocol.md). SIGHUP asks as well, and is never the second one: kernel, shell
-and systemd send it one after the other, or right behind a SIGTERM. Who ignores it from the start (nohup) goes on to.
+and systemd send it one after the other, or right behind a SIGTERM. A process that ignored SIGHUP at its start (nohup) keeps ignoring it.
 """
 
 from __future__ import annotations
@@ -24,23 +24,26 @@ from hetpeer.peer.process.console import say
 T = TypeVar("T")
 
 MANY_FILES = 1 << 16
-"""Files and connections that a daemon may have open, where the system lets it: the usual limit (1,024) is for programs that `select`."""
+"""Open files and connections that a daemon asks the system for: the usual 1,024 are for programs that `select`."""
 
 
 GENERATIONS = (700, 4, 4)
-"""Objects more than were freed until the collector looks at the youngest; so many times that at the older ones, and those at all: every 17,500 at the latest."""
+"""Thresholds of the three generations of the garbage collector: the oldest is collected every 17,500 objects at the latest."""
 _M_ARENA_MAX = -8
-"""Of mallopt(3)."""
+"""Parameter of mallopt(3)."""
 
 
 def use_one_heap() -> None:
-    """All threads take memory from one place: else each of the few that wait for the disk keeps megabytes of its own. Where there is no glibc nothing happens."""
+    """Let all threads share one malloc arena: otherwise each thread that waits for the disk keeps megabytes of its own.
+
+    Does nothing without glibc.
+    """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 def open_many() -> None:
-    """Raise this process's own limit of open files, and that of the processes which it starts, as far as it may."""
+    """Raise the limit of open files of this process and its children, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, MANY_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -48,8 +51,10 @@ def open_many() -> None:
 
 
 def freeze_memory() -> None:
-    """What is here now is here to stay: libraries, the run. The collector looks at what comes from now on alone, and therefore often: connections that end leave circles of
-    a few small objects around large buffers. It waits until there is a quarter more than it saw the last time, so it has to see that nothing is left.
+    """Exclude the objects that exist now (libraries, the run) from garbage collection, and collect newer ones often.
+
+    Ended connections leave cycles of a few small objects around large buffers. The collector waits until a quarter more
+    objects exist than at its last full look, so it must start from an empty set.
     """
     gc.collect()
     gc.freeze()
@@ -64,7 +69,7 @@ def sweep_memory() -> None:
 
 
 def run_daemon(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
-    """Run `main(leaving)` on a loop of its own; `leaving` is set by the first signal, if not by itself before. Raises `LocalError` HP-CONF-002."""
+    """Run `main(leaving)` on its own loop; the first signal sets `leaving`, if `main` has not. Raises `LocalError` HP-CONF-002."""
     import uvloop
 
     open_many()

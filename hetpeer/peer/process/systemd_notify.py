@@ -1,4 +1,4 @@
-"""What systemd is told of a service of `Type=notify` (sd_notify(3)), and nobody where there is no systemd."""
+"""Notifications to systemd for a service of `Type=notify` (sd_notify(3)); none without systemd."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 def is_service() -> bool:
-    """Whether systemd has started this process as a service: what it says then goes to the journal, which others may read."""
+    """Whether systemd has started this process as a service: its output then goes to the journal, which others may read."""
     return bool(os.environ.get(ADDRESS))
 
 
@@ -27,7 +27,7 @@ class Notifier:
 
     @classmethod
     def of_environment(cls) -> Notifier:
-        """As systemd has set up this process."""
+        """The notifier for the socket that systemd has given this process."""
         usec, pid = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
         ours = usec.isdecimal() and int(usec) > 0 and pid in ("", str(os.getpid()))
         return cls(os.environ.get(ADDRESS, ""), int(usec) / 1e6 if ours else None)

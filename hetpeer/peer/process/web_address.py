@@ -1,4 +1,4 @@
-"""Where a daemon's web server listens, as its user says it. Loads nothing of the server."""
+"""Address of a daemon's web server as its user writes it. Does not load the server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Where:
 
 
 def parse_where(text: str) -> Where | None:
-    """Of `[HOST:]PORT`; None of `off`, the usual place of nothing. Raises `LocalError` HP-WEB-002."""
+    """The address in `[HOST:]PORT`; the default for an empty text, None for `off`. Raises `LocalError` HP-WEB-002."""
     if text == OFF:
         return None
     if not text:

@@ -1,4 +1,4 @@
-"""A reliable peer has the files of the newest checkpoint, also of one that others sealed while it was away."""
+"""Copying of the newest checkpoint, for a reliable peer that was away when the others sealed it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hetpeer.dht.base.errors import RemoteError
 
 LOOK_S = 0.5
 AGAIN_S = 10.0
-"""A checkpoint that nobody could give is asked for again after so long."""
+"""Seconds until a checkpoint that nobody could give is asked for again."""
 
 _log = logging.getLogger(__name__)
 
@@ -24,17 +24,17 @@ class CheckpointCatchUp:
         self._replica = replica
         self._checkpoints = checkpoints
         self._lacking: Record | None = None
-        """The one that nobody could give us, and until when nobody is asked for it again."""
+        """The checkpoint that nobody could give; `_not_before`: when it is asked for again."""
         self._not_before = 0.0
 
     async def look_forever(self) -> None:
-        """Until cancelled. Raises as `look`."""
+        """Look every LOOK_S until cancelled. Raises as `look`."""
         while True:
             await self.look()
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Copy the newest if it is not here; one that nobody can give now is asked for again later. Raises `LocalError` HP-DISK-*."""
+        """Copy the newest checkpoint if it is missing; retried later if nobody can give it. Raises `LocalError` HP-DISK-*."""
         last, others = self._replica.history.checkpoint, self._replica.company()
         if last is None or self._checkpoints.is_newest(last) or not others:
             return

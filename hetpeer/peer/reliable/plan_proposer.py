@@ -24,7 +24,7 @@ from hetpeer.peer.watching.human_units import block_range, counted
 
 LOOK_S = 5.0
 SETTLED_S = 30.0
-"""Nobody has come or gone for so long: it may be worth it. A block that nobody holds for so long: nobody else comes."""
+"""Seconds without a newcomer or a loss before a search, and before a block without a holder is given to others."""
 AGAIN_S = 120.0
 """After a change nothing is changed for so long, unless somebody comes or goes; after the next one for twice as long, and so on, as what was hoped for of lines that nobody had
 measured may not have come true.
@@ -45,11 +45,11 @@ class ProposalTiming:
         self._not_before = 0.0
         self._rested_at = 0.0
         self.changes = 0
-        """Since somebody came or went."""
+        """Proposals since the last volunteer came or went."""
         self._whole: frozenset[int] = frozenset()
-        """Clusters that lacked nobody at some time since volunteers were moved last."""
+        """Clusters that were complete at some time since volunteers were moved last."""
         self.lost: frozenset[int] = frozenset()
-        """Those of them that somebody has left since we last proposed something."""
+        """Complete clusters that a volunteer has left since the last proposal."""
 
     def changed(self, now: float) -> None:
         """We have proposed something."""
@@ -76,7 +76,7 @@ class ProposalTiming:
 
 
 class PlanProposer:
-    """Looks at the run that `service` coordinates (None: another peer does), whose volunteers `roster` shows."""
+    """Proposes divisions for the run that `service` coordinates (None: another peer does), from adverts in `roster`."""
 
     def __init__(
         self, manifest: Manifest, roster: Roster, service: Callable[[], CoordinatorService | None]
@@ -138,7 +138,7 @@ class PlanProposer:
             service.recut(found)
 
     async def _sought(self, seating: Seating, search: Callable[..., T | None]) -> T | None:
-        """What `search` finds in SEARCH_S, given what volunteers say now; None while it is not time to look."""
+        """Result of `search` within SEARCH_S on the current adverts; None while it is not time to look."""
         if not self._calm(seating, time.monotonic()):
             return None
         adverts = self._remembered(await self._roster.read())

@@ -1,4 +1,4 @@
-"""What `hetpeer amend` does: the owner's word on who the reliable peers are and who may take part, and how it gets to them."""
+"""`hetpeer amend`: sign an amendment (reliable peers, who may take part) and deliver it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _log = logging.getLogger(__name__)
 
 
 def amended(directory: Path, change: MembershipChange) -> MembershipConfig:
-    """Sign another amendment of the run, in its directory; where nothing changes, the latest. A `hetpeer bootstrap` of that
-    directory sees it within a second.
+    """Sign a new amendment in the run directory; without a change, return the latest. A running `hetpeer bootstrap`
+    of that directory sees it within a second.
 
-    Raises `LocalError` HP-RUN-015 where the owner's key is not, HP-RUN-001 (a number, an id that is none), HP-DISK-*.
+    Raises `LocalError` HP-RUN-015 (no owner key there), HP-RUN-001 (a wrong number or id), HP-DISK-*.
     """
     run = RunDirectory.open(directory)
     if change == MembershipChange():
@@ -32,8 +32,10 @@ def amended(directory: Path, change: MembershipChange) -> MembershipConfig:
 
 
 async def deliver(membership_config: MembershipConfig, addresses: Sequence[Address]) -> None:
-    """Tell one of the reliable peers at `addresses`: it tells the others. Raises `LocalError` HP-NET-002, HP-RUN-018, HP-RUN-023
-    where that one has another amendment of this number, or a later one, which then is in the run directory too; HP-DISK-*.
+    """Tell one of the reliable peers at `addresses`; it tells the others.
+
+    Raises `LocalError` HP-NET-002, HP-RUN-018, HP-DISK-*; HP-RUN-023 if that peer has another amendment of this number or
+    a later one, which is then kept in the run directory.
     """
     with temporary_folder("amend") as folder:
         identity = Identity.create(folder / "identity.key")

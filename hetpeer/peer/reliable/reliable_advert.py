@@ -10,7 +10,7 @@ from hetpeer.peer.training.self_advert import reach_fields
 
 
 def notable_of_reliable(service: CoordinatorService | None) -> object:
-    """What others are to hear at once: who coordinates, committed steps, and whether the run trains."""
+    """Facts whose change is published at once: who coordinates, committed steps, whether the run trains."""
     if service is None:
         return None
     state = service.core.state

@@ -51,31 +51,34 @@ from hetpeer.peer.training.self_advert import anything, publish_forever, take_le
 LAST = ("checkpoint", "evaluation", "dissolved")
 """One of these is what ends a grouped run."""
 FOLLOW_S = 0.5
-"""Between two looks at what was decided."""
+"""Seconds between two looks at the decided records."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BootstrapOptions:
-    """What the run's author asked for."""
+    """Options of `hetpeer bootstrap DIR`."""
 
     directory: Path
     host: str
     port: int
     peers: tuple[Address, ...] = ()
     stand_in: bool = False
-    """Whether to work on what nobody else can."""
+    """Whether to compute blocks that no volunteer holds."""
     keep_places: bool = False
     """Whether volunteers choose and keep their blocks by what they hold alone, however slow that is."""
     dashboard: Where | None = None
-    """Where its dashboard and metrics are served."""
+    """Address of its dashboard and metrics; None: none."""
     lan: bool = False
     """Whether volunteers of the local network find it there."""
 
 
 class ReliablePeer:
-    """Has its part in the run's log, and coordinates while it leads. `ranks`: whether it says then which places would serve a newcomer's run best."""
+    """Keeps a replica of the run's log, and coordinates while it leads.
+
+    `ranks`: whether it then tells newcomers which places serve the run best.
+    """
 
     def __init__(self, node: Node, run: RunDirectory, replica: Replica, *, ranks: bool = True) -> None:
         self._node = node
@@ -85,7 +88,7 @@ class ReliablePeer:
         self._shelf = ServedRunFiles(run, replica.membership_config, self._checkpoints.state, self.answers)
         self._ranks = ranks
         self._looked_at = 0
-        """How many records there were when we last looked whether the run is over."""
+        """Records that were examined for the end of the run."""
         self._over_before = len(replica.records)
         """Halts among so many are of an earlier life."""
         self._halt: Halt | None = None
@@ -94,7 +97,7 @@ class ReliablePeer:
         self.service: CoordinatorService | None = None
         """While it leads."""
         self.ready = asyncio.Event()
-        """Set once others may come: volunteers to the only reliable peer, or the other reliable peers to one of several."""
+        """Set once others may connect: volunteers to the only reliable peer, other reliable peers to one of several."""
 
     @property
     def stored(self) -> int:
@@ -103,7 +106,7 @@ class ReliablePeer:
 
     @property
     def answers(self) -> Mapping[str, Answer]:
-        """What the log says, for whoever looks at the run."""
+        """Answers from the log (credit, curves) for status and dashboards."""
         replica = self.replica
         return {
             "credit": lambda peer: encode(ranking(replica.credit.of, peer)),
@@ -116,7 +119,7 @@ class ReliablePeer:
         return self.service is not None and self.service.halted.done()
 
     async def run(self, leaving: asyncio.Event) -> Halt:
-        """Until the run is over, or when it was over until `leaving`. Raises `LocalError` for a disk that does not keep what must be kept."""
+        """Run until the run is over, and then until `leaving`. Raises `LocalError` for a disk that cannot be written."""
         await self._checkpoints.serve()
         refusing = ChannelServer(lambda _peer, _key: None, 0)
         await self._node.serve(CONTROL_PROTOCOL, refusing.handle, CONTROL_BUDGET)
@@ -184,13 +187,13 @@ class ReliablePeer:
             await asyncio.sleep(FOLLOW_S)
 
     async def _outcome(self) -> Halt | None:
-        """How the run has ended, as the log says. A halt of an earlier life is none, and one after which it went on."""
+        """The end of the run by the log; None while it runs. Halts of an earlier life, or followed by more, do not count."""
         if len(self.replica.records) > self._looked_at and await self._is_over():
             return Halt(f"all {coordinator_config(self._run).steps} steps are committed", completed=True)
         return self._halt if self.replica.is_current else None
 
     async def _is_over(self) -> bool:
-        """Whether all steps are done, by what the log has said since this was last asked; halts among that are noted."""
+        """Whether all steps are done, by the records since the last call; notes halts among them."""
         records, config = self.replica.records, coordinator_config(self._run)
         new = records[max(self._looked_at, self._over_before) :]
         before, self._looked_at = self._looked_at, len(records)

@@ -1,4 +1,4 @@
-"""What a reliable peer's owner is told of it: what it does, and how far it and the others are."""
+"""State and progress of a reliable peer for its owner."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def doing(peer: ReliablePeer) -> Does:
 
 
 def figures_of(run: RunDirectory, peer: ReliablePeer) -> ReliableStatus:
-    """Now."""
+    """Current progress."""
     replica, service = peer.replica, peer.service
     return ReliableStatus(
         pid=os.getpid(),

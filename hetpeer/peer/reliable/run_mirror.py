@@ -19,11 +19,11 @@ from hetpeer.peer.process.home import Home
 
 
 async def mirror(directory: Path, goal: Destination, home: Home) -> None:
-    """Make `directory` a copy of the run to which `goal` leads; complete, or nothing is left there. An identity gets one copy of a run: its log
-    begins empty, and who has voted must not come back without knowing that.
+    """Make `directory` a complete copy of the run to which `goal` leads; after an error nothing is left there.
 
-    Raises `LocalError` HP-RUN-012 where the manifest, as amended, does not name the reliable identity of `home`, HP-RUN-024 where that one has had
-    its copy, HP-NET-006, HP-RUN-016, HP-DISK-*; `RemoteError` HP-SYNC-001 for a file that nobody gives.
+    An identity gets only one copy of a run: a second one would begin with an empty log and forget its votes.
+    Raises `LocalError` HP-RUN-012 (the amended manifest does not name the reliable identity of `home`), HP-RUN-024 (it
+    has had its copy), HP-NET-006, HP-RUN-016, HP-DISK-*; `RemoteError` HP-SYNC-001 for a file that nobody gives.
     """
     identity = home.reliable_identity()
     node = await Node.start(NodeConfig(peers=goal.addresses), identity)
@@ -67,6 +67,7 @@ def _has_had_one(peer_id: str, where: Path) -> LocalError:
         "HP-RUN-024",
         f"this machine has had its copy of the run as the reliable peer {peer_id}: {where}",
         why="it has taken part and may have voted, and a new copy would not know its votes",
-        fix=f"hetpeer bootstrap {where}; if that is lost, take part as another: have the owner name the id that hetpeer id --reliable --home NEW prints (hetpeer amend), then add --home NEW to this command",
+        fix=f"hetpeer bootstrap {where}; if that is lost, take a new identity: the run's author names the id that hetpeer"
+        " id --reliable --home NEW prints (hetpeer amend); then add --home NEW to this command",
         exit_code=ExitCode.CONFIG,
     )

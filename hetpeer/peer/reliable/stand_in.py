@@ -1,7 +1,7 @@
-"""A volunteer of a reliable peer's own, while there is work that nobody else can do (the leftovers of HPS, 3.2).
+"""Stand-in: a reliable peer's own volunteer for blocks that no other volunteer holds (leftovers of HPS, 3.2).
 
-It is a `hetpeer join` like any other, in a process of its own and with an identity of its own: it finds the place open, fetches
-the state, takes what is left over, and takes its leave when others hold all blocks again.
+It is an ordinary `hetpeer join` with its own process and identity: it takes the open place, fetches the state, computes
+the leftovers, and leaves when others hold all blocks again.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from hetpeer.peer.process.home import Home
 
 LOOK_S = 1.0
 PATIENCE_S = 15.0
-"""A block without a holder for so long: nobody else comes."""
+"""Seconds without a holder of a block before the stand-in starts."""
 ENOUGH_S = 60.0
-"""All blocks held by others for so long: it is not needed any more."""
+"""Seconds with all blocks held by others before the stand-in leaves."""
 AGAIN_S = 120.0
-"""After it has ended with an error."""
+"""Seconds until it is started again after an error."""
 
 _log = logging.getLogger(__name__)
 
 
 class StandInOrder(enum.Enum):
-    """What is to be done."""
+    """Order for the stand-in's process."""
 
     START = "start"
     END = "end"
@@ -41,11 +41,11 @@ class Need:
 
     def __init__(self) -> None:
         self._since: float | None = None
-        """Since when things are not as they should be: it is wanted and not there, or there and not wanted."""
+        """Since when it is wanted but not running, or running but not wanted."""
         self._not_before = float("-inf")
 
     def failed(self, now: float) -> None:
-        """It ended with an error: it would do so again."""
+        """Note that it ended with an error: no restart for AGAIN_S."""
         self._not_before = now + AGAIN_S
 
     def order(self, wanted: bool, works: bool, now: float) -> StandInOrder | None:
@@ -62,7 +62,10 @@ class Need:
 
 
 class StandIn:
-    """Looks at the run that `service` coordinates (None: another peer does). `home` is its own, `address` where to join."""
+    """Starts and ends the stand-in for the run that `service` coordinates (None: another peer does).
+
+    `home` is the stand-in's folder, `address` where it joins.
+    """
 
     def __init__(
         self, home: Path, service: Callable[[], CoordinatorService | None], address: Callable[[], str]
@@ -74,7 +77,7 @@ class StandIn:
         self._need = Need()
 
     async def watch_forever(self) -> None:
-        """Until cancelled; then it ends."""
+        """Start and end the stand-in as needed, until cancelled; then end it."""
         try:
             peer = self._home.identity().peer_id
             while True:

@@ -1,1 +1,1 @@
-"""`hetpeer top`: a volunteer's daemon live on a terminal. Loaded only where the extra `hetpeer[top]` is (docs/machine.md)."""
+"""`hetpeer top`: live view of a volunteer's daemon on a terminal; needs the extra `hetpeer[top]` (docs/machine.md)."""

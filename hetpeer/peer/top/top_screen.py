@@ -22,7 +22,7 @@ LOOK_S = 1.0
 
 
 class Top(App):  # type: ignore[misc] # textual is an extra, and nothing of it is known here
-    """Of the daemon that runs from `home`. One that does not answer is asked again, and what is wrong is shown."""
+    """Live view of the daemon that runs from `home`. Errors are shown, and the next look asks again."""
 
     TITLE = "hetpeer"
     BINDINGS: ClassVar[list[Any]] = [
@@ -37,7 +37,7 @@ class Top(App):  # type: ignore[misc] # textual is an extra, and nothing of it i
         self._machine: tuple[int, LoadMeter] | None = None
         self._asking = asyncio.Lock()
         self.shown = ""
-        """What is on the screen."""
+        """The text on the screen."""
 
     def compose(self) -> Any:
         """The text, and which keys there are."""
@@ -50,7 +50,7 @@ class Top(App):  # type: ignore[misc] # textual is an extra, and nothing of it i
         await self.look()
 
     async def look(self) -> None:
-        """Once, unless that is under way."""
+        """Ask for the status, unless a request is under way."""
         if not self._asking.locked():
             await self.action_tell("status")
 
@@ -67,7 +67,7 @@ class Top(App):  # type: ignore[misc] # textual is an extra, and nothing of it i
         self.query_one("#view", Static).update(Text(found))
 
     def _load(self, figures: VolunteerStatus | None) -> MachineLoad | None:
-        """Of the machine and the daemon's processes; the first look says since when, the next ones how much."""
+        """Load of the machine and of the daemon's processes since the last look; None if it has just ended."""
         if figures is None:
             return None
         try:

@@ -1,4 +1,4 @@
-"""What a daemon serves over HTTP: the dashboard and its metrics, of a volunteer, of a reliable peer, of a watcher."""
+"""Web server of a daemon: dashboard and metrics of a volunteer, a reliable peer or a watcher."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 async def volunteer_served(
     where: Where, presence: Presence, daemon: VolunteerDaemon, governing: LimitsInForce
 ) -> AsyncIterator[None]:
-    """While the context is open. Raises `LocalError` HP-WEB-001."""
+    """Serve a volunteer's dashboard and metrics while the context is open. Raises `LocalError` HP-WEB-001."""
     node, run, home = presence.node, presence.files.run, presence.home.path
     onlooker = _onlooker(node, run, FromLog(node))
     warnings = MachineWarnings(home, lambda: node.reach_estimate, lambda: governing.warnings)
@@ -78,7 +78,7 @@ async def volunteer_served(
 async def reliable_served(
     where: Where, node: Node, run: RunDirectory, peer: ReliablePeer, attended: AttendedDaemon
 ) -> AsyncIterator[None]:
-    """As `volunteer_served`, without buttons."""
+    """Serve a reliable peer's dashboard (without buttons) and metrics. Raises `LocalError` HP-WEB-001."""
     manifest = run.manifest
     warnings = MachineWarnings(run.path, lambda: node.reach_estimate)
     onlooker = _onlooker(node, run, FromLog(node, peer.answers))
@@ -94,7 +94,7 @@ async def reliable_served(
 
 @contextlib.asynccontextmanager
 async def watcher_served(where: Where, onlooker: Onlooker, folder: Path) -> AsyncIterator[None]:
-    """As `reliable_served`, of who does not take part, without metrics; `folder` has the token."""
+    """Serve the dashboard of a watcher, without metrics; `folder` has the token. Raises `LocalError` HP-WEB-001."""
     view = PageView(onlooker, LoadMeter(folder), lambda: None)
     async with _served(where, folder, view, {}, None, f"its token is in {folder / FILE}"):
         yield
@@ -102,7 +102,7 @@ async def watcher_served(where: Where, onlooker: Onlooker, folder: Path) -> Asyn
 
 @contextlib.asynccontextmanager
 async def _shown(daemon: OwnedDaemon, link: str, changed: Callable[[], None]) -> AsyncIterator[None]:
-    """Its owner is told of the page meanwhile, and the page of what the daemon does."""
+    """Give the link to the daemon's owner, and the daemon's changes to the page, while the context is open."""
     daemon.shown_at(link, changed)
     try:
         yield
@@ -123,9 +123,9 @@ async def _served(
     metrics: Callable[[], Iterable[Metric]] | None,
     way: str,
 ) -> AsyncIterator[tuple[str, Callable[[], None]]]:
-    """Its value is the link, with the token, and what is to be called when the daemon has changed.
+    """Serve `view`; the context's value is the link with the token, and a function to call at each change of the daemon.
 
-    The link is no line for a journal: there `way` says how one gets it.
+    In a service the link is not printed, because others read the journal: `way` says how to get it.
     """
     feed, token = ViewFeed(view.look), token_of(folder)
 

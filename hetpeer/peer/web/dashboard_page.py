@@ -1,4 +1,4 @@
-"""The dashboard: its files, the view that they show, and what its buttons ask the daemon for."""
+"""Routes of the dashboard: its files, the view, the stream of views, and the orders of its buttons."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hetpeer.peer.web.view_feed import ViewFeed
 FILES = Path(__file__).with_name("static")
 
 Orders = Mapping[str, Callable[[], object]]
-"""What the daemon can be asked for → how."""
+"""Name of an order → function that carries it out."""
 
 
 def page_routes(feed: ViewFeed, orders: Orders) -> list[BaseRoute]:
-    """The page at `/`, and what it asks for under `/api/v1`. A watcher's page has no `orders`."""
+    """The page at `/` and its API under `/api/v1`. A watcher's page has no `orders`."""
 
     async def page(_request: Request) -> Response:
         return FileResponse(FILES / "index.html")
@@ -31,7 +31,7 @@ def page_routes(feed: ViewFeed, orders: Orders) -> list[BaseRoute]:
     async def view(_request: Request) -> Response:
         newest = feed.shown()
         if newest is None:
-            return JSONResponse({"error": "nothing is known of the swarm yet"}, status_code=503)
+            return JSONResponse({"error": "the swarm has not answered yet"}, status_code=503)
         return Response(newest, media_type="application/json")
 
     async def events(_request: Request) -> Response:
@@ -40,7 +40,7 @@ def page_routes(feed: ViewFeed, orders: Orders) -> list[BaseRoute]:
     async def order(request: Request) -> Response:
         ask = orders.get(request.path_params["what"])
         if ask is None:
-            return JSONResponse({"error": "this is nothing that a daemon can be asked for"}, status_code=404)
+            return JSONResponse({"error": "this daemon has no such order"}, status_code=404)
         ask()
         feed.look_now()
         return Response(status_code=204)
@@ -56,7 +56,7 @@ def page_routes(feed: ViewFeed, orders: Orders) -> list[BaseRoute]:
 
 
 class _Events(StreamingResponse):
-    """Of the views of `feed`, from a seat that is taken at the very moment at which one is found free."""
+    """Stream of the views of `feed`. The seat is checked and taken in one go, so no two requests get the same."""
 
     def __init__(self, content: AsyncIterator[str], feed: ViewFeed) -> None:
         super().__init__(content, media_type="text/event-stream")

@@ -17,20 +17,22 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.process.web_address import Where
 
 SHUTDOWN_S = 1
-"""An answer that is under way when the daemon leaves may take so long."""
+"""Seconds that an answer in progress may take when the daemon leaves."""
 MAX_CONNECTIONS = 64
 TICK_S = 1.0
-"""The date of its answers is as old at most. uvicorn looks ten times a second, which was a third of what wakes an idle daemon."""
+"""Seconds between uvicorn's ticks, which renew the date in answers. Its own ten a second were a third of an idle
+daemon's wake-ups.
+"""
 IDLE_S = 10.0
-"""A connection over which nothing is asked for so long is closed."""
+"""Seconds after which an idle connection is closed."""
 LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
 ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
-"""Nobody's (RFC 5737, 3849): the way to it is that to the network."""
+"""Addresses of nobody (RFC 5737, 3849): the route to them shows our address in the network."""
 
 
 @contextlib.asynccontextmanager
 async def served(app: ASGIApp, where: Where) -> AsyncIterator[str]:
-    """Serve `app` there while the context is open; its value is the URL, for whoever may get there. Raises `LocalError` HP-WEB-001."""
+    """Serve `app` at `where` while the context is open; its value is the URL. Raises `LocalError` HP-WEB-001."""
     listening = _listen(where)
     config = uvicorn.Config(
         app,
@@ -56,7 +58,7 @@ async def served(app: ASGIApp, where: Where) -> AsyncIterator[str]:
 
 
 class _Server(uvicorn.Server):
-    """One that leaves the daemon's signals alone, and seldom wakes it."""
+    """A uvicorn server that does not take over signals and seldom wakes the daemon."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -73,23 +75,23 @@ class _Server(uvicorn.Server):
                     await self._leaving.wait()
 
     def leave(self) -> None:
-        """`serve` returns when what is being answered is, after SHUTDOWN_S at most."""
+        """Let `serve` return after the answers in progress, at most SHUTDOWN_S from now."""
         self.should_exit = True
         self._leaving.set()
 
 
 class _Connection(H11Protocol):
-    """One that ends when it is idle for long: whoever opens many and says nothing locks nobody out."""
+    """A connection that ends after IDLE_S without a request, so that idle ones cannot lock others out."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Where there are too many, the one that has been idle longest gives way."""
+        """Close the connection that has been idle longest if there are too many."""
         others = [one for one in self.connections if isinstance(one, _Connection)]
         idle = [one for one in others if one.is_idle]
         if len(others) >= MAX_CONNECTIONS and idle:
             min(idle, key=lambda one: one.rests.when()).end()
         super().connection_made(transport)
         self.rests = self.loop.call_later(IDLE_S, self._end_if_idle)
-        """Began when nothing was asked any more."""
+        """Timer of the idle time."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.rests.cancel()
@@ -102,11 +104,11 @@ class _Connection(H11Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is answered now; a part of one is none."""
+        """Whether no complete request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
     def end(self) -> None:
-        """At once."""
+        """Close it at once."""
         self.connections.discard(self)
         self.transport.abort()
 
@@ -116,7 +118,7 @@ class _Connection(H11Protocol):
 
 
 def _reached_at(listening: socket.socket) -> str:
-    """The address that it listens at; where that is any of this machine's, the one that others see (nothing is sent)."""
+    """Address it listens at; if that is any address of this machine, the one that others see (nothing is sent)."""
     address = str(listening.getsockname()[0])
     if not ipaddress.ip_address(address).is_unspecified:
         return address

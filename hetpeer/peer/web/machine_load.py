@@ -1,4 +1,4 @@
-"""The machine, and what hetpeer takes of it, for people."""
+"""Load of the machine, and hetpeer's part of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psutil
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineLoad:
-    """One look."""
+    """Load between two looks."""
 
     cpu: float
     """Share of all cores that is busy, since the last look."""
@@ -22,17 +22,20 @@ class MachineLoad:
     own_memory: int
     """Resident, of the daemon and its children; pages that they share count for each."""
     disk_free: int
-    """Where the daemon's home is."""
+    """Free bytes of the disk with the daemon's home."""
 
 
 class LoadMeter:
-    """Looks at the machine; `home` is the daemon's folder, `pid` its process if that is not this one. Raises `psutil.Error` when it is gone."""
+    """Measures the load; `home` is the daemon's folder, `pid` its process (default: this one).
+
+    Raises `psutil.Error` if the process has ended.
+    """
 
     def __init__(self, home: Path, pid: int | None = None) -> None:
         self._home = home
         self._me = psutil.Process(pid)
         self._family: dict[int, psutil.Process] = {self._me.pid: self._me}
-        """By pid; kept, as psutil counts from one look at a process to the next."""
+        """Processes by pid; kept, because psutil measures from one look at a process to the next."""
         self.look()
 
     def look(self) -> MachineLoad:

@@ -1,4 +1,4 @@
-"""What is wrong with a daemon that runs, and its machine: what `hetpeer doctor` would warn of, as far as it is seen without asking anybody."""
+"""Warnings about a running daemon and its machine: those of `hetpeer doctor` that need no other peer."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hetpeer.peer.checkup import local_checks, thresholds
 from hetpeer.peer.checkup.thresholds import Verdict
 
 CODES = ("HP-DISK-004", "HP-GPU-004", "HP-NET-015", "HP-SYS-002", "HP-SYS-003", "HP-SYS-007")
-"""All that there may be."""
+"""Codes of all possible warnings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineWarning:
-    """One, in words."""
+    """A warning in words."""
 
     code: str
     what: str
@@ -27,7 +27,7 @@ class MachineWarning:
 
 
 class MachineWarnings:
-    """Of a daemon whose files are in `folder`. `reach`: how others reach it; `found`: what its sensors have found."""
+    """Warnings of a daemon with its files in `folder`. `reach`: how others reach it; `found`: problems of its sensors."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class MachineWarnings:
         self._found = found
 
     def look(self) -> tuple[MachineWarning, ...]:
-        """Those that there are now. Takes less than a millisecond."""
+        """Current warnings. Takes less than a millisecond."""
         return tuple(MachineWarning(code=e.code, what=e.what, why=e.why, fix=e.fix) for e in self._errors())
 
     def _errors(self) -> Iterator[HetpeerError]:
@@ -62,6 +62,6 @@ class MachineWarnings:
         yield from self._found()
 
     def _reached(self) -> Verdict:
-        """That it is not known yet needs nobody: it is asked again."""
+        """Warning about reachability; none while that is unknown, since it is asked again."""
         standing = self._reach()
         return "" if standing.reach is ReachKind.UNKNOWN else thresholds.reach(standing)

@@ -1,4 +1,4 @@
-"""Where the figures of metrics come from: the parts of a running daemon, looked at when somebody asks."""
+"""Sources of the metrics: parts of a running daemon, read at each request."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ RELIABLE_STATES = (FOLLOWING, *(state.value for state in CoordinatorState))
 
 
 class DaemonSource:
-    """Of any daemon: its node, its processes and the machine. `folder` is where its files are."""
+    """Metrics of any daemon: node, processes and machine. `folder` has its files."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class DaemonSource:
         self._process = psutil.Process()
 
     def look(self, state: str) -> DaemonFigures:
-        """Now; takes a few milliseconds."""
+        """Current figures; takes a few milliseconds."""
         resident: Counter[str] = Counter()
         cpu: defaultdict[str, float] = defaultdict(float)
         for what, process in self._processes():
@@ -100,7 +100,7 @@ class DaemonSource:
 
 
 class VolunteerSource:
-    """`state`: what the daemon does; `volunteer`: the one that lives now, if one does; `credit`: what it has, as far as is known."""
+    """Metrics of a volunteer. `state`: of the daemon; `volunteer`: the living one, if any; `credit`: if known."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class VolunteerSource:
         self._governing = governing
 
     def metrics(self) -> Iterator[Metric]:
-        """All there are."""
+        """All metrics."""
         volunteer = self._volunteer()
         yield from daemon_metrics(self._daemon.look(self._state()))
         yield from self._governing.metrics(None if volunteer is None else volunteer.offer)
@@ -126,13 +126,13 @@ class VolunteerSource:
 
 
 class GoverningSource:
-    """Of the limits in force, and the GPU that is computed on."""
+    """Metrics of the limits in force and of the GPU in use."""
 
     def __init__(self, governing: LimitsInForce) -> None:
         self._governing = governing
 
     def metrics(self, offer: Offer | None) -> Iterator[Metric]:
-        """All there are; `offer` is what the volunteer that lives now offers."""
+        """All metrics; `offer` is that of the living volunteer."""
         readings = self._governing.readings
         gpus = readings.gpus if readings is not None else ()
         offered = offer.memory_bytes if offer is not None and not offer.in_ram and len(gpus) == 1 else None
@@ -178,7 +178,7 @@ def _of_volunteer(volunteer: Volunteer, credit: int | None) -> VolunteerMetricFi
 
 
 class ReliableSource:
-    """Of a reliable peer of a run of so many `steps`, or batches if it is `grouped`."""
+    """Metrics of a reliable peer; `steps` are those of the run, or batches if it is `grouped`."""
 
     def __init__(self, daemon: DaemonSource, peer: ReliablePeer, steps: int, *, grouped: bool) -> None:
         self._daemon = daemon
@@ -187,10 +187,10 @@ class ReliableSource:
         self._grouped = grouped
         self._log = LogMetrics()
         self._read = 0
-        """Records of the log that are in it."""
+        """Records of the log that are counted."""
 
     def metrics(self) -> Iterator[Metric]:
-        """All there are."""
+        """All metrics."""
         peer, records = self._peer, self._peer.replica.records
         while self._read < len(records):
             self._log.add(records[self._read])

@@ -1,4 +1,4 @@
-"""`/metrics`: what the daemon measures, in the text format of Prometheus."""
+"""`/metrics`: the daemon's metrics in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 
 def metrics_route(look: Callable[[], Iterable[Metric]]) -> Route:
-    """`look` is called for each answer, on the loop."""
+    """Route of `/metrics`; `look` is called on the loop for each request."""
     registry = CollectorRegistry()
     registry.register(_Looking(look))
 

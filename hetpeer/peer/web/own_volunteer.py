@@ -1,4 +1,4 @@
-"""The volunteer whose daemon serves the page, as the page shows it: what it does, its limits, its GPU."""
+"""The volunteer whose daemon serves the page, for the page: state, limits, GPU."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ AT_WORK = frozenset(
     }
 )
 LIMITS = ("limits", "when")
-"""Sections of the settings that are shown."""
+"""Sections of the settings on the page."""
 
 
 def you_of(presence: Presence, daemon: VolunteerDaemon, governing: LimitsInForce) -> You:
-    """Now."""
+    """The volunteer's current view."""
     standing, volunteer = daemon.standing, presence.life.volunteer
     may: tuple[str, ...] = ()
     if standing.state == DaemonState.PAUSED:
@@ -56,7 +56,7 @@ def you_of(presence: Presence, daemon: VolunteerDaemon, governing: LimitsInForce
 
 
 def _shown(governing: LimitsInForce) -> dict[str, dict[str, str]]:
-    """Of a file its name alone: whoever else uses this machine may look at the page."""
+    """Settings and sources; of a file only its name, because other users of this machine may see the page."""
     return {
         key: {
             "value": one.value,

@@ -1,4 +1,4 @@
-"""All that the page shows at one moment, as one document: the swarm's status, curves and events, the daemon, the machine."""
+"""One document with everything on the page: the swarm's status, curves and events, the daemon, the machine."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from hetpeer.peer.web.swarm_events import SwarmEvents
 
 SCHEMA = "hetpeer.view/1"
 CURVES_S = 10.0
-"""Between two questions for the loss curves; the newest loss is in the status."""
+"""Seconds between two requests for the loss curves; the newest loss is in the status."""
 CREDIT_S = 120.0
-"""So long after the metrics were read, credit is asked for though nobody watches: who reads them now and then has it new."""
+"""Seconds after a reading of the metrics in which credit is asked for without watchers, so that the metrics are new."""
 ANSWER_S = 1.0
-"""So long the swarm is waited for at each look; what it says later is in the next one, and the owner is not kept waiting."""
+"""Seconds that a look waits for the swarm; a later answer is in the next view, and the owner does not wait."""
 RETRY_S = 3.0
-"""After one that nobody has answered, counted from its end: who is gone is not waited for at each look."""
+"""Seconds after an unanswered request for the curves, from its end, until the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageLimits:
-    """What it may take of its machine, and what of that is taken. Sizes are bytes."""
+    """Limits on the use of the machine, and the use. Sizes in bytes."""
 
     settings: Mapping[str, Mapping[str, str]]
-    """`section.key` → value and source, as people write them."""
+    """`section.key` → value and source."""
     month_bytes: int
-    """Sent and received in this month of the calendar."""
+    """Bytes sent and received in this calendar month."""
     offered: int | None
-    """Memory, of the GPU if it computes on one; None while no worker is measured."""
+    """Memory offered, of the GPU if it computes on one; None before a worker is measured."""
     on_gpu: bool
 
 
@@ -52,18 +52,20 @@ class You:
     why: str
     """The reason of a pause in words."""
     since: float
-    """In this state, in seconds since 1970."""
+    """Start of this state, in seconds since 1970."""
     tokens_per_second: float
     microbatches: int
     may: Sequence[str]
-    """What it can be asked for now: pause, resume, finish."""
+    """Orders that it takes now: pause, resume, finish."""
     limits: PageLimits
     gpus: Sequence[GpuState]
-    """Those that it computes on, or may."""
+    """The GPU in use; before one is in use, all that may be."""
 
 
 class PageView:
-    """Looks through `onlooker`; `you` says how the daemon itself is, None of one that does not take part, `warnings` what is wrong with it."""
+    """Makes the views. `onlooker` reads the swarm; `you` gives the daemon's volunteer, None for others; `warnings` its
+    warnings.
+    """
 
     def __init__(
         self,
@@ -80,24 +82,24 @@ class PageView:
         self._curves = Curves()
         self._ask_at = self._credit_until = -math.inf
         self._status: SwarmStatus | None = None
-        """The last one."""
+        """The last status."""
         self._tasks = TaskSet()
         self._asking: asyncio.Task[None] | None = None
         self._hurried = asyncio.Event()
-        """The daemon itself has changed, which nobody is to learn later because the swarm is slow."""
+        """Set when the daemon itself has changed: the view must not wait for a slow swarm."""
         self._silent_since: float | None = None
-        """When the swarm was asked, while it has not answered since; in seconds since 1970."""
+        """Time of the first unanswered request to the swarm, in seconds since 1970; None after an answer."""
 
     def own_credit(self) -> int | None:
-        """What our peer has, as was said at the last look."""
+        """Credit of this peer at the last look; None if unknown."""
         self._credit_until = time.monotonic() + CREDIT_S
         found = self._status.credit if self._status is not None else None
         return found.yours.credit if found is not None and found.yours is not None else None
 
     async def look(self, watched: bool) -> dict[str, Any]:
-        """The document. Unless somebody watches, what the run's log says is as it was.
+        """The document. Figures from the run's log are renewed only while somebody is `watched` for.
 
-        What is known of the swarm is from before where it does not answer within ANSWER_S; the daemon and the machine are as they are now.
+        If the swarm does not answer within ANSWER_S, its part is the last one; daemon and machine are current.
         """
         if self._asking is None or self._asking.done():
             self._asking = self._tasks.spawn(self._ask(watched), name="look at the swarm")
@@ -121,7 +123,7 @@ class PageView:
         }
 
     def hurry(self) -> None:
-        """The daemon has just changed: the look that is under way, or the next one, does not wait for the swarm."""
+        """After a change of the daemon: the current or next look does not wait for the swarm."""
         self._hurried.set()
 
     async def _answered(self, asking: asyncio.Task[None]) -> None:
@@ -133,11 +135,11 @@ class PageView:
         self._hurried.clear()
 
     async def close(self) -> None:
-        """Ask nobody any more."""
+        """Cancel requests to the swarm."""
         await self._tasks.close()
 
     async def _ask(self, watched: bool) -> None:
-        """How the swarm is. Raises `RemoteError` when it does not answer."""
+        """Ask the swarm for its status. Raises `RemoteError` if it does not answer."""
         self._silent_since = self._silent_since or time.time()
         ranked = watched or time.monotonic() < self._credit_until
         self._status = status = await self._onlooker.status(ranked=ranked)
@@ -150,7 +152,7 @@ class PageView:
 
 
 def up_to_now(curve: Sequence[Point], progress: Progress) -> Sequence[Point]:
-    """The training loss as the log had it some seconds ago, and as it is said to be now, if that is newer."""
+    """The training curve of the log, with the loss in the status added if it is newer."""
     if progress.loss is None or (curve and progress.step <= curve[-1][0]):
         return curve
     return [*curve, (progress.step, progress.loss)]

@@ -1,9 +1,12 @@
-"""Who may ask the web server what.
+"""Guard of the web server against foreign pages and strangers.
 
-A page of another site can make a browser send requests to this machine, and a name of its own that points here (DNS rebinding) makes
-them look like ours. So the Host must be an address, `localhost` or a name that was chosen, what changes anything needs the token and no foreign
-Origin, and a server that listens beyond this machine answers nothing but files to who does not know the token. What other pages load of ours
-without CORS has no Origin: there browsers say Sec-Fetch-Site.
+A page of another site can make a browser send requests to this machine, and with a name that points here (DNS rebinding)
+they look like our own. Therefore:
+
+- the Host must be an address, `localhost` or a chosen name;
+- a change needs the token and no foreign Origin;
+- a server that listens beyond this machine gives only static files to requests without the token;
+- requests without CORS have no Origin, and are judged by Sec-Fetch-Site.
 """
 
 from __future__ import annotations
@@ -19,9 +22,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 SAFE = frozenset({"GET", "HEAD"})
 OPEN = ("/static/", "/healthz")
-"""What anybody may read who reaches the server; and the page itself, which is empty without its data."""
+"""Paths that need no token, besides the page itself, which is empty without its data."""
 FOREIGN = frozenset({"cross-site", "same-site"})
-"""Whose request it is, as its browser says: of another site, or of another port or name of this machine. Others than browsers say nothing."""
+"""Values of Sec-Fetch-Site for requests of another site, port or name. Only browsers send it."""
 ALWAYS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -31,7 +34,7 @@ ALWAYS = {
 
 
 class RequestGuard:
-    """ASGI middleware around `app`. `names` are further host names under which it is asked; `private`: reading needs the token, too."""
+    """ASGI middleware around `app`. `names`: further allowed host names; `private`: reading needs the token as well."""
 
     def __init__(self, app: ASGIApp, token: str, *, names: Iterable[str] = (), private: bool) -> None:
         self._app = app
@@ -59,14 +62,16 @@ class RequestGuard:
         path, origin = request.url.path, request.headers.get("origin")
         foreign = path != "/" and request.headers.get("sec-fetch-site") in FOREIGN
         if foreign or origin not in (None, f"{request.url.scheme}://{request.headers['host']}"):
-            return _refused(403, "requests of other sites are not answered")
+            return _refused(403, "requests from other sites are refused")
         reading = request.method in SAFE
         if reading and (not self._private or path == "/" or path.startswith(OPEN)):
             return None
         if not hmac.compare_digest(
             _token(request.headers, request.query_params.get("token", "")), self._token
         ):
-            return _refused(401, "the token of this daemon is needed: open the link that it printed")
+            return _refused(
+                401, "the daemon's token is missing or wrong: open the whole link that hetpeer printed"
+            )
         return None
 
     def _is_ours(self, host: str) -> bool:
@@ -82,7 +87,7 @@ class RequestGuard:
 
 
 def _token(headers: Headers, asked: str) -> bytes:
-    """What a request gives as the token: in its header, or, as an event source can send none, in its address."""
+    """Token of a request: from its header, or from its address, since an event source can send no header."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     return (given if scheme.lower() == "bearer" else asked).encode()
 

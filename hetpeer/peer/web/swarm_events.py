@@ -16,12 +16,12 @@ from hetpeer.peer.watching.swarm_status import PeerRow, SwarmStatus
 
 MAX_EVENTS = 200
 GRACE_S = 15.0
-"""Seconds for which an advert may be missing before its peer counts as lost: an advert that was not stored is published again within seconds."""
+"""Seconds for which an advert may be missing before its peer counts as lost; one that was not stored is sent again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmEvent:
-    """One line for people."""
+    """One line of the list of events."""
 
     time: float
     """Seconds since 1970."""

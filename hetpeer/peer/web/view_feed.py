@@ -1,4 +1,4 @@
-"""The newest view of a swarm for all who look: made once a second while somebody does, now and then otherwise."""
+"""The newest view of a swarm for all watchers: renewed every second while somebody watches, otherwise seldom."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any
 
 LOOK_S = 1.0
 GAP_S = 0.25
-"""Between two looks at least, however much happens."""
+"""Least seconds between two looks."""
 IDLE_S = 10.0
-"""Between two looks while nobody watches: events go on, and nobody is asked for what is in the log."""
+"""Seconds between two looks without watchers, for the events; the log is not asked for then."""
 SHOWN_S = 30.0
-"""Who was shown one view is taken for somebody who watches for so long."""
+"""Seconds for which a reader of a single view counts as a watcher."""
 MAX_WATCHERS = 16
 
 _log = logging.getLogger(__name__)
 
 
 class ViewFeed:
-    """Views made by `look`, which is told whether somebody watches. Where it fails the last one stands, and the log says why."""
+    """Views made by `look`, which gets whether somebody watches. After a failure the last view stays; the log has the error."""
 
     def __init__(self, look: Callable[[bool], Awaitable[dict[str, Any]]]) -> None:
         self._look = look
@@ -35,11 +35,11 @@ class ViewFeed:
         self._shown_at = -math.inf
         self._closed = False
         self._failure = ""
-        """Of the last look, if it failed: told once."""
+        """Error of the last look, logged once."""
 
     @contextlib.contextmanager
     def seat(self) -> Iterator[bool]:
-        """A place to `watch` from, while the context is open; its value is whether one was free."""
+        """A seat for `watch` while the context is open; its value is whether one was free."""
         if self._watchers >= MAX_WATCHERS:
             yield False
             return
@@ -55,7 +55,7 @@ class ViewFeed:
         return self._watchers > 0 or time.monotonic() - self._shown_at < SHOWN_S
 
     async def run(self) -> None:
-        """Look for ever. If that ends, it is closed."""
+        """Look again and again; the feed is closed at the end. Never returns."""
         try:
             while True:
                 self._wanted.clear()
@@ -67,7 +67,7 @@ class ViewFeed:
     async def _renew(self) -> None:
         try:
             view = json.dumps(await self._look(self._is_watched), separators=(",", ":"), allow_nan=False)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the next view may be one, and nobody would renew it otherwise
+        except Exception as error:  # noqa: BLE001 - the next look may succeed
             if repr(error) != self._failure:
                 _log.error("no new view of the swarm", exc_info=error)
             self._failure = repr(error)
@@ -78,13 +78,13 @@ class ViewFeed:
             self._news.notify_all()
 
     async def close(self) -> None:
-        """Whoever watches has seen all: their streams end, so that the server can."""
+        """End the watchers' streams, so that the server can stop."""
         self._closed = True
         async with self._news:
             self._news.notify_all()
 
     def look_now(self) -> None:
-        """Something has just changed here: whoever watches does not wait for the next look."""
+        """Look at once after a change, if somebody watches."""
         if self._is_watched:
             self._wanted.set()
 
@@ -94,14 +94,14 @@ class ViewFeed:
         return self._newest
 
     def shown(self) -> str | None:
-        """The same for somebody who asks, and will perhaps again: for SHOWN_S that is watching, too."""
+        """The newest view for a single request, which counts as watching for SHOWN_S."""
         if not self._is_watched:
             self._wanted.set()
         self._shown_at = time.monotonic()
         return self._newest
 
     async def watch(self) -> AsyncIterator[str]:
-        """Each new view as JSON, beginning with the newest; who is slow misses some. To be iterated from a `seat`."""
+        """Each new view as JSON, beginning with the newest; a slow reader misses some. Needs a `seat`."""
         shown: str | None = None
         while True:
             async with self._news:
@@ -113,7 +113,7 @@ class ViewFeed:
             yield shown
 
     async def _pause(self) -> None:
-        """Until the next look is due, or wanted."""
+        """Wait until the next look is due or wanted."""
         await asyncio.sleep(GAP_S)
         try:
             async with asyncio.timeout((LOOK_S if self._is_watched else IDLE_S) - GAP_S):

@@ -1,4 +1,4 @@
-"""A watcher: sees a swarm through a dashboard of its own, and takes no part."""
+"""Watcher: a dashboard of a swarm without taking part."""
 
 from __future__ import annotations
 

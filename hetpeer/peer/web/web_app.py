@@ -1,4 +1,4 @@
-"""The daemon's web application: routes, and who is answered."""
+"""The daemon's web application: routes behind the request guard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hetpeer.peer.web.request_guard import RequestGuard
 
 
 def application(routes: Sequence[BaseRoute], token: str, *, private: bool) -> Starlette:
-    """Behind a guard (request_guard.py); `private`: others than this machine's users reach it."""
+    """`routes` behind the guard (request_guard.py); `private`: the server is reachable from other machines."""
     names = [socket.gethostname().lower()]
     guard = Middleware(RequestGuard, token=token, names=names, private=private)
     return Starlette(routes=list(routes), middleware=[guard])
