@@ -164,7 +164,7 @@ async def test_a_microbatch_for_which_there_is_no_memory_is_left_to_others_and_s
         output_layout=lambda *_: None,
         batch=lambda _: 1,
         seed=0,
-        training=SimpleNamespace(microbatches=2),
+        microbatches=2,
     )
     place = HeldPlace(
         "us",

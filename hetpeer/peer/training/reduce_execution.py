@@ -280,7 +280,7 @@ class ReduceExecution:
                 compensation=self._schema.training.compensation,
                 batch=step.batch,
                 workers=work.workers,
-                microbatches=self._schema.training.microbatches,
+                microbatches=self._schema.microbatches,
             )
         posted = self._posts.post(command, [given])
 

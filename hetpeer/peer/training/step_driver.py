@@ -68,7 +68,7 @@ class StepDriver:
         plane: DataPlane,
         store: TensorStore,
         figures: VolunteerFigures,
-        spawn: Callable[[Work], None],
+        spawn: Callable[[Work], object],
         perform: Callable[[Sequence[Effect]], None],
         state_lost: Callable[[], None],
     ) -> None:

@@ -74,7 +74,7 @@ class TaskExecution:
             data={name: tensor.extent for name, tensor in data.items()},
             outputs={} if output is None else layout.within(output.extent),
             batch=self._schema.batch(key.id),
-            draw=Draw(self._schema.seed, step.batch, key.id, self._schema.training.microbatches),
+            draw=Draw(self._schema.seed, step.batch, key.id, self._schema.microbatches),
             train=work.train,
             sparse=sparse,
         )

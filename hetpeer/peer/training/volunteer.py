@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -113,6 +113,9 @@ class Volunteer:
             files.look_for_amendment,
         )
         self._tasks = TaskSet(self._fail)
+        self._spawn: Callable[[Coroutine[Any, Any, None]], object] = partial(
+            self._tasks.spawn, name="volunteer's work"
+        )
         self._store = TensorStore(compute.arena, SpillFile(home.path, offer.disk_bytes))
         self._states = HeldStates(self.member)
         self.links = LinkBook(self._manifest.links)
@@ -220,9 +223,6 @@ class Volunteer:
             error = error.exceptions[0]
         if not self._over.done():
             self._over.set_exception(error)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        self._tasks.spawn(work, name="volunteer's work")
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -57,6 +57,7 @@ class DataPlane:
         self, node: Node, key: str, tasks: TaskSet, book: LinkBook, trace: Trace, owner: PlaneOwner
     ) -> None:
         self._node = node
+        self._me = node.peer_id
         self._key = key
         self._tasks = tasks
         self._book = book
@@ -94,7 +95,7 @@ class DataPlane:
         """
         assert self._store is not None
         assert self._schema is not None
-        if peer == self._node.peer_id:
+        if peer == self._me:
             self._store.bring_back(tensor)
             shared = self._store.share(tensor)  # what was sent is not changed any more
             if tensor.once:

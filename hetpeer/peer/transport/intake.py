@@ -151,7 +151,7 @@ class Intake:
 
 def _least(schema: TensorSchema) -> tuple[int, int, int]:
     """Bytes of the largest frame of each kind."""
-    full = schema.training.microbatches
+    full = schema.microbatches
     ends = [schema.output_layout(block + 1, full, gradients=True).nbytes for block in schema.specs]
     begins = [schema.input_layout(block, full).nbytes for block in schema.specs]
     shards = [schema.elements(block) * FLOAT_BYTES for block in schema.observed]

@@ -83,9 +83,7 @@ class LinkTranscoder:
         coding = self._book.coding(peer, layout.nbytes, layout.width, gradient=gradient)
         if self._schema.trust.spot_checks:  # a checker that computes from it again must get the same
             coding = self._codings.setdefault((step, head.id, border, gradient), coding)
-        evaluated = (
-            head.id >= self._schema.training.microbatches
-        )  # of the model as it is exported: without cuts
+        evaluated = head.id >= self._schema.microbatches  # of the model as it is exported: without cuts
         if evaluated or coding.codec.values is None or not layout.width:
             self._book.sent(peer, layout.nbytes, layout.nbytes, gradient=gradient)
             self._book.computed("encode", 0.0)

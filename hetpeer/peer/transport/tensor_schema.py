@@ -62,6 +62,8 @@ class TensorSchema:
     def __init__(self, specs: Sequence[BlockSpec], manifest: Manifest) -> None:
         self.specs: Mapping[int, BlockSpec] = {spec.index: spec for spec in specs}
         self.training = manifest.training
+        self.microbatches = manifest.training.microbatches
+        """Microbatches of a step; ids from this on are held-out ones."""
         self.seed = manifest.seed
         self.ties = Ties(manifest.ties)
         self.links = manifest.links
