@@ -2,7 +2,8 @@
 
 import pytest
 
-from hetpeer.bootstrap.coordinator.routing import Assignments, assign_routes
+from hetpeer.bootstrap.coordinator.route_search import assign_routes
+from hetpeer.bootstrap.coordinator.routing import Assignments
 from hetpeer.bootstrap.state.issue_limits import FORGIVEN, LEAST, MAX_PEERS, IssueLimits
 from hetpeer.bootstrap.state.timeouts import few
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from hetpeer.bootstrap.coordinator.routing import assign_routes
+from hetpeer.bootstrap.coordinator.route_search import assign_routes
 from hetpeer.bootstrap.state.link_costs import MOST
 from hetpeer.bootstrap.state.membership import BlockDemand, Membership
 from hetpeer.bootstrap.state.volunteer import LifeCycle, Volunteer

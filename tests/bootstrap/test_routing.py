@@ -5,7 +5,8 @@ from collections import Counter
 
 import pytest
 
-from hetpeer.bootstrap.coordinator.routing import Assignments, assign_routes
+from hetpeer.bootstrap.coordinator.route_search import assign_routes
+from hetpeer.bootstrap.coordinator.routing import Assignments
 from hetpeer.bootstrap.state.link_costs import LinkCosts
 from hetpeer.bootstrap.state.membership import BlockDemand, Membership
 from hetpeer.bootstrap.state.volunteer import LifeCycle, Volunteer

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from hetpeer.bootstrap.coordinator.routing import assign_routes
+from hetpeer.bootstrap.coordinator.route_search import assign_routes
 from hetpeer.bootstrap.run.manifest import Manifest, SignedManifest
 from hetpeer.bootstrap.state.link_costs import LinkCosts, leaving
 from hetpeer.dht.base.errors import ExitCode, LocalError
