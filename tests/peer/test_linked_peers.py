@@ -16,7 +16,7 @@ def test_who_exchanges_parameters_with_us_stays_known_and_who_only_takes_part_do
 def test_who_leaves_is_forgotten():
     known = LinkedPeers()
     known.averages({"a": PLACE, "b": PLACE, "c": (0, 2)}, PLACE)
-    known.gone(["a", "c"])
+    known.forget(["a", "c"])
     assert set(known) == {"b"}
 
 

@@ -37,7 +37,7 @@ class GroupScheduler(Protocol):
         """`worker` takes part from now on, from the state of `like`, or from the initial state (None)."""
 
     def left(self, worker: str, now: float) -> list[Group]:
-        """`worker` is gone."""
+        """`worker` has left."""
 
     def averaged(self, seconds: float) -> None:
         """A group of several has averaged, and it took so long."""
@@ -64,6 +64,7 @@ class GroupPipelines:
         self._number = 0
 
     def ready(self, stage: int, worker: str, now: float) -> list[Group]:
+        """`worker` has one more stage ready at `now`; see `GroupScheduler.ready`."""
         done = self._done.setdefault(worker, set())
         done.add(stage)
         if len(done) < self._stages:
@@ -72,18 +73,22 @@ class GroupPipelines:
         return self.tick(now)
 
     def joined(self, worker: str, like: str | None, now: float) -> list[Group]:
+        """See `GroupScheduler.joined`."""
         self._line.join(worker, like)
         return self.tick(now)
 
     def left(self, worker: str, now: float) -> list[Group]:
+        """See `GroupScheduler.left`."""
         self._done.pop(worker, None)
         self._line.leave(worker)
         return self.tick(now)
 
     def averaged(self, seconds: float) -> None:
+        """See `GroupScheduler.averaged`."""
         self._line.averaged(seconds)
 
     def tick(self, now: float) -> list[Group]:
+        """See `GroupScheduler.tick`."""
         line = self._line
         if not (line.is_due(now) and line.valid):
             return []
@@ -96,4 +101,5 @@ class GroupPipelines:
 
     @property
     def due_at(self) -> float:
+        """See `GroupScheduler.due_at`."""
         return self._line.due_at

@@ -45,6 +45,7 @@ class SyncGraph:
 
     @property
     def members(self) -> Collection[str]:
+        """The members, joined and not left."""
         return self._root.keys()
 
     @property
@@ -78,7 +79,7 @@ class SyncGraph:
         self._rebuild()
 
     def leave(self, member: str) -> None:
-        """`member` is gone. O(all edges of P groups)."""
+        """`member` has left. O(all edges of P groups)."""
         if self._root.pop(member, None) is not None:
             self._expire()
             self._rebuild()

@@ -43,7 +43,7 @@ class WaitQueue:
         self._window.averaged(seconds)
 
     def leave(self, worker: str) -> None:
-        """`worker` is gone."""
+        """`worker` has left."""
         self.graph.leave(worker)
         self._window.left(worker)
         self._ready.pop(worker, None)
@@ -75,6 +75,7 @@ class WaitQueue:
 
     @property
     def is_empty(self) -> bool:
+        """Whether no worker waits."""
         return not self._ready
 
     def form(self, now: float) -> tuple[str, ...]:

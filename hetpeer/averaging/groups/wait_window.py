@@ -39,7 +39,7 @@ class WaitWindow:
         """A group has averaged, and it took so long."""
 
     def left(self, worker: str) -> None:
-        """`worker` is gone."""
+        """`worker` has left."""
 
 
 class Bounded(WaitWindow):
@@ -52,6 +52,7 @@ class Bounded(WaitWindow):
         self._least, self._most = least, most
 
     def formed(self, group: Collection[str], present: int, now: float) -> None:  # noqa: ARG002 - as every window
+        """A group has formed: lengthen or shorten the window."""
         self._seconds = min(max(self._seconds * _change(group), self._least), self._most)
 
 
@@ -80,17 +81,20 @@ class Adaptive(WaitWindow):
         return 1 if math.isnan(share) else max(1, math.ceil(min(share, MOST, self._span)))
 
     def seconds(self, worker: str, present: int) -> float:
+        """Length of the window for `worker` now, in seconds."""
         if present < 2 or math.isnan(self._iteration) or self._spares(worker):
             return 0.0
         return self._iteration * min(self._factor / present, self._most)
 
     def arrived(self, worker: str, now: float) -> None:
+        """`worker` is ready: note how long its iteration took."""
         self._alone[worker] = self._alone.get(worker, 0) + 1
         since = self._since.pop(worker, None)
         if since is not None:
             self._iteration = _smoothed(self._iteration, now - since)
 
     def formed(self, group: Collection[str], present: int, now: float) -> None:
+        """A group has formed: lengthen or shorten the window."""
         spared = len(group) == 1 and all(self._spares(worker) for worker in group)
         if len(group) > 1:
             self._alone |= dict.fromkeys(group, 0)
@@ -99,9 +103,11 @@ class Adaptive(WaitWindow):
         self._since |= dict.fromkeys(group, now)
 
     def averaged(self, seconds: float) -> None:
+        """Note how long an averaging took."""
         self._averaging = _smoothed(self._averaging, seconds)
 
     def left(self, worker: str) -> None:
+        """`worker` has left."""
         self._since.pop(worker, None)
         self._alone.pop(worker, None)
 

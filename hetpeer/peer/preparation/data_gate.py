@@ -58,7 +58,7 @@ class DataGate:
             self._hold(head.step_id, head.batch, head.id, receive)
 
     def end_step(self, step: StepId) -> None:
-        """Tensors of `step` are gone: nothing of it comes through any more."""
+        """`step` is over and its tensors are freed: let nothing of it through any more."""
         for task in [task for task, held in self._held.items() if held == step]:
             task.cancel()
 

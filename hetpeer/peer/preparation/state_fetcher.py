@@ -116,6 +116,7 @@ class RunFiles:
             await asyncio.to_thread(place_file, folder, reference, data)
 
     async def graph(self, block: int) -> bytes:
+        """The graph of `block`, fetched if need be. Raises as `need`."""
         entry = self.run.manifest.blocks[block]
         path = await self.need(self.run.path / "graph", entry.graph)
         return await asyncio.to_thread(path.read_bytes)

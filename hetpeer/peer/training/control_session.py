@@ -149,6 +149,7 @@ class ControlSession:
     async def frame(
         self, channel: Channel, _header: Mapping[str, Any], payload: Stream, _length: int
     ) -> None:
+        """A message of the coordinator. Raises `ProtocolError` if it is malformed."""
         message = m.decode(await payload.receive_bytes(m.MAX_MESSAGE_BYTES))
         if channel is not self._channel or channel.closed:
             return
@@ -179,7 +180,9 @@ class ControlSession:
         """The coordinator is alive; its silence ends the stream by itself."""
 
     def up(self, channel: Channel) -> None:
+        """A stream is open; messages of the session go on."""
         _log.debug("control stream is up: %r", channel)
 
     def down(self, channel: Channel) -> None:
+        """The stream is broken; the channel opens another one."""
         _log.debug("control stream is down: %r", channel)

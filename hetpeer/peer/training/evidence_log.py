@@ -134,4 +134,5 @@ class Evidence:
         return incarnation
 
     def close(self) -> None:
+        """Close the log file."""
         self._log.close()

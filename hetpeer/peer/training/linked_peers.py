@@ -38,7 +38,7 @@ class LinkedPeers:
         for peer in list(self._met)[:-KEPT]:
             del self._met[peer]
 
-    def gone(self, peers: Collection[str]) -> None:
+    def forget(self, peers: Collection[str]) -> None:
         """Forget `peers`, which have left."""
         self._group = self._group.difference(peers)
         self._met = {peer: None for peer in self._met if peer not in peers}

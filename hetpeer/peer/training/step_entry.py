@@ -47,15 +47,15 @@ class StepEntry:
         self._evidence = evidence
         self._perform = perform
         self._tell = tell
-        self._acquaintances = LinkedPeers()
+        self._linked = LinkedPeers()
 
     def begun(self, begin: m.Begin) -> None:
         """A step begins here: keep links to its volunteers, and set our introduction for those that may not
         know us.
         """
         if begin.group:
-            self._acquaintances.averages(begin.roster, self._member.place)
-        self._plane.keep_only({*begin.roster, *self._acquaintances})
+            self._linked.averages(begin.roster, self._member.place)
+        self._plane.keep_only({*begin.roster, *self._linked})
         if begin.behind:
             return  # its roster names us; a late joiner of the step before it may not know us yet
         place = self._member.place
@@ -72,10 +72,10 @@ class StepEntry:
             )
         )
 
-    def gone(self, message: m.Gone) -> None:
+    def left(self, message: m.Gone) -> None:
         """Volunteers that have left, as the coordinator says."""
-        self._acquaintances.gone(message.peers)
-        self._plane.dismiss(message.peers)
+        self._linked.forget(message.peers)
+        self._plane.drop_peers(message.peers)
 
     def joined(self, message: m.Joined) -> None:
         """The coordinator says who came in."""

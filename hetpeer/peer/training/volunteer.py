@@ -129,7 +129,7 @@ class Volunteer:
             self.perform,
             self.rejoin,
         )
-        self._entering = StepEntry(
+        self._entry = StepEntry(
             self.member,
             self._plane,
             files.run.run_id,
@@ -161,7 +161,7 @@ class Volunteer:
             self._tasks.spawn(self._watch_worker(), name="compute worker")
             board = TaskBoard(self._node, self._files.run.run_id)
             ids = self._manifest.training.ids
-            watch = LeftoverWatch(self._node.peer_id, board, self.member.work, self._entering, ids)
+            watch = LeftoverWatch(self._node.peer_id, board, self.member.work, self._entry, ids)
             self._tasks.spawn(watch.watch_forever(), name="task board")
             return await self._over
         except LocalError:
@@ -228,32 +228,37 @@ class Volunteer:
 
     def _received(self, message: m.Message) -> None:
         if isinstance(message, m.Joined):
-            self._entering.joined(message)
+            self._entry.joined(message)
         if isinstance(message, m.Gone):
-            self._entering.gone(message)
+            self._entry.left(message)
         if isinstance(message, m.Begin):
-            self._entering.begun(message)
+            self._entry.begun(message)
             self._files.volunteers = tuple(message.roster)
             self.links.target = message.target
             self._begun[message.step] = self._trace.now()
         self._steps.received(message)
 
     def introduced(self, peer: str, head: Introduction) -> None:
-        self._entering.introduced(peer, head)
+        """`peer` introduces itself to a step."""
+        self._entry.introduced(peer, head)
 
     def tensor_arrived(self, *tensor: Any) -> None:
+        """A tensor of a peer, or of our own to ourselves; see `StepDriver.arrived`."""
         if not self._ended:
             self._steps.arrived(*tensor)
 
     def unread(self, *bundle: Any) -> None:
+        """A bundle of a peer is malformed; see `StepDriver.unread`."""
         if not self._ended:
             self._steps.unread(*bundle)
 
     def nudged(self, peer: str, head: ActivationHead) -> None:
+        """A peer sends only the head of an activation again, which waits there for a grant."""
         origin = Origin(peer, head.incarnation, head.step_id)
         self.perform(self.member.work.nudge(origin, head.id, head.route, head.attempt))
 
     def link_changed(self, peer: str, is_up: bool) -> None:
+        """Our link to `peer` is down, or up again."""
         if is_up:
             self.member.work.reachable(peer)
         else:
@@ -261,9 +266,11 @@ class Volunteer:
             self.perform(self.member.work.unreachable(peer))
 
     def link_pressed(self, peer: str, blocks: int | None) -> None:
+        """Our link to `peer` is congested from `blocks` on, or relieved (None)."""
         self.perform(self.member.work.congested(peer, blocks))
 
     def refused(self, peer: str, for_now: bool) -> None:
+        """`peer` has offended too often and is shunned `for_now`, or is accepted again."""
         self.perform(self.member.work.refused(peer, for_now))
 
     # ── effects ──────────────────────────────────────────────────────────────────────────────────────────────────

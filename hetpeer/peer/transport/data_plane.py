@@ -75,10 +75,12 @@ class DataPlane:
         node.watch(self._refused)
 
     async def start(self) -> None:
+        """Accept tensors of others."""
         await self._node.serve(TENSORS, self._receiving.handle)
 
     @property
     def bytes_received(self) -> int:
+        """Bytes of all payloads that have arrived."""
         return self._receiving.nbytes
 
     def use(self, schema: TensorSchema | None, store: TensorStore | None) -> None:
@@ -167,11 +169,12 @@ class DataPlane:
         if peer not in self._members:
             self.keep_only(self._members | {peer})
 
-    def dismiss(self, peers: Iterable[str]) -> None:
+    def drop_peers(self, peers: Iterable[str]) -> None:
         """These have left the step: drop what is on its way to them, and free its memory."""
         self.keep_only(self._members.difference(peers))
 
     def close(self) -> None:
+        """Close all links."""
         self.keep_only(())
         self._receiving.close()
         self._node.unwatch(self._refused)
@@ -195,16 +198,18 @@ class DataPlane:
     # ── what links say ───────────────────────────────────────────────────────────────────────────────────────────
 
     def link_changed(self, peer: str, is_up: bool) -> None:
+        """A link is down, or up again."""
         self._owner.link_changed(peer, is_up)
 
     def link_lost(self, link: Link) -> None:
-        # The peer was restarted: its place in the roster is void too.
+        """The peer of `link` was restarted: its place in the roster is void too."""
         if self._outgoing.get(link.peer_id) is link:
             del self._outgoing[link.peer_id]
             self._owner.link_pressed(link.peer_id, None)
         self._owner.link_changed(link.peer_id, False)
 
     def link_moved(self, link: Link) -> None:
+        """Something was sent or acknowledged on `link`: measure it, and the uplink."""
         if link.rate:
             self._book.measured(link.peer_id, link.rate, link.trip_s)
         links = self._outgoing.values()
@@ -215,9 +220,11 @@ class DataPlane:
         self._book.reducing.look(now, len(busy) if self._pacing.reduces else 0, arrived, waiting, trip_s)
 
     def link_pressed(self, peer: str, blocks: int | None) -> None:
+        """A link is congested from `blocks` on, or relieved (None)."""
         self._owner.link_pressed(peer, blocks)
 
     def offended(self, peer: str, error: ProtocolError) -> None:
+        """Count an offence of `peer`."""
         self._node.offended(peer, error)
 
     def _refused(self, peer: str, for_now: bool) -> None:

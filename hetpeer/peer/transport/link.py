@@ -72,7 +72,7 @@ class Link:
         tasks.spawn(self._watch(), name=f"link to {peer_id}")
 
     def __repr__(self) -> str:
-        return f"<Link to {self.peer_id[-6:]}, {len(self._queue)} without credit, {self._lanes}>"
+        return f"<Link to {self.peer_id[-6:]}, {len(self._queue)} without a grant, {self._lanes}>"
 
     @property
     def is_up(self) -> bool:
@@ -117,7 +117,7 @@ class Link:
             self.tell(parcel)
 
     def tell(self, parcel: Parcel) -> None:
-        """Send a frame without payload, ahead of what waits for credit."""
+        """Send a frame without payload, ahead of frames that wait for a grant."""
         min(self._lanes, key=_under_way).send(parcel)
 
     def pace_to(self, rate: float) -> None:
@@ -147,18 +147,22 @@ class Link:
     async def frame(
         self, channel: Channel, _header: Mapping[str, Any], payload: Stream, _length: int
     ) -> None:
+        """Raises `OffenceError`: a receiver of tensors sends none back on the same channel."""
         await payload.skip()
         raise OffenceError(
             Offence.WRONG_SIDE, "a tensor on the wrong side of a channel", peer=channel.peer_id
         )
 
     def beat(self, _channel: Channel) -> None:
+        """Acknowledgements or grants have come."""
         self._go_on()
 
     def up(self, channel: Channel) -> None:
+        """A lane has a stream."""
         _log.debug("%r", channel)
 
     def down(self, channel: Channel) -> None:
+        """A lane has lost its stream, and opens another."""
         _log.debug("%r", channel)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -167,7 +171,7 @@ class Link:
         self._owner.offended(self.peer_id, error)
 
     def _go_on(self) -> None:
-        """Send what has credit, and see whether the link keeps up."""
+        """Send frames that have a grant, and judge whether the link keeps up."""
         if self.closed:
             return
         while (parcel := self._queue.next()) is not None:

@@ -95,6 +95,7 @@ class LinkBook:
 
     @property
     def feedback(self) -> bool:
+        """Whether what a codec leaves out is added to the next gradient."""
         return self._settings.feedback
 
     def allows(self, codec: Codec, kind: str) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from hetpeer.dht.streams.flow_control import Pool
 
 GRADIENTS, SHARDS, ACTIVATIONS = range(3)
-"""Pools of credit; of activations there are as many as blocks (`pool_at`)."""
+"""Pools of grants; activations have one per block left to the loss (`pool_at`)."""
 
 CONGESTED_S, RELIEVED_S = 2.0, 1.0
 """Seconds that the line needs for what is under way: congested above the first, relieved below the second."""

@@ -73,7 +73,7 @@ class SpillFile:
             self.refusal = ""
 
     def close(self) -> None:
-        """Idempotent. Everything in it is gone."""
+        """Free the file and everything in it. Idempotent."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

@@ -46,7 +46,7 @@ class TensorOwner(Protocol):
         """A bundle of `peer` is none by its length or its codec."""
 
     def nudged(self, peer: str, head: ActivationHead) -> None:
-        """An activation that `peer` sends again waits for credit there."""
+        """An activation that `peer` sends again waits for a grant there."""
 
     def introduced(self, peer: str, head: Introduction) -> None:
         """`peer` says which blocks it holds in a step. Raises `ProtocolError` if its ticket is none."""
@@ -85,6 +85,7 @@ class TensorReceiver:
             del self._meters[gone]
 
     def close(self) -> None:
+        """Close all channels."""
         self._server.close()
 
     def _accept(self, _peer: str, _key: str) -> _Incoming:

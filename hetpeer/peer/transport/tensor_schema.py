@@ -112,6 +112,7 @@ class TensorSchema:
         return BundleLayout({"shard": (0, nbytes)}, nbytes, {"shard": "float32"})
 
     def holds(self, block: int) -> bool:
+        """Whether `block` is held here."""
         return block in self.specs
 
     def elements(self, block: int) -> int:

@@ -101,6 +101,7 @@ class TensorStore:
         return tensor
 
     def view(self, tensor: Tensor) -> memoryview:
+        """The bytes of `tensor`, which must not be parked."""
         assert tensor.parked is None
         return self._arena.view(tensor.extent)[: tensor.length]
 
@@ -145,6 +146,7 @@ class TensorStore:
         return held
 
     def unpin(self, tensors: Iterable[Tensor]) -> None:
+        """Undo `pin`: free the memory of those that were released meanwhile."""
         for tensor in tensors:
             tensor.pins -= 1
             self._let_go(tensor)
