@@ -185,7 +185,7 @@ def test_why_torch_uses_none() -> None:
     assert found is not None
     assert found.code == "HP-GPU-004"
     assert found.line() == (
-        "HP-GPU-004: A10, A2 are there, and torch cannot use it; why: torch 2.13.0+cpu was built without CUDA (580);"
+        "HP-GPU-004: torch cannot use A10, A2; why: torch 2.13.0+cpu was built without CUDA (580);"
         " do: install torch for CUDA, or a newer driver; until then the processor computes"
     )
 

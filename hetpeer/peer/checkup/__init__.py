@@ -1,1 +1,1 @@
-"""What a machine is fit for, before and beside taking part: `hetpeer doctor` and `hetpeer bench` (docs/machine.md)."""
+"""Checks and speed of a machine: `hetpeer doctor` and `hetpeer bench` (docs/machine.md)."""

@@ -14,9 +14,9 @@ from hetpeer.peer.checkup.thresholds import Verdict
 
 
 async def examine(home: Path, goal: Destination | None) -> AsyncIterator[Finding]:
-    """Each finding as soon as it is there. Nothing stays behind, and nothing is written but a probe without a name.
+    """Yield each finding as soon as it is known. Writes nothing but a nameless probe file.
 
-    `goal`: the peers to meet as well. Takes a few seconds, most of them for the compute worker and for peers that do not answer.
+    `goal`: peers to meet as well. Takes a few seconds, mostly for the compute worker and for peers that do not answer.
     """
     owner = await asyncio.to_thread(Owner.of, home)
     checks: dict[str, Callable[[], Verdict]] = {
@@ -40,7 +40,7 @@ async def examine(home: Path, goal: Destination | None) -> AsyncIterator[Finding
     if goal is None:
         yield Finding.skipped(
             "peers",
-            "not checked: give an invite (hetpeer doctor INVITE) to see whether its peers answer and reach this machine",
+            "not checked: hetpeer doctor INVITE shows whether the run's peers answer and reach this machine",
         )
     else:
         async for finding in network_checks.meet(goal, owner.value("network.host"), owner.port):

@@ -1,7 +1,6 @@
-"""What an examination found, and what follows from that for a person and for an exit status. Pure.
+"""Findings of an examination, as lines, as a document, and as an exit status. Pure.
 
-A check says in a few words what is well, or gives the error that a user would meet: its code, reason and remedy are those of
-every other command.
+A check gives a few words if all is well, else the error that a user would meet, with its code, reason and remedy.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ SCHEMA = "hetpeer.doctor/1"
 
 
 class Grade(enum.StrEnum):
-    """How bad it is. `fail`: a volunteer does not work like this; `warn`: it works, and less well than it could."""
+    """Grade of a finding. `fail`: a volunteer cannot work; `warn`: it works less well than it could."""
 
     OK = "ok"
     SKIP = "skip"
@@ -28,7 +27,7 @@ class Grade(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Of one check. `text` says what is well or was not looked at; `error` what is wrong."""
+    """Finding of one check: `text` if all is well or it was skipped, else `error`."""
 
     check: str
     grade: Grade
@@ -53,7 +52,8 @@ class Finding:
 
     def line(self) -> str:
         """`ok    memory     3.1 GiB of 8 GiB are free`; where something is wrong, with the error's line."""
-        return f"{self.grade:<6}{self.check:<11}{escaped(self.text) if self.error is None else self.error.line()}"
+        said = escaped(self.text) if self.error is None else self.error.line()
+        return f"{self.grade:<6}{self.check:<11}{said}"
 
     def document(self) -> dict[str, Any]:
         """The object of `--json`. `code`, `why` and `fix` are null where nothing is wrong."""
@@ -69,12 +69,12 @@ class Finding:
 
 
 def document(findings: Iterable[Finding]) -> dict[str, Any]:
-    """All of an examination as one object."""
+    """The whole examination as one object."""
     return {"schema": SCHEMA, "findings": [finding.document() for finding in findings]}
 
 
 def exit_code(findings: Iterable[Finding]) -> ExitCode:
-    """That of the first failure; 0 where none failed."""
+    """Exit code of the first failure; 0 without one."""
     return next(
         (one.error.exit_code for one in findings if one.error and one.grade is Grade.FAIL), ExitCode.OK
     )

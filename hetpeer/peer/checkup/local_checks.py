@@ -1,4 +1,4 @@
-"""What can be looked at without starting anything: software, memory, disk, limits, clock, the home and who lives there."""
+"""Checks that start nothing: software, memory, disk, limits, clock, home, identity, daemon and service."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hetpeer.stages.ipc.arena import no_shared_memory
 PACKAGES = ("hetpeer", "torch", "hivemind")
 PROBE_BYTES = 1 << 20
 _TIMEX_BYTES = 208
-"""Of the kernel's struct timex on 64-bit Linux; all zero asks and sets nothing (adjtimex(2))."""
+"""Size of the kernel's struct timex on 64-bit Linux; all zeros only read the clock (adjtimex(2))."""
 _NOT_SYNCHRONISED = 5
 
 
@@ -39,7 +39,7 @@ def software() -> Verdict:
 
 
 def version_of(package: str) -> str:
-    """As installed; empty where it is not."""
+    """Installed version; empty if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -67,20 +67,20 @@ def shared_memory() -> Verdict:
 
 
 def open_files() -> Verdict:
-    """As a daemon has it, which raises its own limit. Raises `LocalError` HP-SYS-002."""
+    """Limit of open files that a daemon gets, which raises its own. Raises `LocalError` HP-SYS-002."""
     open_many()
     return thresholds.open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
 
 
 def clock() -> Verdict:
-    """Whether something keeps it right, as the kernel says; how far it is off, only others know (network_checks.py)."""
+    """Whether the kernel says that the clock is synchronised; its error is measured by other peers (network_checks.py)."""
     asked = ctypes.create_string_buffer(_TIMEX_BYTES)
     state = ctypes.CDLL(None).adjtimex(asked)
     return thresholds.clock(None if state < 0 else state != _NOT_SYNCHRONISED)
 
 
 def folder(home: Path) -> Verdict:
-    """Whether the home, or the folder in which it will be made, can be written and has room. Raises `LocalError` HP-DISK-*."""
+    """Whether the home, or its nearest existing folder, can be written and has room. Raises `LocalError` HP-DISK-*."""
     there = nearest(home)
     with disk_errors(home), tempfile.TemporaryFile(dir=there) as file:
         file.write(bytes(PROBE_BYTES))
@@ -90,7 +90,7 @@ def folder(home: Path) -> Verdict:
 
 
 def nearest(home: Path) -> Path:
-    """`home`, or of the folders above it the first that is there."""
+    """`home`, or the nearest folder above it that exists."""
     return next(path for path in (home.absolute(), *home.absolute().parents) if os.path.lexists(path))
 
 
@@ -103,7 +103,7 @@ def identity(home: Path) -> Verdict:
 
 
 def daemon(home: Path) -> Verdict:
-    """Who runs from this home. Raises `LocalError` HP-CTL-002, HP-CTL-003."""
+    """The daemon that runs from this home. Raises `LocalError` HP-CTL-002, HP-CTL-003."""
     try:
         standing = ask(home, ControlRequest(do="status"))
     except LocalError as error:

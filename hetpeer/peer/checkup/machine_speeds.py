@@ -1,6 +1,6 @@
-"""What a machine can do in a second: products of matrices as a volunteer measures them, memory, disk, and its own network.
+"""Speeds of a machine: matrix products as a volunteer measures them, memory, disk, loopback network.
 
-Some tenths of a second each. The best of what was seen counts, except for the disk: what is written there counts once it is safe.
+A few tenths of a second each. The best measurement counts; for the disk the synced bytes.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ CONNECT_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSpeed:
-    """One figure. `per_second` is in FLOP for `product`, in bytes otherwise; None where it cannot be measured, for the reason `why`."""
+    """One speed. `per_second` is in FLOP for `product`, in bytes otherwise; None if it cannot be measured (`why`)."""
 
     what: str
     where: str
     dtype: str = ""
     threads: int = 0
-    """Of the processor; 0 where that means nothing."""
+    """Processor threads; 0 if not applicable."""
     per_second: float | None = None
     why: str = ""
 
@@ -59,7 +59,7 @@ def document(machine: devices.HostResources, speeds: list[MeasuredSpeed]) -> dic
 
 
 def measure(home: Path, cores: int) -> Iterator[MeasuredSpeed]:
-    """Each figure as soon as it is there, a few seconds in all. `home`: on whose disk is written; `cores`: the most threads."""
+    """Yield each speed as it is measured, a few seconds in all. `home`: disk to measure; `cores`: most threads."""
     import torch
 
     cpu = torch.device("cpu")
@@ -145,7 +145,7 @@ def _products(device: torch.device, where: str, threads: int) -> Iterator[Measur
 def _tried(
     what: str, where: str, look: Callable[[], float], *, dtype: str = "", threads: int = 0
 ) -> MeasuredSpeed:
-    """The figure, or why there is none: what this machine cannot do is no reason to say nothing of the rest."""
+    """The measured speed, or one with the reason why it cannot be measured, so that the other speeds are still shown."""
     figure, why = None, ""
     try:
         figure = look()

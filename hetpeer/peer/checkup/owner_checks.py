@@ -1,4 +1,4 @@
-"""What the owner has set, and whether this machine can keep it: settings in force, ports, idle time, battery."""
+"""Checks of the owner's settings: whether they are valid and can be kept here: ports, idle time, battery."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from hetpeer.peer.limits.settings import Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Of one home. `wrong`: what its settings cannot be; those of nobody stand for them then."""
+    """Settings of one home. `wrong`: the error in them; the defaults stand in then."""
 
     settings: Mapping[str, SettingInForce]
     standing: DaemonStatus | None
-    """Of the volunteer that runs from there."""
+    """Status of the volunteer that runs from there."""
     wrong: LocalError | None = None
 
     @classmethod
@@ -43,7 +43,7 @@ class Owner:
         return cls(settings=told(found.settings, found.sources), standing=standing)
 
     def value(self, key: str) -> str:
-        """Of the setting `section.key`."""
+        """Value of the setting `section.key`."""
         return self.settings[key].value
 
     @property

@@ -1,7 +1,7 @@
-"""What somebody who is asked for help wants to see, as one file: what doctor found, the last of the log, what is installed.
+"""Zip file for a person who helps: doctor's findings, the end of the log, installed packages.
 
-It goes to others, so what says who and where somebody is, is taken out: addresses, the user's and the machine's name, folders, most of
-each peer's id. Its user reads it before it is given away all the same; it is plain text in a zip file.
+It goes to others, so identifying data is removed: addresses, names of user and machine, folders, most of each peer id.
+It is plain text, so that its owner can read it before giving it away.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def redacted(text: str, names: Mapping[str, str]) -> str:
 
 
 def _address(found: re.Match[str]) -> str:
-    """What kind of address it is; what is none, such as a time of day, stays."""
+    """The kind of an address; anything else, such as a time of day, stays."""
     try:
         address = ipaddress.ip_address(found[0])
     except ValueError:
@@ -61,7 +61,10 @@ def _address(found: re.Match[str]) -> str:
 
 
 def write_bundle(path: Path, home: Path, findings: Sequence[Finding]) -> None:
-    """Make the new file `path`, mode 0600. Raises `LocalError` HP-DISK-001 (also if it is there), HP-DISK-002; then nothing is left."""
+    """Make the new file `path`, mode 0600.
+
+    Raises `LocalError` HP-DISK-001 (also if it exists), HP-DISK-002; then nothing is left.
+    """
     names = _own_names(home)
     parts = {
         "doctor.json": json.dumps(document(findings), indent=1),
@@ -83,7 +86,7 @@ def write_bundle(path: Path, home: Path, findings: Sequence[Finding]) -> None:
 
 
 def _own_names(home: Path) -> dict[str, str]:
-    """What says who and where we are → what stands for it."""
+    """Identifying text → its replacement."""
     names = {
         str(home.absolute()): "HOME",
         str(home): "HOME",

@@ -1,6 +1,6 @@
-"""What a machine's figures mean for a volunteer. Pure: numbers in, and out comes what is well, an error as a warning, or an error raised.
+"""Judgement of a machine's figures. Pure: a function returns a text (well) or an error (warning), or raises (failure).
 
-The bounds are of measured volunteers (README, figures): daemon, worker and p2pd take 0.8 GiB before they hold anything of a model.
+The bounds come from measured volunteers: daemon, worker and p2pd take 0.8 GiB without any part of a model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hetpeer.peer.limits.settings import DEFAULT
 from hetpeer.peer.watching.human_units import bytes_text
 
 Verdict = str | HetpeerError
-"""What is well, or an error that is a warning; a failure is raised."""
+"""A text if all is well, or an error as a warning; a failure is raised."""
 GIB, MIB = 1 << 30, 1 << 20
 LEAST_MEMORY, GOOD_MEMORY = 800 * MIB, 2 * GIB
 LEAST_DISK, GOOD_DISK = 200 * MIB, 5 * GIB
@@ -116,12 +116,13 @@ def clock(kept: bool | None) -> Verdict:
         why="the kernel says that no time server keeps it right"
         if kept is False
         else "the kernel does not say",
-        fix="timedatectl set-ntp true; in a container or virtual machine the host does that: compare clocks with hetpeer doctor INVITE",
+        fix="timedatectl set-ntp true; in a container or virtual machine the host does that: compare clocks with hetpeer"
+        " doctor INVITE",
     )
 
 
 def settings(told: Mapping[str, SettingInForce], *, running: bool) -> Verdict:
-    """The settings in force and where each is from; `running`: of a volunteer that runs, not of the next one."""
+    """Settings in force and their sources; `running`: of the running volunteer, not of the next one."""
     changed = [f"{key} {one.value} ({one.source})" for key, one in told.items() if one.source != DEFAULT]
     usual = [f"{key} {one.value}" for key, one in told.items() if one.source == DEFAULT and one.value]
     whose = "of the running volunteer: " if running else ""
@@ -129,7 +130,7 @@ def settings(told: Mapping[str, SettingInForce], *, running: bool) -> Verdict:
 
 
 def idle(told: Mapping[str, float], mode: str) -> Verdict:
-    """Who says how many seconds the machine has been idle; `mode` is the setting `when.mode`. Raises `LocalError` HP-SYS-007."""
+    """Idle seconds by source in `told`; `mode` is the setting `when.mode`. Raises `LocalError` HP-SYS-007."""
     if told:
         said = ", ".join(f"{who} says {seconds:.0f} s" for who, seconds in told.items())
         return f"known: {said} without a key or a pointer moved"
@@ -157,7 +158,7 @@ def port(told: Mapping[str, SettingInForce], listening: Sequence[str] | None) ->
 
 
 def reach(standing: ReachEstimate) -> Verdict:
-    """What peers found who dialled us back."""
+    """Reachability as found by peers that dialled back."""
     tried = f"{standing.peers} {'peer' if standing.peers == 1 else 'peers'} tried"
     match standing.reach:
         case ReachKind.PUBLIC:
@@ -168,7 +169,7 @@ def reach(standing: ReachEstimate) -> Verdict:
                 "HP-NET-015",
                 f"no connection from outside reaches this machine ({tried})",
                 why="a router or firewall blocks it; relays help, and cost some speed",
-                fix="forward a TCP port of your router to this machine and name it with join --port; or do nothing",
+                fix="forward a TCP port of your router to this machine and give it to join --port; or do nothing",
             )
         case _:
             return RemoteError(
@@ -180,7 +181,7 @@ def reach(standing: ReachEstimate) -> Verdict:
 
 
 def device(name: str, *, on_cpu: bool, speed: str, torch: str, gpus: Gpus) -> Verdict:
-    """What the compute worker found: it computes on `name` at `speed`. `torch`: its version."""
+    """Device of the compute worker, `name`, and its `speed`. `torch`: its version."""
     if not on_cpu:
         return f"{name}, {speed} in float32, driver {gpus.driver or 'unknown'}"
     return gpus.unused(torch) or f"no NVIDIA GPU; a processor core computes {speed} in float32"

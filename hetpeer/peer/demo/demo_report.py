@@ -1,7 +1,7 @@
-"""The demo's last part: what the run was worth, proven and written down in OUT.
+"""Last part of the demo: check the run and write the results into OUT.
 
-The audit counts every microbatch in the volunteers' signed logs, the replay trains the same run on one machine with
-plain torch; summary.json, loss.svg, weights.safetensors, weights.metrics.jsonl and sample.txt are what remains.
+The audit counts every microbatch in the volunteers' signed logs; the replay trains the same run on one machine with
+plain torch. Results are summary.json, loss.svg, weights.safetensors, weights.metrics.jsonl and sample.txt.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from hetpeer.peer.demo.demo_run import Kill, Trained
 from hetpeer.peer.demo.demo_settings import DemoSettings
 from hetpeer.peer.demo.demo_view import DemoView
 from hetpeer.peer.demo.log_feed import LogFeed
+from hetpeer.peer.watching.human_units import counted
 from hetpeer.peer.watching.loss_plot import PlotMark, loss_curve
 from hetpeer.stages.data.shards import TOKENS
 
@@ -50,23 +51,25 @@ class Summary:
     microbatches_lost: int
     microbatches_duplicated: int
     max_relative_loss_difference: float
-    """Between the swarm and one machine."""
+    """Largest relative difference between the losses of the swarm and of one machine."""
     recovery_seconds: float | None
-    """The longest of all kills, see `feed.recovery_seconds`; None without kills, or if the run ended first."""
+    """Longest recovery of all kills (`log_feed.recovery_seconds`); None without kills, or if the run ended first."""
     checkpoint: str
     export: str
     plot: str
     sample: str
 
     def lines(self, out: Path) -> Iterator[str]:
-        """For people."""
-        yield f"steps         {self.steps} committed, {self.rollbacks} roll-backs"
-        yield f"loss          {self.first_loss:.4f} at first, {self.last_loss:.4f} at last, held-out {self.eval_loss:.4f}"
+        """Lines for people."""
+        yield f"steps         {self.steps} committed, {counted(self.rollbacks, 'roll-back')}"
+        ends = f"{self.first_loss:.4f} at the start, {self.last_loss:.4f} at the end"
+        yield f"loss          {ends}, {self.eval_loss:.4f} on held-out text"
         yield f"speed         {self.tokens_per_second:,.0f} tokens/s by {self.peers} volunteers"
-        whole = "" if self.recovery_seconds is None else f", whole again after {self.recovery_seconds:.1f} s"
-        yield f"killed        {self.killed}{whole}"
+        healed = "" if self.recovery_seconds is None else f", recovered after {self.recovery_seconds:.1f} s"
+        yield f"killed        {counted(self.killed, 'volunteer')}{healed}"
         counts = f"{self.microbatches_counted} of {self.microbatches_expected} counted exactly once"
-        yield f"microbatches  {counts}, {self.microbatches_lost} lost, {self.microbatches_duplicated} duplicated"
+        wrong = f"{self.microbatches_lost} lost, {self.microbatches_duplicated} duplicated"
+        yield f"microbatches  {counts}, {wrong}"
         yield f"one machine   losses differ by {self.max_relative_loss_difference:.1e} at most"
         yield f"files         {out / self.plot}  {out / self.export}  {out / self.sample}"
         yield from (f"problem       {problem}" for problem in self.problems)
@@ -74,7 +77,7 @@ class Summary:
 
 
 def report(settings: DemoSettings, run: RunDirectory, trained: Trained, view: DemoView) -> Summary:
-    """Prove the run and write everything into OUT. Raises `LocalError` HP-AUDIT-001, HP-DISK-*, HP-CKPT-001."""
+    """Check the run and write everything into OUT. Raises `LocalError` HP-AUDIT-001, HP-DISK-*, HP-CKPT-001."""
     collect_evidence(settings, run)
     view.say("counting every microbatch in the volunteers' signed logs")
     verdict = audit(run.path)
@@ -146,7 +149,7 @@ def _missing(settings: DemoSettings, history: History) -> Iterator[str]:
 
 
 def _speed(feed: LogFeed, tokens_per_step: int) -> float:
-    """Tokens of the surviving steps by the time they took, the first step (everybody still joins) left out."""
+    """Tokens a second over the committed steps, without the first step, in which volunteers still join."""
     at = [seen.at for seen in feed.seen if seen.record["kind"] == "commit"]
     if at[-1] == at[0]:
         return tokens_per_step / feed.step_seconds()

@@ -1,4 +1,4 @@
-"""The demo's middle part: start everybody, watch the ledger, kill whom the plan says, see the run through."""
+"""Middle part of the demo: start all processes, watch the log, kill volunteers as planned, see the run through."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ TRACE = ("--trace",)
 LOOPBACK = ("--host", "127.0.0.1", "--port", "0")
 POLL_S = 0.05
 START_S = 90.0
-"""Until the bootstrap node answers: importing torch takes long on a busy machine."""
+"""Seconds until the reliable peer must answer: importing torch takes long on a busy machine."""
 STALL_S = 150.0
-"""Without a committed step for so long, the demo gives up."""
+"""Seconds without a committed step after which the demo gives up."""
 LEAVE_S = 20.0
-"""The run is over: volunteers hear of it and end."""
+"""Seconds for volunteers to end after the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """A volunteer's violent end, when `step` steps were committed. Recovery as `feed.recovery_seconds` defines it."""
+    """A killed volunteer: after `step` committed steps, with the recovery of `log_feed.recovery_seconds`."""
 
     name: str
     step: int
@@ -114,7 +114,7 @@ class _Watch:
         self._notice_deaths()
 
     def kills(self) -> list[Kill]:
-        """Who was killed, and what it cost."""
+        """The kills and their recovery times."""
         return [
             Kill(name=name, step=step, recovery_seconds=recovery_seconds(self.feed.seen, at))
             for name, (step, at) in self._killed.items()
@@ -150,12 +150,12 @@ class _Watch:
             raise LocalError(
                 "HP-DEMO-004",
                 f"no step was committed for {STALL_S:.0f} s",
-                why=f"the bootstrap node's last line: {self._bootstrap.last_line()}",
+                why=f"the last line of the reliable peer: {self._bootstrap.last_line()}",
                 fix=f"read the files in {self._settings.logs}",
             )
 
     def _notice_deaths(self) -> None:
-        """A volunteer that fails does not end the demo, others do its work; but it is told."""
+        """Show volunteers that have failed; others do their work, so the demo goes on."""
         for volunteer in self._volunteers:
             if volunteer.status and volunteer.name not in self._killed.keys() | self._mourned:
                 self._mourned.add(volunteer.name)

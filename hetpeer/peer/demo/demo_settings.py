@@ -1,6 +1,6 @@
-"""What a demo is asked for, the folder it lives in, and the run it makes there.
+"""Options of a demo, its folder, and the run that it makes there.
 
-OUT/.hetpeer-demo   marks the folder as a demo's: the next demo may replace it, and nobody else's folder ever is
+OUT/.hetpeer-demo   marks the folder as a demo's, which the next demo may replace
 OUT/run             the run directory, as `hetpeer init` makes it
 OUT/volunteers/N    the home of volunteer N            OUT/logs   what each process printed
 """
@@ -25,13 +25,14 @@ MARKER = ".hetpeer-demo"
 BATCH_SIZE, MICROBATCH_SIZE, SEQUENCE_LENGTH, SLOT_SIZE = 32, 4, 64, 2
 """Small enough that two cores train sixty steps, and train them again to compare, within four minutes."""
 LEARNING_RATE = 5e-4
-"""With twice as much, some seeds pass through a spike of the loss in which rounding errors grow to 1e-5 within three
-steps, on one machine as well: then no comparison could tell a lost microbatch from rounding."""
+"""With twice this rate some seeds pass through a spike of the loss in which rounding errors grow to 1e-5 within three
+steps, also on one machine; then a comparison cannot tell a lost microbatch from rounding.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoSettings:
-    """One demo. Volunteers are numbered from 1; `model` is `module.py:function`, empty for the example GPT."""
+    """Options of a demo. Volunteers are numbered from 1; `model` is `module.py:function`, empty for the example GPT."""
 
     out: Path
     peers: int = 4
@@ -65,7 +66,7 @@ class DemoSettings:
 
     @property
     def kill_steps(self) -> tuple[int, ...]:
-        """How many steps are committed when the next volunteer is killed; one kill comes half-way."""
+        """Committed steps at which a volunteer is killed, one number for each kill; a single kill comes half-way."""
         return tuple(self.steps * number // (self.kill + 1) for number in range(1, self.kill + 1))
 
     @property
@@ -90,7 +91,7 @@ class DemoSettings:
 
 @contextmanager
 def claimed(settings: DemoSettings) -> Iterator[None]:
-    """Make OUT this demo's, emptied of an earlier demo.
+    """Claim OUT for this demo, emptied of an earlier one.
 
     Raises `LocalError`: HP-DISK-003 if something else is there, HP-DEMO-006 if another demo runs in it, HP-DISK-001.
     """
@@ -130,7 +131,10 @@ def claimed(settings: DemoSettings) -> Iterator[None]:
 
 
 def make_run(settings: DemoSettings, tell: Callable[[str], None]) -> RunDirectory:
-    """Make the run that the demo trains; `tell` gets a line before each part that may take long. Raises HP-DEMO-005 for data that is no text, and what `create_run` raises."""
+    """Make the run that the demo trains; `tell` gets a line before each part that may take long.
+
+    Raises `LocalError` HP-DEMO-005 for data that is not text, and as `create_run`.
+    """
     from hetpeer.bootstrap.authoring.create import create_run
     from hetpeer.bootstrap.authoring.datasets import FUNCTION
     from hetpeer.bootstrap.run.settings import TrainingSettings

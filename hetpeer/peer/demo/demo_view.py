@@ -1,4 +1,4 @@
-"""What a demo shows while it runs: one live picture on a terminal, plain lines anywhere else. Both on stderr."""
+"""View of a running demo: one live picture on a terminal, plain lines elsewhere. Both on stderr."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Picture:
     volunteers: Mapping[str, str]
 
     def line(self) -> str:
-        """All of it in one line."""
+        """The picture as one line."""
         loss = "" if self.loss is None else f"  loss {self.loss:.4f}"
         evaluation = "" if self.eval_loss is None else f"  held-out {self.eval_loss:.4f}"
         speed = f"  {self.tokens_per_second:,.0f} tok/s" if self.tokens_per_second else ""
@@ -38,13 +38,13 @@ class Picture:
 
 
 class DemoView(Protocol):
-    """Where a demo tells what happens."""
+    """Output of a demo."""
 
     def say(self, text: str) -> None:
-        """Something happened, worth a line that stays."""
+        """Show a line that stays."""
 
     def show(self, picture: Picture) -> None:
-        """How things are now; call it as often as you like."""
+        """Show the present state; may be called often."""
 
 
 class PlainView:

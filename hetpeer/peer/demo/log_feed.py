@@ -1,4 +1,4 @@
-"""The run as it happens, read from the coordinator's log: every record with the moment at which it was seen."""
+"""Records of the coordinator's log as they are written, each with the time at which it was seen."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class LogFeed:
 
 
 def recovery_seconds(seen: Sequence[Seen], killed_at: float) -> float | None:
-    """What the swarm lost by a kill at `killed_at`; None if it had not recovered by the end of the log.
+    """Seconds that the swarm lost by a kill at `killed_at`; None if it had not recovered by the end of the log.
 
     From the kill to the commit of the first step that *began* after it, less the median duration of the steps before
     the kill: such a step is planned without the dead volunteer, so its commit says that the swarm is whole again. A

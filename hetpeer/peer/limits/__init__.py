@@ -1,1 +1,1 @@
-"""What the owner of a machine allows: settings, sensors, and what holds a volunteer back."""
+"""Limits of the owner: settings, sensors, and reasons to hold a volunteer back."""

@@ -1,4 +1,4 @@
-"""Amounts as people type them: shares, sizes, rates, durations and hours of the day. Pure; each raises ValueError with what it expects."""
+"""Amounts as people type them: shares, sizes, rates, durations, hours of the day. Pure; each raises ValueError."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 import re
 
 SLOWEST = 32_000.0
-"""Bytes/s: of less, shared among some peers, each of them would take us for one that drips (dht/streams/delivery)."""
+"""Least bytes/s: with less, shared among some peers, each would cut us off as too slow (dht/streams/delivery)."""
 FEW = 1e6
-"""So many bytes, or more, may be given without a unit: nobody means gigabytes then."""
+"""Least number of bytes that may be given without a unit; a smaller number was meant as GiB."""
 NONE = frozenset({"none", "0"})
 DAY = 24 * 60
 """Minutes."""
@@ -44,7 +44,7 @@ def share(text: str) -> float:
 
 
 def volume(text: str) -> float:
-    """As `size`, of a month: `300GB` or `300GB/month`."""
+    """Bytes of `300GB` or `300GB/month`; infinite: `none`."""
     return size(text.lower().removesuffix("/month"))
 
 

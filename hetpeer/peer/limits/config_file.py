@@ -1,4 +1,4 @@
-"""`config.toml` of a volunteer: where it is, what it says, and one setting of it changed while the rest stays as it was typed."""
+"""`config.toml` of a volunteer: its path, its settings, and a change of one setting that keeps the rest as typed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAME = "config.toml"
 
 
 def config_path(home: Path) -> Path:
-    """In `home`; of the usual home, in the user's configuration."""
+    """Path of the file: in `home`; for the default home in the user's configuration folder."""
     if home.absolute() != state_home().absolute():
         return home / NAME
     config = os.environ.get("XDG_CONFIG_HOME")
@@ -37,12 +37,12 @@ def config_path(home: Path) -> Path:
 
 
 def read(path: Path) -> SettingsLayer:
-    """What the file says; nothing where there is none. Raises `LocalError` HP-CONF-003."""
+    """Settings of the file; none if it does not exist. Raises `LocalError` HP-CONF-003."""
     return of_file(_tables(path, _text(path)), str(path))
 
 
 def effective(home: Path, options: Mapping[str, Any]) -> MergedSettings:
-    """The settings that count for `home`; `options` are those of the command line that were given.
+    """Settings in force for `home`; `options` are those given on the command line.
 
     Raises `LocalError` HP-CONF-003.
     """
@@ -51,7 +51,7 @@ def effective(home: Path, options: Mapping[str, Any]) -> MergedSettings:
 
 
 def write(path: Path, key: str, value: str) -> None:
-    """Change one setting of the file. Raises as `changed`, and `LocalError` HP-DISK-001, HP-DISK-002: then it is as it was."""
+    """Change one setting of the file. Raises as `changed`, and `LocalError` HP-DISK-001, HP-DISK-002; then it is unchanged."""
     text = changed(path, key, value)
     with disk_errors(path):
         there = path.resolve()  # it may be a link to where somebody keeps such files
@@ -61,7 +61,10 @@ def write(path: Path, key: str, value: str) -> None:
 
 
 def changed(path: Path, key: str, value: str) -> str:
-    """What the file would say with one setting changed. Raises `LocalError` HP-CONF-003 for what cannot be, HP-WEB-002 for a dashboard nowhere."""
+    """Text of the file with one setting changed.
+
+    Raises `LocalError` HP-CONF-003 for a wrong value, HP-WEB-002 for a wrong place of the dashboard.
+    """
     before = read(path)
     after = merged([SettingsLayer(before.source, {**before.values, key: value})]).settings
     parse_where(after.dashboard.listen)
@@ -72,7 +75,7 @@ def changed(path: Path, key: str, value: str) -> str:
 
 
 def edited(text: str, key: str, value: Any) -> str:
-    """The text of a file with `section.key` set: its line replaced, or added to its section, which may be new. Pure."""
+    """`text` with `section.key` set: its line is replaced, or added to its section, which may be new. Pure."""
     section, _, name = key.partition(".")
     line = f"{name} = {_toml(value)}"
     lines = text.removesuffix("\n").split("\n") if text else []  # splitlines knows ends that TOML does not
@@ -93,7 +96,7 @@ def _says(text: str, settings: Settings) -> bool:
 
 
 def _toml(value: Any) -> str:
-    """Of a text, a number, a truth or several texts: JSON's form of these is TOML's, but for characters of other planes."""
+    """TOML of a text, number, bool or tuple of texts: as in JSON, except for escapes beyond the basic plane."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

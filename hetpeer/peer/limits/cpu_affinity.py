@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 ALLOWED = frozenset(os.sched_getaffinity(0))
-"""What this process was given at its start."""
+"""Cores that this process had at its start."""
 
 
 def chosen(count: int, allowed: frozenset[int] = ALLOWED) -> frozenset[int]:
@@ -30,7 +30,7 @@ def restrict(count: int) -> None:
 
 
 def _threads() -> Iterator[int]:
-    """Of this process and all of its children."""
+    """All threads of this process and its children."""
     me = psutil.Process()
     for process in (me, *me.children(recursive=True)):
         with suppress(FileNotFoundError, ProcessLookupError):

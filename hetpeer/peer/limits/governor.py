@@ -1,6 +1,6 @@
-"""When a volunteer is to be held back by itself: readings of sensors and settings in, reasons out (docs/limits.md).
+"""Rules that hold a volunteer back: sensor readings and settings in, reasons out (docs/limits.md).
 
-Pure. It holds at once and releases slowly, so that nothing flaps.
+Pure. A rule holds at once and releases slowly, so that nothing flaps.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ POWER_OVER_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readings:
-    """What the sensors say; None: unknown."""
+    """Sensor readings; None: unknown."""
 
     minute: int
-    """Of the local day, 0…1439."""
+    """Minute of the local day, 0…1439."""
     on_battery: bool | None = None
     idle_s: float | None = None
     gpu_c: float | None = None
     cpu_c: float | None = None
     gpu_w: float | None = None
-    """On average since the last look. Of the GPU that is computed on, as is `gpu_c`."""
+    """Average watts since the last look, of the GPU in use, as is `gpu_c`."""
     foreign_gpu: float | None = None
     """Share of that GPU that other programs use; of any GPU, where the processor computes."""
     month_bytes: float = 0.0
     gpus: tuple[GpuState, ...] = ()
     """The GPU that is computed on, or those that may be it: for people."""
     warnings: tuple[HetpeerError, ...] = ()
-    """What is wrong with the sensors, or found by them: likewise."""
+    """Problems of the sensors, or found by them."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Finding:
-    """What one rule says now."""
+    """Present finding of one rule."""
 
     holds: bool
     clear: bool
@@ -58,16 +58,16 @@ class _Finding:
 
 
 class Governor:
-    """What holds, from one look to the next."""
+    """Reasons that hold, kept from one look to the next."""
 
     def __init__(self) -> None:
         self._pacer = Pacer()
         self._clear_since: dict[Reason, float] = {}
-        """Of each reason that holds, since when it has been clear without a break; infinite: it is not."""
+        """Reason that holds → time since when it has been clear without a break; infinite: it is not clear."""
 
     @property
     def share(self) -> float:
-        """How much of its time the worker may work."""
+        """Share of its time that the worker may work."""
         return self._pacer.share
 
     def look(self, now: float, readings: Readings, settings: Settings) -> frozenset[Reason]:
@@ -87,7 +87,7 @@ class Governor:
         return frozenset(self._clear_since)
 
     def _pace(self, now: float, watts: float | None, limit: int, findings: dict[Reason, _Finding]) -> None:
-        """Who draws too much is slowed down first, and held where that does not help."""
+        """Throttle a GPU over its power limit; hold the volunteer if throttling is not enough."""
         helpless = self._pacer.look(now, watts, limit, held=Reason.POWER in self._clear_since)
         if limit:
             clear = watts is not None and watts <= limit
@@ -95,7 +95,7 @@ class Governor:
 
 
 def _findings(readings: Readings, settings: Settings) -> dict[Reason, _Finding]:
-    """Of each rule that is switched on. What is unknown does not hold, but releases no sooner for that."""
+    """Findings of the rules that are on. An unknown reading does not hold, but does not release earlier either."""
     limits, when = settings.limits, settings.when
     found: dict[Reason, _Finding] = {}
 

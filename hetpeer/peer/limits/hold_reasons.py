@@ -33,8 +33,8 @@ SENTENCES: Mapping[Reason, Callable[[Settings], str]] = {
         " or at once with when.on_battery = run"
     ),
     Reason.IDLE: lambda settings: (
-        f"somebody uses the machine, or that is not known: it resumes after {settings.when.idle_after} without a key press"
-        " (when.idle_after), or at once with when.mode = always"
+        f"somebody uses the machine, or that is not known: it resumes after {settings.when.idle_after} without a key"
+        " press (when.idle_after), or at once with when.mode = always"
     ),
     Reason.SCHEDULE: lambda settings: (
         f"it is outside {', '.join(settings.when.hours)}: it resumes then (when.hours),"
@@ -46,8 +46,8 @@ SENTENCES: Mapping[Reason, Callable[[Settings], str]] = {
         f" it resumes after {POWER_OVER_S:.0f} s at that or less"
     ),
     Reason.GAME: lambda _: (
-        f"another program uses {GAME_SHARE:.0%} of a GPU or more: it resumes after {GAME_OVER_S:.0f} s with less,"
-        " or at once with when.yield_to_games = false"
+        f"another program uses {GAME_SHARE:.0%} of a GPU or more: it resumes after {GAME_OVER_S:.0f} s with"
+        " less, or at once with when.yield_to_games = false"
     ),
     Reason.TRANSFER_CAP: lambda settings: (
         f"the {settings.limits.transfer_cap} of this month are used up: it resumes next month,"

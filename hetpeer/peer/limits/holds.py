@@ -1,6 +1,6 @@
-"""What holds a volunteer back: a set of reasons, each until it is released or until a time (docs/daemon.md).
+"""Reasons that hold a volunteer back, each until it is released or until a time (docs/daemon.md).
 
-Pure: times are given, in seconds of a clock that does not stand still while the machine sleeps.
+Pure: times are arguments, in seconds of a clock that runs on while the machine sleeps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Holds:
         self._until: dict[Reason, float] = {}
 
     def hold(self, reason: Reason, until: float = math.inf) -> None:
-        """`reason` holds from now on; what was said of it before does not count any more."""
+        """Hold for `reason` until then; replaces an earlier time for it."""
         self._until[reason] = until
 
     def release(self, reason: Reason) -> None:
@@ -39,9 +39,9 @@ class Holds:
         self._until.pop(reason, None)
 
     def at(self, now: float) -> tuple[Reason, ...]:
-        """What holds at `now`, in order."""
+        """Reasons that hold at `now`, in order."""
         return tuple(reason for reason in Reason if self._until.get(reason, -math.inf) > now)
 
     def until(self, now: float) -> float:
-        """When nothing holds any more if nothing else is said: `now` if nothing does, infinity if never."""
+        """Time at which the last reason ends by itself: `now` without one, infinity if never."""
         return max((self._until[reason] for reason in self.at(now)), default=now)

@@ -1,4 +1,4 @@
-"""How much a volunteer has sent and received in the current month, over its restarts."""
+"""Traffic of a volunteer in the current month, kept over restarts."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Month(BaseModel):
         return self.sent + self.received
 
     def plus(self, month: str, sent: int, received: int) -> Month:
-        """With so many bytes more, in `month`: another one begins with them."""
+        """The month with more bytes; a new `month` begins with them."""
         before = self if month == self.month else Month(month=month)
         return Month(month=month, sent=before.sent + sent, received=before.received + received)
 
 
 def load(home: Path, month: str) -> Month:
-    """The month that is written down there, which may be over; an empty one where there is none."""
+    """The saved month, which may be over; an empty one if none is saved."""
     path = home / NAME
     try:
         return Month.model_validate_json(path.read_bytes())

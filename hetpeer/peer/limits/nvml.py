@@ -1,6 +1,6 @@
-"""NVIDIA's management library: which GPUs the driver sees, whatever torch was built for, how busy and hot they are, and by whom they are used.
+"""NVIDIA's management library (NVML): GPUs that the driver sees, whatever torch supports, their load, heat and users.
 
-Nothing is set, and nothing here raises. A driver that hangs keeps its caller for as long.
+Only reads, and never raises. A driver that hangs blocks its caller.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
-    """What the driver says. `names` of the GPUs; `wrong`: why it says nothing, where there is a driver."""
+    """GPUs by the driver: `names`; `wrong`: why a driver that is there does not answer."""
 
     driver: str = ""
     names: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class Gpus:
         built = "was built without CUDA" if torch.endswith("+cpu") else "finds no device that fits the driver"
         return LocalError(
             "HP-GPU-004",
-            f"{', '.join(self.names) or 'an NVIDIA GPU'} {'are' if len(self.names) > 1 else 'is'} there, and torch cannot use it",
+            f"torch cannot use {', '.join(self.names) or 'the NVIDIA GPU'}",
             why=self.wrong or f"torch {torch} {built} ({self.driver})",
             fix="install torch for CUDA, or a newer driver; until then the processor computes",
             exit_code=ExitCode.NO_DEVICE,
@@ -42,7 +42,7 @@ class Gpus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLoad:
-    """One look at a GPU. `busy`: the share of the last moments in which something ran; memory in bytes, of all its users."""
+    """Load of a GPU. `busy`: share of recent time with work; memory in bytes, of all users."""
 
     name: str
     busy: float
@@ -51,7 +51,7 @@ class GpuLoad:
 
 
 def gpus() -> Gpus:
-    """What the driver sees; nothing where there is no driver. Takes some tenths of a second where the driver sleeps."""
+    """GPUs that the driver sees; none without a driver. Takes some tenths of a second if the driver sleeps."""
     try:
         with _opened():
             return Gpus(driver=pynvml.nvmlSystemGetDriverVersion(), names=tuple(map(_name, _all())))
@@ -61,7 +61,7 @@ def gpus() -> Gpus:
 
 
 def loads() -> list[GpuLoad]:
-    """Of each GPU that says so; none where there is no driver, or one that does not answer."""
+    """Load of each GPU that reports it; none without a driver, or with one that does not answer."""
     try:
         with _opened():
             return [load for gpu in _all() if (load := _load(gpu))]
@@ -71,7 +71,7 @@ def loads() -> list[GpuLoad]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuState:
-    """One look at a GPU that is computed on, or may be. `number`: as NVML counts; °C and W, None where it does not say."""
+    """State of a GPU in use, or that may be. `number`: NVML's index; °C and W, None if not reported."""
 
     number: int
     load: GpuLoad
@@ -80,12 +80,12 @@ class GpuState:
 
 
 class GpuWatch:
-    """The machine's GPUs, looked at again and again: at the one that is computed on, as `heed` says. Nothing is asked before the first look."""
+    """Repeated readings of the GPU in use (`heed`), or of all. The driver is not asked before the first look."""
 
     def __init__(self) -> None:
         self._gpus: list[Any] | None = None
         self._told = False
-        """That the driver does not answer."""
+        """Whether a silent driver was logged."""
         self._uuids: list[str] = []
         self._heeded: str | None = None
         self._seen: dict[int, int] = {}
@@ -96,7 +96,7 @@ class GpuWatch:
         """Number of a GPU → the last look at what it draws, and what that said."""
 
     def heed(self, uuid: str | None) -> None:
-        """From now on the GPU with this UUID alone, or none (""). None: one of them, and which is not known yet. One that is not found may be any."""
+        """Watch only the GPU with this UUID; "": none; None or an unknown UUID: any of them may be in use."""
         if uuid and uuid not in (self._heeded, *self._uuids):
             self._gpus = None  # it may have come since they were looked at
         self._heeded = uuid
@@ -107,7 +107,7 @@ class GpuWatch:
         return bool(self._handles())
 
     def states(self, now: float) -> tuple[GpuState, ...]:
-        """Of those that are computed on, or may be; `now` as in `drawn`."""
+        """States of the GPUs in use, or that may be; `now` as in `drawn`."""
         found = ((number, _load(self._handles()[number])) for number in self._used())
         return tuple(
             GpuState(number=number, load=load, celsius=self._celsius(number), watts=self._drawn(number, now))
@@ -120,13 +120,13 @@ class GpuWatch:
         return self._of(self._used(), self._celsius)
 
     def drawn(self, now: float) -> float | None:
-        """W: the mean since the last look, at `now` in seconds, or of the moment where a GPU counts no energy."""
+        """Watts: mean since the last look, at `now` in seconds; the present value if a GPU counts no energy."""
         return self._of(self._used(), lambda number: self._drawn(number, now))
 
     def foreign_share(self, is_ours: Callable[[int], bool]) -> float | None:
-        """The share that others have used of it since the last look, of any where none is computed on: a game is no less a game.
+        """Share of the GPU used by other programs since the last look; of any GPU if none is in use.
 
-        `is_ours` is asked of a process's pid.
+        `is_ours` tells for a pid whether the process is ours.
         """
         numbers = self._used() or range(len(self._handles()))
         return self._of(numbers, lambda number: self._foreign(number, is_ours))
@@ -156,7 +156,7 @@ class GpuWatch:
         return [number for number in everything if self._uuids[number] == self._heeded] or everything
 
     def _of(self, numbers: Sequence[int], read: Callable[[int], float | None]) -> float | None:
-        """The largest. Of one of them and nobody knows which, the least: that much it is in any case."""
+        """The largest value; if it is not known which GPU is in use, the least, which is true in any case."""
         found = [value for number in numbers if (value := read(number)) is not None]
         choose = min if self._heeded is None else max
         return choose(found, default=None)

@@ -1,6 +1,6 @@
-"""How much of its time a worker may work, so that no GPU draws more than its owner allows: watts in, a share out. Pure.
+"""Share of its time that a worker may work under a power limit of the GPU: watts in, a share out. Pure.
 
-A card's own limit is root's to set. Ours is kept by resting: between two commands of the worker a card draws next to nothing.
+Only root can set a card's own limit. Ours is kept by resting between the worker's commands, when a card draws little.
 """
 
 from __future__ import annotations
@@ -8,24 +8,28 @@ from __future__ import annotations
 import math
 
 LEAST = 0.1
-"""Of its time; who works less is of no use to a swarm, and is held back instead."""
+"""Least share; a volunteer that works less is of no use to a swarm, and is held back instead."""
 AIM = 0.97
-"""Of the limit: what is measured is some seconds old."""
+"""Margin as a share of the limit: readings are some seconds old."""
 FALL, RISE = 0.5, 1.1
 """At most, from one look to the next."""
 HELPLESS_S = 30.0
-"""A card that draws too much for so long although the worker nearly rests: somebody else has it do so, or the limit is below what it takes."""
+"""Seconds of too much power at the least share before throttling counts as useless: another program uses the card, or
+the limit is below its idle power.
+"""
 
 
 class Pacer:
-    """From one look to the next, some seconds later. `share`: how much of its time the worker may work, LEAST to 1."""
+    """Adjusts `share`, from LEAST to 1, at each look, some seconds apart."""
 
     share = 1.0
     _helpless_since = math.inf
 
     def look(self, now: float, watts: float | None, limit: float, *, held: bool) -> bool:
-        """Whether slowness does not help. `watts`: of the card that draws most, since the last look; None: unknown, and nothing changes.
-        `limit` 0: none. `held`: for power, so that what is drawn is not ours to judge by.
+        """Adjust the share; returns whether throttling does not help.
+
+        `watts`: mean of the card that draws most; None: unknown, nothing changes. `limit` 0: no limit. `held`: the
+        volunteer is held for power, so the watts are not its own.
         """
         if not limit:
             self.share, self._helpless_since = 1.0, math.inf

@@ -1,4 +1,4 @@
-"""Looks at the sensors again and again, and never waits for one that hangs: a driver may, and a kernel's file, and an X server."""
+"""Repeated readings of the sensors that never wait for one that hangs: a driver, a kernel file, an X server."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hetpeer.peer.limits.sensors import Sensors, minute_of_day
 from hetpeer.peer.limits.settings import Settings
 
 PATIENCE_S = 5.0
-"""Longer than all programs take that are asked, each of which gets some seconds (sensors.py)."""
+"""Seconds to wait: longer than all programs together, each of which has its own limit (sensors.py)."""
 
 _log = logging.getLogger(__name__)
 
 
 class SensorPoll:
-    """The readings of `sensors`. One look is under way at a time, so that a sensor that hangs takes one thread for ever, not more and more."""
+    """Readings of `sensors`. Only one is in progress at a time, so a hanging sensor costs one thread, not ever more."""
 
     def __init__(self, sensors: Sensors) -> None:
         self._sensors = sensors
@@ -28,7 +28,7 @@ class SensorPoll:
         self._silent = False
 
     async def look(self, settings: Settings, month_bytes: float) -> Readings:
-        """What the sensors say, within PATIENCE_S; where one hangs what they have said last, at this minute and with so many bytes."""
+        """Readings within PATIENCE_S; if a sensor hangs, the last ones with the present minute and `month_bytes`."""
         asked = self._under_way or aside(partial(self._sensors.read, settings), name="sensors")
         self._under_way = asked
         await asyncio.wait([asked], timeout=0.0 if self._silent else PATIENCE_S)

@@ -1,6 +1,7 @@
-"""What the machine says of itself: battery, whether somebody uses it, temperatures, other programs on the GPUs.
+"""Sensors of the machine: battery, idle time, temperatures, other programs on the GPUs.
 
-Blocking, and never an error: what cannot be read is None. Each program that is asked gets ASK_S; drivers and kernel take what they take (sensor_poll.py).
+Blocking, and never raises: an unknown value is None. Each program gets ASK_S; drivers and kernel may take longer
+(sensor_poll.py).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Sensors:
     def __init__(self) -> None:
         self._gpus = GpuWatch()
         self._used: tuple[str, str] | None = None
-        """Of which `compute.device` it is known what that is, and the GPU's UUID; empty: none."""
+        """(`compute.device`, UUID of its GPU); the UUID is empty for none."""
         self._unused: LocalError | None = None
         """Why torch computes on no GPU, where there is one."""
         self._asked_unused = False
@@ -53,7 +54,7 @@ class Sensors:
         self._used = asked, uuid
 
     def read(self, settings: Settings) -> Readings:
-        """Now. Takes some milliseconds; seconds where something hangs."""
+        """Current readings. Takes some milliseconds; seconds if something hangs."""
         limits, when = settings.limits, settings.when
         uuid = self._gpu_of(settings.compute.device)
         self._gpus.heed(uuid)
@@ -78,7 +79,7 @@ class Sensors:
         )
 
     def _gpu_of(self, asked: str) -> str | None:
-        """The UUID of the GPU that the device `asked` is; empty: it is none; None: no worker has said so yet."""
+        """UUID of the GPU for the device `asked`; empty: not a GPU; None: no worker has reported it yet."""
         if asked == "cpu":
             return ""
         if self._used is None or self._used[0] != asked:
@@ -90,13 +91,13 @@ class Sensors:
 
 
 def minute_of_day() -> int:
-    """By the local clock, 0…1439."""
+    """Minute of the local day, 0…1439."""
     local = time.localtime()
     return local.tm_hour * 60 + local.tm_min
 
 
 def on_battery(supplies: Path = SUPPLIES) -> bool | None:
-    """Whether the machine runs on its battery; None where it has none. A mouse's battery is not the machine's."""
+    """Whether the machine runs on its battery; None without one. A mouse's battery does not count."""
     mains, batteries = list[bool](), list[str]()
     try:
         for supply in sorted(supplies.iterdir()):
@@ -115,16 +116,16 @@ def on_battery(supplies: Path = SUPPLIES) -> bool | None:
 
 
 def idle_s() -> float | None:
-    """Seconds since somebody used the machine; None if nobody can say.
+    """Seconds since somebody used the machine; None if unknown.
 
-    As the desktop says: not each of them tells logind, which then takes everybody for busy.
+    The desktop is asked first: some do not tell logind, which then takes the user for busy.
     """
     known = [seconds for seconds in (_mutter_idle_s(), x_idle_s()) if seconds is not None]
     return min(known) if known else _logind_idle_s()
 
 
 def idle_told() -> dict[str, float]:
-    """Who can say how long the machine has been idle → what it says, in seconds."""
+    """Source of the idle time → its seconds."""
     asked = {"GNOME over D-Bus": _mutter_idle_s, "X11": x_idle_s, "logind": _logind_idle_s}
     said = {who: ask() for who, ask in asked.items()}
     return {who: seconds for who, seconds in said.items() if seconds is not None}
@@ -157,7 +158,7 @@ def _mutter_idle_s() -> float | None:
 
 
 def _logind_idle_s() -> float | None:
-    """Since all sessions are idle, as desktops and terminals tell logind. Not idle is 0 s; without a session nobody has said anything."""
+    """Seconds since all sessions are idle, by logind; 0 if one is not, None without a session."""
     if (hint := _logind("IdleHint")) == "v b false":
         return 0.0
     since = re.fullmatch(r"v t (\d+)", _logind("IdleSinceHint")) if hint == "v b true" else None
@@ -169,7 +170,7 @@ def _logind(name: str) -> str:
 
 
 def _said(command: Sequence[str]) -> str:
-    """What a program prints; empty if it cannot."""
+    """Output of a program; empty if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ASK_S)
     except (OSError, subprocess.TimeoutExpired):
@@ -185,8 +186,9 @@ def _line(path: Path) -> str:
 
 
 def _is_ours(pid: int) -> bool:
-    """Whether the process is no reason to yield: a volunteer's worker, this one's or that of another daemon on this machine; or none that can be seen
-    from here. In a container the driver says the pids of its host: there nobody knows which are its own.
+    """Whether the process is no reason to yield: a volunteer's worker of any daemon here, or a process that is invisible.
+
+    In a container the driver gives the host's pids, so our own cannot be told from others.
     """
     try:
         return WORKER in psutil.Process(pid).cmdline()

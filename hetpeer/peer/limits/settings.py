@@ -1,6 +1,6 @@
-"""A volunteer's settings (docs/limits.md): what there is, and which of several sources counts. Pure.
+"""A volunteer's settings (docs/limits.md), and their merging from several sources. Pure.
 
-Amounts stay the texts that people typed; whoever uses one reads it with `peer/limits/amounts`.
+Amounts stay the texts that people typed; `peer/limits/amounts` reads them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hetpeer.peer.limits import amounts
 PREFIX = "HETPEER_"
 SHORT = {"HETPEER_DASHBOARD": "dashboard.listen"}
 DEFAULT = "default"
-"""The source of what nobody has said."""
+"""Source of a setting that nobody has set."""
 
 
 def _read_by(reader: Callable[[str], object]) -> AfterValidator:
@@ -103,7 +103,7 @@ class DashboardSection(_Section):
 
 
 class Settings(_Section):
-    """All of them, with their defaults."""
+    """All settings, with their defaults."""
 
     node: NodeSection = NodeSection()
     compute: ComputeSection = ComputeSection()
@@ -126,7 +126,7 @@ class Settings(_Section):
         return any(_of_worker(self)[key] != value for key, value in _of_worker(before).items())
 
     def changed(self, key: str, value: Any, source: str) -> Settings:
-        """The same with one setting changed. Raises `LocalError` HP-CONF-003."""
+        """These settings with one changed. Raises `LocalError` HP-CONF-003."""
         now = SettingsLayer("", {name: old for name, old in self.flat().items() if name != key})
         return merged([now, SettingsLayer(source, {key: value})]).settings
 
@@ -144,7 +144,7 @@ def _of_worker(settings: Settings) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class SettingsLayer:
-    """What one source says: `section.key` → value. Later layers beat earlier ones."""
+    """Settings of one source: `section.key` → value. Later layers override earlier ones."""
 
     source: str
     values: Mapping[str, Any]
@@ -159,7 +159,7 @@ class MergedSettings:
 
 
 def merged(layers: Sequence[SettingsLayer]) -> MergedSettings:
-    """What counts. Raises `LocalError` HP-CONF-003 that names key and source."""
+    """Settings in force from all layers. Raises `LocalError` HP-CONF-003 that names key and source."""
     values: dict[str, dict[str, Any]] = {}
     sources: dict[str, str] = {}
     for layer in layers:
@@ -193,9 +193,9 @@ def of_file(tables: Mapping[str, Any], source: str) -> SettingsLayer:
 
 
 def of_environment(environment: Mapping[str, str]) -> Sequence[SettingsLayer]:
-    """A layer for each variable `HETPEER_<SECTION>_<KEY>`, also for one that is such a name misspelt (`merged` refuses it).
+    """A layer for each variable `HETPEER_<SECTION>_<KEY>`, also for a misspelt key (`merged` refuses it).
 
-    Others of that prefix are somebody else's; `HETPEER_DASHBOARD` is short for that section's only key.
+    Other variables with the prefix are ignored; `HETPEER_DASHBOARD` is short for that section's only key.
     """
     layers = []
     for name, text in sorted(

@@ -1,6 +1,6 @@
-"""Whether the machine has slept: the clock of running time against the one that goes on while it is suspended.
+"""Detection of a suspended machine: the clock of running time against the one that runs on during a suspend.
 
-Streams do not notice a sleep by themselves: every time-out is one of running time (docs/daemon.md).
+Streams do not notice a suspend, because all their time-outs count running time (docs/daemon.md).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hetpeer.dht.base.clock import SystemClock
 
 LOOK_S = 1.0
 SLEPT_S = 10.0
-"""After so long others have given us up: a volunteer's lease."""
+"""Seconds after which other peers have given us up: a volunteer's lease."""
 
 _log = logging.getLogger(__name__)
 

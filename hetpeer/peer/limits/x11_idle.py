@@ -27,7 +27,7 @@ _on_exit = _OnExit(lambda _display, _data: None)
 
 
 def x_idle_s() -> float | None:
-    """Seconds since the last input at the X server of `DISPLAY`; None where there is none, or it is Wayland's."""
+    """Seconds since the last input at the X server of `DISPLAY`; None without one, or if it is Wayland's."""
     if not os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
         return None  # XWayland sees what its own windows get, and no more
     try:

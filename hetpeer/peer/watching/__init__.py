@@ -1,1 +1,1 @@
-"""What a swarm looks like: status, metrics, pictures."""
+"""Views of a swarm: status, metrics, pictures."""

@@ -1,4 +1,4 @@
-"""The blocks of a model and the graph inside them as an SVG picture: no drawing library, the same bytes for the same model.
+"""SVG picture of a model's blocks and the graph inside them: no drawing library, the same bytes for the same model.
 
 Blocks are boxes from top to bottom, with the values that cross between them. In a box there is one row per operator that
 computes, and lines for values: straight down to the next row, beside the rows to later ones. A block that does what an earlier
@@ -42,7 +42,7 @@ class _Drawn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Columns:
-    """Where things stand from left to right, in pixels."""
+    """Horizontal positions in pixels."""
 
     box: float
     chip: float
@@ -257,7 +257,7 @@ def _middle(block: _Drawn, row: int) -> float:
 
 
 def _names(parameters: Sequence[str]) -> str:
-    """The last words of the names; one that differs from the first in its last word only is shortened to that."""
+    """Names, each without the words that it shares with the first one."""
     if not parameters:
         return ""
     first, *others = parameters

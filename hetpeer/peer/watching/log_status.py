@@ -1,4 +1,4 @@
-"""What the run's log says of credit and loss, asked for at the reliable peers, or taken from it where it is."""
+"""Credit and loss curves from the run's log: asked of the reliable peers, or read where the log is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hetpeer.dht.node.node import Node
 
 ANSWER_S = 4.0
 ALL_S = 6.0
-"""Whoever waits for a status does not wait longer than this for a reliable peer that is gone."""
+"""Seconds for one answer, and for all tries: a status does not wait longer for lost reliable peers."""
 
 T = TypeVar("T")
 
@@ -33,11 +33,14 @@ class FromLog:
         self._answers = answers
 
     async def ranking(self, reliable: Iterable[str], peer: str = "") -> credit_ranking.Ranking | None:
-        """The ranking by credit, with what `peer` has, as the first of `reliable` says that answers. None: nobody does. Never raises."""
+        """The ranking by credit, with the credit of `peer`, from the first of `reliable` that answers; None if none does.
+
+        Never raises.
+        """
         return await self._first(reliable, "credit", peer, credit_ranking.MAX_BYTES, credit_ranking.decode)
 
     async def curves(self, reliable: Iterable[str]) -> Curves | None:
-        """The loss curves, likewise."""
+        """The loss curves, asked for in the same way."""
         return await self._first(reliable, "curves", "", MAX_BYTES, Curves.decode)
 
     async def _first(

@@ -1,4 +1,4 @@
-"""What a daemon measures, as Prometheus has it: names, units and labels. Pure: figures in, metric families out. Docs: metrics.md.
+"""Metrics of a daemon in Prometheus's form: names, units and labels (docs/metrics.md). Pure: figures in, families out.
 
 Labels have few values, all known beforehand; a peer's id is never one. What is not known has no sample.
 """
@@ -27,7 +27,7 @@ KINDS = (
     *("commit", "rollback", "checkpoint", "evaluation", "gone", "reign", "arranged", "amendment", "halt"),
     *("founded", "dissolved", "average", "installed"),
 )
-"""Of records that are told apart."""
+"""Kinds of records that are counted separately."""
 OTHER = "other"
 SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 """Upper bounds of a histogram's buckets."""
@@ -35,7 +35,7 @@ SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonFigures:
-    """Of any daemon. Times are seconds, sizes bytes."""
+    """Figures of any daemon. Times in seconds, sizes in bytes."""
 
     version: str
     role: str
@@ -43,40 +43,40 @@ class DaemonFigures:
     run: str
     state: str
     states: tuple[str, ...]
-    """All that it may be in."""
+    """All possible states."""
     started: float
-    """Since 1970."""
+    """Start of the process, in seconds since 1970."""
     resident: Mapping[str, int]
     """Process (daemon, worker, p2pd) → memory that it has."""
     cpu: Mapping[str, float]
     """Process → time that it computed."""
     memory_available: int
-    """On this machine."""
+    """Free memory of the machine."""
     disk_free: int
-    """Where its files are."""
+    """Free bytes of the disk with its files."""
     reach: str
     """public, private or unknown."""
     relays: int
     """Peers through which it is reached."""
     p2pd_restarts: int
     transmitted: int
-    """By its node, over streams."""
+    """Bytes sent by its node over streams; `received` likewise."""
     received: int
     warnings: frozenset[str]
     """Codes of what is wrong with it now."""
     warned_of: tuple[str, ...]
-    """All that there may be."""
+    """All possible values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitFigures:
-    """What a volunteer may take of its owner's machine; 0 and infinity: any."""
+    """Limits on a volunteer's use of the machine; 0 and infinity: no limit."""
 
     transmit_rate: float
     """Bytes/s."""
     receive_rate: float
     transfer_cap: float
-    """In a month, up and down."""
+    """Bytes a month, sent and received."""
     month_bytes: int
     cores: int
     celsius: Mapping[str, int]
@@ -85,41 +85,41 @@ class LimitFigures:
     holding: frozenset[str]
     """Why it is held back now."""
     reasons: tuple[str, ...]
-    """All that there may be."""
+    """All possible values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolunteerMetricFigures:
-    """Of a volunteer with a compute worker."""
+    """Figures of a volunteer with a compute worker."""
 
     connected: bool
     """Whether a coordinator has it."""
     step: int | None
     loss: float | None
     blocks: int
-    """That it holds."""
+    """Blocks that it holds."""
     microbatches: int
     tokens_per_second: float
     done: Mapping[str, int]
     """forward, backward, encode, decode → how often."""
     spent: Mapping[str, float]
-    """The same → how long in all."""
+    """Kind of task → seconds in all."""
     occupied: Mapping[str, float]
-    """What its worker did, or waited for (computes, room, data, step) → how long."""
+    """What its worker did or waited for (computes, room, data, step) → seconds."""
     bubble: float
     """Share of the last minute that it waited while a step ran."""
     raw_bytes: int
     sent_bytes: int
     trips: tuple[float, ...]
-    """There and back, to each peer that it knows it of."""
+    """Round trips in seconds, to each peer for which one is known."""
     memory_limit: int
     credit: int | None = None
-    """As a reliable peer said last."""
+    """Credit as a reliable peer said last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReliableFigures:
-    """Of a reliable peer: what its copy of the log says."""
+    """Figures of a reliable peer, from its replica of the log."""
 
     leading: bool
     members: int
@@ -137,7 +137,7 @@ class ReliableFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmFigures:
-    """What the coordinator sees."""
+    """The coordinator's view of the swarm."""
 
     volunteers: int
     working: int
@@ -147,7 +147,7 @@ class SwarmFigures:
 
 
 def daemon_metrics(seen: DaemonFigures) -> Iterator[Metric]:
-    """Of any daemon."""
+    """Metrics of any daemon."""
     yield InfoMetricFamily(
         f"{PREFIX}build",
         "Version of hetpeer, role and run",
@@ -176,7 +176,7 @@ def daemon_metrics(seen: DaemonFigures) -> Iterator[Metric]:
 
 
 def limit_metrics(seen: LimitFigures) -> Iterator[Metric]:
-    """Of a volunteer's limits."""
+    """Metrics of a volunteer's limits."""
     yield _limit("network_transmit_limit_bytes_per_second", "That it may send", seen.transmit_rate)
     yield _limit("network_receive_limit_bytes_per_second", "That it may receive", seen.receive_rate)
     yield _limit("transfer_cap_bytes", "That it may send and receive in a month", seen.transfer_cap)
@@ -190,7 +190,7 @@ def limit_metrics(seen: LimitFigures) -> Iterator[Metric]:
 
 
 def gpu_metrics(gpus: Sequence[GpuState], offered: int | None) -> Iterator[Metric]:
-    """Of the GPU that is computed on, or of those that may be it; `offered`: bytes, of the only one."""
+    """Metrics of the GPU in use, or of all that may be; `offered`: bytes of the only one."""
     if not gpus:
         return
     cards = GaugeMetricFamily(f"{PREFIX}gpu_info", "Its model", labels=("gpu", "model"))
@@ -211,7 +211,7 @@ def gpu_metrics(gpus: Sequence[GpuState], offered: int | None) -> Iterator[Metri
 
 
 def volunteer_metrics(seen: VolunteerMetricFigures) -> Iterator[Metric]:
-    """Of a volunteer."""
+    """Metrics of a volunteer."""
     yield _gauge("coordinator_connected", "Whether a coordinator answers it", seen.connected)
     yield _gauge("step", "Updates of the parameters that it has", seen.step)
     yield _gauge("loss", "Of the last committed step", seen.loss)
@@ -241,7 +241,7 @@ def volunteer_metrics(seen: VolunteerMetricFigures) -> Iterator[Metric]:
 
 
 def reliable_metrics(seen: ReliableFigures) -> Iterator[Metric]:
-    """Of a reliable peer."""
+    """Metrics of a reliable peer."""
     yield _gauge("leading", "Whether it leads the log, and so coordinates", seen.leading)
     yield _gauge("reliable_peers", "Members of the log", seen.members)
     yield _gauge("step", "Steps, or batches, that are committed", seen.done)
@@ -261,7 +261,7 @@ def reliable_metrics(seen: ReliableFigures) -> Iterator[Metric]:
 
 
 class LogMetrics:
-    """Of the log's records, in their order: how many there are, and how long what they decide took."""
+    """Metrics of the log's records, added in order: their number, and the duration of steps."""
 
     def __init__(self) -> None:
         self._kinds = dict.fromkeys((*KINDS, OTHER), 0)
@@ -273,7 +273,7 @@ class LogMetrics:
         )
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """One more."""
+        """Count one more record."""
         kind = record["kind"]
         self._kinds[kind if kind in self._kinds else OTHER] += 1
         if kind == "commit" and "reduce_seconds" in record:
@@ -283,7 +283,7 @@ class LogMetrics:
             self._averagings.labels("parameters").observe(record["seconds"])
 
     def metrics(self) -> Iterator[Metric]:
-        """All that were added."""
+        """Metrics of all records added."""
         yield _counters("log_records", "Decisions in the log", ("kind",), self._kinds)
         yield from self._steps.collect()
         yield from self._averagings.collect()
@@ -301,7 +301,7 @@ def _gauge(name: str, what: str, value: float | None) -> Metric:
 
 
 def _limit(name: str, what: str, value: float) -> Metric:
-    """Without a sample where there is none."""
+    """A gauge; without a sample if `value` is None."""
     return _gauge(name, what, value if value and math.isfinite(value) else None)
 
 

@@ -1,4 +1,4 @@
-"""The traces of a swarm in the one format that trace viewers read (ui.perfetto.dev, chrome://tracing).
+"""Traces of a swarm in the format of trace viewers (ui.perfetto.dev, chrome://tracing).
 
 Trace Event Format, "JSON Object Format": complete events ("X"), times in microseconds, one process for each peer, one
 thread for each lane.
@@ -43,7 +43,7 @@ def perfetto(folder: Path) -> dict[str, Any]:
 
 
 def _events(process: int, head: Line, spans: list[Line], start: float) -> Iterator[Line]:
-    """One peer's; `start` is the wall time of the first span of all."""
+    """Events of one peer; `start` is the wall time of the swarm's first span."""
     lanes = sorted({span["lane"] for span in spans}, key=_place)
     yield _name("process_name", process, 0, head.get("name") or head.get("peer", "")[-6:])
     for thread, lane in enumerate(lanes, 1):

@@ -1,4 +1,4 @@
-"""A plan as an SVG picture: a row for each pipeline, a box for each device, and in it what keeps it busy. The same bytes for the same plan."""
+"""SVG picture of a plan: a row for each pipeline, a box for each device with its load. The same bytes for the same plan."""
 
 from __future__ import annotations
 

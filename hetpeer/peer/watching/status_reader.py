@@ -1,8 +1,7 @@
-"""What a swarm says of itself: run, peers, blocks and their holders, progress. Read through any peer of it.
+"""Reading of a swarm's status through any peer: run, peers, blocks and their holders, progress.
 
-A short-lived node with an identity of its own joins the DHT, fetches the signed manifest from the peer it joined by,
-and reads everybody's adverts; the bootstrap node need not be there. Adverts are claims, so a status informs and proves
-nothing: `hetpeer audit` proves.
+A short-lived node with a new identity joins the DHT, fetches the signed manifest from the peer it joined by, and reads
+all adverts; the coordinator need not answer. Adverts are claims, so a status proves nothing; `hetpeer audit` does.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from hetpeer.peer.watching.log_status import FromLog
 
 SLOWEST = 1e-6
-"""Tokens (or samples) a second: no time left is told of what is slower."""
+"""Tokens (or samples) a second: below this no remaining time is given."""
 HOLDING = frozenset({"ready", "training", "reducing", "applying"})
 """Phases of a volunteer that has the current state of its blocks."""
 
@@ -54,8 +53,9 @@ def summarise(
     board: Mapping[str, Sequence[TaskNote]] = MappingProxyType({}),
     ranking: Ranking | None = None,
 ) -> SwarmStatus:
-    """The status that the adverts, the notes on the task board (by peer id) and the ranking by credit give of a run, at `now` seconds
-    since 1970. Pure.
+    """Status of a run from adverts, notes on the task board (by peer id) and the ranking by credit. Pure.
+
+    `now` is in seconds since 1970.
     """
     manifest = signed.manifest
     left = tuple(sorted(adverts.keys() - _there(adverts).keys()))
@@ -96,12 +96,12 @@ def summarise(
 
 
 MAX_CLAIMANTS = 8
-"""Peers that say they coordinate, of whom an amendment that names them is asked for."""
+"""Most peers asked for an amendment because they claim to coordinate."""
 
 
 @dataclass(slots=True)
 class Onlooker:
-    """Somebody who looks at a swarm without taking part."""
+    """A reader of a swarm that takes no part in it."""
 
     signed: SignedManifest
     _node: Node
@@ -116,11 +116,11 @@ class Onlooker:
     """The one that was asked for last."""
 
     async def adverts(self) -> Mapping[str, Advert]:
-        """What the peers that are there say of themselves now, by peer id. Raises `RemoteError` HP-NET-012 when the DHT does not answer."""
+        """Current adverts by peer id. Raises `RemoteError` HP-NET-012 if the DHT does not answer."""
         return _there(await self._roster.read())
 
     async def status(self, *, ranked: bool = True) -> SwarmStatus:
-        """The same, put together; unless `ranked`, with the credit that was known before. Raises as `adverts`."""
+        """Current status; unless `ranked`, with the last known credit. Raises as `adverts`."""
         from hetpeer.dht.base.clock import SystemClock
         from hetpeer.peer.arrival.manifest_fetch import amended
 
@@ -137,13 +137,16 @@ class Onlooker:
         return summarise(self.signed, found, SystemClock().wall(), board, self._ranking)
 
     async def curves(self) -> Curves | None:
-        """The run's loss curves, as a reliable peer says that was there at the last look. Never raises."""
+        """The run's loss curves, from a reliable peer seen at the last look. Never raises."""
         return await self._log.curves(self._present)
 
 
 @asynccontextmanager
 async def observing(goal: Destination, peer: str = "") -> AsyncIterator[Onlooker]:
-    """Join the swarm as an onlooker, to whom `peer`'s credit matters. Raises `LocalError` HP-NET-002 (nobody answers), HP-NET-006 (nobody serves the run), HP-RUN-016."""
+    """Join the swarm as an onlooker; the credit of `peer` is asked for as well.
+
+    Raises `LocalError` HP-NET-002 (no peer answers), HP-NET-006 (no peer serves the run), HP-RUN-016.
+    """
     from hetpeer.bootstrap.run.durable_files import temporary_folder
     from hetpeer.dht.discovery.roster import Roster
     from hetpeer.dht.discovery.task_board import TaskBoard
@@ -164,7 +167,7 @@ async def observing(goal: Destination, peer: str = "") -> AsyncIterator[Onlooker
 
 
 def _there(adverts: Mapping[str, Advert]) -> dict[str, Advert]:
-    """Without those of who has taken leave."""
+    """Adverts without those of peers that said goodbye."""
     return {peer: advert for peer, advert in adverts.items() if advert.state != LEFT}
 
 
@@ -237,7 +240,7 @@ def _has(row: PeerRow, block: int) -> bool:
 
 
 def _speed(coordinators: Sequence[PeerRow], rows: Sequence[PeerRow], blocks: Sequence[BlockRow]) -> float:
-    """The coordinator's figure; without one, what the slowest block's holders do together."""
+    """The coordinator's figure; without one, the speed of the slowest block's holders together."""
     if coordinators:
         return max(row.tokens_per_second for row in coordinators)
     speeds = {row.peer: row.tokens_per_second for row in rows}

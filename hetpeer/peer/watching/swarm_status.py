@@ -1,4 +1,4 @@
-"""What a status consists of: run, peers, blocks and their holders, progress, credit. What is in it are claims (status_reader.py)."""
+"""Parts of a status: run, peers, blocks and their holders, progress, credit. All of it are claims (status_reader.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SCHEMA = "hetpeer.status/1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerRow:
-    """One peer, as it says itself."""
+    """One peer, as its advert says."""
 
     peer: str
     name: str
@@ -22,40 +22,40 @@ class PeerRow:
     step: int
     tokens_per_second: float
     computes: float
-    """Of its time lately, that its worker computed; 0: it does not say, as the next two."""
+    """Share of its recent time that its worker computed; 0: unknown, as for the next two."""
     waits_data: float
-    """That what came next was computed elsewhere, or on its way."""
+    """Share spent waiting for data that other peers computed or sent."""
     waits_room: float
-    """That there was no room for what would have come of ready work, in its memory or at the next peer. The rest it waited for a step to begin."""
+    """Share spent waiting for room for results, in its memory or at the next peer. The rest waits for a step to begin."""
     device: str
     reach: str
-    """public: takes connections; private: takes none; unknown; empty: it does not say."""
+    """public: others can connect; private: they cannot; unknown; empty: not published."""
     reach_peers: int
-    """How many peers tried, with this result."""
+    """Peers that tried to connect, with this result."""
     relays: tuple[str, ...]
-    """The ends of the ids of those through whom it is reached."""
+    """Last eight characters of the ids of its relays."""
     links: tuple[LinkRow, ...]
-    """Its outgoing links, the slowest first, a few at most."""
+    """Its slowest outgoing links, the slowest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkRow:
-    """What goes to another peer."""
+    """A link to another peer."""
 
     to: str
-    """The end of its id."""
+    """Last eight characters of its id."""
     bytes_per_second: float
-    """At which bytes arrive there; 0: not known."""
+    """Rate of arrival there; 0: unknown."""
     ratio: float
-    """How many times smaller than in memory what is sent is."""
+    """Compression: size in memory over size sent."""
     saved_bytes: int
     path: str
-    """direct; punched: direct, though neither end takes connections; `through` the end of a relay's id; or empty."""
+    """direct; punched: direct between two private peers; `through` and the end of a relay's id; or empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRow:
-    """One block and the peer ids of those who hold its current state."""
+    """One block and the ids of the peers that hold its current state."""
 
     block: int
     holders: tuple[str, ...]
@@ -63,7 +63,7 @@ class BlockRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftoverRow:
-    """Work on the task board: microbatches that wait for a holder of a block."""
+    """Leftovers on the task board: microbatches that wait for a holder of a block."""
 
     block: int
     sender: str
@@ -77,7 +77,7 @@ class RunName:
     name: str
     id: str
     unit: str
-    """What the speeds count: `tok` of text, or `samples`."""
+    """Unit of the speeds: `tok` for text, or `samples`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +86,9 @@ class Progress:
     """Updates committed."""
     steps: int
     loss: float | None
-    """Of the last committed step."""
+    """Loss of the last committed step."""
     eta_s: float | None
-    """Seconds until the last step at the present speed."""
+    """Seconds to the last step at the present speed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +106,11 @@ class SwarmTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditRow:
-    """What one peer has contributed (docs/credit.md)."""
+    """Credit of one peer (docs/credit.md)."""
 
     peer: str
     name: str
-    """Empty if it is not here now."""
+    """Empty if it is not in the swarm now."""
     rank: int
     """From 1; 0: it has no credit."""
     credit: int
@@ -118,14 +118,14 @@ class CreditRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCredit:
-    """In `unit` of the run, times blocks."""
+    """Credit of the run, in its `unit` times blocks."""
 
     total: int
     contributors: int
     first: tuple[CreditRow, ...]
-    """Who has most, a hundred at most."""
+    """The hundred peers with most credit."""
     yours: CreditRow | None
-    """Of the identity of this machine, if it has one."""
+    """Credit of this machine's identity, if it has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,22 +135,22 @@ class SwarmStatus:
     time: float
     state: str
     reason: str
-    """Why it does not train, in plain words; empty while it does."""
+    """Why the run does not train, in plain words; empty while it does."""
     run: RunName
     peers: tuple[PeerRow, ...]
     left: tuple[str, ...]
-    """Ids of those who have said lately that they leave."""
+    """Ids of peers that said goodbye lately."""
     blocks: tuple[BlockRow, ...]
     unchecked: tuple[str, ...]
-    """Peers of which no spot check can find out anything: no other holds all of their blocks. None in a run without spot checks."""
+    """Peers that no spot check can examine, because nobody else holds all of their blocks. Empty without spot checks."""
     leftovers: tuple[LeftoverRow, ...]
     progress: Progress
     swarm: SwarmTotals
     credit: RunCredit | None
-    """None: no reliable peer says."""
+    """None: no reliable peer answered."""
 
     def document(self) -> dict[str, Any]:
-        """The object of `--json`, without those who are not there."""
+        """The object of `--json`, without peers that left."""
         fields = asdict(self)
         del fields["left"]
         return {"schema": SCHEMA, **fields}
