@@ -318,7 +318,7 @@ def wrong_entry(name: str, row: int, column: int, value: object) -> dict[str, li
     ("given_", "why"),
     [
         ("{", "Expecting"),
-        ("[1]", "no JSON object"),
+        ("[1]", "is not a JSON object"),
         ({"latency_ms": [[0.0]]}, "no matrix bandwidth_gbit_s"),
         (
             {**document(), "latency_ms": [[0.0] * 4] * 3},
@@ -330,7 +330,7 @@ def wrong_entry(name: str, row: int, column: int, value: object) -> dict[str, li
         (wrong_entry("latency_ms", 3, 0, float("nan")), "row 3, column 0 of latency_ms is nan"),
         (wrong_entry("bandwidth_gbit_s", 0, 3, 0.0), "row 0, column 3 of bandwidth_gbit_s is 0"),
         (wrong_entry("bandwidth_gbit_s", 2, 1, "fast"), "row 2, column 1 of bandwidth_gbit_s is 'fast'"),
-        (document(5), "that takes 4"),
+        (document(5), "that grid needs 4 devices"),
     ],
 )
 def test_bad_matrices_are_refused_by_name(tmp_path, given_, why):

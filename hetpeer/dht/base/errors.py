@@ -92,7 +92,7 @@ class ProtocolError(RemoteError):
             "HP-WIRE-001",
             what,
             peer=peer,
-            why=why or "whoever sent it is of another version, broken or dishonest",
+            why=why or "its sender is of another version, broken or dishonest",
             fix="update both peers to the same version",
         )
         self.detail = f"{what}: {why}" if why else what
@@ -111,5 +111,5 @@ class PeerLostError(RemoteError):
             f"lost peer {peer}",
             peer=peer,
             why=why,
-            fix="see whether it runs, and whether the line between holds",
+            fix="see whether it runs, and whether the connection between holds",
         )

@@ -22,11 +22,11 @@ REDIAL_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 _log = logging.getLogger(__name__)
 
 
-async def dial(node: Node, protocol: str, channel: Channel, patience_s: float = math.inf) -> None:
+async def dial(node: Node, protocol: str, channel: Channel, give_up_s: float = math.inf) -> None:
     """Keep `channel` connected until it is closed; returns then.
 
     Raises `PeerLostError` if the peer no longer knows the channel (its process was restarted): work under way
-    is lost and the owner starts again. An unreachable peer is dialled again and again for `patience_s`
+    is lost and the owner starts again. An unreachable peer is dialled again and again for `give_up_s`
     seconds.
     """
     attempt = 0
@@ -45,8 +45,8 @@ async def dial(node: Node, protocol: str, channel: Channel, patience_s: float = 
             channel.trip_s = min(channel.trip_s, asyncio.get_running_loop().time() - began)
         except RemoteError as error:
             _log.debug("dialling %r: %s", channel, error)
-            if asyncio.get_running_loop().time() - lost_at > patience_s:
-                raise PeerLostError(channel.peer_id, f"it was not reached for {patience_s:.0f} s") from error
+            if asyncio.get_running_loop().time() - lost_at > give_up_s:
+                raise PeerLostError(channel.peer_id, f"it was not reached for {give_up_s:.0f} s") from error
             await asyncio.sleep(REDIAL_S[min(attempt, len(REDIAL_S) - 1)])
             attempt += 1
             continue

@@ -80,6 +80,6 @@ async def _deadline() -> AsyncIterator[None]:
         raise RemoteError(
             "HP-NET-012",
             f"the DHT did not answer within {DEADLINE_S:.0f} s",
-            why="the peers that hold its records are gone, or the line is very slow",
+            why="the peers that hold its records are lost, or the connection is very slow",
             fix="try again in a minute, or join by another peer",
         ) from None

@@ -21,7 +21,7 @@ _RELAY_SERVICE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """What one node listens on and which peers it knows."""
+    """One node's configuration: where it listens and which peers it knows."""
 
     host: str = "127.0.0.1"
     """IP address to listen on; 0.0.0.0 for all interfaces."""

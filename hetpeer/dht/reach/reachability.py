@@ -35,7 +35,7 @@ class ReachKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReachFinding:
-    """What one helper saw: our IP address, and the port at which it reached us (0: none)."""
+    """One helper's finding: our IP address, and the port at which it reached us (0: none)."""
 
     helper: str
     ip: str

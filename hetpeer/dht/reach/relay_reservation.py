@@ -17,7 +17,7 @@ from hetpeer.dht.p2pd.p2pd_control import P2pdControl, P2pdError, read_message
 HOP = "/libp2p/circuit/relay/0.2.0/hop"
 MIN_DATA = 1 << 40
 MIN_SECONDS = 24 * 3600
-"""What a circuit must allow at least; libp2p's own limits are 128 KiB and 2 minutes."""
+"""Least bytes and seconds that a circuit must allow; libp2p's own limits are 128 KiB and 2 minutes."""
 _RESERVE = b"\x08\x00"
 _OK = 100
 _REFUSALS = {

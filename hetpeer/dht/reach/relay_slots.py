@@ -24,7 +24,7 @@ USELESS_S = 60.0
 """Seconds until a relay is asked again that refused or whose circuits are too short."""
 FAILED_S = 3.0
 """Seconds until a relay is asked again that did not answer."""
-PATIENCE_S = 3.0
+RETURN_S = 3.0
 """Seconds that streams wait for a relay that has just disappeared."""
 GRACE_S = 10.0
 """Seconds that a relay may be away before others are looked for."""
@@ -89,7 +89,7 @@ class RelaySlots:
             self._tasks.spawn(self._take(control, address, relay in connected), name=f"slot at {relay}")
 
     async def refill(self, control: P2pdControl) -> None:
-        """Take the slots again with a new p2pd; if they are needed, wait at most PATIENCE_S for the first
+        """Take the slots again with a new p2pd; if they are needed, wait at most RETURN_S for the first
         one.
         """
         for relay in self.relays:
@@ -98,7 +98,7 @@ class RelaySlots:
         if not self.needed:
             return
         with suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(RETURN_S):
                 await self.some.wait()
 
     async def gate(self, control: P2pdControl, peer_id: str) -> None:
@@ -115,7 +115,7 @@ class RelaySlots:
         self.tend(control, connected, {})
         assert self._absent_since is not None
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._absent_since + PATIENCE_S - self._clock.monotonic()):
+            async with asyncio.timeout(self._absent_since + RETURN_S - self._clock.monotonic()):
                 await self.some.wait()
 
     async def close(self) -> None:

@@ -1,1 +1,1 @@
-"""What the daemon and its compute worker say to each other, and the memory they share."""
+"""Commands and answers between the daemon and its compute worker, and their shared memory."""

@@ -334,7 +334,7 @@ class Pipeline:
         return self._dispatch()
 
     def evict(self, blocks: tuple[int, ...]) -> list[Effect]:
-        """What counted at `blocks` no longer counts."""
+        """Drop our accepted ids at `blocks`, which no longer count."""
         effects: list[Effect] = []
         for block in blocks:
             base = self.slots.accepted()

@@ -21,7 +21,7 @@ from hetpeer.stages.links.tensor_codecs import decode, encode
 
 @dataclass(slots=True)
 class _Loss:
-    """What one vector has lost, in the units of its mean."""
+    """Rounding errors of one vector, in the units of its mean."""
 
     carried: Tensor | None = None
     """Errors of committed reduces, to be added to the next."""

@@ -58,6 +58,7 @@ class PinnedCopier(Copier):
         self._free = [_event() for _ in self._buffers]
 
     def up(self, tensor: Tensor) -> Tensor:
+        """A copy on the GPU, through the pinned buffers."""
         found = torch.empty_like(tensor, device=self._device)
         for turn, (source, target) in enumerate(_pieces(tensor, found)):
             buffer, free = self._turn(turn)
@@ -67,6 +68,7 @@ class PinnedCopier(Copier):
         return found
 
     def down(self, tensor: Tensor, place: Tensor) -> None:
+        """Copy to `place` through the pinned buffers; complete on return."""
         arriving: list[tuple[int, Tensor]] = []
         for turn, (source, target) in enumerate(_pieces(tensor.contiguous(), place)):
             buffer, free = self._turn(turn)
@@ -79,6 +81,8 @@ class PinnedCopier(Copier):
             self._land(*one)
 
     def lane(self, execute: Execute) -> Execute:
+        """`execute` on the lane's own stream."""
+
         def on_stream(command: Command[Any]) -> Result:
             with torch.cuda.stream(self._stream):
                 return execute(command)

@@ -59,7 +59,7 @@ _SYSTEM = (
         )
     ),
 )
-"""Of /proc only the worker's own part and the machine's, not other processes."""
+"""Readable paths; under /proc only the worker's own part and the machine's, not other processes."""
 
 _THREADS = Path("/proc/self/task")
 """CUDA's driver names its threads through files here, and does not start if it cannot. All are the worker's

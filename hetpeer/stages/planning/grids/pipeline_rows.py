@@ -63,6 +63,7 @@ class PipelineRows:
 
     @property
     def found(self) -> GridCost:
+        """The grid with its costs."""
         return GridCost(
             data_parallel_s=float(self._worst.max()),
             pipeline_s=float(self._hops.sum()),
