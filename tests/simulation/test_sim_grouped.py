@@ -74,7 +74,7 @@ def forgetful(self, record, original=BatchLineage.add):
     original(self, record)
 
 
-def alone(self, original=AveragingRound._sums):
+def alone(self, original=AveragingRound._contributions):
     """A cluster is left out of the sum of one block."""
     sums = original(self)
     return sums | {0: sums[0][:1]}
@@ -108,7 +108,7 @@ MUTANTS = {
     "live": lambda: patch.object(StepVote, "_sums", live),
     "midway": lambda: patch.object(Cluster, "at_rest", property(midway)),
     "forgetful": lambda: patch.object(BatchLineage, "add", forgetful),
-    "alone": lambda: patch.object(AveragingRound, "_sums", alone),
+    "alone": lambda: patch.object(AveragingRound, "_contributions", alone),
     "anybody": lambda: patch.object(StepVote, "_sums", anybody),
 }
 
