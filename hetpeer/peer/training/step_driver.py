@@ -6,10 +6,8 @@ own waits for its answer. The table in `StepDriver.use` names the methods for ea
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -21,6 +19,7 @@ from hetpeer.averaging.member.member import Effect, Member, Origin, StepEffect
 from hetpeer.averaging.member.tensor_heads import ActivationHead, GradientHead, Head, ShardHead
 from hetpeer.peer.preparation.data_gate import DataGate
 from hetpeer.peer.training.held_place import HeldPlace
+from hetpeer.peer.training.memory_wait import MemoryWait
 from hetpeer.peer.training.reduce_execution import ReduceExecution
 from hetpeer.peer.training.spot_check_answers import SpotCheckAnswers
 from hetpeer.peer.training.sum_proof_answers import SumProofAnswers
@@ -31,7 +30,6 @@ from hetpeer.peer.transport.link_transcoder import LinkTranscoder
 from hetpeer.peer.transport.tensor_store import Tensor, TensorStore
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc import vector_commands as v
-from hetpeer.stages.ipc.arena import ArenaFullError
 from hetpeer.stages.ipc.results import CommandFailedError
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.gradient_slots import Drop, Merge
@@ -42,8 +40,6 @@ CarryOut = Callable[[e.StepId, Any], Work | None]
 """Carries out an effect of a step. The worker command is posted already; what is returned waits for the
 answer.
 """
-LATE_S = 0.05
-"""Seconds between two tries to read or write a bundle that found no room in memory."""
 
 _log = logging.getLogger(__name__)
 
@@ -85,10 +81,7 @@ class StepDriver:
         """Effect → methods that carry it out, in this order."""
         self._sent: set[tuple[e.StepId, int, Hop]] = set()
         """Microbatches of the steps in progress, and the hops that they went on to."""
-        self._late: deque[tuple[e.StepId, Callable[[], Work | None]]] = deque()
-        """Bundles to be sent once there is room in memory to read or to write them."""
-        self._undecoded: list[tuple[e.StepId, Callable[[], Work | None]]] = []
-        """Bundles and shards to be decoded once there is room for that."""
+        self._waiting = MemoryWait(self._start, spawn)
 
     def use(self, place: HeldPlace | None) -> None:
         """Work for `place` from now on; None: we have none, and take no tensors."""
@@ -147,10 +140,8 @@ class StepDriver:
     def end(self, step: e.StepId) -> None:
         """Forget `step`, here and in everything that keeps something of it."""
         self._sent = {sent for sent in self._sent if sent[0] != step}
-        self._late = deque(late for late in self._late if late[0] != step)
-        self._undecoded = [late for late in self._undecoded if late[0] not in (step, step.on_wire)]
         place = self._place
-        parts: list[KeepsSteps] = [self._plane, self._store]
+        parts: list[KeepsSteps] = [self._waiting, self._plane, self._store]
         if place is not None:
             parts += [self._gate, self._tasks, self._transcoder, self._checks, self._proofs]
         for name in {step, step.on_wire}:
@@ -181,7 +172,7 @@ class StepDriver:
         else:
             plain, into = head.model_copy(update={"coded": None}), self._transcoder.into
             then = partial(self._bundle_or_shard, peer, plain)
-            self._decode(head.step_id, partial(into, head.step_id, peer, head, tensor, then))
+            self._waiting.decode(head.step_id, partial(into, head.step_id, peer, head, tensor, then))
 
     def unread(self, peer: str, head: ActivationHead | GradientHead, why: str) -> None:
         """A bundle of `peer` is malformed. One of a spot check concerns the check alone, which lapses."""
@@ -258,12 +249,12 @@ class StepDriver:
             if (step, effect.id, route[0]) in self._sent:
                 self._plane.nudge(peer, head, tensor.nbytes)
             self._sent.add((step, effect.id, route[0]))
-        self._send_bundle(step, partial(self._transcoder.out, step, peer, head, tensor))
+        self._waiting.send(step, partial(self._transcoder.out, step, peer, head, tensor))
 
     def _send_gradient(self, step: e.StepId, effect: p.SendGradient) -> None:
         head = GradientHead(**self._head(step), id=effect.id, border=effect.border, check=effect.check)
         out = self._transcoder.out
-        self._send_bundle(step, partial(out, step, effect.to, head, _tensor(effect.handle)))
+        self._waiting.send(step, partial(out, step, effect.to, head, _tensor(effect.handle)))
 
     def _send_part(self, step: e.StepId, effect: e.SendPart) -> Work:
         then = partial(self._send_shard, step, "part", effect.shard, effect.shard.reducer)
@@ -295,43 +286,6 @@ class StepDriver:
                 self._state_lost()
 
         return applied()
-
-    # ── bundles that wait for room in memory ─────────────────────────────────────────────────────────────────────
-
-    def _send_bundle(self, step: e.StepId, out: Callable[[], Work | None]) -> None:
-        """Call `out`, which sends a bundle; call it again later as long as it raises ArenaFullError."""
-        if self._late or not self._goes(out):
-            self._late.append((step, out))
-            if len(self._late) == 1:
-                self._spawn(self._send_late())
-
-    async def _send_late(self) -> None:
-        while self._late:
-            await asyncio.sleep(LATE_S)
-            while self._late and self._goes(self._late[0][1]):
-                self._late.popleft()
-
-    def _decode(self, step: e.StepId, into: Callable[[], Work | None]) -> None:
-        """Call `into`, which decodes a tensor; call it again later as long as it raises ArenaFullError.
-
-        No tensor waits for another: one farther from the loss could wait for one nearer to it.
-        """
-        if not self._goes(into):
-            self._undecoded.append((step, into))
-            if len(self._undecoded) == 1:
-                self._spawn(self._decode_late())
-
-    async def _decode_late(self) -> None:
-        while self._undecoded:
-            await asyncio.sleep(LATE_S)
-            self._undecoded = [late for late in self._undecoded if not self._goes(late[1])]
-
-    def _goes(self, out: Callable[[], Work | None]) -> bool:
-        try:
-            self._start(out())
-        except ArenaFullError:
-            return False
-        return True
 
     def _start(self, work: Work | None) -> None:
         if work is not None:
