@@ -192,7 +192,7 @@ class Table(nn.Module):
     ("model", "data", "part"),
     [
         (Table(sparse=True), {"x": torch.arange(4)}, "'table.weight' is sparse"),
-        (Table(sparse=False), {"x": torch.tensor([0, 8])}, "test_likeness.py"),
+        (Table(sparse=False), {"x": torch.tensor([0, 8])}, "test_equivalence.py"),
         (Net(lambda _, h: (h - h).sqrt()), vectors(), "norm nan"),
         (Net(lambda _, h: h / 0), vectors(), "loss nan"),
     ],

@@ -131,7 +131,10 @@ def test_reference_shares_nothing_with_the_engine_but_the_data_order() -> None:
     tree = ast.parse(Path(reference.__file__).read_text())
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
     ours = {module for module in modules if module.startswith("hetpeer")}
-    assert ours == {f"hetpeer.stages.data.{name}" for name in ("batches", "draws", "eager")}
+    assert ours == {
+        f"hetpeer.stages.{name}"
+        for name in ("data.eager_reference", "data.microbatches", "graph.random_draws")
+    }
 
 
 def test_reference_is_short_enough_to_be_read_at_once() -> None:

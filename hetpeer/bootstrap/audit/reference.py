@@ -1,7 +1,4 @@
-"""The reference: the author's eager module and torch's optimizer on one machine.
-
-`python -m hetpeer.bootstrap.audit.reference DIR OUT.json [0,…]`
-"""
+"""Eager training by torch alone: `python -m hetpeer.bootstrap.audit.reference DIR OUT.json [0,…]`."""
 
 import fnmatch
 import functools
@@ -24,9 +21,7 @@ from hetpeer.stages.graph.random_draws import Draw
 
 
 def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[str, Tensor]]:
-    """Losses, norms and held-out losses, and the final state by its file's names; `behind`: staleness of each
-    step.
-    """
+    """Losses, norms, held-out losses, final state by its file's names. `behind`: staleness of each step."""
     manifest = msgpack.unpackb(msgpack.unpackb((directory / "manifest.hetpeer").read_bytes())["manifest"])
     settings, plan = manifest["training"], DataPlan.of(manifest)
     data, clip = MicrobatchReader(directory / "data", plan), settings["clip_norm"] or torch.inf
@@ -52,12 +47,8 @@ def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[s
         loss = outside[0](outputs, batch) if outside else getattr(outputs, "loss", outputs)
         return loss if isinstance(loss, Tensor) else loss["loss" if isinstance(loss, dict) else 0]
 
-    losses, norms, evaluations, delayed = (
-        [],
-        [],
-        {},
-        DelayedParameters(model, behind, settings.get("head_start")),
-    )
+    delayed = DelayedParameters(model, behind, settings.get("head_start"))
+    losses, norms, evaluations = [], [], {}
     for step in range(steps + 1):
         if step % settings["eval_every"] == 0 or step == steps:
             model.eval()
