@@ -50,7 +50,7 @@ def test_impossible_demos_are_refused(wrong: dict[str, int], tmp_path: Path) -> 
 
 
 def test_a_demo_is_of_text(tmp_path: Path) -> None:
-    with pytest.raises(LocalError, match="trains on texts") as caught:
+    with pytest.raises(LocalError, match="trains on text") as caught:
         make_demo_run(DemoSettings(out=tmp_path, data=(Path("digits.py:data"),)))
     assert (caught.value.code, caught.value.exit_code) == ("HP-DEMO-005", ExitCode.USAGE)
 
@@ -85,6 +85,7 @@ def test_an_installation_without_the_example_says_so(tmp_path: Path) -> None:
     said = subprocess.run(
         [sys.executable, "-S", "-c", WITHOUT_EXAMPLES],
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         check=True,

@@ -110,7 +110,7 @@ def test_a_misspelt_variable_is_not_overlooked(name: str, meant: str) -> None:
     [
         ({"limits.upp": "5mbit"}, "limits.up"),
         ({"limit.up": "5mbit"}, "limits.up"),
-        ({"up": "5mbit"}, "none of that name"),
+        ({"up": "5mbit"}, "no setting of that name"),
         ({"limits.up": "fast"}, "'fast' is no rate"),
         ({"limits.up": "1kbit"}, "256kbit is the least"),
         ({"limits.cpu": -1}, "greater than or equal"),

@@ -113,7 +113,7 @@ def test_a_run_that_nobody_serves_is_down_and_not_unknown(tmp_path: Path) -> Non
     ended = CliRunner().invoke(app, ["status", "--home", str(tmp_path)])
     assert isinstance(ended.exception, LocalError)
     assert (ended.exception.code, ended.exception.exit_code) == ("HP-CTL-001", ExitCode.NOT_RUNNING)
-    assert f"hetpeer bootstrap {tmp_path} serves it" in ended.exception.why
+    assert f"hetpeer bootstrap {tmp_path} does" in ended.exception.why
 
 
 @pytest.mark.parametrize("command", ["status", "doctor", "dashboard", "plan", "join"])

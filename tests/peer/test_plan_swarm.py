@@ -169,7 +169,7 @@ def test_what_does_not_fit_is_told_with_what_is_missing(tmp_path):
 def test_one_thing_is_asked_at_a_time(tmp_path):
     with pytest.raises(typer.BadParameter, match="either --devices or --matrices"):
         plan(devices=tmp_path / "a", matrices=tmp_path / "b")
-    with pytest.raises(typer.BadParameter, match="--svg draws"):
+    with pytest.raises(typer.BadParameter, match="--svg needs"):
         plan(svg=tmp_path / "a")
 
 

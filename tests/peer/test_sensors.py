@@ -212,5 +212,5 @@ def test_this_machine(caplog: pytest.LogCaptureFixture, only: Path) -> None:
         found = readings.read(wanted)
     assert found.idle_s is None
     assert 0 <= found.minute < 1440
-    assert caplog.text.count("is not known here") == 1
+    assert caplog.text.count("not known whether anybody uses this machine") == 1
     assert [error.code for error in found.warnings] == ["HP-SYS-007"]

@@ -130,7 +130,7 @@ def claimed(settings: DemoSettings) -> Iterator[None]:
         yield
 
 
-def make_run(settings: DemoSettings, tell: Callable[[str], None]) -> RunDirectory:
+def make_run(settings: DemoSettings, tell: Callable[[str], None] = lambda _: None) -> RunDirectory:
     """Make the run that the demo trains; `tell` gets a line before each part that may take long.
 
     Raises `LocalError` HP-DEMO-005 for data that is not text, and as `create_run`.
