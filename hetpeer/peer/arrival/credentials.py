@@ -1,6 +1,6 @@
-"""What a volunteer shows at the door of a run (docs/admission.md): the voucher of its invite, and its proof of work.
+"""Credentials for admission to a run (docs/admission.md): the voucher of an invite, and a proof of work.
 
-Both are kept in the home beside the files of the run, so that an invite is needed once, and the work done once.
+Both are kept in the home beside the run's files: an invite is needed once, and the work is done once.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Credentials:
 
 
 async def credentials(run: RunDirectory, peer: str, voucher: bytes) -> Credentials:
-    """Those of `peer` in `run`; `voucher` is that of the invite by which it comes now, if any. Raises `LocalError` HP-DISK-*.
+    """Credentials of `peer` in `run`; `voucher`: of the present invite, if any. Raises `LocalError` HP-DISK-*.
 
-    Works as long as the run asks for, in a thread that neither a cancellation nor the end of the process waits for.
+    The proof of work is done in a thread that neither a cancellation nor the end of the process waits for.
     """
     settings = run.manifest.admission
     kept = run.path / "voucher"
@@ -42,9 +42,9 @@ async def credentials(run: RunDirectory, peer: str, voucher: bytes) -> Credentia
 
 
 def refusal(run: RunDirectory, peer: str, voucher: bytes) -> m.Rejected | None:
-    """Why `peer` is let in by no coordinator, as far as the author's word alone says so; `voucher` as in `credentials`.
+    """Reason for which every coordinator refuses `peer`, as far as the amendment decides; `voucher` as in `credentials`.
 
-    Only the log knows who was admitted before, so an invite that has expired may do; proofs of work are made by who joins.
+    Only the log knows earlier admissions, so an expired invite may still do. Proofs of work are not checked here.
     """
     manifest = run.manifest
     settings = manifest.admission.model_copy(update={"work_bits": 0, "per_network": 0})
@@ -67,7 +67,7 @@ def _proof(run: RunDirectory, peer: str, bits: int) -> bytes:
 
 
 def _read(path: Path, limit: int) -> bytes:
-    """What is kept there; a file that is not there, too long or unreadable is none."""
+    """Content of the file; empty if it is missing, too long or unreadable."""
     try:
         data = path.read_bytes()
     except OSError:

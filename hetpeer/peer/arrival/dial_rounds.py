@@ -1,4 +1,4 @@
-"""Whom a volunteer that arrives dials, and when it tries again (docs/joining.md). Pure."""
+"""Addresses that a joining volunteer dials, and its pauses between tries (docs/joining.md). Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hetpeer.dht.identity.addresses import Address
 
 ROUNDS = 5
-"""Of who was never in the run: most likely the address is wrong."""
+"""Pauses of a volunteer that was never in the run: most likely the address is wrong."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0
 
 
@@ -21,9 +21,10 @@ class Round:
 
 
 def rounds(named: tuple[Address, ...], remembered: tuple[Address, ...] | None) -> Iterator[Round]:
-    """`remembered`: addresses at which the run was found before; None: this home never was in it. Who was does not give up.
+    """Rounds of dialling; without end for a home that was in the run before.
 
-    The first round is without those that are remembered, unless none are named.
+    `remembered`: addresses at which the run was found before; None: this home was never in it. The first round leaves them
+    out, unless no address is named.
     """
     everybody = tuple(dict.fromkeys((*named, *(remembered or ()))))
     if named and everybody != named:

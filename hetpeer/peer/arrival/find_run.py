@@ -1,7 +1,7 @@
-"""Into the network of a run: a node that is in touch with those we join by, and the run's manifest.
+"""Joining the network of a run: a node in touch with the named peers, and the run's manifest.
 
-Who was reached from this home before is waited for: a coordinator is started again, a line comes back. Whom nobody here
-ever reached is most likely a wrong address, and that is said soon.
+A run that this home was in before is waited for, since a coordinator may be restarted. An address that was never reached
+is most likely wrong, and that is reported soon.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from hetpeer.peer.process.home import Home
 from hetpeer.peer.transport.link import TENSORS
 
 AWAY = frozenset({"HP-NET-002", "HP-NET-006"})
-"""Nobody answers there, or nobody who serves a run."""
+"""Codes for: no peer answers, or none that serves a run."""
 DOUBTFUL = frozenset({"HP-RUN-001", "HP-RUN-002", "HP-RUN-003", "HP-RUN-016"})
-"""Who answers gives no manifest that is believed."""
+"""Codes for: the peer gives no valid manifest."""
 LOOK_S = 30.0
-"""Between two looks at who is there, to be remembered."""
+"""Seconds between two looks at the peers to remember."""
 
 _log = logging.getLogger(__name__)
 
@@ -49,11 +49,11 @@ class FoundRun:
 async def arrived(
     config: NodeConfig, home: Home, run: str = "", *, stays: bool = True
 ) -> AsyncIterator[FoundRun]:
-    """Join by `config.peers`; the node is closed at the end. `run`: the id of the run that it must be; empty: whichever is there.
-    Without peers: back to that run, which this home was in.
+    """Join by `config.peers`; the node is closed at the end. `run`: id of the run; empty: any.
 
-    Raises `LocalError` as `Node.start` and `fetch_manifest` do; HP-NET-002 and HP-NET-006 only where this home never was in the run, after
-    some rounds. Else it tries until cancelled. Who does not mean to stay tries for some rounds in any case, and nothing is remembered.
+    Without peers: back to that run, which this home was in. Raises `LocalError` as `Node.start` and `fetch_manifest` do.
+    A home that was in the run tries until cancelled; others get HP-NET-002 or HP-NET-006 after some rounds, as does
+    everybody unless it `stays`. Nothing is remembered then.
     """
     named = Destination(config.peers, run)
     known = known_run(home.path, named)

@@ -1,4 +1,4 @@
-"""The invite to a run, kept in its directory: made by the reliable peer that serves it, shown again by `hetpeer invite`."""
+"""The invite to a run in its directory: made by the reliable peer that serves it, shown by `hetpeer invite`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _log = logging.getLogger(__name__)
 
 
 def new_invite(run: RunDirectory, own: Iterable[Address], others: Sequence[Address]) -> Invite:
-    """To `run`, which is served at `own` and where its author has named it; those who come may also try `others`."""
+    """Invite to `run`, served at `own` and at the addresses that its author has named; `others` are further peers."""
     return make_invite(run.manifest.name, run.run_id, [*named_addresses(run), *worth_giving(own), *others])
 
 
 def named_addresses(run: RunDirectory) -> list[Address]:
-    """What its author has named, as far as it can be read."""
+    """Addresses that the author has named; unreadable ones are left out."""
     try:
         return [parse_address(line) for line in run.named_path.read_text().splitlines()]
     except (OSError, ValueError, LocalError):
@@ -39,7 +39,7 @@ def named_addresses(run: RunDirectory) -> list[Address]:
 
 
 def name_addresses(run: RunDirectory, addresses: Sequence[Address]) -> None:
-    """From now on these, and none of those before. Raises `LocalError` HP-DISK-*."""
+    """Replace the named addresses by these. Raises `LocalError` HP-DISK-*."""
     forgotten = set(named_addresses(run)) - set(addresses)
     atomic_write(run.named_path, "".join(f"{address}\n" for address in addresses).encode())
     with contextlib.suppress(OSError, LocalError):
@@ -48,7 +48,10 @@ def name_addresses(run: RunDirectory, addresses: Sequence[Address]) -> None:
 
 
 def own_address(text: str, run: RunDirectory) -> Address:
-    """Of the peer that serves `run`, as people say it: `203.0.113.7:31330`, `example.org:31330`, or without the peer's id at the end. Raises `LocalError` HP-ADDR-001."""
+    """Address of the peer that serves `run`, from `203.0.113.7:31330`, `example.org:31330`, or one without the peer's id.
+
+    Raises `LocalError` HP-ADDR-001.
+    """
     text = text.strip()
     if found := _HOST_PORT.fullmatch(text):
         host, port = found[1] or found[2], found[3]
@@ -66,13 +69,16 @@ def _kind(host: str) -> str:
 
 
 def keep(run: RunDirectory, invite: Invite) -> Invite:
-    """`invite`, from now on in the directory. Raises `LocalError` HP-DISK-*."""
+    """Write `invite` into the run directory. Raises `LocalError` HP-DISK-*."""
     atomic_write(run.invite_path, f"{invite}\n".encode())
     return invite
 
 
 class Inviting:
-    """To `run`, which `node` serves: the invite says where it is reached, and is made anew when that is learned later, as behind a router. `others` as in `new_invite`."""
+    """The invite to `run`, which `node` serves: renewed when another address of the node is learned, as behind a router.
+
+    `others` as in `new_invite`.
+    """
 
     def __init__(self, node: Node, run: RunDirectory, others: Sequence[Address]) -> None:
         self._node = node
@@ -81,7 +87,7 @@ class Inviting:
         self._kept: Invite | None = None
 
     def renewed(self) -> Invite | None:
-        """The invite with where we are reached by now, kept; None if the last one says that. Raises as `keep`."""
+        """The invite with the node's present addresses, kept; None if it has not changed. Raises as `keep`."""
         invite = self._made()
         if invite is None or invite == self._kept:
             return None
@@ -89,7 +95,7 @@ class Inviting:
         return invite
 
     async def renew_forever(self, told: Callable[[Invite], None]) -> None:
-        """Tell each new one: what holds at two looks in a row."""
+        """Tell each new invite that is the same at two looks in a row. Never returns."""
         before = self._kept
         while True:
             await asyncio.sleep(LOOK_S)
@@ -102,13 +108,16 @@ class Inviting:
             before = now
 
     def _made(self) -> Invite | None:
-        """As it would be now; None between two lives of p2pd."""
+        """The invite with the present addresses; None while p2pd restarts."""
         own = self._node.addresses()
         return new_invite(self._run, map(parse_address, own), self._others) if own else None
 
 
 def kept_invite(run: RunDirectory, more: Sequence[Address], voucher: bytes = b"") -> Invite:
-    """The last one, with `more` addresses before its own and with `voucher`. Raises `LocalError` HP-RUN-017 where there is none, and no address."""
+    """The last invite, with `more` addresses first and with `voucher`.
+
+    Raises `LocalError` HP-RUN-017 if there is neither an invite nor an address.
+    """
     kept: tuple[Address, ...] = ()
     why = ""
     try:

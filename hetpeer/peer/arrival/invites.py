@@ -1,6 +1,6 @@
-"""Invites: one word that says which run, and where to find somebody of it. docs/joining.md has the format.
+"""Invites: a link with a run's id and the addresses of some of its peers (docs/joining.md has the format).
 
-The run id in it is a hash of the manifest: whoever answers at the addresses cannot hand out another run.
+The run id is a hash of the manifest, so the peers at the addresses cannot hand out another run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Invite:
 
 
 def make_invite(name: str, run: str, addresses: Iterable[Address], voucher: bytes = b"") -> Invite:
-    """For the run `name`; as many of the addresses as fit, the first ones first."""
+    """Invite to the run `name` with as many of the addresses as fit, the first ones first."""
     words = re.sub(r"[^a-z0-9.]+|\.{2,}", "-", name.lower())
     label = re.sub(r"[.-]*-[.-]*", "-", words)[:MAX_NAME].strip(".-") or "run"
     kept = tuple(dict.fromkeys(addresses))[:MAX_ADDRESSES]
@@ -89,16 +89,16 @@ def parse_invite(text: str) -> Invite:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where somebody wants to go: `addresses` to try, and the id of the run that it must be; empty: whichever is there."""
+    """Goal of a join: `addresses` to try, and the id of the run; empty: any run."""
 
     addresses: tuple[Address, ...]
     run: str = ""
     voucher: bytes = b""
-    """Of an invite, for the run's door."""
+    """Voucher of an invite, for admission."""
 
 
 def destination(texts: Iterable[str], run: str = "") -> Destination:
-    """Of addresses and invites as people give them, in their order. Raises `LocalError` HP-ADDR-001, HP-ADDR-003."""
+    """Destination of addresses and invites as people give them, in order. Raises `LocalError` HP-ADDR-001, HP-ADDR-003."""
     if run and not RUN_ID.fullmatch(run):
         raise LocalError(
             "HP-ADDR-003",
@@ -125,7 +125,7 @@ def destination(texts: Iterable[str], run: str = "") -> Destination:
 
 
 def worth_giving(own: Iterable[Address]) -> list[Address]:
-    """Of a peer's own addresses those that may lead to it from elsewhere, the likeliest first. Loopback, where there is nothing else."""
+    """A peer's own addresses that may be reachable from elsewhere, the likeliest first; loopback if there are no others."""
     places = far_first(own)
     elsewhere = [place for place in places if place.socket is not None and not is_loopback(place.socket[0])]
     return (elsewhere or places)[:MAX_OWN]

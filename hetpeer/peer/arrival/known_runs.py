@@ -1,7 +1,7 @@
-"""Where this machine found the runs that it took part in: the addresses that it was given, and those of peers seen lately.
+"""Addresses of runs that this machine took part in: those that its user gave, and those of peers seen lately.
 
-Kept in its home, for the next time and for `hetpeer status`. It is a memory and no promise: a wrong entry costs a dial, a
-damaged file counts as none and is replaced.
+Kept in the home for the next join and for `hetpeer status`. A wrong entry costs one dial; a damaged file counts as empty
+and is replaced.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Place = Annotated[str, AfterValidator(_sound)]
 
 
 class KnownRun(BaseModel):
-    """How a run was found."""
+    """Addresses of a known run."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
@@ -50,7 +50,7 @@ class KnownRun(BaseModel):
     named: Annotated[tuple[Place, ...], Field(max_length=MAX_ADDRESSES)]
     """Addresses that its user gave."""
     seen: Annotated[tuple[Place, ...], Field(max_length=MAX_SEEN * MAX_PLACES)] = ()
-    """Those of peers, the most useful first."""
+    """Addresses of peers, the most useful first."""
 
     @property
     def destination(self) -> Destination:
@@ -67,7 +67,7 @@ class _Book(BaseModel):
 
 
 def known_run(home: Path, goal: Destination) -> KnownRun | None:
-    """What is known of the run that `goal` leads to; of one without an id, of the last that was found at one of its addresses."""
+    """The known run of `goal`; without an id, the last run that was found at one of its addresses; else None."""
     places = set(map(str, goal.addresses))
     for known in _read(home).runs:
         if known.run == goal.run if goal.run else not places.isdisjoint(known.named):
@@ -76,7 +76,7 @@ def known_run(home: Path, goal: Destination) -> KnownRun | None:
 
 
 def remember(home: Path, run: str, named: Iterable[Address]) -> None:
-    """We are in `run`, after its user named these addresses; none: those named before stay. Raises `LocalError` HP-DISK-*."""
+    """Note `run` as the one joined last, with the named addresses; none: the old ones stay. Raises `LocalError` HP-DISK-*."""
     runs = _read(home).runs
     before = next((known for known in runs if known.run == run), KnownRun(run=run, named=()))
     given = tuple(map(str, named))[:MAX_ADDRESSES]
@@ -85,7 +85,7 @@ def remember(home: Path, run: str, named: Iterable[Address]) -> None:
 
 
 def remember_seen(home: Path, run: str, seen: Sequence[Address]) -> None:
-    """These peers of a run that is known are there; who was seen before is kept after them. Raises `LocalError` HP-DISK-*."""
+    """Note addresses of present peers of a known run before those seen earlier. Raises `LocalError` HP-DISK-*."""
     runs = _read(home).runs
     before = next((known for known in runs if known.run == run), None)
     if before is None:
@@ -99,7 +99,7 @@ def remember_seen(home: Path, run: str, seen: Sequence[Address]) -> None:
 
 
 def acquaintances(adverts: Mapping[str, Advert], reliable: Collection[str]) -> list[Address]:
-    """Whom to remember of those who advertise: the `reliable` peers, then those who take connections, then others."""
+    """Addresses to remember: of the `reliable` peers, then of public peers, then of others."""
 
     def rank(peer: str) -> int:
         return 0 if peer in reliable else 1 if adverts[peer].reach == ReachKind.PUBLIC else 2
@@ -111,7 +111,7 @@ def acquaintances(adverts: Mapping[str, Advert], reliable: Collection[str]) -> l
 
 
 def advertised_places(peer: str, advert: Advert) -> list[Address]:
-    """Where `peer` says that it is. Others' addresses, and what is none, are left out."""
+    """Addresses in the advert of `peer`; those of other peers and invalid ones are left out."""
     found = []
     for text in advert.addresses:
         try:
@@ -145,7 +145,7 @@ def _read(home: Path) -> _Book:
     except FileNotFoundError:
         pass
     except (OSError, ValidationError) as error:
-        _log.info("%s is not sound, and counts as none: %s", home / FILE, str(error).splitlines()[0])
+        _log.info("%s is damaged and ignored: %s", home / FILE, str(error).splitlines()[0])
     return _Book()
 
 

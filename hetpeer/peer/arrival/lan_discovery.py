@@ -1,7 +1,7 @@
-"""Finding runs in the local network, and being found there: DNS service discovery over multicast (RFC 6762, RFC 6763).
+"""Discovery of runs in the local network: DNS service discovery over multicast (RFC 6762, RFC 6763).
 
-The only place that knows zeroconf, an extra under the LGPL: it is loaded when it is asked for. It bounds what it keeps of what others
-send; what they say is `peer/arrival/lan_notices`'s to judge.
+The only module that imports zeroconf, an extra under the LGPL, and only when needed. It bounds what it keeps of others'
+messages; `peer/arrival/lan_notices` judges them.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from hetpeer.dht.node.node import Node
 from hetpeer.peer.arrival.lan_notices import SERVICE, Notice, nobody_nearby, notice, told, understood
 
 HEAR_S = 5.0
-"""For the first who says something of use; answers come within tenths of a second."""
+"""Seconds to wait for the first useful answer; answers come within tenths of a second."""
 OTHERS_S = 1.5
-"""After that for others: there may be several runs."""
+"""Seconds to wait for more answers after the first: there may be several runs."""
 ASK_S = 2.0
 MAX_HEARD = 32
-"""Peers that are listened to: anybody can make any number of names."""
+"""Most peers that are listened to: anybody can invent names."""
 LOOK_S = 15.0
-"""Between two looks at whether our addresses have changed."""
+"""Seconds between two checks for changed addresses."""
 
 _log = logging.getLogger(__name__)
 
 
 async def heard(host: str, run: str = "") -> Sequence[Notice]:
-    """What peers in the networks of `host` (0.0.0.0: all of this machine's) say within some seconds, of `run` or of any; in an order of chance.
+    """Notices of peers in the networks of `host` (0.0.0.0: all), about `run` or any run, in random order.
 
-    Raises `LocalError` HP-NET-016 where no question can be sent.
+    Takes some seconds. Raises `LocalError` HP-NET-016 if no question can be sent.
     """
     found: list[Notice] = []
     useful = asyncio.Event()
@@ -78,9 +78,9 @@ async def heard(host: str, run: str = "") -> Sequence[Notice]:
 
 
 async def announce_forever(node: Node, host: str, run: str, name: str) -> None:
-    """Say in the networks of `host` that `node` is in `run`, `name` for people, until cancelled; it is taken back then.
+    """Announce in the networks of `host` that `node` is in `run`, called `name`, until cancelled.
 
-    A network in which that cannot be said is noted and nothing else: whoever has an address needs none of it.
+    A network that does not allow it is logged only: an invite works without it.
     """
     try:
         await _announce(node, host, run, name)

@@ -1,7 +1,7 @@
-"""Runs in the local network: what a peer says of itself there, and what of all that is heard is believed. Pure.
+"""Notices of runs in the local network: their making, and the check of others' notices. Pure.
 
-Whoever is in the house may say anything. So what is heard is bounded and printable or it is nothing, and it only says where to ask: that a run is the one of this id, and
-who is in it, the run's manifest says (peer/arrival/manifest_fetch.py).
+Anybody in the network can send anything. A notice must be bounded and printable, and it only tells where to ask: the run's
+manifest proves which run it is (peer/arrival/manifest_fetch.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Notice:
 
 
 def notice(run: str, name: str, own: Iterable[Address]) -> Notice | None:
-    """What a peer at its `own` addresses says. Those of the house come first, this machine's where there is nothing else; None without any."""
+    """Notice of a peer with its `own` addresses, local ones first; loopback if there are no others; None without any."""
     direct = [place for place in own if place.socket is not None and not place.relay]
     beyond = [place for place in direct if place.socket is not None and not is_loopback(place.socket[0])]
     places = sorted(beyond or direct, key=is_far)[: len(PLACES)]
@@ -42,14 +42,14 @@ def notice(run: str, name: str, own: Iterable[Address]) -> Notice | None:
 
 
 def told(said: Notice) -> dict[str, str]:
-    """As the entries of a TXT record."""
+    """Entries of a TXT record."""
     places = dict(zip(PLACES, map(str, said.addresses), strict=False))
     entries = {"v": VERSION, "run": said.run, "name": said.name, **places}
     return {key: text for key, text in entries.items() if len(f"{key}={text}") <= MAX_TEXT}
 
 
 def understood(entries: Mapping[bytes, bytes | None]) -> Notice | None:
-    """What somebody says by the entries of a TXT record; None if that is of no use to us. Never raises."""
+    """The notice in the entries of a TXT record; None if it is invalid or useless. Never raises."""
     run, name = _text(entries, "run"), printable(_text(entries, "name"))
     if _text(entries, "v") != VERSION or not RUN_ID.fullmatch(run):
         return None
@@ -58,9 +58,9 @@ def understood(entries: Mapping[bytes, bytes | None]) -> Notice | None:
 
 
 def chosen(heard: Iterable[Notice], run: str = "") -> Destination:
-    """Where to: the only run that was heard of, or `run` (an id), by addresses of as many of its peers as an invite has.
+    """Destination: the only run heard of, or `run` (an id), with as many addresses as an invite has.
 
-    Raises `LocalError`: HP-NET-016 nobody was heard, HP-ADDR-004 there are several runs.
+    Raises `LocalError` HP-NET-016 (no notice), HP-ADDR-004 (several runs).
     """
     runs: dict[str, list[Notice]] = {}
     for one in heard:
@@ -107,7 +107,7 @@ def _text(entries: Mapping[bytes, bytes | None], key: str) -> str:
 
 
 def _place(text: str) -> Address | None:
-    """An address that can be dialled at once: no name that a server somewhere would be asked for, and no relay."""
+    """An address that can be dialled at once; None for a DNS name, which a foreign server would resolve, and for a relay."""
     try:
         place = parse_address(text)
     except LocalError:

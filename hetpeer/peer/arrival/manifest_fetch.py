@@ -23,7 +23,7 @@ TRIES = 5
 RETRY_S = 1.0
 AMENDMENT_S = 8.0
 MAX_ADVERTISED = 8
-"""Peers that are asked because the DHT names them: anybody can put himself there."""
+"""Most peers asked because the DHT names them: anybody can publish there."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,12 +39,12 @@ class FetchedManifest:
 async def fetch_manifest(
     node: Node, named: Sequence[Address], run: str = "", remembered: Destination | None = None
 ) -> FetchedManifest:
-    """The manifest of a run, from the first that gives a sound one, with the latest amendment that any of those asked knows.
+    """The manifest of a run from the first peer that gives a valid one, with the latest amendment that any asked peer has.
 
-    `run`: the id of the run that it must be; empty: whichever is there. Asked are the peers at the `named` addresses; then those
-    that are `remembered` of a run, for that one; then those that the DHT has for the run, if it is known which. All of a kind are
-    asked at once. What is wrong with a peer that nobody named is said, and never raised.
-    Raises `LocalError`: HP-RUN-001, HP-RUN-002, HP-RUN-003 (damaged), HP-RUN-016 (another run's) or HP-NET-006 (nobody serves one).
+    `run`: id of the run; empty: any. Asked are the peers at the `named` addresses, then `remembered` ones of a run, then
+    those that the DHT has for the run; all of a group at once. A wrong answer of a peer that was not named is only logged.
+    Raises `LocalError` HP-RUN-001, HP-RUN-002, HP-RUN-003 (damaged), HP-RUN-016 (another run) or HP-NET-006 (no peer
+    serves one).
     """
     peers = list(dict.fromkeys(address.peer_id for address in named))
     goal = run or (remembered.run if remembered is not None else "")
@@ -112,7 +112,7 @@ async def _ask(node: Node, peer: str, run: str, refusals: dict[str, HetpeerError
 
 
 async def _advertised(node: Node, run: str) -> list[str]:
-    """Peers that say in the DHT that they are in `run`, and that we got through to: reliable ones first, as they say. Never raises."""
+    """Peers that advertise themselves in `run` and could be connected to, self-declared reliable ones first. Never raises."""
     try:
         adverts = await Roster(node, run).read()
     except RemoteError as error:
@@ -138,7 +138,7 @@ async def _meet(node: Node, places: Sequence[Address]) -> bool:
 
 
 async def amended(node: Node, signed: SignedManifest, peers: Iterable[str]) -> SignedManifest:
-    """`signed` with the latest amendment that any of `peers` knows. Never raises: who gives none, or a wrong one, does not count."""
+    """`signed` with the latest valid amendment that any of `peers` has. Never raises."""
 
     async def ask(peer: str) -> bytes:
         try:

@@ -1,4 +1,4 @@
-"""Whether and how others reach this machine, in plain words: for the person who started a daemon, and for `status`."""
+"""Reachability of this machine in plain words, for the person who started a daemon."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ _log = logging.getLogger(__name__)
 
 
 def words(standing: ReachEstimate, relays: Sequence[str]) -> str:
-    """One line, of what is known and through whom (peer ids) we are reached."""
+    """One line about `standing`, with the relays (peer ids) through which we are reached."""
     tried = f"{standing.peers} peer{'s' if standing.peers != 1 else ''} tried"
     match standing.reach:
         case ReachKind.PUBLIC:
             return f"others reach this machine at {standing.ip} port {standing.port} ({tried})"
         case ReachKind.PRIVATE if relays:
             names = ", ".join(short_id(relay) for relay in relays)
-            return f"no connection from outside reaches this machine ({tried}); others reach it through the relay {names}"
+            blocked = f"no connection from outside reaches this machine ({tried})"
+            return f"{blocked}; others reach it through the relay {names}"
         case ReachKind.PRIVATE:
-            return f"no connection from outside reaches this machine ({tried}), and there is no relay: it can only call others"
+            blocked = f"no connection from outside reaches this machine ({tried})"
+            return f"{blocked}, and there is no relay: it can only call others"
         case _:
             return "it is not known whether others can reach this machine: no peer could try"
 
 
 async def tell_forever(node: Node, *, reliable: bool) -> None:
-    """Say it once, and again when it has changed for good: what holds at two looks in a row.
+    """Show the reachability once, and again after each change that lasts for two looks. Never returns.
 
-    A `reliable` peer says nothing while nobody could tell, and warns if nobody gets in.
+    A `reliable` peer shows nothing while it is unknown, and warns if others cannot connect.
     """
     told, before = "", ""
     while True:

@@ -1,6 +1,6 @@
 """Rendezvous: a node at a fixed address, `hetpeer bootstrap` without a run (docs/joining.md).
 
-It has its part in the DHT, relays, and tells others whether they are reachable. A reliable peer is one with a run.
+It takes part in the DHT, relays, and tells other peers whether they are reachable.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hetpeer.peer.process.home import Home
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RendezvousOptions:
-    """What its owner asked for. `peers`: others of its kind."""
+    """Options of a rendezvous. `peers`: other rendezvous."""
 
     home: Path
     host: str
@@ -34,7 +34,7 @@ class RendezvousOptions:
 async def serve_rendezvous(
     options: RendezvousOptions, leaving: asyncio.Event, announce: Callable[[str], None]
 ) -> None:
-    """Be there until `leaving` is set. `announce` gets the address, once somebody answers there. Raises as `attended` and `Node.start` do."""
+    """Serve until `leaving` is set; `announce` gets the address. Raises as `attended` and `Node.start`."""
     config, home = open_config(options.host, options.port, options.peers), Home(options.home)
     identity = home.rendezvous_identity()
     with disk_errors(home.rendezvous):
@@ -53,7 +53,7 @@ async def serve_rendezvous(
 
 
 def open_config(host: str, port: int, peers: tuple[Address, ...]) -> NodeConfig:
-    """Others must reach it, so it says that they do, and relays for those who are not reached; it may be the first of all."""
+    """Node config of a peer that must be reachable: it declares itself public, relays, and may be the first of all."""
     config = NodeConfig(host=host, port=port, direct_port=0, peers=peers, alone_ok=True)
     alone = ipaddress.ip_address(config.host).is_loopback  # all peers are on this machine
     return config if alone else replace(config, reachability="public")
