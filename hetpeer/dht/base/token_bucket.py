@@ -14,7 +14,8 @@ class TokenBucket:
     Times are seconds of one clock that never goes back. Example:
 
         bucket = TokenBucket(rate=1e6)
-        wait_s = bucket.spend(250_000, now=0.0)  # 0.15: a burst of 0.1 s is free
+        bucket.spend(250_000, now=0.0)  # 0.0: it may go at once
+        bucket.spend(1, now=0.0)  # 0.15: seconds to wait, less a burst of 0.1 s
     """
 
     def __init__(self, rate: float = math.inf) -> None:

@@ -60,7 +60,7 @@ class TaskBoard:
     """The board of run `run_id`, seen from `node`.
 
     board = TaskBoard(node, run_id)
-    note = Note(term=1, view=0, step=7, leftovers=(Leftover(border=4, ids=(12, 13)),))
+    note = TaskNote(term=1, view=0, step=7, leftovers=(LeftoverIds(border=4, ids=(12, 13)),))
     await board.post(shard_of(4), note)
     notes = await board.read([4])  # sender → notes
     """
