@@ -314,7 +314,7 @@ class Pipeline:
             self._tasks.forget(ids, [drop.block for drop in drops])
         return effects + self._dispatch()
 
-    # ── the coordinator's word, and peers that are gone ────────────────────────────────────────────────────
+    # ── the coordinator's answers, and lost peers ───────────────────────────────────────────────────────────
 
     def settled(self, slot: int, refused: tuple[int, ...]) -> list[Effect]:
         """The coordinator counts `slot` except at the blocks `refused`, which may have to be done

@@ -60,7 +60,7 @@ class IncrementalPlanner:
     `lost`: the lines that were complete before a loss (None: all); in others places are open because nobody
     has come yet.
 
-        change = Living(devices, work, held, lines, steps=1000, seed=0).run(on)
+        change = IncrementalPlanner(devices, work, held, lines, steps=1000, seed=0).run(on)
     """
 
     def __init__(
