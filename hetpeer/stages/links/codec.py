@@ -1,7 +1,8 @@
 """Codecs and their sizes, without tensors: for planning, checks and decisions.
 
 The receiver of a tensor knows its dtype and number of elements from the graph, and the codec from the
-manifest; `EncodedTensor` comes with the frame. These four give the number of bytes before any of them is read.
+manifest; `EncodedTensor` comes with the frame. These four give the number of bytes before any of them is
+read.
 """
 
 from __future__ import annotations
