@@ -35,7 +35,7 @@ find_python() {
         fi
         why=${why:-$each: $(printf '%s' "$said" | tail -n 1)}
     done
-    [ -z "$asked" ] || fail "${why:-$asked does not start}"
+    [ -z "$asked" ] || fail "${why:-$asked was not found, or does not start}"
     fail "${why:-no Python 3.11 to 3.14 was found: apt-get install python3 python3-venv}"
 }
 

@@ -116,7 +116,7 @@ def test_the_python_asked_for_wins(tree: Path, setup: Setup) -> None:
     [
         ((), (), "no Python 3.11 to 3.14 was found: apt-get install python3 python3-venv"),
         (("python3.12", "python3"), (), "python3.12: no ensurepip"),
-        (("python3.12",), ("python3.13",), "python3.13 does not start"),
+        (("python3.12",), ("python3.13",), "python3.13 was not found, or does not start"),
         (("python3.12",), ("python3.12",), "python3.12: no ensurepip"),
     ],
 )
