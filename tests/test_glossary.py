@@ -13,14 +13,6 @@ PRODUCT = ROOT / "hetpeer"
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+")
 MOST_ROWS = 40
 
-STILL_TO_GO: dict[str, set[str]] = {
-    "quarrel": {"_quarrel"},
-    "quarrels": {"quarrels"},
-    "reign": {"_reign", "_reign_or_follow"},
-    "summing": {"summing"},
-}
-"""Banned word → names that still have it. An entry that is no longer needed fails the test: the list only shrinks."""
-
 OTHER_MEANING = {"border": {"_Border"}}
 """Banned word → names in which it means another thing: here the place between two blocks of a graph."""
 
@@ -87,7 +79,7 @@ def test_no_banned_word_is_part_of_a_name() -> None:
         for word in banned()
         if (left := names_by_word().get(word, set()) - OTHER_MEANING.get(word, set()))
     }
-    assert found == STILL_TO_GO
+    assert found == {}
 
 
 def test_exceptions_exist() -> None:

@@ -11,7 +11,7 @@ from hetpeer.bootstrap.conduct.disputed_pairs import (
     TIMES,
     DisputedPairs,
 )
-from hetpeer.bootstrap.trust.vote_splits import quarrels, spoilers
+from hetpeer.bootstrap.trust.vote_splits import disputes, spoilers
 
 LINE = m.TermView(term=1, view=0)
 
@@ -165,20 +165,20 @@ def both(a, b):
     ],
 )
 def test_who_differs_from_the_reducer_is_in_quarrel_with_it(votes, found):
-    assert quarrels({peer: vote(*said) for peer, said in votes.items()}, 0) == pairs(*found)
+    assert disputes({peer: vote(*said) for peer, said in votes.items()}, 0) == pairs(*found)
 
 
 def test_a_reducer_of_a_tied_block_has_no_say_of_its_own_and_most_decide():
     votes = {peer: vote(peer, {(5, "r"): seen}) for peer, seen in {"a": "1", "b": "1", "c": "2"}.items()}
-    assert quarrels(votes, 0) == pairs("rc")
+    assert disputes(votes, 0) == pairs("rc")
     del votes["b"]
-    assert quarrels(votes, 0) == pairs("ra", "rc"), "nobody knows which of the two"
+    assert disputes(votes, 0) == pairs("ra", "rc"), "nobody knows which of the two"
 
 
 def test_a_norm_alone_is_a_quarrel_too():
     one, other = vote("x", both("1", "2")), vote("x", both("1", "2"))
     lies = other.model_copy(update={"blocks": (other.blocks[0].model_copy(update={"squared_norm": 2.0}),)})
-    assert quarrels({"a": one, "b": lies}, 0) == pairs("ab")
+    assert disputes({"a": one, "b": lies}, 0) == pairs("ab")
 
 
 def test_a_sum_is_spoilt_if_most_of_those_who_have_it_say_so_and_by_a_reducer():
@@ -194,7 +194,7 @@ def test_a_sum_is_spoilt_if_most_of_those_who_have_it_say_so_and_by_a_reducer():
 def test_who_does_not_say_what_came_from_whom_is_in_quarrel_with_those_who_vote_otherwise():
     """It is of an older version, or hides something."""
     votes = {"a": ("x", both("1", "2")), "b": ("x", both("1", "2")), "c": ("y", {})}
-    assert quarrels({peer: vote(*said) for peer, said in votes.items()}, 0) == pairs("ac", "bc")
+    assert disputes({peer: vote(*said) for peer, said in votes.items()}, 0) == pairs("ac", "bc")
     spoilt = vote("x", both("1", "2!"), finite=False)
     silent = vote("x", {}, finite=False)
     assert spoilers({"a": spoilt, "b": silent, "c": silent}, 0, "ab") == {"b"}

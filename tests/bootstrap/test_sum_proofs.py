@@ -116,7 +116,7 @@ def marked(mark, vector):
 
 
 def pairs(swarm):
-    return {tuple(sorted(pair)) for theirs in swarm.proofs.quarrels().values() for pair in theirs}
+    return {tuple(sorted(pair)) for theirs in swarm.proofs.disputes().values() for pair in theirs}
 
 
 # ── what was sent ───────────────────────────────────────────────────────────────────────────────────────────

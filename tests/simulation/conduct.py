@@ -118,7 +118,7 @@ class HistoryConduct(LyingConduct):
 
     # ── observations ────────────────────────────────────────────────────────────────────────────────────────
 
-    def summing(self, step: e.StepId, work: e.SumParts, parts: Sequence[Any]) -> Sequence[float]:
+    def squared_lengths(self, step: e.StepId, work: e.SumParts, parts: Sequence[Any]) -> Sequence[float]:
         wanted = self._received.wanted(step, work.shard, work.marks)
         lengths: list[float] = []
         for holder, part in zip(work.holders, parts, strict=False):

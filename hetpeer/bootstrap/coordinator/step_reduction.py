@@ -163,7 +163,7 @@ class StepReduction:
         """
         if not self.proofs.over:
             return []
-        if pairs := self.proofs.quarrels():
+        if pairs := self.proofs.disputes():
             self.reduce.complaints.proven(pairs)
         if huge := self.proofs.huge():
             self.reduce.complaints.drowns(huge)

@@ -13,7 +13,7 @@ from typing import Any
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.conduct.disputed_pairs import DisputedPairs, Pair
 from hetpeer.bootstrap.state.membership import Range
-from hetpeer.bootstrap.trust.vote_splits import quarrels, spoilers
+from hetpeer.bootstrap.trust.vote_splits import disputes, spoilers
 
 DIFFERS = "what it says of sums is not what others say"
 SPOILS = "what it adds up is no number"
@@ -74,7 +74,7 @@ class ReduceComplaints:
 
         Returns whether another plan helps; otherwise a peer is removed.
         """
-        found = {block: quarrels(votes, block) for block in blocks}
+        found = {block: disputes(votes, block) for block in blocks}
         what = f"they say different things of a sum of block {min(found)}"
         return self._follow({pair for pairs in found.values() for pair in pairs}, found, DIFFERS, what)
 

@@ -165,16 +165,16 @@ class StepSumProofs:
             return
         assert self._rules is not None
         for trial in self._trials:
-            self._quarrel({trial.claim.block: trial.judge(self._proof.own(trial.secret), self._rules.equal)})
-        self._quarrel(self._proof.pairs)
+            self._dispute({trial.claim.block: trial.judge(self._proof.own(trial.secret), self._rules.equal)})
+        self._dispute(self._proof.pairs)
         self._claims, self._unproven = self._proof.claims, self._proof.unproven
         self._trials = []
 
-    def _quarrel(self, pairs: Mapping[int, set[Pair]]) -> None:
+    def _dispute(self, pairs: Mapping[int, set[Pair]]) -> None:
         for block, theirs in pairs.items():
             self._pairs.setdefault(block, set()).update(theirs)
 
-    def quarrels(self) -> dict[int, set[Pair]]:
+    def disputes(self) -> dict[int, set[Pair]]:
         """Block → contradicting pairs, since the last call."""
         pairs, self._pairs = self._pairs, {}
         return pairs

@@ -27,7 +27,7 @@ def same_bits(one: m.BlockVote, other: m.BlockVote) -> bool:
     return same and math.isclose(one.squared_norm, other.squared_norm, rel_tol=ALIKE)
 
 
-def quarrels(votes: Mapping[str, m.Vote], block: int) -> set[Pair]:
+def disputes(votes: Mapping[str, m.Vote], block: int) -> set[Pair]:
     """Contradicting pairs after differing votes on `block`."""
     words = {peer: _received(vote, block) for peer, vote in votes.items()}
     found: set[Pair] = set()

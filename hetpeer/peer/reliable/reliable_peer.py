@@ -134,18 +134,18 @@ class ReliablePeer:
                 self._catching_up.look_forever(),
             )
         }
-        reigns = asyncio.ensure_future(self._reign_or_follow(leaving))
+        duty = asyncio.ensure_future(self._lead_or_follow(leaving))
         try:
-            done, _ = await asyncio.wait({*works, reigns}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({*works, duty}, return_when=asyncio.FIRST_COMPLETED)
             for work in done & works:
                 work.result()
-            return reigns.result()
+            return duty.result()
         finally:
-            for task in (*works, reigns):
+            for task in (*works, duty):
                 task.cancel()
-            await asyncio.gather(*works, reigns, return_exceptions=True)
+            await asyncio.gather(*works, duty, return_exceptions=True)
 
-    async def _reign_or_follow(self, leaving: asyncio.Event) -> Halt:
+    async def _lead_or_follow(self, leaving: asyncio.Event) -> Halt:
         while True:
             following = asyncio.ensure_future(self._follow())
             leading = asyncio.ensure_future(self.replica.leading())
@@ -157,11 +157,11 @@ class ReliablePeer:
                 for task in (following, leading):
                     task.cancel()
                 await asyncio.gather(following, leading, return_exceptions=True)
-            halt = await self._reign(leaving)
+            halt = await self._lead(leaving)
             if halt is not None:
                 return halt
 
-    async def _reign(self, leaving: asyncio.Event) -> Halt | None:
+    async def _lead(self, leaving: asyncio.Event) -> Halt | None:
         # A checkpoint may have been decided since we last looked, and a roll-back would ask us for it.
         await self._catching_up.look()
         clock = SystemClock()

@@ -125,7 +125,7 @@ class SimConduct:
 
     # ── reducing ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def summing(self, step: e.StepId, work: e.SumParts, parts: Sequence[Any]) -> Sequence[float]:  # noqa: ARG002
+    def squared_lengths(self, step: e.StepId, work: e.SumParts, parts: Sequence[Any]) -> Sequence[float]:  # noqa: ARG002
         """`parts` are about to be added here. Returns their squared lengths; none if nobody asks for them."""
         return ()
 

@@ -207,7 +207,7 @@ class SimWorker:
             bad = next((place for place, part in enumerate(parts) if part is UNUSABLE), conduct.objects(work))
             if bad is not None:
                 return core.work.unusable(step, work.shard, bad, "it is spoilt")
-            lengths = conduct.summing(step, work, parts) if not step.group else ()
+            lengths = conduct.squared_lengths(step, work, parts) if not step.group else ()
             total = conduct.sum_made(self._numerics.add(parts), exact=not step.group)
             return core.work.summed(step, work.shard, self.boxes.new(step, total), lengths)
 
