@@ -154,6 +154,7 @@ async def test_whose_part_of_a_sum_is_none_is_named_and_others_add_up(
     swarm.exact(reference)
 
 
+@pytest.mark.proof
 async def test_bundles_that_cannot_be_read(swarm: Swarm) -> None:
     """Noise instead of an encoded bundle: dropped and counted, and the coordinator hears of it at once: it need not get impatient."""
     links = LinkSettings(codec="topk-int8", ratio=12.0, adaptive=False)

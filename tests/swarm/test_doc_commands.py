@@ -68,6 +68,7 @@ def commands() -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.proof
 def test_what_is_not_given_is_shown_somewhere() -> None:
     for beginning in NOT_HERE:
         assert any(command.startswith(beginning) for command in commands()), beginning
