@@ -1,23 +1,23 @@
-"""Devices to plan for, as people write them: a TOML or JSON file.
+"""Devices to plan for, from a TOML or JSON file.
 
-    latency_ms = 40                  # between any two, or rows of a matrix
-    between_s = 0.5                  # from the last work of a step to the first of the next, beside sums: votes, updates
+    latency_ms = 40                  # between any two devices, or rows of a matrix
+    between_s = 0.5                  # from a step's last work to the next one's first, without reduces
 
     [[device]]
     name = "attic"
-    tflops = 8.5                     # that a worker reaches
-    memory_gib = 6.0                 # that it gives
+    tflops = 8.5                     # reached by its worker
+    memory_gib = 6.0                 # offered
     up_mbps = 20
     down_mbps = 100
-    private = true                   # takes no connections: two such reach each other through a front only
+    private = true                   # nobody can connect to it: two such devices need a front
 
-    [[front]]                        # a reliable peer that passes things on and computes nothing
+    [[front]]                        # a reliable peer that relays and computes nothing
     name = "server"
     up_mbps = 1000
     down_mbps = 1000
 
-Where only lines are given, from one to another go as many bits as leave the one and reach the other; `bandwidth_gbit_s` says it pair by pair, the devices' rows before
-the fronts'; 0 means that they do not reach each other, and what is not 0 is what two carry, private or not.
+The rate between two devices is the smaller of the sender's up_mbps and the receiver's down_mbps. `bandwidth_gbit_s` gives
+it pair by pair, the devices' rows before the fronts'; 0 means that two cannot reach each other, private or not.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from hetpeer.stages.planning.swarms.relay_fronts import through_fronts
 Amount = Annotated[float, Field(ge=1e-6, le=1e9, strict=True)]
 BITS, MEGA, GIGA, TERA, GIB = 8.0, 1e6, 1e9, 1e12, float(1 << 30)
 LATENCY_MS, LINE_MBPS = 1e3 * LATENCY_S, LINE * BITS / MEGA
-"""Of what nobody says more about."""
+"""Defaults of a link."""
 LONGEST_S = 3600.0
-"""Between two steps."""
+"""Most seconds between two steps."""
 
 
 class _Entry(BaseModel):
@@ -49,7 +49,7 @@ class _Entry(BaseModel):
 
 
 class FrontEntry(_Entry):
-    """One front of the file."""
+    """A `[[front]]` of the file."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
     up_mbps: Amount | None = None
@@ -57,7 +57,7 @@ class FrontEntry(_Entry):
 
 
 class DeviceEntry(FrontEntry):
-    """One device of the file."""
+    """A `[[device]]` of the file."""
 
     tflops: Amount
     memory_gib: Amount
@@ -74,22 +74,22 @@ class _File(_Entry):
 
 @dataclass(frozen=True, slots=True)
 class NamedDevices:
-    """What was read."""
+    """Devices and fronts of a file, with their names."""
 
     names: tuple[str, ...]
     devices: Devices
     through: Mapping[tuple[int, int], str] = field(default_factory=dict)
-    """(from, to) → the front through which these two reach each other, where they do not by themselves."""
+    """(from, to) → the front between two devices that cannot reach each other directly."""
     between_s: float = 0.0
-    """Between two steps."""
+    """Seconds between two steps, without reduces."""
 
     def of(self, work: StepDemand) -> StepDemand:
-        """What a step of `work` asks of these."""
+        """`work` with the `between_s` of the file."""
         return replace(work, between_s=self.between_s)
 
 
 def read_devices(path: Path) -> NamedDevices:
-    """Raises `LocalError` HP-PLAN-002 naming the device, row or column that is wrong."""
+    """Read a file of devices. Raises `LocalError` HP-PLAN-002 naming the device, row or column that is wrong."""
     try:
         text = path.read_text()
         data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
@@ -99,7 +99,10 @@ def read_devices(path: Path) -> NamedDevices:
 
 
 def devices_in(data: Any, source: str) -> NamedDevices:
-    """Of such a file's contents, which came from `source`. Raises `LocalError` HP-PLAN-002 naming the device, row or column that is wrong."""
+    """Devices from the contents of a file, called `source` in errors.
+
+    Raises `LocalError` HP-PLAN-002 that names the wrong device, row or column.
+    """
     try:
         file = _File.model_validate(data)
     except ValidationError as error:
@@ -152,7 +155,7 @@ def devices_in(data: Any, source: str) -> NamedDevices:
 
 
 def _square(latency: Any, count: int) -> Any:
-    """One number is that of all pairs."""
+    """An N x N matrix; a single number is that of all pairs."""
     if isinstance(latency, int | float) and not isinstance(latency, bool) and abs(latency) <= MOST:
         return [[0.0 if a == b else float(latency) for a in range(count)] for b in range(count)]
     return latency

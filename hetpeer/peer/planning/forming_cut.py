@@ -27,8 +27,10 @@ def cutting(
     seed: int,
     on: Callable[[], bool],
 ) -> ClusterCut | None:
-    """The fastest pipeline of the best plan that is found for those who are `waiting`, while `on` is true. Who is in another one, or in none, is spared, and may be in the next
-    forming cluster. None if they cannot hold the model together, or somebody has not said yet what it can do.
+    """The fastest pipeline of the best plan found for the `waiting` volunteers while `on` is true.
+
+    Volunteers outside it may be in the next forming cluster. None if they cannot hold the model together, or if one has
+    not advertised its speed yet.
     """
     try:
         found = inventory(manifest, {peer: adverts[peer] for peer in waiting if peer in adverts})

@@ -1,4 +1,4 @@
-"""What is said of a model that does not fit into the memory of the devices that there are. Pure."""
+"""The error for a model that does not fit into the devices' memory. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step of a model asks of its holders and their lines, for a plan: of a run that was made, or of a GPT of a well-known size."""
+"""Workload of a step for a plan: of a run, or of a GPT of a well-known size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from hetpeer.stages.planning.swarms.plan_inputs import StepDemand
 
 ADAMW_KEEPS = 2
 KEPT_PER_WIDTH = 34 / 2
-"""Numbers that a transformer layer keeps of a token for its backward, per width, without attention's matrix (Korthikanti et al., arXiv 2205.05198, 4.1)."""
+"""Numbers per token and width that a transformer layer keeps for its backward, without the attention matrix
+(Korthikanti et al., arXiv 2205.05198, 4.1).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +41,10 @@ PRESETS = {
 
 
 def work_of(model: str, microbatches: int | None, ratio: float | None = None) -> StepDemand:
-    """Of a run directory or a preset, with so many microbatches a step (None: the run's own, or 64), where slow lines may send activations and
-    their gradients in `ratio` times fewer bytes (None: as the run's do, or not at all). Raises `LocalError` HP-PLAN-004.
+    """Workload of a run directory or a preset.
+
+    `microbatches` of a step: None takes the run's own, or 64. `ratio`: factor by which slow links may compress activations
+    and their gradients; None takes the run's, or 1. Raises `LocalError` HP-PLAN-004.
     """
     work = _work_of(model, microbatches)
     if ratio is None:

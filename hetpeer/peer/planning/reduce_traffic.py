@@ -1,4 +1,6 @@
-"""What adding up a step's gradients sends from whom to whom: the coordinator's division (bootstrap/coordinator/reduction.py) and the holders' shards, counted. Pure."""
+"""Bytes that the reduce of a step sends between volunteers: slots by the coordinator's division
+(bootstrap/coordinator/reduction.py), and the holders' shards. Pure.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from hetpeer.stages.pipeline.routes import Roster, Route
 def sums_bytes(
     manifest: Manifest, routes: Mapping[int, Route], roster: Roster, uplinks: Mapping[str, float]
 ) -> dict[tuple[str, str], int]:
-    """(from, to) → bytes of a step whose microbatches take `routes`; `uplinks` in bytes/s, 0 where it is not known."""
+    """(from, to) → bytes of a step whose microbatches take `routes`; `uplinks` in bytes/s, 0 if unknown."""
     ties, codec = Ties(manifest.ties), Codec.of(manifest.links.reduce)
     sizes = {block.index: block.vector_count for block in manifest.blocks}
     sums = {block: _sums(block, routes) for block in sizes}
@@ -38,7 +40,7 @@ def sums_bytes(
 
 
 def _sums(block: int, routes: Mapping[int, Route]) -> Sequence[tuple[str, tuple[int, ...]]]:
-    """Who has run which ids over `block`."""
+    """Peer → ids that it has computed at `block`."""
     ids: defaultdict[str, list[int]] = defaultdict(list)
     for number, route in sorted(routes.items()):
         for hop in route:

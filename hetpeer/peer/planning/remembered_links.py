@@ -1,4 +1,6 @@
-"""What volunteers have said of their lines, now and earlier: an advert names the four slowest that are in use, and a line that is not used any more is no faster for that. Pure."""
+"""Rates of links from present and earlier adverts: an advert names only the four slowest links in use, and a link that is
+no longer used is still as slow. Pure.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Another division of the blocks for a swarm that works: from what its volunteers say of themselves to a proposal for the coordinator. Pure.
+"""A better division of the blocks for a running swarm: from the volunteers' adverts to a proposal for the coordinator. Pure.
 
-Adverts are claims: who lies about its speed gets other blocks than it should, and the run gets slower. What counts is not touched by it.
+Adverts are claims: a volunteer that lies about its speed makes the run slower, but not its results wrong.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
 HORIZON = 200
 """A change must pay within so many steps."""
 DOUBT = 4.0
-"""After each change that did not settle things, lines that nobody has measured are taken to be so many times slower."""
+"""Factor by which unmeasured links are assumed slower after each change that did not help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seating:
-    """Who is where: `layouts` of the clusters that somebody is in, `seats` peer → its cluster and blocks."""
+    """Places of all volunteers: `layouts` of the clusters in use, `seats` peer → its cluster and blocks."""
 
     layouts: tuple[tuple[Range, ...], ...]
     seats: Mapping[str, tuple[int, Range]]
 
     @classmethod
     def of(cls, members: Membership) -> Seating:
-        """As the coordinator has it now."""
+        """The present places, as the coordinator has them."""
         seats = {v.peer: (v.cluster, v.place) for v in members.volunteers.values() if v.place is not None}
         clusters = max((cluster for cluster, _ in seats.values()), default=-1) + 1
         return cls(layouts=tuple(members.layout(cluster) for cluster in range(clusters)), seats=seats)
@@ -56,7 +56,7 @@ class Seating:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """What to do, and why: seconds of a step as predicted before (infinite: nothing can run) and after, and of moving."""
+    """A proposed division with the predicted seconds of a step before (infinite: nothing runs) and after, and of moving."""
 
     arrangement: Arrangement
     before_s: float
@@ -76,9 +76,11 @@ def proposal(
     disappointed: int = 0,
     lost: Collection[int] | None = None,
 ) -> Proposal | None:
-    """What is found while `on` is true; None if things had better stay as they are, or if somebody has not said yet what it can do. `lost`: the clusters that were whole before somebody has gone (None: all).
+    """The best proposal found while `on` is true; None if the present division is better or a volunteer's speed is unknown.
 
-    Lines that nobody has measured are taken to be as fast as their ends, else nothing better would ever be found; after so many changes that followed from it, less and less.
+    `lost`: clusters that were complete before a volunteer was lost (None: all). Unmeasured links are assumed as fast as
+    their ends, because otherwise nothing better would be found; slower after each change that did not help
+    (`disappointed`).
     """
     if not seating.seats:
         return None
@@ -123,7 +125,7 @@ def proposal(
 
 
 def _lines(seating: Seating, peers: Sequence[str]) -> list[list[tuple[int | None, Range]]]:
-    """Who has each place of each cluster."""
+    """The peers at each place of each cluster."""
     taken = {seat: number for number, peer in enumerate(peers) for seat in [seating.seats[peer]]}
     return [
         [(taken.get((cluster, place)), place) for place in layout]
@@ -139,8 +141,10 @@ def _arrangement(
     work: StepDemand,
     devices: Devices,
 ) -> Arrangement:
-    """The plan's pipelines, and behind them clusters of the usual cut for those whom it spares: they help where they are, or where they have least to fetch. For whom no place
-    there is small enough there is one more like the cluster that it is in.
+    """The plan's pipelines, followed by clusters of the usual cut for volunteers that the plan leaves out.
+
+    Those stay where they are, or go where they have least to fetch. For one that no place fits, a copy of its present
+    cluster is added.
     """
     layouts: list[tuple[Range, ...]] = []
     seats: dict[str, tuple[int, Range]] = {}

@@ -1,6 +1,6 @@
-"""What a running swarm's step ought to take, from what its volunteers say of their workers and links. Pure.
+"""Predicted step time of a running swarm, from the volunteers' adverts about workers and links. Pure.
 
-Adverts are claims, and so is what follows from them: a prediction informs people and decides nothing.
+Adverts are claims: a prediction informs people and decides nothing.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class PredictedVolunteer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Of the swarm as it is."""
+    """Estimate for the present swarm."""
 
     run: str
     estimate: StepEstimate
     measured_s: float | None
-    """What the coordinator says of the last step."""
+    """Seconds of the last step, by the coordinator's speed."""
     members: tuple[PredictedVolunteer, ...]
     fresh_steps: int = 0
     """The run's first steps, which do not overlap and are not predicted."""
@@ -80,9 +80,9 @@ class Prediction:
 
 
 def predict(signed: SignedManifest, adverts: Mapping[str, Advert]) -> Prediction:
-    """A step of the volunteers that work now (`adverts` by peer id).
+    """Predict a step of the volunteers at work (`adverts` by peer id).
 
-    Raises `LocalError` HP-PLAN-001 while a block has no holder, or one has not yet measured what a step needs of it.
+    Raises `LocalError` HP-PLAN-001 while a block has no holder, or a holder has no measurements yet.
     """
     manifest = signed.manifest
     working = {
@@ -148,7 +148,9 @@ def _routes(manifest: Manifest, working: Mapping[str, Advert]) -> dict[int, Rout
 def _known_lines(
     working: Mapping[str, Advert], roster: Roster, speeds: Mapping[str, float], *, mixed: bool
 ) -> LinkCosts:
-    """As the coordinator has them, of what adverts name: lines that bundles went over. Clusters they do not name: any other line is one that leads out of them."""
+    """Link costs as the coordinator has them, from links in adverts. Adverts do not name clusters, so any other link counts
+    as one that leads out of a cluster.
+    """
     notes, fastest = _notes(working), max(speeds.values())
     seconds = {}
     for (peer, to), note in notes.items():
@@ -161,7 +163,7 @@ def _known_lines(
 
 
 def _notes(working: Mapping[str, Advert]) -> dict[tuple[str, str], LinkNote]:
-    """(From, to) → what the one says of its line there, as far as it is believed; of lines that were measured."""
+    """(from, to) → the sender's advertised note about that link, within believed bounds; measured links only."""
     whole = {peer[-8:]: peer for peer in working}
     return {
         (peer, whole[note.to]): note.model_copy(update={"rate": believed(note.rate)})
@@ -177,12 +179,12 @@ def _lines(
     working: Mapping[str, Advert],
     machines: Mapping[str, VirtualVolunteer],
 ) -> dict[tuple[str, str], PeerLink]:
-    """Both ways between any two that follow one another on a route, and from whom to whom gradients go to be added up."""
+    """Pairs that send to each other: neighbours on a route, both ways, and senders and reducers of gradients."""
     pairs = {(a.peer, b.peer) for route in routes.values() for a, b in pairwise(route)}
     pairs |= {(b, a) for a, b in pairs}
     uplinks = {peer: machine.uplink for peer, machine in machines.items() if math.isfinite(machine.uplink)}
     roster = {peer: (advert.block_begin, advert.block_end) for peer, advert in working.items()}
-    # A reduce is divided by what they say of their uplinks, and not by what a single link carries. The coordinator is told when it is sure, some steps later.
+    # A reduce is divided by the advertised uplinks, not by the rates of single links.
     said = {peer: believed(advert.uplink) for peer, advert in working.items()}
     sums = sums_bytes(manifest, routes, roster, said)
     lines, notes = {}, _notes(working)

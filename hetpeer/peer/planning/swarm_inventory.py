@@ -1,7 +1,7 @@
-"""The devices of a running swarm, as a file to plan for (device_files.py), from what its volunteers say of their workers and lines. Pure.
+"""Devices of a running swarm as a file to plan for (device_files.py), from the volunteers' adverts. Pure.
 
-What was measured in training counts more than what was measured before; what was not measured at all is filled in: a line that nobody has
-used is as fast as its ends let it be, and as far as the middle one.
+Measurements in training count more than earlier ones. An unused link is assumed as fast as its ends allow, with the
+median latency.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from hetpeer.stages.planning.swarms.swarm_plan import adding_up
 
 Matrix = list[list[float]]
 MBPS = 1e-3, 1e6
-"""Of a line or an uplink, that are believed."""
+"""Believed bounds of the rate of a link or an uplink."""
 RELIABLE = frozenset({"coordinator", "reliable"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """What `read_devices` reads: the fields of each device, and latency and bandwidth from row to column."""
+    """Contents for `read_devices`: fields of each device, and latency and bandwidth from row to column."""
 
     peers: tuple[str, ...]
-    """Whose devices these are."""
+    """Peer ids of the devices, in order."""
     devices: tuple[Mapping[str, Any], ...]
     fronts: tuple[Mapping[str, Any], ...]
     """Reliable peers through whom some of these are reached."""
     latency_ms: Matrix
-    """Of the devices, and after them of the fronts, as all matrices."""
+    """Matrix over the devices, then the fronts, as all matrices here."""
     bandwidth_gbit_s: Matrix
     between_s: float
     """From the last work of a step, or its last sum, to the first work of the next."""
@@ -76,7 +76,7 @@ class Inventory:
 
 
 def inventory(manifest: Manifest, adverts: Mapping[str, Advert]) -> Inventory:
-    """Of all volunteers (`adverts` by peer id). Raises `LocalError` HP-PLAN-001 if there is none that says what it can do."""
+    """Inventory of all volunteers (`adverts` by peer id). Raises `LocalError` HP-PLAN-001 if none has advertised its speed."""
     known = {
         peer: advert
         for peer, advert in sorted(adverts.items())
@@ -122,7 +122,7 @@ def inventory(manifest: Manifest, adverts: Mapping[str, Advert]) -> Inventory:
 
 
 def _between_s(manifest: Manifest, known: Mapping[str, Advert], lines: _Lines) -> float:
-    """What volunteers measure from their last work to the update, without what adding up takes of it in the swarm as it stands. Who worked last has waited least."""
+    """Seconds from a volunteer's last work to the update, without the reduce: the least, of the one that worked last."""
     waited = min((advert.between_s for advert in known.values() if advert.between_s), default=0.0)
     work = of_manifest(manifest, manifest.training.microbatches)
     if work.averaging is not None:  # after some batches only
@@ -140,7 +140,7 @@ def _between_s(manifest: Manifest, known: Mapping[str, Advert], lines: _Lines) -
 
 
 def _fronts(known: Mapping[str, Advert], adverts: Mapping[str, Advert]) -> dict[str, Advert]:
-    """Reliable peers that take connections, and through whom some of the private ones say that they are reached."""
+    """Public reliable peers that serve as relays of private ones."""
     named = {end for advert in known.values() if advert.reach == ReachKind.PRIVATE for end in advert.relays}
     return {
         peer: advert
@@ -150,7 +150,7 @@ def _fronts(known: Mapping[str, Advert], adverts: Mapping[str, Advert]) -> dict[
 
 
 class _Lines:
-    """What is known of the lines between `adverts`, and what is taken for the rest. Of the uplinks of `fronts` nothing is known: they are no limit."""
+    """Known rates and latencies between `adverts`, and assumptions for the rest. Uplinks of `fronts` are unknown: no limit."""
 
     def __init__(self, adverts: Mapping[str, Advert], fronts: Mapping[str, Advert]) -> None:
         self._rates, self._trips = {}, {}
@@ -178,7 +178,7 @@ class _Lines:
         return self._rates.get((sender, to)) or min(self.up[sender], self.down[to])
 
     def apart(self, sender: str, to: str) -> bool:
-        """Both are private, there is a front, and nothing was measured between them."""
+        """Whether both are private, there is a front, and nothing was measured between them."""
         return {sender, to} <= self._private and (sender, to) not in self._rates
 
     def measured(self, sender: str, to: str) -> bool:
@@ -196,7 +196,7 @@ def uplink_of(advert: Advert) -> float:
 
 
 def believed(rate: float) -> float:
-    """A `rate` in bytes/s as an advert names it, within what is believed: nobody's claim is to be the end of the arithmetic. 0 stays: not known."""
+    """An advertised rate in bytes/s within believed bounds, so that no claim breaks the arithmetic; 0 stays: unknown."""
     least, most = (mbps * MEGA / BITS for mbps in MBPS)
     return min(max(rate, least), most) if rate else 0.0
 
@@ -216,7 +216,7 @@ def _filled(amounts: Mapping[str, float]) -> dict[str, float]:
 
 
 def _names(adverts: Mapping[str, Advert]) -> dict[str, str]:
-    """What people call them; the end of the id where that would be nothing, or somebody else's as well."""
+    """Names of the peers; with the short id where the name is empty or not unique."""
     often = Counter(advert.name for advert in adverts.values())
     return {
         peer: advert.name if advert.name and often[advert.name] == 1 else f"{advert.name}{short_id(peer)}"
@@ -237,5 +237,5 @@ def _matrix(
 
 
 def _rounded(number: float, least: float, most: float) -> float:
-    """As far as anything is what it may be: adverts are claims, and nobody's is to make the file unreadable."""
+    """A value within its bounds: adverts are claims, and none may make the file unreadable."""
     return float(f"{min(max(number, least), most):.4g}")
