@@ -27,7 +27,8 @@ class Credentials:
 
 
 async def credentials(run: RunDirectory, peer: str, voucher: bytes) -> Credentials:
-    """Credentials of `peer` in `run`; `voucher`: of the present invite, if any. Raises `LocalError` HP-DISK-*.
+    """Credentials of `peer` in `run`; `voucher`: of the present invite, if any. Raises `LocalError`
+    HP-DISK-*.
 
     The proof of work is done in a thread that neither a cancellation nor the end of the process waits for.
     """
@@ -42,9 +43,11 @@ async def credentials(run: RunDirectory, peer: str, voucher: bytes) -> Credentia
 
 
 def refusal(run: RunDirectory, peer: str, voucher: bytes) -> m.Rejected | None:
-    """Reason for which every coordinator refuses `peer`, as far as the amendment decides; `voucher` as in `credentials`.
+    """Reason for which every coordinator refuses `peer`, as far as the amendment decides; `voucher` as in
+    `credentials`.
 
-    Only the log knows earlier admissions, so an expired invite may still do. Proofs of work are not checked here.
+    Only the log knows earlier admissions, so an expired invite may still do. Proofs of work are not checked
+    here.
     """
     manifest = run.manifest
     settings = manifest.admission.model_copy(update={"work_bits": 0, "per_network": 0})

@@ -23,8 +23,8 @@ class Round:
 def rounds(named: tuple[Address, ...], remembered: tuple[Address, ...] | None) -> Iterator[Round]:
     """Rounds of dialling; without end for a home that was in the run before.
 
-    `remembered`: addresses at which the run was found before; None: this home was never in it. The first round leaves them
-    out, unless no address is named.
+    `remembered`: addresses at which the run was found before; None: this home was never in it. The first
+    round leaves them out, unless no address is named.
     """
     everybody = tuple(dict.fromkeys((*named, *(remembered or ()))))
     if named and everybody != named:

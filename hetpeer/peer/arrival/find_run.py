@@ -1,7 +1,7 @@
 """Joining the network of a run: a node in touch with the named peers, and the run's manifest.
 
-A run that this home was in before is waited for, since a coordinator may be restarted. An address that was never reached
-is most likely wrong, and that is reported soon.
+A run that this home was in before is waited for, since a coordinator may be restarted. An address that was
+never reached is most likely wrong, and that is reported soon.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ async def arrived(
 ) -> AsyncIterator[FoundRun]:
     """Join by `config.peers`; the node is closed at the end. `run`: id of the run; empty: any.
 
-    Without peers: back to that run, which this home was in. Raises `LocalError` as `Node.start` and `fetch_manifest` do.
-    A home that was in the run tries until cancelled; others get HP-NET-002 or HP-NET-006 after some rounds, as does
-    everybody unless it `stays`. Nothing is remembered then.
+    Without peers: back to that run, which this home was in. Raises `LocalError` as `Node.start` and
+    `fetch_manifest` do. A home that was in the run tries until cancelled; others get HP-NET-002 or HP-NET-006
+    after some rounds, as does everybody unless it `stays`. Nothing is remembered then.
     """
     named = Destination(config.peers, run)
     known = known_run(home.path, named)

@@ -1,4 +1,6 @@
-"""The invite to a run in its directory: made by the reliable peer that serves it, shown by `hetpeer invite`."""
+"""The invite to a run in its directory: made by the reliable peer that serves it, shown by `hetpeer
+invite`.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ _log = logging.getLogger(__name__)
 
 
 def new_invite(run: RunDirectory, own: Iterable[Address], others: Sequence[Address]) -> Invite:
-    """Invite to `run`, served at `own` and at the addresses that its author has named; `others` are further peers."""
+    """Invite to `run`, served at `own` and at the addresses that its author has named; `others` are further
+    peers.
+    """
     return make_invite(run.manifest.name, run.run_id, [*named_addresses(run), *worth_giving(own), *others])
 
 
@@ -48,7 +52,8 @@ def name_addresses(run: RunDirectory, addresses: Sequence[Address]) -> None:
 
 
 def own_address(text: str, run: RunDirectory) -> Address:
-    """Address of the peer that serves `run`, from `203.0.113.7:31330`, `example.org:31330`, or one without the peer's id.
+    """Address of the peer that serves `run`, from `203.0.113.7:31330`, `example.org:31330`, or one without
+    the peer's id.
 
     Raises `LocalError` HP-ADDR-001.
     """
@@ -75,7 +80,8 @@ def keep(run: RunDirectory, invite: Invite) -> Invite:
 
 
 class Inviting:
-    """The invite to `run`, which `node` serves: renewed when another address of the node is learned, as behind a router.
+    """The invite to `run`, which `node` serves: renewed when another address of the node is learned, as
+    behind a router.
 
     `others` as in `new_invite`.
     """
@@ -87,7 +93,9 @@ class Inviting:
         self._kept: Invite | None = None
 
     def renewed(self) -> Invite | None:
-        """The invite with the node's present addresses, kept; None if it has not changed. Raises as `keep`."""
+        """The invite with the node's present addresses, kept; None if it has not changed. Raises as
+        `keep`.
+        """
         invite = self._made()
         if invite is None or invite == self._kept:
             return None

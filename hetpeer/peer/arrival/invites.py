@@ -98,7 +98,9 @@ class Destination:
 
 
 def destination(texts: Iterable[str], run: str = "") -> Destination:
-    """Destination of addresses and invites as people give them, in order. Raises `LocalError` HP-ADDR-001, HP-ADDR-003."""
+    """Destination of addresses and invites as people give them, in order. Raises `LocalError` HP-ADDR-001,
+    HP-ADDR-003.
+    """
     if run and not RUN_ID.fullmatch(run):
         raise LocalError(
             "HP-ADDR-003",
@@ -125,7 +127,9 @@ def destination(texts: Iterable[str], run: str = "") -> Destination:
 
 
 def worth_giving(own: Iterable[Address]) -> list[Address]:
-    """A peer's own addresses that may be reachable from elsewhere, the likeliest first; loopback if there are no others."""
+    """A peer's own addresses that may be reachable from elsewhere, the likeliest first; loopback if there are
+    no others.
+    """
     places = far_first(own)
     elsewhere = [place for place in places if place.socket is not None and not is_loopback(place.socket[0])]
     return (elsewhere or places)[:MAX_OWN]

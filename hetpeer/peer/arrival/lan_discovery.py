@@ -1,7 +1,7 @@
 """Discovery of runs in the local network: DNS service discovery over multicast (RFC 6762, RFC 6763).
 
-The only module that imports zeroconf, an extra under the LGPL, and only when needed. It bounds what it keeps of others'
-messages; `peer/arrival/lan_notices` judges them.
+The only module that imports zeroconf, an extra under the LGPL, and only when needed. It bounds what it keeps
+of others' messages; `peer/arrival/lan_notices` judges them.
 """
 
 from __future__ import annotations

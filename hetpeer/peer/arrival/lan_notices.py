@@ -1,7 +1,7 @@
 """Notices of runs in the local network: their making, and the check of others' notices. Pure.
 
-Anybody in the network can send anything. A notice must be bounded and printable, and it only tells where to ask: the run's
-manifest proves which run it is (peer/arrival/manifest_fetch.py).
+Anybody in the network can send anything. A notice must be bounded and printable, and it only tells where to
+ask: the run's manifest proves which run it is (peer/arrival/manifest_fetch.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class Notice:
 
 
 def notice(run: str, name: str, own: Iterable[Address]) -> Notice | None:
-    """Notice of a peer with its `own` addresses, local ones first; loopback if there are no others; None without any."""
+    """Notice of a peer with its `own` addresses, local ones first; loopback if there are no others; None
+    without any.
+    """
     direct = [place for place in own if place.socket is not None and not place.relay]
     beyond = [place for place in direct if place.socket is not None and not is_loopback(place.socket[0])]
     places = sorted(beyond or direct, key=is_far)[: len(PLACES)]
@@ -107,7 +109,9 @@ def _text(entries: Mapping[bytes, bytes | None], key: str) -> str:
 
 
 def _place(text: str) -> Address | None:
-    """An address that can be dialled at once; None for a DNS name, which a foreign server would resolve, and for a relay."""
+    """An address that can be dialled at once; None for a DNS name, which a foreign server would resolve, and
+    for a relay.
+    """
     try:
         place = parse_address(text)
     except LocalError:

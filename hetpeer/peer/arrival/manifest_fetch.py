@@ -39,12 +39,13 @@ class FetchedManifest:
 async def fetch_manifest(
     node: Node, named: Sequence[Address], run: str = "", remembered: Destination | None = None
 ) -> FetchedManifest:
-    """The manifest of a run from the first peer that gives a valid one, with the latest amendment that any asked peer has.
+    """The manifest of a run from the first peer that gives a valid one, with the latest amendment that any
+    asked peer has.
 
-    `run`: id of the run; empty: any. Asked are the peers at the `named` addresses, then `remembered` ones of a run, then
-    those that the DHT has for the run; all of a group at once. A wrong answer of a peer that was not named is only logged.
-    Raises `LocalError` HP-RUN-001, HP-RUN-002, HP-RUN-003 (damaged), HP-RUN-016 (another run) or HP-NET-006 (no peer
-    serves one).
+    `run`: id of the run; empty: any. Asked are the peers at the `named` addresses, then `remembered` ones of
+    a run, then those that the DHT has for the run; all of a group at once. A wrong answer of a peer that was
+    not named is only logged. Raises `LocalError` HP-RUN-001, HP-RUN-002, HP-RUN-003 (damaged), HP-RUN-016
+    (another run) or HP-NET-006 (no peer serves one).
     """
     peers = list(dict.fromkeys(address.peer_id for address in named))
     goal = run or (remembered.run if remembered is not None else "")
@@ -112,7 +113,9 @@ async def _ask(node: Node, peer: str, run: str, refusals: dict[str, HetpeerError
 
 
 async def _advertised(node: Node, run: str) -> list[str]:
-    """Peers that advertise themselves in `run` and could be connected to, self-declared reliable ones first. Never raises."""
+    """Peers that advertise themselves in `run` and could be connected to, self-declared reliable ones first.
+    Never raises.
+    """
     try:
         adverts = await Roster(node, run).read()
     except RemoteError as error:

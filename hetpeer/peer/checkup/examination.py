@@ -16,7 +16,8 @@ from hetpeer.peer.checkup.thresholds import Verdict
 async def examine(home: Path, goal: Destination | None) -> AsyncIterator[Finding]:
     """Yield each finding as soon as it is known. Writes nothing but a nameless probe file.
 
-    `goal`: peers to meet as well. Takes a few seconds, mostly for the compute worker and for peers that do not answer.
+    `goal`: peers to meet as well. Takes a few seconds, mostly for the compute worker and for peers that do
+    not answer.
     """
     owner = await asyncio.to_thread(Owner.of, home)
     checks: dict[str, Callable[[], Verdict]] = {

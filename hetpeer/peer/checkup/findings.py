@@ -1,6 +1,7 @@
 """Findings of an examination, as lines, as a document, and as an exit status. Pure.
 
-A check gives a few words if all is well, else the error that a user would meet, with its code, reason and remedy.
+A check gives a few words if all is well, else the error that a user would meet, with its code, reason and
+remedy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Checks that start something: the network process, the compute worker, and a meeting with the run's peers."""
+"""Checks that start something: the network process, the compute worker, and a meeting with the run's
+peers.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ async def worker() -> Verdict:
 
 
 async def meet(goal: Destination, host: str, port: int) -> AsyncIterator[Finding]:
-    """Findings from joining the network of `goal` for a moment, under a new identity. Listens at `port` of `host`; 0: any."""
+    """Findings from joining the network of `goal` for a moment, under a new identity. Listens at `port` of
+    `host`; 0: any.
+    """
     with temporary_folder("doctor") as folder:
         identity = Identity.create(folder / "identity.key")
         config = NodeConfig(host=host, port=port, peers=goal.addresses, reachability="ask")

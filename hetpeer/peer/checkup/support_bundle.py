@@ -1,7 +1,7 @@
 """Zip file for a person who helps: doctor's findings, the end of the log, installed packages.
 
-It goes to others, so identifying data is removed: addresses, names of user and machine, folders, most of each peer id.
-It is plain text, so that its owner can read it before giving it away.
+It goes to others, so identifying data is removed: addresses, names of user and machine, folders, most of each
+peer id. It is plain text, so that its owner can read it before giving it away.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Judgement of a machine's figures. Pure: a function returns a text (well) or an error (warning), or raises (failure).
+"""Judgement of a machine's figures. Pure: a function returns a text (well) or an error (warning), or raises
+(failure).
 
 The bounds come from measured volunteers: daemon, worker and p2pd take 0.8 GiB without any part of a model.
 """

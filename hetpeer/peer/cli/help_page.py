@@ -1,4 +1,6 @@
-"""`docs/cli.md`, made from the help texts of the commands: `python -m hetpeer.peer.cli.help_page > docs/cli.md`."""
+"""`docs/cli.md`, made from the help texts of the commands: `python -m hetpeer.peer.cli.help_page >
+docs/cli.md`.
+"""
 
 from __future__ import annotations
 

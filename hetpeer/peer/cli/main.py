@@ -1,7 +1,7 @@
 """The command line `hetpeer`: global options, the commands, and how errors reach the user.
 
-An error is one line on stderr and a stable exit status; -vv shows the traceback. Each command imports what it needs when
-it runs.
+An error is one line on stderr and a stable exit status; -vv shows the traceback. Each command imports what it
+needs when it runs.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ def _global_options(
 
 def run() -> None:
     """Console entry point; always ends in SystemExit."""
-    # Otherwise torch's threads spin while they wait and take the cores from the swarm's other processes: on two busy
+    # Otherwise torch's threads spin while they wait and take the cores from the swarm's other processes: on
+    # two busy
     # cores a step takes ten times as long. Read when torch is loaded, inherited by every child.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
@@ -144,7 +145,9 @@ def _unexpected(error: Exception) -> LocalError:
 
 @contextlib.contextmanager
 def _quiet_pipes() -> Iterator[None]:
-    """Treat a closed pipe (`hetpeer … | head`) as a normal end; otherwise the interpreter complains at exit."""
+    """Treat a closed pipe (`hetpeer … | head`) as a normal end; otherwise the interpreter complains
+    at exit.
+    """
     try:
         try:
             yield

@@ -85,7 +85,8 @@ def configure_logging(verbose: int, quiet: bool) -> None:
 
 
 def check(register: Callable[[typer.Typer], None], name: str, arguments: Sequence[str]) -> Mapping[str, Any]:
-    """Check `arguments` as the command `name`, which `register` adds, does before it begins; returns its parameters.
+    """Check `arguments` as the command `name`, which `register` adds, does before it begins; returns its
+    parameters.
 
     Raises a usage error, or `LocalError`. The command asks `only_checked` before it begins.
     """
@@ -128,10 +129,11 @@ def together(invites: list[str] | None, bootstrap: list[str] | None) -> list[str
 
 
 def asked(texts: list[str] | None, home: Path | None, run: str = "") -> Destination:
-    """The swarm to ask: by the addresses and invites given, else by the volunteer that runs here, else the run joined last.
+    """The swarm to ask: by the addresses and invites given, else by the volunteer that runs here, else the
+    run joined last.
 
-    Raises `LocalError` HP-ADDR-001, HP-ADDR-002, HP-ADDR-003; HP-CTL-001 where `home` is a run directory that nobody
-    serves.
+    Raises `LocalError` HP-ADDR-001, HP-ADDR-002, HP-ADDR-003; HP-CTL-001 where `home` is a run directory that
+    nobody serves.
     """
     from hetpeer.peer.arrival.invites import destination
     from hetpeer.peer.arrival.known_runs import back_to
@@ -150,8 +152,8 @@ def asked(texts: list[str] | None, home: Path | None, run: str = "") -> Destinat
 def joined_by(texts: list[str], home: Path, run: str = "", *, near: bool = False) -> Destination:
     """The run to join: by the addresses and invites given, else the run joined last, or `run`.
 
-    Remembered addresses do not count as given. `near`: without a run joined before, one of the local network will do.
-    Raises `LocalError` HP-ADDR-001, HP-ADDR-002, HP-ADDR-003.
+    Remembered addresses do not count as given. `near`: without a run joined before, one of the local network
+    will do. Raises `LocalError` HP-ADDR-001, HP-ADDR-002, HP-ADDR-003.
     """
     from hetpeer.peer.arrival.invites import Destination, destination
     from hetpeer.peer.arrival.known_runs import back_to
@@ -193,7 +195,9 @@ def standing_here(home: Path | None) -> DaemonStatus | None:
 
 
 async def watching(look: Callable[[], Awaitable[None]], every_s: float) -> None:
-    """Call `look` every `every_s` seconds; an error is shown, and the next look may succeed. Never returns."""
+    """Call `look` every `every_s` seconds; an error is shown, and the next look may succeed. Never
+    returns.
+    """
     import asyncio
 
     while True:
@@ -205,7 +209,9 @@ async def watching(look: Callable[[], Awaitable[None]], every_s: float) -> None:
 
 
 def run_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` on uvloop. Ctrl-C and SIGTERM cancel it, so that it can clean up; the exit status is 130 or 143."""
+    """Run `work` on uvloop. Ctrl-C and SIGTERM cancel it, so that it can clean up; the exit status is 130 or
+    143.
+    """
     import asyncio
 
     import uvloop

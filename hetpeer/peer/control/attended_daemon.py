@@ -49,7 +49,8 @@ class AttendedDaemon(OwnedDaemon):
 
 @asynccontextmanager
 async def attended(folder: Path, key: Path, leaving: asyncio.Event) -> AsyncIterator[AttendedDaemon]:
-    """Run a daemon in the existing `folder` with the identity of `key`, until `leaving` is set: control socket, systemd, log.
+    """Run a daemon in the existing `folder` with the identity of `key`, until `leaving` is set: control
+    socket, systemd, log.
 
     Raises `LocalError` HP-ID-002 while another daemon lives there, HP-DISK-001, HP-DISK-002.
     """

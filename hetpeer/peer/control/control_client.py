@@ -20,7 +20,9 @@ ANSWER_S = 5.0
 
 
 class ControlConnection:
-    """Connection to the daemon of one home. Raises `LocalError` HP-CTL-001 when it ends, HP-CTL-002 when it does not answer."""
+    """Connection to the daemon of one home. Raises `LocalError` HP-CTL-001 when it ends, HP-CTL-002 when it
+    does not answer.
+    """
 
     def __init__(self, home: Path, there: socket.socket) -> None:
         self._home = home

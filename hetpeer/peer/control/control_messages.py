@@ -1,6 +1,7 @@
 """Messages between owner and daemon, one JSON object a line, and the socket they meet at.
 
-Neither side trusts the other's lines: they are bounded and checked, and a wrong one has one error (HP-CTL-003).
+Neither side trusts the other's lines: they are bounded and checked, and a wrong one has one error
+(HP-CTL-003).
 """
 
 from __future__ import annotations
@@ -176,7 +177,9 @@ def encode_error(error: HetpeerError) -> bytes:
 
 
 def decode_answer(line: bytes) -> DaemonStatus:
-    """The status in a daemon's answer. Raises an error in it as `LocalError`, and HP-CTL-003 for anything else."""
+    """The status in a daemon's answer. Raises an error in it as `LocalError`, and HP-CTL-003 for anything
+    else.
+    """
     try:
         answer = json.loads(line)
         if "error" in answer:
@@ -202,7 +205,9 @@ def not_understood(why: str) -> LocalError:
 
 @contextmanager
 def opened(home: Path) -> Iterator[tuple[int, str]]:
-    """The opened folder and the socket's address in it; a full path may be too long for an address. Raises OSError."""
+    """The opened folder and the socket's address in it; a full path may be too long for an address. Raises
+    OSError.
+    """
     folder = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield folder, f"/proc/self/fd/{folder}/{SOCKET}"

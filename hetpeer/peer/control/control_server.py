@@ -41,8 +41,8 @@ async def serving(
 ) -> AsyncIterator[None]:
     """Answer the owner at the socket in the existing folder `home`, until the context ends.
 
-    `key`: the daemon's identity, if it is not a volunteer's. Raises `LocalError` HP-ID-002 when another daemon serves this
-    home, HP-DISK-001 where no socket can be made.
+    `key`: the daemon's identity, if it is not a volunteer's. Raises `LocalError` HP-ID-002 when another
+    daemon serves this home, HP-DISK-001 where no socket can be made.
     """
     async with AsyncExitStack() as stack:
         folder, address = stack.enter_context(locked(home, key))
@@ -73,7 +73,9 @@ def locked(home: Path, key: Path | None = None) -> Iterator[tuple[int, str]]:
 
 @contextmanager
 def _bound(folder: int, address: str) -> Iterator[socket.socket]:
-    """The socket, with mode 0600 from its creation. An old one was left by a killed daemon: we hold the lock."""
+    """The socket, with mode 0600 from its creation. An old one was left by a killed daemon: we hold
+    the lock.
+    """
     with suppress(FileNotFoundError):
         os.unlink(SOCKET, dir_fd=folder)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)

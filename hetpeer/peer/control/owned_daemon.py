@@ -1,4 +1,6 @@
-"""Base of all daemons: state and reason for the owner and for systemd, and an orderly end (docs/daemon.md)."""
+"""Base of all daemons: state and reason for the owner and for systemd, and an orderly end
+(docs/daemon.md).
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ class OwnedDaemon:
         self._notifier.tell("READY")
 
     def shown_at(self, link: str, changes: Callable[[], None] = lambda: None) -> None:
-        """Set the link to its dashboard; empty: none. `changes` is called at each change of state or reason."""
+        """Set the link to its dashboard; empty: none. `changes` is called at each change of state or
+        reason.
+        """
         self._dashboard, self._changes = link, changes
 
     @property

@@ -1,7 +1,7 @@
 """`hetpeer join --dry-run`: everything that `join` does before it asks for a place (docs/daemon.md).
 
-It holds the home's lock and has a node in the network meanwhile, but the run's peers do not hear of it. Only this machine's
-key and the month's count of bytes remain.
+It holds the home's lock and has a node in the network meanwhile, but the run's peers do not hear of it. Only
+this machine's key and the month's count of bytes remain.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`hetpeer join`: from an address to a volunteer at work.
 
-In order: listen to the owner, join the network, fetch and check the manifest; then one life after another: start the
-compute worker, take part, leave. The parts are undone in reverse order. While the volunteer is held back there is no
-worker. A worker that dies (most likely out of memory) is started again a few times.
+In order: listen to the owner, join the network, fetch and check the manifest; then one life after another:
+start the compute worker, take part, leave. The parts are undone in reverse order. While the volunteer is held
+back there is no worker. A worker that dies (most likely out of memory) is started again a few times.
 """
 
 from __future__ import annotations

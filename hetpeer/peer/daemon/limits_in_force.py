@@ -1,7 +1,7 @@
 """The limits of a running volunteer: settings that may change, sensor readings, and the month's traffic.
 
-The governor decides what follows from the readings; this module applies it as holds of the daemon, rate limits of the
-node and cores of the processes (docs/limits.md).
+The governor decides what follows from the readings; this module applies it as holds of the daemon, rate
+limits of the node and cores of the processes (docs/limits.md).
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ LOOK_S = 2.0
 SAVE_EVERY = 5
 """Looks between two writings of the month's bytes."""
 RENEWAL_S = 0.5
-"""Seconds for which a volunteer is held so that its worker is replaced: one life ends, and the next begins."""
+"""Seconds for which a volunteer is held so that its worker is replaced: one life ends, and the next begins.
+"""
 BY_COMMAND = "hetpeer config set"
 """The source of what was changed while it runs."""
 DEVICE, KEPT = "compute.device", "the worker before"
@@ -101,7 +102,9 @@ class LimitsInForce:
         self._sensors.computes_on(asked, uuid)
 
     def keep_device(self) -> bool:
-        """Go back to the last device on which a worker started. False if there is no other than the one in force."""
+        """Go back to the last device on which a worker started. False if there is no other than the one in
+        force.
+        """
         wanted = self.settings.compute.device
         if self._device in (None, wanted):
             return False
@@ -185,7 +188,9 @@ class LimitsInForce:
         return Reason.TRANSFER_CAP in self._holding
 
     def save(self) -> None:
-        """Save the month's traffic if it has changed. A disk that cannot be written does not end the daemon."""
+        """Save the month's traffic if it has changed. A disk that cannot be written does not end the
+        daemon.
+        """
         month = self._month
         if month == self._saved:
             return

@@ -1,4 +1,6 @@
-"""Offer of a machine to a run: what the owner's limits leave of its memory, disk and uplink, and its device."""
+"""Offer of a machine to a run: what the owner's limits leave of its memory, disk and uplink, and its
+device.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from hetpeer.stages.block import device
 from hetpeer.stages.ipc.results import WorkerInfo
 
 RESERVED, LEAST_RESERVED_BYTES = 0.05, 256 << 20
-"""Share and least bytes of a GPU's memory that are not offered: kernels, scratch space and gaps between tensors."""
+"""Share and least bytes of a GPU's memory that are not offered: kernels, scratch space and gaps between
+tensors.
+"""
 
 
 def ram_offered(limit: float) -> int:
@@ -27,7 +31,8 @@ def disk_offered(home: Path, limit: float) -> int:
 def memory_offered(ram: int, info: WorkerInfo, gpu_memory: float) -> int:
     """Bytes that a place may take: `ram`, and on a GPU at most the free part of the share `gpu_memory`. Pure.
 
-    On a GPU parameters, slots and activations lie there; tensors in transit and a state being loaded are in RAM.
+    On a GPU parameters, slots and activations lie there; tensors in transit and a state being loaded are in
+    RAM.
     """
     if not on_gpu(info):
         return ram

@@ -1,7 +1,7 @@
 """A volunteer's daemon as its owner sees it: wishes and state (docs/daemon.md).
 
-There is one wish at a time. It follows from the reasons that hold the volunteer back, and from the orders to finish and
-to stop. Long work waits for a wish that ends it.
+There is one wish at a time. It follows from the reasons that hold the volunteer back, and from the orders to
+finish and to stop. Long work waits for a wish that ends it.
 """
 
 from __future__ import annotations

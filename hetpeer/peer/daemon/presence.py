@@ -1,4 +1,6 @@
-"""Node, run files and log of a volunteer: the parts that outlive the compute worker and last through a pause."""
+"""Node, run files and log of a volunteer: the parts that outlive the compute worker and last through a
+pause.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,9 @@ class Presence:
 async def present(
     options: JoinOptions, home: Home, stack: contextlib.AsyncExitStack, settings: Callable[[], Settings]
 ) -> Presence:
-    """Join the network and fetch the manifest. `stack` ends it; `settings` gives the current ones. Raises `LocalError`."""
+    """Join the network and fetch the manifest. `stack` ends it; `settings` gives the current ones. Raises
+    `LocalError`.
+    """
     identity, network = home.identity(), options.settings.network
     arrival = await stack.enter_async_context(await arriving(options, home))
     node, signed = arrival.node, arrival.signed
@@ -161,7 +165,8 @@ async def arriving(
 
 
 async def _nearby(host: str, run: str, home: Home) -> Destination:
-    """A run in the local networks of `host`: `run` if named; if nobody there has it, by the addresses known before.
+    """A run in the local networks of `host`: `run` if named; if nobody there has it, by the addresses known
+    before.
 
     Raises `LocalError` HP-ADDR-004, HP-NET-016.
     """

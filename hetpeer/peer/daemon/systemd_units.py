@@ -1,4 +1,6 @@
-"""A volunteer or reliable peer as a systemd user service, started at login and again after a failure (docs/daemon.md)."""
+"""A volunteer or reliable peer as a systemd user service, started at login and again after a failure
+(docs/daemon.md).
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ VOLUNTEER = Unit("hetpeer.service", "hetpeer volunteer", "--bootstrap ADDR", nic
 
 
 def serving(folder: Path) -> Unit:
-    """Unit of the reliable peer or rendezvous in `folder`. Others wait for it: normal priority and a quick restart."""
+    """Unit of the reliable peer or rendezvous in `folder`. Others wait for it: normal priority and a quick
+    restart.
+    """
     absolute = str(folder.absolute())
     readable = re.sub(r"[^A-Za-z0-9_.]+", "-", folder.absolute().name)[:64]
     name = f"hetpeer-bootstrap-{readable}-{blake3(absolute.encode()).hexdigest(4)}.service"
@@ -81,7 +85,9 @@ FOLDERS = ("XDG_STATE_HOME", "XDG_CONFIG_HOME")
 def unit_text(
     command: Sequence[str], unit: Unit = VOLUNTEER, environment: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """Text of `unit`, which runs `command` with the FOLDERS of `environment` and waits for the network. Pure."""
+    """Text of `unit`, which runs `command` with the FOLDERS of `environment` and waits for the
+    network. Pure.
+    """
     folders = [f"{name}={environment[name]}" for name in FOLDERS if environment.get(name)]
     return _TEXT.format(
         command=" ".join(map(_quoted, command)),

@@ -1,7 +1,8 @@
-"""One life of a volunteer: a compute worker is started, measured, takes part, and is ended when the owner wants.
+"""One life of a volunteer: a compute worker is started, measured, takes part, and is ended when the owner
+wants.
 
-An early end begins with the suspension of the worker: from then on it takes no processor time, and other volunteers
-compute its unfinished work again (docs/daemon.md).
+An early end begins with the suspension of the worker: from then on it takes no processor time, and other
+volunteers compute its unfinished work again (docs/daemon.md).
 """
 
 from __future__ import annotations
@@ -51,13 +52,16 @@ FINISH_S = 600.0
 """A step that takes longer is not waited for by who is asked to finish."""
 MIN_ARENA_BYTES = 1 << 26
 PACE_S = 0.7
-"""Period of work and rest under a power limit: far below a lease, and out of phase with the readings of power."""
+"""Period of work and rest under a power limit: far below a lease, and out of phase with the readings of
+power.
+"""
 
 _log = logging.getLogger(__name__)
 
 
 async def live(presence: Presence, daemon: VolunteerDaemon, governing: LimitsInForce) -> Stop | None:
-    """Take part with one compute worker until the run is over (returns its Stop) or the wish is no longer work (None).
+    """Take part with one compute worker until the run is over (returns its Stop) or the wish is no longer
+    work (None).
 
     `governing` has the settings and the share of its time that the worker may work.
 
@@ -73,7 +77,9 @@ async def live(presence: Presence, daemon: VolunteerDaemon, governing: LimitsInF
 
 @contextlib.asynccontextmanager
 async def shown_as(state: DaemonState, presence: Presence, governing: LimitsInForce) -> AsyncIterator[None]:
-    """Publish an advert meanwhile: a worker takes seconds to start, and a new node's first advert seconds to spread."""
+    """Publish an advert meanwhile: a worker takes seconds to start, and a new node's first advert seconds to
+    spread.
+    """
     advert = partial(workless_advert, presence.node, governing.settings.node.name, state.value)
     company = TaskSet()
     company.spawn(publish_forever(presence.roster, advert), name="advert")
@@ -86,7 +92,9 @@ async def shown_as(state: DaemonState, presence: Presence, governing: LimitsInFo
 async def start_compute(
     home: Home, governing: LimitsInForce, life: contextlib.AsyncExitStack
 ) -> tuple[Compute, Offer, str]:
-    """Start a compute worker; returns it, the machine's offer and the device's name. Raises `LocalError` HP-GPU-*."""
+    """Start a compute worker; returns it, the machine's offer and the device's name. Raises `LocalError`
+    HP-GPU-*.
+    """
     settings = governing.settings
     ram = ram_offered(share_or_bytes(settings.limits.ram))
     compute = await life.enter_async_context(_running_compute(settings, ram))

@@ -32,7 +32,9 @@ class Arriving:
         self._seen_at = 0.0
 
     def look(self, received: int, fetching: bool, now: float) -> int | None:
-        """Bytes since the fetch began; None while they are few or no more come. `received`: all bytes of the node."""
+        """Bytes since the fetch began; None while they are few or no more come. `received`: all bytes of the
+        node.
+        """
         if not fetching:
             self._before = None
             return None
@@ -45,7 +47,8 @@ class Arriving:
 
 
 class VolunteerProgress:
-    """Lines of `hetpeer join`: a line for each change of what it does or waits for; at work, the step every few seconds.
+    """Lines of `hetpeer join`: a line for each change of what it does or waits for; at work, the step every
+    few seconds.
 
     `received` gives the bytes that the node has received.
     """

@@ -1,7 +1,8 @@
 """Last part of the demo: check the run and write the results into OUT.
 
-The audit counts every microbatch in the volunteers' signed logs; the replay trains the same run on one machine with
-plain torch. Results are summary.json, loss.svg, weights.safetensors, weights.metrics.jsonl and sample.txt.
+The audit counts every microbatch in the volunteers' signed logs; the replay trains the same run on one
+machine with plain torch. Results are summary.json, loss.svg, weights.safetensors, weights.metrics.jsonl and
+sample.txt.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class Summary:
     max_relative_loss_difference: float
     """Largest relative difference between the losses of the swarm and of one machine."""
     recovery_seconds: float | None
-    """Longest recovery of all kills (`log_feed.recovery_seconds`); None without kills, or if the run ended first."""
+    """Longest recovery of all kills (`log_feed.recovery_seconds`); None without kills, or if the run ended
+    first.
+    """
     checkpoint: str
     export: str
     plot: str
@@ -77,7 +80,9 @@ class Summary:
 
 
 def report(settings: DemoSettings, run: RunDirectory, trained: Trained, view: DemoView) -> Summary:
-    """Check the run and write everything into OUT. Raises `LocalError` HP-AUDIT-001, HP-DISK-*, HP-CKPT-001."""
+    """Check the run and write everything into OUT. Raises `LocalError` HP-AUDIT-001, HP-DISK-*,
+    HP-CKPT-001.
+    """
     collect_evidence(settings, run)
     view.say("counting every microbatch in the volunteers' signed logs")
     verdict = audit(run.path)

@@ -1,4 +1,6 @@
-"""Middle part of the demo: start all processes, watch the log, kill volunteers as planned, see the run through."""
+"""Middle part of the demo: start all processes, watch the log, kill volunteers as planned, see the run
+through.
+"""
 
 from __future__ import annotations
 

@@ -25,14 +25,16 @@ MARKER = ".hetpeer-demo"
 BATCH_SIZE, MICROBATCH_SIZE, SEQUENCE_LENGTH, SLOT_SIZE = 32, 4, 64, 2
 """Small enough that two cores train sixty steps, and train them again to compare, within four minutes."""
 LEARNING_RATE = 5e-4
-"""With twice this rate some seeds pass through a spike of the loss in which rounding errors grow to 1e-5 within three
-steps, also on one machine; then a comparison cannot tell a lost microbatch from rounding.
+"""With twice this rate some seeds pass through a spike of the loss in which rounding errors grow to 1e-5
+within three steps, also on one machine; then a comparison cannot tell a lost microbatch from rounding.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoSettings:
-    """Options of a demo. Volunteers are numbered from 1; `model` is `module.py:function`, empty for the example GPT."""
+    """Options of a demo. Volunteers are numbered from 1; `model` is `module.py:function`, empty for the
+    example GPT.
+    """
 
     out: Path
     peers: int = 4
@@ -66,7 +68,9 @@ class DemoSettings:
 
     @property
     def kill_steps(self) -> tuple[int, ...]:
-        """Committed steps at which a volunteer is killed, one number for each kill; a single kill comes half-way."""
+        """Committed steps at which a volunteer is killed, one number for each kill; a single kill comes
+        half-way.
+        """
         return tuple(self.steps * number // (self.kill + 1) for number in range(1, self.kill + 1))
 
     @property
@@ -93,7 +97,8 @@ class DemoSettings:
 def claimed(settings: DemoSettings) -> Iterator[None]:
     """Claim OUT for this demo, emptied of an earlier one.
 
-    Raises `LocalError`: HP-DISK-003 if something else is there, HP-DEMO-006 if another demo runs in it, HP-DISK-001.
+    Raises `LocalError`: HP-DISK-003 if something else is there, HP-DEMO-006 if another demo runs in it,
+    HP-DISK-001.
     """
     from hetpeer.bootstrap.run.durable_files import disk_errors
 

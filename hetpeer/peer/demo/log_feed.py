@@ -54,12 +54,13 @@ class LogFeed:
 
 
 def recovery_seconds(seen: Sequence[Seen], killed_at: float) -> float | None:
-    """Seconds that the swarm lost by a kill at `killed_at`; None if it had not recovered by the end of the log.
+    """Seconds that the swarm lost by a kill at `killed_at`; None if it had not recovered by the end of the
+    log.
 
-    From the kill to the commit of the first step that *began* after it, less the median duration of the steps before
-    the kill: such a step is planned without the dead volunteer, so its commit says that the swarm is whole again. A
-    step begins when the one before it is committed, or at a roll-back. A swarm that notices nothing has between 0 and
-    one step's duration, the rest of the step in which the kill fell.
+    From the kill to the commit of the first step that *began* after it, less the median duration of the steps
+    before the kill: such a step is planned without the dead volunteer, so its commit says that the swarm is
+    whole again. A step begins when the one before it is committed, or at a roll-back. A swarm that notices
+    nothing has between 0 and one step's duration, the rest of the step in which the kill fell.
     """
     usual = [float(s.record["seconds"]) for s in seen if s.record["kind"] == "commit" and s.at <= killed_at]
     began = False

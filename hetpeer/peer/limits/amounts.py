@@ -1,4 +1,6 @@
-"""Amounts as people type them: shares, sizes, rates, durations, hours of the day. Pure; each raises ValueError."""
+"""Amounts as people type them: shares, sizes, rates, durations, hours of the day. Pure; each raises
+ValueError.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ import math
 import re
 
 SLOWEST = 32_000.0
-"""Least bytes/s: with less, shared among some peers, each would cut us off as too slow (dht/streams/delivery)."""
+"""Least bytes/s: with less, shared among some peers, each would cut us off as too slow
+(dht/streams/delivery).
+"""
 FEW = 1e6
 """Least number of bytes that may be given without a unit; a smaller number was meant as GiB."""
 NONE = frozenset({"none", "0"})

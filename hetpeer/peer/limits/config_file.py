@@ -1,4 +1,6 @@
-"""`config.toml` of a volunteer: its path, its settings, and a change of one setting that keeps the rest as typed."""
+"""`config.toml` of a volunteer: its path, its settings, and a change of one setting that keeps the rest as
+typed.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def effective(home: Path, options: Mapping[str, Any]) -> MergedSettings:
 
 
 def write(path: Path, key: str, value: str) -> None:
-    """Change one setting of the file. Raises as `changed`, and `LocalError` HP-DISK-001, HP-DISK-002; then it is unchanged."""
+    """Change one setting of the file. Raises as `changed`, and `LocalError` HP-DISK-001, HP-DISK-002; then it
+    is unchanged.
+    """
     text = changed(path, key, value)
     with disk_errors(path):
         there = path.resolve()  # it may be a link to where somebody keeps such files
@@ -75,7 +79,9 @@ def changed(path: Path, key: str, value: str) -> str:
 
 
 def edited(text: str, key: str, value: Any) -> str:
-    """`text` with `section.key` set: its line is replaced, or added to its section, which may be new. Pure."""
+    """`text` with `section.key` set: its line is replaced, or added to its section, which may be
+    new. Pure.
+    """
     section, _, name = key.partition(".")
     line = f"{name} = {_toml(value)}"
     lines = text.removesuffix("\n").split("\n") if text else []  # splitlines knows ends that TOML does not
@@ -96,7 +102,9 @@ def _says(text: str, settings: Settings) -> bool:
 
 
 def _toml(value: Any) -> str:
-    """TOML of a text, number, bool or tuple of texts: as in JSON, except for escapes beyond the basic plane."""
+    """TOML of a text, number, bool or tuple of texts: as in JSON, except for escapes beyond the basic
+    plane.
+    """
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,4 +1,6 @@
-"""Processor cores that a daemon and all of its children may use. The kernel enforces it, and children inherit it."""
+"""Processor cores that a daemon and all of its children may use. The kernel enforces it, and children inherit
+it.
+"""
 
 from __future__ import annotations
 

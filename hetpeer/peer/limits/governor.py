@@ -63,7 +63,8 @@ class Governor:
     def __init__(self) -> None:
         self._pacer = Pacer()
         self._clear_since: dict[Reason, float] = {}
-        """Reason that holds → time since when it has been clear without a break; infinite: it is not clear."""
+        """Reason that holds → time since when it has been clear without a break; infinite: it is not clear.
+        """
 
     @property
     def share(self) -> float:
@@ -95,7 +96,9 @@ class Governor:
 
 
 def _findings(readings: Readings, settings: Settings) -> dict[Reason, _Finding]:
-    """Findings of the rules that are on. An unknown reading does not hold, but does not release earlier either."""
+    """Findings of the rules that are on. An unknown reading does not hold, but does not release earlier
+    either.
+    """
     limits, when = settings.limits, settings.when
     found: dict[Reason, _Finding] = {}
 

@@ -1,4 +1,5 @@
-"""NVIDIA's management library (NVML): GPUs that the driver sees, whatever torch supports, their load, heat and users.
+"""NVIDIA's management library (NVML): GPUs that the driver sees, whatever torch supports, their load, heat
+and users.
 
 Only reads, and never raises. A driver that hangs blocks its caller.
 """
@@ -51,7 +52,9 @@ class GpuLoad:
 
 
 def gpus() -> Gpus:
-    """GPUs that the driver sees; none without a driver. Takes some tenths of a second if the driver sleeps."""
+    """GPUs that the driver sees; none without a driver. Takes some tenths of a second if the driver
+    sleeps.
+    """
     try:
         with _opened():
             return Gpus(driver=pynvml.nvmlSystemGetDriverVersion(), names=tuple(map(_name, _all())))
@@ -80,7 +83,9 @@ class GpuState:
 
 
 class GpuWatch:
-    """Repeated readings of the GPU in use (`heed`), or of all. The driver is not asked before the first look."""
+    """Repeated readings of the GPU in use (`heed`), or of all. The driver is not asked before the
+    first look.
+    """
 
     def __init__(self) -> None:
         self._gpus: list[Any] | None = None
@@ -120,7 +125,9 @@ class GpuWatch:
         return self._of(self._used(), self._celsius)
 
     def drawn(self, now: float) -> float | None:
-        """Watts: mean since the last look, at `now` in seconds; the present value if a GPU counts no energy."""
+        """Watts: mean since the last look, at `now` in seconds; the present value if a GPU counts no
+        energy.
+        """
         return self._of(self._used(), lambda number: self._drawn(number, now))
 
     def foreign_share(self, is_ours: Callable[[int], bool]) -> float | None:

@@ -1,6 +1,7 @@
 """Share of its time that a worker may work under a power limit of the GPU: watts in, a share out. Pure.
 
-Only root can set a card's own limit. Ours is kept by resting between the worker's commands, when a card draws little.
+Only root can set a card's own limit. Ours is kept by resting between the worker's commands, when a card draws
+little.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ AIM = 0.97
 FALL, RISE = 0.5, 1.1
 """At most, from one look to the next."""
 HELPLESS_S = 30.0
-"""Seconds of too much power at the least share before throttling counts as useless: another program uses the card, or
-the limit is below its idle power.
+"""Seconds of too much power at the least share before throttling counts as useless: another program uses the
+card, or the limit is below its idle power.
 """
 
 
@@ -28,8 +29,8 @@ class Pacer:
     def look(self, now: float, watts: float | None, limit: float, *, held: bool) -> bool:
         """Adjust the share; returns whether throttling does not help.
 
-        `watts`: mean of the card that draws most; None: unknown, nothing changes. `limit` 0: no limit. `held`: the
-        volunteer is held for power, so the watts are not its own.
+        `watts`: mean of the card that draws most; None: unknown, nothing changes. `limit` 0: no limit.
+        `held`: the volunteer is held for power, so the watts are not its own.
         """
         if not limit:
             self.share, self._helpless_since = 1.0, math.inf

@@ -1,4 +1,6 @@
-"""Repeated readings of the sensors that never wait for one that hangs: a driver, a kernel file, an X server."""
+"""Repeated readings of the sensors that never wait for one that hangs: a driver, a kernel file, an X
+server.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _log = logging.getLogger(__name__)
 
 
 class SensorPoll:
-    """Readings of `sensors`. Only one is in progress at a time, so a hanging sensor costs one thread, not ever more."""
+    """Readings of `sensors`. Only one is in progress at a time, so a hanging sensor costs one thread, not
+    ever more.
+    """
 
     def __init__(self, sensors: Sensors) -> None:
         self._sensors = sensors
@@ -28,7 +32,9 @@ class SensorPoll:
         self._silent = False
 
     async def look(self, settings: Settings, month_bytes: float) -> Readings:
-        """Readings within PATIENCE_S; if a sensor hangs, the last ones with the present minute and `month_bytes`."""
+        """Readings within PATIENCE_S; if a sensor hangs, the last ones with the present minute and
+        `month_bytes`.
+        """
         asked = self._under_way or aside(partial(self._sensors.read, settings), name="sensors")
         self._under_way = asked
         await asyncio.wait([asked], timeout=0.0 if self._silent else PATIENCE_S)

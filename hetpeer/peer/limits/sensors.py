@@ -1,7 +1,7 @@
 """Sensors of the machine: battery, idle time, temperatures, other programs on the GPUs.
 
-Blocking, and never raises: an unknown value is None. Each program gets ASK_S; drivers and kernel may take longer
-(sensor_poll.py).
+Blocking, and never raises: an unknown value is None. Each program gets ASK_S; drivers and kernel may take
+longer (sensor_poll.py).
 """
 
 from __future__ import annotations
@@ -186,7 +186,8 @@ def _line(path: Path) -> str:
 
 
 def _is_ours(pid: int) -> bool:
-    """Whether the process is no reason to yield: a volunteer's worker of any daemon here, or a process that is invisible.
+    """Whether the process is no reason to yield: a volunteer's worker of any daemon here, or a process that
+    is invisible.
 
     In a container the driver gives the host's pids, so our own cannot be told from others.
     """

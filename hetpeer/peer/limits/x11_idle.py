@@ -21,7 +21,8 @@ class _Info(ctypes.Structure):
 
 _OnError = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _OnExit = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
-# A server that goes away while it is asked would have Xlib end the process. As long as the process lives it may call these.
+# A server that goes away while it is asked would have Xlib end the process. As long as the process lives it
+# may call these.
 _on_error = _OnError(lambda _display: 0)
 _on_exit = _OnExit(lambda _display, _data: None)
 

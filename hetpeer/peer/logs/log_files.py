@@ -1,4 +1,6 @@
-"""The log file of a daemon: messages from `info` on and every line shown to the person, whatever the terminal shows."""
+"""The log file of a daemon: messages from `info` on and every line shown to the person, whatever the terminal
+shows.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ OLDER = 3
 
 @contextmanager
 def keeping_log(home: Path) -> Iterator[None]:
-    """Write this process's log, and the error that ends it, into the existing folder `home`. One process at a time.
+    """Write this process's log, and the error that ends it, into the existing folder `home`. One process at a
+    time.
 
     Raises `LocalError` HP-DISK-001, HP-DISK-002. A disk that fills up later ends the log, not the daemon.
     """

@@ -1,4 +1,6 @@
-"""Formats of a log message: a line for people, and JSON. Imports nothing heavy, because every command loads it."""
+"""Formats of a log message: a line for people, and JSON. Imports nothing heavy, because every command loads
+it.
+"""
 
 from __future__ import annotations
 

@@ -16,8 +16,9 @@
     up_mbps = 1000
     down_mbps = 1000
 
-The rate between two devices is the smaller of the sender's up_mbps and the receiver's down_mbps. `bandwidth_gbit_s` gives
-it pair by pair, the devices' rows before the fronts'; 0 means that two cannot reach each other, private or not.
+The rate between two devices is the smaller of the sender's up_mbps and the receiver's down_mbps.
+`bandwidth_gbit_s` gives it pair by pair, the devices' rows before the fronts'; 0 means that two cannot reach
+each other, private or not.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ class NamedDevices:
 
 
 def read_devices(path: Path) -> NamedDevices:
-    """Read a file of devices. Raises `LocalError` HP-PLAN-002 naming the device, row or column that is wrong."""
+    """Read a file of devices. Raises `LocalError` HP-PLAN-002 naming the device, row or column that is
+    wrong.
+    """
     try:
         text = path.read_text()
         data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)

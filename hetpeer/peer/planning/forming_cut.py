@@ -1,6 +1,8 @@
-"""A cut for waiting volunteers for those who wait in a forming cluster of a grouped run: fewer stages where machines have the memory, balanced by speed, lines and memory. Pure.
+"""A cut for waiting volunteers for those who wait in a forming cluster of a grouped run: fewer stages where
+machines have the memory, balanced by speed, lines and memory. Pure.
 
-Adverts are claims: who lies about its memory cannot hold what it is given and leaves, and its cluster is dissolved as by any death.
+Adverts are claims: who lies about its memory cannot hold what it is given and leaves, and its cluster is
+dissolved as by any death.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ def cutting(
 ) -> ClusterCut | None:
     """The fastest pipeline of the best plan found for the `waiting` volunteers while `on` is true.
 
-    Volunteers outside it may be in the next forming cluster. None if they cannot hold the model together, or if one has
-    not advertised its speed yet.
+    Volunteers outside it may be in the next forming cluster. None if they cannot hold the model together, or
+    if one has not advertised its speed yet.
     """
     try:
         found = inventory(manifest, {peer: adverts[peer] for peer in waiting if peer in adverts})

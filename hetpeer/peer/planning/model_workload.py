@@ -43,8 +43,8 @@ PRESETS = {
 def work_of(model: str, microbatches: int | None, ratio: float | None = None) -> StepDemand:
     """Workload of a run directory or a preset.
 
-    `microbatches` of a step: None takes the run's own, or 64. `ratio`: factor by which slow links may compress activations
-    and their gradients; None takes the run's, or 1. Raises `LocalError` HP-PLAN-004.
+    `microbatches` of a step: None takes the run's own, or 64. `ratio`: factor by which slow links may
+    compress activations and their gradients; None takes the run's, or 1. Raises `LocalError` HP-PLAN-004.
     """
     work = _work_of(model, microbatches)
     if ratio is None:
@@ -69,7 +69,9 @@ def _work_of(model: str, microbatches: int | None) -> StepDemand:
 
 
 def preset(gpt: Gpt, microbatches: int) -> StepDemand:
-    """One sequence a microbatch; a block is a layer, the first has the embedding, the last the (tied) head. AdamW, float32."""
+    """One sequence a microbatch; a block is a layer, the first has the embedding, the last the (tied) head.
+    AdamW, float32.
+    """
     tokens, width, layers = gpt.context, gpt.width, gpt.layers
     parameters = np.full(layers, 12.0 * width * width + 13.0 * width)
     parameters[0] += (gpt.vocabulary + gpt.context) * width

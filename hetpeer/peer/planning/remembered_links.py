@@ -1,5 +1,5 @@
-"""Rates of links from present and earlier adverts: an advert names only the four slowest links in use, and a link that is
-no longer used is still as slow. Pure.
+"""Rates of links from present and earlier adverts: an advert names only the four slowest links in use, and a
+link that is no longer used is still as slow. Pure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A better division of the blocks for a running swarm: from the volunteers' adverts to a proposal for the coordinator. Pure.
+"""A better division of the blocks for a running swarm: from the volunteers' adverts to a proposal for the
+coordinator. Pure.
 
 Adverts are claims: a volunteer that lies about its speed makes the run slower, but not its results wrong.
 """
@@ -56,7 +57,9 @@ class Seating:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """A proposed division with the predicted seconds of a step before (infinite: nothing runs) and after, and of moving."""
+    """A proposed division with the predicted seconds of a step before (infinite: nothing runs) and after, and
+    of moving.
+    """
 
     arrangement: Arrangement
     before_s: float
@@ -76,11 +79,12 @@ def proposal(
     disappointed: int = 0,
     lost: Collection[int] | None = None,
 ) -> Proposal | None:
-    """The best proposal found while `on` is true; None if the present division is better or a volunteer's speed is unknown.
+    """The best proposal found while `on` is true; None if the present division is better or a volunteer's
+    speed is unknown.
 
-    `lost`: clusters that were complete before a volunteer was lost (None: all). Unmeasured links are assumed as fast as
-    their ends, because otherwise nothing better would be found; slower after each change that did not help
-    (`disappointed`).
+    `lost`: clusters that were complete before a volunteer was lost (None: all). Unmeasured links are assumed
+    as fast as their ends, because otherwise nothing better would be found; slower after each change that did
+    not help (`disappointed`).
     """
     if not seating.seats:
         return None
@@ -143,8 +147,8 @@ def _arrangement(
 ) -> Arrangement:
     """The plan's pipelines, followed by clusters of the usual cut for volunteers that the plan leaves out.
 
-    Those stay where they are, or go where they have least to fetch. For one that no place fits, a copy of its present
-    cluster is added.
+    Those stay where they are, or go where they have least to fetch. For one that no place fits, a copy of its
+    present cluster is added.
     """
     layouts: list[tuple[Range, ...]] = []
     seats: dict[str, tuple[int, Range]] = {}

@@ -148,8 +148,8 @@ def _routes(manifest: Manifest, working: Mapping[str, Advert]) -> dict[int, Rout
 def _known_lines(
     working: Mapping[str, Advert], roster: Roster, speeds: Mapping[str, float], *, mixed: bool
 ) -> LinkCosts:
-    """Link costs as the coordinator has them, from links in adverts. Adverts do not name clusters, so any other link counts
-    as one that leads out of a cluster.
+    """Link costs as the coordinator has them, from links in adverts. Adverts do not name clusters, so any
+    other link counts as one that leads out of a cluster.
     """
     notes, fastest = _notes(working), max(speeds.values())
     seconds = {}
@@ -163,7 +163,9 @@ def _known_lines(
 
 
 def _notes(working: Mapping[str, Advert]) -> dict[tuple[str, str], LinkNote]:
-    """(from, to) → the sender's advertised note about that link, within believed bounds; measured links only."""
+    """(from, to) → the sender's advertised note about that link, within believed bounds; measured
+    links only.
+    """
     whole = {peer[-8:]: peer for peer in working}
     return {
         (peer, whole[note.to]): note.model_copy(update={"rate": believed(note.rate)})
@@ -179,7 +181,9 @@ def _lines(
     working: Mapping[str, Advert],
     machines: Mapping[str, VirtualVolunteer],
 ) -> dict[tuple[str, str], PeerLink]:
-    """Pairs that send to each other: neighbours on a route, both ways, and senders and reducers of gradients."""
+    """Pairs that send to each other: neighbours on a route, both ways, and senders and reducers of
+    gradients.
+    """
     pairs = {(a.peer, b.peer) for route in routes.values() for a, b in pairwise(route)}
     pairs |= {(b, a) for a, b in pairs}
     uplinks = {peer: machine.uplink for peer, machine in machines.items() if math.isfinite(machine.uplink)}

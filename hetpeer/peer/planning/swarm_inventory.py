@@ -1,7 +1,7 @@
 """Devices of a running swarm as a file to plan for (device_files.py), from the volunteers' adverts. Pure.
 
-Measurements in training count more than earlier ones. An unused link is assumed as fast as its ends allow, with the
-median latency.
+Measurements in training count more than earlier ones. An unused link is assumed as fast as its ends allow,
+with the median latency.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ class Inventory:
 
 
 def inventory(manifest: Manifest, adverts: Mapping[str, Advert]) -> Inventory:
-    """Inventory of all volunteers (`adverts` by peer id). Raises `LocalError` HP-PLAN-001 if none has advertised its speed."""
+    """Inventory of all volunteers (`adverts` by peer id). Raises `LocalError` HP-PLAN-001 if none has
+    advertised its speed.
+    """
     known = {
         peer: advert
         for peer, advert in sorted(adverts.items())
@@ -122,7 +124,9 @@ def inventory(manifest: Manifest, adverts: Mapping[str, Advert]) -> Inventory:
 
 
 def _between_s(manifest: Manifest, known: Mapping[str, Advert], lines: _Lines) -> float:
-    """Seconds from a volunteer's last work to the update, without the reduce: the least, of the one that worked last."""
+    """Seconds from a volunteer's last work to the update, without the reduce: the least, of the one that
+    worked last.
+    """
     waited = min((advert.between_s for advert in known.values() if advert.between_s), default=0.0)
     work = of_manifest(manifest, manifest.training.microbatches)
     if work.averaging is not None:  # after some batches only
@@ -150,7 +154,9 @@ def _fronts(known: Mapping[str, Advert], adverts: Mapping[str, Advert]) -> dict[
 
 
 class _Lines:
-    """Known rates and latencies between `adverts`, and assumptions for the rest. Uplinks of `fronts` are unknown: no limit."""
+    """Known rates and latencies between `adverts`, and assumptions for the rest. Uplinks of `fronts` are
+    unknown: no limit.
+    """
 
     def __init__(self, adverts: Mapping[str, Advert], fronts: Mapping[str, Advert]) -> None:
         self._rates, self._trips = {}, {}
@@ -196,7 +202,9 @@ def uplink_of(advert: Advert) -> float:
 
 
 def believed(rate: float) -> float:
-    """An advertised rate in bytes/s within believed bounds, so that no claim breaks the arithmetic; 0 stays: unknown."""
+    """An advertised rate in bytes/s within believed bounds, so that no claim breaks the arithmetic; 0 stays:
+    unknown.
+    """
     least, most = (mbps * MEGA / BITS for mbps in MBPS)
     return min(max(rate, least), most) if rate else 0.0
 

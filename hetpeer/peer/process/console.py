@@ -30,7 +30,8 @@ def say(line: str) -> None:
 
 
 def tell(line: str) -> None:
-    """Show one line, also with --quiet, without logging it. Parts of it may come from peers, so it is escaped.
+    """Show one line, also with --quiet, without logging it. Parts of it may come from peers, so it is
+    escaped.
 
     Never raises: a closed terminal must not end a daemon.
     """
@@ -43,7 +44,9 @@ def tell(line: str) -> None:
 
 
 def _say_to_nobody() -> None:
-    """Redirect standard error to /dev/null: otherwise flushing it at exit fails and spoils the exit status."""
+    """Redirect standard error to /dev/null: otherwise flushing it at exit fails and spoils the exit
+    status.
+    """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stderr.fileno())
     os.close(nowhere)

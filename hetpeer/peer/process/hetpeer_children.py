@@ -1,7 +1,8 @@
-"""Child processes that run hetpeer: those of the demo, and a reliable peer's stand-in. Each has its own log file.
+"""Child processes that run hetpeer: those of the demo, and a reliable peer's stand-in. Each has its own log
+file.
 
-`end_all` stops them in order. If this process is killed, the kernel kills them, and they their own children (p2pd, compute
-worker).
+`end_all` stops them in order. If this process is killed, the kernel kills them, and they their own children
+(p2pd, compute worker).
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class Child:
     async def start(
         cls, name: str, arguments: Sequence[str], *, home: Path, log: Path, command: Sequence[str] = COMMAND
     ) -> Child:
-        """Run `hetpeer *arguments` with its state in `home`; stderr is appended to `log`. For the main thread only."""
+        """Run `hetpeer *arguments` with its state in `home`; stderr is appended to `log`. For the main thread
+        only.
+        """
         with log.open("ab") as stderr:
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -63,7 +66,9 @@ class Child:
         return self._process.pid
 
     async def next_line(self, timeout_s: float) -> str:
-        """The next line of its standard output. Raises `LocalError` HP-DEMO-003 when it ends or stays silent."""
+        """The next line of its standard output. Raises `LocalError` HP-DEMO-003 when it ends or stays
+        silent.
+        """
         assert self._process.stdout is not None
         try:
             async with asyncio.timeout(timeout_s):
@@ -82,7 +87,9 @@ class Child:
         await self._process.wait()
 
     async def end(self, within_s: float) -> None:
-        """SIGTERM, after `within_s` SIGKILL. Returns when the process is gone; cancelled, it is killed first."""
+        """SIGTERM, after `within_s` SIGKILL. Returns when the process is gone; cancelled, it is killed
+        first.
+        """
         if self.status is not None:
             return
         self._process.terminate()

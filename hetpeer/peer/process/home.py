@@ -101,7 +101,9 @@ class Home:
             return 0.0
 
     def note_uplink(self, rate: float) -> None:
-        """Keep the measured uplink rate in bytes/s for the next life. 0 (not measured) and a full disk change nothing."""
+        """Keep the measured uplink rate in bytes/s for the next life. 0 (not measured) and a full disk change
+        nothing.
+        """
         if rate < 1:
             return
         with contextlib.suppress(LocalError):

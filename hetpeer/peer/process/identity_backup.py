@@ -15,8 +15,8 @@ from hetpeer.dht.identity.peer_identity import Identity
 def backup(key: Path, target: Path) -> Identity:
     """Copy the identity at `key` to the new file `target`, with mode 0600 from its first byte.
 
-    Raises `LocalError` HP-ID-001 (no valid key), HP-ID-003 (`target` exists or cannot be written; then nothing is left
-    there).
+    Raises `LocalError` HP-ID-001 (no valid key), HP-ID-003 (`target` exists or cannot be written; then
+    nothing is left there).
     """
     identity = Identity.load(key)
     content = key.read_bytes()
@@ -38,7 +38,9 @@ def backup(key: Path, target: Path) -> Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """Result of `restore`. `kept`: where the identity used before is now; `shared`: whether others can read the copy."""
+    """Result of `restore`. `kept`: where the identity used before is now; `shared`: whether others can read
+    the copy.
+    """
 
     peer_id: str
     kept: Path | None
@@ -46,10 +48,11 @@ class Restored:
 
 
 def restore(copy: Path, key: Path, *, replace: bool) -> Restored:
-    """Restore the identity in the file `copy` to `key`. With `replace`, another identity there is kept beside it.
+    """Restore the identity in the file `copy` to `key`. With `replace`, another identity there is kept beside
+    it.
 
-    Raises `LocalError` HP-ID-001 (`copy` is damaged), HP-ID-002 (a process uses the identity at `key`), HP-ID-004 (another
-    identity is there), HP-DISK-*. A key that was at `key` is never lost or damaged.
+    Raises `LocalError` HP-ID-001 (`copy` is damaged), HP-ID-002 (a process uses the identity at `key`),
+    HP-ID-004 (another identity is there), HP-DISK-*. A key that was at `key` is never lost or damaged.
     """
     identity, shared = Identity.load_copy(copy)
     with disk_errors(key):

@@ -1,8 +1,9 @@
 """A daemon's life: one loop, three signals, an orderly end.
 
-The first SIGINT or SIGTERM asks the daemon to leave; what it then does is bounded in time. The second one ends the
-process at once, which is always safe (docs/protocol.md). SIGHUP asks as well, and is never the second one: kernel, shell
-and systemd send it one after the other, or right behind a SIGTERM. A process that ignored SIGHUP at its start (nohup) keeps ignoring it.
+The first SIGINT or SIGTERM asks the daemon to leave; what it then does is bounded in time. The second one
+ends the process at once, which is always safe (docs/protocol.md). SIGHUP asks as well, and is never the
+second one: kernel, shell and systemd send it one after the other, or right behind a SIGTERM. A process that
+ignored SIGHUP at its start (nohup) keeps ignoring it.
 """
 
 from __future__ import annotations
@@ -24,17 +25,22 @@ from hetpeer.peer.process.console import say
 T = TypeVar("T")
 
 MANY_FILES = 1 << 16
-"""Open files and connections that a daemon asks the system for: the usual 1,024 are for programs that `select`."""
+"""Open files and connections that a daemon asks the system for: the usual 1,024 are for programs that
+`select`.
+"""
 
 
 GENERATIONS = (700, 4, 4)
-"""Thresholds of the three generations of the garbage collector: the oldest is collected every 17,500 objects at the latest."""
+"""Thresholds of the three generations of the garbage collector: the oldest is collected every 17,500 objects
+at the latest.
+"""
 _M_ARENA_MAX = -8
 """Parameter of mallopt(3)."""
 
 
 def use_one_heap() -> None:
-    """Let all threads share one malloc arena: otherwise each thread that waits for the disk keeps megabytes of its own.
+    """Let all threads share one malloc arena: otherwise each thread that waits for the disk keeps megabytes
+    of its own.
 
     Does nothing without glibc.
     """
@@ -51,10 +57,11 @@ def open_many() -> None:
 
 
 def freeze_memory() -> None:
-    """Exclude the objects that exist now (libraries, the run) from garbage collection, and collect newer ones often.
+    """Exclude the objects that exist now (libraries, the run) from garbage collection, and collect newer ones
+    often.
 
-    Ended connections leave cycles of a few small objects around large buffers. The collector waits until a quarter more
-    objects exist than at its last full look, so it must start from an empty set.
+    Ended connections leave cycles of a few small objects around large buffers. The collector waits until a
+    quarter more objects exist than at its last full look, so it must start from an empty set.
     """
     gc.collect()
     gc.freeze()
@@ -69,7 +76,9 @@ def sweep_memory() -> None:
 
 
 def run_daemon(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
-    """Run `main(leaving)` on its own loop; the first signal sets `leaving`, if `main` has not. Raises `LocalError` HP-CONF-002."""
+    """Run `main(leaving)` on its own loop; the first signal sets `leaving`, if `main` has not. Raises
+    `LocalError` HP-CONF-002.
+    """
     import uvloop
 
     open_many()

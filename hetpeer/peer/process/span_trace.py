@@ -1,7 +1,7 @@
 """Trace of a volunteer: one line of JSON for each span of time, written as it happens.
 
-Off by default. `hetpeer trace` merges the files of a swarm (perfetto.py). A trace is not evidence: a line that cannot be
-written is dropped, and a full disk ends the trace, not the volunteer.
+Off by default. `hetpeer trace` merges the files of a swarm (perfetto.py). A trace is not evidence: a line
+that cannot be written is dropped, and a full disk ends the trace, not the volunteer.
 """
 
 from __future__ import annotations

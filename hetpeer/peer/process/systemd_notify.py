@@ -13,7 +13,9 @@ _log = logging.getLogger(__name__)
 
 
 def is_service() -> bool:
-    """Whether systemd has started this process as a service: its output then goes to the journal, which others may read."""
+    """Whether systemd has started this process as a service: its output then goes to the journal, which
+    others may read.
+    """
     return bool(os.environ.get(ADDRESS))
 
 

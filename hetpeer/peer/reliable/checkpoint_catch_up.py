@@ -34,7 +34,9 @@ class CheckpointCatchUp:
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Copy the newest checkpoint if it is missing; retried later if nobody can give it. Raises `LocalError` HP-DISK-*."""
+        """Copy the newest checkpoint if it is missing; retried later if nobody can give it. Raises
+        `LocalError` HP-DISK-*.
+        """
         last, others = self._replica.history.checkpoint, self._replica.company()
         if last is None or self._checkpoints.is_newest(last) or not others:
             return

@@ -1,5 +1,6 @@
-"""A reliable peer looks for a better division of the blocks while the run that it coordinates goes on (docs/planning.md, "Replanning a running swarm"); in a grouped one, for a cut for
-those who wait for others (docs/averaging.md, "A cut for waiting volunteers").
+"""A reliable peer looks for a better division of the blocks while the run that it coordinates goes on
+(docs/planning.md, "Replanning a running swarm"); in a grouped one, for a cut for those who wait for others
+(docs/averaging.md, "A cut for waiting volunteers").
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from hetpeer.peer.watching.human_units import block_range, counted
 
 LOOK_S = 5.0
 SETTLED_S = 30.0
-"""Seconds without a newcomer or a loss before a search, and before a block without a holder is given to others."""
+"""Seconds without a newcomer or a loss before a search, and before a block without a holder is given to
+others.
+"""
 AGAIN_S = 120.0
-"""After a change nothing is changed for so long, unless somebody comes or goes; after the next one for twice as long, and so on, as what was hoped for of lines that nobody had
-measured may not have come true.
+"""After a change nothing is changed for so long, unless somebody comes or goes; after the next one for twice
+as long, and so on, as what was hoped for of lines that nobody had measured may not have come true.
 """
 DOUBLINGS = 10
 SEARCH_S = 2.0
@@ -76,7 +79,9 @@ class ProposalTiming:
 
 
 class PlanProposer:
-    """Proposes divisions for the run that `service` coordinates (None: another peer does), from adverts in `roster`."""
+    """Proposes divisions for the run that `service` coordinates (None: another peer does), from adverts in
+    `roster`.
+    """
 
     def __init__(
         self, manifest: Manifest, roster: Roster, service: Callable[[], CoordinatorService | None]

@@ -20,8 +20,8 @@ _log = logging.getLogger(__name__)
 
 
 def amended(directory: Path, change: MembershipChange) -> MembershipConfig:
-    """Sign a new amendment in the run directory; without a change, return the latest. A running `hetpeer bootstrap`
-    of that directory sees it within a second.
+    """Sign a new amendment in the run directory; without a change, return the latest. A running `hetpeer
+    bootstrap` of that directory sees it within a second.
 
     Raises `LocalError` HP-RUN-015 (no owner key there), HP-RUN-001 (a wrong number or id), HP-DISK-*.
     """
@@ -34,8 +34,8 @@ def amended(directory: Path, change: MembershipChange) -> MembershipConfig:
 async def deliver(membership_config: MembershipConfig, addresses: Sequence[Address]) -> None:
     """Tell one of the reliable peers at `addresses`; it tells the others.
 
-    Raises `LocalError` HP-NET-002, HP-RUN-018, HP-DISK-*; HP-RUN-023 if that peer has another amendment of this number or
-    a later one, which is then kept in the run directory.
+    Raises `LocalError` HP-NET-002, HP-RUN-018, HP-DISK-*; HP-RUN-023 if that peer has another amendment of
+    this number or a later one, which is then kept in the run directory.
     """
     with temporary_folder("amend") as folder:
         identity = Identity.create(folder / "identity.key")

@@ -97,7 +97,9 @@ class ReliablePeer:
         self.service: CoordinatorService | None = None
         """While it leads."""
         self.ready = asyncio.Event()
-        """Set once others may connect: volunteers to the only reliable peer, other reliable peers to one of several."""
+        """Set once others may connect: volunteers to the only reliable peer, other reliable peers to one of
+        several.
+        """
 
     @property
     def stored(self) -> int:
@@ -119,7 +121,9 @@ class ReliablePeer:
         return self.service is not None and self.service.halted.done()
 
     async def run(self, leaving: asyncio.Event) -> Halt:
-        """Run until the run is over, and then until `leaving`. Raises `LocalError` for a disk that cannot be written."""
+        """Run until the run is over, and then until `leaving`. Raises `LocalError` for a disk that cannot be
+        written.
+        """
         await self._checkpoints.serve()
         refusing = ChannelServer(lambda _peer, _key: None, 0)
         await self._node.serve(CONTROL_PROTOCOL, refusing.handle, CONTROL_BUDGET)
@@ -187,7 +191,9 @@ class ReliablePeer:
             await asyncio.sleep(FOLLOW_S)
 
     async def _outcome(self) -> Halt | None:
-        """The end of the run by the log; None while it runs. Halts of an earlier life, or followed by more, do not count."""
+        """The end of the run by the log; None while it runs. Halts of an earlier life, or followed by more,
+        do not count.
+        """
         if len(self.replica.records) > self._looked_at and await self._is_over():
             return Halt(f"all {coordinator_config(self._run).steps} steps are committed", completed=True)
         return self._halt if self.replica.is_current else None
@@ -214,9 +220,11 @@ class ReliablePeer:
 async def serve_run(
     options: BootstrapOptions, leaving: asyncio.Event, announce: Callable[[str, Invite], None]
 ) -> Halt | None:
-    """Take part in the run's log, and coordinate, until the run is over (its Halt) or `leaving` is set (None).
+    """Take part in the run's log, and coordinate, until the run is over (its Halt) or `leaving` is set
+    (None).
 
-    `announce` gets the address to join at, and the invite, once somebody answers there, and again when another address is learned. Raises `LocalError`.
+    `announce` gets the address to join at, and the invite, once somebody answers there, and again when
+    another address is learned. Raises `LocalError`.
     """
     run = RunDirectory.open(options.directory)
     await asyncio.to_thread(run.verify)

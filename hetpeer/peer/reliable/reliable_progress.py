@@ -14,7 +14,9 @@ from hetpeer.peer.watching.human_units import block_list, counted
 
 
 class ReliableProgress:
-    """Lines of `hetpeer bootstrap`: who coordinates, each change of state and a step line every few seconds."""
+    """Lines of `hetpeer bootstrap`: who coordinates, each change of state and a step line every few
+    seconds.
+    """
 
     def __init__(self, replica: Replica, service: Callable[[], CoordinatorService | None]) -> None:
         self._replica = replica

@@ -19,11 +19,13 @@ from hetpeer.peer.process.home import Home
 
 
 async def mirror(directory: Path, goal: Destination, home: Home) -> None:
-    """Make `directory` a complete copy of the run to which `goal` leads; after an error nothing is left there.
+    """Make `directory` a complete copy of the run to which `goal` leads; after an error nothing is left
+    there.
 
     An identity gets only one copy of a run: a second one would begin with an empty log and forget its votes.
-    Raises `LocalError` HP-RUN-012 (the amended manifest does not name the reliable identity of `home`), HP-RUN-024 (it
-    has had its copy), HP-NET-006, HP-RUN-016, HP-DISK-*; `RemoteError` HP-SYNC-001 for a file that nobody gives.
+    Raises `LocalError` HP-RUN-012 (the amended manifest does not name the reliable identity of `home`),
+    HP-RUN-024 (it has had its copy), HP-NET-006, HP-RUN-016, HP-DISK-*; `RemoteError` HP-SYNC-001 for a file
+    that nobody gives.
     """
     identity = home.reliable_identity()
     node = await Node.start(NodeConfig(peers=goal.addresses), identity)

@@ -1,7 +1,7 @@
 """Stand-in: a reliable peer's own volunteer for blocks that no other volunteer holds (leftovers of HPS, 3.2).
 
-It is an ordinary `hetpeer join` with its own process and identity: it takes the open place, fetches the state, computes
-the leftovers, and leaves when others hold all blocks again.
+It is an ordinary `hetpeer join` with its own process and identity: it takes the open place, fetches the
+state, computes the leftovers, and leaves when others hold all blocks again.
 """
 
 from __future__ import annotations

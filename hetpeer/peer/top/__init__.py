@@ -1,1 +1,3 @@
-"""`hetpeer top`: live view of a volunteer's daemon on a terminal; needs the extra `hetpeer[top]` (docs/machine.md)."""
+"""`hetpeer top`: live view of a volunteer's daemon on a terminal; needs the extra `hetpeer[top]`
+(docs/machine.md).
+"""

@@ -67,7 +67,9 @@ class Top(App):  # type: ignore[misc] # textual is an extra, and nothing of it i
         self.query_one("#view", Static).update(Text(found))
 
     def _load(self, figures: VolunteerStatus | None) -> MachineLoad | None:
-        """Load of the machine and of the daemon's processes since the last look; None if it has just ended."""
+        """Load of the machine and of the daemon's processes since the last look; None if it has just
+        ended.
+        """
         if figures is None:
             return None
         try:

@@ -13,7 +13,9 @@ from hetpeer.peer.web.machine_load import MachineLoad
 
 
 def lines(standing: DaemonStatus, load: MachineLoad | None, gpus: Sequence[GpuLoad] = ()) -> Iterator[str]:
-    """Lines of a label and a text: the daemon, the run once it is known, and the machine if `load` is given."""
+    """Lines of a label and a text: the daemon, the run once it is known, and the machine if `load` is
+    given.
+    """
     reason = f" ({standing.reason})" if standing.reason else ""
     until = "" if standing.until is None else f", until {_clock(standing.until)}"
     yield _line("state", f"{standing.state}{reason} since {_clock(standing.since)}{until}")

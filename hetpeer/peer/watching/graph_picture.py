@@ -1,8 +1,10 @@
-"""SVG picture of a model's blocks and the graph inside them: no drawing library, the same bytes for the same model.
+"""SVG picture of a model's blocks and the graph inside them: no drawing library, the same bytes for the same
+model.
 
-Blocks are boxes from top to bottom, with the values that cross between them. In a box there is one row per operator that
-computes, and lines for values: straight down to the next row, beside the rows to later ones. A block that does what an earlier
-one does is a narrow box that says so. Values that cross whole blocks unread are drawn past them, on the left.
+Blocks are boxes from top to bottom, with the values that cross between them. In a box there is one row per
+operator that computes, and lines for values: straight down to the next row, beside the rows to later ones. A
+block that does what an earlier one does is a narrow box that says so. Values that cross whole blocks unread
+are drawn past them, on the left.
 """
 
 from __future__ import annotations
@@ -95,7 +97,7 @@ def _place(
         top += height + 2 * PAD + GAP_LINE * len(cost.leaves)
 
 
-# ── blocks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── blocks ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _title(title: str, specs: Sequence[BlockSpec], costs: Sequence[BlockCostRow]) -> Iterator[str]:
@@ -205,7 +207,7 @@ def _between(block: _Drawn, columns: _Columns) -> Iterator[str]:
         yield text(columns.middle + 14, begin + PAD + GAP_LINE * line + 12, label)
 
 
-# ── values that pass blocks ──────────────────────────────────────────────────────────────────────────────────────────
+# ── values that pass blocks ─────────────────────────────────────────────────────────────────────────────────
 
 
 def _skips(insides: Sequence[Outline]) -> Iterator[tuple[str, int, int, int]]:
@@ -249,7 +251,7 @@ def _stage(drawn: Sequence[_Drawn], number: int, stage: tuple[int, int], columns
     yield text(x + 14, middle, f"stage {number}", fill=colour, anchor="middle", more=turned)
 
 
-# ── words and shapes ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── words and shapes ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _middle(block: _Drawn, row: int) -> float:

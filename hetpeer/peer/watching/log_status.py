@@ -33,7 +33,8 @@ class FromLog:
         self._answers = answers
 
     async def ranking(self, reliable: Iterable[str], peer: str = "") -> credit_ranking.Ranking | None:
-        """The ranking by credit, with the credit of `peer`, from the first of `reliable` that answers; None if none does.
+        """The ranking by credit, with the credit of `peer`, from the first of `reliable` that answers; None
+        if none does.
 
         Never raises.
         """

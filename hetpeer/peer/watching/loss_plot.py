@@ -1,6 +1,7 @@
 """A run's loss curve as an SVG file: no plotting library, the same bytes for the same run.
 
-Step numbers run from left to right, losses (nats per token) upwards, linear. Losses that are not finite are left out.
+Step numbers run from left to right, losses (nats per token) upwards, linear. Losses that are not finite are
+left out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Metrics of a daemon in Prometheus's form: names, units and labels (docs/metrics.md). Pure: figures in, families out.
+"""Metrics of a daemon in Prometheus's form: names, units and labels (docs/metrics.md). Pure: figures in,
+families out.
 
 Labels have few values, all known beforehand; a peer's id is never one. What is not known has no sample.
 """

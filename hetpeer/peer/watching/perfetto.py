@@ -1,7 +1,7 @@
 """Traces of a swarm in the format of trace viewers (ui.perfetto.dev, chrome://tracing).
 
-Trace Event Format, "JSON Object Format": complete events ("X"), times in microseconds, one process for each peer, one
-thread for each lane.
+Trace Event Format, "JSON Object Format": complete events ("X"), times in microseconds, one process for each
+peer, one thread for each lane.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ Line = dict[str, Any]
 
 
 def perfetto(folder: Path) -> dict[str, Any]:
-    """All traces below `folder`. Raises `LocalError` HP-TRACE-001 when there is none, HP-TRACE-002 for a damaged one."""
+    """All traces below `folder`. Raises `LocalError` HP-TRACE-001 when there is none, HP-TRACE-002 for a
+    damaged one.
+    """
     paths = sorted(folder.rglob(f"*{SUFFIX}"))
     if not paths:
         raise LocalError(

@@ -1,4 +1,6 @@
-"""SVG picture of a plan: a row for each pipeline, a box for each device with its load. The same bytes for the same plan."""
+"""SVG picture of a plan: a row for each pipeline, a box for each device with its load. The same bytes for the
+same plan.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Reading of a swarm's status through any peer: run, peers, blocks and their holders, progress.
 
-A short-lived node with a new identity joins the DHT, fetches the signed manifest from the peer it joined by, and reads
-all adverts; the coordinator need not answer. Adverts are claims, so a status proves nothing; `hetpeer audit` does.
+A short-lived node with a new identity joins the DHT, fetches the signed manifest from the peer it joined by,
+and reads all adverts; the coordinator need not answer. Adverts are claims, so a status proves nothing;
+`hetpeer audit` does.
 """
 
 from __future__ import annotations

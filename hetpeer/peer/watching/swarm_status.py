@@ -1,4 +1,6 @@
-"""Parts of a status: run, peers, blocks and their holders, progress, credit. All of it are claims (status_reader.py)."""
+"""Parts of a status: run, peers, blocks and their holders, progress, credit. All of it are claims
+(status_reader.py).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class PeerRow:
     waits_data: float
     """Share spent waiting for data that other peers computed or sent."""
     waits_room: float
-    """Share spent waiting for room for results, in its memory or at the next peer. The rest waits for a step to begin."""
+    """Share spent waiting for room for results, in its memory or at the next peer. The rest waits for a step
+    to begin.
+    """
     device: str
     reach: str
     """public: others can connect; private: they cannot; unknown; empty: not published."""
@@ -142,7 +146,9 @@ class SwarmStatus:
     """Ids of peers that said goodbye lately."""
     blocks: tuple[BlockRow, ...]
     unchecked: tuple[str, ...]
-    """Peers that no spot check can examine, because nobody else holds all of their blocks. Empty without spot checks."""
+    """Peers that no spot check can examine, because nobody else holds all of their blocks. Empty without spot
+    checks.
+    """
     leftovers: tuple[LeftoverRow, ...]
     progress: Progress
     swarm: SwarmTotals

@@ -94,7 +94,9 @@ async def reliable_served(
 
 @contextlib.asynccontextmanager
 async def watcher_served(where: Where, onlooker: Onlooker, folder: Path) -> AsyncIterator[None]:
-    """Serve the dashboard of a watcher, without metrics; `folder` has the token. Raises `LocalError` HP-WEB-001."""
+    """Serve the dashboard of a watcher, without metrics; `folder` has the token. Raises `LocalError`
+    HP-WEB-001.
+    """
     view = PageView(onlooker, LoadMeter(folder), lambda: None)
     async with _served(where, folder, view, {}, None, f"its token is in {folder / FILE}"):
         yield
@@ -102,7 +104,9 @@ async def watcher_served(where: Where, onlooker: Onlooker, folder: Path) -> Asyn
 
 @contextlib.asynccontextmanager
 async def _shown(daemon: OwnedDaemon, link: str, changed: Callable[[], None]) -> AsyncIterator[None]:
-    """Give the link to the daemon's owner, and the daemon's changes to the page, while the context is open."""
+    """Give the link to the daemon's owner, and the daemon's changes to the page, while the context
+    is open.
+    """
     daemon.shown_at(link, changed)
     try:
         yield
@@ -123,7 +127,8 @@ async def _served(
     metrics: Callable[[], Iterable[Metric]] | None,
     way: str,
 ) -> AsyncIterator[tuple[str, Callable[[], None]]]:
-    """Serve `view`; the context's value is the link with the token, and a function to call at each change of the daemon.
+    """Serve `view`; the context's value is the link with the token, and a function to call at each change of
+    the daemon.
 
     In a service the link is not printed, because others read the journal: `way` says how to get it.
     """

@@ -27,7 +27,9 @@ class MachineWarning:
 
 
 class MachineWarnings:
-    """Warnings of a daemon with its files in `folder`. `reach`: how others reach it; `found`: problems of its sensors."""
+    """Warnings of a daemon with its files in `folder`. `reach`: how others reach it; `found`: problems of its
+    sensors.
+    """
 
     def __init__(
         self,

@@ -100,7 +100,9 @@ class DaemonSource:
 
 
 class VolunteerSource:
-    """Metrics of a volunteer. `state`: of the daemon; `volunteer`: the living one, if any; `credit`: if known."""
+    """Metrics of a volunteer. `state`: of the daemon; `volunteer`: the living one, if any; `credit`: if
+    known.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,6 @@
-"""One document with everything on the page: the swarm's status, curves and events, the daemon, the machine."""
+"""One document with everything on the page: the swarm's status, curves and events, the daemon, the
+machine.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,12 @@ SCHEMA = "hetpeer.view/1"
 CURVES_S = 10.0
 """Seconds between two requests for the loss curves; the newest loss is in the status."""
 CREDIT_S = 120.0
-"""Seconds after a reading of the metrics in which credit is asked for without watchers, so that the metrics are new."""
+"""Seconds after a reading of the metrics in which credit is asked for without watchers, so that the metrics
+are new.
+"""
 ANSWER_S = 1.0
-"""Seconds that a look waits for the swarm; a later answer is in the next view, and the owner does not wait."""
+"""Seconds that a look waits for the swarm; a later answer is in the next view, and the owner does not wait.
+"""
 RETRY_S = 3.0
 """Seconds after an unanswered request for the curves, from its end, until the next."""
 
@@ -63,8 +68,8 @@ class You:
 
 
 class PageView:
-    """Makes the views. `onlooker` reads the swarm; `you` gives the daemon's volunteer, None for others; `warnings` its
-    warnings.
+    """Makes the views. `onlooker` reads the swarm; `you` gives the daemon's volunteer, None for others;
+    `warnings` its warnings.
     """
 
     def __init__(
@@ -99,7 +104,8 @@ class PageView:
     async def look(self, watched: bool) -> dict[str, Any]:
         """The document. Figures from the run's log are renewed only while somebody is `watched` for.
 
-        If the swarm does not answer within ANSWER_S, its part is the last one; daemon and machine are current.
+        If the swarm does not answer within ANSWER_S, its part is the last one; daemon and machine are
+        current.
         """
         if self._asking is None or self._asking.done():
             self._asking = self._tasks.spawn(self._ask(watched), name="look at the swarm")

@@ -1,7 +1,7 @@
 """Guard of the web server against foreign pages and strangers.
 
-A page of another site can make a browser send requests to this machine, and with a name that points here (DNS rebinding)
-they look like our own. Therefore:
+A page of another site can make a browser send requests to this machine, and with a name that points here (DNS
+rebinding) they look like our own. Therefore:
 
 - the Host must be an address, `localhost` or a chosen name;
 - a change needs the token and no foreign Origin;
@@ -34,7 +34,9 @@ ALWAYS = {
 
 
 class RequestGuard:
-    """ASGI middleware around `app`. `names`: further allowed host names; `private`: reading needs the token as well."""
+    """ASGI middleware around `app`. `names`: further allowed host names; `private`: reading needs the token
+    as well.
+    """
 
     def __init__(self, app: ASGIApp, token: str, *, names: Iterable[str] = (), private: bool) -> None:
         self._app = app

@@ -1,4 +1,5 @@
-"""Events and speed of a swarm while it is watched, from the differences between one status and the next. Pure.
+"""Events and speed of a swarm while it is watched, from the differences between one status and the next.
+Pure.
 
 Everything kept here is bounded, however long somebody watches.
 """
@@ -16,7 +17,9 @@ from hetpeer.peer.watching.swarm_status import PeerRow, SwarmStatus
 
 MAX_EVENTS = 200
 GRACE_S = 15.0
-"""Seconds for which an advert may be missing before its peer counts as lost; one that was not stored is sent again."""
+"""Seconds for which an advert may be missing before its peer counts as lost; one that was not stored is sent
+again.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,6 @@
-"""The newest view of a swarm for all watchers: renewed every second while somebody watches, otherwise seldom."""
+"""The newest view of a swarm for all watchers: renewed every second while somebody watches, otherwise
+seldom.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ _log = logging.getLogger(__name__)
 
 
 class ViewFeed:
-    """Views made by `look`, which gets whether somebody watches. After a failure the last view stays; the log has the error."""
+    """Views made by `look`, which gets whether somebody watches. After a failure the last view stays; the log
+    has the error.
+    """
 
     def __init__(self, look: Callable[[bool], Awaitable[dict[str, Any]]]) -> None:
         self._look = look

@@ -13,7 +13,9 @@ from hetpeer.peer.web.request_guard import RequestGuard
 
 
 def application(routes: Sequence[BaseRoute], token: str, *, private: bool) -> Starlette:
-    """`routes` behind the guard (request_guard.py); `private`: the server is reachable from other machines."""
+    """`routes` behind the guard (request_guard.py); `private`: the server is reachable from other
+    machines.
+    """
     names = [socket.gethostname().lower()]
     guard = Middleware(RequestGuard, token=token, names=names, private=private)
     return Starlette(routes=list(routes), middleware=[guard])

@@ -56,7 +56,9 @@ def amend(
         ),
     ] = None,
 ) -> None:
-    """Change who the reliable peers of a run are and who may take part; without options, show it. The run goes on meanwhile."""
+    """Change who the reliable peers of a run are and who may take part; without options, show it. The run
+    goes on meanwhile.
+    """
     from hetpeer.bootstrap.run.amendment import MembershipChange
     from hetpeer.dht.identity.addresses import parse_address
     from hetpeer.peer.cli.options import run_loop

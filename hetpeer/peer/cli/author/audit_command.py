@@ -1,4 +1,6 @@
-"""`hetpeer audit`: check that every microbatch was counted exactly once. The work is done in bootstrap/audit."""
+"""`hetpeer audit`: check that every microbatch was counted exactly once. The work is done in
+bootstrap/audit.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`hetpeer export` and `hetpeer generate`: the trained weights, and text from them. The work is done in bootstrap/authoring."""
+"""`hetpeer export` and `hetpeer generate`: the trained weights, and text from them. The work is done in
+bootstrap/authoring.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`hetpeer inspect`: settings of a run, and cost of its model, or of a model that is no run yet, by block and stage."""
+"""`hetpeer inspect`: settings of a run, and cost of its model, or of a model that is no run yet, by block and
+stage.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,8 @@ def inspect(
 ) -> None:
     """Show a run's settings and the cost of its model: blocks, stages and their memory.
 
-    MODULE.PY:FUNCTION shows the cost of a model that is no run yet. Nothing is trained, and no weights are needed.
+    MODULE.PY:FUNCTION shows the cost of a model that is no run yet. Nothing is trained, and no weights are
+    needed.
     """
     from hetpeer.bootstrap.authoring.model_costs import inspect_run, plan_model, text_sample
 
@@ -123,11 +126,13 @@ def _draw(found: ModelCosts, path: Path) -> None:
     atomic_write(path, drawn.encode())
 
 
-# ── one JSON object ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── one JSON object ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def document(found: ModelCosts) -> dict[str, Any]:
-    """The whole inspection; sizes in bytes, work in FLOPs of one full microbatch. `settings` is null for a model that is no run."""
+    """The whole inspection; sizes in bytes, work in FLOPs of one full microbatch. `settings` is null for a
+    model that is no run.
+    """
     return {
         "schema": "hetpeer.inspect/1",
         "name": found.name,
@@ -172,7 +177,7 @@ def _operator_document(operator: OperatorCost) -> dict[str, Any]:
     return {name: getattr(operator, name) for name in names}
 
 
-# ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── words ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _summary(found: ModelCosts, *, settings: bool) -> Iterator[tuple[str, str]]:

@@ -30,8 +30,8 @@ def dashboard(
 ) -> None:
     """Print the link to the dashboard of the volunteer that runs here.
 
-    Without a volunteer, or with an INVITE, --bootstrap or --dashboard: serve a page that shows a run's swarm until Ctrl-C,
-    without taking part.
+    Without a volunteer, or with an INVITE, --bootstrap or --dashboard: serve a page that shows a run's swarm
+    until Ctrl-C, without taking part.
     """
     from hetpeer.peer.process.lifecycle import run_daemon
     from hetpeer.peer.process.web_address import nowhere, parse_where

@@ -1,4 +1,6 @@
-"""`hetpeer demo`: a whole run on this machine, with volunteers killed on the way, and a check of the result."""
+"""`hetpeer demo`: a whole run on this machine, with volunteers killed on the way, and a check of the
+result.
+"""
 
 from __future__ import annotations
 

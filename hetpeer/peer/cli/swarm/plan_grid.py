@@ -1,4 +1,6 @@
-"""`hetpeer plan --matrices`: a grid of equal stages and pipelines over devices with given links, by DT-FM's cost model."""
+"""`hetpeer plan --matrices`: a grid of equal stages and pipelines over devices with given links, by DT-FM's
+cost model.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """The options of `hetpeer plan --matrices`. `gradient_gb` is the gradient of a stage, `activation_gb` the activations of a
-    pipeline's whole batch; in GB (10^9 bytes).
+    """The options of `hetpeer plan --matrices`. `gradient_gb` is the gradient of a stage, `activation_gb` the
+    activations of a pipeline's whole batch; in GB (10^9 bytes).
     """
 
     matrices: Path
@@ -31,7 +33,9 @@ class Question:
 
 
 def plan_grid(asked: Question, *, as_json: bool) -> None:
-    """Search, and print the best grid. Raises `LocalError` HP-PLAN-002 for matrices that cannot be read, HP-PLAN-003 for a grid of another size."""
+    """Search, and print the best grid. Raises `LocalError` HP-PLAN-002 for matrices that cannot be read,
+    HP-PLAN-003 for a grid of another size.
+    """
     from hetpeer.peer.cli.cpu_limit import within
     from hetpeer.stages.planning.grids.grid_costs import Prices, StepTraffic
     from hetpeer.stages.planning.grids.grid_search import search

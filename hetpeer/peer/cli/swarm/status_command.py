@@ -55,8 +55,8 @@ def status(
 ) -> None:
     """Show a run's swarm: progress, peers, blocks, links and credit.
 
-    Any peer can be asked; by default the volunteer that runs here, or the run joined last. With --home DIR of a run
-    directory: the reliable peer that serves it.
+    Any peer can be asked; by default the volunteer that runs here, or the run joined last. With --home DIR of
+    a run directory: the reliable peer that serves it.
     """
     named = together(invites, bootstrap)
     if devices and watch and not as_json:

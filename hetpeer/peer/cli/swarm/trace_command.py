@@ -25,7 +25,9 @@ def trace(
     ],
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("trace.json"),
 ) -> None:
-    """Merge the traces of `join --trace` into one file for ui.perfetto.dev: computing, sending and receiving of each peer."""
+    """Merge the traces of `join --trace` into one file for ui.perfetto.dev: computing, sending and receiving
+    of each peer.
+    """
     import json
 
     from hetpeer.bootstrap.run.durable_files import atomic_write

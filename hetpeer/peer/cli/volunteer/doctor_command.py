@@ -43,8 +43,8 @@ def doctor(
 ) -> None:
     """Check whether a volunteer would work on this machine, and what to do if not.
 
-    With an invite or address: also whether its peers answer, and whether they reach this machine. Changes nothing; needs
-    no network without an invite. The exit status is that of the first failure.
+    With an invite or address: also whether its peers answer, and whether they reach this machine. Changes
+    nothing; needs no network without an invite. The exit status is that of the first failure.
     """
     from hetpeer.peer.arrival.invites import destination
     from hetpeer.peer.checkup import findings

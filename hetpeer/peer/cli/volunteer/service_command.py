@@ -49,7 +49,8 @@ def install(
     ] = None,
     home: HomeOption = None,
 ) -> None:
-    """Start a volunteer now and at each login, with options of `hetpeer join`; or `bootstrap DIR ...`, a reliable peer.
+    """Start a volunteer now and at each login, with options of `hetpeer join`; or `bootstrap DIR ...`, a
+    reliable peer.
 
     Replaces a service that was installed before.
     """
