@@ -56,8 +56,9 @@ def amend(
         ),
     ] = None,
 ) -> None:
-    """Change who the reliable peers of a run are and who may take part; without options, show it. The run
-    goes on meanwhile.
+    """Change who may take part in a run, and its reliable peers.
+
+    Without options: show them. The run goes on meanwhile.
     """
     from hetpeer.bootstrap.run.amendment import MembershipChange
     from hetpeer.dht.identity.addresses import parse_address

@@ -43,7 +43,10 @@ def audit(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check from the volunteers' signed logs that every microbatch was counted exactly once."""
+    """Check that every microbatch was counted exactly once.
+
+    The proof is in the volunteers' signed logs.
+    """
     from hetpeer.bootstrap.audit.audit import audit as run_audit
     from hetpeer.bootstrap.audit.replay import replay as run_replay
 

@@ -28,7 +28,10 @@ def export(
         ),
     ],
 ) -> None:
-    """Write the newest checkpoint's weights under the author's parameter names."""
+    """Write the weights of the newest checkpoint.
+
+    They have the author's parameter names.
+    """
     from hetpeer.bootstrap.authoring.export import export as run_export
 
     exported = run_export(directory, out)

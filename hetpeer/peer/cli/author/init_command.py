@@ -275,7 +275,10 @@ def init(
     ] = 0.0,
     name: Annotated[str | None, typer.Option(help="The run's name (default: the directory's).")] = None,
 ) -> None:
-    """Make a run from a torch model and its data, in the new folder DIR."""
+    """Make a run from a torch model and its data.
+
+    DIR is a new folder for it, the run directory.
+    """
     from hetpeer.averaging.optim.learning_rate import knots_of
     from hetpeer.bootstrap.authoring.create import create_run
     from hetpeer.bootstrap.run.manifest import validated

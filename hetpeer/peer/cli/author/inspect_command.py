@@ -82,10 +82,10 @@ def inspect(
     svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the graph as a picture.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a run's settings and the cost of its model: blocks, stages and their memory.
+    """Show a run's settings and the cost of its model.
 
-    MODULE.PY:FUNCTION shows the cost of a model that is no run yet. Nothing is trained, and no weights are
-    needed.
+    Blocks, stages and their memory. MODULE.PY:FUNCTION shows the cost of a model that is no run yet. Nothing
+    is trained, and no weights are needed.
     """
     from hetpeer.bootstrap.authoring.model_costs import inspect_run, plan_model, text_sample
 

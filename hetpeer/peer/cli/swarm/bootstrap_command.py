@@ -58,8 +58,9 @@ def bootstrap(
     dashboard: DashboardOption = "",
     home: HomeOption = None,
 ) -> None:
-    """Serve a run: its data, its log, and the coordination of its volunteers. Prints the commands with which
-    others join.
+    """Serve a run to its volunteers.
+
+    Gives out its data, keeps its log and coordinates. Prints the commands with which others join.
 
     Without DIR: serve as a rendezvous and relay, where peers of any run find each other (--peers).
     """

@@ -28,7 +28,7 @@ def dashboard(
     dashboard: DashboardOption = "",
     home: HomeOption = None,
 ) -> None:
-    """Print the link to the dashboard of the volunteer that runs here.
+    """Print the link to the dashboard of this machine's volunteer.
 
     Without a volunteer, or with an INVITE, --bootstrap or --dashboard: serve a page that shows a run's swarm
     until Ctrl-C, without taking part.

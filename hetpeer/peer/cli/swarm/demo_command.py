@@ -50,7 +50,10 @@ def demo(
         bool, typer.Option("--trace", help="Record what is done when; `hetpeer trace DIR` shows it.")
     ] = False,
 ) -> None:
-    """Train a small model with a swarm on this machine, kill volunteers on the way, and check the result."""
+    """Train a small model with a swarm on this machine.
+
+    Volunteers are killed on the way, and the result is checked.
+    """
     from hetpeer.dht.base.clock import SystemClock
     from hetpeer.peer.demo import demo_settings as preparing
     from hetpeer.peer.demo.demo_view import opened

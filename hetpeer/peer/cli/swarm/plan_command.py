@@ -128,9 +128,10 @@ def plan(
     as_json: JsonOption = False,
     home: HomeOption = None,
 ) -> None:
-    """Predict the step time of a running swarm, and what limits it, from its measured links and blocks.
+    """Predict the step time of a running swarm.
 
-    With --devices or --matrices: divide a model among the devices of a file.
+    Uses measured links and blocks, and says what limits it. With --devices or --matrices: divide a model among
+    the devices of a file.
     """
     if svg is not None and devices is None:
         raise typer.BadParameter("--svg needs --devices")

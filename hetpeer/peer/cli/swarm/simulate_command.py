@@ -30,8 +30,9 @@ def simulate(
     ],
     as_json: JsonOption = False,
 ) -> None:
-    """Simulate a run in virtual time: the real planner, coordinator and volunteers, on the devices and links
-    of a file.
+    """Simulate a run in virtual time.
+
+    The real planner, coordinator and volunteers run on the devices and links of a file.
     """
     from hetpeer.peer.simulate.scenario import read_scenario
     from hetpeer.peer.simulate.scenario_run import play

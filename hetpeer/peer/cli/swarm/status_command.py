@@ -53,7 +53,7 @@ def status(
     as_json: JsonOption = False,
     home: HomeOption = None,
 ) -> None:
-    """Show a run's swarm: progress, peers, blocks, links and credit.
+    """Show a run's swarm: progress, peers, blocks, links, credit.
 
     Any peer can be asked; by default the volunteer that runs here, or the run joined last. With --home DIR of
     a run directory: the reliable peer that serves it.

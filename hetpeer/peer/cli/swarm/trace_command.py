@@ -25,8 +25,9 @@ def trace(
     ],
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("trace.json"),
 ) -> None:
-    """Merge the traces of `join --trace` into one file for ui.perfetto.dev: computing, sending and receiving
-    of each peer.
+    """Merge the traces of a swarm into one file.
+
+    For ui.perfetto.dev: computing, sending and receiving of each peer, as `join --trace` has recorded them.
     """
     import json
 

@@ -15,8 +15,9 @@ def register(app: typer.Typer) -> None:
 
 
 def bench(*, as_json: JsonOption = False, home: HomeOption = None) -> None:
-    """Measure this machine for a few seconds: matrix products, memory, the disk of its home, and its own
-    network.
+    """Measure the speed of this machine.
+
+    Takes a few seconds: matrix products, memory, the disk of its home, and its own network.
     """
     from hetpeer.peer.checkup import machine_speeds
     from hetpeer.peer.process.home import default_home

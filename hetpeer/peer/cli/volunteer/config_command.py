@@ -53,8 +53,9 @@ def change(
     *,
     home: HomeOption = None,
 ) -> None:
-    """Change one setting, in the running daemon and in the file. If one of them refuses it, neither
-    changes.
+    """Change one setting, in the running daemon and in the file.
+
+    If one of them refuses it, neither changes.
     """
     from hetpeer.peer.control.control_client import ask
     from hetpeer.peer.control.control_messages import ControlRequest

@@ -41,10 +41,11 @@ def doctor(
     as_json: JsonOption = False,
     home: HomeOption = None,
 ) -> None:
-    """Check whether a volunteer would work on this machine, and what to do if not.
+    """Check whether a volunteer would work on this machine.
 
-    With an invite or address: also whether its peers answer, and whether they reach this machine. Changes
-    nothing; needs no network without an invite. The exit status is that of the first failure.
+    Says what to do if not. With an invite or address: also whether its peers answer, and whether they reach
+    this machine. Changes nothing; needs no network without an invite. The exit status is that of the first
+    failure.
     """
     from hetpeer.peer.arrival.invites import destination
     from hetpeer.peer.checkup import findings

@@ -191,11 +191,13 @@ def join(
     ] = False,
     dashboard: DashboardOption = "",
 ) -> None:
-    """Contribute this machine to a run, by an invite or the address of a peer.
+    """Contribute this machine to a run.
 
-    Without one: back to the run joined last; with --lan to a run in the local network. Ctrl-C leaves within
-    ten seconds and harms nobody. Options override the settings in config.toml, whose names are in brackets
-    (`hetpeer config show`).
+    The run is given by an invite or the address of a peer. Without one: back to the run joined last; with
+    --lan to a run in the local network.
+
+    Ctrl-C leaves within ten seconds and harms nobody. Options override the settings in config.toml, whose
+    names are in brackets (`hetpeer config show`).
     """
     from hetpeer.peer.process.home import default_home
 

@@ -36,8 +36,9 @@ def logs(
     ] = False,
     home: HomeOption = None,
 ) -> None:
-    """Show the log of the volunteer on this machine, running or not. With --home DIR of a run directory: of
-    its reliable peer.
+    """Show the log of this machine's volunteer, running or not.
+
+    With --home DIR of a run directory: of its reliable peer.
     """
     from contextlib import closing
 

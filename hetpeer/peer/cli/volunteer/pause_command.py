@@ -30,7 +30,10 @@ def pause(
     ] = "",
     home: HomeOption = None,
 ) -> None:
-    """Free this machine's processor and memory at once, until `hetpeer resume`. The daemon keeps running."""
+    """Free this machine's processor and memory at once.
+
+    Until `hetpeer resume`; the daemon keeps running.
+    """
     from hetpeer.peer.control.control_messages import ControlRequest
 
     for_s = parse_duration(duration) if duration else None
@@ -52,9 +55,10 @@ def finish(*, home: HomeOption = None) -> None:
 
 
 def stop(*, home: HomeOption = None) -> None:
-    """Leave the run now, like Ctrl-C; returns when the daemon has ended.
+    """Leave the run now, like Ctrl-C.
 
-    With --home DIR of a run directory: stop the reliable peer that serves it.
+    Returns when the daemon has ended. With --home DIR of a run directory: stop the reliable peer that serves
+    it.
     """
     from hetpeer.dht.base.errors import LocalError
     from hetpeer.peer.control.control_client import connected

@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(
         commands,
         name="service",
-        help="Have systemd start a volunteer or a reliable peer at login (user service).",
+        help="Have systemd start hetpeer at login (user service).",
     )
 
 
@@ -49,10 +49,10 @@ def install(
     ] = None,
     home: HomeOption = None,
 ) -> None:
-    """Start a volunteer now and at each login, with options of `hetpeer join`; or `bootstrap DIR ...`, a
-    reliable peer.
+    """Start a volunteer now and at each login.
 
-    Replaces a service that was installed before.
+    Takes options of `hetpeer join`; or `bootstrap DIR ...`, for a reliable peer. Replaces a service that was
+    installed before.
     """
     from hetpeer.peer.daemon import systemd_units
     from hetpeer.peer.limits.settings import of_environment

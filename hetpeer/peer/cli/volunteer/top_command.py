@@ -14,7 +14,10 @@ def register(app: typer.Typer) -> None:
 
 
 def top(*, home: HomeOption = None) -> None:
-    """Watch this machine's volunteer live: state, speed and links. Keys: q quits, p pauses, r resumes."""
+    """Watch this machine's volunteer live.
+
+    State, speed and links. Keys: q quits, p pauses, r resumes.
+    """
     try:
         from hetpeer.peer.top.top_screen import Top
     except ModuleNotFoundError as error:
