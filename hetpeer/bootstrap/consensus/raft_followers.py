@@ -1,4 +1,4 @@
-"""What a leader knows of its followers: how much of the log they have, and when they last answered. Pure."""
+"""Followers as a leader knows them: how much of the log they have, and when they last answered. Pure."""
 
 from __future__ import annotations
 

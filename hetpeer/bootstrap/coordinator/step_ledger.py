@@ -27,7 +27,7 @@ After that the id waits for the stall timeout.
 
 @dataclass(slots=True)
 class SlotVerdict:
-    """What became of a report: blocks that do not count, holders whose sums were displaced, ids
+    """Result of a report: blocks that do not count, holders whose slots were displaced, ids
     open again.
     """
 
@@ -35,7 +35,7 @@ class SlotVerdict:
     evicted: dict[str, list[int]] = field(default_factory=dict)
     reopened: set[int] = field(default_factory=set)
     displaced: set[int] = field(default_factory=set)
-    """Those of `reopened` that had counted."""
+    """Ids of `reopened` that had counted."""
     progress: bool = False
 
 
@@ -94,7 +94,7 @@ class StepLedger:
         return verdict
 
     def _may_reopen(self, holder: str, ids: set[int]) -> set[int]:
-        """Those of `ids` that reports of `holder` have not opened too often."""
+        """Ids that reports of `holder` have not opened too often."""
         fresh = {i for i in ids if self._reopened[holder, i] < MAX_REOPENED}
         self._reopened.update((holder, i) for i in fresh)
         return fresh

@@ -1,4 +1,4 @@
-"""What the coordinator's modules share: term and view, members, and the state.
+"""State that the coordinator's modules share: term and view, members, and more.
 
 Pure data. Every collaborator reads it; `state` and `line` are set by coordinator/machine.py alone.
 """

@@ -42,7 +42,7 @@ class AdaptiveTimeouts:
         self._blamed = True
 
     def found(self) -> None:
-        """What was stuck is counted after a reroute, so a peer was to blame: undo the doubling."""
+        """Stuck ids are counted after a reroute, so a peer was to blame: undo the doubling."""
         if self._before is not None:
             self._factor, self._before = self._before, None
 
