@@ -274,7 +274,6 @@ async def test_a_worker_that_cannot_start_is_an_error_and_leaves_nothing(worker,
 
 PARENT = f"""
 import asyncio
-from hetpeer.stages.execution import compute as compute_module
 from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.ipc.block_commands import WarmUp
 from hetpeer.stages.ipc.compute import Compute, ComputeConfig

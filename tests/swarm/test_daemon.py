@@ -77,6 +77,7 @@ async def given_back(worker: psutil.Process) -> None:
     await until(gone, "the worker is gone", LEAVE_S)
 
 
+@pytest.mark.proof
 async def test_paused_in_training_resumed_and_finished(swarm: Swarm) -> None:
     """The run goes on without it meanwhile, and every microbatch counts once. Then its machine sleeps."""
     one, volunteers = await swarm.without_end(before="sleepy")
@@ -121,7 +122,6 @@ async def test_paused_in_training_resumed_and_finished(swarm: Swarm) -> None:
     await swarm.left_in_order([v for v in volunteers if v is not one])
 
 
-@pytest.mark.proof
 async def test_paused_before_it_works(swarm: Swarm) -> None:
     """Paused while it starts and while its worker does; what is asked of it then; and a pause that ends by itself."""
     training = swarm.run.manifest.training.model_copy(update={"steps": 100_000})
