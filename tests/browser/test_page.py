@@ -294,7 +294,7 @@ async def test_every_panel_says_something(browser: Browser) -> None:
     async with page_of(browser, Daemon(view(["ada", "bob"]))) as page:
         for panel in PANELS:
             assert await page.locator(f"#{panel}").inner_text(), panel
-        await expect(page.locator("#progress")).to_contain_text("no spot check ofada, bob")
+        await expect(page.locator("#progress")).to_contain_text("not spot-checkedada, bob")
         await expect(page.locator("#map .nobody")).to_have_count(3)
         await expect(page.locator("#speed canvas")).to_be_visible()
         assert await page.title() == "training · ada · hetpeer"

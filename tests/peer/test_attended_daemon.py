@@ -96,7 +96,7 @@ def test_it_is_shown(leader: str, said: str) -> None:
     assert members == [
         ("member", "…ONE111  itself, has all records"),
         ("member", "…TWO222  lacks 1 record, heard 1m 15s ago"),
-        ("member", "…THREE3  only who coordinates knows more"),
+        ("member", "…THREE3  only the coordinator knows more"),
     ]
 
 

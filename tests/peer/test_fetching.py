@@ -372,7 +372,7 @@ async def test_a_checkpoint_of_the_log_whose_files_are_not_here(
             await peer._catching_up.look()
         said = [one.getMessage() for one in caplog.records if "is not copied yet" in one.getMessage()]
         assert len(said) == 1
-        assert said[0].startswith("checkpoint 51 is not copied yet: HP-")
+        assert said[0].startswith("checkpoint 51 could not be copied yet: HP-")
         await peer._checkpoints.copy(newest, [network.server.peer_id])
         await peer._catching_up.look()
         assert peer.stored == 0, "it is not looked at again at once"

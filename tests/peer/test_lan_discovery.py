@@ -148,7 +148,7 @@ async def test_an_address_that_is_not_of_this_machine_is_said(
         await heard("203.0.113.9")
     assert caught.value.why.startswith("no question can be sent there: ")
     await announce_forever(node, "203.0.113.9", fresh(), "tiny")
-    assert "nobody finds this peer in the local network: " in caplog.text
+    assert "this peer cannot be found in the local network: " in caplog.text
 
 
 def test_without_the_extra_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,4 +113,4 @@ def test_nobody_is_said_in_one_line() -> None:
     assert caught.value.exit_code == ExitCode.NETWORK
     with pytest.raises(LocalError, match="HP-NET-016") as caught:
         chosen([Notice(FOREIGN, "other", (at("10.0.0.2"),))], RUN)
-    assert f"in run {RUN}; heard of were other (--run {FOREIGN})" in caught.value.why
+    assert f"in run {RUN}; there are other (--run {FOREIGN})" in caught.value.why

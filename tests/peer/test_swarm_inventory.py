@@ -138,6 +138,6 @@ def test_both_forms_say_the_same(run: RunDirectory) -> None:
 
 
 def test_a_swarm_without_volunteers(run: RunDirectory) -> None:
-    with pytest.raises(LocalError, match="no volunteer says what it can do") as refused:
+    with pytest.raises(LocalError, match="no volunteer has published its speed") as refused:
         inventory(run.manifest, {"QmTheSilentOne": Advert(role="volunteer")})
     assert (refused.value.code, refused.value.exit_code) == ("HP-PLAN-001", ExitCode.TRY_LATER)

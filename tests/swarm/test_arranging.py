@@ -14,9 +14,9 @@ async def test_who_is_left_takes_over_what_nobody_comes_for(swarm: Swarm, refere
     one, other = swarm.volunteer("one"), swarm.volunteer("other", fail="tell_vote:3")
     await other.ended(100.0)
     await swarm.gone(other)
-    await until(lambda: swarm.records("arranged"), "blocks are given to others", 100.0)
+    await until(lambda: swarm.records("arranged"), "blocks move to other volunteers", 100.0)
     await swarm.finished(bootstrap, one)
-    assert "blocks are given to others" in bootstrap.said
+    assert "blocks move to other volunteers" in bootstrap.said
     swarm.exact(reference)
 
 

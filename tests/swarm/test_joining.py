@@ -59,7 +59,7 @@ async def test_a_run_is_found_through_a_rendezvous_and_found_again_without_it(sw
         assert await child.ended() == 0, child.said
     version = swarm.version
     back = joins(swarm, "back", link, home=volunteer.home)
-    await back.says("now those by whom the run was found before")
+    await back.says("trying the addresses remembered from the last time")
     await swarm.committed(version + 3)
     await swarm.stored(version + 3)
     back.signal(signal.SIGINT)

@@ -35,7 +35,7 @@ async def test_what_takes_a_new_worker_takes_no_new_volunteer(swarm: Swarm) -> N
     await until(lambda: swarm.lives(one) == 2, "its second life")
     await swarm.committed(swarm.version + 2)
     ask(one.home, ControlRequest(do="set", key="compute.device", value="cuda:99"))
-    await one.says("compute.device is 'auto' again: no worker starts on 'cuda:99'")
+    await one.says("no worker starts on compute.device 'cuda:99': back to 'auto'")
     await until(lambda: swarm.lives(one) == 3, "its third life")
     assert not swarm.records("rollback")
     await swarm.left_in_order(volunteers)

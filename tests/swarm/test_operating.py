@@ -101,7 +101,7 @@ async def test_a_reliable_peer_is_asked_and_stopped(swarm: Swarm, systemd: Syste
     stopped = await does(swarm, "stop", folder=folder)
     assert (stopped.status, stopped.printed) == (ExitCode.OK, "stopped\n"), stopped.said
     assert await bootstrap.ended() == ExitCode.OK
-    assert "stopped; start it again to go on" in bootstrap.said
+    assert "stopped; start it again to continue the run" in bootstrap.said
     await until(lambda: systemd.heard[-1:] == ["STATUS=stopped"], "systemd knows")
     words = systemd.heard
     assert words.index("STATUS=waiting (no_peers)") < words.index("STATUS=training")

@@ -51,7 +51,7 @@ async def test_what_would_come_of_joining(swarm: Swarm) -> None:
     last = len(swarm.run.manifest.blocks) - 1
     assert f"it would probably take blocks 0-{last}, held by no volunteers now, with " in trying.said
     assert "it would download " in trying.said
-    assert f"for now it would be paused (schedule): it is outside {other}" in trying.said
+    assert f"at the moment it would be paused (schedule): it is outside {other}" in trying.said
     assert trying.said.endswith("this was a trial, and no place was asked for\n")
     await fails(small, ExitCode.TOO_SMALL, "HP-FIT-001", "--ram-limit")
     await fails(full, ExitCode.TOO_SMALL, "HP-DISK-005", "limits.files")
