@@ -85,7 +85,7 @@ def test_it_travels() -> None:
     [
         (ONE, "coordinates in term 3; 120/20,000 steps committed, checkpoint 100, 1,234 records"),
         (OTHER, "follows …TWO222 in term 3; "),
-        ("", "follows nobody in term 3; "),
+        ("", "follows no coordinator in term 3; "),
     ],
 )
 def test_it_is_shown(leader: str, said: str) -> None:
