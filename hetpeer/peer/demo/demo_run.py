@@ -58,7 +58,7 @@ async def train(settings: DemoSettings, run: RunDirectory, view: DemoView, clock
         bootstrap = await Child.start("bootstrap node", arguments, home=run.path, log=log)
         children.append(bootstrap)
         address = (await bootstrap.next_line(START_S)).split()[-1]
-        view.say(f"bootstrap node at {address}")
+        view.say(f"reliable peer at {address}")
         for number in range(1, settings.peers + 1):
             children.append(await _volunteer(settings, number, address))  # noqa: PERF401 - one by one: none is missed at the end
         watch = _Watch(settings, run, view, clock, bootstrap, children[1:])
