@@ -151,7 +151,7 @@ def test_a_terminal_is_told_the_colours_and_the_longest_invite_fits_a_code(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "why"), [(("--uses", "5"), "anybody may join"), (("--expires", "1d"), "say --uses")]
+    ("arguments", "why"), [(("--uses", "5"), "everybody may join"), (("--expires", "1d"), "give --uses")]
 )
 def test_limits_that_nobody_would_enforce_are_not_promised(
     run: RunDirectory, arguments: tuple[str, ...], why: str

@@ -139,7 +139,7 @@ def test_each_rule_has_its_reason() -> None:
     assert "longer than" in refusal(text + "a" * MAX_LENGTH).why
     assert "incomplete" in refusal(text[:60]).why
     assert "checksum is wrong" in refusal(text.replace("203.0", "203.1")).why
-    assert "spelled" in refusal(str(Invite("a--b", RUN, (PLAIN,)))).why
+    assert "as hetpeer writes it" in refusal(str(Invite("a--b", RUN, (PLAIN,)))).why
     assert "more than" in refusal(str(Invite("a", RUN, (PLAIN,) * 9))).why
     assert (
         "begin with Qm"
