@@ -51,7 +51,7 @@ def test_impossible_demos_are_refused(wrong: dict[str, int], tmp_path: Path) -> 
 
 def test_a_demo_is_of_text(tmp_path: Path) -> None:
     with pytest.raises(LocalError, match="trains on text") as caught:
-        make_demo_run(DemoSettings(out=tmp_path, data=(Path("digits.py:data"),)))
+        make_demo_run(DemoSettings(out=tmp_path, data=(Path("digits.py:data"),)), print)
     assert (caught.value.code, caught.value.exit_code) == ("HP-DEMO-005", ExitCode.USAGE)
 
 

@@ -60,17 +60,17 @@ class Taker:
             channel.announce()
 
     async def frame(self, channel: Channel, header: Mapping[str, Any], payload: Stream, length: int) -> None:
-        assert channel.credit is not None
-        channel.credit.claim(header["pool"], length)
+        assert channel.grant_lane is not None
+        channel.grant_lane.claim(header["pool"], length)
         await payload.receive_bytes(SIZE)
         self.came.append(header["i"])
-        self.backs.append(channel.credit.settle(header["pool"], length))
+        self.backs.append(channel.grant_lane.settle(header["pool"], length))
         self.most = max(self.most, self.holding.held.total())
 
     def beat(self, channel: Channel) -> None: ...
 
     def up(self, channel: Channel) -> None:
-        channel.credit = channel.credit or self.grants.lane()
+        channel.grant_lane = channel.grant_lane or self.grants.lane()
 
     def down(self, channel: Channel) -> None: ...
 
