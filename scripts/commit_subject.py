@@ -1,4 +1,5 @@
-"""Check the subject of a commit message: an area, a colon, and at most 72 characters in all (`dht: …`, `docs: …`).
+"""Check the subject of a commit message: an area, a colon, and at most 72 characters in all (`dht: …`,
+`docs: …`).
 
 python scripts/commit_subject.py .git/COMMIT_EDITMSG
 """

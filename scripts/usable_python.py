@@ -28,7 +28,7 @@ def missing() -> str:
         try:
             importlib.import_module(name)
         except ImportError:
-            return f"this Python {version} was built without {name}: install another one, or build it with {name}"
+            return f"this Python {version} lacks {name}: install another one, or build it with {name}"
     try:
         importlib.import_module("ensurepip").version()
     except (ImportError, AttributeError):

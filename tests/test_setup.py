@@ -153,7 +153,7 @@ def missing(folder: Path, change: str) -> str:
             "this is darwin on x86_64, and hetpeer runs on Linux on x86-64 only",
         ),
         ("import platform; platform.machine = lambda: 'aarch64'", "this is linux on aarch64"),
-        ("import sys; sys.modules['ssl'] = None", "was built without ssl"),
+        ("import sys; sys.modules['ssl'] = None", "lacks ssl"),
         ("import sys; sys.modules['ensurepip'] = None", "-venv"),
     ],
 )

@@ -1,8 +1,8 @@
 """A decoder-only transformer language model in plain torch; nothing here knows hetpeer.
 
-Names and shapes are GPT-2's (https://github.com/openai/gpt-2). Without arguments there is no dropout and the head is not
-tied to the embedding; `build_tied` is GPT-2's own way.
-Shape suffixes: B batch, T tokens, D width, H heads, K width of a head, V vocabulary.
+Names and shapes are GPT-2's (https://github.com/openai/gpt-2). Without arguments there is no dropout and the
+head is not tied to the embedding; `build_tied` is GPT-2's own way. Shape suffixes: B batch, T tokens, D
+width, H heads, K width of a head, V vocabulary.
 """
 
 import math

@@ -1,4 +1,5 @@
-"""A small ResNet (He et al., Deep Residual Learning, 2016) for 8x8 images: convolutions, BatchNorm, skips; plain torch.
+"""A small ResNet (He et al., Deep Residual Learning, 2016) for 8x8 images: convolutions, BatchNorm, skips;
+plain torch.
 
 Shape suffixes: B batch, C channels, H height, W width, K classes.
 """

@@ -10,7 +10,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 
 class LanguageModel(nn.Module):
-    """Tokens and targets [B, T] in, the mean loss out; logits without targets. Caches are off: each call is one pass."""
+    """Tokens and targets [B, T] in, the mean loss out; logits without targets.
+
+    Caches are off: each call is one pass.
+    """
 
     def __init__(self, model: Any) -> None:
         super().__init__()

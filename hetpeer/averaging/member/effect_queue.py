@@ -12,8 +12,8 @@ Effect = TypeVar("Effect")
 class EffectQueue(Generic[Effect]):
     """Effects in the order of the calls of the core that returned them; `carry_out` gets one after the other.
 
-    Carrying out an effect may call the core again, for example with a tensor that a volunteer sends to itself.
-    The effects of that call wait behind those of earlier calls: no effect overtakes an earlier one.
+    Carrying out an effect may call the core again, for example with a tensor that a volunteer sends to
+    itself. The effects of that call wait behind those of earlier calls: no effect overtakes an earlier one.
 
     >>> def carry_out(effect):
     ...     print(effect)

@@ -45,8 +45,8 @@ class Bundle:
 class HeldStep:
     """The step that `begin` names, at holder `me` of the blocks `place`.
 
-    `shape`: what the manifest says of the model; `worker_queue`: the worker's room, which the steps in progress
-    share.
+    `shape`: what the manifest says of the model; `worker_queue`: the worker's room, which the steps in
+    progress share.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class HeldStep:
         self.pipeline.decided()
         return self.vote.apply(commit, oldest)
 
-    # ── what the coordinator says ────────────────────────────────────────────────────────────────────────────────
+    # ── what the coordinator says ───────────────────────────────────────────────────────────────────────────
 
     def receive(self, message: m.InStep) -> list[Effect]:
         """A message of the coordinator on this step."""
@@ -141,7 +141,7 @@ class HeldStep:
         self._incarnations[peer] = incarnation
         return self.absorb(self.pipeline.joined(peer, place))
 
-    # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── tasks ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def activation(self, sender: str, bundle: Bundle, handle: p.Handle) -> list[Effect]:
         """A bundle from the hop before us; it is released if its route is not ours to run."""

@@ -130,7 +130,7 @@ class Member:
         """Block → digest of its state at `version`."""
         return self.position.digests
 
-    # ── the control stream ───────────────────────────────────────────────────────────────────────────────────────
+    # ── the control stream ──────────────────────────────────────────────────────────────────────────────────
 
     def connected(self, uplink: float = 0.0) -> list[Effect]:
         """A new session with a coordinator: say Hello, with the states that we still hold.
@@ -165,7 +165,7 @@ class Member:
         effects = row.method(self, message) if self.phase in row.phases else []
         return [*effects, *self.work.share_worker()]
 
-    # ── joining and syncing ──────────────────────────────────────────────────────────────────────────────────────
+    # ── joining and syncing ─────────────────────────────────────────────────────────────────────────────────
 
     def _welcome(self, message: m.Welcome) -> list[Effect]:
         commit, position = message.commit, self.position
@@ -248,7 +248,7 @@ class Member:
         assert self.version is not None
         return Tell(m.Ready(line=self.line, version=self.version, held=self.position.held()))
 
-    # ── one step ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── one step ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _begin(self, message: m.Begin) -> list[Effect]:
         if message.group:
@@ -320,7 +320,7 @@ class Member:
         self.phase = self.phase if step.delayed else Phase.REDUCING
         return [*step.vote.plan(message), *self.work.replay_early()]
 
-    # ── apply ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── apply ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _commit(self, message: m.Commit) -> list[Effect]:
         step, work = self.work.named(message), self.work
@@ -361,7 +361,7 @@ class Member:
         digests = {block: self.digests[block] for block in message.blocks if block in self.digests}
         return [SaveState(self.line, message.version, digests)]
 
-    # ── roll-back, and the end ───────────────────────────────────────────────────────────────────────────────────
+    # ── roll-back, and the end ──────────────────────────────────────────────────────────────────────────────
 
     def _rolled_back(self, message: m.RolledBack) -> list[Effect]:
         elsewhere = message.line.cluster != self.line.cluster
@@ -388,7 +388,7 @@ class Member:
         self.phase = Phase.STOPPED
         return [*self.work.drop_all(), Stop(message.why, completed=False, rejected=message.reason)]
 
-    # ── the table ────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the table ───────────────────────────────────────────────────────────────────────────────────────────
 
     _PREPARED = frozenset(Phase) - {Phase.JOINING, Phase.PREPARING}
     """A Fetch before that is meant for an earlier place: we report `Prepared` when we are."""

@@ -24,8 +24,10 @@ def choose_place(places: Iterable[Place], memory_bytes: int) -> Place:
         raise LocalError(
             "HP-FIT-001",
             "no open place of this run fits into this machine's memory",
-            why=f"the smallest needs {smallest / 2**20:.0f} MiB, this machine offers {memory_bytes / 2**20:.0f} MiB",
-            fix="allow more with --ram-limit (on a GPU, close what else uses it), or ask the run's author for more and smaller stages",
+            why=f"the smallest needs {smallest / 2**20:.0f} MiB, this machine offers "
+            f"{memory_bytes / 2**20:.0f} MiB",
+            fix="allow more with --ram-limit (on a GPU, close what else uses it), or ask the run's author "
+            "for more and smaller stages",
             exit_code=ExitCode.TOO_SMALL,
         )
     return min(

@@ -85,7 +85,7 @@ class StepVote:
         """Keep a copy of the parameters as they are now, for a delayed averaging."""
         return self._wrap([KeepCopy(block) for block in self._blocks]) if self._delayed else []
 
-    # ── reduce and vote ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── reduce and vote ─────────────────────────────────────────────────────────────────────────────────────
 
     def plan(self, message: m.Plan) -> list[Effect]:
         """Take part in a plan; it voids lower ones. A plan that we know already changes nothing."""
@@ -187,7 +187,7 @@ class StepVote:
     def _is_current(self, plan: int) -> bool:
         return self.reduction is not None and self.reduction.number == plan
 
-    # ── apply ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── apply ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def matches(self, commit: m.Commit) -> bool:
         """Whether `commit` decides this step and names the very gradients that we hold."""

@@ -40,7 +40,7 @@ class WorkInProgress:
         self._lately: frozenset[str] = frozenset()
         """Partners of the step that ended last."""
 
-    # ── what is in progress ──────────────────────────────────────────────────────────────────────────────────────
+    # ── what is in progress ─────────────────────────────────────────────────────────────────────────────────
 
     def _all(self) -> list[HeldStep]:
         return self.steps if self.averaging is None else [*self.steps, self.averaging]
@@ -118,7 +118,7 @@ class WorkInProgress:
             return self.numbered(message.step)
         return self.averaging if self.averaging and self.averaging.id.group == message.group else None
 
-    # ── for member.py ────────────────────────────────────────────────────────────────────────────────────────────
+    # ── for member.py ───────────────────────────────────────────────────────────────────────────────────────
 
     def drop_step(self, step: HeldStep) -> list[Effect]:
         """End `step`."""
@@ -170,7 +170,7 @@ class WorkInProgress:
             for effect in self._take(tensor.origin, tensor.handle, tensor.accept)
         ]
 
-    # ── finished work ────────────────────────────────────────────────────────────────────────────────────────────
+    # ── finished work ───────────────────────────────────────────────────────────────────────────────────────
 
     def forward_done(
         self, step: StepId, key: TaskKey, output: Handle | None, loss: float | None
@@ -214,7 +214,7 @@ class WorkInProgress:
         held = self.find(step)
         return [Release(gradient)] if held is None else held.vote.inspected(plan, vote, gradient, looks)
 
-    # ── links ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── links ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def unreachable(self, peer: str) -> list[Effect]:
         """Our link to `peer` is down and could not be opened again."""
@@ -263,7 +263,7 @@ class WorkInProgress:
         step = self.at_origin(origin)
         return step is not None and step.due(origin) is Due.NOW
 
-    # ── tensors ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── tensors ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def activation(self, origin: Origin, bundle: Bundle, handle: Handle) -> list[Effect]:
         """A bundle of activations from the hop before us."""

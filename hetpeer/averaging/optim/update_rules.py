@@ -248,7 +248,8 @@ def _update(
     denominator = _sqrt(second).mul_(scalars.unbias2).add_(scalars.epsilon)
     parameters.add_((exp_avg / denominator).mul_(scalars.minus_rate))
     if look_ahead is not None:
-        # p ← p - rate (1 - μₜ) / (1 - Πμ) · g / (√v / √(1 - β2ᵗ) + ε); what stands above is with μₜ₊₁ / (1 - Πμ μₜ₊₁) for 1 / (1 - β1ᵗ)
+        # p ← p - rate (1 - μₜ) / (1 - Πμ) · g / (√v / √(1 - β2ᵗ) + ε); what stands above is with μₜ₊₁ / (1 -
+        # Πμ μₜ₊₁) for 1 / (1 - β1ᵗ)
         parameters.add_(look_ahead.div_(denominator).mul_(scalars.minus_rate_of_gradient))
 
 

@@ -1,4 +1,7 @@
-"""How a block's flat gradient is divided for a reduce: into the reducers' shares, and these into shards. Pure."""
+"""How a block's flat gradient is divided for a reduce: into the reducers' shares, and these into shards.
+
+Pure.
+"""
 
 from __future__ import annotations
 

@@ -113,7 +113,10 @@ class Admission:
         return Admitted(record)
 
     def _admission(self, peer: str, data: bytes, now: float) -> dict[str, Any]:
-        """Record that admits `peer` by a voucher. Raises ValueError with the reason if the voucher does not."""
+        """Record that admits `peer` by a voucher.
+
+        Raises ValueError with the reason if the voucher does not.
+        """
         if not data:
             raise ValueError("the run is for peers with an invite that its author made for them")
         try:

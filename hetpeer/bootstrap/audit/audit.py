@@ -38,7 +38,8 @@ RULES: Mapping[str, str] = {
     "F5": "who was given up changes nothing: nobody applies under an incarnation that it has left",
     "F6": "one coordinator at a time decides one step after the other",
     "G1": "no batch of a grouped run is in its parameters twice",
-    "S1": "each step is computed with parameters that are as old as was decided, and no older than the run allows",
+    "S1": "each step is computed with parameters that are as old as was decided, and no older than the run "
+    "allows",
     "I3": "nothing is applied that was not decided",
     "I5": "a run goes back to its last complete checkpoint only",
     "C1": "a commit credits each peer with what is its own in the sums that were applied",
@@ -307,7 +308,9 @@ def _check_lives(lives: Mapping[str, Sequence[AppliedEvent]], verdict: AuditVerd
 def _counted_leftovers(
     records: Sequence[Record], found: Iterable[LeftoverEvent], applied: Mapping[Key, list[AppliedEvent]]
 ) -> set[tuple[int, int, int]]:
-    """(cluster, step, id) of microbatches that a volunteer found on the task board and that it contributed."""
+    """(cluster, step, id) of microbatches that a volunteer found on the task board and that it
+    contributed.
+    """
     plans = {(one.cluster, one.view, one.step): one.plan for r in records for one in decisions_of(r)}
     return {
         (one.cluster, one.step, microbatch)

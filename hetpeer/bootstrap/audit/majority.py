@@ -48,7 +48,9 @@ class MajorityStatements:
         return heard
 
     def findings(self, decided: Collection[tuple[int, int, int, int]]) -> Iterator[str]:
-        """A line for each outvoted volunteer, and for each with statements on updates that are not `decided`."""
+        """A line for each outvoted volunteer, and for each with statements on updates that are not
+        `decided`.
+        """
         for peer, events in sorted(self.outvoted.items()):
             yield f"{peer} has signed something else than most who applied the same: {_where(events)}"
         undecided: dict[str, list[AppliedEvent]] = {}

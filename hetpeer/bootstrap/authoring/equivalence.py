@@ -92,7 +92,8 @@ def check_likeness(
     if not abs(found - loss) <= gates.loss * (abs(loss) + 1):
         raise _unlike(
             f"the blocks' loss of the first microbatch is {found:.6g}, and the model's own {loss:.6g}",
-            "something in forward() decides that is no operator: Python's state, or a value that a trace took for a constant",
+            "something in forward() decides that is no operator: Python's state, or a value that a trace "
+            "took for a constant",
             "let forward() depend on its inputs, parameters and buffers alone",
         )
     excess = {
@@ -102,9 +103,12 @@ def check_likeness(
     worst = max(excess, key=lambda name: math.inf if math.isnan(excess[name]) else excess[name])
     if not excess[worst] <= 1:
         raise _unlike(
-            f"the blocks' gradient of {worst!r} is not the model's own: of {norms[worst]:.2g} it differs by {float(gradients[worst].norm()):.2g}",
-            "volunteers run operators, and derive them as torch does: a backward of your own (torch.autograd.Function) and hooks on gradients or tensors do not travel",
-            "leave hooks out; where a value y stands for x in the backward pass write x + (y - x).detach(), and for a gradient times g, g * x + ((1 - g) * x).detach()",
+            f"the blocks' gradient of {worst!r} is not the model's own: of {norms[worst]:.2g} it differs by "
+            f"{float(gradients[worst].norm()):.2g}",
+            "volunteers run operators, and derive them as torch does: a backward of your own "
+            "(torch.autograd.Function) and hooks on gradients or tensors do not travel",
+            "leave hooks out; where a value y stands for x in the backward pass write x + (y - x).detach(), "
+            "and for a gradient times g, g * x + ((1 - g) * x).detach()",
         )
 
 

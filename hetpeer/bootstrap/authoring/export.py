@@ -111,7 +111,8 @@ def _no_logits(why: str) -> LocalError:
         "HP-MODEL-010",
         "the model gives no logits for tokens alone",
         why=why,
-        fix="let forward(tokens) return logits [1, T, vocabulary], or use what hetpeer export writes in your own way",
+        fix="let forward(tokens) return logits [1, T, vocabulary], or use what hetpeer export writes in your "
+        "own way",
         exit_code=ExitCode.CONFIG,
     )
 

@@ -1,4 +1,6 @@
-"""The model's part of a run directory: traced, cut, written block by block, with the data that export needs."""
+"""The model's part of a run directory: traced, cut, written block by block, with the data that export
+needs.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,8 @@ def ship(
             "HP-MODEL-009",
             "the model computes microbatches of one size only",
             why=f"{training.batch_size} samples are no multiple of {training.microbatch_size}",
-            fix="choose a --batch-size that is, or let no size in forward() be a constant that is the batch's",
+            fix="choose a --batch-size that is, or let no size in forward() be a constant that is the "
+            "batch's",
             exit_code=ExitCode.CONFIG,
         )
     last = training.samples_of(training.microbatches - 1)
@@ -75,7 +78,8 @@ def ship(
         check_likeness(model, first, dag, specs)
     else:
         _log.warning(
-            "the blocks are not compared with the model: that takes %.1f GiB of memory, and %.1f GiB are free;"
+            "the blocks are not compared with the model: that takes %.1f GiB of memory, and %.1f GiB are "
+            "free;"
             " make sure that the model has no hooks and no torch.autograd.Function of your own",
             takes / 2**30,
             free / 2**30,

@@ -43,7 +43,9 @@ class Conduct:
 
 
 class DisputedPairs:
-    """Disputed pairs in one term, in a grouped run those of one cluster; `conduct` is shared by all clusters."""
+    """Disputed pairs in one term, in a grouped run those of one cluster; `conduct` is shared by all
+    clusters.
+    """
 
     def __init__(self, conduct: Conduct | None = None) -> None:
         self._commits = 0
@@ -71,7 +73,7 @@ class DisputedPairs:
     def _remembered(self, known: Mapping[Known, int]) -> dict[Known, int]:
         return {one: until for one, until in known.items() if until > self._commits}
 
-    # ── how closely votes are looked at ──────────────────────────────────────────────────────────────────────────
+    # ── how closely votes are looked at ─────────────────────────────────────────────────────────────────────
 
     def look_closely(self, blocks: Iterable[int]) -> None:
         """Note that votes on `blocks` differed or were on sums that are not finite."""
@@ -81,7 +83,7 @@ class DisputedPairs:
         """Those of `blocks` whose votes must list what each reducer sent."""
         return tuple(block for block in sorted(blocks) if block in self._closely)
 
-    # ── who with whom ────────────────────────────────────────────────────────────────────────────────────────────
+    # ── who with whom ───────────────────────────────────────────────────────────────────────────────────────
 
     def add(self, pairs: Collection[Pair], *, late: bool = False) -> set[Pair]:
         """Note disputed `pairs`; `late`: one waited for the other. Returns the pairs that are new."""
@@ -116,7 +118,7 @@ class DisputedPairs:
         """Whether `against` is more than one and a majority of `others` without the peer itself."""
         return against > 1 and 2 * against > len(others) - 1
 
-    # ── who has to go ────────────────────────────────────────────────────────────────────────────────────────────
+    # ── who has to go ───────────────────────────────────────────────────────────────────────────────────────
 
     def shunned(self, holders: Collection[str], *, late: bool = False) -> set[str]:
         """Those of a block's `holders` that are in dispute with more than one other holder, and with most of

@@ -71,7 +71,10 @@ class Reputation:
         return known
 
     def contributes(self, peer: str) -> bool:
-        """Count a step to which `peer` contributes. Returns whether the contribution is checked in any case."""
+        """Count a step to which `peer` contributes.
+
+        Returns whether the contribution is checked in any case.
+        """
         one = self._of(peer)
         one.contributions += 1
         watched = one.watched > 0

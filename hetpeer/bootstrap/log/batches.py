@@ -143,7 +143,7 @@ class BatchLineage:
             heapq.heappush(self._again, skipped)
         self._fresh = max(self._fresh, batch + 1)
 
-    # ── handing out ──────────────────────────────────────────────────────────────────────────────────────────────
+    # ── handing out ─────────────────────────────────────────────────────────────────────────────────────────
 
     def take(self, cluster: int) -> int | None:
         """Hand out the next batch that is in no cluster and with no cluster; None if there is none now."""
@@ -187,7 +187,7 @@ class BatchLineage:
             heapq.heappop(self._again)
         return self._fresh == self._count and not self._again and not self._in_hands
 
-    # ── founding ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── founding ────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def living(self) -> frozenset[int]:

@@ -35,7 +35,10 @@ class PackedRecords(Records):
         self._there[begin:] = array("Q", bytes(8 * (len(self._packed) - begin)))
 
     def shelve(self, place: int, shelf: Sequence[Record], there: int) -> None:
-        """Let `shelf` keep record `place`, as its record `there`. All shelved records are on the same shelf."""
+        """Let `shelf` keep record `place`, as its record `there`.
+
+        All shelved records are on the same shelf.
+        """
         self._shelf = shelf
         self._packed[place] = None
         self._there[place] = there

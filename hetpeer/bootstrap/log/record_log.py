@@ -184,7 +184,9 @@ def _check(length: int, digest: bytes) -> bytes:
 
 
 def _scan(path: Path) -> tuple[array[int], int]:
-    """Offsets at which acknowledged records end, after a leading 0, and the number of torn bytes that follow."""
+    """Offsets at which acknowledged records end, after a leading 0, and the number of torn bytes that
+    follow.
+    """
     ends = array("Q", (0,))
     ends.extend(end for end, _ in _frames(path))
     return ends, path.stat().st_size - ends[-1]
@@ -232,6 +234,7 @@ def _damaged(path: Path, offset: int) -> LocalError:
         "HP-LOG-001",
         f"{path} is damaged at byte {offset}",
         why="a record that was safely on the disk has changed since, or cannot be read",
-        fix="restore the file from a copy if this is the only reliable peer; of several, name another in its place (hetpeer amend)",
+        fix="restore the file from a copy if this is the only reliable peer; of several, name another in its "
+        "place (hetpeer amend)",
         exit_code=ExitCode.VERSION,
     )

@@ -70,7 +70,10 @@ class EventLog:
         return os.pread(self._descriptor, self._ends[end - 1] - start, start).decode().splitlines()
 
     def append(self, record: Record) -> str:
-        """Sign and write a record; returns its line. Raises `LocalError` HP-DISK-002 with the file as it was."""
+        """Sign and write a record; returns its line.
+
+        Raises `LocalError` HP-DISK-002 with the file as it was.
+        """
         line = sign_event(record, self._identity)
         data = line.encode() + b"\n"
         with disk_errors(self.path):

@@ -140,7 +140,8 @@ class DataSettings(ManifestPart):
             for number, shard in enumerate(shards):
                 if shard.samples * nbytes > shard.bytes:
                     raise ValueError(
-                        f"data.{field}.{number} has {shard.bytes} bytes, too few for {shard.samples} samples of {nbytes}"
+                        f"data.{field}.{number} has {shard.bytes} bytes, too few for {shard.samples} samples "
+                        f"of {nbytes}"
                     )
         return self
 
@@ -203,7 +204,8 @@ class Manifest(ManifestPart):
         codecs = {self.links.codec, self.links.backward or self.links.codec}
         if self.trust.spot_checks and not codecs <= TOLERANCE.keys() - {"int4"}:
             raise ValueError(
-                "trust.spot_checks does not go with links.codec int4 or topk: two that compute the same get other bundles"
+                "trust.spot_checks does not go with links.codec int4 or topk: two that compute the same get "
+                "other bundles"
             )
         return self
 
@@ -211,7 +213,8 @@ class Manifest(ManifestPart):
     def _can_be_robust(self) -> Manifest:
         if self.averaging is not None and self.averaging.robust and self.ties:
             raise ValueError(
-                "averaging.robust does not go with parameters that blocks share: each block would clip them otherwise"
+                "averaging.robust does not go with parameters that blocks share: each block would clip them "
+                "otherwise"
             )
         return self
 
@@ -378,7 +381,8 @@ def validated(model: type[Model], fields: Any) -> Model:
         field, what = first_wrong(error)
         raise LocalError(
             "HP-RUN-001",
-            f"bad value in the run's settings: {field[:200] or model.__name__}",  # some are named by the author
+            "bad value in the run's settings: "
+            f"{field[:200] or model.__name__}",  # some are named by the author
             why=what.removeprefix("Value error, "),
             fix="correct it and give the command again",
             exit_code=ExitCode.CONFIG,

@@ -74,7 +74,10 @@ class MembershipConfig:
         return self._take(self._signed.amended(data, instead=instead), kept=False)
 
     def hear(self, data: bytes, peer: str, *, instead: bool = False) -> bool:
-        """`learn` from `peer`. Raises `ProtocolError` if the owner did not sign it, `LocalError` HP-DISK-*."""
+        """`learn` from `peer`.
+
+        Raises `ProtocolError` if the owner did not sign it, `LocalError` HP-DISK-*.
+        """
         try:
             amended = self._signed.amended(data, instead=instead)
         except LocalError as error:
@@ -94,7 +97,10 @@ class MembershipConfig:
 def amend(
     signed: SignedManifest, folder: Path, owner_key: Ed25519PrivateKey, change: MembershipChange
 ) -> MembershipConfig:
-    """Sign another amendment of the run in `folder`. Raises `LocalError` HP-RUN-001, HP-RUN-013, HP-DISK-*."""
+    """Sign another amendment of the run in `folder`.
+
+    Raises `LocalError` HP-RUN-001, HP-RUN-013, HP-DISK-*.
+    """
     config = MembershipConfig(signed, folder)
     changed = change.fields(config.amendment, config.peers)
     fields = {"run_id": signed.run_id, "sequence": config.sequence + 1, **changed}

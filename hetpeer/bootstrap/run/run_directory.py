@@ -1,15 +1,14 @@
-"""The layout of a run directory: what the author makes with `hetpeer init` and the coordinator serves and
-fills.
+"""Layout of a run directory, which `hetpeer init` makes and the coordinator serves and fills.
 
 manifest.hetpeer   signed; everything else is checked against it
 owner.key          Ed25519, signs the manifest      identity.key   the coordinator's libp2p identity
 graph/             block-000.graph …                state/         initial-000.safetensors …
 data/              shards of samples                checkpoints/   sealed and growing checkpoints
-log/ledger.log     the coordinator's decisions      volunteers/    the volunteers' signed events, one file each
-amendment.hetpeer  signed too, if the reliable peers are others by now (membership_config.py)
-author.json        where the author's modules and texts are; of use on the author's machine only
-invite             what others give to hetpeer join, as it was when the run was served last
-control.sock       where the reliable peer is asked while it runs      daemon.log   what it has said
+log/ledger.log     the coordinator's decisions      volunteers/    volunteers' signed events, a file each
+amendment.hetpeer  the latest amendment, signed (membership_config.py)
+author.json        paths of the author's modules and texts on the author's machine
+invite             argument for `hetpeer join`, as of the last time the run was served
+control.sock       control socket of the running reliable peer         daemon.log   its log
 """
 
 from __future__ import annotations

@@ -246,7 +246,9 @@ class TrainingSettings(ManifestPart):
         return self.microbatches + self.eval_microbatches
 
     def most_behind(self, step: int, batch: int) -> int:
-        """Largest number of updates by which step `step`'s parameters may be stale when it computes `batch`."""
+        """Largest number of updates by which step `step`'s parameters may be stale when it computes
+        `batch`.
+        """
         return 0 if batch < self.fresh_steps else min(self.staleness, step)
 
     def samples_of(self, number: int) -> int:
@@ -257,7 +259,8 @@ class TrainingSettings(ManifestPart):
     def _sizes_fit(self) -> TrainingSettings:
         if self.microbatch_size > self.batch_size:
             raise ValueError(
-                f"training.microbatch_size {self.microbatch_size} is above training.batch_size {self.batch_size}"
+                f"training.microbatch_size {self.microbatch_size} is above training.batch_size "
+                f"{self.batch_size}"
             )
         if any(step >= later for (step, _), (later, _) in pairwise(self.schedule)):
             raise ValueError("the steps of training.schedule do not rise")
@@ -267,15 +270,18 @@ class TrainingSettings(ManifestPart):
             )
         if self.fresh_steps >= self.steps:
             raise ValueError(
-                f"training.fresh_steps {self.fresh_steps} (by default those of the warm-up) leaves none of {self.steps} steps to overlap"
+                f"training.fresh_steps {self.fresh_steps} (by default those of the warm-up) leaves none of "
+                f"{self.steps} steps to overlap"
             )
         if self.head_start is not None and not (self.staleness and self.head_start <= self.microbatches):
             raise ValueError(
-                f"training.head_start {self.head_start} is not of {self.microbatches} microbatches of steps that overlap (training.staleness)"
+                f"training.head_start {self.head_start} is not of {self.microbatches} microbatches of steps "
+                "that overlap (training.staleness)"
             )
         if self.head_start is not None and self.compensation:
             raise ValueError(
-                "training.compensation is for steps whose microbatches are all as old, and training.head_start for others"
+                "training.compensation is for steps whose microbatches are all as old, and "
+                "training.head_start for others"
             )
         if self.slot_size > self.microbatches:
             raise ValueError(

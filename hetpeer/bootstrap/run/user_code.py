@@ -59,12 +59,14 @@ MODEL: Final = FunctionRole(
 LOSS: Final = FunctionRole(
     "loss",
     "HP-MODEL-008",
-    "give --loss path/to/module.py:function, a function of the model's outputs and the batch that returns the mean loss",
+    "give --loss path/to/module.py:function, a function of the model's outputs and the batch that returns "
+    "the mean loss",
 )
 DATA: Final = FunctionRole(
     "data",
     "HP-DATA-004",
-    "give --data path/to/module.py:function, a function without arguments that yields mappings of names to numpy arrays",
+    "give --data path/to/module.py:function, a function without arguments that yields mappings of names to "
+    "numpy arrays",
 )
 
 

@@ -91,7 +91,8 @@ async def fetch(
                 "HP-SYNC-002",
                 f"peer {peer_id} does not have {name}",
                 peer=peer_id,
-                why="it takes part in another run, has not fetched it yet, has dropped it, or gives as much to others as it can",
+                why="it takes part in another run, has not fetched it yet, has dropped it, or gives as much "
+                "to others as it can",
                 fix="nothing: others are asked, and this one again",
             )
         facts = frame.header.get("facts")

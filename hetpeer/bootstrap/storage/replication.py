@@ -89,7 +89,7 @@ class CheckpointReplication:
         """Version of the newest sealed checkpoint here."""
         return int(self._newest["version"])
 
-    # ── making one ───────────────────────────────────────────────────────────────────────────────────────────────
+    # ── making one ──────────────────────────────────────────────────────────────────────────────────────────
 
     async def collect(self, order: CollectCheckpoint, members: Sequence[str]) -> Sequence[str]:
         """Fetch every block's state from its holder, check it, store it, and have a majority of `members`
@@ -189,7 +189,10 @@ class CheckpointReplication:
         await stream.send({"kept": True}, timeout_s=ASK_S)
 
     async def copy(self, record: Record, sources: Iterable[str]) -> None:
-        """Fetch missing files of a checkpoint from `sources`. Raises `RemoteError`, `LocalError` HP-DISK-*."""
+        """Fetch missing files of a checkpoint from `sources`.
+
+        Raises `RemoteError`, `LocalError` HP-DISK-*.
+        """
         version = int(record["version"])
         async with self._begun(version, record):
             for block, digest in enumerate(record["blocks"]):
@@ -215,7 +218,7 @@ class CheckpointReplication:
                 last = error
         raise last
 
-    # ── those that count ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── those that count ────────────────────────────────────────────────────────────────────────────────────
 
     async def sealed(self, record: Record) -> None:
         """Note that a checkpoint here is sealed.

@@ -51,7 +51,9 @@ class CheckerChoice:
         return min(among, key=lambda other: (self._place(other) - self._place(peer)) % 1.0, default=None)
 
     def third(self, check: SpotCheck, checks: Iterable[SpotCheck]) -> str | None:
-        """A third checker for `check`: not heard yet, and not known to have given false numbers in this step."""
+        """A third checker for `check`: not heard yet, and not known to have given false numbers in this
+        step.
+        """
         assert self._rules is not None
         suspects = {one.outcome.culprit for one in checks if one is not check}
         able = self._able(check.peer, {*check.checkers, *suspects})

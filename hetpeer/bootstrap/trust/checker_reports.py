@@ -132,7 +132,7 @@ class CheckerReport:
         self.done.add(piece)
         return True
 
-    # ── what others say of it ────────────────────────────────────────────────────────────────────────────────────
+    # ── what others say of it ───────────────────────────────────────────────────────────────────────────────
 
     def goes(self, piece: CheckedPiece, way: CheckRoute, about: str) -> bool:
         """Note the route of `piece`; peers with parts of it will compare them with those of `about`.

@@ -63,7 +63,7 @@ class ReduceComplaints:
         out, self._out = self._out, {}
         return out
 
-    # ── votes ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── votes ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def look_closely(self, blocks: Collection[int]) -> None:
         """Note that votes on `blocks` differed or were on sums that are not finite."""
@@ -123,7 +123,7 @@ class ReduceComplaints:
         """Handle peers that contradict themselves on a block and its shares: no other statement is needed."""
         self._go(peers, CONTRADICTS, shunned=peers)
 
-    # ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── parts ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def objected(self, peer: str, message: m.Objection, plan: int) -> bool:
         """Handle a reducer's objection to a part, under the latest `plan`.
@@ -139,7 +139,7 @@ class ReduceComplaints:
         what = f"what {message.peer} sent of block {message.block} cannot be added: {message.why}"
         return self._follow({pair}, {message.block: {pair}}, REFUSED, what, message.peer)
 
-    # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── time ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def missed(self, peer: str, message: m.Missed) -> None:
         """Note the parts that `peer` missed when the last plan timed out."""
@@ -179,7 +179,7 @@ class ReduceComplaints:
         self._known.waited_in_vain(out)
         return bool(new) and not stuck
 
-    # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _follow(
         self,

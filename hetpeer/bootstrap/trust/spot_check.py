@@ -64,7 +64,7 @@ class SpotCheck:
     def checkers(self) -> list[str]:
         return [opinion.peer for opinion in self.opinions]
 
-    # ── computed once more ───────────────────────────────────────────────────────────────────────────────────────
+    # ── computed once more ──────────────────────────────────────────────────────────────────────────────────
 
     def accepted(self, pieces: Iterable[CheckedPiece]) -> None:
         """Add accepted contributions of `peer`."""
@@ -122,7 +122,9 @@ class SpotCheck:
 
     @property
     def answered(self) -> set[Duty]:
-        """Requested duties, without those still open and without checkers whose bundle may not have arrived."""
+        """Requested duties, without those still open and without checkers whose bundle may not have
+        arrived.
+        """
         unsaid = {(word.peer, CheckDuty.COMPARES) for by in self.opinions for word in by.unsaid}
         return self.took_part - unsaid - {duty for by in self.opinions for duty in by.awaited}
 
@@ -137,7 +139,7 @@ class SpotCheck:
         }
         return theirs == {(block, p.id) for p in self.pieces for block in range(p.begin, p.end)}
 
-    # ── shown ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── shown ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def void(self) -> None:
         """Discard shown fingerprints: there is a new plan, or another checker."""

@@ -97,7 +97,9 @@ class StateAgreement:
         return found
 
     def _right(self, block: int, words: _Words, *, last: bool) -> str | None:
-        """Digest by the majority of witnesses, or by all reports if there is no witness; None if undecided."""
+        """Digest by the majority of witnesses, or by all reports if there is no witness; None if
+        undecided.
+        """
         if block in self._context.sealed:
             return self._context.sealed[block]
         heard = Counter(words.said[peer] for peer in words.witnesses & words.said.keys())

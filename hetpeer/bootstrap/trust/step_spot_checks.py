@@ -69,10 +69,12 @@ class StepSpotChecks:
         self._ended = [one for one in self._ended if one not in ended]
         return ended
 
-    # ── computed once more ───────────────────────────────────────────────────────────────────────────────────────
+    # ── computed once more ──────────────────────────────────────────────────────────────────────────────────
 
     def accepted(self, peer: str, contents: Iterable[m.Contents], refused: Collection[int]) -> list[Effect]:
-        """Note accepted contributions of `peer`, except in `refused` blocks; its checker must compute them."""
+        """Note accepted contributions of `peer`, except in `refused` blocks; its checker must compute
+        them.
+        """
         rules = self._rules
         if rules is None or not rules.share:
             return []
@@ -167,7 +169,7 @@ class StepSpotChecks:
         check.outcome = outcome
         self._ended.append(check)
 
-    # ── compared ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── compared ────────────────────────────────────────────────────────────────────────────────────────────
 
     def void(self) -> None:
         """Note that the latest plan is void."""

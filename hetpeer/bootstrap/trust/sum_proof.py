@@ -90,7 +90,7 @@ class SumProof:
         self._shares: dict[int, dict[m.Where, str]] = {}
         """Block under closer examination → share → its reducer."""
 
-    # ── asked ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── asked ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def begin(self) -> dict[str, tuple[m.Mark, ...]]:
         """Requests once all have voted: peer → fingerprints."""
@@ -128,7 +128,7 @@ class SumProof:
         """Peers that have not answered yet."""
         return set(self._asked)
 
-    # ── said ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── said ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, peer: str, message: m.Proved) -> dict[str, tuple[m.Mark, ...]]:
         """Take an answer of `peer`; returns further requests.
@@ -206,7 +206,7 @@ class SumProof:
         """Sender → its stated fingerprint of its part."""
         return self._parts.get(mark.where, {})
 
-    # ── judged ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── judged ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _judge(self, block: int, shares: Mapping[m.Where, str]) -> None:
         cover = self._covers[block]

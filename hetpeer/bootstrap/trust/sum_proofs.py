@@ -46,7 +46,7 @@ class StepSumProofs:
         """Disputes that the latest plan must resolve."""
         self._pairs: dict[int, set[Pair]] = {}
 
-    # ── plans ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── plans ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def choose(self, block: int, fit: Sequence[str], holders: Sequence[str]) -> tuple[str, ...]:
         """Reducers of `block` in the next plan: all that are `fit`, or a single witness if the block is in
@@ -92,7 +92,7 @@ class StepSumProofs:
         """Fingerprints that `peer` must take of what it receives under the latest plan."""
         return tuple(mark for trial in self._trials if trial.witness == peer for mark in trial.marks)
 
-    # ── proven ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── proven ──────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def over(self) -> bool:
@@ -179,7 +179,7 @@ class StepSumProofs:
         pairs, self._pairs = self._pairs, {}
         return pairs
 
-    # ── waited for ───────────────────────────────────────────────────────────────────────────────────────────────
+    # ── waited for ──────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def _silent(self) -> set[str]:

@@ -171,7 +171,9 @@ class CheckCase:
 
 
 def _all_of(charges: Mapping[str, Charge]) -> Charge:
-    """All accusers together: a peer with false outputs to one and false gradients to another contradicts two."""
+    """All accusers together: a peer with false outputs to one and false gradients to another contradicts
+    two.
+    """
     accusers = frozenset(peer for charge in charges.values() for peer in charge.accusers)
     return Charge(accusers, sum(charge.of for charge in charges.values()))
 

@@ -143,7 +143,8 @@ def kept_invite(run: RunDirectory, more: Sequence[Address], voucher: bytes = b""
             "HP-RUN-017",
             f"no address is known for an invite to {run.path}",
             why=why,
-            fix=f"start hetpeer bootstrap {run.path}, or give an address: hetpeer invite {run.path} --bootstrap ADDR",
+            fix=f"start hetpeer bootstrap {run.path}, or give an address: hetpeer invite {run.path} "
+            "--bootstrap ADDR",
             exit_code=ExitCode.CONFIG,
         )
     return make_invite(run.manifest.name, run.run_id, [*more, *kept], voucher)

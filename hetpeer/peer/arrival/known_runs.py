@@ -138,7 +138,8 @@ def back_to(home: Path, run: str = "") -> Destination:
         "HP-ADDR-002",
         "no run is known here",
         why=f"nobody has joined {f'run {run}' if run else 'a run'} from {home} yet",
-        fix="give an invite (hetpeer://…) or an address (--bootstrap ADDR); for a run served on this machine --home DIR; hetpeer"
+        fix="give an invite (hetpeer://…) or an address (--bootstrap ADDR); for a run served on this machine "
+        "--home DIR; hetpeer"
         " join --lan searches the local network",
         exit_code=ExitCode.USAGE,
     )

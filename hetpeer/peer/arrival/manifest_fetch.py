@@ -81,7 +81,8 @@ async def fetch_manifest(
         "HP-NET-006",
         f"no peer found that serves run {goal}" if goal else "no peer at the given address serves a run",
         why=silent or "no address was given",
-        fix="check the address with the person who gave it to you; to join through a rendezvous, use an invite",
+        fix="check the address with the person who gave it to you; to join through a rendezvous, use an "
+        "invite",
         exit_code=ExitCode.NETWORK,
     )
 

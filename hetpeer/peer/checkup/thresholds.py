@@ -117,7 +117,8 @@ def clock(kept: bool | None) -> Verdict:
         why="the kernel says that no time server keeps it right"
         if kept is False
         else "the kernel does not say",
-        fix="timedatectl set-ntp true; in a container or virtual machine the host does that: compare clocks with hetpeer"
+        fix="timedatectl set-ntp true; in a container or virtual machine the host does that: compare clocks "
+        "with hetpeer"
         " doctor INVITE",
     )
 
@@ -170,7 +171,8 @@ def reach(standing: ReachEstimate) -> Verdict:
                 "HP-NET-015",
                 f"no connection from outside reaches this machine ({tried})",
                 why="a router or firewall blocks it; relays help, and cost some speed",
-                fix="forward a TCP port of your router to this machine and give it to join --port; or do nothing",
+                fix="forward a TCP port of your router to this machine and give it to join --port; or do "
+                "nothing",
             )
         case _:
             return RemoteError(

@@ -14,9 +14,9 @@ import typer
 HEAD = """\
 # Command line
 
-`hetpeer COMMAND -h` shows the same text. `-v`, `-vv` and `-q` stand before the command (`hetpeer -v join …`): more
-messages, all messages, errors only. Errors have codes, which [errors.md](errors.md) explains. This page is made from the
-help texts by `python -m hetpeer.peer.cli.help_page > docs/cli.md`.
+`hetpeer COMMAND -h` shows the same text. `-v`, `-vv` and `-q` stand before the command (`hetpeer -v join …`):
+more messages, all messages, errors only. Errors have codes, which [errors.md](errors.md) explains. This page
+is made from the help texts by `python -m hetpeer.peer.cli.help_page > docs/cli.md`.
 """
 GROUPS = (
     (

@@ -56,7 +56,8 @@ DashboardOption = Annotated[
         "--dashboard",
         metavar="[HOST:]PORT",
         envvar="HETPEER_DASHBOARD",
-        help="Where to serve the dashboard and the metrics; off: nowhere. [default: 127.0.0.1:8787, else any free port]",
+        help="Where to serve the dashboard and the metrics; off: nowhere. [default: 127.0.0.1:8787, else any "
+        "free port]",
         show_default=False,
     ),
 ]

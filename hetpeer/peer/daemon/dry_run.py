@@ -60,7 +60,8 @@ async def _foresee(options: JoinOptions, home: Home, governing: LimitsInForce, a
     signed, node = arrival.signed, arrival.node
     run = RunDirectory(home.path / "runs" / signed.run_id, signed)  # which is made by who joins
     say(
-        f"run {signed.manifest.name} ({signed.run_id}): its manifest is valid, and its version fits this hetpeer"
+        f"run {signed.manifest.name} ({signed.run_id}): its manifest is valid, and its version fits this "
+        "hetpeer"
     )
     if (refused := refusal(run, node.peer_id, options.voucher)) is not None:
         raise rejection(Stop(refused.why, completed=False, rejected=refused.reason))

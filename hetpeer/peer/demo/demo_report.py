@@ -178,7 +178,8 @@ def _plot(settings: DemoSettings, trained: Trained, reference: ReferenceRun) -> 
         evaluations=sorted(history.evaluations.items()),
         reference=list(enumerate(alone)),
         marks=[*_kill_marks(trained.kills), *_rollback_marks(trained.feed)],
-        title=f"{settings.steps} steps by {settings.peers} volunteers, {len(trained.kills)} killed on the way",
+        title=f"{settings.steps} steps by {settings.peers} volunteers, "
+        f"{len(trained.kills)} killed on the way",
     )
 
 

@@ -33,7 +33,8 @@ SENTENCES: Mapping[Reason, Callable[[Settings], str]] = {
         " or at once with when.on_battery = run"
     ),
     Reason.IDLE: lambda settings: (
-        f"somebody uses the machine, or that is not known: it resumes after {settings.when.idle_after} without a key"
+        f"somebody uses the machine, or that is not known: it resumes after {settings.when.idle_after} "
+        "without a key"
         " press (when.idle_after), or at once with when.mode = always"
     ),
     Reason.SCHEDULE: lambda settings: (

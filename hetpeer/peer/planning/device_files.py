@@ -151,7 +151,8 @@ def devices_in(data: Any, source: str) -> NamedDevices:
     alone = (devices.bandwidth <= 0) & ~np.eye(count, dtype=np.bool_)
     if alone.any():
         one, other = np.argwhere(alone)[0].tolist()
-        why = f"row {one}, column {other}: {names[one]} does not reach {names[other]}, and no front reaches both"
+        unreached = f"{names[one]} does not reach {names[other]}, and no front reaches both"
+        why = f"row {one}, column {other}: {unreached}"
         raise wrong(f"{source}: {why}", "give them a line, or a [[front]] between them")
     passing = {pair: names[count + front] for pair, front in through.items()}
     return NamedDevices(names[:count], devices, passing, file.between_s)

@@ -17,7 +17,8 @@ def too_small(named: NamedDevices, work: StepDemand, model: str) -> LocalError:
     return LocalError(
         "HP-PLAN-005",
         f"{model} does not fit into the memory of these {len(named.names)} devices",
-        why=f"their {named.devices.memory.sum() / GIB:.1f} GiB are not enough, or are spread over too small devices",
+        why=f"their {named.devices.memory.sum() / GIB:.1f} GiB are not enough, or are spread over too small "
+        "devices",
         fix=f"it needs {more:.1f} GiB more on {named.names[device]}, or more devices",
         exit_code=ExitCode.TOO_SMALL,
     )

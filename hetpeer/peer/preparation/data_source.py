@@ -58,7 +58,7 @@ class DataSource:
             self._check(spec)
         files.room.reader = self
 
-    # ── what is asked of it ──────────────────────────────────────────────────────────────────────────────────────
+    # ── what is asked of it ─────────────────────────────────────────────────────────────────────────────────
 
     def concerns(self, step: int, number: int, begin: int, end: int) -> bool:
         """Whether the blocks [begin, end) here read anything of microbatch `number` of `step`."""
@@ -106,7 +106,7 @@ class DataSource:
                 exit_code=ExitCode.NETWORK,
             ) from error
 
-    # ── looking ahead ────────────────────────────────────────────────────────────────────────────────────────────
+    # ── looking ahead ───────────────────────────────────────────────────────────────────────────────────────
 
     def named(self, step: int, number: int) -> None:
         """An id of `step` has come here, so it may come here again in the next step."""
@@ -197,7 +197,7 @@ class DataSource:
             if number < self._plan.microbatches:
                 yield from self._plan.shards(step, number)
 
-    # ── fetching ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── fetching ────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _bring(self, shards: Iterable[ShardFile]) -> None:
         """Have the shards fetched that are not here; what nobody has stays away."""

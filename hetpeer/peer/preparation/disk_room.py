@@ -130,7 +130,8 @@ def _no_room(runs: Path, held: int, wanted: int, limit: float) -> LocalError:
     return LocalError(
         "HP-DISK-005",
         "there is no room for the run's files",
-        why=f"{held / MIB:,.0f} MiB of the {limit / MIB:,.0f} that all runs may take are taken, {wanted / MIB:,.1f} more are needed,"
+        why=f"{held / MIB:,.0f} MiB of the {limit / MIB:,.0f} that all runs may take are taken, "
+        f"{wanted / MIB:,.1f} more are needed,"
         " and nothing can be spared",
         fix=f"allow more (hetpeer config set limits.files 100GiB), or remove what you do not need of {runs}",
         exit_code=ExitCode.TOO_SMALL,

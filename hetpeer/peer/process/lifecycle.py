@@ -99,7 +99,8 @@ def run_daemon(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
         def hung_up() -> None:
             if not leaving.is_set():
                 say(
-                    "SIGHUP: its terminal has ended, so it leaves; started with nohup, or as a service, it stays"
+                    "SIGHUP: its terminal has ended, so it leaves; started with nohup, or as a service, it "
+                    "stays"
                 )
             leaving.set()
 

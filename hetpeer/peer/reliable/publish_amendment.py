@@ -66,7 +66,8 @@ async def deliver(membership_config: MembershipConfig, addresses: Sequence[Addre
 def _without_effect(number: int, membership_config: MembershipConfig) -> LocalError:
     return LocalError(
         "HP-RUN-023",
-        f"amendment {number} changes nothing: the reliable peers have another amendment {membership_config.sequence}",
+        f"amendment {number} changes nothing: the reliable peers have another amendment "
+        f"{membership_config.sequence}",
         why="that one was signed in another copy of the run directory, and came first",
         fix="this run directory has it now: look at it with hetpeer amend DIR, then repeat the command",
         exit_code=ExitCode.CONFIG,

@@ -69,7 +69,8 @@ def _has_had_one(peer_id: str, where: Path) -> LocalError:
         "HP-RUN-024",
         f"this machine has had its copy of the run as the reliable peer {peer_id}: {where}",
         why="it has taken part and may have voted, and a new copy would not know its votes",
-        fix=f"hetpeer bootstrap {where}; if that is lost, take a new identity: the run's author names the id that hetpeer"
+        fix=f"hetpeer bootstrap {where}; if that is lost, take a new identity: the run's author names the id "
+        "that hetpeer"
         " id --reliable --home NEW prints (hetpeer amend); then add --home NEW to this command",
         exit_code=ExitCode.CONFIG,
     )

@@ -144,7 +144,7 @@ class ControlSession:
         self._leaving = True
         self.renew()
 
-    # ── the channel's receiver ───────────────────────────────────────────────────────────────────────────────────
+    # ── the channel's receiver ──────────────────────────────────────────────────────────────────────────────
 
     async def frame(
         self, channel: Channel, _header: Mapping[str, Any], payload: Stream, _length: int

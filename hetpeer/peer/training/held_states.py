@@ -73,7 +73,8 @@ class HeldStates:
                     if kept := self._snapshots.get((self._member.line, version, block)):
                         return Served(kept[0], {"digest": kept[1]})
                     if self._holds(version, block) and self._posts is not None:
-                        # Posted before anything else can be: an update that comes now is behind it in the worker.
+                        # Posted before anything else can be: an update that comes now is behind it in the
+                        # worker.
                         copied = self._posts.dump(block, self._rooms[block])
                         digest = self._member.digests[block]
                         return Served(await copied, {"digest": digest})

@@ -35,7 +35,7 @@ class ReduceExecution:
         self._feedback = schema.links.feedback
         self._proofs = proofs
 
-    # ── as others get it ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── as others get it ────────────────────────────────────────────────────────────────────────────────────
 
     def outgoing(self, to: str, tensor: Tensor) -> Tensor:
         """The tensor that peer `to` gets for a part or a sum: as the run's codec writes it, unless it is for
@@ -72,7 +72,7 @@ class ReduceExecution:
             parts=parts if parts and averages else 1,
         )
 
-    # ── the effects ──────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the effects ─────────────────────────────────────────────────────────────────────────────────────────
 
     def export(self, step: e.StepId, shard: e.Shard, slot: int, then: Callable[[Tensor], None]) -> Answer:
         """`then` gets the elements of `shard`, of our slot, STATE or COPY."""

@@ -154,7 +154,7 @@ class StepDriver:
         """Free a tensor of ours."""
         self._store.release(_tensor(handle))
 
-    # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── events ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def received(self, message: m.Message) -> None:
         """A message of the coordinator. Tasks in it come to the core when their data is here."""
@@ -214,7 +214,7 @@ class StepDriver:
         if not tensor.released:  # a released one was of no use: no step waits for it
             self._plane.of_use(peer, head, tensor)
 
-    # ── effects ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── effects ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _backward(self, step: e.StepId, effect: p.RunBackward) -> Work:
         posted = self._tasks.backward(step, effect)

@@ -30,7 +30,7 @@ class SumProofAnswers:
         self._perform = place.perform
         self._received = ReceivedParts(lambda: secrets.token_bytes(KEY_BYTES))
 
-    # ── received ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── received ────────────────────────────────────────────────────────────────────────────────────────────
 
     def markings(self, step: e.StepId, work: e.SumParts) -> tuple[v.Marking, ...]:
         """Ranges and keys at which the parts of `work` are fingerprinted; () without spot checks."""
@@ -47,7 +47,7 @@ class SumProofAnswers:
             self._received.add(step, work.shard, holder, own[place * each : (place + 1) * each], work.marks)
         return [float(one @ one) for one in own[::each]] if each else []
 
-    # ── shown ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── shown ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def show(self, step: e.StepId, work: e.ShowMarks, given: tuple[m.Given, ...]) -> Answer:
         """`ShowMarks` → a message to the coordinator.

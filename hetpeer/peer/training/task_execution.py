@@ -47,7 +47,7 @@ class TaskExecution:
         self._data_tensors: dict[tuple[e.StepId, p.TaskKey], list[Tensor]] = {}
         self._told_of_memory = False
 
-    # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── tasks ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def forward(self, step: e.StepId, work: p.RunForward) -> Answer:
         """`RunForward` → `forward_done` or `work_failed` of the core's work."""

@@ -149,7 +149,7 @@ class Volunteer:
         """Something has happened."""
         self._over: asyncio.Future[e.Stop] = asyncio.get_running_loop().create_future()
 
-    # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── life ────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def run(self) -> e.Stop:
         """Take part until the run is over. Raises `LocalError` (no place fits, disk full),
@@ -224,7 +224,7 @@ class Volunteer:
         if not self._over.done():
             self._over.set_exception(error)
 
-    # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── events ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _received(self, message: m.Message) -> None:
         if isinstance(message, m.Joined):
@@ -273,7 +273,7 @@ class Volunteer:
         """`peer` has offended too often and is shunned `for_now`, or is accepted again."""
         self.perform(self.member.work.refused(peer, for_now))
 
-    # ── effects ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── effects ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _drained(self) -> None:
         self._states.changed()
@@ -334,7 +334,7 @@ class Volunteer:
             old.cancel()
         return self._tasks.spawn(work, name="volunteer's preparation")
 
-    # ── joining ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── joining ─────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _prepare(self, begin: int, end: int) -> None:
         """Fetch and load what the place needs; again and again while nobody can give it."""

@@ -195,7 +195,7 @@ class DataPlane:
         for peer, link in self._outgoing.items():
             link.pace_to(rates.get(peer, math.inf))
 
-    # ── what links say ───────────────────────────────────────────────────────────────────────────────────────────
+    # ── what links say ──────────────────────────────────────────────────────────────────────────────────────
 
     def link_changed(self, peer: str, is_up: bool) -> None:
         """A link is down, or up again."""

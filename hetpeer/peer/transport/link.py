@@ -142,7 +142,7 @@ class Link:
         for lane in self._lanes:
             lane.close()
 
-    # ── the lanes' receiver ──────────────────────────────────────────────────────────────────────────────────────
+    # ── the lanes' receiver ─────────────────────────────────────────────────────────────────────────────────
 
     async def frame(
         self, channel: Channel, _header: Mapping[str, Any], payload: Stream, _length: int
@@ -165,7 +165,7 @@ class Link:
         """A lane has lost its stream, and opens another."""
         _log.debug("%r", channel)
 
-    # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _offended(self, error: ProtocolError) -> None:
         self._owner.offended(self.peer_id, error)

@@ -136,7 +136,8 @@ class TensorReceiver:
         try:
             tensor = store.new(head.step_id, length)
         except ArenaFullError as error:
-            # Grants are less than the arena, but the rest may be fragmented. The sender keeps it and tries again.
+            # Grants are less than the arena, but the rest may be fragmented. The sender keeps it and tries
+            # again.
             raise RemoteError("HP-MEM-001", error.what, peer=peer, why=error.why, fix=error.fix) from error
         pinned = store.pin([tensor])
         began = self._trace.now()

@@ -135,7 +135,7 @@ class TensorStore:
         if self._spill is not None:
             self._spill.close()
 
-    # ── in use ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── in use ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def pin(self, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
         """Keep the memory of `tensors` in place until `unpin`, even if they are released meanwhile."""
@@ -164,7 +164,7 @@ class TensorStore:
 
         return done
 
-    # ── on the disk ──────────────────────────────────────────────────────────────────────────────────────────────
+    # ── on the disk ─────────────────────────────────────────────────────────────────────────────────────────
 
     def bring_back(self, tensor: Tensor) -> None:
         """Move it back to the arena, if it was parked. Raises ArenaFullError."""

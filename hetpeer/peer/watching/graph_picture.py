@@ -108,7 +108,10 @@ def _title(title: str, specs: Sequence[BlockSpec], costs: Sequence[BlockCostRow]
     facts = [
         f"{len(specs)} blocks",
         f"{count_text(sum(parameters.values()))} parameters",
-        f"a microbatch of {specs[0].batch} takes {flops_text(forward)} forward, {flops_text(backward)} backward",
+        (
+            f"a microbatch of {specs[0].batch} takes {flops_text(forward)} forward, {flops_text(backward)} "
+            "backward"
+        ),
     ]
     yield text(MARGIN, 32, title, size=16, weight="bold")
     yield text(MARGIN, 52, ", ".join(facts), fill=FAINT)

@@ -80,7 +80,8 @@ def _pipeline(
 def _box(
     stage: PlannedStage, name: str, left: float, top: float, period: float, waited_for: bool
 ) -> Iterator[str]:
-    hint = f"{name}: computes {stage.computing:.3g} s, sends {stage.sending:.3g} s, holds {bytes_text(stage.memory)}"
+    times = f"computes {stage.computing:.3g} s, sends {stage.sending:.3g} s"
+    hint = f"{name}: {times}, holds {bytes_text(stage.memory)}"
     stroke = WAITED_FOR if waited_for else LINE
     yield rect(left, top, WIDTH, HEIGHT, fill=BOX, stroke=stroke, radius=6, hint=hint)
     yield text(left + 8, top + 17, short(name, 18), fill=INK, weight="bold")

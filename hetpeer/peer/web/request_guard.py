@@ -26,7 +26,8 @@ OPEN = ("/static/", "/healthz")
 FOREIGN = frozenset({"cross-site", "same-site"})
 """Values of Sec-Fetch-Site for requests of another site, port or name. Only browsers send it."""
 ALWAYS = {
-    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors "
+    "'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",

@@ -38,7 +38,8 @@ def audit(
         bool,
         typer.Option(
             "--contributions",
-            help="List every microbatch of every step: the version it was computed with, and whether it was used, late or lost.",
+            help="List every microbatch of every step: the version it was computed with, and whether it was "
+            "used, late or lost.",
         ),
     ] = False,
     as_json: JsonOption = False,
@@ -73,13 +74,17 @@ def _verdict_text(verdict: AuditVerdict, comparison: Comparison | None, ok: bool
     counts = f"{verdict.counted} of {verdict.microbatches_expected} counted exactly once"
     lines = [
         f"run           {verdict.run}",
-        f"steps         {verdict.steps} of {verdict.steps_planned} committed, {counted(verdict.rollbacks, 'roll-back')}",
+        (
+            f"steps         {verdict.steps} of {verdict.steps_planned} committed, "
+            f"{counted(verdict.rollbacks, 'roll-back')}"
+        ),
         f"evidence      {verdict.events} updates in the signed logs of {verdict.volunteers} volunteers",
         f"microbatches  {counts}, {verdict.lost} lost, {verdict.duplicated} duplicated",
     ]
     if verdict.awaited:
         lines.append(
-            f"awaited       {counted(verdict.awaited, 'newer step')}: the run goes on, and their evidence is still to come"
+            f"awaited       {counted(verdict.awaited, 'newer step')}: the run goes on, and their evidence is "
+            "still to come"
         )
     lines.append(f"contributions {_counts(verdict.contributed)}")
     if any(verdict.staleness):
@@ -87,7 +92,8 @@ def _verdict_text(verdict: AuditVerdict, comparison: Comparison | None, ok: bool
         lines.append(f"staleness     age of the parameters in updates: {spread} steps")
     if verdict.leftovers:
         lines.append(
-            f"leftovers     {verdict.leftovers} of them were computed by a volunteer that came into the step for them"
+            f"leftovers     {verdict.leftovers} of them were computed by a volunteer that came into the step "
+            "for them"
         )
     total = sum(verdict.credit.values())
     for rank, (peer, credit) in enumerate(list(verdict.credit.items())[:FIRST], 1):

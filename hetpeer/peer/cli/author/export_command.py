@@ -24,7 +24,8 @@ def export(
         Path,
         typer.Argument(
             metavar="OUT",
-            help="File to write, such as OUT.safetensors; the loss curve goes beside it, as OUT.metrics.jsonl.",
+            help="File to write, such as OUT.safetensors; the loss curve goes beside it, as "
+            "OUT.metrics.jsonl.",
         ),
     ],
 ) -> None:

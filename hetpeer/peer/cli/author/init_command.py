@@ -60,7 +60,8 @@ def init(
         list[str] | None,
         typer.Option(
             metavar="PATH | MODULE.PY:FUNCTION",
-            help="Text file or folder, repeatable; or a function that yields samples, each a mapping of names to numpy"
+            help="Text file or folder, repeatable; or a function that yields samples, each a mapping of "
+            "names to numpy"
             " arrays (default: the source text of Python's library).",
         ),
     ] = None,
@@ -68,7 +69,8 @@ def init(
         str | None,
         typer.Option(
             metavar="MODULE.PY:FUNCTION",
-            help="Function of (outputs of the model, batch) that returns the loss (default: the model returns it).",
+            help="Function of (outputs of the model, batch) that returns the loss (default: the model "
+            "returns it).",
         ),
     ] = None,
     steps: Annotated[int, typer.Option(help="Updates of the parameters.")] = 60,
@@ -124,7 +126,8 @@ def init(
             min=0,
             max=8,
             metavar="STEPS",
-            help="Overlap steps: begin a step up to so many steps early. Nobody waits, and gradients are that much older.",
+            help="Overlap steps: begin a step up to so many steps early. Nobody waits, and gradients are "
+            "that much older.",
         ),
     ] = 0,
     fresh_steps: Annotated[
@@ -140,7 +143,8 @@ def init(
         typer.Option(
             min=1,
             metavar="MICROBATCHES",
-            help="With --staleness: microbatches of a step that are computed early; the others use the newest parameters.",
+            help="With --staleness: microbatches of a step that are computed early; the others use the "
+            "newest parameters.",
         ),
     ] = None,
     compensation: Annotated[
@@ -154,13 +158,15 @@ def init(
         list[str] | None,
         typer.Option(
             metavar="PATTERN:KEY=VALUE,…",
-            help="Settings of parameters whose name matches, as '*.bias:weight_decay=0'; repeatable, the first match counts.",
+            help="Settings of parameters whose name matches, as '*.bias:weight_decay=0'; repeatable, the "
+            "first match counts.",
         ),
     ] = None,
     codec: Annotated[
         str,
         typer.Option(
-            help="Strongest compression of activations and their gradients on slow links: none (bit for bit), bf16, fp16, int8,"
+            help="Strongest compression of activations and their gradients on slow links: none (bit for "
+            "bit), bf16, fp16, int8,"
             " int4, topk-bf16, topk-int8, topk-int4."
         ),
     ] = "none",
@@ -174,7 +180,8 @@ def init(
     reduce_codec: Annotated[
         str,
         typer.Option(
-            help="Format of gradients and parameters that are sent to be added up: none (bit for bit), bf16, fp16, int8, int4."
+            help="Format of gradients and parameters that are sent to be added up: none (bit for bit), bf16, "
+            "fp16, int8, int4."
         ),
     ] = "none",
     feedback: Annotated[
@@ -191,7 +198,8 @@ def init(
     mode: Annotated[
         Mode,
         typer.Option(
-            help="exact: each update is that of one big machine. grouped: each pipeline trains batches of its own, and pipelines"
+            help="exact: each update is that of one big machine. grouped: each pipeline trains batches of "
+            "its own, and pipelines"
             " that are ready at about the same time average their parameters."
         ),
     ] = Mode.EXACT,
@@ -199,7 +207,8 @@ def init(
         int,
         typer.Option(
             min=1,
-            help="With --mode grouped: after so many averagings of each pipeline, all have exchanged parameters.",
+            help="With --mode grouped: after so many averagings of each pipeline, all have exchanged "
+            "parameters.",
         ),
     ] = 10,
     window: Annotated[
@@ -232,7 +241,8 @@ def init(
         bool,
         typer.Option(
             "--robust",
-            help="With --mode grouped: clip parameters that are far from the others, so that a few pipelines cannot spoil the mean.",
+            help="With --mode grouped: clip parameters that are far from the others, so that a few pipelines "
+            "cannot spoil the mean.",
         ),
     ] = False,
     outer_learning_rate: Annotated[
@@ -270,7 +280,8 @@ def init(
             min=0,
             max=1,
             metavar="SHARE",
-            help="Share of the work that a second volunteer computes again; false numbers lead to a ban. 0.05 is good for strangers.",
+            help="Share of the work that a second volunteer computes again; false numbers lead to a ban. "
+            "0.05 is good for strangers.",
         ),
     ] = 0.0,
     name: Annotated[str | None, typer.Option(help="The run's name (default: the directory's).")] = None,
@@ -344,7 +355,8 @@ def init(
     if mode is Mode.EXACT and averaging != AveragingSettings():
         raise LocalError(
             "HP-RUN-001",
-            "--span, --window, --interval, --delayed, --corrected, --robust and --outer-* have no effect in an exact run",
+            "--span, --window, --interval, --delayed, --corrected, --robust and --outer-* have no effect in "
+            "an exact run",
             why="pipelines of an exact run always have the same parameters",
             fix="leave them out, or add --mode grouped",
             exit_code=ExitCode.CONFIG,

@@ -28,7 +28,8 @@ def invite(
         list[str] | None,
         typer.Option(
             metavar="ADDR",
-            help="Where others reach the run: the router's address and port (203.0.113.7:31330), a name (example.org:31330) or"
+            help="Where others reach the run: the router's address and port (203.0.113.7:31330), a name "
+            "(example.org:31330) or"
             " any peer's address. Kept for later invites; '' forgets them. Repeatable.",
         ),
     ] = None,

@@ -25,7 +25,8 @@ def bootstrap(
         Path | None,
         typer.Argument(
             metavar="DIR",
-            help="Run directory made by hetpeer init, or a new folder for a copy of it. Without DIR: a rendezvous.",
+            help="Run directory made by hetpeer init, or a new folder for a copy of it. Without DIR: a "
+            "rendezvous.",
             show_default=False,
         ),
     ] = None,
@@ -37,7 +38,8 @@ def bootstrap(
         list[str] | None,
         typer.Option(
             metavar="ADDR",
-            help="Address of a peer of the run, or an invite to it, from which DIR is copied if it does not exist; or of a"
+            help="Address of a peer of the run, or an invite to it, from which DIR is copied if it does not "
+            "exist; or of a"
             " rendezvous. Repeatable.",
         ),
     ] = None,
@@ -131,7 +133,8 @@ def _announce_run(address: str, invite: Invite, directory: Path) -> None:
     own = [one.socket for one in invite.addresses if one.socket is not None]
     if own and not any(one.socket is None or is_far(one) for one in invite.addresses):
         typer.echo(
-            f"only this machine and its local network reach these addresses; for others forward TCP port {own[0][1]}"
+            "only this machine and its local network reach these addresses; for others forward TCP port "
+            f"{own[0][1]}"
             f" in your router, then: hetpeer invite {directory} --bootstrap HOST:{own[0][1]}",
             err=True,
         )

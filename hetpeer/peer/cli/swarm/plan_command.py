@@ -54,7 +54,8 @@ def plan(
         Path | None,
         typer.Option(
             metavar="FILE.json",
-            help="Plan for equal devices: JSON with `latency_ms` and `bandwidth_gbit_s`, N x N lists, from row to column.",
+            help="Plan for equal devices: JSON with `latency_ms` and `bandwidth_gbit_s`, N x N lists, from "
+            "row to column.",
         ),
     ] = None,
     devices: Annotated[
@@ -81,7 +82,8 @@ def plan(
         typer.Option(
             min=1.0,
             max=1000.0,
-            help="With --devices: factor by which slow links may compress activations (default: as in the run, or 1).",
+            help="With --devices: factor by which slow links may compress activations (default: as in the "
+            "run, or 1).",
         ),
     ] = None,
     svg: Annotated[
@@ -90,7 +92,8 @@ def plan(
     cost: Annotated[
         Cost | None,
         typer.Option(
-            help="With --matrices: cost model. dt-fm, the default, counts communication only and takes links as symmetric."
+            help="With --matrices: cost model. dt-fm, the default, counts communication only and takes links "
+            "as symmetric."
         ),
     ] = None,
     stages: Annotated[
@@ -104,7 +107,8 @@ def plan(
         typer.Option(
             min=0.0,
             max=1e9,
-            help="With --matrices: GB that a stage sends to the next for the whole batch of a pipeline (default: 0.5).",
+            help="With --matrices: GB that a stage sends to the next for the whole batch of a pipeline "
+            "(default: 0.5).",
         ),
     ] = None,
     gradient_gb: Annotated[
@@ -115,7 +119,8 @@ def plan(
         float | None,
         typer.Option(
             min=0.0,
-            help="With --devices or --matrices: processor time of the whole command in seconds (default: 10).",
+            help="With --devices or --matrices: processor time of the whole command in seconds (default: "
+            "10).",
         ),
     ] = None,
     seed: Annotated[
@@ -130,8 +135,8 @@ def plan(
 ) -> None:
     """Predict the step time of a running swarm.
 
-    Uses measured links and blocks, and says what limits it. With --devices or --matrices: divide a model among
-    the devices of a file.
+    Uses measured links and blocks, and says what limits it. With --devices or --matrices: divide a model
+    among the devices of a file.
     """
     if svg is not None and devices is None:
         raise typer.BadParameter("--svg needs --devices")
@@ -225,7 +230,8 @@ def _lines(found: Prediction) -> Iterator[str]:
     yield f"{'step':<10}{seconds:.2f} s predicted, {how}{beside}"
     for member in found.members:
         blocks = blocks_text(*member.blocks)
-        yield f"{'peer':<10}{member.name}  {blocks}  computes {member.computing:.0%}, sends {member.sending:.0%} of the time"
+        busy = f"computes {member.computing:.0%}, sends {member.sending:.0%} of the time"
+        yield f"{'peer':<10}{member.name}  {blocks}  {busy}"
     what, peer = found.estimate.bottleneck
     name = next(member.name for member in found.members if member.peer == peer)
     yield f"{'slowest':<10}{name}, which is {what}"

@@ -62,7 +62,8 @@ def _network(asked: Question) -> DeviceNetwork:
     if len(network) != needed:
         raise LocalError(
             "HP-PLAN-003",
-            f"{len(network)} devices do not fill a grid of {asked.stages} stages and {asked.replicas} pipelines",
+            f"{len(network)} devices do not fill a grid of {asked.stages} stages and {asked.replicas} "
+            "pipelines",
             why=f"that grid needs {needed} devices",
             fix="choose other --stages or --replicas, or other devices",
             exit_code=ExitCode.CONFIG,
@@ -86,7 +87,8 @@ def _document(found: GridSearchResult) -> dict[str, Any]:
 def _lines(found: GridSearchResult) -> Iterator[str]:
     """Plain text, one fact a line."""
     best = found.best
-    yield f"{'step':<10}{best.total_s:.3f} s: {best.data_parallel_s:.3f} s for the gradients, {best.pipeline_s:.3f} s for the pipelines"
+    parts = f"{best.data_parallel_s:.3f} s for the gradients, {best.pipeline_s:.3f} s for the pipelines"
+    yield f"{'step':<10}{best.total_s:.3f} s: {parts}"
     for number, devices in enumerate(best.grid):
         yield f"{'pipeline':<10}{number}: devices {' → '.join(map(str, devices))}"
     yield f"{'searched':<10}{found.evaluations} grids in {time.process_time():.1f} s of processor time"

@@ -138,7 +138,8 @@ def _lines(found: PlanSearchResult, named: NamedDevices, work: StepDemand) -> It
             f"{named.names[device]} {block_range(one.cuts[place], one.cuts[place + 1])}"
             for place, device in enumerate(one.devices)
         )
-        yield f"{'pipeline':<10}{number}: {counted(share, 'microbatch', 'microbatches')}, one in {one.period:.2f} s: {stages}"
+        pace = f"{counted(share, 'microbatch', 'microbatches')}, one in {one.period:.2f} s"
+        yield f"{'pipeline':<10}{number}: {pace}: {stages}"
     for sender, to, front in _fronts(best, named):
         yield f"{'relay':<10}{front} relays from {sender} to {to}"
     if spared := _spared(best, named):

@@ -49,6 +49,8 @@ def _lines(outcome: ScenarioOutcome) -> Iterator[str]:
         yield f"{'pipeline':<10}{number}: {places}"
     yield f"{'predicted':<10}{document['predicted_s']:.2f} s a step"
     least, most = document["step_s"]["least"], document["step_s"]["most"]
-    yield f"{'step':<10}{outcome.median_s:.2f} s ({least:.2f} to {most:.2f}), {document['steps_an_hour']:.1f} an hour"
+    pace = f"{document['steps_an_hour']:.1f} an hour"
+    yield f"{'step':<10}{outcome.median_s:.2f} s ({least:.2f} to {most:.2f}), {pace}"
     yield f"{'goodput':<10}{outcome.goodput:.1%} of what was computed was counted"
-    yield f"{'churn':<10}{counted(outcome.departures, 'departure')}, {counted(outcome.rollbacks, 'roll-back')}"
+    departures = counted(outcome.departures, "departure")
+    yield f"{'churn':<10}{departures}, {counted(outcome.rollbacks, 'roll-back')}"

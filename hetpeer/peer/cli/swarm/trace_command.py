@@ -38,6 +38,7 @@ def trace(
     atomic_write(out, json.dumps(picture, separators=(",", ":")).encode())
     spans = sum(event["ph"] == "X" for event in picture["traceEvents"])
     typer.echo(
-        f"{spans} spans of {picture['otherData']['peers']} peers in {out}: open it at https://ui.perfetto.dev",
+        f"{spans} spans of {picture['otherData']['peers']} peers in {out}: open it at "
+        "https://ui.perfetto.dev",
         err=True,
     )

@@ -49,7 +49,8 @@ def backup(
 
     identity = copy(_key(home, reliable=reliable), file)
     typer.echo(
-        f"the key of {identity.peer_id} is in {file}: keep it secret, everybody who has it can act as this peer",
+        f"the key of {identity.peer_id} is in {file}: keep it secret, everybody who has it can act as this "
+        "peer",
         err=True,
     )
 

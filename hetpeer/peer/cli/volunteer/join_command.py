@@ -98,7 +98,8 @@ def join(
         str | None,
         typer.Option(
             show_default=False,
-            help="Disk space for data that does not fit into memory: 10% of what is free, or 20GiB. [limits.disk]",
+            help="Disk space for data that does not fit into memory: 10% of what is free, or 20GiB. "
+            "[limits.disk]",
         ),
     ] = None,
     files_limit: Annotated[
@@ -160,7 +161,8 @@ def join(
         str | None,
         typer.Option(
             show_default=False,
-            help="With --when idle: compute after this time without keyboard or pointer: 10m. [when.idle_after]",
+            help="With --when idle: compute after this time without keyboard or pointer: 10m. "
+            "[when.idle_after]",
         ),
     ] = None,
     on_battery: Annotated[

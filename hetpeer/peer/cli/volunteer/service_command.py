@@ -22,7 +22,8 @@ Folder = Annotated[
     typer.Argument(
         metavar="DIR",
         show_default=False,
-        help="Run directory of the reliable peer, or the folder of a rendezvous that install printed. Without: the volunteer.",
+        help="Run directory of the reliable peer, or the folder of a rendezvous that install printed. "
+        "Without: the volunteer.",
     ),
 ]
 
@@ -44,7 +45,8 @@ def install(
         typer.Argument(
             metavar="[OPTION]...",
             show_default=False,
-            help="Options of `hetpeer join`, such as an invite; or `bootstrap DIR ...` with options of `hetpeer bootstrap`.",
+            help="Options of `hetpeer join`, such as an invite; or `bootstrap DIR ...` with options of "
+            "`hetpeer bootstrap`.",
         ),
     ] = None,
     home: HomeOption = None,
@@ -82,7 +84,8 @@ def install(
     _install([*COMMAND, "join", *words], systemd_units.VOLUNTEER)
     if runs:
         typer.echo(
-            f"a volunteer already runs from {where}: end it with `hetpeer stop`, and the service starts within half a minute",
+            f"a volunteer already runs from {where}: end it with `hetpeer stop`, and the service starts "
+            "within half a minute",
             err=True,
         )
 
