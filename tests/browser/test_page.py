@@ -322,7 +322,7 @@ async def test_the_gpu_the_limits_and_what_is_wrong(browser: Browser) -> None:
             assert text in limits
         assert "held back by" not in limits
         warning = await page.locator("#warnings").inner_text()
-        assert warning == "HP-NET-015 no connection gets in: a router. Do: let TCP through"
+        assert warning == "HP-NET-015 no connection gets in: a router. What to do: let TCP through"
         daemon.shown |= {
             "warnings": [],
             "you": daemon.shown["you"] | {"gpus": [], "state": "paused", "reason": "battery,schedule"},

@@ -370,7 +370,7 @@ async def test_a_checkpoint_of_the_log_whose_files_are_not_here(
         assert peer.stored == 0
         for _ in range(3):
             await peer._catching_up.look()
-        said = [one.getMessage() for one in caplog.records if "is not copied yet" in one.getMessage()]
+        said = [one.getMessage() for one in caplog.records if "could not be copied yet" in one.getMessage()]
         assert len(said) == 1
         assert said[0].startswith("checkpoint 51 could not be copied yet: HP-")
         await peer._checkpoints.copy(newest, [network.server.peer_id])
