@@ -29,7 +29,7 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import LinkSettings, TrainingSettings
 from hetpeer.bootstrap.state.core_config import coordinator_config
 from hetpeer.bootstrap.state.membership import Membership
-from hetpeer.bootstrap.state.volunteer import Volunteer
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.peer.process.hetpeer_children import end_all
 from hetpeer.stages.planning.device_network import DeviceNetwork
 from hetpeer.stages.planning.grids.grid_costs import Prices, StepTraffic
@@ -102,7 +102,7 @@ def seats(run: RunDirectory) -> list[tuple[int, int]]:
     found = []
     for number in range(PEERS):
         place = choose_place(members.places(), sys.maxsize)
-        members.volunteers[str(number)] = volunteer = Volunteer(str(number), 1, 0.0)
+        members.volunteers[str(number)] = volunteer = VolunteerState(str(number), 1, 0.0)
         assert members.claim(volunteer, place.cluster, (place.begin, place.end))
         found.append((place.cluster, members.layout(place.cluster).index((place.begin, place.end))))
     return found

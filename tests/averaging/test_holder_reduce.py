@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import Inspect, Look, SendPart, SendResult, Shard, SumParts
 from hetpeer.averaging.reduce.holder_reduce import NEWS, Reduction
-from hetpeer.averaging.reduce.shards import AT_ONCE, LENGTH, PIECES, SHORTEST, in_turns, length_of, shards_of
+from hetpeer.averaging.reduce.reduce_shards import (
+    AT_ONCE,
+    LENGTH,
+    PIECES,
+    SHORTEST,
+    in_turns,
+    length_of,
+    shards_of,
+)
 from hetpeer.averaging.reduce.tied_parameters import Tie, Ties
 from hetpeer.stages.pipeline.effects import Release
 

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from hetpeer.averaging.optim import update_rules
 from hetpeer.averaging.optim.learning_rate import PIECES, factor, knots_of
-from hetpeer.averaging.optim.update_rules import SGD, Adam, AdamWSettings, NAdamSettings, SGDSettings, rule_of
+from hetpeer.averaging.optim.update_rules import (
+    Adam,
+    AdamWSettings,
+    NAdamSettings,
+    SGDRule,
+    SGDSettings,
+    rule_of,
+)
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.stages.block import exact_numerics
 from hetpeer.stages.block.exact_numerics import is_finite, squared_norm
@@ -154,7 +161,7 @@ def test_follows_torch_sgd_with_a_schedule(changes):
         [theirs], lr=1.0, momentum=one.momentum, nesterov=one.nesterov, weight_decay=one.weight_decay
     )
     rule = rule_of(one.model_dump())
-    assert isinstance(rule, SGD)
+    assert isinstance(rule, SGDRule)
     for step in range(1, 31):
         gradient = torch.randn(size, generator=generator)
         theirs.grad = 0.5 * gradient

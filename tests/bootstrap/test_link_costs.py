@@ -8,7 +8,7 @@ import pytest
 from hetpeer.bootstrap.coordinator.route_search import assign_routes
 from hetpeer.bootstrap.state.link_costs import MOST
 from hetpeer.bootstrap.state.membership import BlockDemand, Membership
-from hetpeer.bootstrap.state.volunteer import LifeCycle, Volunteer
+from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
 from hetpeer.stages.planning.swarms.plan_inputs import Compression
 
 IDS = range(24)
@@ -21,7 +21,7 @@ def swarm(places: dict[str, tuple[int, tuple[int, int]]], flops: tuple[float, ..
     costs = [BlockDemand(elements=1, memory_bytes=1, flops=one) for one in flops]
     members = Membership([[(0, len(flops))]], costs)
     for name, (cluster, place) in places.items():
-        members.volunteers[name] = Volunteer(
+        members.volunteers[name] = VolunteerState(
             name, 1, 0.0, 1.0, life_cycle=LifeCycle.READY, cluster=cluster, place=place
         )
     return members

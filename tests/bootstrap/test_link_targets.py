@@ -3,17 +3,17 @@
 import pytest
 
 from hetpeer.bootstrap.state.link_costs import targets
-from hetpeer.bootstrap.state.volunteer import Volunteer
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 
 
-def swarm(**computing: float) -> list[Volunteer]:
+def swarm(**computing: float) -> list[VolunteerState]:
     """Two stages: names with a have the first block, with b the second.
 
     Each knows its links, of a fifth of a second.
     """
     found = []
     for name, seconds in computing.items():
-        one = Volunteer(name, 1, 0.0, place=(0, 1) if name[0] == "a" else (1, 2), computing=seconds)
+        one = VolunteerState(name, 1, 0.0, place=(0, 1) if name[0] == "a" else (1, 2), computing=seconds)
         one.links = {other: 0.2 for other in computing if other[0] != name[0]}
         found.append(one)
     return found

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from hetpeer.averaging.member.place_choice import choose_place
 from hetpeer.bootstrap.state.membership import BlockDemand, Membership
-from hetpeer.bootstrap.state.volunteer import LifeCycle, Volunteer
+from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
 
 COSTS = [BlockDemand(elements=10, memory_bytes=10 * (n + 1), flops=float(n)) for n in range(4)]
 EVEN, UNEVEN = ((0, 2), (2, 4)), ((0, 1), (1, 4))
@@ -16,7 +16,7 @@ def members(*layouts):
 
 
 def join(book, peer, cluster=0, place=None, life_cycle=LifeCycle.READY, **facts):
-    volunteer = Volunteer(peer, 1, 0.0, life_cycle=life_cycle, **facts)
+    volunteer = VolunteerState(peer, 1, 0.0, life_cycle=life_cycle, **facts)
     book.volunteers[peer] = volunteer
     if place is not None:
         assert book.claim(volunteer, cluster, place)
@@ -116,7 +116,7 @@ def test_no_two_volunteers_ever_have_one_place(moves):
         if leaves:
             book.volunteers.pop(peer, None)
         else:
-            volunteer = book.volunteers.setdefault(peer, Volunteer(peer, 1, 0.0))
+            volunteer = book.volunteers.setdefault(peer, VolunteerState(peer, 1, 0.0))
             place = book.places()[choice % len(book.places())]
             book.claim(volunteer, place.cluster, (place.begin, place.end))
         taken = [(v.cluster, v.place) for v in book.volunteers.values() if v.place is not None]
@@ -125,7 +125,7 @@ def test_no_two_volunteers_ever_have_one_place(moves):
 
 
 def test_one_busy_moment_does_not_change_an_uplink_much():
-    volunteer = Volunteer("a", 1, 0.0)
+    volunteer = VolunteerState("a", 1, 0.0)
     for said, expected in ((0.0, 0.0), (100.0, 100.0), (0.0, 100.0), (50.0, 85.0)):
         volunteer.measured(said)
         assert volunteer.uplink == expected

@@ -14,7 +14,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.place_choice import choose_place
 from hetpeer.bootstrap.state.membership import BlockDemand, Membership
 from hetpeer.bootstrap.state.placement import MOST, ranked
-from hetpeer.bootstrap.state.volunteer import Volunteer
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.peer.simulate.network.sim_uplinks import SimHardware
 from hetpeer.peer.simulate.sim_numerics import Counting
 from hetpeer.stages.planning.swarms.current_step_time import as_it_is
@@ -56,7 +56,7 @@ def swarm(work, *holders, memory=1):
     ]
     book = Membership((singles(len(work)),), costs)
     for number, (block, tflops, facts) in enumerate(holders):
-        volunteer = Volunteer(f"v{number:02}", 1, 0.0, flops_per_second=TERA * tflops, **facts)
+        volunteer = VolunteerState(f"v{number:02}", 1, 0.0, flops_per_second=TERA * tflops, **facts)
         cluster = next(p.cluster for p in book.places() if p.open and p.begin == block)
         book.volunteers[volunteer.peer] = volunteer
         assert book.claim(volunteer, cluster, (block, block + 1))
@@ -64,7 +64,7 @@ def swarm(work, *holders, memory=1):
 
 
 def newcomer(tflops=1.0, **facts):
-    return Volunteer("zoe", 1, 0.0, flops_per_second=TERA * tflops, **facts)
+    return VolunteerState("zoe", 1, 0.0, flops_per_second=TERA * tflops, **facts)
 
 
 def chosen(book, who, work):
@@ -189,7 +189,7 @@ def joined(machines, work, layout, *, by_steps, departures=()):
     ]
     book = Membership((layout,), costs, dict(departures))
     for number, (flops, uplink) in enumerate(machines):
-        volunteer = Volunteer(f"v{number:02}", 1, 0.0, flops_per_second=flops, uplink=uplink)
+        volunteer = VolunteerState(f"v{number:02}", 1, 0.0, flops_per_second=flops, uplink=uplink)
         book.volunteers[volunteer.peer] = volunteer
         place = choose_place(ranked(book, volunteer, work if by_steps else None), sys.maxsize)
         assert book.claim(volunteer, place.cluster, (place.begin, place.end))

@@ -3,7 +3,7 @@
 import pytest
 
 from hetpeer.averaging.messages import BlockVote, Missed, Reducing, TermView, Vote
-from hetpeer.averaging.reduce.shards import LENGTH
+from hetpeer.averaging.reduce.reduce_shards import LENGTH
 from hetpeer.bootstrap.conduct.disputed_pairs import DisputedPairs
 from hetpeer.bootstrap.coordinator.reduction import MAX_PLANS, Reduce
 from hetpeer.bootstrap.state.effects import CoordinatorConfig

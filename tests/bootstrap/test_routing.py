@@ -9,7 +9,7 @@ from hetpeer.bootstrap.coordinator.route_search import assign_routes
 from hetpeer.bootstrap.coordinator.routing import Assignments
 from hetpeer.bootstrap.state.link_costs import LinkCosts
 from hetpeer.bootstrap.state.membership import BlockDemand, Membership
-from hetpeer.bootstrap.state.volunteer import LifeCycle, Volunteer
+from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
 from hetpeer.stages.pipeline.routes import Hop
 
 BLOCKS = 4
@@ -91,7 +91,7 @@ def test_a_coordinator_knows_lines_from_what_volunteers_say() -> None:
     members = Membership([[(0, 2), (2, 4)]], [BlockDemand(elements=1, memory_bytes=1, flops=1.0)] * BLOCKS)
     said = {"a": ((0, 2), 2.0, 0.2, {"b": 1.0, "gone": 9.0}), "b": ((2, 4), 1.0, 0.4, {"a": 0.5})}
     for peer, (place, speed, computing, links) in said.items():
-        members.volunteers[peer] = Volunteer(
+        members.volunteers[peer] = VolunteerState(
             peer,
             1,
             0.0,
@@ -115,7 +115,7 @@ def test_neither_a_small_block_nor_a_liar_makes_lines_dear() -> None:
     costs = [BlockDemand(elements=1, memory_bytes=1, flops=flops) for flops in (0.04, 2.0, 1.0, 0.96)]
     members = Membership([[(0, 1), (1, 2), (2, 3), (3, 4)]], costs)
     for number, (peer, computing) in enumerate((("a", 0.004), ("b", 0.2), ("c", 1e-9), ("d", 0.096))):
-        members.volunteers[peer] = Volunteer(
+        members.volunteers[peer] = VolunteerState(
             peer,
             1,
             0.0,

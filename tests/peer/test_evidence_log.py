@@ -14,7 +14,7 @@ from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.discovery.task_board import LeftoverIds
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.process.home import Home
-from hetpeer.peer.training.evidence_log import Evidence
+from hetpeer.peer.training.evidence_log import EvidenceLog
 from tests.bootstrap.engine import make_run
 
 STEP = StepId(TermView(term=1, view=0), 0)
@@ -43,7 +43,7 @@ class Volunteer:
     def starts(self) -> None:
         Volunteer.incarnation += 1
         run = RunDirectory(self._home.path / "run", self._run.signed)
-        self.evidence = Evidence(self._home, run, self._identity)
+        self.evidence = EvidenceLog(self._home, run, self._identity)
 
     def meets(self, coordinator: list[str]) -> None:
         """A session begins: the coordinator says which line is its last."""
@@ -164,7 +164,7 @@ def test_whoever_shows_one_leftover_after_the_other_fills_no_log(
     tmp_path: Path, run: RunDirectory, identity: Identity
 ) -> None:
     """In one step; a coordinator that is told more than there can be to say drops whoever tells it."""
-    blocks, evidence = len(run.manifest.blocks), Evidence(Home(tmp_path), run, identity)
+    blocks, evidence = len(run.manifest.blocks), EvidenceLog(Home(tmp_path), run, identity)
     for step in (STEP, StepId(STEP.line, 1)):
         told = [
             evidence.found(step, 1, "somebody", LeftoverIds(border=0, ids=(n,))) for n in range(9 * blocks)

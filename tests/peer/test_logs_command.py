@@ -19,7 +19,7 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.cli import options
 from hetpeer.peer.logs import log_files, log_formats
 from hetpeer.peer.logs.log_files import FILE, keeping_log
-from hetpeer.peer.logs.log_reader import LogEntry, LogReader
+from hetpeer.peer.logs.log_reader import LogLine, LogReader
 from hetpeer.peer.process.console import is_quiet, say
 
 COMMAND = [sys.executable, "-m", "hetpeer.peer.cli.main"]
@@ -41,7 +41,7 @@ def _logging_as_before() -> Iterator[None]:
     logging.captureWarnings(capture=False)
 
 
-def kept(home: Path) -> list[LogEntry]:
+def kept(home: Path) -> list[LogLine]:
     with closing(LogReader(home)) as reader:
         return reader.last(1000)
 

@@ -17,7 +17,7 @@ from hetpeer.bootstrap.service.driver import CoordinatorService
 from hetpeer.bootstrap.state.context import whole_run
 from hetpeer.bootstrap.state.core_config import IN_FLIGHT
 from hetpeer.bootstrap.state.membership import BlockDemand, Membership
-from hetpeer.bootstrap.state.volunteer import Volunteer
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.dht.discovery.roster import Roster
 from hetpeer.dht.kademlia.adverts import Advert, LinkNote
 from hetpeer.peer.planning.device_files import devices_in
@@ -264,7 +264,7 @@ def test_a_seating_is_the_coordinators() -> None:
     cost = BlockDemand(elements=1, memory_bytes=1, flops=1.0)
     members = Membership((HALVES,), [cost] * BLOCKS)
     for number, place in enumerate((None, (2, 4))):
-        members.volunteers[f"v{number}"] = Volunteer(f"v{number}", 1, 0.0, cluster=0, place=place)
+        members.volunteers[f"v{number}"] = VolunteerState(f"v{number}", 1, 0.0, cluster=0, place=place)
     assert Seating.of(members) == seating(v1=(0, (2, 4)))
 
 

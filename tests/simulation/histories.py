@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hetpeer.averaging.reduce.shards import LENGTH
+from hetpeer.averaging.reduce.reduce_shards import LENGTH
 from hetpeer.averaging.reduce.tied_parameters import Tie
 from hetpeer.peer.simulate.sim_numerics import Symbols
 from tests.simulation.arrangements import Arrangements

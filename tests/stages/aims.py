@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 
 from hetpeer.bootstrap.state.link_costs import targets
-from hetpeer.bootstrap.state.volunteer import Volunteer
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 
 
 def target_of(links: Sequence[float], computing: Sequence[float], most: float) -> float:
     """One volunteer holds each block; `links` are what the lines from one to the next take uncompressed, `computing` what the first ones take. All aim at the same: that."""
     ready = []
     for number in range(max(len(links) + 1, len(computing))):
-        one = Volunteer(str(number), 1, 0.0, place=(number, number + 1))
+        one = VolunteerState(str(number), 1, 0.0, place=(number, number + 1))
         one.links = {str(number + 1): links[number]} if number < len(links) else {}
         one.computing = computing[number] if number < len(computing) else 0.0
         ready.append(one)

@@ -269,32 +269,32 @@ def sends_false_bundles() -> None:
 
 def killed_after_step_4() -> None:
     """A volunteer that dies with an update in its memory, that of the fifth step or of a later one, and nobody told."""
-    from hetpeer.peer.training.evidence_log import Evidence
+    from hetpeer.peer.training.evidence_log import EvidenceLog
 
-    applied = Evidence.applied
+    applied = EvidenceLog.applied
 
     def last_words(self, update, incarnation):
         if update.step.number >= 4:
             os.kill(os.getpid(), signal.SIGKILL)
         return applied(self, update, incarnation)
 
-    Evidence.applied = last_words
+    EvidenceLog.applied = last_words
 
 
 def leaves_after_step_12() -> None:
     """A volunteer whose terminal goes away once it has applied the thirteenth step or a later one: kernel and shell say so."""
-    from hetpeer.peer.training.evidence_log import Evidence
+    from hetpeer.peer.training.evidence_log import EvidenceLog
 
-    applied = Evidence.applied
+    applied = EvidenceLog.applied
 
     def told_to_leave(self, update, incarnation):
         if update.step.number >= 12:
-            Evidence.applied = applied
+            EvidenceLog.applied = applied
             for _ in range(2):
                 os.kill(os.getpid(), signal.SIGHUP)
         return applied(self, update, incarnation)
 
-    Evidence.applied = told_to_leave
+    EvidenceLog.applied = told_to_leave
 
 
 def second_worker_is_mute() -> None:

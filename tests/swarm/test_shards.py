@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from hetpeer.averaging.reduce.shards import LENGTH
+from hetpeer.averaging.reduce.reduce_shards import LENGTH
 from hetpeer.bootstrap.audit.replay import ReferenceRun, run_reference
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import AveragingSettings

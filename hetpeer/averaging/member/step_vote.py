@@ -29,7 +29,7 @@ from hetpeer.averaging.effects import (
     Tell,
 )
 from hetpeer.averaging.reduce.holder_reduce import Reduction
-from hetpeer.averaging.reduce.shards import LENGTH
+from hetpeer.averaging.reduce.reduce_shards import LENGTH
 from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.gradient_slots import GradientSlots

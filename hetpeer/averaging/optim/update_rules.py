@@ -81,7 +81,7 @@ _SETTINGS: TypeAdapter[AdamWSettings | NAdamSettings | SGDSettings] = TypeAdapte
 def rule_of(values: Settings) -> UpdateRule:
     """The rule with these settings of a manifest. Raises `LocalError` HP-RUN-001 that names a wrong one."""
     settings = checked(_SETTINGS, {"name": "AdamW", **values})
-    return SGD(settings) if isinstance(settings, SGDSettings) else Adam(settings)
+    return SGDRule(settings) if isinstance(settings, SGDSettings) else Adam(settings)
 
 
 def checked(kind: TypeAdapter[_Checked], values: Mapping[str, Any]) -> _Checked:
@@ -100,7 +100,7 @@ def checked(kind: TypeAdapter[_Checked], values: Mapping[str, Any]) -> _Checked:
         ) from error
 
 
-class SGD:
+class SGDRule:
     """The rule for one set of settings; the momentum is kept as `momentum_buffer`, if there is one."""
 
     def __init__(self, settings: SGDSettings) -> None:

@@ -15,7 +15,7 @@ from hashlib import blake2b
 
 from hetpeer.averaging.effects import Inspect, Look, SendPart, SendResult, Shard, SumParts, TiedPiece
 from hetpeer.averaging.messages import BlockVote, Length, Plan, Received
-from hetpeer.averaging.reduce.shards import LENGTH, in_turns, shards_of
+from hetpeer.averaging.reduce.reduce_shards import LENGTH, in_turns, shards_of
 from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.stages.pipeline.effects import Handle, Release
 

@@ -21,7 +21,7 @@ from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import CollectCheckpoint, CoordinatorState, Disconnect, Effect, Send
 from hetpeer.bootstrap.state.leases import Leases
 from hetpeer.bootstrap.state.membership import Membership
-from hetpeer.bootstrap.state.volunteer import LifeCycle, Volunteer
+from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
 
 
 class Coordinator:
@@ -180,10 +180,10 @@ class Coordinator:
         known = {peer: "came back as a new session"} if peer in self.members.volunteers else {}
         return [*self.machine.departures.lose(known, now), *self.handshake.welcome(peer, hello, now)]
 
-    def _claim(self, volunteer: Volunteer, message: m.Claim, _now: float) -> list[Effect]:
+    def _claim(self, volunteer: VolunteerState, message: m.Claim, _now: float) -> list[Effect]:
         return self.handshake.claim(volunteer, message)
 
-    def _prepared(self, volunteer: Volunteer, message: m.Prepared, now: float) -> list[Effect]:
+    def _prepared(self, volunteer: VolunteerState, message: m.Prepared, now: float) -> list[Effect]:
         if volunteer.place is None:
             return []
         volunteer.flops_per_second = message.flops_per_second or volunteer.flops_per_second
@@ -195,7 +195,7 @@ class Coordinator:
         volunteer.prepare()
         return effects + self.machine.on(Event.ROOM, now)
 
-    def _ready(self, volunteer: Volunteer, message: m.Ready, now: float) -> list[Effect]:
+    def _ready(self, volunteer: VolunteerState, message: m.Ready, now: float) -> list[Effect]:
         """`volunteer` holds a version: it enters the step that runs, or waits at the barrier, or prepares for
         a later one.
         """
@@ -224,23 +224,23 @@ class Coordinator:
             return [*effects, *entered, *machine.overlap(now)]
         return effects + machine.on(Event.ROOM, now)
 
-    def _farewell(self, volunteer: Volunteer, _message: m.Farewell, now: float) -> list[Effect]:
+    def _farewell(self, volunteer: VolunteerState, _message: m.Farewell, now: float) -> list[Effect]:
         lost = self.machine.departures.lose({volunteer.peer: "said farewell"}, now)
         return [*lost, Disconnect(volunteer.peer)]
 
     # ── messages of volunteers that work ────────────────────────────────────────────────────────────────────
 
-    def _paced(self, volunteer: Volunteer, message: m.Paced, _now: float) -> list[Effect]:
+    def _paced(self, volunteer: VolunteerState, message: m.Paced, _now: float) -> list[Effect]:
         volunteer.computing, volunteer.links = message.computing, message.links
         volunteer.measured(message.uplink)
         return []
 
-    def _shuns(self, volunteer: Volunteer, message: m.Shuns, _now: float) -> list[Effect]:
+    def _shuns(self, volunteer: VolunteerState, message: m.Shuns, _now: float) -> list[Effect]:
         """Nothing passes between these any more: microbatches under way there take another route."""
         volunteer.shuns = frozenset(message.peers)
         return self.machine.steps.part(volunteer.peer, message.peers)
 
-    def _in_step(self, volunteer: Volunteer, message: m.Message, now: float) -> list[Effect]:
+    def _in_step(self, volunteer: VolunteerState, message: m.Message, now: float) -> list[Effect]:
         """A holder reports on a step in progress."""
         number = getattr(message, "step", -1)
         step = self.machine.steps.numbered(number)
@@ -251,7 +251,7 @@ class Coordinator:
             return []
         return [*step.receive(volunteer.peer, message, now), *self.machine.follow(step, now)]
 
-    def _applied(self, volunteer: Volunteer, message: m.Applied, now: float) -> list[Effect]:
+    def _applied(self, volunteer: VolunteerState, message: m.Applied, now: float) -> list[Effect]:
         if message.step != self.history.version - 1 or volunteer.life_cycle is not LifeCycle.READY:
             return []
         if volunteer.digests or not self.handshake.holds(volunteer, message.held, self.history.version):

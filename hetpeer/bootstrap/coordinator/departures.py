@@ -21,7 +21,7 @@ from hetpeer.bootstrap.coordinator.step import CoordinatedStep
 from hetpeer.bootstrap.coordinator.steps import StepQueue
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Disconnect, Effect, Send
-from hetpeer.bootstrap.state.volunteer import Volunteer
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 
 
 class Consequences(Protocol):
@@ -75,7 +75,7 @@ class Departures:
         banned = ban_records(self._context, self._context.version - 1, peers)
         return [*banned, *self.fence(peers, now)]
 
-    def relapsed(self, volunteer: Volunteer, now: float) -> list[Effect]:
+    def relapsed(self, volunteer: VolunteerState, now: float) -> list[Effect]:
         """`volunteer` was ready and takes that back: it leaves the step and rests, longer each time.
 
         Otherwise others' repeated work would grow with its messages. If it does so again and again and nobody
@@ -102,7 +102,7 @@ class Departures:
             context.members.volunteers.pop(peer, None)  # a consequence may have removed it already
         return effects
 
-    def _leave_step(self, volunteers: Sequence[Volunteer], now: float) -> list[Effect]:
+    def _leave_step(self, volunteers: Sequence[VolunteerState], now: float) -> list[Effect]:
         """They take no further part in any step; without another holder of one of their blocks the run rolls
         back.
         """

@@ -12,7 +12,7 @@ from hetpeer.bootstrap.coordinator.commits import last_message
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Disconnect, Effect, Send
 from hetpeer.bootstrap.state.placement import ranked
-from hetpeer.bootstrap.state.volunteer import Volunteer
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 
 
 class Handshake:
@@ -43,7 +43,7 @@ class Handshake:
     def welcome(self, peer: str, hello: m.Hello, now: float) -> list[Effect]:
         """Enter `peer` as a member. It keeps the place that it still holds, if that is possible."""
         context = self._context
-        volunteer = Volunteer.of(peer, hello, now)
+        volunteer = VolunteerState.of(peer, hello, now)
         context.members.volunteers[peer] = volunteer
         member = hello.place is not None and context.members.adopt(volunteer, hello.place)
         missed = any(held.version == context.version - 1 for held in hello.held)
@@ -56,7 +56,7 @@ class Handshake:
         )
         return [Send(peer, welcome)]
 
-    def claim(self, volunteer: Volunteer, message: m.Claim) -> list[Effect]:
+    def claim(self, volunteer: VolunteerState, message: m.Claim) -> list[Effect]:
         """Grant the claimed place, or offer those that are open now.
 
         A volunteer with a place gets no other.
@@ -70,14 +70,14 @@ class Handshake:
         granted = m.Granted(line=self._context.line, begin=message.begin, end=message.end)
         return [Send(volunteer.peer, granted)]
 
-    def _offers(self, volunteer: Volunteer) -> tuple[m.Place, ...]:
+    def _offers(self, volunteer: VolunteerState) -> tuple[m.Place, ...]:
         """Places to choose from, best first.
 
         Of several volunteers that want one place the first gets it; offers to the others are ranked anew.
         """
         return ranked(self._context.members, volunteer, self._context.config.asks)
 
-    def holds(self, volunteer: Volunteer, held: Sequence[m.Held], version: int) -> bool:
+    def holds(self, volunteer: VolunteerState, held: Sequence[m.Held], version: int) -> bool:
         """Whether `held` is all of `volunteer`'s place at `version`."""
         blocks = range(*(volunteer.place or (0, 0)))
         return [h.block for h in held] == list(blocks) and all(h.version == version for h in held)

@@ -13,7 +13,7 @@ from hetpeer.bootstrap.coordinator.step import CoordinatedStep
 from hetpeer.bootstrap.coordinator.step_barrier import PAYS, StepBarrier
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect
-from hetpeer.bootstrap.state.volunteer import LifeCycle, Volunteer
+from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
 
 
 class LateJoiners:
@@ -41,7 +41,7 @@ class LateJoiners:
             and (self._is_missing(step, volunteer) or self._pays(step, volunteer, now))
         ]
 
-    def takes(self, step: CoordinatedStep | None, volunteer: Volunteer) -> bool:
+    def takes(self, step: CoordinatedStep | None, volunteer: VolunteerState) -> bool:
         """Whether `volunteer`, which has the current state, enters the running step."""
         if step is None or volunteer not in self._outside(step):
             return False
@@ -61,16 +61,16 @@ class LateJoiners:
             self._hopeless_since = now
         return now - self._hopeless_since >= self._context.config.move_s and members.spare() is not None
 
-    def _outside(self, step: CoordinatedStep) -> list[Volunteer]:
+    def _outside(self, step: CoordinatedStep) -> list[VolunteerState]:
         """Volunteers with a place that could enter."""
         here = [v for v in self._context.members.volunteers.values() if v.place is not None]
         return [v for v in here if v.peer not in step.roster and not self._context.failures.rests(v.peer)]
 
-    def _is_missing(self, step: CoordinatedStep, volunteer: Volunteer) -> bool:
+    def _is_missing(self, step: CoordinatedStep, volunteer: VolunteerState) -> bool:
         """Whether the step cannot end without a holder of `volunteer`'s place."""
         return not set(step.orphaned).isdisjoint(range(*(volunteer.place or (0, 0))))
 
-    def _pays(self, step: CoordinatedStep, volunteer: Volunteer, now: float) -> bool:
+    def _pays(self, step: CoordinatedStep, volunteer: VolunteerState, now: float) -> bool:
         if step.shuts_out(volunteer.peer) or step.reduction.under_way:
             return False
         if not self._barrier.available(volunteer.place):

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from hetpeer.bootstrap.coordinator.step_barrier import StepBarrier
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.failed_microbatches import room_s
-from hetpeer.bootstrap.state.volunteer import Volunteer
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 
 
 class RunPolicy(Protocol):
@@ -39,7 +39,7 @@ class RunPolicy(Protocol):
     def is_stuck(self, stalls: int, now: float) -> str | None:
         """The step's work was handed out again `stalls` times in vain: why it is given up, or None."""
 
-    def vacated(self, volunteers: Sequence[Volunteer]) -> list[int]:
+    def vacated(self, volunteers: Sequence[VolunteerState]) -> list[int]:
         """Blocks for which nobody is here once `volunteers` have left, if that alone is the end."""
 
     def rest(self, peers: Sequence[str], now: float) -> None:
@@ -72,7 +72,7 @@ class WholeRun:
         """Never: its work is handed out again until it is done."""
         return None
 
-    def vacated(self, volunteers: Sequence[Volunteer]) -> list[int]:  # noqa: ARG002
+    def vacated(self, volunteers: Sequence[VolunteerState]) -> list[int]:  # noqa: ARG002
         """None: late joiners, the checkpoint and moved volunteers come first."""
         return []
 

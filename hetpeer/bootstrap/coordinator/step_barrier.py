@@ -18,7 +18,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import CoordinatorState, Effect, Send
 from hetpeer.bootstrap.state.membership import Range
-from hetpeer.bootstrap.state.volunteer import LifeCycle, Volunteer
+from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
 
 PAYS = 1.5
 """A step must be expected to last this many times a fetch for a late joiner to enter it."""
@@ -98,7 +98,7 @@ class StepBarrier:
             self._sync_by, self._waited_to = now + wait_s, now
         return [self.fetch(volunteer, now) for volunteer in joiners]
 
-    def may_rest(self, volunteer: Volunteer) -> bool:
+    def may_rest(self, volunteer: VolunteerState) -> bool:
         """Whether `volunteer` rests now, and others hold its blocks or are about to."""
         disputed_pairs = self._context.disputed_pairs
         if not disputed_pairs.rests(volunteer.peer):
@@ -132,7 +132,7 @@ class StepBarrier:
             if v.life_cycle in (LifeCycle.PREPARED, LifeCycle.SYNCING)
         )
 
-    def keeps_out(self, volunteer: Volunteer) -> bool:
+    def keeps_out(self, volunteer: VolunteerState) -> bool:
         """Whether `volunteer` failed microbatches at blocks that nobody else held: others may come to its
         blocks first.
         """
@@ -144,7 +144,7 @@ class StepBarrier:
         last = self._context.history.commits.get(self._context.version - 1, {})
         return 0.0 < PAYS * self.fetch_s < float(last.get("seconds", 0.0))
 
-    def fetched(self, volunteer: Volunteer, version: int, now: float) -> bool:
+    def fetched(self, volunteer: VolunteerState, version: int, now: float) -> bool:
         """Note that `volunteer` has `version`. Returns whether it was told to fetch that one."""
         told, began = self._fetching.get(volunteer.peer, (None, now))
         if told != version:
@@ -153,7 +153,7 @@ class StepBarrier:
         self.fetch_s = now - began
         return True
 
-    def in_time(self, volunteer: Volunteer) -> None:
+    def in_time(self, volunteer: VolunteerState) -> None:
         """`volunteer` has the current version and works: forget its waits in vain."""
         del self._in_vain[volunteer.peer]
 
@@ -178,7 +178,7 @@ class StepBarrier:
             return False
         return self._context.stored or all(self._context.members.holders(block) for block in range(*place))
 
-    def fetch(self, volunteer: Volunteer, now: float) -> Effect:
+    def fetch(self, volunteer: VolunteerState, now: float) -> Effect:
         """Tell `volunteer` where to fetch the current version of its blocks."""
         assert volunteer.place is not None
         volunteer.fetch()
@@ -208,7 +208,7 @@ class StepBarrier:
         """End the wait: a step begins, or the run rolls back."""
         self._waiting_since = None
 
-    def gather(self, holders: Iterable[Volunteer], now: float) -> None:
+    def gather(self, holders: Iterable[VolunteerState], now: float) -> None:
         """Wait for `holders` of the version with which the run begins anew.
 
         Each reports what it still holds.

@@ -20,7 +20,7 @@ from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect, Send
 from hetpeer.bootstrap.state.failed_microbatches import room_s
 from hetpeer.bootstrap.state.membership import Membership
-from hetpeer.bootstrap.state.volunteer import LifeCycle, Volunteer
+from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
 
 STALLS = 6
 """Stalls in a row, each twice as long as the one before, after which a step is given up: a quarter of an hour
@@ -107,7 +107,7 @@ class Cluster:
         """End the known session of `peer`: a new one has begun."""
         return self._machine.departures.lose({peer: "came back as a new session"}, now)
 
-    def enter(self, volunteer: Volunteer, claim: m.Claim) -> list[Volunteer] | None:
+    def enter(self, volunteer: VolunteerState, claim: m.Claim) -> list[VolunteerState] | None:
         """Give an unassigned volunteer the place that it claims. Returns slow volunteers that lost it; None
         if it is not given.
 
@@ -122,11 +122,11 @@ class Cluster:
         self.members.volunteers[volunteer.peer] = volunteer
         return spared
 
-    def places_for(self, volunteer: Volunteer) -> tuple[m.Place, ...]:
+    def places_for(self, volunteer: VolunteerState) -> tuple[m.Place, ...]:
         """Its places; those that `volunteer` may claim are open."""
         return self.members.places(yielding=self._yields_to(volunteer))
 
-    def _yields_to(self, volunteer: Volunteer) -> bool:
+    def _yields_to(self, volunteer: VolunteerState) -> bool:
         """Whether slow volunteers make room for it.
 
         Otherwise volunteers that rest would take each other's places.
@@ -212,7 +212,7 @@ class Cluster:
         self.context.failures.idle(self.members.volunteers, room_s(self.context.config), now)
         return "nothing was computed for too long"
 
-    def vacated(self, volunteers: Sequence[Volunteer]) -> list[int]:
+    def vacated(self, volunteers: Sequence[VolunteerState]) -> list[int]:
         """Blocks of `volunteers` for which nobody else is here, if it is founded.
 
         Also while it still fetches: newcomers do as well in a new cluster, and nobody stores anything as long

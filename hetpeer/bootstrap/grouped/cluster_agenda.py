@@ -15,7 +15,7 @@ from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.grouped.cluster_list import Clusters
 from hetpeer.bootstrap.log.batches import BatchLineage
 from hetpeer.bootstrap.state.effects import CoordinatorConfig, NextStep
-from hetpeer.bootstrap.state.volunteer import Volunteer
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 
 
 class ClusterAgendas:
@@ -36,7 +36,7 @@ class ClusterAgendas:
         for number in sorted(self._batches.living):
             self._open(number, now, founded=True)
 
-    def places(self, volunteer: Volunteer, now: float) -> list[m.Place]:
+    def places(self, volunteer: VolunteerState, now: float) -> list[m.Place]:
         """Places of clusters that others have begun to form.
 
         If none of them fits `volunteer`, those of an empty cluster too.

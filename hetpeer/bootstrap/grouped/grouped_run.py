@@ -31,7 +31,7 @@ from hetpeer.bootstrap.state.effects import (
     Effect,
     Send,
 )
-from hetpeer.bootstrap.state.volunteer import Volunteer
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 
 MUTE = "it did not vote on three plans"
 
@@ -238,7 +238,7 @@ class GroupedRun:
         back = self.clusters.get(hello.cluster)
         if back is not None and hello.place is not None and back.has_room(hello.place):
             return effects + self._events.by(back, back.coordinator.receive(peer, hello, now))
-        return effects + self._unassign(Volunteer.of(peer, hello, now), now)
+        return effects + self._unassign(VolunteerState.of(peer, hello, now), now)
 
     def _claim(self, peer: str, claim: m.Claim) -> list[Effect]:
         cluster, volunteer = self.clusters.get(claim.cluster), self._unassigned.leave(peer)
@@ -250,6 +250,6 @@ class GroupedRun:
             effects += self._unassign(other.homeless(), volunteer.heard_at)
         return effects
 
-    def _unassign(self, volunteer: Volunteer, now: float) -> list[Effect]:
+    def _unassign(self, volunteer: VolunteerState, now: float) -> list[Effect]:
         """Offer places to a volunteer that has none."""
         return self._unassigned.enter(volunteer, self._agendas.places(volunteer, now))

@@ -18,7 +18,7 @@ from hetpeer.bootstrap.state.effects import (
 )
 from hetpeer.bootstrap.state.leases import Leases
 from hetpeer.bootstrap.state.membership import Membership
-from hetpeer.bootstrap.state.volunteer import Volunteer
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 
 
 class _Nothing:
@@ -62,13 +62,13 @@ class UnassignedVolunteers:
     def __contains__(self, peer: str) -> bool:
         return peer in self._context.members.volunteers
 
-    def enter(self, volunteer: Volunteer, places: Sequence[m.Place]) -> list[Effect]:
+    def enter(self, volunteer: VolunteerState, places: Sequence[m.Place]) -> list[Effect]:
         """Offer `places` to `volunteer`."""
         self._context.members.volunteers[volunteer.peer] = volunteer
         welcome = m.Welcome(line=self._context.line, version=0, member=False, places=tuple(places))
         return [Send(volunteer.peer, welcome)]
 
-    def leave(self, peer: str) -> Volunteer:
+    def leave(self, peer: str) -> VolunteerState:
         """Remove and return `peer`: it has a place now, or was lost."""
         return self._context.members.volunteers.pop(peer)
 

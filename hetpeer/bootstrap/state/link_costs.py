@@ -20,7 +20,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from hetpeer.bootstrap.state.volunteer import Volunteer
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.stages.pipeline.routes import Roster, Route
 from hetpeer.stages.planning.swarms.plan_inputs import Compression
 
@@ -88,7 +88,7 @@ class LinkCosts:
                 self._dearer(one.peer, 0, took)
 
 
-def rates(ready: Collection[Volunteer], costs: Sequence[BlockDemand]) -> dict[str, float]:
+def rates(ready: Collection[VolunteerState], costs: Sequence[BlockDemand]) -> dict[str, float]:
     """Volunteer → blocks per second, forward and back, on average over its place.
 
     If it has trained, from its reported times. Otherwise from its speed in rehearsal or matrix products,
@@ -110,7 +110,7 @@ def rates(ready: Collection[Volunteer], costs: Sequence[BlockDemand]) -> dict[st
 
 
 def link_costs(
-    ready: Collection[Volunteer],
+    ready: Collection[VolunteerState],
     speeds: Mapping[str, float],
     compression: Compression,
     targets: Mapping[str, float],
@@ -156,7 +156,9 @@ def _carried_s(took: float, compression: Compression, target: float) -> float:
 # ── link targets ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def targets(ready: Collection[Volunteer], most: float, limited: Collection[str] = ()) -> dict[str, float]:
+def targets(
+    ready: Collection[VolunteerState], most: float, limited: Collection[str] = ()
+) -> dict[str, float]:
     """Peer → most seconds that each of its links may take for a microbatch; empty where no link is known.
 
     `most`: the author's largest ratio; no link is shrunk further. `limited`: peers that get next to nothing
@@ -194,7 +196,7 @@ def _block_rates(places: Mapping[str, tuple[int, int]], need: Mapping[str, float
     return rates
 
 
-def _link_s(volunteer: Volunteer, ready: Collection[Volunteer]) -> float:
+def _link_s(volunteer: VolunteerState, ready: Collection[VolunteerState]) -> float:
     """Seconds of its links for an uncompressed microbatch, on the side where they are slower, over the
     fastest link there; 0: unknown.
     """

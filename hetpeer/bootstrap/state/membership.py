@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from hetpeer.averaging.messages import Place
 from hetpeer.bootstrap.state.link_costs import LinkCosts, link_costs, rates, targets
-from hetpeer.bootstrap.state.volunteer import LifeCycle, Volunteer
+from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
 from hetpeer.stages.planning.swarms.plan_inputs import Compression
 
 Range = tuple[int, int]
@@ -52,7 +52,7 @@ class Membership:
         self.blocks = len(costs)
         self._costs = costs
         self._departures = departures
-        self.volunteers: dict[str, Volunteer] = {}
+        self.volunteers: dict[str, VolunteerState] = {}
 
     def arrange(self, layouts: Sequence[Sequence[Range]]) -> None:
         """Cut the first clusters like this from now on."""
@@ -105,7 +105,7 @@ class Membership:
             open=is_open,
         )
 
-    def claim(self, volunteer: Volunteer, cluster: int, place: Range, *, yielding: bool = False) -> bool:
+    def claim(self, volunteer: VolunteerState, cluster: int, place: Range, *, yielding: bool = False) -> bool:
         """Give the place to `volunteer` if it is open; `yielding` as in `places`."""
         for offered in self.places(yielding=yielding):
             if offered.open and (offered.cluster, (offered.begin, offered.end)) == (cluster, place):
@@ -113,7 +113,7 @@ class Membership:
                 return True
         return False
 
-    def adopt(self, volunteer: Volunteer, place: Range) -> bool:
+    def adopt(self, volunteer: VolunteerState, place: Range) -> bool:
         """Give a place to a holder that outlived the last coordinator: the first cluster where its blocks
         fit.
         """
@@ -127,7 +127,7 @@ class Membership:
                 return True
         return False
 
-    def move_redundant(self) -> Volunteer | None:
+    def move_redundant(self) -> VolunteerState | None:
         """Move a redundant volunteer to an open place whose blocks nobody has.
 
         Returns it with its new place, or None if nobody is redundant or nothing is missing.
@@ -139,7 +139,7 @@ class Membership:
         volunteer.cluster, volunteer.place = place.cluster, (place.begin, place.end)
         return volunteer
 
-    def spare(self) -> tuple[Volunteer, Place] | None:
+    def spare(self) -> tuple[VolunteerState, Place] | None:
         """A volunteer whose blocks others hold too, and an open place that nobody has and that fits its
         memory.
         """
@@ -152,7 +152,7 @@ class Membership:
                     return volunteer, place
         return None
 
-    def _redundant(self, volunteer: Volunteer) -> bool:
+    def _redundant(self, volunteer: VolunteerState) -> bool:
         others = {
             v.peer: v.place
             for v in self.volunteers.values()
@@ -169,7 +169,7 @@ class Membership:
             if v.life_cycle is LifeCycle.READY and v.place is not None
         }
 
-    def held_only_by(self, volunteers: Iterable[Volunteer]) -> list[int]:
+    def held_only_by(self, volunteers: Iterable[VolunteerState]) -> list[int]:
         """Blocks that have ready holders, all of them among `volunteers`."""
         leaving = {v.peer for v in volunteers}
         return [n for n in range(self.blocks) if (h := set(self.holders(n))) and h <= leaving]
@@ -240,7 +240,7 @@ class Membership:
         """
         return link_costs(self._ready(), self.rates(), compression, targets, mixed=mixed)
 
-    def _ready(self) -> list[Volunteer]:
+    def _ready(self) -> list[VolunteerState]:
         return [self.volunteers[peer] for peer in self.roster()]
 
     def uplinks(self) -> dict[str, float]:
@@ -248,7 +248,7 @@ class Membership:
         return {peer: self.volunteers[peer].uplink for peer in self.roster()}
 
 
-def _beside(one: Volunteer, others: Iterable[Volunteer]) -> tuple[set[str], set[str]]:
+def _beside(one: VolunteerState, others: Iterable[VolunteerState]) -> tuple[set[str], set[str]]:
     """Peers with the blocks before those of `one`, and peers with the blocks behind them."""
     begin, end = one.place or (0, 0)
     before, behind = set[str](), set[str]()

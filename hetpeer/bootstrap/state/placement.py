@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from hetpeer.averaging.messages import Place
 from hetpeer.bootstrap.state.membership import Membership, Range
-from hetpeer.bootstrap.state.volunteer import Volunteer
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.stages.planning.swarms.current_step_time import as_it_is, busy_s, holders_at
 from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S, LINE, Devices, StepDemand
 
@@ -34,7 +34,7 @@ MOST = 64
 """Among more volunteers places are not ranked: it would take too long, and one more changes little."""
 
 
-def ranked(members: Membership, newcomer: Volunteer, asks: StepDemand | None) -> tuple[Place, ...]:
+def ranked(members: Membership, newcomer: VolunteerState, asks: StepDemand | None) -> tuple[Place, ...]:
     """The places of `members` with ranks: 0 for those that `newcomer` had better take, 1 for the others.
 
     A place has rank 0 if a step is at most `SAME` longer with it there than at the best place, and its help
@@ -77,7 +77,11 @@ class _Swarm:
     """
 
     def __init__(
-        self, others: Sequence[Volunteer], newcomer: Volunteer, asks: StepDemand, open_: Sequence[Range]
+        self,
+        others: Sequence[VolunteerState],
+        newcomer: VolunteerState,
+        asks: StepDemand,
+        open_: Sequence[Range],
     ) -> None:
         self._asks, self._open = asks, list(dict.fromkeys(open_))
         self._held = [v.place for v in others if v.place is not None]
@@ -120,7 +124,7 @@ class _Swarm:
         return held
 
 
-def _devices(volunteers: Sequence[Volunteer], asks: StepDemand, more: int) -> Devices:
+def _devices(volunteers: Sequence[VolunteerState], asks: StepDemand, more: int) -> Devices:
     """Devices of the volunteers, and `more` median machines."""
     count = len(volunteers) + more
     measured = _lines(volunteers, asks)
@@ -152,7 +156,7 @@ def _filled(amounts: Sequence[float], more: int, else_: float) -> list[float]:
     return [*(amount or middle for amount in amounts), *[middle] * more]
 
 
-def _flops(volunteers: Sequence[Volunteer], asks: StepDemand) -> list[float]:
+def _flops(volunteers: Sequence[VolunteerState], asks: StepDemand) -> list[float]:
     """FLOP/s of each volunteer: in training if it has trained, else in the rehearsal of its place.
 
     One that has only multiplied matrices is scaled by the median ratio of the others.
@@ -165,12 +169,12 @@ def _flops(volunteers: Sequence[Volunteer], asks: StepDemand) -> list[float]:
     return [_believed(flops * share, FLOPS) if flops == product else flops for flops, product in both]
 
 
-def _trained(volunteer: Volunteer, asks: StepDemand) -> float:
+def _trained(volunteer: VolunteerState, asks: StepDemand) -> float:
     flops = float(asks.flops[slice(*(volunteer.place or (0, 0)))].sum())
     return asks.computed * flops / volunteer.computing if volunteer.computing else 0.0
 
 
-def _lines(volunteers: Sequence[Volunteer], asks: StepDemand) -> NDArray[np.float64]:
+def _lines(volunteers: Sequence[VolunteerState], asks: StepDemand) -> NDArray[np.float64]:
     """Bytes/s from row to column; 0 where nothing was measured."""
     number = {volunteer.peer: n for n, volunteer in enumerate(volunteers)}
     rates = np.zeros((len(volunteers), len(volunteers)))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.state.context import CoordinatorContext
-from hetpeer.bootstrap.state.volunteer import LifeCycle, Volunteer
+from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class StateAgreement:
         self._open: set[int] = set()
         """Blocks with different reports."""
 
-    def hear(self, volunteer: Volunteer, held: Sequence[m.Held]) -> None:
+    def hear(self, volunteer: VolunteerState, held: Sequence[m.Held]) -> None:
         """Note the states that `volunteer` holds of the current version."""
         volunteer.digests = {one.block: one.digest for one in held}
         for other in self._context.members.volunteers.values():

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.reduce.shards import shares_of
+from hetpeer.averaging.reduce.reduce_shards import shares_of
 from hetpeer.bootstrap.conduct.check_rules import EQUAL, CheckRules
 from hetpeer.bootstrap.conduct.disputed_pairs import Pair
 from hetpeer.bootstrap.trust.verdicts import marks_of

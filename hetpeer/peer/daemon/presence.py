@@ -36,7 +36,7 @@ from hetpeer.peer.process.console import say
 from hetpeer.peer.process.home import Home
 from hetpeer.peer.process.span_trace import Trace
 from hetpeer.peer.process.web_address import Where
-from hetpeer.peer.training.evidence_log import Evidence
+from hetpeer.peer.training.evidence_log import EvidenceLog
 from hetpeer.peer.training.volunteer import Volunteer
 
 
@@ -78,7 +78,7 @@ class Presence:
     files: RunFiles
     credentials: Credentials
     roster: Roster
-    evidence: Evidence
+    evidence: EvidenceLog
     trace: Trace
     progress: VolunteerProgress
     life: Life
@@ -126,7 +126,7 @@ async def present(
     who = f"{named} ({short})" if named else f"{short} (no name; give one with --name)"
     say(f"in the run {signed.manifest.name} as {who}")
     room = Room(run.path.parent, run.run_id, lambda: size(settings().limits.files))
-    evidence = stack.enter_context(contextlib.closing(Evidence(home, run, identity)))
+    evidence = stack.enter_context(contextlib.closing(EvidenceLog(home, run, identity)))
     path = home.trace_path(run, os.getpid()) if options.trace else None
     trace = stack.enter_context(
         contextlib.closing(Trace(SystemClock(), path, peer=identity.peer_id, name=options.settings.node.name))

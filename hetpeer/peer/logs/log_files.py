@@ -33,7 +33,7 @@ def keeping_log(home: Path) -> Iterator[None]:
     Raises `LocalError` HP-DISK-001, HP-DISK-002. A disk that fills up later ends the log, not the daemon.
     """
     with disk_errors(home / FILE):
-        handler = _File(home / FILE)
+        handler = _RotatingLog(home / FILE)
     ours = logging.getLogger("hetpeer")
     before = ours.level
     ours.setLevel(min(ours.getEffectiveLevel(), logging.INFO))
@@ -56,7 +56,7 @@ def keeping_log(home: Path) -> Iterator[None]:
             handler.close()
 
 
-class _File(RotatingFileHandler):
+class _RotatingLog(RotatingFileHandler):
     """A log file of bounded size with mode 0600."""
 
     def __init__(self, path: Path) -> None:

@@ -22,7 +22,7 @@ MAX_TIME = 1e11
 
 
 @dataclass(frozen=True, slots=True)
-class LogEntry:
+class LogLine:
     """One message; `raw` is its line in the file without the newline."""
 
     raw: str
@@ -67,7 +67,7 @@ class LogReader:
                 exit_code=ExitCode.NOT_RUNNING,
             ) from error
 
-    def last(self, count: int) -> list[LogEntry]:
+    def last(self, count: int) -> list[LogLine]:
         """The newest `count` messages, the oldest first; `news` goes on behind them."""
         found = deque(self.news(), maxlen=count)
         for number in range(1, OLDER + 1):
@@ -76,7 +76,7 @@ class LogReader:
             found.extendleft(reversed(self._older(number)[len(found) - count :]))
         return list(found)
 
-    def news(self) -> list[LogEntry]:
+    def news(self) -> list[LogLine]:
         """Messages since the last call, also across a rotation of the files."""
         lines = self._lines()
         if (newer := self._newer()) is not None:
@@ -84,7 +84,7 @@ class LogReader:
             self.close()
             self._file, self._rest = newer, b""
             lines += self._lines()
-        return [entry for line in lines if (entry := LogEntry.read(line.decode(errors="replace")))]
+        return [entry for line in lines if (entry := LogLine.read(line.decode(errors="replace")))]
 
     def close(self) -> None:
         self._file.close()
@@ -105,7 +105,7 @@ class LogReader:
             return None
         return there
 
-    def _older(self, number: int) -> list[LogEntry]:
+    def _older(self, number: int) -> list[LogLine]:
         try:
             with self._path.with_name(f"{FILE}.{number}").open("rb") as file:
                 if os.path.sameopenfile(
@@ -115,4 +115,4 @@ class LogReader:
                 lines = file.read().split(b"\n")
         except OSError:
             return []
-        return [entry for line in lines if (entry := LogEntry.read(line.decode(errors="replace")))]
+        return [entry for line in lines if (entry := LogLine.read(line.decode(errors="replace")))]

@@ -65,7 +65,7 @@ class DeviceEntry(FrontEntry):
     private: Annotated[bool, Field(strict=True)] = False
 
 
-class _File(_Entry):
+class _DeviceFile(_Entry):
     device: Annotated[tuple[DeviceEntry, ...], Field(min_length=1)]
     front: tuple[FrontEntry, ...] = ()
     latency_ms: Any = LATENCY_MS
@@ -107,7 +107,7 @@ def devices_in(data: Any, source: str) -> NamedDevices:
     Raises `LocalError` HP-PLAN-002 that names the wrong device, row or column.
     """
     try:
-        file = _File.model_validate(data)
+        file = _DeviceFile.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
         raise wrong(f"{source}: {_where(first['loc'], data)}: {first['msg']}", "correct the entry") from None

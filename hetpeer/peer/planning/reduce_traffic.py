@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from hetpeer.averaging.reduce.shards import shards_of
+from hetpeer.averaging.reduce.reduce_shards import shards_of
 from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.bootstrap.conduct.disputed_pairs import DisputedPairs
 from hetpeer.bootstrap.coordinator.reduction import divided

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hetpeer.averaging.effects import EVERY_ID
 from hetpeer.averaging.member.step_vote import ModelShape
-from hetpeer.averaging.reduce.shards import LENGTH
+from hetpeer.averaging.reduce.reduce_shards import LENGTH
 from hetpeer.averaging.reduce.tied_parameters import Tie, Ties
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.bootstrap.state.membership import BlockDemand

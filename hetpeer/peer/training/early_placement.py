@@ -18,7 +18,7 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.state.core_config import coordinator_config
 from hetpeer.bootstrap.state.membership import Membership
 from hetpeer.bootstrap.state.placement import ranked
-from hetpeer.bootstrap.state.volunteer import Volunteer
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.dht.base.errors import RemoteError
 from hetpeer.dht.discovery.roster import Roster
 from hetpeer.dht.kademlia.adverts import Advert
@@ -42,7 +42,7 @@ def places_seen(run: RunDirectory, adverts: Mapping[str, Advert], offer: Offer) 
         if advert.role == "volunteer" and advert.block_begin < advert.block_end:
             members.volunteers[peer] = _holder(peer, advert)
             members.adopt(members.volunteers[peer], (advert.block_begin, advert.block_end))
-    newcomer = Volunteer(
+    newcomer = VolunteerState(
         "",
         0,
         0.0,
@@ -54,9 +54,9 @@ def places_seen(run: RunDirectory, adverts: Mapping[str, Advert], offer: Offer) 
     return ranked(members, newcomer, config.asks)
 
 
-def _holder(peer: str, advert: Advert) -> Volunteer:
+def _holder(peer: str, advert: Advert) -> VolunteerState:
     """A volunteer by its advert, as a coordinator would know it."""
-    return Volunteer(
+    return VolunteerState(
         peer,
         0,
         0.0,

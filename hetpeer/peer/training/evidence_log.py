@@ -19,7 +19,7 @@ AT_ONCE = 200
 """Lines that are read at a time."""
 
 
-class Evidence:
+class EvidenceLog:
     """One peer's event log of one run."""
 
     def __init__(self, home: Home, run: RunDirectory, identity: Identity) -> None:

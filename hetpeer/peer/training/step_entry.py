@@ -18,7 +18,7 @@ from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.dht.base import failpoints
 from hetpeer.dht.base.printable import short_id
 from hetpeer.dht.discovery.task_board import LeftoverIds
-from hetpeer.peer.training.evidence_log import Evidence
+from hetpeer.peer.training.evidence_log import EvidenceLog
 from hetpeer.peer.training.linked_peers import LinkedPeers
 from hetpeer.peer.transport.data_plane import DataPlane
 
@@ -36,7 +36,7 @@ class StepEntry:
         plane: DataPlane,
         run_id: str,
         membership_config: MembershipConfig,
-        evidence: Evidence,
+        evidence: EvidenceLog,
         perform: Callable[[Sequence[Effect]], None],
         tell: Callable[[str], None],
     ) -> None:

@@ -37,7 +37,7 @@ from hetpeer.peer.preparation.state_fetcher import RunFiles, StateFetcher, keep_
 from hetpeer.peer.process.home import Home
 from hetpeer.peer.process.span_trace import Trace
 from hetpeer.peer.training.control_session import ControlSession
-from hetpeer.peer.training.evidence_log import Evidence
+from hetpeer.peer.training.evidence_log import EvidenceLog
 from hetpeer.peer.training.held_place import HeldPlace
 from hetpeer.peer.training.held_states import HeldStates
 from hetpeer.peer.training.leftover_watch import LeftoverWatch
@@ -74,7 +74,7 @@ class Volunteer:
         compute: Compute,
         offer: Offer,
         credentials: Credentials,
-        evidence: Evidence,
+        evidence: EvidenceLog,
         trace: Trace,
     ) -> None:
         self._node = node

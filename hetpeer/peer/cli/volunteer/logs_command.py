@@ -13,7 +13,7 @@ from hetpeer.peer.cli.options import HomeOption, plain
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hetpeer.peer.logs.log_reader import LogEntry
+    from hetpeer.peer.logs.log_reader import LogLine
 
 LOOK_S = 0.3
 
@@ -52,7 +52,7 @@ def logs(
             _show(reader.news(), as_json)
 
 
-def _show(entries: Iterable[LogEntry], as_json: bool) -> None:
+def _show(entries: Iterable[LogLine], as_json: bool) -> None:
     colours = not plain(sys.stdout)
     for entry in entries:
         for line in (entry.raw,) if as_json else entry.lines(colours=colours):

@@ -39,7 +39,7 @@ _NEXT: Final[Mapping[str, tuple[LifeCycle, LifeCycle, LifeCycle, LifeCycle]]] = 
 
 
 @dataclass(slots=True)
-class Volunteer:
+class VolunteerState:
     """One member, as the coordinator sees it. Times are the coordinator's monotonic seconds."""
 
     peer: str
@@ -74,7 +74,7 @@ class Volunteer:
     """Whether it made its state of the current version itself, and did not copy another's."""
 
     @classmethod
-    def of(cls, peer: str, hello: Hello, now: float) -> Volunteer:
+    def of(cls, peer: str, hello: Hello, now: float) -> VolunteerState:
         """A volunteer from its `hello`."""
         return cls(
             peer,
@@ -88,7 +88,7 @@ class Volunteer:
             uplink=hello.uplink,
         )
 
-    def homeless(self) -> Volunteer:
+    def homeless(self) -> VolunteerState:
         """A copy without a place."""
         return replace(
             self,
