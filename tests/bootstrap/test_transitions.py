@@ -12,7 +12,7 @@ from hetpeer.bootstrap.state.volunteer_state import LifeCycle
 
 BOOTSTRAP = Path(__file__).parents[2] / "hetpeer" / "bootstrap"
 OWNERS = {
-    "life_cycle": {"state/volunteer.py"},
+    "life_cycle": {"state/volunteer_state.py"},
     "line": {"coordinator/machine.py"},
     "state": {"coordinator/machine.py", "grouped/cluster_events.py"},
 }
