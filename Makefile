@@ -30,7 +30,7 @@ test: setup
 	$(PY) -m pytest -q -n 3 --dist loadgroup --no-loadscope-reorder -m 'not grid and not proof and not alone'
 	$(PY) -m pytest -q -m 'alone and not proof'
 
-# What takes minutes: long swarms, grids, many seeds, all examples (docs/testing.md). About half an hour.
+# What takes minutes: long swarms, grids, many seeds, all examples (docs/testing.md).
 proof-tests: export PYTHONDONTWRITEBYTECODE =
 proof-tests: setup
 	$(PY) -m pytest -q -n 3 --dist loadgroup --no-loadscope-reorder --hypothesis-profile=proof \

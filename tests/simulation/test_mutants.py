@@ -18,7 +18,7 @@ QUICK = {
     "tied_apart": 20,
     "overlaps_count": 120,
     "dead_still_count": 60,
-    "seal_early": 240,
+    "seal_early": 120,
     "old_votes": 120,
     "announce_first": 20,
     "stale_joiner": 20,
