@@ -20,7 +20,7 @@ from hetpeer.averaging.member.tensor_heads import (
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.streams.frames import decode_header
 from hetpeer.stages.graph.block_spec import TensorSpec
-from hetpeer.stages.ipc.bundle_layout import BundleLayout
+from hetpeer.stages.ipc.arena import BundleLayout
 from hetpeer.stages.links.codec import Codec, EncodedTensor
 from hetpeer.stages.pipeline.routes import Hop
 from tests.fuzz.target import RUN, A, B, Target, same

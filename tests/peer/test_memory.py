@@ -32,7 +32,7 @@ from hetpeer.stages.graph.block_wire import pack_block
 from hetpeer.stages.ipc.block_commands import Info, PrepareBlock
 from hetpeer.stages.ipc.compute import Compute, ComputeConfig
 from hetpeer.stages.pipeline.effects import RunForward, TaskKey
-from hetpeer.stages.pipeline.in_flight import InFlightWindow
+from hetpeer.stages.pipeline.schedule_1f1b import InFlightWindow
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.tracing.trace import trace
 from tests.stages.compute_rig import KEPT, UPDATE

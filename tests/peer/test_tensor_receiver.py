@@ -36,7 +36,7 @@ from hetpeer.peer.transport.worker_posts import WorkerPosts
 from hetpeer.stages.ipc.arena import ALIGNMENT, Arena
 from hetpeer.stages.ipc.transfer_commands import Decode
 from hetpeer.stages.links.codec import Codec, EncodedTensor
-from hetpeer.stages.pipeline.in_flight import InFlightWindow
+from hetpeer.stages.pipeline.schedule_1f1b import InFlightWindow
 from hetpeer.stages.worker.bundle_codec import Decoder
 from hetpeer.stages.worker.device_copy import Copier
 from hetpeer.stages.worker.tensor_staging import Staging

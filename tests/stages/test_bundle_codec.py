@@ -11,8 +11,7 @@ from hetpeer.stages.block.fingerprint import KEY_BYTES, distance
 from hetpeer.stages.graph.block_spec import TensorSpec
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc import results as r
-from hetpeer.stages.ipc.arena import Extent
-from hetpeer.stages.ipc.bundle_layout import BundleLayout
+from hetpeer.stages.ipc.arena import BundleLayout, Extent
 from hetpeer.stages.ipc.transfer_commands import Decode, Encode, MarkBundle
 from hetpeer.stages.links.codec import Codec, EncodedTensor
 from hetpeer.stages.worker.bundle_codec import Decoder, Encoder

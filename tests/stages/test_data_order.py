@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.stages.data.sample_order import SampleOrder, permutation, size_of
+from hetpeer.stages.data.microbatches import SampleOrder, permutation, size_of
 
 COUNTS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 

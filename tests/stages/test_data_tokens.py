@@ -10,13 +10,11 @@ from safetensors.numpy import load_file
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.data import token_shards
-from hetpeer.stages.data.microbatches import DataPlan, MicrobatchReader
+from hetpeer.stages.data.microbatches import DataPlan, MicrobatchReader, samples_in, windows
 from hetpeer.stages.data.shards import even_parts
 from hetpeer.stages.data.token_shards import (
     python_standard_library_paths,
     sample_of,
-    samples_in,
-    windows,
     write_text,
 )
 

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from hetpeer.stages.pipeline.in_flight import InFlightWindow, shortest
 from hetpeer.stages.pipeline.routes import Hop
+from hetpeer.stages.pipeline.schedule_1f1b import InFlightWindow, shortest
 from hetpeer.stages.planning.uplinks import PeerLink
 from hetpeer.stages.planning.virtual_swarm import VirtualSwarm, VirtualVolunteer
 

@@ -11,10 +11,9 @@ from hetpeer.stages.pipeline.effects import (
     SendActivation,
     TaskKey,
 )
-from hetpeer.stages.pipeline.in_flight import InFlightWindow
 from hetpeer.stages.pipeline.pipeline import Pipeline
 from hetpeer.stages.pipeline.routes import Hop
-from hetpeer.stages.pipeline.worker_queue import DEPTH, WorkerQueue
+from hetpeer.stages.pipeline.schedule_1f1b import DEPTH, InFlightWindow, WorkerQueue
 
 ROSTER = {"a": (0, 1), "b": (1, 2)}
 ALONE = (Hop("a", 0, 2),)

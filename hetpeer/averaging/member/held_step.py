@@ -24,7 +24,7 @@ from hetpeer.averaging.member.step_vote import ModelShape, StepVote
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.pipeline import Pipeline
 from hetpeer.stages.pipeline.routes import Hop, Route
-from hetpeer.stages.pipeline.worker_queue import WorkerQueue
+from hetpeer.stages.pipeline.schedule_1f1b import WorkerQueue
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from hetpeer.averaging.member.held_step import HeldStep
 from hetpeer.averaging.member.position import Position
 from hetpeer.averaging.member.step_vote import ModelShape
 from hetpeer.averaging.member.work_in_progress import WorkInProgress
-from hetpeer.stages.pipeline.in_flight import InFlightWindow
+from hetpeer.stages.pipeline.schedule_1f1b import InFlightWindow
 
 __all__ = ["Effect", "InStep", "Member", "Origin", "Phase", "StepEffect"]
 

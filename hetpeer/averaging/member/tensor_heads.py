@@ -1,7 +1,7 @@
 """The heads of tensors on their way from volunteer to volunteer.
 
 A head says what the payload is; its size follows from the run's graph and is checked before a byte is taken.
-Tensors of a bundle lie one after the other in the order of the block's spec (stages/ipc/bundle_layout.py).
+Tensors of a bundle lie one after the other in the order of the block's spec (stages/ipc/arena.py).
 """
 
 from __future__ import annotations

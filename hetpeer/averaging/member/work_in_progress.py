@@ -18,10 +18,9 @@ from hetpeer.averaging.member.link_states import LinkStates
 from hetpeer.averaging.member.position import Position
 from hetpeer.stages.pipeline.effects import Handle, Release, TaskKey
 from hetpeer.stages.pipeline.gradient_slots import GradientSlots
-from hetpeer.stages.pipeline.in_flight import InFlightWindow
 from hetpeer.stages.pipeline.routes import Route
+from hetpeer.stages.pipeline.schedule_1f1b import InFlightWindow, WorkerQueue
 from hetpeer.stages.pipeline.utilization import WorkerOccupation
-from hetpeer.stages.pipeline.worker_queue import WorkerQueue
 
 
 class WorkInProgress:

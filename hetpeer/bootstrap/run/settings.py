@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.stages.data.sample_order import size_of
+from hetpeer.stages.data.microbatches import size_of
 
 Count = Annotated[int, Field(ge=0, lt=2**60)]
 Positive = Annotated[int, Field(ge=1, lt=2**31)]

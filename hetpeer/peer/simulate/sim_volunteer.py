@@ -25,7 +25,7 @@ from hetpeer.peer.simulate.sim_states import SimStates
 from hetpeer.peer.simulate.sim_worker import Answer, SimWorker
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.gradient_slots import Drop, Merge
-from hetpeer.stages.pipeline.in_flight import InFlightWindow
+from hetpeer.stages.pipeline.schedule_1f1b import InFlightWindow
 
 if TYPE_CHECKING:
     from hetpeer.peer.simulate.sim_swarm import SimSwarm

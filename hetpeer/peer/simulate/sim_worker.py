@@ -20,7 +20,7 @@ from hetpeer.peer.simulate.sim_hooks import UNUSABLE, SimConduct, ViolationError
 from hetpeer.peer.simulate.sim_numerics import Numerics
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.gradient_slots import Drop, Merge
-from hetpeer.stages.pipeline.in_flight import InFlightWindow
+from hetpeer.stages.pipeline.schedule_1f1b import InFlightWindow
 
 Finish = Callable[[Member], Iterable[Effect]]
 Answer = Callable[[Finish], None]

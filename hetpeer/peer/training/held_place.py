@@ -12,7 +12,7 @@ from hetpeer.peer.preparation.data_source import DataSource
 from hetpeer.peer.transport.link_book import LinkBook
 from hetpeer.peer.transport.tensor_schema import TensorSchema
 from hetpeer.peer.transport.worker_posts import WorkerPosts
-from hetpeer.stages.pipeline.in_flight import InFlightWindow
+from hetpeer.stages.pipeline.schedule_1f1b import InFlightWindow
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from hetpeer.peer.training.held_place import HeldPlace
 from hetpeer.peer.transport.tensor_store import Tensor
 from hetpeer.peer.transport.worker_posts import Answer
 from hetpeer.stages.block.fingerprint import KEY_BYTES
-from hetpeer.stages.ipc.bundle_layout import BundleLayout
+from hetpeer.stages.ipc.arena import BundleLayout
 from hetpeer.stages.ipc.transfer_commands import MarkBundle
 from hetpeer.stages.pipeline import effects as p
 

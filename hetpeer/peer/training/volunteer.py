@@ -55,7 +55,7 @@ from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc.compute import Compute
 from hetpeer.stages.ipc.transfer_commands import ForgetResiduals
 from hetpeer.stages.pipeline import effects as p
-from hetpeer.stages.pipeline.in_flight import MOST, InFlightWindow
+from hetpeer.stages.pipeline.schedule_1f1b import MOST, InFlightWindow
 from hetpeer.stages.pipeline.utilization import WorkerOccupation
 
 LAST_WORD_S = 1.0

@@ -17,7 +17,7 @@ from hetpeer.peer.transport.link_book import LinkBook
 from hetpeer.peer.transport.tensor_schema import TensorSchema
 from hetpeer.peer.transport.tensor_store import Tensor
 from hetpeer.peer.transport.worker_posts import Answer, WorkerPosts
-from hetpeer.stages.ipc.bundle_layout import BundleLayout
+from hetpeer.stages.ipc.arena import BundleLayout
 from hetpeer.stages.ipc.results import CommandFailedError
 from hetpeer.stages.ipc.transfer_commands import Decode, Encode
 from hetpeer.stages.links.adaptive_ratio import AdaptiveRatio

@@ -10,7 +10,7 @@ from itertools import pairwise
 from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.stages.graph.block_spec import ITEM_BYTES, BlockSpec
-from hetpeer.stages.ipc.bundle_layout import BundleLayout
+from hetpeer.stages.ipc.arena import BundleLayout
 from hetpeer.stages.pipeline.gradient_slots import LIVE
 from hetpeer.stages.pipeline.routes import Route
 

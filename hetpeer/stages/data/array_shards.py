@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.stages.data.sample_order import SPLIT_STREAM, Indices, permutation
+from hetpeer.stages.data.microbatches import SPLIT_STREAM, Indices, permutation
 from hetpeer.stages.data.shards import (
     DTYPES,
     SHARD_BYTES,

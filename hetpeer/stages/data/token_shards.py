@@ -14,12 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.stages.data.microbatches import samples_in
 from hetpeer.stages.data.shards import (
     SHARD_BYTES,
     TARGETS,
     TOKENS,
-    Array,
-    Arrays,
     ArraySpec,
     ShardFile,
     even_parts,
@@ -37,17 +36,6 @@ def sample_of(length: int) -> dict[str, ArraySpec]:
     """The arrays of a text sample: tokens, and targets, which are the tokens one later."""
     spec = ArraySpec(dtype="int64", shape=(length,))
     return {TOKENS: spec, TARGETS: spec}
-
-
-def samples_in(tokens: int, length: int) -> int:
-    """Windows of `length` tokens plus the next one in a shard of `tokens` tokens."""
-    return max(0, tokens - 1) // length
-
-
-def windows(text: Array, samples: Iterable[int], length: int) -> Arrays:
-    """These samples of a shard's text: tokens and targets, each [samples, length] int64."""
-    cut = np.stack([text[at * length : at * length + length + 1] for at in samples]).astype(np.int64)
-    return {TOKENS: cut[:, :-1], TARGETS: cut[:, 1:]}
 
 
 def write_text(

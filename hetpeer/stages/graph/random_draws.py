@@ -16,7 +16,7 @@ from pydantic import Field
 Word = Annotated[int, Field(ge=0, lt=1 << 64, strict=True)]
 """A number that Philox counts by."""
 DROPOUT_STREAM = 3
-"""Second half of the key; sample_order.py uses 1 and 2."""
+"""Second half of the key; microbatches.py uses 1 and 2."""
 LEVELS = 1 << 16
 """Sixteen bits decide about one element."""
 

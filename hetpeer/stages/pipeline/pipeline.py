@@ -24,13 +24,11 @@ from hetpeer.stages.pipeline.effects import (
     TaskKey,
 )
 from hetpeer.stages.pipeline.gradient_slots import GradientSlots
-from hetpeer.stages.pipeline.kept_outputs import KeptOutputs
-from hetpeer.stages.pipeline.next_hops import NextHops
+from hetpeer.stages.pipeline.kept_outputs import KeptOutputs, NextHops
 from hetpeer.stages.pipeline.recomputation import Recomputations
 from hetpeer.stages.pipeline.routes import Roster, Route, blocks_left, rest_of
-from hetpeer.stages.pipeline.schedule_1f1b import LossDistance, Schedule, ScheduledWork
+from hetpeer.stages.pipeline.schedule_1f1b import LossDistance, Schedule, ScheduledWork, WorkerQueue
 from hetpeer.stages.pipeline.task_table import PipelineTask, TaskStatus, TaskTable
-from hetpeer.stages.pipeline.worker_queue import WorkerQueue
 
 
 class Pipeline:

@@ -18,7 +18,7 @@ from hetpeer.stages.pipeline.effects import (
     TaskKey,
 )
 from hetpeer.stages.pipeline.gradient_slots import CHECKS
-from hetpeer.stages.pipeline.next_hops import NextHops
+from hetpeer.stages.pipeline.kept_outputs import NextHops
 from hetpeer.stages.pipeline.routes import Route
 from hetpeer.stages.pipeline.task_table import PipelineTask, TaskStatus, TaskTable
 

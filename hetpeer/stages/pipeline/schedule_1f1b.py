@@ -1,21 +1,132 @@
-"""1F1B: the order of a holder's work in one step.
+"""The order of work at a holder's worker: 1F1B in each step, older steps first, and a window for all of them.
 
-Pure. Backwards go first, because they free memory and let earlier peers go on. Forwards begin only while few
-enough of them wait for their gradient (in_flight.py), over all steps under way (worker_queue.py). A task that
-waits for a later peer must not block that peer's own way to the loss, or a route that passes a holder twice
-could wait for itself. So a forward's bound counts only tasks `within` its distance: at most as many blocks
-from the loss, and at most as many hops. Hops alone would not do: the rest of a route may have changed, and
-then they need not fall along it. Evaluation forwards keep nothing and are not counted.
+Pure; times are given. Within a step (`Schedule`), backwards go first, because they free memory and let
+earlier peers go on. Forwards begin only while few enough of them wait for their gradient. A task that waits
+for a later peer must not block that peer's own way to the loss, or a route that passes a holder twice could
+wait for itself. So a forward's bound counts only tasks `within` its distance: at most as many blocks from the
+loss, and at most as many hops. Hops alone would not do: the rest of a route may have changed, and then they
+need not fall along it. Evaluation forwards keep nothing and are not counted.
+
+The steps under way share the worker (`WorkerQueue`): only DEPTH pieces of work are there at a time, of
+whatever step. Backwards of any step go before forwards, and older steps before younger ones, because they are
+committed first.
+
+The window (`InFlightWindow`) bounds the forwards of all steps that wait for their gradient, and so hides
+links behind computation. With too few, the worker waits for a gradient that is still travelling; with too
+many, they only wait for each other in memory. As many as fill the round trip are just enough: the highest
+rate at which gradients have returned, times the least time that one has taken, as BBR fills a link (Cardwell
+et al., ACM Queue 14(5), 2016). A few more are always tried: the rate rises only if there is something to
+carry.
 """
 
 from __future__ import annotations
 
 import bisect
+import math
 from collections import deque
-from collections.abc import Callable, Collection, Hashable
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Collection, Hashable, Iterator
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from hetpeer.stages.pipeline.in_flight import shortest
+GAIN = 2.0
+MOST = 64
+
+Task = tuple[Hashable, Hashable]
+"""A step, and a microbatch in it."""
+
+
+def shortest(hops_after: int) -> int:
+    """The depth of 1F1B (PipeDream-Flush, DAPPLE), plus one for each link on the round trip."""
+    return 2 * hops_after + 1
+
+
+@dataclass(slots=True)
+class _TripMeasurements:
+    """Measurements of microbatches with equally many hops after them.
+
+    A step begins with nothing in flight, so that its first microbatches show the least time again; until then
+    the last step's measurements count.
+    """
+
+    returned: int = 0
+    trip: float = math.inf
+    """Least seconds from the start of a forward to the end of its backward, in this step."""
+    rate: float = 0.0
+    """Most microbatches per second that returned while one was in flight, in this step."""
+    trip_before: float = math.inf
+    rate_before: float = 0.0
+
+    def end_step(self) -> None:
+        if self.returned:
+            self.trip_before, self.rate_before = self.trip, self.rate
+        self.returned, self.trip, self.rate = 0, math.inf, 0.0
+
+    @property
+    def enough(self) -> float:
+        """Microbatches that fill the round trip; infinite while nothing is known."""
+        trip = self.trip if self.returned else self.trip_before
+        return max(self.rate, self.rate_before) * trip
+
+
+class InFlightWindow:
+    """The window of one holder in one place. `most`: microbatches that its memory has room for.
+
+    Without measurements it has the depth of 1F1B.
+
+        window = InFlightWindow(most=16)
+        window.begun(("step 7", 3), hops_after=2, now=0.0)
+        window.finished(("step 7", 3), now=1.5)
+        window.depth(hops_after=2)  # forwards that may wait for their gradient
+    """
+
+    def __init__(self, most: int = MOST) -> None:
+        self.most = most
+        self._ways: dict[int, _TripMeasurements] = {}
+        self._under_way: dict[Task, tuple[int, int, float]] = {}
+        """Task → (hops after it, how many had returned when it began, when it began)."""
+
+    def reset(self, most: int) -> None:
+        """Forget the measurements: another place, with room for `most`."""
+        self.most = min(most, MOST)
+        self._ways.clear()
+        self._under_way.clear()
+
+    def begun(self, task: Task, hops_after: int, now: float) -> None:
+        """The forward of `task` begins; `now` in seconds of any clock that does not jump."""
+        way = self._ways.setdefault(hops_after, _TripMeasurements())
+        self._under_way[task] = hops_after, way.returned, now
+
+    def finished(self, task: Task, now: float) -> None:
+        """The backward of `task` is done."""
+        if task not in self._under_way:
+            return
+        hops_after, returned, began = self._under_way.pop(task)
+        way = self._ways[hops_after]
+        way.returned += 1
+        trip = max(now - began, 1e-9)
+        way.trip = min(way.trip, trip)
+        way.rate = max(way.rate, (way.returned - returned) / trip)
+
+    def end_step(self, step: Hashable) -> None:
+        """End `step`: its tasks in flight will not return. Tasks of other steps stay, with their counts
+        adjusted.
+        """
+        self._under_way = {
+            task: (hops_after, returned - self._ways[hops_after].returned, began)
+            for task, (hops_after, returned, began) in self._under_way.items()
+            if task[0] != step
+        }
+        for way in self._ways.values():
+            way.end_step()
+
+    def depth(self, hops_after: int) -> int:
+        """How many forwards may wait for their gradient."""
+        least = shortest(hops_after)
+        way = self._ways.get(hops_after)
+        if not hops_after or way is None or not math.isfinite(way.enough):
+            return least
+        return max(least, min(math.ceil(GAIN * way.enough) + 1, self.most))
+
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -156,3 +267,76 @@ class Schedule(Generic[Key]):
         if self._closed:
             return False
         return bool(self._backwards) or any(counts(one.key) for one in self._forwards)
+
+
+DEPTH = 2
+"""Pieces of work at the worker at once: one that runs and one that waits, so that it never idles between."""
+
+
+class Bidder(Protocol):
+    """A step under way."""
+
+    @property
+    def running(self) -> int:
+        """Its pieces of work at the worker."""
+
+    def in_flight(self, reach: LossDistance) -> int:
+        """Its forwards within `reach` that wait for their gradient."""
+
+    @property
+    def held(self) -> int:
+        """Its forwards that wait for their gradient, including those set aside."""
+
+    @property
+    def aside(self) -> int:
+        """Its forwards that were set aside."""
+
+    def bid(self) -> bool | None:
+        """Whether the next piece of work that it could begin is a backward; None: there is none."""
+
+
+class WorkerQueue:
+    """`window`: bounds the forwards that wait for their gradient; None: as many as 1F1B has."""
+
+    def __init__(self, window: InFlightWindow | None = None) -> None:
+        self._window = window or InFlightWindow()
+        self._steps: list[Bidder] = []
+
+    def enter(self, step: Bidder) -> None:
+        """`step` begins: it is younger than all others here."""
+        self._steps.append(step)
+
+    def leave(self, step: Bidder) -> None:
+        """`step` is over; nobody waits for work of it that is still at the worker."""
+        self._steps = [one for one in self._steps if one is not step]
+
+    def may_begin(self, reach: LossDistance) -> bool:
+        """Whether one more forward may wait for its gradient."""
+        return sum(one.in_flight(reach) for one in self._steps) < self._window.depth(reach.hops_after)
+
+    def may_set_aside(self, reach: LossDistance) -> bool:
+        """Whether a stuck forward may be kept in addition: as many again, and in all no more than memory
+        allows.
+        """
+        aside, held = sum(one.aside for one in self._steps), sum(one.held for one in self._steps)
+        return aside < self._window.depth(reach.hops_after) and held < self._window.most
+
+    def turn(self) -> Bidder | None:
+        """The step whose work comes next; None while the worker has enough, or there is none."""
+        if sum(one.running for one in self._steps) >= DEPTH:
+            return None
+        forwards = None
+        for one in self._steps:
+            backward = one.bid()
+            if backward:
+                return one
+            if backward is not None and forwards is None:
+                forwards = one
+        return forwards
+
+    def turns(self) -> Iterator[Bidder]:
+        """Steps that are to resume, one after the other: an event in one step may make it another
+        one's turn.
+        """
+        while (one := self.turn()) is not None:
+            yield one

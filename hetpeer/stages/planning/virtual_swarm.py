@@ -18,10 +18,9 @@ from statistics import NormalDist
 from zlib import crc32
 
 from hetpeer.stages.pipeline import effects as p
-from hetpeer.stages.pipeline.in_flight import MOST, InFlightWindow
 from hetpeer.stages.pipeline.pipeline import Pipeline
 from hetpeer.stages.pipeline.routes import Route
-from hetpeer.stages.pipeline.worker_queue import WorkerQueue
+from hetpeer.stages.pipeline.schedule_1f1b import MOST, InFlightWindow, WorkerQueue
 from hetpeer.stages.planning.timeline import Timeline
 from hetpeer.stages.planning.uplinks import PeerLink, Uplink
 

@@ -72,7 +72,7 @@ def stage_memory(
     found = footprint(blocks)
     vectors = ITEM_BYTES["float32"] * sum(block.vector_count for block in blocks)
     constants = sum(spec.nbytes for block in blocks for spec in block.buffer_specs.values())
-    in_flight = 2 * hops_after + 1  # as in pipeline/in_flight.py
+    in_flight = 2 * hops_after + 1  # as in schedule_1f1b.py
     in_flight = in_flight if microbatches is None else min(in_flight, microbatches)
     return StageMemory(
         state=vectors + constants,

@@ -230,7 +230,7 @@ class PipelineCuts:
         return seconds
 
     def _needed(self, behind: int, blocks: Blocks = ...) -> Floats:
-        """[a, b]: bytes needed, with as many microbatches in flight as 1F1B has (pipeline/in_flight.py)."""
+        """[a, b]: bytes needed, with as many microbatches in flight as 1F1B has (schedule_1f1b.py)."""
         begun = self.work.microbatches * (self.work.staleness + 1)
         under_way = min(2 * behind + 1, begun)
         held, passing = self._memory[blocks], self._entering[blocks] + self._leaving[blocks]
