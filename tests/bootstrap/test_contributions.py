@@ -168,7 +168,7 @@ def test_the_command_tells_of_each(trained: RunDirectory) -> None:
 
     rewrite_log(trained, unused)
     app = typer.Typer()
-    command.register(app)
+    app.command()(command.audit)
     text = CliRunner().invoke(app, [str(trained.path), "--contributions"]).stdout
     assert "contributions 16 used, 4 late, 5 lost and done again" in text
     lines = [line.split(maxsplit=1)[1] for line in text.splitlines() if line.startswith("contribution ")]

@@ -13,13 +13,15 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import AveragingSettings, Outer
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.peer.cli.author import audit_command, export_command, init_command
+from hetpeer.peer.cli.author.audit_command import audit
+from hetpeer.peer.cli.author.export_command import export, generate
+from hetpeer.peer.cli.author.init_command import init
 from tests.amounts import mostly_proof
 from tests.bootstrap.engine import DIGITS, Engine, make_author
 
 app = typer.Typer()
-for commands in (init_command, audit_command, export_command):
-    commands.register(app)
+for command in (init, audit, export, generate):
+    app.command()(command)
 
 
 def run_command(*arguments: object, exit_code: int = 0) -> str:

@@ -246,3 +246,35 @@ def test_plain_where_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setenv("NO_COLOR", "1")
         assert options.plain(terminal)
+
+
+def test_a_line_of_the_help_is_the_first_of_its_command() -> None:
+    root = typer.main.get_command(main.app)
+    context = root.make_context("hetpeer", [], resilient_parsing=True)
+    for name, (_, line) in main.COMMANDS.items():
+        command = root.resolve_command(context, [name])[1]  # type: ignore[attr-defined]
+        assert command.get_short_help_str(200) == line, name
+
+
+def test_a_command_imports_no_other() -> None:
+    code = """
+import sys
+from hetpeer.peer.cli import main
+sys.argv = ["hetpeer", "join", "--help"]
+try:
+    main.run()
+finally:
+    print(sorted(name.rpartition(".")[2] for name in sys.modules if name.endswith("_command")), file=sys.stderr)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=30
+    )
+    assert result.stderr.strip() == "['join_command']"
+
+
+def test_completion_knows_commands_and_their_options() -> None:
+    shell = {"_HETPEER_COMPLETE": "complete_bash"}
+    named = hetpeer(COMP_WORDS="hetpeer jo", COMP_CWORD="1", **shell)
+    assert named.stdout.split() == ["join"]
+    options = hetpeer(COMP_WORDS="hetpeer join --dry", COMP_CWORD="2", **shell)
+    assert options.stdout.split() == ["--dry-run"]

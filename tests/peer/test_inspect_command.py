@@ -31,7 +31,7 @@ SETTINGS = (
     *("data", "links", "mode", "admission", "trust", "reliable"),
 )
 app = typer.Typer()
-inspect_command.register(app)
+app.command()(inspect_command.inspect)
 
 
 def run_command(*arguments: object, exit_code: int = 0) -> str:

@@ -41,7 +41,7 @@ async def asked(home: Path, standing: DaemonStatus, app: Any, *arguments: str) -
 def command(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
     monkeypatch.delenv("HETPEER_DASHBOARD", raising=False)
     alone = typer.Typer()
-    dashboard_command.register(alone)
+    alone.command()(dashboard_command.dashboard)
     return alone
 
 

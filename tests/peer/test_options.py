@@ -4,11 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.cli.main import app
+from hetpeer.peer.cli.options import command_of
 from hetpeer.peer.cli.volunteer import join_command
 from hetpeer.peer.limits import config_file
 from hetpeer.peer.limits.settings import KEYS, MergedSettings, Settings, of_environment
@@ -38,10 +38,8 @@ OTHER = {
 
 def options() -> dict[str, list[str]]:
     """The setting that each option's help names → what is typed to give it another value; of others, under their own name, nothing."""
-    alone = typer.Typer(add_completion=False)
-    join_command.register(alone)
     found = {}
-    for option in typer.main.get_command(alone).params:
+    for option in command_of(join_command.join).params:
         named = re.search(r"\[(\w+\.\w+)\]$", getattr(option, "help", None) or "")
         key = named[1] if named else "dashboard.listen" if option.name == "dashboard" else ""
         if key in OTHER:

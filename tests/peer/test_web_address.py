@@ -46,7 +46,7 @@ def test_whether_only_this_machine_gets_there(host: str, alone: bool) -> None:
 def test_a_dashboard_that_is_to_be_nowhere() -> None:
     """For who serves nothing else it is a mistake, whoever made it: the command's user, or the environment."""
     alone = typer.Typer()
-    dashboard_command.register(alone)
+    alone.command()(dashboard_command.dashboard)
     done = CliRunner().invoke(alone, ["--dashboard", "off"])
     assert isinstance(done.exception, LocalError)
     assert done.exception.code == "HP-WEB-002"

@@ -53,7 +53,7 @@ def _lines(root: Any) -> Iterator[str]:
         for heading, names in GROUPS:
             yield f"## {heading}\n"
             for name in names.split():
-                yield from _command(root.get_command(context, name), f"hetpeer {name}")
+                yield from _command(root.resolve_command(context, [name])[1], f"hetpeer {name}")
 
 
 def _command(command: Any, name: str) -> Iterator[str]:

@@ -1,56 +1,91 @@
 """The command line `hetpeer`: global options, the commands, and how errors reach the user.
 
-An error is one line on stderr and a stable exit status; -vv shows the traceback. Each command imports what it
-needs when it runs.
+An error is one line on stderr and a stable exit status; -vv shows the traceback. A command's module is
+imported when that command is called, and imports what it needs when it runs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import sys
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from hetpeer.dht.base.errors import HetpeerError, LocalError
 from hetpeer.peer.cli import options
-from hetpeer.peer.cli.author import (
-    amend_command,
-    audit_command,
-    export_command,
-    init_command,
-    inspect_command,
-    invite_command,
-)
-from hetpeer.peer.cli.swarm import (
-    bootstrap_command,
-    dashboard_command,
-    demo_command,
-    plan_command,
-    simulate_command,
-    status_command,
-    trace_command,
-)
-from hetpeer.peer.cli.volunteer import (
-    bench_command,
-    config_command,
-    doctor_command,
-    id_command,
-    join_command,
-    logs_command,
-    pause_command,
-    service_command,
-    top_command,
-)
 from hetpeer.peer.process.console import tell
 
 _log = logging.getLogger("hetpeer")
 
+COMMANDS = {
+    "join": ("volunteer.join_command:join", "Contribute this machine to a run."),
+    "pause": ("volunteer.pause_command:pause", "Free this machine's processor and memory at once."),
+    "resume": ("volunteer.pause_command:resume", "Continue after `hetpeer pause`."),
+    "finish": ("volunteer.pause_command:finish", "Leave the run when the current step is done."),
+    "stop": ("volunteer.pause_command:stop", "Leave the run now, like Ctrl-C."),
+    "status": (
+        "swarm.status_command:status",
+        "Show a run's swarm: progress, peers, blocks, links, credit.",
+    ),
+    "top": ("volunteer.top_command:top", "Watch this machine's volunteer live."),
+    "logs": ("volunteer.logs_command:logs", "Show the log of this machine's volunteer, running or not."),
+    "doctor": ("volunteer.doctor_command:doctor", "Check whether a volunteer would work on this machine."),
+    "bench": ("volunteer.bench_command:bench", "Measure the speed of this machine."),
+    "dashboard": (
+        "swarm.dashboard_command:dashboard",
+        "Print the link to the dashboard of this machine's volunteer.",
+    ),
+    "plan": ("swarm.plan_command:plan", "Predict the step time of a running swarm."),
+    "simulate": ("swarm.simulate_command:simulate", "Simulate a run in virtual time."),
+    "bootstrap": ("swarm.bootstrap_command:bootstrap", "Serve a run to its volunteers."),
+    "invite": ("author.invite_command:invite", "Print the invite to a run."),
+    "init": ("author.init_command:init", "Make a run from a torch model and its data."),
+    "amend": ("author.amend_command:amend", "Change who may take part in a run, and its reliable peers."),
+    "audit": ("author.audit_command:audit", "Check that every microbatch was counted exactly once."),
+    "export": ("author.export_command:export", "Write the weights of the newest checkpoint."),
+    "generate": ("author.export_command:generate", "Continue a text with the trained model."),
+    "inspect": ("author.inspect_command:inspect", "Show a run's settings and the cost of its model."),
+    "demo": ("swarm.demo_command:demo", "Train a small model with a swarm on this machine."),
+    "trace": ("swarm.trace_command:trace", "Merge the traces of a swarm into one file."),
+    "config": (
+        "volunteer.config_command:commands",
+        "Show and change what hetpeer may use of this machine, and when.",
+    ),
+    "service": (
+        "volunteer.service_command:commands",
+        "Have systemd start hetpeer at login (user service).",
+    ),
+    "id": ("volunteer.id_command:commands", "Print this peer's id."),
+}
+"""Command → where its function or its group of commands is, below this package, and its line of the help."""
+
+
+class CommandTable(TyperGroup):
+    """The commands of COMMANDS, in that order. Only the one that is called is imported."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.commands = {name: TyperCommand(name, help=line) for name, (_, line) in COMMANDS.items()}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, known, rest = super().resolve_command(ctx, args)
+        return name, known and _imported(name or ""), rest
+
+
+def _imported(name: str) -> Any:
+    module, _, part = COMMANDS[name][0].partition(":")
+    return options.command_of(getattr(importlib.import_module(f"hetpeer.peer.cli.{module}"), part))
+
+
 app = typer.Typer(
     name="hetpeer",
+    cls=CommandTable,
     help="Train one model together on home machines.",
     epilog="docs/errors.md explains each error code (HP-…), docs/cli.md each command.",
     no_args_is_help=True,
@@ -58,31 +93,6 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: drawing boxes around it takes a third of its time
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (
-    join_command,
-    pause_command,
-    config_command,
-    service_command,
-    status_command,
-    top_command,
-    logs_command,
-    doctor_command,
-    bench_command,
-    dashboard_command,
-    plan_command,
-    simulate_command,
-    bootstrap_command,
-    invite_command,
-    init_command,
-    amend_command,
-    audit_command,
-    export_command,
-    inspect_command,
-    demo_command,
-    trace_command,
-    id_command,
-):
-    command.register(app)
 
 
 def _show_version(wanted: bool) -> None:
@@ -111,9 +121,8 @@ def _global_options(
 
 def run() -> None:
     """Console entry point; always ends in SystemExit."""
-    # Otherwise torch's threads spin while they wait and take the cores from the swarm's other processes: on
-    # two busy
-    # cores a step takes ten times as long. Read when torch is loaded, inherited by every child.
+    # Otherwise torch's threads spin while they wait and take the cores from the other processes: on two
+    # busy cores a step takes ten times as long. Read when torch is loaded, inherited by every child.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         with _quiet_pipes():

@@ -85,16 +85,22 @@ def configure_logging(verbose: int, quiet: bool) -> None:
     logging.getLogger("py.warnings").setLevel(logging.WARNING if level == logging.DEBUG else logging.ERROR)
 
 
-def check(register: Callable[[typer.Typer], None], name: str, arguments: Sequence[str]) -> Mapping[str, Any]:
-    """Check `arguments` as the command `name`, which `register` adds, does before it begins; returns its
-    parameters.
+def command_of(part: Callable[..., Any] | typer.Typer) -> Any:
+    """The command of a function, or the group of commands of a `Typer`."""
+    if isinstance(part, typer.Typer):
+        return typer.main.get_group(part)
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+    alone.command()(part)
+    return typer.main.get_command(alone)
+
+
+def check(function: Callable[..., Any], arguments: Sequence[str]) -> Mapping[str, Any]:
+    """Check `arguments` as the command of `function` does before it begins; returns its parameters.
 
     Raises a usage error, or `LocalError`. The command asks `only_checked` before it begins.
     """
-    alone = typer.Typer(add_completion=False)
-    register(alone)
-    command = typer.main.get_command(alone)
-    with command.make_context(f"hetpeer {name}", list(arguments)) as context:
+    command = command_of(function)
+    with command.make_context(f"hetpeer {command.name}", list(arguments)) as context:
         context.meta[_ONLY_CHECK] = True
         command.invoke(context)
         return dict(context.params)

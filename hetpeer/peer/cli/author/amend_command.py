@@ -9,11 +9,6 @@ import typer
 from hetpeer.peer.cli.options import RunDir
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(amend)
-
-
 def amend(
     directory: RunDir,
     reliable: Annotated[

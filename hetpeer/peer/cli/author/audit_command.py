@@ -24,11 +24,6 @@ FIRST = 100
 """Contributors shown."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(audit)
-
-
 def audit(
     directory: RunDir,
     replay: Annotated[

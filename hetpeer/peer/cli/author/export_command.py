@@ -12,12 +12,6 @@ import typer
 from hetpeer.peer.cli.options import RunDir
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(export)
-    app.command()(generate)
-
-
 def export(
     directory: RunDir,
     out: Annotated[

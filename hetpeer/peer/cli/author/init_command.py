@@ -45,11 +45,6 @@ _WHOM = {
 }
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(init)
-
-
 def init(
     directory: RunDir,
     *,

@@ -41,11 +41,6 @@ STAGE_HEADS = (
 OPERATOR_HEADS = ("operator", "value", "forward", "backward", "parameters", "keeps", "reads")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command()(inspect)
-
-
 def inspect(
     target: Annotated[
         str,

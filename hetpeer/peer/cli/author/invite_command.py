@@ -16,11 +16,6 @@ VOUCHER = "7d"
 WHITE_ON_BLACK, AS_BEFORE = "\x1b[97;40m", "\x1b[0m"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(invite)
-
-
 def invite(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")],
     *,

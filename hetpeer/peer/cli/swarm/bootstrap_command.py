@@ -14,11 +14,6 @@ if TYPE_CHECKING:
     from hetpeer.peer.arrival.invites import Invite
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(bootstrap)
-
-
 def bootstrap(
     context: typer.Context,
     directory: Annotated[

@@ -15,11 +15,6 @@ from hetpeer.peer.cli.options import (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(dashboard)
-
-
 def dashboard(
     context: typer.Context,
     invites: InvitesArgument = None,

@@ -14,11 +14,6 @@ from hetpeer.peer.cli.options import plain, run_loop
 from hetpeer.peer.process.console import is_quiet
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command()(demo)
-
-
 def demo(
     *,
     peers: Annotated[int, typer.Option(help="Volunteers, each in its own process.")] = 4,

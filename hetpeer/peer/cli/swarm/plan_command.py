@@ -38,11 +38,6 @@ class Cost(enum.StrEnum):
     DT_FM = "dt-fm"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command()(plan)
-
-
 def plan(
     invites: InvitesArgument = None,
     *,

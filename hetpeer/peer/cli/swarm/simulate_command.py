@@ -16,11 +16,6 @@ if TYPE_CHECKING:
     from hetpeer.peer.simulate.scenario_run import ScenarioOutcome
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(simulate)
-
-
 def simulate(
     scenario: Annotated[
         Path,

@@ -34,11 +34,6 @@ if TYPE_CHECKING:
 WATCH_S = 2.0
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command()(status)
-
-
 def status(
     invites: InvitesArgument = None,
     *,

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import json
 
-import typer
-
 from hetpeer.peer.cli.options import HomeOption, JsonOption
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(bench)
 
 
 def bench(*, as_json: JsonOption = False, home: HomeOption = None) -> None:

@@ -10,14 +10,11 @@ import typer
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.cli.options import HomeOption, JsonOption
 
-commands = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.add_typer(
-        commands, name="config", help="Show and change what hetpeer may use of this machine, and when."
-    )
+commands = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Show and change what hetpeer may use of this machine, and when.",
+)
 
 
 @commands.command()

@@ -22,11 +22,6 @@ if TYPE_CHECKING:
     from hetpeer.peer.checkup.findings import Finding
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(doctor)
-
-
 def doctor(
     invites: InvitesArgument = None,
     *,

@@ -16,15 +16,10 @@ ReliableOption = Annotated[
     ),
 ]
 
-identities = typer.Typer(rich_markup_mode=None)
+commands = typer.Typer(rich_markup_mode=None)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.add_typer(identities, name="id")
-
-
-@identities.callback(invoke_without_command=True)
+@commands.callback(invoke_without_command=True)
 def show(context: typer.Context, *, reliable: ReliableOption = False, home: HomeOption = None) -> None:
     """Print this peer's id. Its private key is made at the first call; only `hetpeer id backup` copies it."""
     if context.invoked_subcommand is not None:
@@ -37,7 +32,7 @@ def show(context: typer.Context, *, reliable: ReliableOption = False, home: Home
     typer.echo((place.reliable_identity() if reliable else place.identity()).peer_id)
 
 
-@identities.command()
+@commands.command()
 def backup(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="New file; keep it secret.")],
     *,
@@ -55,7 +50,7 @@ def backup(
     )
 
 
-@identities.command()
+@commands.command()
 def restore(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File that hetpeer id backup has written.")],
     *,

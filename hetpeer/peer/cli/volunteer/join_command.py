@@ -20,11 +20,6 @@ from hetpeer.peer.cli.options import (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(join)
-
-
 def join(
     context: typer.Context,
     invites: InvitesArgument = None,

@@ -18,11 +18,6 @@ if TYPE_CHECKING:
 LOOK_S = 0.3
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(logs)
-
-
 def logs(
     *,
     follow: Annotated[

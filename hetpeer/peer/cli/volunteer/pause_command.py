@@ -17,12 +17,6 @@ GONE_S = 10.0
 """Seconds in which a stopped daemon must have ended."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (pause, resume, finish, stop):
-        app.command()(command)
-
-
 def pause(
     *,
     duration: Annotated[

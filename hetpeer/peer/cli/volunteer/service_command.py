@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hetpeer.peer.cli.options import HomeOption, check, standing_here
-from hetpeer.peer.cli.swarm import bootstrap_command
-from hetpeer.peer.cli.volunteer import join_command
+from hetpeer.peer.cli.swarm.bootstrap_command import bootstrap
+from hetpeer.peer.cli.volunteer.join_command import join
 
 if TYPE_CHECKING:
     from hetpeer.peer.daemon.systemd_units import Unit
 
-commands = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+commands = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Have systemd start hetpeer at login (user service)."
+)
 Folder = Annotated[
     Path | None,
     typer.Argument(
@@ -26,15 +28,6 @@ Folder = Annotated[
         "Without: the volunteer.",
     ),
 ]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.add_typer(
-        commands,
-        name="service",
-        help="Have systemd start hetpeer at login (user service).",
-    )
 
 
 @commands.command(context_settings={"ignore_unknown_options": True})
@@ -66,16 +59,14 @@ def install(
     given = options or []
     if given[:1] == ["bootstrap"]:
         words = [*place, *given[1:]]
-        directory = check(bootstrap_command.register, "bootstrap", words)[
-            "directory"
-        ]  # now, and not in a log
+        directory = check(bootstrap, words)["directory"]  # now, and not in a log
         words = [str(Path(word).absolute()) if Path(word) == directory else word for word in words]
         folder = Home(where).rendezvous if directory is None else directory
         _install([*COMMAND, "bootstrap", *words], systemd_units.serving(folder))
         typer.echo(f"to see its state: hetpeer status --home {folder.absolute()}")
         return
     words = [*place, *given]
-    check(join_command.register, "join", words)
+    check(join, words)
     for layer in of_environment(os.environ):
         typer.echo(
             f"{layer.source} is set in this shell only; for the service use hetpeer config set", err=True

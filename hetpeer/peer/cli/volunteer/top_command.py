@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import typer
-
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.cli.options import HomeOption
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(top)
 
 
 def top(*, home: HomeOption = None) -> None:
