@@ -56,7 +56,7 @@ class Court:
         self.now = 100.0
         self.records = list(records)
         config = CoordinatorConfig(**(CONFIG | changes))
-        self.proven = config.proves
+        self.proven = config.checks is not None and config.checks.proves
         self.core = Coordinator(whole_run(config, History.of(records)), self.now)
         self.sent = {}
         self.order = None

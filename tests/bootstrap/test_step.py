@@ -296,6 +296,8 @@ def test_who_says_that_its_line_is_the_fastest_of_all_reduces_alone_but_where_su
 ):
     court = Court(
         checks=CheckRules(share=share, draw=lambda: 0.9, key=lambda: bytes(KEY_BYTES), distance=distance)
+        if share
+        else None
     ).begin(*"abcd")
     for peer in "abcd":
         court.tell(peer, m.Paced(computing=0.0, links={}, uplink=1e12 if peer == "a" else 1.0))

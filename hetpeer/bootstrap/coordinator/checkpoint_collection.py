@@ -33,9 +33,9 @@ class CheckpointCollection:
 
     def begin(self, *, wanted: bool = False) -> list[Effect]:
         """Collect the current version at the step barrier if it is due, or if it is `wanted` now."""
-        context, version = self._context, self._context.version
+        context, version = self._context, self._context.history.version
         due = context.agenda.saves(version) or self._again or wanted
-        if not due or context.stored or self.under_way or context.members.uncovered():
+        if not due or context.history.stored or self.under_way or context.members.uncovered():
             return []
         if self._order is not None and not (wanted or context.agenda.over):
             return []  # one that takes longer than the interval is worth more than none at all
@@ -50,7 +50,7 @@ class CheckpointCollection:
     @property
     def under_way(self) -> bool:
         """Whether the current version is being collected."""
-        return self._order is not None and self._order.version == self._context.version
+        return self._order is not None and self._order.version == self._context.history.version
 
     def _choose(self) -> dict[int, str]:
         """Block → a holder that uploads it, with the work shared evenly.

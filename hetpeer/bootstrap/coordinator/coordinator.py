@@ -18,7 +18,14 @@ from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
 from hetpeer.bootstrap.coordinator.run_policy import RunPolicy
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.state.context import CoordinatorContext
-from hetpeer.bootstrap.state.effects import CollectCheckpoint, CoordinatorState, Disconnect, Effect, Send
+from hetpeer.bootstrap.state.effects import (
+    AT_BARRIER,
+    CollectCheckpoint,
+    CoordinatorState,
+    Disconnect,
+    Effect,
+    Send,
+)
 from hetpeer.bootstrap.state.leases import Leases
 from hetpeer.bootstrap.state.membership import Membership
 from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
@@ -42,7 +49,7 @@ class Coordinator:
         """The first effects: the term is durable before anything is said in its name. A complete run finishes
         at once.
         """
-        if self._context.agenda.over and self._context.stored:
+        if self._context.agenda.over and self._context.history.stored:
             return self.machine.complete()
         return [self._context.log(kind="reign", term=self.line.term)]
 
@@ -205,7 +212,7 @@ class Coordinator:
             return []
         told = machine.barrier.fetched(volunteer, message.version, now)
         step = machine.steps.fresh
-        at_barrier = self._context.resting and not machine.barrier.may_rest(volunteer)
+        at_barrier = self.state in AT_BARRIER and not machine.barrier.may_rest(volunteer)
         taken = at_barrier or machine.late_joiners.takes(step, volunteer)
         if message.version != version or not taken or machine.barrier.keeps_out(volunteer):
             volunteer.prepare()

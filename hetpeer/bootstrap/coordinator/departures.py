@@ -72,7 +72,7 @@ class Departures:
         """Fence `peers` (peer → reason). `liars` among them are banned after the third time."""
         for peer in liars:
             self._context.disputed_pairs.turned_out(peer, shunned=True)
-        banned = ban_records(self._context, self._context.version - 1, peers)
+        banned = ban_records(self._context, self._context.history.version - 1, peers)
         return [*banned, *self.fence(peers, now)]
 
     def relapsed(self, volunteer: VolunteerState, now: float) -> list[Effect]:
@@ -93,7 +93,7 @@ class Departures:
             return []
         context = self._context
         self._rebalancing.void()
-        version = context.version
+        version = context.history.version
         effects: list[Effect] = [
             context.log(kind="gone", peer=peer, why=why, version=version) for peer, why in peers.items()
         ]
@@ -120,6 +120,6 @@ class Departures:
             effects = self._steps.without(left, now)
             effects += self._machine.follow(self._steps.first, now)
             return effects + self._machine.admit(now)
-        if lost and not self._context.stored:
+        if lost and not self._context.history.stored:
             return self._machine.roll_back(f"no holder is left of block {lost[0]}", now)
         return self._machine.left(now) if volunteers else []

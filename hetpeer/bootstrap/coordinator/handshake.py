@@ -46,10 +46,10 @@ class Handshake:
         volunteer = VolunteerState.of(peer, hello, now)
         context.members.volunteers[peer] = volunteer
         member = hello.place is not None and context.members.adopt(volunteer, hello.place)
-        missed = any(held.version == context.version - 1 for held in hello.held)
+        missed = any(held.version == context.history.version - 1 for held in hello.held)
         welcome = m.Welcome(
             line=context.line,
-            version=context.version,
+            version=context.history.version,
             member=member,
             places=context.members.places() if member else self._offers(volunteer),
             commit=last_message(context.history) if member and missed else None,

@@ -28,7 +28,7 @@ class LateJoiners:
         """Whether `step` may go on without a holder of some block: its state can be fetched, and there is
         work to keep.
         """
-        return self._context.stored and bool(step.roster)
+        return self._context.history.stored and bool(step.roster)
 
     def fetch(self, step: CoordinatedStep, now: float) -> list[Effect]:
         """Tell prepared volunteers to fetch the state of `step`, if they are needed or would still

@@ -99,16 +99,17 @@ class Machine:
         if not self.policy.may_begin:
             return []
         context = self._context
-        effects = self.checkpoints.begin(wanted=self.rebalancing.pending)
+        pending = self.rebalancing.pending
+        effects = self.checkpoints.begin(wanted=pending)
         if context.agenda.over:
-            if context.stored:
+            if context.history.stored:
                 return effects + self.complete()
             self._enter(CoordinatorState.WAITING)
             return effects
-        if self.rebalancing.waits(now):
+        if pending and self.rebalancing.waits(now):
             self._enter(CoordinatorState.WAITING)
             return effects
-        if self.rebalancing.pending and context.stored:
+        if pending and context.history.stored and self.rebalancing.pending:
             effects += self.rebalancing.enact()
         if fetches := self.barrier.admit_joiners(now):
             self._enter(CoordinatorState.SYNCING)
@@ -195,7 +196,7 @@ class Machine:
         if out := {peer: why for peer, why in found.out.items() if peer in context.members.volunteers}:
             logged += departures.fence(out, now)
         if found.anew and context.line == line:
-            return [*logged, *self.go_back(context.version, found.anew, now)]
+            return [*logged, *self.go_back(context.history.version, found.anew, now)]
         if out:
             return logged
         if step.reduction.decision is not None:
@@ -313,7 +314,7 @@ class Machine:
         given_up = self.steps.clear()
         self.checkpoints.abandon()
         self.barrier.leave()
-        holders = context.members.roster() if version == context.version else {}
+        holders = context.members.roster() if version == context.history.version else {}
         self._enter(CoordinatorState.WAITING)
         context.line = line = m.TermView(term=context.line.term, view=context.line.view + 1)
         record = context.log(

@@ -117,7 +117,7 @@ class Rebalancing:
     def enact(self) -> list[Effect]:
         """Give everybody the proposed place, and tell volunteers whose blocks change."""
         assert self._proposal is not None
-        assert self._context.stored
+        assert self._context.history.stored
         proposal, self._proposal = self._proposal, None
         self._rest_s = RESTS * self._context.config.sync_s
         members = self._context.members

@@ -36,10 +36,10 @@ class CoordinatedStep:
         behind: int = 0,
     ) -> None:
         config, members = context.config, context.members
-        first = config.microbatches
+        first = len(config.sizes)
         train = range(first if work.trains else 0)
         evaluation = range(first, first + (config.evaluation_microbatches if work.evaluates else 0))
-        self.number = context.version + behind
+        self.number = context.history.version + behind
         self.behind = behind
         """Versions by which the parameters it is computed with are older than `number`."""
         self.batch = work.batch
@@ -66,7 +66,7 @@ class CoordinatedStep:
             members.rates(),
             self.ledger.undone,
             self.ledger.holder,
-            members.link_costs(config.compression, self._targets, mixed=config.spot_checks),
+            members.link_costs(config.compression, self._targets, mixed=config.checks is not None),
             context.issue_limits.limits(self.roster, len(train) or len(evaluation)),
             context.reputation.apart | members.shunned(),
         )
@@ -87,7 +87,7 @@ class CoordinatedStep:
             line=self.line,
             step=self.number,
             batch=self.batch,
-            microbatches=self._context.config.microbatches,
+            microbatches=len(self._context.config.sizes),
             roster=dict(self.roster),
             incarnations=dict(self._incarnations),
             tasks=tasks,
@@ -99,7 +99,7 @@ class CoordinatedStep:
     @property
     def is_next(self) -> bool:
         """Whether all steps before it are committed: only one is reduced at a time."""
-        return self.number == self._context.version
+        return self.number == self._context.history.version
 
     @property
     def evaluated_only(self) -> bool:

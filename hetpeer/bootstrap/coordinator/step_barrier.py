@@ -48,7 +48,7 @@ class StepBarrier:
         """Seconds left to wait for volunteers that are not needed."""
         self._waited_to = now
         """Waiting until then has been subtracted from `_leisure_s`."""
-        self._trained_to = context.version
+        self._trained_to = context.history.version
         """Training up to that version has been added to `_leisure_s`."""
         self._coming: dict[tuple[str, int, Range], float] = {}
         """(peer, incarnation, place) → since when it loads graphs or a state.
@@ -115,10 +115,10 @@ class StepBarrier:
     def _earn(self) -> None:
         """Add a share of the newly trained time to the waiting time."""
         context, most = self._context, ADVANCE * self._context.config.sync_s
-        for step in range(self._trained_to, context.version):
+        for step in range(self._trained_to, context.history.version):
             trained_s = float(context.history.commits.get(step, {}).get("seconds", 0.0))
             self._leisure_s = min(self._leisure_s + SHARE * trained_s, most)
-        self._trained_to = context.version
+        self._trained_to = context.history.version
 
     def expects(self) -> bool:
         """Whether a volunteer is coming that can only enter when steps do not overlap."""
@@ -141,7 +141,7 @@ class StepBarrier:
     @property
     def _steps_are_long(self) -> bool:
         """Whether a fetch that begins with a step most likely ends early enough in it."""
-        last = self._context.history.commits.get(self._context.version - 1, {})
+        last = self._context.history.commits.get(self._context.history.version - 1, {})
         return 0.0 < PAYS * self.fetch_s < float(last.get("seconds", 0.0))
 
     def fetched(self, volunteer: VolunteerState, version: int, now: float) -> bool:
@@ -176,23 +176,25 @@ class StepBarrier:
         """Whether the current version of these blocks can be fetched somewhere."""
         if place is None:
             return False
-        return self._context.stored or all(self._context.members.holders(block) for block in range(*place))
+        return self._context.history.stored or all(
+            self._context.members.holders(block) for block in range(*place)
+        )
 
     def fetch(self, volunteer: VolunteerState, now: float) -> Effect:
         """Tell `volunteer` where to fetch the current version of its blocks."""
         assert volunteer.place is not None
         volunteer.fetch()
         volunteer.witness = False
-        self._fetching[volunteer.peer] = self._context.version, now
+        self._fetching[volunteer.peer] = self._context.history.version, now
         members, blocks = self._context.members, range(*volunteer.place)
         digests: dict[int, str] = {}
         for holder in members.volunteers.values():
             if holder.life_cycle is LifeCycle.READY:
                 digests |= {b: d for b, d in holder.digests.items() if b in blocks}
-        digests |= {b: d for b, d in self._context.sealed.items() if b in blocks}
+        digests |= {b: d for b, d in self._context.history.digests.items() if b in blocks}
         order = m.Fetch(
             line=self._context.line,
-            version=self._context.version,
+            version=self._context.history.version,
             sources={b: tuple(members.holders(b)) for b in blocks},
             digests=digests,
             origin=(self._context.history.base or {}).get("cluster", 0),
@@ -228,13 +230,13 @@ class StepBarrier:
 
     def too_late(self, now: float) -> bool:
         """Whether a block is lost for good: not stored, and its holders had their time to come back."""
-        return not self._context.stored and now > self._return_by
+        return not self._context.history.stored and now > self._return_by
 
     def fill_gap(self, now: float) -> list[Effect]:
         """Move a redundant volunteer to a block that has had no holder for `move_s`, if its state
         is stored.
         """
-        if not self._context.stored or self._waiting_since is None:
+        if not self._context.history.stored or self._waiting_since is None:
             return []
         if now - self._waiting_since < self._context.config.move_s:
             return []

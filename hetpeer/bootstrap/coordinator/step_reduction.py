@@ -43,13 +43,16 @@ class StepReduction:
             context.disputed_pairs,
             timeouts,
             now,
-            guarded=config.spot_checks,
+            guarded=config.checks is not None,
         )
         self.covers: Mapping[int, Sequence[Contribution]] = {}
         """Block → holders and ids that the latest plan adds."""
         elements = [cost.elements for cost in config.costs]
         self.proofs = StepSumProofs(
-            config.checks if config.proves else None, context.line, number, dict(enumerate(elements))
+            config.checks if config.checks is not None and config.checks.proves else None,
+            context.line,
+            number,
+            dict(enumerate(elements)),
         )
         self.checks = StepSpotChecks(
             config.checks,

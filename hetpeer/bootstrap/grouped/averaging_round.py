@@ -41,7 +41,7 @@ class AveragingRound:
         self.delayed = delayed
         self.began_at = now
         self._copies = {
-            cluster: (context.line, context.version) for cluster, context in sorted(contexts.items())
+            cluster: (context.line, context.history.version) for cluster, context in sorted(contexts.items())
         }
         self._rosters = {
             cluster: dict(context.members.roster()) for cluster, context in sorted(contexts.items())

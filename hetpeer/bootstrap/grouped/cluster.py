@@ -17,7 +17,7 @@ from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.grouped.cluster_cut import ClusterCut
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.state.context import CoordinatorContext
-from hetpeer.bootstrap.state.effects import Effect, Send
+from hetpeer.bootstrap.state.effects import AT_BARRIER, Effect, Send
 from hetpeer.bootstrap.state.failed_microbatches import room_s
 from hetpeer.bootstrap.state.membership import Membership
 from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
@@ -92,7 +92,7 @@ class Cluster:
     @property
     def at_rest(self) -> bool:
         """Whether it stands between two steps."""
-        return self.context.resting
+        return self.context.state in AT_BARRIER
 
     def has_room(self, place: tuple[int, int]) -> bool:
         """Whether `place` is one of its open places."""
@@ -163,7 +163,7 @@ class Cluster:
 
     def go_on(self, now: float) -> list[Effect]:
         """Cross the barrier if no step runs: there may be something to do again."""
-        return self._machine.at_barrier(now) if self.context.resting else []
+        return self._machine.at_barrier(now) if self.at_rest else []
 
     def moves_on(self) -> None:
         """Fix what is agreed of the states of this version: an averaging is about to be the next one."""
@@ -172,7 +172,7 @@ class Cluster:
     def installs(self, record: Mapping[str, Any], now: float) -> list[Effect]:
         """Install the averaging of `record` as its next version; the log has it already."""
         roster = self.members.roster()
-        message = average_message(record, self.number, self.context.version - 1)
+        message = average_message(record, self.number, self.context.history.version - 1)
         told: list[Effect] = [Send(peer, message) for peer in sorted(roster)]
         self._machine.steps.timeouts.committed()
         self.members.outdate(roster)

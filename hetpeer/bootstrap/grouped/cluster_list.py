@@ -14,8 +14,7 @@ from hetpeer.bootstrap.conduct.norm_outliers import NormOutliers
 from hetpeer.bootstrap.conduct.reputation import Reputation
 from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.log.history import History
-from hetpeer.bootstrap.state.agenda import Agenda
-from hetpeer.bootstrap.state.context import CoordinatorContext
+from hetpeer.bootstrap.state.context import Agenda, CoordinatorContext
 from hetpeer.bootstrap.state.effects import CoordinatorConfig, Record
 from hetpeer.bootstrap.state.failed_microbatches import Failures
 from hetpeer.bootstrap.state.issue_limits import IssueLimits

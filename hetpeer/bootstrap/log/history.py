@@ -136,6 +136,11 @@ class History:
         return self.sealed == self.version
 
     @property
+    def digests(self) -> Mapping[int, str]:
+        """Block → digest of the current version's state; empty if the store does not have it."""
+        return dict(enumerate(self.base["blocks"])) if self.base is not None and self.stored else {}
+
+    @property
     def checkpoint_version(self) -> int:
         """Version of the last complete checkpoint; the initial state is version 0."""
         return 0 if self.checkpoint is None else int(self.checkpoint["version"])

@@ -13,8 +13,7 @@ from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.run.settings import AveragingSettings
-from hetpeer.bootstrap.state.agenda import is_complete
-from hetpeer.bootstrap.state.context import whole_run
+from hetpeer.bootstrap.state.context import is_complete, whole_run
 from hetpeer.bootstrap.state.effects import CollectCheckpoint, CoordinatorConfig, CoordinatorState, Effect
 
 Record = Mapping[str, Any]

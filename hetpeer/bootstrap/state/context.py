@@ -1,13 +1,15 @@
-"""State that the coordinator's modules share: term and view, members, and more.
+"""State that the coordinator's modules share: term and view, members, the agenda of the run, and more.
 
-Pure data. Every collaborator reads it; `state` and `line` are set by coordinator/machine.py alone.
+Pure. Every collaborator reads it; `state` and `line` are set by coordinator/machine.py alone. The agenda of a
+whole run has batch after batch in order, with evaluations in between and at the end. A grouped run hands its
+batches out to clusters instead (bootstrap/grouped/).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from hetpeer.averaging.messages import Finished, TermView
 from hetpeer.bootstrap.conduct.disputed_pairs import DisputedPairs
@@ -16,11 +18,64 @@ from hetpeer.bootstrap.conduct.outliers import LengthOutliers
 from hetpeer.bootstrap.conduct.reputation import Reputation
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.log.unused_work import LateWork
-from hetpeer.bootstrap.state.agenda import Agenda, SequentialAgenda
-from hetpeer.bootstrap.state.effects import CoordinatorConfig, CoordinatorState, Record
+from hetpeer.bootstrap.state.effects import CoordinatorConfig, CoordinatorState, NextStep, Record
 from hetpeer.bootstrap.state.failed_microbatches import Failures
 from hetpeer.bootstrap.state.issue_limits import IssueLimits
 from hetpeer.bootstrap.state.membership import Membership
+
+
+class Agenda(Protocol):
+    """Work that a coordinator is to do."""
+
+    def take(self, ahead: int = 0) -> NextStep | None:
+        """The work of the step that begins now, `ahead` steps after the next to be committed. None: there is
+        none for now.
+
+        An evaluation needs the newest parameters, so nothing is evaluated ahead. The run's first batches are
+        not trained ahead if they are to be fresh.
+        """
+
+    def saves(self, version: int) -> bool:
+        """Whether the state at `version` is to be stored."""
+
+    def logged(self, record: Mapping[str, Any]) -> None:
+        """Note that the coordinator has just written `record`."""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to do once the current version is stored."""
+
+
+class SequentialAgenda:
+    """All batches of the run one by one: step n trains batch n."""
+
+    def __init__(self, config: CoordinatorConfig, history: History) -> None:
+        self._config = config
+        self._history = history
+
+    def take(self, ahead: int = 0) -> NextStep | None:
+        """The next batch, or an evaluation; None if neither may begin now."""
+        steps, batch = self._config.steps, self._history.version + ahead
+        due = self._config.evaluation_microbatches > 0 and (
+            batch % self._config.evaluate_every == 0 or batch == steps
+        )
+        if self.over or (ahead and (due or batch < self._config.fresh_steps or batch >= steps)):
+            return None
+        return NextStep(batch, batch < steps, due)
+
+    def saves(self, version: int) -> bool:
+        """Whether `version` is a multiple of the interval, or the last one."""
+        return version % self._config.checkpoint_every == 0 or version == self._config.steps
+
+    def logged(self, record: Mapping[str, Any]) -> None:
+        """Nothing to note: all is in the history."""
+
+    @property
+    def over(self) -> bool:
+        """Whether all batches are trained and the last state is evaluated."""
+        due = self._config.evaluation_microbatches
+        history = self._history
+        return history.version == self._config.steps and (not due or history.version in history.evaluations)
 
 
 @dataclass(slots=True)
@@ -43,27 +98,6 @@ class CoordinatorContext:
     end: Finished | None = None
     """How the run ended, once it is FINISHED."""
 
-    @property
-    def version(self) -> int:
-        """Updates that are committed."""
-        return self.history.version
-
-    @property
-    def stored(self) -> bool:
-        """Whether the current version lies complete in the checkpoint store."""
-        return self.history.stored
-
-    @property
-    def resting(self) -> bool:
-        """Whether no step runs (WAITING or SYNCING)."""
-        return self.state in (CoordinatorState.WAITING, CoordinatorState.SYNCING)
-
-    @property
-    def sealed(self) -> Mapping[int, str]:
-        """Block → digest of the current version's state, if the log knows it."""
-        base = self.history.base
-        return dict(enumerate(base["blocks"])) if base is not None and self.stored else {}
-
     def log(self, **record: Any) -> Record:
         """Fold `record` into the history; the effect makes it durable."""
         if self.line.cluster:
@@ -79,3 +113,8 @@ def whole_run(config: CoordinatorConfig, history: History) -> CoordinatorContext
     arranged = [[(begin, end) for begin, end in layout] for layout in history.arranged]
     members = Membership(config.layouts, config.costs, history.departures, arranged=arranged)
     return CoordinatorContext(config, history, SequentialAgenda(config, history), line, members)
+
+
+def is_complete(config: CoordinatorConfig, history: History) -> bool:
+    """Whether an exact run is trained, evaluated, and its last state stored."""
+    return SequentialAgenda(config, history).over and history.stored

@@ -46,7 +46,9 @@ def coordinator_config(run: RunDirectory, *, ranks: bool = True) -> CoordinatorC
         asks=of_manifest(manifest, training.microbatches) if ranks and manifest.averaging is None else None,
         link_ratio=manifest.links.ratio,
         compression=of_links(manifest.links),
-        checks=CheckRules(
+        checks=None
+        if not manifest.trust.spot_checks
+        else CheckRules(
             share=manifest.trust.spot_checks,
             tolerance=manifest.tolerance,
             proves=manifest.links.reduce == "none",

@@ -70,24 +70,9 @@ class CoordinatorConfig:
     return_s: float = 15.0
     """After a restart, holders have this long to come back before the run rolls back to the checkpoint."""
     checks: CheckRules | None = None
-    """Rules of spot checks, if there are any."""
+    """Rules of spot checks; None: nothing is checked."""
     move_s: float = 5.0
     """A redundant volunteer is moved to a block that nobody has held or prepared for this long."""
-
-    @property
-    def spot_checks(self) -> bool:
-        """Whether a share of the counted microbatches is recomputed."""
-        return self.checks is not None and self.checks.share > 0
-
-    @property
-    def proves(self) -> bool:
-        """Whether results of a reduce are proven before they are committed."""
-        return self.checks is not None and self.spot_checks and self.checks.proves
-
-    @property
-    def microbatches(self) -> int:
-        """M: training microbatches of one step."""
-        return len(self.sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +94,10 @@ class CoordinatorState(enum.Enum):
     TRAINING = "training"
     REDUCING = "reducing"
     FINISHED = "finished"
+
+
+AT_BARRIER = (CoordinatorState.WAITING, CoordinatorState.SYNCING)
+"""States in which no step runs."""
 
 
 @dataclass(frozen=True, slots=True)

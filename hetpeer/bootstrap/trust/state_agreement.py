@@ -55,7 +55,7 @@ class StateAgreement:
         for other in self._context.members.volunteers.values():
             if other.life_cycle is LifeCycle.READY:
                 self._compare(volunteer.digests, other.digests)
-        self._compare(volunteer.digests, self._context.sealed)
+        self._compare(volunteer.digests, self._context.history.digests)
 
     def _compare(self, mine: Mapping[int, str], theirs: Mapping[int, str]) -> None:
         self._open.update(block for block in mine.keys() & theirs.keys() if mine[block] != theirs[block])
@@ -100,8 +100,8 @@ class StateAgreement:
         """Digest by the majority of witnesses, or by all reports if there is no witness; None if
         undecided.
         """
-        if block in self._context.sealed:
-            return self._context.sealed[block]
+        if block in self._context.history.digests:
+            return self._context.history.digests[block]
         heard = Counter(words.said[peer] for peer in words.witnesses & words.said.keys())
         voters = heard.total() if last else len(words.witnesses)
         if not voters:

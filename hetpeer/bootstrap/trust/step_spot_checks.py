@@ -76,7 +76,7 @@ class StepSpotChecks:
         them.
         """
         rules = self._rules
-        if rules is None or not rules.share:
+        if rules is None:
             return []
         if peer not in self._drawn:
             self._drawn[peer] = self._standings.contributes(peer) or rules.draw() < rules.share
@@ -95,7 +95,7 @@ class StepSpotChecks:
     @property
     def wanted(self) -> bool:
         """Whether this run has spot checks."""
-        return self._rules is not None and self._rules.share > 0
+        return self._rules is not None
 
     def suspect(self, peer: str, contents: Iterable[m.Contents]) -> list[Effect]:
         """Check all contributions of `peer`, even though it was not drawn."""

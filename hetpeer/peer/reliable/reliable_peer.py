@@ -18,7 +18,7 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.service.core_interface import is_over
 from hetpeer.bootstrap.service.driver import CoordinatorService
 from hetpeer.bootstrap.service.leader_start import LeaderStart
-from hetpeer.bootstrap.state.agenda import is_complete
+from hetpeer.bootstrap.state.context import is_complete
 from hetpeer.bootstrap.state.core_config import coordinator_config
 from hetpeer.bootstrap.state.effects import Halt
 from hetpeer.bootstrap.storage.file_service import PROTOCOL as FILES
