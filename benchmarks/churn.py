@@ -34,7 +34,7 @@ from typing import Any
 from benchmarks import report
 from benchmarks.baselines.churn_models import Departure, Fleet, losing_work, restarting
 from benchmarks.baselines.forgetful import forgetful
-from hetpeer.dht.base.child_processes import dying_with_us
+from hetpeer.dht.base.runtime import dying_with_us
 from hetpeer.peer.simulate.sim_hooks import ViolationError
 from hetpeer.peer.simulate.sim_numerics import Counting
 from hetpeer.peer.simulate.sim_worker import BACKWARD_S, FORWARD_S

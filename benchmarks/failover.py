@@ -21,7 +21,7 @@ from benchmarks.swarm import ENDLESS, NEVER, POLL_S, Model
 from hetpeer.bootstrap.authoring.create import create_run
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings
-from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.peer.demo.log_feed import LogFeed
 from hetpeer.peer.process.hetpeer_children import Child, end_all
 from hetpeer.peer.process.home import Home

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from hetpeer.dht.base.child_processes import dying_with_us
+from hetpeer.dht.base.runtime import dying_with_us
 
 ROOT = Path(__file__).parents[1]
 CONTRIBUTING = "you are contributing"

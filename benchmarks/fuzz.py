@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.journal import Journal, sources
-from hetpeer.dht.base.child_processes import dying_with_us
+from hetpeer.dht.base.runtime import dying_with_us
 from tests.fuzz.target import CORPUS, attempt, ending, kept
 from tests.fuzz.targets import every
 

@@ -23,7 +23,7 @@ from benchmarks.baselines.dtfm import OFFSPRING, PARENTS, DtFm, Moves
 from benchmarks.counted import counted, cpu_s
 from benchmarks.scenarios.networks import BEST, KINDS, REPLICAS, STAGES, TRAFFIC, dt_fm, uneven
 from benchmarks.scenarios.orders import at_random, natural
-from hetpeer.dht.base.child_processes import dying_with_us
+from hetpeer.dht.base.runtime import dying_with_us
 from hetpeer.stages.planning.device_network import DeviceNetwork
 from hetpeer.stages.planning.grids.grid_costs import Prices, StepTraffic, lower_bound
 from hetpeer.stages.planning.grids.grid_search import search

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from hetpeer.dht.base.child_processes import dying_with_us
+from hetpeer.dht.base.runtime import dying_with_us
 
 BULK, BEAT = "bench/1/bulk", "bench/1/beat"
 FRAME_BYTES = 4 << 20
@@ -61,8 +61,7 @@ async def told() -> str:
 
 async def swarm(folder: Path, count: int) -> None:
     """`count` DHT nodes in this process, each with its own p2pd."""
-    from hetpeer.dht.discovery.roster import Roster
-    from hetpeer.dht.kademlia.adverts import Advert
+    from hetpeer.dht.discovery.roster import Advert, Roster
 
     nodes = [await start_node(folder, "node-0", [])]
     for n in range(1, count):

@@ -29,7 +29,7 @@ from benchmarks import report
 from benchmarks.journal import Journal, sources
 from hetpeer.averaging.member.member import Phase
 from hetpeer.bootstrap.state.effects import CoordinatorState
-from hetpeer.dht.base.child_processes import dying_with_us
+from hetpeer.dht.base.runtime import dying_with_us
 from tests.simulation import overlap_histories
 from tests.simulation.cells import IMPOSSIBLE_COORDINATOR, IMPOSSIBLE_MEMBER
 from tests.simulation.coverage import COORDINATOR_EVENTS, MEMBER_MESSAGES, Coverage

@@ -18,9 +18,8 @@ from typing import Any
 
 import uvloop
 
-from hetpeer.dht.channels.channel import Channel
+from hetpeer.dht.channels.channel import Channel, Parcel
 from hetpeer.dht.channels.channel_server import ChannelServer, dial
-from hetpeer.dht.channels.outbox import Parcel
 from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks import report
-from hetpeer.dht.base.child_processes import dying_with_us
+from hetpeer.dht.base.runtime import dying_with_us
 from tests.simulation.coverage import Coverage
 from tests.simulation.histories import simulate
 from tests.simulation.mutants import MUTANTS

@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.scenarios.networks import KINDS, TRAFFIC, uneven
-from hetpeer.dht.base.child_processes import dying_with_us
+from hetpeer.dht.base.runtime import dying_with_us
 from hetpeer.stages.planning.grids.grid_costs import Prices
 from hetpeer.stages.planning.grids.grid_search import search
 from hetpeer.stages.planning.grids.population import GridPopulation

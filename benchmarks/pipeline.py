@@ -31,7 +31,7 @@ from benchmarks import report
 from benchmarks.swarm import ENDLESS, KINDS, NEVER, Model, Swarm, cpu_seconds, make_run, running
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings
-from hetpeer.dht.base.child_processes import dying_with_us
+from hetpeer.dht.base.runtime import dying_with_us
 
 WARM_UP_STEPS = 5
 WARM_UP_S = 180.0

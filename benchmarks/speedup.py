@@ -38,7 +38,7 @@ from benchmarks import clusters as laboratory
 from benchmarks import report
 from benchmarks.swarm import NEVER, Model
 from hetpeer.bootstrap.run.settings import AveragingSettings, TrainingSettings
-from hetpeer.dht.base.child_processes import dying_with_us
+from hetpeer.dht.base.runtime import dying_with_us
 from tests.simulation.config import HistoryConfig
 from tests.simulation.coverage import Coverage
 from tests.simulation.sim_grouped import GroupedSwarm

@@ -35,7 +35,7 @@ from hetpeer.bootstrap.audit.replay import run_reference
 from hetpeer.bootstrap.authoring.create import create_run
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import AdamW, LinkSettings, NAdam
-from hetpeer.dht.base.child_processes import dying_with_us
+from hetpeer.dht.base.runtime import dying_with_us
 from tests.wanlab.lab import Lab
 
 ADAM, AHEAD = AdamW(), NAdam(name="NAdam", betas=(0.95, 0.95))

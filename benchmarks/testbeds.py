@@ -28,8 +28,8 @@ import numpy as np
 from benchmarks import report
 from benchmarks.baselines import swarm_routing
 from benchmarks.scenarios.testbeds import KINDS, NOT_GIVEN, Testbed, testbed
-from hetpeer.dht.base.child_processes import dying_with_us
 from hetpeer.dht.base.errors import LocalError
+from hetpeer.dht.base.runtime import dying_with_us
 from hetpeer.peer.planning.device_files import NamedDevices
 from hetpeer.peer.simulate.scenario import Scenario
 from hetpeer.peer.simulate.scenario_run import Places, play

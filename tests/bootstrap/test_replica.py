@@ -20,8 +20,8 @@ from hetpeer.bootstrap.run.amendment import Amendment, sign_amendment
 from hetpeer.bootstrap.run.membership_config import FILE, MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.state.effects import Halt
-from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.peer.reliable.reliable_peer import ReliablePeer

@@ -12,10 +12,9 @@ import pytest
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.service import rate_limit, sessions
 from hetpeer.bootstrap.service.sessions import GIVEN_UP, LOOK_S, VolunteerSessions
-from hetpeer.dht.base.clock import SystemClock
-from hetpeer.dht.channels.channel import Channel
+from hetpeer.dht.base.runtime import SystemClock
+from hetpeer.dht.channels.channel import Channel, Parcel
 from hetpeer.dht.channels.channel_server import dial
-from hetpeer.dht.channels.outbox import Parcel
 from tests.dht.loopback import Loopback
 from tests.dht.test_channel import Kept, until
 

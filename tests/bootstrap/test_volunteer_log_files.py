@@ -13,8 +13,8 @@ from hetpeer.bootstrap.log.volunteer_log import read_events, sign_event
 from hetpeer.bootstrap.log.volunteer_log_files import AT_FIRST, LINE_BYTES, SLOT_BYTES, VolunteerLogs
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.dht.base.strikes import Offence, OffenceError
 from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.streams.abuse import Offence, OffenceError
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from hetpeer.dht.base.varint import varint
+from hetpeer.dht.base.untrusted import varint
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.p2pd.tcp_probe import _EXTENSION, _SIGNED
 

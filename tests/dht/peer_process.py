@@ -68,8 +68,7 @@ async def echo(stream: Any) -> None:
 
 
 async def publish(node: Any) -> None:
-    from hetpeer.dht.discovery.roster import Roster
-    from hetpeer.dht.kademlia.adverts import Advert
+    from hetpeer.dht.discovery.roster import Advert, Roster
 
     await Roster(node, RUN_ID).publish(Advert(name="child"), ttl_s=60)
 

@@ -13,9 +13,8 @@ import pytest
 
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError
 from hetpeer.dht.channels import channel_server as dialling_module
-from hetpeer.dht.channels.channel import Channel
+from hetpeer.dht.channels.channel import Channel, Parcel
 from hetpeer.dht.channels.channel_server import REDIAL_S, ChannelServer, dial
-from hetpeer.dht.channels.outbox import Parcel
 from hetpeer.dht.streams.stream import Stream
 from tests.dht.loopback import Loopback
 

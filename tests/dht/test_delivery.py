@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from hetpeer.dht.streams.delivery import (
+from hetpeer.dht.streams.abuse import (
     DRIP_BYTES,
     FRAME_S,
     MEMBER,

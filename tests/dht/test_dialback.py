@@ -12,13 +12,13 @@ import pytest
 import pytest_asyncio
 
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError
-from hetpeer.dht.base.strikes import Strikes
 from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.p2pd.tcp_probe import is_peer, owner_of
 from hetpeer.dht.reach.dialback import MAX_HINTS, PER_PEER, PROTOCOL, DialBackHint, ask
 from hetpeer.dht.reach.reachability import ReachKind
+from hetpeer.dht.streams.abuse import Strikes
 from hetpeer.dht.streams.stream import Stream
 
 pytestmark = [

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from hetpeer.dht.kademlia.first_contact import MAX_REASONS, _somebody, nobody_answers
-from hetpeer.dht.kademlia.join_handshake import JoinAnswer
+from hetpeer.dht.kademlia.first_contact import MAX_REASONS, JoinAnswer, _somebody, nobody_answers
 
 ANSWER = JoinAnswer(peer_id="Qm", clock_offset_s=0.0, connections=0)
 FOREVER_S = 1e6

@@ -9,9 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.dht.base.strikes import OffenceError
-from hetpeer.dht.streams.flow_control import GrantQueue, pack, unpack, unpack_base
-from hetpeer.dht.streams.grants import GrantBudget, HeldBytes, LinkGrants
+from hetpeer.dht.streams.abuse import OffenceError
+from hetpeer.dht.streams.flow_control import (
+    GrantBudget,
+    GrantQueue,
+    HeldBytes,
+    LinkGrants,
+    pack,
+    unpack,
+    unpack_base,
+)
 from tests.amounts import examples
 
 POOLS = 6

@@ -8,14 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.dht.streams.frames import (
-    MAX_DEPTH,
-    MAX_HEADER,
-    PREFIX,
-    decode_header,
-    decode_prefix,
-    encode_head,
-)
+from hetpeer.dht.base.untrusted import MAX_DEPTH
+from hetpeer.dht.streams.stream import MAX_HEADER, PREFIX, decode_header, decode_prefix, encode_head
 
 scalars = (
     st.none()

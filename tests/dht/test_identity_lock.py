@@ -10,13 +10,13 @@ import pytest
 
 from hetpeer.bootstrap.log.record_log import Log
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.dht.identity.identity_lock import hold, in_use
+from hetpeer.dht.identity.peer_identity import hold, in_use
 
 ROOT = Path(__file__).parents[2]
 HOLDER = """
 import sys
 from pathlib import Path
-from hetpeer.dht.identity.identity_lock import hold
+from hetpeer.dht.identity.peer_identity import hold
 hold(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

@@ -14,20 +14,16 @@ import psutil
 import pytest
 
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError
-from hetpeer.dht.base.strikes import Offence, OffenceError
-from hetpeer.dht.channels.channel import Channel
+from hetpeer.dht.channels.channel import Channel, Parcel
 from hetpeer.dht.channels.channel_server import ChannelServer, dial
-from hetpeer.dht.channels.outbox import Parcel
 from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.p2pd.listener import DATA
+from hetpeer.dht.streams.abuse import STRANGER, Offence, OffenceError
 from hetpeer.dht.streams.byte_transport import ByteTransport
-from hetpeer.dht.streams.delivery import STRANGER
-from hetpeer.dht.streams.flow_control import GrantQueue
-from hetpeer.dht.streams.frames import PREFIX, encode_head
-from hetpeer.dht.streams.grants import GrantBudget, HeldBytes, LinkGrants
-from hetpeer.dht.streams.stream import Stream
+from hetpeer.dht.streams.flow_control import GrantBudget, GrantQueue, HeldBytes, LinkGrants
+from hetpeer.dht.streams.stream import PREFIX, Stream, encode_head
 from tests.dht.loopback import Loopback
 from tests.dht.peer_process import ECHO, ChildPeer
 from tests.dht.test_channel import Kept, until

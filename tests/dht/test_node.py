@@ -22,19 +22,17 @@ import pytest
 import pytest_asyncio
 from hivemind.proto.dht_pb2 import NodeInfo
 
-from hetpeer.dht.base.clock import Clock, SystemClock
 from hetpeer.dht.base.errors import ExitCode, LocalError, PeerLostError, ProtocolError, RemoteError
-from hetpeer.dht.discovery.roster import Roster
+from hetpeer.dht.base.runtime import Clock, SystemClock
+from hetpeer.dht.discovery.roster import Advert, Roster
 from hetpeer.dht.identity.addresses import Address, parse_address
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.dht.kademlia import join_handshake, table
-from hetpeer.dht.kademlia.adverts import Advert
-from hetpeer.dht.kademlia.first_contact import GREETINGS
-from hetpeer.dht.kademlia.join_handshake import MAX_CLOCK_OFFSET_S
+from hetpeer.dht.kademlia import first_contact, table
+from hetpeer.dht.kademlia.first_contact import GREETINGS, MAX_CLOCK_OFFSET_S
 from hetpeer.dht.kademlia.network_session import NetworkSession
 from hetpeer.dht.node import node as node_module
-from hetpeer.dht.node.contacts import MAX_ASKED, Contacts
 from hetpeer.dht.node.node import Node, NodeConfig
+from hetpeer.dht.node.session_series import MAX_ASKED, Contacts
 from hetpeer.dht.p2pd.p2pd_control import P2pdControl
 from hetpeer.dht.streams.stream import Stream
 from tests.dht.peer_process import ECHO, RUN_ID, ChildPeer
@@ -422,7 +420,7 @@ async def test_a_stream_that_breaks_at_the_first_word_is_no_reason_to_give_up(
     node: Node, tmp_path: Path
 ) -> None:
     handlers, broken = node._listener.handlers, []
-    answer = handlers[join_handshake.PROTOCOL]
+    answer = handlers[first_contact.PROTOCOL]
 
     async def breaks(stream: Stream) -> None:
         if len(broken) < GREETINGS - 1:
@@ -430,12 +428,12 @@ async def test_a_stream_that_breaks_at_the_first_word_is_no_reason_to_give_up(
             return
         await answer(stream)
 
-    handlers[join_handshake.PROTOCOL] = breaks
+    handlers[first_contact.PROTOCOL] = breaks
     try:
         other = await Node.start(joining(node), Identity.create(tmp_path / "identity"))
         await other.close()
     finally:
-        handlers[join_handshake.PROTOCOL] = answer
+        handlers[first_contact.PROTOCOL] = answer
     assert broken == [other.peer_id] * (GREETINGS - 1)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.identity.addresses import EXAMPLE, parse_address
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.dht.p2pd.node_config import NodeConfig, p2pd_arguments
+from hetpeer.dht.p2pd.p2pd_process import NodeConfig, p2pd_arguments
 
 
 @pytest.mark.parametrize("wrong", [{"host": "localhost"}, {"port": 70000}, {"reachability": "private"}])

@@ -1,6 +1,6 @@
 """Which way leads to whom, by p2pd's list of connections."""
 
-from hetpeer.dht.reach.peer_paths import PeerPath, PeerPaths
+from hetpeer.dht.reach.reachability import PeerPath, PeerPaths
 
 R = "QmRelay"
 THROUGH = f"/ip4/51.51.51.1/tcp/4001/p2p/{R}/p2p-circuit"

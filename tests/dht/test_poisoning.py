@@ -20,14 +20,13 @@ from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.p2p import PeerID
 from hivemind.utils.timed_storage import ValueWithExpiration
 
-from hetpeer.dht.base.clock import SystemClock
-from hetpeer.dht.discovery.roster import Roster
+from hetpeer.dht.base.runtime import SystemClock
+from hetpeer.dht.discovery.roster import Advert, Roster
 from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.dht.kademlia import record_storage
-from hetpeer.dht.kademlia.adverts import Advert
-from hetpeer.dht.kademlia.known_keys import MAX_RECORDS, KnownKeys, shard_of
-from hetpeer.dht.kademlia.validators import MAX_PAYLOAD, MAX_TTL_S, OwnerValidator
+from hetpeer.dht.kademlia import records
+from hetpeer.dht.kademlia.records import MAX_PAYLOAD, MAX_TTL_S, OwnerValidator
+from hetpeer.dht.kademlia.table import MAX_RECORDS, KnownKeys, shard_of
 from hetpeer.dht.node.node import Node, NodeConfig
 from tests.dht.identities import identities
 
@@ -234,7 +233,7 @@ async def test_6_more_than_anybody_may_have_kept(
     nodes, mallory: Mallory, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under keys that nobody uses, and again and again under one that somebody does."""
-    monkeypatch.setattr(record_storage, "MAX_FOREIGN_RECORDS", 60)
+    monkeypatch.setattr(records, "MAX_FOREIGN_RECORDS", 60)
     storage = (await nodes[0].session()).dht.protocol.storage
     taken = 0
     for number in range(100):

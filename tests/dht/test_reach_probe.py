@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.dht.identity.addresses import Address, at_socket
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node
-from hetpeer.dht.p2pd import node_config as p2pd_config
-from hetpeer.dht.p2pd.node_config import NodeConfig
+from hetpeer.dht.p2pd import p2pd_process as p2pd_config
+from hetpeer.dht.p2pd.p2pd_process import NodeConfig
 from hetpeer.dht.reach.reach_probe import ReachProbe
 from hetpeer.dht.reach.reachability import ReachEstimate, ReachKind
 

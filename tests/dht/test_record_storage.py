@@ -8,10 +8,9 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.utils import timed_storage
 
-from hetpeer.dht.kademlia import record_storage
-from hetpeer.dht.kademlia.known_keys import MAX_RECORDS, SHARDS, KnownKeys, digest, shard_of
-from hetpeer.dht.kademlia.record_storage import RecordStorage, _believed
-from hetpeer.dht.kademlia.validators import MAX_PAYLOAD
+from hetpeer.dht.kademlia import records
+from hetpeer.dht.kademlia.records import MAX_PAYLOAD, RecordStorage, _believed
+from hetpeer.dht.kademlia.table import MAX_RECORDS, SHARDS, KnownKeys, digest, shard_of
 from tests.dht.identities import identities
 
 UNARY_BYTES = 4 << 20
@@ -95,17 +94,17 @@ def test_renewing_a_record_leaves_nothing_behind(storage: RecordStorage) -> None
 def test_foreign_keys_share_their_room_and_take_none_of_ours(
     storage: RecordStorage, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record_storage, "MAX_FOREIGN_RECORDS", 50)
+    monkeypatch.setattr(records, "MAX_FOREIGN_RECORDS", 50)
 
     def tries(times: int, seconds: float = SOON) -> int:
         return sum(put(storage, DHTID.generate(), "mallory", seconds) for _ in range(times))
 
-    assert tries(30, record_storage.RECOUNT_S / 2) == 30
+    assert tries(30, records.RECOUNT_S / 2) == 30
     assert tries(100) == 20
     assert put(storage, OURS, "alice")
-    clock.now += 0.6 * record_storage.RECOUNT_S
+    clock.now += 0.6 * records.RECOUNT_S
     assert tries(100) == 0, "it has just counted them"
-    clock.now += record_storage.RECOUNT_S
+    clock.now += records.RECOUNT_S
     assert tries(100) == 30
 
 
@@ -135,10 +134,10 @@ def test_what_an_answer_says_of_all_its_records_is_not_believed() -> None:
     forever = DictionaryDHTValue()
     forever.latest_expiration_time = float("inf")
     assert _believed(None) is None
-    assert _believed(record_storage.ValueWithExpiration(forever, float("inf"))) is None
-    assert _believed(record_storage.ValueWithExpiration(msgpack.packb({}), float("inf"))) is None
+    assert _believed(records.ValueWithExpiration(forever, float("inf"))) is None
+    assert _believed(records.ValueWithExpiration(msgpack.packb({}), float("inf"))) is None
     expires = time.time() + 9
     forever.store("alice", b"value", expires)
-    believed = _believed(record_storage.ValueWithExpiration(forever, float("inf")))
+    believed = _believed(records.ValueWithExpiration(forever, float("inf")))
     assert believed.expiration_time == expires
     assert "alice" in believed.value

@@ -18,7 +18,7 @@ from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.reach.dialback import PROTOCOL
-from hetpeer.dht.reach.relay_reservation import reserve
+from hetpeer.dht.reach.relay_slots import reserve
 from hetpeer.dht.streams.stream import Stream
 
 pytestmark = [

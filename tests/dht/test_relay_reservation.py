@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.dht.base.errors import ProtocolError, RemoteError
-from hetpeer.dht.base.varint import read_fields, read_varint, varint
-from hetpeer.dht.reach.relay_reservation import RelayReservation, reservation_in
+from hetpeer.dht.base.untrusted import read_fields, read_varint, varint
+from hetpeer.dht.reach.relay_slots import RelayReservation, reservation_in
 
 
 @pytest.mark.parametrize(

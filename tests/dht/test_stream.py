@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError
 from hetpeer.dht.streams.byte_transport import ByteTransport
-from hetpeer.dht.streams.frames import PREFIX, encode_head
-from hetpeer.dht.streams.stream import Stream
+from hetpeer.dht.streams.stream import PREFIX, Stream, encode_head
 from tests.amounts import examples
 
 BIG = 8 << 20

@@ -10,9 +10,8 @@ import pytest
 
 from hetpeer.dht.base.errors import PeerLostError
 from hetpeer.dht.p2pd.listener import Listener, StreamBudget
-from hetpeer.dht.streams.delivery import STRANGER
+from hetpeer.dht.streams.abuse import SEAT_IDLE_S, SEAT_LONG_S, STRANGER, gives_way, has_share
 from hetpeer.dht.streams.stream import Stream
-from hetpeer.dht.streams.stream_seats import IDLE_S, LONG_S, gives_way, has_share
 from tests.dht.loopback import Loopback
 from tests.dht.test_channel import until
 
@@ -39,11 +38,11 @@ def test_a_network_gets_a_quarter_and_those_of_one_house_are_one_house() -> None
     ("taken", "goes"),
     [
         ([], None),
-        ([Sits(100.0), Sits(110.0 - IDLE_S)], None),
-        ([Sits(109.0 - IDLE_S), Sits(108.0 - IDLE_S)], 1),
-        ([Sits(111.0 - LONG_S, busy=True)], None),
-        ([Sits(109.0 - LONG_S, busy=True)], 0),
-        ([Sits(109.0 - LONG_S, busy=True), Sits(100.0 - IDLE_S)], 1),
+        ([Sits(100.0), Sits(110.0 - SEAT_IDLE_S)], None),
+        ([Sits(109.0 - SEAT_IDLE_S), Sits(108.0 - SEAT_IDLE_S)], 1),
+        ([Sits(111.0 - SEAT_LONG_S, busy=True)], None),
+        ([Sits(109.0 - SEAT_LONG_S, busy=True)], 0),
+        ([Sits(109.0 - SEAT_LONG_S, busy=True), Sits(100.0 - SEAT_IDLE_S)], 1),
     ],
     ids=["nobody", "of use", "the one idle for longest", "under way", "under way for long", "idle first"],
 )
@@ -107,7 +106,7 @@ async def test_streams_that_only_beat_keep_nobody_out_for_long(
     refused = await house.comes("honest", "")
     await asyncio.wait_for(refused[1], 60)
     assert "honest" not in house.inside
-    monkeypatch.setattr("hetpeer.dht.streams.stream_seats.IDLE_S", 0.0)
+    monkeypatch.setattr("hetpeer.dht.streams.abuse.SEAT_IDLE_S", 0.0)
     comers.append(await house.comes("honest", ""))
     await until(lambda: "honest" in house.inside)
     await until(lambda: len(house.inside) == 4)

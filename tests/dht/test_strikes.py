@@ -4,12 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.dht.base.strikes import (
+from hetpeer.dht.streams.abuse import (
     FADE_S,
     FIRST_REFUSAL_S,
-    LIMIT,
     LONGEST_REFUSAL_S,
     MAX_PEERS,
+    REFUSAL_STRIKES,
     Offence,
     OffenceError,
     Strikes,
@@ -27,14 +27,14 @@ def refusal(strikes, now, peer="bad"):
 
 def test_a_few_are_forgiven_many_are_not():
     strikes = Strikes()
-    for _ in range(int(LIMIT)):
+    for _ in range(int(REFUSAL_STRIKES)):
         assert not strikes.strike("bad", Offence.DRIP, 0.0)
         assert not strikes.refuses("bad", 0.0)
     assert strikes.strike("bad", Offence.FLOOD, 0.0) == FIRST_REFUSAL_S
     assert strikes.refuses("bad", FIRST_REFUSAL_S - 1)
     assert not strikes.refuses("bad", FIRST_REFUSAL_S)
     assert not strikes.refuses("good", 0.0)
-    assert strikes.counts() == {"bad": {"drip": int(LIMIT), "flood": 1}}
+    assert strikes.counts() == {"bad": {"drip": int(REFUSAL_STRIKES), "flood": 1}}
 
 
 def test_old_ones_fade():

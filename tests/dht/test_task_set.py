@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hetpeer.dht.base.task_set import going_on
+from hetpeer.dht.base.runtime import going_on
 
 
 async def fails_after(moment: asyncio.Event) -> int:

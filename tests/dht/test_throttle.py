@@ -7,8 +7,8 @@ import time
 import pytest
 
 from hetpeer.dht.base.errors import PeerLostError
+from hetpeer.dht.streams.byte_transport import MAX_PIECE, MIN_PIECE, Throttle, ThrottledDirection
 from hetpeer.dht.streams.stream import Stream
-from hetpeer.dht.streams.throttle import MAX_PIECE, MIN_PIECE, Throttle, ThrottledDirection
 from tests.dht.test_stream import linked
 
 RATE = 400_000.0

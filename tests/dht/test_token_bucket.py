@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.dht.base.token_bucket import BURST_S, TokenBucket
+from hetpeer.dht.streams.byte_transport import BURST_S, TokenBucket
 
 RATE = 1000.0
 PIECE = 200

@@ -8,10 +8,11 @@ from typing import Any
 import msgpack
 from hivemind.dht.validation import DHTRecord
 
-from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import LocalError, ProtocolError, RemoteError
-from hetpeer.dht.base.varint import read_fields, varint
+from hetpeer.dht.base.runtime import SystemClock
+from hetpeer.dht.base.untrusted import read_fields, varint
 from hetpeer.dht.direct.tls_listener import TICKET_BYTES, invitation
+from hetpeer.dht.discovery.roster import Advert, LinkNote
 from hetpeer.dht.discovery.task_board import LeftoverIds, TaskNote
 from hetpeer.dht.identity.addresses import (
     Address,
@@ -23,20 +24,19 @@ from hetpeer.dht.identity.addresses import (
     text_of,
     through,
 )
-from hetpeer.dht.kademlia.adverts import Advert, LinkNote
-from hetpeer.dht.kademlia.join_handshake import check_clock, read_hello
-from hetpeer.dht.kademlia.known_keys import KnownKeys
-from hetpeer.dht.kademlia.validators import MAX_PAYLOAD, OwnerValidator, _signed_bytes
+from hetpeer.dht.kademlia.first_contact import check_clock, read_hello
+from hetpeer.dht.kademlia.records import MAX_PAYLOAD, OwnerValidator, _signed_bytes
+from hetpeer.dht.kademlia.table import KnownKeys
 from hetpeer.dht.p2pd.tcp_probe import owner_of
 from hetpeer.dht.reach.dialback import read_hint, read_port, read_ports
-from hetpeer.dht.reach.relay_reservation import reservation_in
-from hetpeer.dht.streams import flow_control, frames
+from hetpeer.dht.reach.relay_slots import reservation_in
+from hetpeer.dht.streams import flow_control, stream
 from tests.dht.certificates import certificate
 from tests.fuzz.target import PLACES, A, B, Target, known, same
 
 
 def header(data: bytes) -> dict[str, Any]:
-    return frames.decode_header(data)
+    return stream.decode_header(data)
 
 
 def packed(*values: Any) -> list[bytes]:
@@ -52,14 +52,14 @@ HEADERS = [
 
 
 def prefix(data: bytes) -> tuple[int, int]:
-    length, payload = frames.decode_prefix(data)
-    assert 0 < length <= frames.MAX_HEADER
-    assert payload <= frames.DEFAULT_PAYLOAD_LIMIT
+    length, payload = stream.decode_prefix(data)
+    assert 0 < length <= stream.MAX_HEADER
+    assert payload <= stream.DEFAULT_PAYLOAD_LIMIT
     return length, payload
 
 
 def head_of(found: Any) -> bytes:
-    return frames.encode_head(found, 0)
+    return stream.encode_head(found, 0)
 
 
 def credit_in(data: bytes) -> tuple[tuple[int, ...], dict[int, int]]:
@@ -147,7 +147,7 @@ def record(data: bytes) -> DHTRecord:
 def is_record(found: DHTRecord) -> None:
     payload = JUDGE.strip_value(found)
     assert len(payload) <= MAX_PAYLOAD
-    frames.decode_map(payload, limit=MAX_PAYLOAD)
+    stream.decode_map(payload, limit=MAX_PAYLOAD)
 
 
 def records() -> Iterable[bytes]:
@@ -264,7 +264,7 @@ TARGETS = {
     "frame-prefix": Target(
         decode=prefix,
         refuses=(ProtocolError,),
-        seeds=lambda: [frames.encode_head({"a": 1}, size)[:16] for size in (0, 1000, 1 << 30)],
+        seeds=lambda: [stream.encode_head({"a": 1}, size)[:16] for size in (0, 1000, 1 << 30)],
         max_len=32,
     ),
     "frame-header": Target(

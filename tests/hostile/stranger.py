@@ -32,15 +32,15 @@ from hetpeer.averaging.member.tensor_heads import ActivationHead, ShardHead, enc
 from hetpeer.averaging.messages import CONTROL_PROTOCOL
 from hetpeer.bootstrap.storage.file_service import PROTOCOL as FILES
 from hetpeer.bootstrap.storage.file_service import fetch
-from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import LocalError, RemoteError
+from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.dht.discovery.roster import Roster
 from hetpeer.dht.identity.addresses import Address, parse_address
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.dht.kademlia.known_keys import MAX_RECORDS, SHARDS, KnownKeys, shard_of
-from hetpeer.dht.kademlia.validators import MAX_PAYLOAD, MAX_TTL_S, OwnerValidator
+from hetpeer.dht.kademlia.records import MAX_PAYLOAD, MAX_TTL_S, OwnerValidator
+from hetpeer.dht.kademlia.table import MAX_RECORDS, SHARDS, KnownKeys, shard_of
 from hetpeer.dht.node.node import Node, NodeConfig
-from hetpeer.dht.streams.frames import encode_head as encode_frame_head
+from hetpeer.dht.streams.stream import encode_head as encode_frame_head
 from hetpeer.peer.transport.data_plane import TENSORS
 from hetpeer.stages.pipeline.routes import Hop
 from tests.dht.identities import identities

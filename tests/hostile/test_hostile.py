@@ -24,8 +24,8 @@ from hetpeer.dht.base.errors import PeerLostError, RemoteError
 from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig
-from hetpeer.dht.streams.frames import encode_head as encode_frame_head
 from hetpeer.dht.streams.stream import Stream
+from hetpeer.dht.streams.stream import encode_head as encode_frame_head
 from hetpeer.peer.transport.data_plane import TENSORS
 from hetpeer.peer.transport.link_pressure import ACTIVATIONS
 from hetpeer.stages.pipeline.routes import Hop

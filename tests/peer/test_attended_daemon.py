@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.peer.cli.swarm.status_text import own_lines
 from hetpeer.peer.control.attended_daemon import AttendedDaemon, attended
 from hetpeer.peer.control.control_client import ask

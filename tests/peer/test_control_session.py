@@ -23,11 +23,11 @@ from hetpeer.bootstrap.service.driver import CoordinatorService
 from hetpeer.bootstrap.service.leader_start import LeaderStart
 from hetpeer.bootstrap.service.rate_limit import SESSIONS
 from hetpeer.bootstrap.storage.replication import CheckpointReplication
-from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import LocalError
+from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.dht.channels import channel
+from hetpeer.dht.channels.channel import Parcel
 from hetpeer.dht.channels.channel_server import dial
-from hetpeer.dht.channels.outbox import Parcel
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.p2pd.listener import StreamBudget
 from hetpeer.dht.streams.stream import Stream

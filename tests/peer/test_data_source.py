@@ -22,7 +22,7 @@ from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.bootstrap.storage.file_service import PROTOCOL, FileService
 from hetpeer.bootstrap.storage.run_files import ServedRunFiles
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig

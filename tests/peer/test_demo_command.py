@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.live import Live
 
 from hetpeer.bootstrap.log.record_log import Log
-from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.demo.demo_report import report
 from hetpeer.peer.demo.demo_run import STALL_S, Trained, _Watch

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hetpeer.dht.base.errors import ExitCode, PeerLostError, ProtocolError
-from hetpeer.dht.base.strikes import Offence, OffenceError
 from hetpeer.dht.p2pd.p2pd_control import P2pdError
+from hetpeer.dht.streams.abuse import Offence, OffenceError
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("hetpeer",)

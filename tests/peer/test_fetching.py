@@ -28,8 +28,8 @@ from hetpeer.bootstrap.storage.checkpoints import Record, record_of
 from hetpeer.bootstrap.storage.file_service import PROTOCOL, FileService, Served, fetch, fetch_file
 from hetpeer.bootstrap.storage.replication import KEEP, CheckpointReplication
 from hetpeer.bootstrap.storage.run_files import ServedRunFiles
-from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import ExitCode, LocalError, RemoteError
+from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.dht.identity.addresses import Address, parse_address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.peer.control.control_messages import DaemonStatus
 from hetpeer.peer.daemon import join_run
 from hetpeer.peer.daemon.limits_in_force import LimitsInForce

@@ -11,8 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.dht.identity.identity_lock import hold
-from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.identity.peer_identity import Identity, hold
 from hetpeer.peer.cli import main
 from hetpeer.peer.process.home import Home
 from hetpeer.peer.process.identity_backup import backup, restore

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.discovery.roster import Advert
 from hetpeer.dht.identity.addresses import Address, at_socket
-from hetpeer.dht.kademlia.adverts import Advert
 from hetpeer.peer.arrival.invites import Destination
 from hetpeer.peer.arrival.known_runs import (
     FILE,

@@ -13,10 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hetpeer.dht.base.clock import SystemClock
-from hetpeer.dht.base.detached import aside
 from hetpeer.dht.base.errors import LocalError
-from hetpeer.dht.streams.throttle import Throttle
+from hetpeer.dht.base.runtime import SystemClock, aside
+from hetpeer.dht.streams.byte_transport import Throttle
 from hetpeer.peer.control.control_messages import ControlRequest
 from hetpeer.peer.daemon import limits_in_force as module
 from hetpeer.peer.daemon.limits_in_force import LimitsInForce

@@ -8,12 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.dht.base.strikes import Offence, kind_of
-from hetpeer.dht.base.task_set import TaskSet
-from hetpeer.dht.channels.channel import Channel
+from hetpeer.dht.base.runtime import TaskSet
+from hetpeer.dht.channels.channel import Channel, Parcel
 from hetpeer.dht.channels.channel_server import ChannelServer
-from hetpeer.dht.channels.outbox import Parcel
-from hetpeer.dht.streams.grants import GrantBudget, HeldBytes, LinkGrants
+from hetpeer.dht.streams.abuse import Offence, kind_of
+from hetpeer.dht.streams.flow_control import GrantBudget, HeldBytes, LinkGrants
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.transport.link import Link
 from hetpeer.peer.transport.link_pressure import ACTIVATIONS, CONGESTED_BYTES, Pressure

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from hetpeer.averaging.effects import FetchState, StepId
 from hetpeer.averaging.messages import TermView
-from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.base.runtime import SystemClock, TaskSet
 from hetpeer.peer.limits.settings import WORKER
 from hetpeer.peer.preparation import state_fetcher
 from hetpeer.peer.preparation.state_fetcher import StateFetcher

@@ -21,13 +21,12 @@ from hetpeer.bootstrap.run.settings import AveragingSettings, LinkSettings, Trus
 from hetpeer.bootstrap.storage.file_service import PROTOCOL, FileService
 from hetpeer.bootstrap.storage.run_files import ServedRunFiles
 from hetpeer.dht.base.errors import ExitCode
-from hetpeer.dht.discovery.roster import Roster
+from hetpeer.dht.discovery.roster import MAX_LINKS, Advert, LinkNote, Roster
 from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.dht.kademlia.adverts import MAX_LINKS, Advert, LinkNote
-from hetpeer.dht.kademlia.validators import MAX_TTL_S
+from hetpeer.dht.kademlia.records import MAX_TTL_S
 from hetpeer.dht.node.node import Node, NodeConfig
-from hetpeer.dht.reach import peer_paths
+from hetpeer.dht.reach import reachability
 from hetpeer.peer.arrival.known_runs import remember
 from hetpeer.peer.cli.swarm.status_text import _duration, lines, tables
 from hetpeer.peer.training.self_advert import link_notes
@@ -83,7 +82,9 @@ def test_links_and_what_is_saved_on_them(run: RunDirectory) -> None:
     book.measured("unused", 1.0, 0.0)
     links = book.links
     notes = tuple(
-        link_notes(links, lambda peer: peer_paths.PeerPath(relay="the relay" if peer == "the peer 1" else ""))
+        link_notes(
+            links, lambda peer: reachability.PeerPath(relay="the relay" if peer == "the peer 1" else "")
+        )
     )
     assert [note.to for note in notes] == [f"e peer {number}" for number in range(1, MAX_LINKS + 1)]
     advert = volunteer(0, 1, name="alpha", links=notes[:1])

@@ -16,11 +16,9 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.member.tensor_heads import Coded, Head, ShardHead, encode_head
 from hetpeer.bootstrap.run.settings import LinkSettings
-from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import PeerLostError
-from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.base.runtime import SystemClock, TaskSet
 from hetpeer.dht.channels.channel_server import MAX_LANES
-from hetpeer.dht.streams import frames
 from hetpeer.dht.streams.flow_control import pack
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.process.span_trace import Trace
@@ -224,7 +222,7 @@ async def test_a_step_that_ends_while_a_tensor_of_it_arrives_leaves_nothing(sche
     """Neither its memory nor its credit, and nobody is told of a tensor whose memory is another's by then."""
     async with rigged(schema) as rig:
         stream = await rig.open()
-        head = frames.encode_head(frame(1, NBYTES, shard(0)), NBYTES)
+        head = stream.encode_head(frame(1, NBYTES, shard(0)), NBYTES)
         await stream._wire.write([head, bytes(NBYTES // 2)])
         await until(lambda: rig.arena.used > 0)
         rig.store.end_step(StepId(LINE, 0))

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.peer.cli.volunteer.top_command import top
 from hetpeer.peer.control.control_messages import DaemonStatus, LinkStatus, VolunteerStatus, decode_answer
 from hetpeer.peer.control.control_server import serving

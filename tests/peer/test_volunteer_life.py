@@ -6,8 +6,8 @@ import pytest
 
 from hetpeer.averaging.effects import Stop
 from hetpeer.averaging.member.member import Phase
-from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import ExitCode
+from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.peer.daemon import volunteer_life
 from hetpeer.peer.daemon.owner_wishes import DaemonState, VolunteerDaemon, Wish
 from hetpeer.peer.daemon.rejection import rejection

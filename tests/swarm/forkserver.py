@@ -21,7 +21,7 @@ class ForkServer:
     """The test's side. `start` returns a pid, `status` what became of it."""
 
     def __init__(self, folder: Path) -> None:
-        from hetpeer.dht.base.child_processes import dying_with_us
+        from hetpeer.dht.base.runtime import dying_with_us
 
         self._folder = folder
         self._server = subprocess.Popen(
@@ -104,7 +104,7 @@ def run_child(
 
     `fail`: HETPEER_FAIL. `network`: the namespace to be in (wanlab).
     """
-    from hetpeer.dht.base.child_processes import _PR_SET_PDEATHSIG, _libc
+    from hetpeer.dht.base.runtime import _PR_SET_PDEATHSIG, _libc
     from hetpeer.peer.cli.main import run
     from tests.swarm import spare, tampering
     from tests.wanlab.router import enter

@@ -11,7 +11,7 @@ import socket
 from typing import Any
 
 from hetpeer.averaging import worker_main
-from hetpeer.dht.base.child_processes import _libc, dying_with_us
+from hetpeer.dht.base.runtime import _libc, dying_with_us
 from hetpeer.stages.ipc import compute
 from hetpeer.stages.ipc.worker_options import WorkerOptions
 

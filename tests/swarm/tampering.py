@@ -45,8 +45,7 @@ def next_version() -> None:
     import msgpack
 
     from hetpeer.averaging import messages
-    from hetpeer.dht.channels.channel import Channel
-    from hetpeer.dht.channels.outbox import Parcel
+    from hetpeer.dht.channels.channel import Channel, Parcel
 
     _speaks(messages.WIRE_VERSION + 1, oldest=messages.WIRE_VERSION)
     encode, send = messages.encode, Channel.send
@@ -299,7 +298,7 @@ def leaves_after_step_12() -> None:
 
 def second_worker_is_mute() -> None:
     """A volunteer whose second compute worker never answers, and so is checked for as long as one likes."""
-    from hetpeer.dht.base.child_processes import dying_with_us
+    from hetpeer.dht.base.runtime import dying_with_us
     from hetpeer.stages.ipc import compute
 
     first = compute._spawn
@@ -356,7 +355,7 @@ def no_room_for_kept() -> None:
 
 def sleepy() -> None:
     """A machine that has slept for an hour once there is a file `slept` in the home."""
-    from hetpeer.dht.base.clock import SystemClock
+    from hetpeer.dht.base.runtime import SystemClock
 
     awake, slept = SystemClock.boottime, Path(os.environ["HETPEER_HOME"]) / "slept"
     SystemClock.boottime = lambda self: awake(self) + 3600.0 * slept.exists()

@@ -10,7 +10,7 @@ from blake3 import blake3
 
 from hetpeer.averaging import messages as m
 from hetpeer.dht.base.errors import ExitCode
-from hetpeer.dht.kademlia.join_handshake import MAX_CLOCK_OFFSET_S
+from hetpeer.dht.kademlia.first_contact import MAX_CLOCK_OFFSET_S
 from hetpeer.stages.graph.block_wire import pack_block
 from tests.swarm.child import LEAVE_S, Child
 from tests.swarm.swarm import Swarm, resign

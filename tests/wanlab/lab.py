@@ -26,7 +26,7 @@ from typing import Any, Self
 
 import pytest
 
-from hetpeer.dht.base.child_processes import dying_with_us
+from hetpeer.dht.base.runtime import dying_with_us
 from tests.wanlab.matrix import Matrix
 from tests.wanlab.router import address, enter, namespace
 

@@ -26,8 +26,8 @@ from hetpeer.bootstrap.log.record_log import read_log
 from hetpeer.bootstrap.run.durable_files import temporary_folder
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.storage.checkpoints import CheckpointStore
-from hetpeer.dht.base.child_processes import dying_with_us
 from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.runtime import dying_with_us
 from hetpeer.stages.block import block_state
 
 LOSS_GATE = 1e-6

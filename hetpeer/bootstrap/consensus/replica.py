@@ -27,12 +27,10 @@ from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base import failpoints
-from hetpeer.dht.base.clock import Clock
 from hetpeer.dht.base.errors import ExitCode, LocalError, PeerLostError
-from hetpeer.dht.base.task_set import to_its_end
-from hetpeer.dht.channels.channel import Channel
+from hetpeer.dht.base.runtime import Clock, to_its_end
+from hetpeer.dht.channels.channel import Channel, Parcel
 from hetpeer.dht.channels.channel_server import ChannelServer, dial
-from hetpeer.dht.channels.outbox import Parcel
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.p2pd.listener import CONTROL as CONTROL_BUDGET
 from hetpeer.dht.streams.stream import Stream

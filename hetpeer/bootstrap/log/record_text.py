@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hetpeer.dht.base.printable import short_id, short_ids
+from hetpeer.dht.base.errors import short_id, short_ids
 
 TOLD = frozenset({"rollback", "gone", "arranged", "banned", "dispute", "quarrel"})
 """Kinds of records that a person should hear of."""

@@ -19,7 +19,7 @@ from hetpeer.bootstrap.log.logged_decision import decisions_of
 from hetpeer.bootstrap.log.volunteer_log import keep_event, last_event, read_event
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.dht.base.strikes import Offence, OffenceError
+from hetpeer.dht.streams.abuse import Offence, OffenceError
 
 LINE_BYTES, SLOT_BYTES = 1 << 10, 1 << 7
 """Upper bounds in bytes: of a line, and of each slot or id that it names."""

@@ -30,10 +30,8 @@ from hetpeer.bootstrap.state import effects as d
 from hetpeer.bootstrap.state.leases import MAX_TICK_S
 from hetpeer.bootstrap.storage.replication import CheckpointReplication
 from hetpeer.dht.base import failpoints
-from hetpeer.dht.base.clock import Clock
-from hetpeer.dht.base.errors import LocalError, ProtocolError, RemoteError
-from hetpeer.dht.base.printable import short_id
-from hetpeer.dht.base.task_set import heed_cancellation
+from hetpeer.dht.base.errors import LocalError, ProtocolError, RemoteError, short_id
+from hetpeer.dht.base.runtime import Clock, heed_cancellation
 from hetpeer.dht.channels.channel import Channel
 from hetpeer.dht.identity.addresses import network_in
 from hetpeer.dht.node.node import Node

@@ -15,12 +15,10 @@ from typing import Any, Protocol
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.service.rate_limit import RateLimit
-from hetpeer.dht.base.clock import Clock
-from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.dht.base.printable import short_id
-from hetpeer.dht.channels.channel import Channel
+from hetpeer.dht.base.errors import ProtocolError, short_id
+from hetpeer.dht.base.runtime import Clock
+from hetpeer.dht.channels.channel import Channel, Parcel
 from hetpeer.dht.channels.channel_server import ChannelServer
-from hetpeer.dht.channels.outbox import Parcel
 from hetpeer.dht.streams.stream import Stream
 
 LOOK_S = 10.0

@@ -19,9 +19,8 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.state.effects import CollectCheckpoint
 from hetpeer.bootstrap.storage.checkpoints import CheckpointStore, Record, initial_record, record_of
 from hetpeer.bootstrap.storage.file_service import REQUEST_TIMEOUT_S, SLOWEST, Served, fetch, state_name
-from hetpeer.dht.base.errors import ProtocolError, RemoteError
-from hetpeer.dht.base.printable import short_id
-from hetpeer.dht.base.task_set import to_its_end
+from hetpeer.dht.base.errors import ProtocolError, RemoteError, short_id
+from hetpeer.dht.base.runtime import to_its_end
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.p2pd.listener import CONTROL as CONTROL_BUDGET
 from hetpeer.dht.streams.stream import Stream

@@ -3,14 +3,19 @@
 Every error that a person may see carries a stable code (`HP-NET-002`), what happened, why, and what to do.
 The command line prints `line()` and exits with `exit_code`. docs/errors.md has a section for each code.
 `LocalError` is ours or the user's to mend and ends the process. `RemoteError` is one peer's fault: it never
-stops us.
+stops us. Peers choose some of the words that a terminal shows: `escaped` keeps them from moving the cursor.
 """
 
 from __future__ import annotations
 
 import enum
+import re
 
-from hetpeer.dht.base.printable import escaped
+MAX_SAID = 500
+"""Characters of a peer's text that an error repeats, so that a megabyte of it does not fill the log."""
+_PEER = re.compile(r"\b(?:Qm[1-9A-HJ-NP-Za-km-z]{44}|12D3KooW[1-9A-HJ-NP-Za-km-z]{44})\b")
+SHORT_ID = 6
+"""Characters of a peer's id in its short form."""
 
 
 class ExitCode(enum.IntEnum):
@@ -77,10 +82,6 @@ class RemoteError(HetpeerError):
         self.peer = peer
 
 
-MAX_SAID = 500
-"""Characters of a peer's text that an error repeats, so that a megabyte of it does not fill the log."""
-
-
 class ProtocolError(RemoteError):
     """A peer sent what the schema does not allow; `detail` says what, as one clause. Decoders raise nothing
     else.
@@ -113,3 +114,23 @@ class PeerLostError(RemoteError):
             why=why,
             fix="see whether it runs, and whether the connection between holds",
         )
+
+
+def short_id(peer: str) -> str:
+    """The short form of a peer's id for people, everywhere the same: `…x9fQ2a`. The end of an id will do."""
+    return f"…{peer[-SHORT_ID:]}"
+
+
+def short_ids(text: str) -> str:
+    """`text` with every peer id in its short form."""
+    return _PEER.sub(lambda found: short_id(found[0]), text)
+
+
+def escaped(text: str) -> str:
+    r"""`text` with escapes such as `\x1b` for control characters, line ends and direction marks."""
+    if text.isprintable():
+        return text
+    return "".join(
+        mark if mark.isprintable() else mark.encode("unicode_escape", "surrogatepass").decode()
+        for mark in text
+    )

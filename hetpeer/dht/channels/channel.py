@@ -1,12 +1,11 @@
 """A channel: frames to one peer, in order and exactly once, across broken streams.
 
 A stream ends when p2pd restarts or a connection drops. A channel outlives it: each side numbers its frames
-and keeps them until the other has acknowledged them; a new stream goes on where the last one ended. The
-channel is lost only when a side has lost its memory (its process was restarted); then its owner starts again
-from nothing.
+and keeps them until the other has acknowledged them (`Outbox`, pure); a new stream goes on where the last one
+ended. The channel is lost only when a side has lost its memory (its process was restarted); then its owner
+starts again from nothing.
 
-outbox.py has the sequence numbers (pure), `Channel` moves frames for both sides, and `dial` and
-`ChannelServer` (channel_server.py) open streams.
+`Channel` moves frames for both sides; `dial` and `ChannelServer` (channel_server.py) open streams.
 """
 
 from __future__ import annotations
@@ -14,14 +13,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError
-from hetpeer.dht.base.task_set import heed_cancellation
-from hetpeer.dht.channels.outbox import Inbox, Outbox, Parcel
+from hetpeer.dht.base.runtime import heed_cancellation
 from hetpeer.dht.streams import flow_control
-from hetpeer.dht.streams.grants import GrantLane
+from hetpeer.dht.streams.flow_control import GrantLane
 from hetpeer.dht.streams.rate_meter import RateMeter
 from hetpeer.dht.streams.stream import Stream
 
@@ -39,6 +40,119 @@ MIN_RATE, MAX_RATE = 1.0, 1e15
 """Bounds in bytes/s on what a peer may claim; no link is slower or faster."""
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """One frame to send: a header of plain data and buffers that must not change until `done`."""
+
+    header: Mapping[str, Any]
+    payload: tuple[Any, ...] = ()
+    tag: object = None
+    """Identifies the frame for `Outbox.forget`."""
+    pool: flow_control.Pool = 0
+    cost: int = 0
+    """Bytes that it takes of the peer's grant; 0 where the channel has none."""
+    done: Callable[[], None] | None = None
+    """Called once its buffers are free: it is acknowledged, forgotten or its channel ended, and is not being
+    sent.
+    """
+    depart: Callable[[], Parcel | None] | None = None
+    """Returns the parcel to send in place of this one, which has no payload yet, when its turn comes; None:
+    not now.
+    """
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the payload."""
+        return sum(map(len, self.payload))
+
+
+class Outbox:
+    """Frames in the order of their numbers, kept until acknowledged."""
+
+    def __init__(self) -> None:
+        self.acknowledged = 0
+        self.arrived = 0
+        """Payload bytes of all acknowledged frames."""
+        self.spent: Counter[flow_control.Pool] = Counter()
+        """Bytes of grants that all frames added so far take, kept or not."""
+        self.nbytes = 0
+        """Payload bytes of the frames that are kept."""
+        self._next = 1
+        self._kept: deque[tuple[int, Parcel]] = deque()
+        self._totals: dict[int, int] = {}
+        self._going: Parcel | None = None
+        self._let_go = False
+
+    def add(self, parcel: Parcel) -> None:
+        """Append a frame with the next number."""
+        self._kept.append((self._next, parcel))
+        self.nbytes += parcel.nbytes
+        if parcel.cost:
+            self.spent[parcel.pool] += parcel.cost
+            self._totals[self._next] = self.spent[parcel.pool]
+        self._next += 1
+
+    def spent_with(self, number: int, parcel: Parcel) -> dict[flow_control.Pool, int]:
+        """Total spent in the pool of frame `number`, up to and including that frame."""
+        return {parcel.pool: self._totals[number]} if parcel.cost else {}
+
+    def acknowledge(self, number: int) -> None:
+        """Drop the frames up to `number`: the peer has them."""
+        self.acknowledged = max(self.acknowledged, number)
+        while self._kept and self._kept[0][0] <= number:
+            number_there, parcel = self._kept.popleft()
+            self._totals.pop(number_there, None)
+            self.arrived += parcel.nbytes
+            self.nbytes -= parcel.nbytes
+            self._over(parcel)
+
+    def forget(self, tag: object) -> None:
+        """Drop the frames tagged so; their numbers are skipped."""
+        left = [item for item in self._kept if item[1].tag is None or item[1].tag != tag]
+        gone = [parcel for _, parcel in self._kept if parcel.tag is not None and parcel.tag == tag]
+        self._totals = {number: self._totals[number] for number, _ in left if number in self._totals}
+        self._kept = deque(left)
+        self.nbytes = sum(parcel.nbytes for _, parcel in left)
+        for parcel in gone:
+            self._over(parcel)
+
+    def drop(self) -> None:
+        """Drop all frames, since the channel ends."""
+        kept, self._kept = self._kept, deque()
+        self.nbytes = 0
+        for _, parcel in kept:
+            self._over(parcel)
+
+    @contextmanager
+    def sending(self, parcel: Parcel) -> Iterator[None]:
+        """Hold the frame's buffers during the block: they are not free before its end, whatever becomes of
+        the frame.
+        """
+        self._going, self._let_go = parcel, False
+        try:
+            yield
+        finally:
+            self._going = None
+            if self._let_go:
+                self._over(parcel)
+
+    def after(self, number: int) -> tuple[int, Parcel] | None:
+        """The first frame with a higher number; None if there is none."""
+        return next((item for item in self._kept if item[0] > number), None)
+
+    def _over(self, parcel: Parcel) -> None:
+        if parcel is self._going:
+            self._let_go = True
+        elif parcel.done is not None:
+            parcel.done()
+
+    def __iter__(self) -> Iterator[tuple[int, Parcel]]:
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
 
 
 class ChannelReceiver(Protocol):
@@ -78,7 +192,8 @@ class Channel:
         self.key = key
         self.lane = lane
         self.outbox = Outbox()
-        self.inbox = Inbox()
+        self.received = 0
+        """Number of the last frame that we received; a later frame counts only if its number is higher."""
         self.address = ""
         """Where the peer connected from last, if it connected to us."""
         self.meter: RateMeter | None = None
@@ -126,10 +241,6 @@ class Channel:
         self._pace = rate
         if self._stream is not None:
             self._stream.pace_to(rate)
-
-    def announce(self) -> None:
-        """Tell the peer of new grants soon."""
-        self._acknowledge_soon()
 
     def close(self) -> None:
         """End the channel; frames that were not sent are dropped."""
@@ -211,7 +322,7 @@ class Channel:
         Acknowledged number, send time by our clock, rate of arrival, bytes spent of the peer's grants, and
         our grants.
         """
-        fields: dict[str, Any] = {"a": self.inbox.last, "t": asyncio.get_running_loop().time()}
+        fields: dict[str, Any] = {"a": self.received, "t": asyncio.get_running_loop().time()}
         if self.meter is not None and self.meter.rate:
             fields["r"] = self.meter.rate
         if spent:
@@ -251,7 +362,7 @@ class Channel:
                 continue
             if not isinstance(number, int) or not isinstance(message, dict):
                 raise ProtocolError("a frame without number or message", peer=self.peer_id)
-            if number <= self.inbox.last:
+            if number <= self.received:
                 await stream.skip()
                 continue
             if self.grant_lane is not None:
@@ -260,10 +371,11 @@ class Channel:
             if self.grant_lane is not None:
                 self.grant_lane.settle()  # what the receiver did not keep
             self._measure(header.get("t"), frame.payload_length)
-            self.inbox.take(number)
-            self._acknowledge_soon()
+            self.received = number
+            self.announce()
 
-    def _acknowledge_soon(self) -> None:
+    def announce(self) -> None:
+        """Acknowledge soon, and tell the peer of new grants."""
         self._owing = True
         if self._ack_timer is None:
             self._ack_timer = asyncio.get_running_loop().call_later(ACK_S, self._acknowledge)

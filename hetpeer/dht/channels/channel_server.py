@@ -38,7 +38,7 @@ async def dial(node: Node, protocol: str, channel: Channel, give_up_s: float = m
             if channel.closed:  # a late hello would end the channel that has replaced this one
                 stream.close()
                 return
-            hello = {"key": channel.key, "lane": channel.lane, "has": channel.inbox.last, "begun": begun}
+            hello = {"key": channel.key, "lane": channel.lane, "has": channel.received, "begun": begun}
             began = asyncio.get_running_loop().time()
             await stream.send(hello, timeout_s=5.0)
             answer = (await stream.receive(timeout_s=5.0)).header
@@ -55,12 +55,12 @@ async def dial(node: Node, protocol: str, channel: Channel, give_up_s: float = m
             raise PeerLostError(channel.peer_id, "it does not know this channel any more")
         begun = True
         peer_has = answer.get("has")
-        before = channel.inbox.last, channel.outbox.acknowledged
+        before = channel.received, channel.outbox.acknowledged
         await channel.carry(stream, peer_has if isinstance(peer_has, int) else 0)
         lost_at = asyncio.get_running_loop().time()
         # A stream that carried nothing is no progress: a peer that cannot read us is not dialled in a hot
         # loop.
-        attempt = 0 if (channel.inbox.last, channel.outbox.acknowledged) > before else attempt + 1
+        attempt = 0 if (channel.received, channel.outbox.acknowledged) > before else attempt + 1
         await asyncio.sleep(0.0 if channel.closed else REDIAL_S[min(attempt, len(REDIAL_S) - 1)])
 
 
@@ -118,7 +118,7 @@ class ChannelServer:
             channel.meter = self._meters(stream.peer_id) if self._meters is not None else None
             self._channels[stream.peer_id, lane] = channel
         channel.address = stream.address
-        await stream.send({"has": channel.inbox.last}, timeout_s=5.0)
+        await stream.send({"has": channel.received}, timeout_s=5.0)
         wrong: list[ProtocolError] = []
         channel.offended = wrong.append
         await channel.carry(stream, peer_has)

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from functools import partial
 from weakref import WeakSet
 
-from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError
-from hetpeer.dht.base.printable import short_id
-from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError, short_id
+from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.dht.direct.tls_listener import (
     INTRODUCTION_S,
     MAX_PROTOCOL,
@@ -32,7 +31,7 @@ from hetpeer.dht.direct.tls_listener import (
 from hetpeer.dht.identity.addresses import relay_in, socket_in
 from hetpeer.dht.kademlia.network_session import NetworkSession
 from hetpeer.dht.p2pd.listener import CONTROL, Listener
-from hetpeer.dht.p2pd.node_config import NodeConfig
+from hetpeer.dht.p2pd.p2pd_process import NodeConfig
 from hetpeer.dht.streams.byte_transport import ByteTransport
 from hetpeer.dht.streams.stream import Stream
 

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from hetpeer.dht.base.errors import ProtocolError, RemoteError
-from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.dht.identity.addresses import network_in
 from hetpeer.dht.p2pd.listener import Listener
 from hetpeer.dht.streams.byte_transport import ByteTransport

@@ -14,9 +14,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.dht.base.untrusted import first_wrong
-from hetpeer.dht.kademlia.adverts import Count
-from hetpeer.dht.kademlia.known_keys import SHARDS
+from hetpeer.dht.base.untrusted import Count, first_wrong
+from hetpeer.dht.kademlia.table import SHARDS
 from hetpeer.dht.node.node import Node
 
 WIRE_VERSION = 1

@@ -5,13 +5,18 @@ The key file is libp2p's `PrivateKey` protobuf
 base58 of the SHA-256 multihash of the `PublicKey` protobuf, so every signature can be tied to the id that the
 transport authenticates. Both protobufs are six fixed bytes and a length; writing them by hand keeps torch and
 hivemind out of the command line.
+
+One process at a time uses an identity: `hold` locks a file beside the key, since the key file may be
+replaced. The lock file has the owner's process id; the kernel drops the lock at exit.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +26,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.dht.base.varint import varint
+from hetpeer.dht.base.untrusted import varint
 
 KEY_BITS = 2048
 MAX_KEY_BITS = 4096
@@ -29,6 +34,7 @@ MAX_PUBLIC_BYTES = 1024
 MAX_FILE_BYTES = 8192
 _KEY_TYPE_RSA_THEN_DATA = b"\x08\x00\x12"  # field 1 (varint) = RSA; field 2 (bytes) follows
 _SHA2_256_MULTIHASH = b"\x12\x20"
+_MAX_PID_BYTES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,3 +198,72 @@ def _unusable(path: Path, why: str, fix: str) -> LocalError:
     return LocalError(
         "HP-ID-001", f"cannot use the identity file {path}", why=why, fix=fix, exit_code=ExitCode.IDENTITY
     )
+
+
+def hold(key: Path) -> int:
+    """Lock the identity in the file `key`; it is held until the returned descriptor is closed.
+
+    Raises `LocalError` HP-ID-002 with the other process's id, HP-ID-001 where no lock can be made.
+    """
+    path = lock_of(key)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException:
+            os.close(descriptor)
+            raise
+    except BlockingIOError as error:
+        raise in_use(key, path) from error
+    except OSError as error:
+        raise LocalError(
+            "HP-ID-001",
+            f"cannot lock the identity file {key}",
+            why=f"{path}: {error.strerror}",
+            fix="choose a folder that you can write to, on a disk that knows locks",
+            exit_code=ExitCode.IDENTITY,
+        ) from error
+    with suppress(OSError):  # a full disk: the lock holds, only the process id is missing
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
+
+
+def lock_of(key: Path) -> Path:
+    """The lock file of `key`."""
+    return key.with_name(f"{key.name}.lock")
+
+
+def in_use(key: Path, lock: Path) -> LocalError:
+    """HP-ID-002: another process, which has locked `lock`, runs with the identity in `key`."""
+    return LocalError(
+        "HP-ID-002",
+        f"another process{_holder(lock_of(key))} runs with the identity {key}",
+        why=f"it holds the lock {lock}",
+        fix="end the other one, or give this one a home of its own (--home)",
+        exit_code=ExitCode.IDENTITY,
+    )
+
+
+def _holder(path: Path) -> str:
+    """` (pid 4711)`; empty if the file does not name a living process.
+
+    It may not be written yet, be left from a process that was killed, or hold no number.
+    """
+    with suppress(OSError, OverflowError):
+        with path.open("rb") as file:
+            text = file.read(_MAX_PID_BYTES).strip()
+        if text.isdigit() and _is_there(int(text)):
+            return f" (pid {int(text)})"
+    return ""
+
+
+def _is_there(pid: int) -> bool:
+    """Whether a process with this id exists. Raises `OSError`."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's process
+        return True
+    return pid > 0

@@ -1,6 +1,6 @@
 """One life of the network: a p2pd, its connections, and hivemind's DHT node on top.
 
-`Node` makes a new session when p2pd dies. Only this file, validators.py, record_storage.py and addresses.py
+`Node` makes a new session when p2pd dies. Only this file, records.py and addresses.py
 touch hivemind's classes.
 """
 
@@ -12,15 +12,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any
 
-from hetpeer.dht.base.clock import Clock
+from hetpeer.dht.base.runtime import Clock
 from hetpeer.dht.identity.addresses import Address, hivemind_unix_address
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.dht.kademlia import first_contact, join_handshake
-from hetpeer.dht.kademlia.known_keys import KnownKeys
+from hetpeer.dht.kademlia import first_contact
+from hetpeer.dht.kademlia.table import KnownKeys
 from hetpeer.dht.p2pd.listener import Listener
-from hetpeer.dht.p2pd.node_config import NodeConfig
 from hetpeer.dht.p2pd.p2pd_control import P2pdControl, P2pdError
-from hetpeer.dht.p2pd.p2pd_process import P2pd
+from hetpeer.dht.p2pd.p2pd_process import NodeConfig, P2pd
 
 DHT_START_DEADLINE_S = 15.0
 REJOIN_DEADLINE_S = 2.0
@@ -70,7 +69,7 @@ class NetworkSession:
 
         session = cls(await P2pd.start(config, identity, port=port), identity, clock, listener, keys)
         try:
-            listener.handlers[join_handshake.PROTOCOL] = join_handshake.answer_hello(session.control, clock)
+            listener.handlers[first_contact.PROTOCOL] = first_contact.answer_hello(session.control, clock)
             for protocol in list(listener.handlers):
                 await session.serve(protocol)
             await session.refresh_addresses()
@@ -103,9 +102,9 @@ class NetworkSession:
         hellos, reasons = await first_contact.meet(self.control, self._clock, peers)
         if reasons and not hellos and not alone_ok:
             raise first_contact.nobody_answers(reasons)
-        fit = join_handshake.check_clock(hellos)
+        fit = first_contact.check_clock(hellos)
         for one in fit:
-            await join_handshake.check_alone(self.control, self._clock, self._identity, one)
+            await first_contact.check_alone(self.control, self._clock, self._identity, one)
         return [one.peer_id for one in fit]
 
     async def rejoin(self, peers: Iterable[Address]) -> list[str]:
@@ -171,8 +170,7 @@ class NetworkSession:
         from hivemind.proto.dht_pb2 import NodeInfo
         from hivemind.utils.logging import use_hivemind_log_handler
 
-        from hetpeer.dht.kademlia.record_storage import DHTProtocol
-        from hetpeer.dht.kademlia.validators import OwnerValidator
+        from hetpeer.dht.kademlia.records import DHTProtocol, OwnerValidator
 
         use_hivemind_log_handler("nowhere")
         logging.getLogger("hivemind").setLevel(logging.CRITICAL)  # it logs remote faults with tracebacks

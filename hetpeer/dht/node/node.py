@@ -14,28 +14,24 @@ from contextlib import suppress
 from ipaddress import ip_address
 from typing import Self
 
-from hetpeer.dht.base.clock import Clock, SystemClock
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError
-from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.base.runtime import Clock, SystemClock, TaskSet
 from hetpeer.dht.direct.direct_streams import DirectStreams
 from hetpeer.dht.identity.addresses import Address
-from hetpeer.dht.identity.identity_lock import hold
-from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.identity.peer_identity import Identity, hold
 from hetpeer.dht.kademlia.first_contact import CONNECT_DEADLINE_S
-from hetpeer.dht.kademlia.known_keys import KnownKeys
 from hetpeer.dht.kademlia.network_session import NetworkSession
-from hetpeer.dht.kademlia.table import Table
+from hetpeer.dht.kademlia.table import KnownKeys, Table
 from hetpeer.dht.node.session_series import SessionSeries
 from hetpeer.dht.p2pd.listener import DATA, Handler, Listener, StreamBudget, Watcher
-from hetpeer.dht.p2pd.node_config import NodeConfig
 from hetpeer.dht.p2pd.p2pd_control import P2pdControl, P2pdError
+from hetpeer.dht.p2pd.p2pd_process import NodeConfig
 from hetpeer.dht.reach import dialback
 from hetpeer.dht.reach.connection_monitor import ConnectionMonitor
 from hetpeer.dht.reach.dialback import DialBack
-from hetpeer.dht.reach.peer_paths import PeerPath
-from hetpeer.dht.reach.reachability import ReachEstimate
+from hetpeer.dht.reach.reachability import PeerPath, ReachEstimate
+from hetpeer.dht.streams.byte_transport import Throttle
 from hetpeer.dht.streams.stream import Stream
-from hetpeer.dht.streams.throttle import Throttle
 
 WITNESSES = 2
 """Peers outside our network that must have reached us at an address before others are told: one may lie."""

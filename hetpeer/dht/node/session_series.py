@@ -1,4 +1,8 @@
-"""The sessions of one node, one after the other, each configured by what is known of addresses and relays."""
+"""The sessions of one node, one after the other, each configured by what is known of addresses and relays.
+
+`Contacts` keeps the peers across sessions: it redials lost peers to join by, and after a restart of p2pd
+those met lately.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +11,91 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import chain
 from typing import Any
 
-from hetpeer.dht.base.clock import Clock
 from hetpeer.dht.base.errors import LocalError, RemoteError
-from hetpeer.dht.identity.addresses import at_socket
+from hetpeer.dht.base.runtime import Clock
+from hetpeer.dht.identity.addresses import Address, at_socket, relay_in, socket_in
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.dht.kademlia.known_keys import KnownKeys
 from hetpeer.dht.kademlia.network_session import NetworkSession
-from hetpeer.dht.node.contacts import Contacts
+from hetpeer.dht.kademlia.table import KnownKeys
 from hetpeer.dht.p2pd.listener import Listener
-from hetpeer.dht.p2pd.node_config import NodeConfig
-from hetpeer.dht.p2pd.p2pd_control import P2pdError
-from hetpeer.dht.p2pd.p2pd_process import p2pd_does_not_start
+from hetpeer.dht.p2pd.p2pd_control import P2pdControl, P2pdError
+from hetpeer.dht.p2pd.p2pd_process import NodeConfig, p2pd_does_not_start
 from hetpeer.dht.reach.connection_monitor import ConnectionMonitor
 from hetpeer.dht.reach.reach_probe import ReachProbe
 from hetpeer.dht.reach.reachability import ReachKind
-from hetpeer.dht.reach.relay_check import Offered, stranger
-from hetpeer.dht.reach.relay_slots import MAX_SLOTS, RelaySlots
+from hetpeer.dht.reach.relay_slots import MAX_SLOTS, Offered, RelaySlots, stranger
 
+MAX_REMEMBERED = 64
+"""Peers whose addresses are kept in case p2pd dies."""
+MAX_ASKED = 16
+"""New peers whose addresses p2pd is asked for at a time; it searches the network for one that has hung up."""
 RELAY_TRIES = 4
 """Starts of p2pd until it relays as configured."""
 _RESTART_PAUSE_S = (0.0, 0.2, 0.5, 1.0, 2.0)
 
 _log = logging.getLogger(__name__)
+
+
+class Contacts:
+    """Contacts of one node. `known` are the addresses to join by."""
+
+    def __init__(self, known: list[Address]) -> None:
+        self.known = known
+        self._connected: set[str] = set()
+        self._asked: set[str] = set()
+        """Directly connected peers whose addresses p2pd was asked for."""
+        self._met: dict[str, list[Address]] = {}
+
+    async def tend(self, session: NetworkSession) -> None:
+        """Note new peers, redial lost ones to join by, and stay known to them in the DHT.
+
+        Raises `P2pdError` if p2pd does not list the connections.
+        """
+        connections = await session.control.connections()
+        self._connected = {peer for peer, _ in connections}
+        direct = {peer for peer, text in connections if not relay_in(text)}
+        new = list(direct - self._asked)[:MAX_ASKED]
+        self._asked = (self._asked & direct).union(new)
+        for peer_id, addresses in zip(
+            new, await asyncio.gather(*(_listens_at(session.control, peer) for peer in new)), strict=True
+        ):
+            if addresses is not None:
+                self._note(peer_id, addresses)
+        for peer_id, text in connections:
+            # Asking p2pd for the others would make it dial relays, whether they are there or not.
+            if peer_id not in direct and peer_id not in self._met and socket_in(text) is not None:
+                self._note(peer_id, [Address(text=f"{text}/p2p/{peer_id}", peer_id=peer_id)])
+        back = await session.rejoin([a for a in self.known if a.peer_id not in self._connected])
+        # A peer that was away for a moment may have forgotten us.
+        for address in self.known:
+            if address.peer_id in self._connected or address.peer_id in back:
+                await session.ping(address.peer_id)
+
+    async def call_back(self, session: NetworkSession) -> None:
+        """Dial everybody met lately; never raises.
+
+        Peers that tried to reach us while p2pd was away would not try again for 5 s (libp2p's dial back-off).
+        """
+        for peer_id in await session.rejoin(list(chain.from_iterable(self._met.values()))):
+            await session.ping(peer_id)
+
+    def _note(self, peer_id: str, addresses: list[Address]) -> None:
+        """Remember a contact's addresses. The latest MAX_REMEMBERED are kept."""
+        self._met.pop(peer_id, None)
+        self._met[peer_id] = addresses
+        if len(self._met) > MAX_REMEMBERED:
+            del self._met[next(iter(self._met))]
+
+
+async def _listens_at(control: P2pdControl, peer_id: str) -> list[Address] | None:
+    """Where a recently connected peer listens; None if p2pd no longer knows it."""
+    try:
+        return [address for address in await control.addresses_of(peer_id) if not address.relay]
+    except P2pdError:
+        return None
 
 
 class SessionSeries:

@@ -1,7 +1,7 @@
 """Incoming streams: a unix socket to which p2pd connects each of them, and their handlers.
 
 Direct streams come from tls_listener.py. The number of open streams is bounded for each peer and for all
-strangers together (stream_seats.py), separately for data and for control: nobody can block the one by
+strangers together (abuse.py), separately for data and for control: nobody can block the one by
 hoarding the other. Volunteers of the step are no strangers. A peer with too many strikes is refused for a
 while. The socket and the handlers outlive any one p2pd; a restarted one is only told the path again.
 """
@@ -16,17 +16,23 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError
-from hetpeer.dht.base.printable import short_id
-from hetpeer.dht.base.strikes import Strikes, kind_of
-from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError, short_id
+from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.dht.p2pd.p2pd_control import read_stream_info, stream_info
 from hetpeer.dht.p2pd.p2pd_process import private_folder
-from hetpeer.dht.streams.byte_transport import ByteTransport
-from hetpeer.dht.streams.delivery import FIRST_BYTE_S, MEMBER, STRANGER, DeliveryPace, PeerTraffic
+from hetpeer.dht.streams.abuse import (
+    FIRST_BYTE_S,
+    MEMBER,
+    STRANGER,
+    DeliveryPace,
+    PeerTraffic,
+    Strikes,
+    gives_way,
+    has_share,
+    kind_of,
+)
+from hetpeer.dht.streams.byte_transport import ByteTransport, Throttle
 from hetpeer.dht.streams.stream import Stream
-from hetpeer.dht.streams.stream_seats import gives_way, has_share
-from hetpeer.dht.streams.throttle import Throttle
 
 Handler = Callable[[Stream], Awaitable[None]]
 

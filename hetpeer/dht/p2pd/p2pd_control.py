@@ -14,7 +14,7 @@ from typing import Any
 import base58
 
 from hetpeer.dht.base.errors import PeerLostError, RemoteError
-from hetpeer.dht.base.varint import varint
+from hetpeer.dht.base.untrusted import varint
 from hetpeer.dht.identity.addresses import Address, address_from_bytes, hivemind_unix_address, text_of
 from hetpeer.dht.streams.byte_transport import ByteTransport
 from hetpeer.dht.streams.stream import Stream

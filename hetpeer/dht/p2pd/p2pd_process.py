@@ -1,8 +1,9 @@
-"""One p2pd process: the libp2p host in hivemind's wheel, started and watched by us.
+"""One p2pd process: the libp2p host in hivemind's wheel, configured, started and watched by us.
 
-Our own start gives what `hivemind.P2P.create` does not: p2pd dies with us (PR_SET_PDEATHSIG), its death is
-seen at once (pidfd), its sockets are in a private folder, and a taken port is an error instead of two
-processes that share it (libp2p listens with SO_REUSEPORT).
+`NodeConfig` is a node's configuration; p2pd's flags follow from it. Our own start gives what
+`hivemind.P2P.create` does not: p2pd dies with us (PR_SET_PDEATHSIG), its death is seen at once (pidfd), its
+sockets are in a private folder, and a taken port is an error instead of two processes that share it (libp2p
+listens with SO_REUSEPORT).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import importlib.util
+import ipaddress
 import os
 import shutil
 import socket
@@ -17,17 +19,109 @@ import subprocess
 import tempfile
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from hetpeer.dht.base.child_processes import dying_with_us
 from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.runtime import dying_with_us
+from hetpeer.dht.identity.addresses import Address, through
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.dht.p2pd.node_config import NodeConfig, p2pd_arguments
 
+_RELAY_SERVICE = (
+    "-relayDataLimit=1125899906842624",
+    "-relayTimeLimit=720h",
+    "-relayMaxReservations=4096",
+    "-relayMaxCircuits=256",
+)
 START_DEADLINE_S = 20.0
 STOP_DEADLINE_S = 1.0
 _TAIL_LINES = 20
 _BANNER = ("Control socket:", "Peer Addrs:", "/ip")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """One node's configuration: where it listens and which peers it knows."""
+
+    host: str = "127.0.0.1"
+    """IP address to listen on; 0.0.0.0 for all interfaces."""
+    port: int = 0
+    """TCP port; 0 lets the system choose one, which is then kept for the node's life."""
+    peers: tuple[Address, ...] = ()
+    """Addresses to join by, dialled again whenever the connection is lost; our own is skipped."""
+    alone_ok: bool = False
+    """Whether to start if none of `peers` answers, as the first of several that know each other must."""
+    reachability: Literal["auto", "ask", "public", "private"] = "auto"
+    """How to find out whether others can reach us.
+
+    auto: by libp2p, which takes its time. ask: other peers are asked to dial us, and p2pd is told the result.
+    public: anybody can reach us, and we relay for others. private: we take no connections and use `relays`.
+    """
+    relays: tuple[Address, ...] = ()
+    """Public peers to reserve a relay slot at, for private nodes. Two or more survive the loss of one."""
+    announce: tuple[Address, ...] = ()
+    """Addresses to tell others instead of where p2pd listens; for a private node, in addition to
+    its relays.
+    """
+
+    direct_port: int | None = None
+    """TCP port for streams past p2pd (tls_listener.py); 0 lets the system choose one, None: no
+    such streams.
+    """
+
+    def __post_init__(self) -> None:
+        """Check the fields. Raises `LocalError` HP-NET-005."""
+        try:
+            ipaddress.ip_address(self.host)
+        except ValueError as error:
+            raise _unusable(
+                f"{self.host!r} is not an IP address",
+                "it has to be a number like 192.0.2.7",
+                "use 0.0.0.0 to listen on all of them",
+            ) from error
+        if not 0 <= self.port < 2**16:
+            raise _unusable(
+                f"cannot use port {self.port}", "ports are 0 to 65535", "use 0 to let the system choose"
+            )
+        if self.reachability == "private" and not self.relays:
+            raise _unusable(
+                "a private node needs a relay",
+                "nobody could reach it",
+                "name at least one public peer as relay",
+            )
+
+
+def p2pd_arguments(config: NodeConfig, identity: Identity, port: int, folder: Path) -> list[str]:
+    """The flags of a p2pd that listens on `port` and takes requests at a socket in `folder`."""
+    ip = ipaddress.ip_address(config.host)
+    arguments = [
+        f"-listen=/unix{folder / 'p2pd.sock'}",
+        f"-hostAddrs=/ip{ip.version}/{ip}/tcp/{port}",
+        f"-id={identity.path}",
+        "-b=0",  # first_contact.py connects to the peers
+        "-dhtServer=1",
+        "-tls=1",
+        "-autonat=1",
+        "-connManager=1",
+        "-idleTimeout=30s",
+        "-relay=1",
+        f"-natPortMap={int(not ip.is_loopback)}",
+    ]
+    announced = [address.transport for address in config.announce]
+    if config.reachability == "public":
+        arguments += ["-forceReachabilityPublic=1", *_RELAY_SERVICE]
+    if config.reachability == "private":
+        # No autorelay: relay_slots.py reserves faster, and knows what it got.
+        announced += [through(relay, identity.peer_id).transport for relay in config.relays]
+        arguments.append("-forceReachabilityPrivate=1")
+    if announced:
+        arguments.append(f"-announceAddrs={','.join(announced)}")
+    return arguments
+
+
+def _unusable(what: str, why: str, fix: str) -> LocalError:
+    return LocalError("HP-NET-005", what, why=why, fix=fix, exit_code=ExitCode.USAGE)
 
 
 class P2pd:

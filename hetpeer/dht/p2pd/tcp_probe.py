@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import ssl
 
-from hetpeer.dht.base.varint import read_fields
+from hetpeer.dht.base.untrusted import read_fields
 from hetpeer.dht.identity.peer_identity import peer_id_of, verify
 
 _HEADER, _TLS = b"\x13/multistream/1.0.0\n", b"\x0b/tls/1.0.0\n"

@@ -21,10 +21,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hetpeer.dht.base.clock import Clock
 from hetpeer.dht.base.errors import LocalError, ProtocolError, RemoteError
+from hetpeer.dht.base.runtime import Clock
+from hetpeer.dht.base.untrusted import printable
 from hetpeer.dht.identity.addresses import Address, parse_address, relay_in, socket_in
-from hetpeer.dht.kademlia.adverts import printable
 from hetpeer.dht.p2pd.p2pd_control import P2pdControl
 from hetpeer.dht.p2pd.tcp_probe import is_peer
 from hetpeer.dht.reach.reachability import ReachFinding

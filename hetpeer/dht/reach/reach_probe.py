@@ -12,12 +12,12 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from hetpeer.dht.base.clock import Clock
 from hetpeer.dht.base.errors import RemoteError
+from hetpeer.dht.base.runtime import Clock
 from hetpeer.dht.identity.addresses import Address, at_socket, far_first, is_far, relay_in
 from hetpeer.dht.kademlia.network_session import NetworkSession
-from hetpeer.dht.p2pd.node_config import NodeConfig
 from hetpeer.dht.p2pd.p2pd_control import P2pdError
+from hetpeer.dht.p2pd.p2pd_process import NodeConfig
 from hetpeer.dht.reach.dialback import MAX_HINTS, MAX_PORTS, DialBackHint, ask
 from hetpeer.dht.reach.reachability import ROUND_S, Ask, Effect, Reachability, ReachEstimate, ReachKind
 

@@ -1,9 +1,8 @@
-"""Can others open connections to us? The pure core: which helpers are asked, when, and what their findings
-mean.
+"""Can others open connections to us, and by which path do we reach them? Pure.
 
 Two peers at a time are asked to dial us back (dialback.py); docs/nat.md has the states and the reasons. Times
 are seconds of one monotonic clock. The driver (reach_probe.py) carries out the effects and reports the
-results.
+results. `PeerPaths` is fed with p2pd's list of connections.
 """
 
 from __future__ import annotations
@@ -11,8 +10,10 @@ from __future__ import annotations
 import enum
 import ipaddress
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+
+from hetpeer.dht.identity.addresses import relay_in
 
 HELPERS = 2
 """Helpers asked in one round."""
@@ -198,3 +199,49 @@ class Reachability:
             return []
         self.estimate = found
         return [Settle(found)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerPath:
+    """The best connection to a peer. `relay` is the id of the relay, empty for a direct one."""
+
+    relay: str = ""
+
+    def __str__(self) -> str:
+        return f"through {self.relay[-8:]}" if self.relay else "direct"
+
+
+class PeerPaths:
+    """The paths to all connected peers."""
+
+    def __init__(self) -> None:
+        self._paths: dict[str, PeerPath] = {}
+
+    def of(self, peer_id: str) -> PeerPath | None:
+        """The path to a peer; None if there is no connection."""
+        return self._paths.get(peer_id)
+
+    def through(self, relay: str) -> list[str]:
+        """The peers that are reached through `relay`."""
+        return [peer for peer, path in self._paths.items() if path.relay == relay]
+
+    @property
+    def relayed(self) -> list[str]:
+        """The peers that are reached through any relay."""
+        return [peer for peer, path in self._paths.items() if path.relay]
+
+    @property
+    def direct(self) -> list[str]:
+        """The peers that are reached without a relay."""
+        return [peer for peer, path in self._paths.items() if not path.relay]
+
+    def update(self, connections: Iterable[tuple[str, str]]) -> list[str]:
+        """Take in all (peer id, remote address) of now; returns the peers that turned from
+        relayed to direct.
+        """
+        relays: dict[str, str] = {}
+        for peer, address in connections:
+            relay = relay_in(address)
+            relays[peer] = relay and relays.get(peer, relay)
+        before, self._paths = self._paths, {peer: PeerPath(relay=relay) for peer, relay in relays.items()}
+        return [peer for peer, path in before.items() if path.relay and relays.get(peer) == ""]

@@ -1,20 +1,48 @@
-"""Our slots at relays: reserved, renewed, and taken again at once when a relay comes back."""
+"""Our slots at relays: reserved, renewed, and taken again at once when a relay comes back.
+
+A slot is a reservation of libp2p's circuit v2: the right to be reached through a relay. p2pd's own autorelay
+would reserve too, but reports no result, takes seconds to notice a lost relay, and avoids a failed one for an
+hour. A reservation belongs to our peer id, whichever process asked; p2pd handles the incoming circuits. The
+answer also names the limits of a circuit, which tell whether the relay is of use.
+
+`stranger` tests our own p2pd as a relay. p2pd starts two relay services, ours and libp2p's with 128 KiB and
+two minutes for each circuit, and the one that came last answers (on one processor ours, as measured; nothing
+promises it). So a throw-away p2pd takes a slot and reads the limits in the answer.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
-from hetpeer.dht.base.clock import Clock
-from hetpeer.dht.base.errors import RemoteError
-from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.base.errors import LocalError, PeerLostError, ProtocolError, RemoteError
+from hetpeer.dht.base.runtime import Clock, TaskSet
+from hetpeer.dht.base.untrusted import read_fields, varint
 from hetpeer.dht.identity.addresses import Address, through
-from hetpeer.dht.p2pd.p2pd_control import P2pdControl
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.p2pd.p2pd_control import P2pdControl, P2pdError, read_message
+from hetpeer.dht.p2pd.p2pd_process import NodeConfig, P2pd
 from hetpeer.dht.p2pd.tcp_probe import listens
-from hetpeer.dht.reach.relay_reservation import reserve
 
+HOP = "/libp2p/circuit/relay/0.2.0/hop"
+MIN_DATA = 1 << 40
+MIN_SECONDS = 24 * 3600
+"""Least bytes and seconds that a circuit must allow; libp2p's own limits are 128 KiB and 2 minutes."""
+_RESERVE = b"\x08\x00"
+_OK = 100
+_REFUSALS = {
+    200: "it refused",
+    201: "it has no room",
+    203: "the connection failed",
+    204: "no reservation",
+    400: "it did not understand",
+}
 MAX_SLOTS = 3
 RENEW_S = 30.0
 """Seconds between renewals. A slot lasts an hour but ends with the connection, and a short break may go
@@ -32,8 +60,73 @@ _ASK_S = 5.0
 _KNOCK_S = 1.0
 _KNOCK_PAUSE_S = 0.1
 _MAX_KNOCK_PAUSE_S = 2.0
+_DEADLINE_S = 5.0
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayReservation:
+    """A relay's answer. `expires` is its wall clock, in seconds since 1970; a limit of 0 means none."""
+
+    expires: int
+    max_bytes: int
+    max_seconds: int
+
+    @property
+    def useful(self) -> bool:
+        """Whether tensors can pass."""
+        return not 0 < self.max_bytes < MIN_DATA and not 0 < self.max_seconds < MIN_SECONDS
+
+
+async def reserve(control: P2pdControl, relay: str, timeout_s: float) -> RelayReservation:
+    """Ask `relay`, to which we are connected, for a slot or its renewal. Raises `RemoteError`."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            wire = await control.open_wire(relay, HOP, timeout_s)
+            try:
+                await wire.write([varint(len(_RESERVE)), _RESERVE])
+                answer = await read_message(wire)
+            finally:
+                wire.abort()
+    except TimeoutError:
+        raise PeerLostError(relay, f"it gave no slot within {timeout_s} s") from None
+    except P2pdError as error:
+        raise ProtocolError("an answer to a reservation that is none", peer=relay, why=error.why) from error
+    return reservation_in(answer, relay)
+
+
+def reservation_in(answer: bytes, relay: str) -> RelayReservation:
+    """The reservation in a relay's answer. Raises `RemoteError` HP-NET-013 if it grants none."""
+    try:
+        fields = read_fields(answer)
+        if fields.get(5) != _OK:
+            status = fields.get(5)
+            why = _REFUSALS.get(status, "no reason given") if isinstance(status, int) else "no reason given"
+            raise RemoteError(
+                "HP-NET-013",
+                "a relay gave no slot",
+                peer=relay,
+                why=why,
+                fix="nothing: others are asked, and this one again later",
+            )
+        slot = read_fields(_bytes(fields.get(3)))
+        limit = read_fields(_bytes(fields.get(4, b"")))
+    except ValueError as error:
+        raise ProtocolError("an answer to a reservation that is none", peer=relay) from error
+    return RelayReservation(
+        expires=_number(slot.get(1)), max_bytes=_number(limit.get(2)), max_seconds=_number(limit.get(1))
+    )
+
+
+def _bytes(value: int | bytes | None) -> bytes:
+    if not isinstance(value, bytes):
+        raise ValueError("a field that is missing or a number")  # noqa: TRY004 - of the message, not of our code
+    return value
+
+
+def _number(value: int | bytes | None) -> int:
+    return value if isinstance(value, int) else 0
 
 
 class RelaySlots:
@@ -172,3 +265,36 @@ class RelaySlots:
         for peer in callers:
             with suppress(RemoteError):
                 await control.connect(through(relay, peer), _ASK_S)
+
+
+Offered = Callable[[Address], Awaitable[RelayReservation]]
+"""Offer of a relay on this machine to strangers. Raises `LocalError`, `RemoteError`."""
+
+
+@asynccontextmanager
+async def stranger() -> AsyncIterator[Offered]:
+    """A throw-away p2pd, which starts while the caller does something else."""
+    starting = asyncio.ensure_future(_start())
+
+    async def offered(relay: Address) -> RelayReservation:
+        control = P2pdControl((await asyncio.shield(starting)).control_path)
+        await control.connect(relay, _DEADLINE_S)
+        return await reserve(control, relay.peer_id, _DEADLINE_S)
+
+    try:
+        yield offered
+    finally:
+        starting.cancel()  # no effect when done
+        with suppress(LocalError, asyncio.CancelledError):
+            await (await starting).close()
+
+
+async def _start() -> P2pd:
+    identity = Identity.load_or_create(Path(_folder().name) / "key")
+    return await P2pd.start(NodeConfig(), identity, port=0)
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Folder of the throw-away identity, kept as long as this process."""
+    return tempfile.TemporaryDirectory(prefix="hetpeer-stranger-")

@@ -1,5 +1,5 @@
 """The bytes of one connection (a unix socket to p2pd, or TLS past it), with back-pressure and no copy of
-payloads.
+payloads; and the limits on what a node sends and receives in all its streams (docs/limits.md).
 
 Small reads (frame heads, control messages) go through a small buffer. A payload goes from the kernel straight
 into the caller's memory while the caller waits in `read_into`: the loop asks us where to put the next bytes.
@@ -15,12 +15,12 @@ import math
 import socket
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
 from hetpeer.dht.base.errors import PeerLostError
-from hetpeer.dht.streams.delivery import Delivery, PeerTraffic
+from hetpeer.dht.streams.abuse import Delivery, PeerTraffic
 
 Buffer = bytes | bytearray | memoryview
 
@@ -37,6 +37,10 @@ mark must be reachable with the bytes still to come.
 """
 _MAX_PACING_RATE, _AS_IT_LIKES = 47, 2**32 - 1
 """SO_MAX_PACING_RATE of Linux, and its value for "no rate"."""
+BURST_S = 0.1
+"""Seconds of limited traffic that may go at once after a pause."""
+MIN_PIECE, MAX_PIECE = 1 << 12, 1 << 18
+"""Bytes of limited traffic that take their turn at a time."""
 
 
 class ByteTransport(asyncio.BufferedProtocol):
@@ -100,8 +104,7 @@ class ByteTransport(asyncio.BufferedProtocol):
         """Let the kernel send at most `rate` bytes/s; infinite: no limit. TCP with TLS on Linux only, else a
         no-op.
 
-        This smooths bursts (`SO_MAX_PACING_RATE`). Unlike the limits of throttle.py, it keeps no account of
-        bytes.
+        This smooths bursts (`SO_MAX_PACING_RATE`). Unlike `Throttle`, it keeps no account of bytes.
         """
         if rate == self._pace or not self._encrypts or sys.platform != "linux" or self.socket is None:
             return
@@ -283,3 +286,77 @@ class ByteTransport(asyncio.BufferedProtocol):
 def _wake(waiter: asyncio.Future[None] | None) -> None:
     if waiter is not None and not waiter.done():
         waiter.set_result(None)
+
+
+class TokenBucket:
+    """A limit in bytes/s for one direction, kept as the time at which the direction is free again. Pure.
+
+    An infinite rate limits nothing. Times are seconds of one clock that never goes back. Example:
+
+        bucket = TokenBucket(rate=1e6)
+        bucket.spend(250_000, now=0.0)  # 0.0: it may go at once
+        bucket.spend(1, now=0.0)  # 0.15: seconds to wait, less a burst of 0.1 s
+    """
+
+    def __init__(self, rate: float = math.inf) -> None:
+        self.rate = rate
+        """Bytes/s."""
+        self._free_at = -math.inf
+
+    def change(self, rate: float, now: float) -> None:
+        """Set another rate in bytes/s from now on; bytes that are owed stay owed."""
+        owed = max(self._free_at - now, 0.0) * self.rate if math.isfinite(self.rate) else 0.0
+        self.rate = rate
+        self._free_at = now + owed / rate
+
+    def spend(self, nbytes: int, now: float) -> float:
+        """Count `nbytes`, in the order of asking. Returns the seconds to wait before they may go."""
+        start = max(self._free_at, now - BURST_S)
+        self._free_at = start + nbytes / self.rate
+        return max(start - now, 0.0)
+
+
+class ThrottledDirection:
+    """Limit and byte count of one direction, since the start of the node."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self.unlimited = True
+        self._bucket = TokenBucket()
+
+    def limit(self, rate: float) -> None:
+        """Set the limit in bytes/s, also for transfers under way; infinite: none."""
+        self.unlimited = math.isinf(rate)
+        self._bucket.change(rate, _now())
+
+    def passed(self, nbytes: int) -> None:
+        """Count bytes that do not wait; later ones wait for them."""
+        self.nbytes += nbytes
+        self._bucket.spend(nbytes, _now())
+
+    async def turn(self, nbytes: int) -> None:
+        """Wait until `nbytes` may go."""
+        self.nbytes += nbytes
+        wait_s = self._bucket.spend(nbytes, _now())
+        if wait_s:
+            await asyncio.sleep(wait_s)
+
+    def pieces(self, view: memoryview) -> Iterator[memoryview]:
+        """Parts of `view` that each take their turn, sized for the rate at that time."""
+        while len(view):
+            share = int(min(self._bucket.rate * BURST_S, MAX_PIECE))
+            size = max(MIN_PIECE, share)
+            yield view[:size]
+            view = view[size:]
+
+
+class Throttle:
+    """Both directions of one node, for all its streams together."""
+
+    def __init__(self) -> None:
+        self.up = ThrottledDirection()
+        self.down = ThrottledDirection()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,42 +1,94 @@
-"""A stream of frames between two peers: what every protocol above the network uses.
+"""A stream of frames between two peers: what every protocol above the network uses (docs/links.md).
 
-docs/links.md describes the frames; byte_transport.py moves the bytes.
+    offset 0   2 bytes  magic "hp"
+           2   u8       version of this layout
+           3   u8       reserved, zero
+           4   u32      header length in bytes, at most MAX_HEADER
+           8   u64      payload length in bytes
+          16   header   msgpack map with string keys
+               payload  raw
+
+All integers are little-endian. Sizes are checked before anything is allocated, and the decoders raise
+`ProtocolError` and nothing else, whatever the bytes are. byte_transport.py moves the bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import struct
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from hetpeer.dht.base.errors import PeerLostError, ProtocolError
-from hetpeer.dht.base.strikes import Offence, OffenceError
-from hetpeer.dht.identity.addresses import customer_in
-from hetpeer.dht.streams.byte_transport import ByteTransport
-from hetpeer.dht.streams.delivery import FRAME_S, MEMBER, DeliveryState, FrameWatch, PeerTraffic
-from hetpeer.dht.streams.frames import (
-    DEFAULT_PAYLOAD_LIMIT,
-    MAX_HEADER,
-    PREFIX,
-    Header,
-    decode_header,
-    decode_prefix,
-    encode_head,
-)
-from hetpeer.dht.streams.throttle import Throttle, ThrottledDirection
+import msgpack
 
+from hetpeer.dht.base.errors import PeerLostError, ProtocolError
+from hetpeer.dht.base.untrusted import decode_map
+from hetpeer.dht.identity.addresses import customer_in
+from hetpeer.dht.streams.abuse import (
+    FRAME_S,
+    MEMBER,
+    DeliveryState,
+    FrameWatch,
+    Offence,
+    OffenceError,
+    PeerTraffic,
+)
+from hetpeer.dht.streams.byte_transport import ByteTransport, Throttle, ThrottledDirection
+
+MAGIC = b"hp"
+VERSION = 1
+PREFIX = struct.Struct("<2sBBIQ")
+MAX_HEADER = 64 * 1024
+"""Bytes of one header."""
+DEFAULT_PAYLOAD_LIMIT = 1 << 30
+"""Bytes of one payload if the receiver names no limit of its own."""
 GUARD_S = 1.0
+"""Seconds between looks at an incomplete frame."""
 _SKIP_CHUNK = 256 * 1024
+
+
+def encode_head(header: Mapping[str, Any], payload_length: int) -> bytes:
+    """Prefix and header of one frame.
+
+    Raises ValueError or TypeError for a header that could not be decoded again.
+    """
+    packed: bytes = msgpack.packb(dict(header), use_bin_type=True)
+    if len(packed) > MAX_HEADER:
+        raise ValueError(f"header of {len(packed)} bytes; the limit is {MAX_HEADER}")
+    return PREFIX.pack(MAGIC, VERSION, 0, len(packed), payload_length) + packed
+
+
+def decode_prefix(data: bytes, *, payload_limit: int = DEFAULT_PAYLOAD_LIMIT) -> tuple[int, int]:
+    """(header length, payload length) of the frame that begins with these 16 bytes. Raises
+    `ProtocolError`.
+    """
+    if len(data) != PREFIX.size:
+        raise ProtocolError(f"a frame prefix of {len(data)} bytes")
+    magic, version, reserved, header_length, payload_length = PREFIX.unpack(data)
+    if magic != MAGIC:
+        raise ProtocolError("a stream that does not carry hetpeer frames")
+    if version != VERSION or reserved != 0:
+        raise ProtocolError(f"frame version {version}.{reserved}; this peer speaks {VERSION}.0")
+    if not 0 < header_length <= MAX_HEADER:
+        raise ProtocolError(f"a header of {header_length} bytes; the limit is {MAX_HEADER}")
+    if payload_length > payload_limit:
+        raise ProtocolError(f"a payload of {payload_length} bytes; the limit here is {payload_limit}")
+    return header_length, payload_length
+
+
+def decode_header(data: bytes) -> dict[str, Any]:
+    """The header: a map with string keys, of None, bool, int, float, str, bytes, lists and such maps."""
+    return decode_map(data, limit=MAX_HEADER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameHead:
     """The head of a received frame; its payload is still to be taken from the stream."""
 
-    header: Header
+    header: dict[str, Any]
     payload_length: int
 
 
@@ -94,12 +146,19 @@ class Stream:
         """
         buffers = [memoryview(part).cast("B") for part in payload]
         head = encode_head(header, sum(len(part) for part in buffers))
-        async with self._deadline(timeout_s, "took no data"), self._sending:
+        up = self._throttle.up if self._throttle is not None else None
+        async with _Deadline(self, timeout_s, "took no data"), self._sending:
             self._use(len(buffers))
-            if self._throttle is None:
-                await self._wire.write([head, *buffers])
+            if up is not None and not up.unlimited and buffers:
+                up.passed(len(head))
+                await self._wire.write([head])
+                await self._in_turn(
+                    up, buffers, lambda piece: self._wire.write([piece]), "a message was given up half-way"
+                )
             else:
-                await self._send_in_turn(self._throttle.up, head, buffers)
+                if up is not None:
+                    up.passed(len(head) + sum(map(len, buffers)))
+                await self._wire.write([head, *buffers])
             self._use(len(buffers))
 
     def count(self, traffic: PeerTraffic) -> None:
@@ -130,7 +189,7 @@ class Stream:
         """
         if self._payload_left:
             raise RuntimeError("the payload of the previous frame was not taken")
-        async with self._deadline(timeout_s, "sent no complete message"), _Guard(self, None, silence_s):
+        async with _Deadline(self, timeout_s, "sent no complete message"), _Guard(self, None, silence_s):
             try:
                 # One peeked head, consumed as a whole: a cancelled receive can be called again.
                 header_length, payload_length = decode_prefix(
@@ -156,11 +215,14 @@ class Stream:
             raise self._refuse(
                 ProtocolError(f"a payload of {self._payload_left} bytes where {len(view)} were due")
             )
-        async with self._deadline(timeout_s, "did not finish a payload"), _Guard(self, len(view)):
-            if self._throttle is None:
-                await self._wire.read_into(view)
+        down = self._throttle.down if self._throttle is not None else None
+        async with _Deadline(self, timeout_s, "did not finish a payload"), _Guard(self, len(view)):
+            if down is not None and not down.unlimited:
+                await self._in_turn(down, [view], self._wire.read_into, "a payload was given up half-way")
             else:
-                await self._receive_in_turn(self._throttle.down, view)
+                if down is not None:
+                    down.passed(len(view))
+                await self._wire.read_into(view)
         self._payload_left = 0
 
     async def receive_bytes(self, limit: int, *, timeout_s: float | None = None) -> bytearray:
@@ -176,7 +238,7 @@ class Stream:
     async def skip(self, *, timeout_s: float | None = None) -> None:
         """Read and drop the payload; errors as `receive_into`."""
         waste = memoryview(bytearray(min(self._payload_left, _SKIP_CHUNK)))
-        async with self._deadline(timeout_s, "did not finish a payload"), _Guard(self, self._payload_left):
+        async with _Deadline(self, timeout_s, "did not finish a payload"), _Guard(self, self._payload_left):
             while self._payload_left:
                 chunk = waste[: self._payload_left]
                 await self._wire.read_into(chunk)
@@ -212,43 +274,29 @@ class Stream:
         state = f"broken: {self._wire.lost}" if self.broken else "open"
         return f"<Stream {self.protocol} to {self.peer_id}, {state}>"
 
-    async def _send_in_turn(self, up: ThrottledDirection, head: bytes, buffers: list[memoryview]) -> None:
-        """Send a head at once, and its payload too if there is no limit; else the payload piece by piece."""
-        up.passed(len(head))
-        if up.unlimited or not buffers:
-            up.passed(sum(map(len, buffers)))
-            await self._wire.write([head, *buffers])
-            return
-        await self._wire.write([head])
+    async def _in_turn(
+        self,
+        direction: ThrottledDirection,
+        buffers: Sequence[memoryview],
+        move: Callable[[memoryview], Awaitable[None]],
+        broken: str,
+    ) -> None:
+        """Move `buffers` piece by piece as the node's limit allows; `broken` says why a cancellation breaks
+        the stream.
+        """
         try:
             for buffer in buffers:
-                for piece in up.pieces(buffer):
-                    await up.turn(len(piece))
-                    await self._wire.write([piece])
+                for piece in direction.pieces(buffer):
+                    await direction.turn(len(piece))
+                    await move(piece)
         except asyncio.CancelledError:
-            self._wire.abort("a message was given up half-way")
-            raise
-
-    async def _receive_in_turn(self, down: ThrottledDirection, view: memoryview) -> None:
-        if down.unlimited:
-            down.passed(len(view))
-            await self._wire.read_into(view)
-            return
-        try:
-            for piece in down.pieces(view):
-                await down.turn(len(piece))
-                await self._wire.read_into(piece)
-        except asyncio.CancelledError:
-            self._wire.abort("a payload was given up half-way")
+            self._wire.abort(broken)
             raise
 
     def _use(self, payload: int) -> None:
         """Note the time of a frame with a payload; frames without one only show that the peer is alive."""
         if payload:
             self.used_at = asyncio.get_running_loop().time()
-
-    def _deadline(self, timeout_s: float | None, what: str) -> AbstractAsyncContextManager[None]:
-        return _Deadline(self, timeout_s, f"it {what} within {timeout_s} s")
 
     def _refuse(self, error: ProtocolError) -> ProtocolError:
         """The same error with the peer named. The stream is broken, since its next frame cannot be found."""
@@ -321,10 +369,10 @@ class _Guard(AbstractAsyncContextManager[None]):
 class _Deadline(AbstractAsyncContextManager[None]):
     """Turns a missed deadline into a broken stream and a `PeerLostError`."""
 
-    def __init__(self, stream: Stream, timeout_s: float | None, why: str) -> None:
+    def __init__(self, stream: Stream, timeout_s: float | None, what: str) -> None:
         self._stream = stream
         self._timeout = asyncio.timeout(timeout_s)
-        self._why = why
+        self._why = f"it {what} within {timeout_s} s"
 
     async def __aenter__(self) -> None:
         await self._timeout.__aenter__()

@@ -14,7 +14,7 @@ from hetpeer.bootstrap.admission.proof_of_work import MAX_NONCE_BYTES, find_proo
 from hetpeer.bootstrap.run.durable_files import atomic_write
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.vouchers import VOUCHER
-from hetpeer.dht.base.detached import aside
+from hetpeer.dht.base.runtime import aside
 from hetpeer.peer.process.console import say
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from hetpeer.averaging.messages import CONTROL_PROTOCOL
 from hetpeer.bootstrap.run.manifest import SignedManifest
 from hetpeer.dht.base.errors import LocalError, RemoteError
-from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.dht.discovery.roster import Roster
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.peer.arrival.dial_rounds import Round, rounds

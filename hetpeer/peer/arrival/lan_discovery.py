@@ -16,7 +16,7 @@ from typing import Any
 from zeroconf import Error, InterfaceChoice, IPVersion, ServiceInfo, ServiceStateChange
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
-from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.dht.node.node import Node
 from hetpeer.peer.arrival.lan_notices import SERVICE, Notice, nobody_nearby, notice, told, understood

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.untrusted import printable
 from hetpeer.dht.identity.addresses import Address, is_far, parse_address
-from hetpeer.dht.kademlia.adverts import printable
 from hetpeer.peer.arrival.invites import MAX_ADDRESSES, RUN_ID, Destination, is_loopback
 
 SERVICE = "_hetpeer._tcp.local."

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from hetpeer.bootstrap.run.manifest import SignedManifest, read
 from hetpeer.bootstrap.run.owner_signature import AMENDMENT, MANIFEST
 from hetpeer.bootstrap.storage.file_service import FILE_TIMEOUT_S, fetch
-from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError, PeerLostError, RemoteError
-from hetpeer.dht.base.printable import short_id
+from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError, PeerLostError, RemoteError, short_id
 from hetpeer.dht.discovery.roster import Roster
 from hetpeer.dht.identity.addresses import Address
 from hetpeer.dht.node.node import Node

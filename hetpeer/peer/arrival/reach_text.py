@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from hetpeer.dht.base.printable import short_id
+from hetpeer.dht.base.errors import short_id
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.reach.reachability import ReachEstimate, ReachKind
 from hetpeer.peer.process.console import say

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hetpeer.bootstrap.run.durable_files import disk_errors
-from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.dht.identity.addresses import Address, is_far, parse_address
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.peer.arrival.reach_text import tell_forever

@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from hetpeer.dht.base.errors import ExitCode, HetpeerError
-from hetpeer.dht.base.printable import escaped
+from hetpeer.dht.base.errors import ExitCode, HetpeerError, escaped
 
 SCHEMA = "hetpeer.doctor/1"
 

@@ -9,10 +9,10 @@ import time
 from collections.abc import AsyncIterator, Awaitable
 
 from hetpeer.bootstrap.run.durable_files import temporary_folder
-from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import HetpeerError, LocalError, RemoteError
+from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.dht.kademlia.join_handshake import JoinAnswer, say_hello
+from hetpeer.dht.kademlia.first_contact import JoinAnswer, say_hello
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.p2pd.p2pd_control import P2pdControl
 from hetpeer.dht.p2pd.p2pd_process import P2pd

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus, ReliableStatus
 from hetpeer.peer.control.control_server import serving
 from hetpeer.peer.control.owned_daemon import OwnedDaemon

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hetpeer.bootstrap.run.durable_files import disk_errors
 from hetpeer.dht.base.errors import LocalError
-from hetpeer.dht.identity.identity_lock import in_use
+from hetpeer.dht.identity.peer_identity import in_use
 from hetpeer.peer.control.control_messages import (
     MAX_REQUEST,
     SOCKET,

@@ -8,9 +8,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import HetpeerError
-from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.base.runtime import SystemClock, TaskSet
 from hetpeer.peer.control.control_messages import DaemonStatus
 from hetpeer.peer.process.systemd_notify import Notifier
 

@@ -14,9 +14,8 @@ from hetpeer.averaging.effects import Stop
 from hetpeer.averaging.member.place_choice import choose_place
 from hetpeer.averaging.messages import Place
 from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.dht.base.clock import SystemClock
-from hetpeer.dht.discovery.roster import Roster
-from hetpeer.dht.kademlia.adverts import Advert
+from hetpeer.dht.base.runtime import SystemClock
+from hetpeer.dht.discovery.roster import Advert, Roster
 from hetpeer.peer.arrival.credentials import refusal
 from hetpeer.peer.arrival.find_run import FoundRun
 from hetpeer.peer.control.control_server import locked

@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from hetpeer.averaging.effects import Stop
-from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import ExitCode
+from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.peer.control.control_server import serving
 from hetpeer.peer.control.owned_daemon import TICK_S
 from hetpeer.peer.daemon.daemon_figures import figures_of

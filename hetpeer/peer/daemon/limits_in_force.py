@@ -13,10 +13,9 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import MappingProxyType
 
-from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import HetpeerError, LocalError
-from hetpeer.dht.base.task_set import TaskSet, to_its_end
-from hetpeer.dht.streams.throttle import Throttle
+from hetpeer.dht.base.runtime import SystemClock, TaskSet, to_its_end
+from hetpeer.dht.streams.byte_transport import Throttle
 from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus, SettingInForce
 from hetpeer.peer.daemon.owner_wishes import VolunteerDaemon, Wish
 from hetpeer.peer.limits import monthly_traffic

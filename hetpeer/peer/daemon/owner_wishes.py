@@ -11,7 +11,7 @@ import enum
 import math
 from collections.abc import Callable, Sequence
 
-from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.peer.control import owned_daemon
 from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus, VolunteerStatus
 from hetpeer.peer.control.owned_daemon import Does, OwnedDaemon

@@ -14,9 +14,8 @@ from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.storage.file_service import PROTOCOL as FILES
 from hetpeer.bootstrap.storage.file_service import FileService, Served
 from hetpeer.bootstrap.storage.run_files import ServedRunFiles, StateSource
-from hetpeer.dht.base.clock import SystemClock
-from hetpeer.dht.base.printable import short_id
-from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.base.errors import short_id
+from hetpeer.dht.base.runtime import SystemClock, TaskSet
 from hetpeer.dht.discovery.roster import Roster
 from hetpeer.dht.identity.addresses import Address
 from hetpeer.dht.node.node import Node, NodeConfig

@@ -16,7 +16,7 @@ from typing import Any
 
 from hetpeer.averaging.effects import Stop
 from hetpeer.averaging.member.member import Phase
-from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.peer.control.owned_daemon import Does
 from hetpeer.peer.daemon.limits_in_force import LOOK_S, LimitsInForce
 from hetpeer.peer.daemon.machine_offer import (

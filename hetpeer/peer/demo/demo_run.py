@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from hetpeer.bootstrap.log.record_text import record_text
 from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.dht.base.clock import Clock
 from hetpeer.dht.base.errors import LocalError
+from hetpeer.dht.base.runtime import Clock
 from hetpeer.peer.demo.demo_settings import DemoSettings
 from hetpeer.peer.demo.demo_view import DemoView, Picture
 from hetpeer.peer.demo.log_feed import RECENT, LogFeed, recovery_seconds

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hetpeer.bootstrap.log.history import History, Record
 from hetpeer.bootstrap.log.record_log import read_log
-from hetpeer.dht.base.clock import Clock
+from hetpeer.dht.base.runtime import Clock
 
 RECENT = 10
 """Steps over which the present speed is taken."""

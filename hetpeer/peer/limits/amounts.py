@@ -9,7 +9,7 @@ import re
 
 SLOWEST = 32_000.0
 """Least bytes/s: with less, shared among some peers, each would cut us off as too slow
-(dht/streams/delivery).
+(dht/streams/abuse).
 """
 FEW = 1e6
 """Least number of bytes that may be given without a unit; a smaller number was meant as GiB."""

@@ -9,7 +9,7 @@ import logging
 from dataclasses import replace
 from functools import partial
 
-from hetpeer.dht.base.detached import aside
+from hetpeer.dht.base.runtime import aside
 from hetpeer.peer.limits.governor import Readings
 from hetpeer.peer.limits.sensors import Sensors, minute_of_day
 from hetpeer.peer.limits.settings import Settings

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.base.runtime import SystemClock
 
 LOOK_S = 1.0
 SLEPT_S = 10.0

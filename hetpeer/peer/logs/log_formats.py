@@ -10,7 +10,7 @@ import re
 import time
 from typing import Any
 
-from hetpeer.dht.base.printable import escaped
+from hetpeer.dht.base.errors import escaped
 
 MAX_EVENT = 4096
 """Characters of one message in JSON, and of its traceback the last eight times as many."""

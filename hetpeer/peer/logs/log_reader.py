@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
-from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.dht.base.printable import escaped
+from hetpeer.dht.base.errors import ExitCode, LocalError, escaped
 from hetpeer.peer.logs import log_formats
 from hetpeer.peer.logs.log_files import FILE, OLDER
 

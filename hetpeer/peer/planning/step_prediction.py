@@ -14,9 +14,8 @@ from typing import Any
 from hetpeer.bootstrap.coordinator.route_search import assign_routes
 from hetpeer.bootstrap.run.manifest import Manifest, SignedManifest
 from hetpeer.bootstrap.state.link_costs import LinkCosts, leaving
-from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.dht.base.printable import short_id
-from hetpeer.dht.kademlia.adverts import Advert, LinkNote
+from hetpeer.dht.base.errors import ExitCode, LocalError, short_id
+from hetpeer.dht.discovery.roster import Advert, LinkNote
 from hetpeer.peer.planning.reduce_traffic import sums_bytes
 from hetpeer.peer.planning.swarm_inventory import believed, uplink_of
 from hetpeer.peer.watching.status_reader import HOLDING

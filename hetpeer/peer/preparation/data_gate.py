@@ -13,7 +13,7 @@ from functools import partial
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.member.tensor_heads import ActivationHead
-from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.peer.preparation.data_source import DataSource
 from hetpeer.stages.pipeline.routes import Hop
 

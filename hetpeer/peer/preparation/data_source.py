@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.peer.preparation.state_fetcher import RunFiles
 from hetpeer.stages.data.shards import Arrays, ShardFile
 from hetpeer.stages.graph.block_spec import BlockSpec

@@ -18,9 +18,8 @@ from hetpeer.bootstrap.run.manifest import FileRef
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory, check_file
 from hetpeer.bootstrap.storage.file_service import fetch, fetch_file, state_name
-from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError, RemoteError
-from hetpeer.dht.base.printable import short_id
-from hetpeer.dht.base.task_set import going_on
+from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError, RemoteError, short_id
+from hetpeer.dht.base.runtime import going_on
 from hetpeer.dht.node.node import Node
 from hetpeer.peer.arrival.manifest_fetch import amended
 from hetpeer.peer.preparation.disk_room import Room

@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 
-from hetpeer.dht.base.printable import escaped
+from hetpeer.dht.base.errors import escaped
 
 _log = logging.getLogger(__name__)
 SAID = logging.getLogger("hetpeer.said")

@@ -14,8 +14,8 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hetpeer.dht.base.child_processes import dying_with_us
 from hetpeer.dht.base.errors import LocalError
+from hetpeer.dht.base.runtime import dying_with_us
 
 END_S = 6.0
 """From SIGTERM to SIGKILL. A volunteer takes its leave in 4 s."""

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors, sync_folder
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.dht.identity.identity_lock import hold
-from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.identity.peer_identity import Identity, hold
 
 
 def backup(key: Path, target: Path) -> Identity:

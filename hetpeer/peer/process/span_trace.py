@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hetpeer.bootstrap.run.durable_files import disk_errors
-from hetpeer.dht.base.clock import Clock
+from hetpeer.dht.base.runtime import Clock
 
 SUFFIX = ".trace.jsonl"
 MAX_BYTES = 1 << 28

@@ -25,8 +25,8 @@ from hetpeer.bootstrap.storage.file_service import PROTOCOL as FILES
 from hetpeer.bootstrap.storage.file_service import FileService
 from hetpeer.bootstrap.storage.replication import CheckpointReplication
 from hetpeer.bootstrap.storage.run_files import Answer, ServedRunFiles
-from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.dht.channels.channel_server import ChannelServer
 from hetpeer.dht.discovery.roster import Roster
 from hetpeer.dht.identity.addresses import Address

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from hetpeer.bootstrap.consensus.replica import Replica
 from hetpeer.bootstrap.service.driver import CoordinatorService
-from hetpeer.dht.base.printable import short_id
+from hetpeer.dht.base.errors import short_id
 from hetpeer.peer.process.console import EVERY_S, LOOK_S, say
 from hetpeer.peer.watching.human_units import block_list, counted
 

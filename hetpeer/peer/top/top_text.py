@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from hetpeer.dht.base.printable import escaped, short_id
+from hetpeer.dht.base.errors import escaped, short_id
 from hetpeer.peer.control.control_messages import DaemonStatus, VolunteerStatus
 from hetpeer.peer.limits.nvml import GpuLoad
 from hetpeer.peer.watching.human_units import blocks_text, bytes_text, counted

@@ -18,9 +18,8 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.messages import CONTROL_PROTOCOL
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.dht.base.errors import PeerLostError
-from hetpeer.dht.channels.channel import Channel
+from hetpeer.dht.channels.channel import Channel, Parcel
 from hetpeer.dht.channels.channel_server import dial
-from hetpeer.dht.channels.outbox import Parcel
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.streams.stream import Stream
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hetpeer.averaging.member.member import Effect, Member
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.peer.preparation.data_source import DataSource
 from hetpeer.peer.transport.link_book import LinkBook
 from hetpeer.peer.transport.tensor_schema import TensorSchema

@@ -11,10 +11,9 @@ from typing import Any
 
 from hetpeer.averaging.member.member import Phase
 from hetpeer.dht.base.errors import RemoteError
-from hetpeer.dht.discovery.roster import Roster
-from hetpeer.dht.kademlia.adverts import LEFT, MAX_LINKS, Advert, LinkNote
+from hetpeer.dht.discovery.roster import LEFT, MAX_LINKS, Advert, LinkNote, Roster
 from hetpeer.dht.node.node import Node
-from hetpeer.dht.reach.peer_paths import PeerPath
+from hetpeer.dht.reach.reachability import PeerPath
 from hetpeer.peer.training.volunteer import Volunteer
 from hetpeer.peer.transport.link_book import LinkFigures
 from hetpeer.stages.pipeline.utilization import WorkerOccupation

@@ -14,7 +14,7 @@ import numpy as np
 
 from hetpeer.averaging import effects as e
 from hetpeer.dht.base.errors import LocalError
-from hetpeer.dht.base.strikes import Offence, OffenceError
+from hetpeer.dht.streams.abuse import Offence, OffenceError
 from hetpeer.peer.training.held_place import HeldPlace
 from hetpeer.peer.transport.tensor_store import Tensor
 from hetpeer.peer.transport.worker_posts import Answer

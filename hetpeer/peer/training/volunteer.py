@@ -25,9 +25,8 @@ from hetpeer.averaging.member.tensor_heads import ActivationHead, Introduction
 from hetpeer.bootstrap.state.core_config import shape_of
 from hetpeer.bootstrap.storage.file_service import Served
 from hetpeer.dht.base import failpoints
-from hetpeer.dht.base.errors import LocalError
-from hetpeer.dht.base.printable import short_id
-from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.base.errors import LocalError, short_id
+from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.dht.discovery.task_board import TaskBoard
 from hetpeer.dht.node.node import Node
 from hetpeer.peer.arrival.credentials import Credentials

@@ -23,8 +23,8 @@ from hetpeer.averaging.member.tensor_heads import (
     encode_head,
 )
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.dht.base.task_set import TaskSet
-from hetpeer.dht.channels.outbox import Parcel
+from hetpeer.dht.base.runtime import TaskSet
+from hetpeer.dht.channels.channel import Parcel
 from hetpeer.dht.node.node import Node
 from hetpeer.peer.process.span_trace import Trace
 from hetpeer.peer.transport.intake import cost_of, pool_of

@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from hetpeer.averaging.member.tensor_heads import ActivationHead, GradientHead, Head, ShardHead
-from hetpeer.dht.streams.flow_control import Pool
-from hetpeer.dht.streams.grants import GrantBudget, HeldBytes, LinkGrants
+from hetpeer.dht.streams.flow_control import GrantBudget, HeldBytes, LinkGrants, Pool
 from hetpeer.peer.transport.link_pressure import ACTIVATIONS, GRADIENTS, SHARDS, pool_at
 from hetpeer.peer.transport.tensor_schema import FLOAT_BYTES, TensorSchema
 from hetpeer.stages.pipeline.routes import blocks_left

@@ -14,12 +14,11 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError
-from hetpeer.dht.base.strikes import Offence, OffenceError
-from hetpeer.dht.base.task_set import TaskSet
-from hetpeer.dht.channels.channel import Channel
+from hetpeer.dht.base.runtime import TaskSet
+from hetpeer.dht.channels.channel import Channel, Parcel
 from hetpeer.dht.channels.channel_server import dial
-from hetpeer.dht.channels.outbox import Parcel
 from hetpeer.dht.node.node import Node
+from hetpeer.dht.streams.abuse import Offence, OffenceError
 from hetpeer.dht.streams.flow_control import GrantQueue
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.transport.link_pressure import Pressure

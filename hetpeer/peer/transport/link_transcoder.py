@@ -10,9 +10,8 @@ from collections.abc import Callable
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging.member.tensor_heads import ActivationHead, Coded, GradientHead, Head, ShardHead
-from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.dht.base.printable import short_id
-from hetpeer.dht.base.strikes import Offence, OffenceError
+from hetpeer.dht.base.errors import ProtocolError, short_id
+from hetpeer.dht.streams.abuse import Offence, OffenceError
 from hetpeer.peer.transport.link_book import LinkBook
 from hetpeer.peer.transport.tensor_schema import TensorSchema
 from hetpeer.peer.transport.tensor_store import Tensor

@@ -18,10 +18,10 @@ from hetpeer.averaging.member.tensor_heads import (
     decode_head,
 )
 from hetpeer.dht.base.errors import ProtocolError, RemoteError
-from hetpeer.dht.base.strikes import Offence, OffenceError
 from hetpeer.dht.channels.channel import Channel
 from hetpeer.dht.channels.channel_server import ChannelServer
-from hetpeer.dht.streams.grants import GrantLane
+from hetpeer.dht.streams.abuse import Offence, OffenceError
+from hetpeer.dht.streams.flow_control import GrantLane
 from hetpeer.dht.streams.rate_meter import RateMeter
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.process.span_trace import Trace

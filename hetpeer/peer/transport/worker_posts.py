@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
-from hetpeer.dht.base.task_set import going_on
+from hetpeer.dht.base.runtime import going_on
 from hetpeer.peer.process.span_trace import Trace
 from hetpeer.peer.transport.tensor_store import Tensor, TensorStore
 from hetpeer.stages.ipc import block_commands as c

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from hetpeer.dht.kademlia.adverts import LEFT
+from hetpeer.dht.discovery.roster import LEFT
 from hetpeer.dht.reach.reachability import ReachKind
 from hetpeer.peer.watching.human_units import block_list
 from hetpeer.peer.watching.swarm_status import (
@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from hetpeer.bootstrap.log.credit_ranking import RankedPeer, Ranking
     from hetpeer.bootstrap.log.loss_curves import Curves
     from hetpeer.bootstrap.run.manifest import Manifest, SignedManifest
-    from hetpeer.dht.discovery.roster import Roster
+    from hetpeer.dht.discovery.roster import Advert, Roster
     from hetpeer.dht.discovery.task_board import TaskBoard, TaskNote
-    from hetpeer.dht.kademlia.adverts import Advert
     from hetpeer.dht.node.node import Node
     from hetpeer.peer.arrival.invites import Destination
     from hetpeer.peer.watching.log_status import FromLog
@@ -122,7 +121,7 @@ class Onlooker:
 
     async def status(self, *, ranked: bool = True) -> SwarmStatus:
         """Current status; unless `ranked`, with the last known credit. Raises as `adverts`."""
-        from hetpeer.dht.base.clock import SystemClock
+        from hetpeer.dht.base.runtime import SystemClock
         from hetpeer.peer.arrival.manifest_fetch import amended
 
         found, board = await asyncio.gather(self._roster.read(), self._board.read())

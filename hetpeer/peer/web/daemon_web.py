@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.metrics_core import Metric
 from starlette.routing import BaseRoute
 
-from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.dht.discovery.roster import Roster
 from hetpeer.dht.discovery.task_board import TaskBoard
 from hetpeer.peer.control.control_messages import ControlRequest

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hetpeer.bootstrap.log.loss_curves import Curves, Point
-from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.peer.limits.nvml import GpuState
 from hetpeer.peer.watching.status_reader import Onlooker
 from hetpeer.peer.watching.swarm_status import Progress, SwarmStatus

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hetpeer.bootstrap.log.loss_curves import Curve
-from hetpeer.dht.base.printable import short_id
+from hetpeer.dht.base.errors import short_id
 from hetpeer.peer.watching.human_units import blocks_text, counted
 from hetpeer.peer.watching.swarm_status import PeerRow, SwarmStatus
 

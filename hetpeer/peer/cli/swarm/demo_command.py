@@ -49,7 +49,7 @@ def demo(
 
     Volunteers are killed on the way, and the result is checked.
     """
-    from hetpeer.dht.base.clock import SystemClock
+    from hetpeer.dht.base.runtime import SystemClock
     from hetpeer.peer.demo import demo_settings as preparing
     from hetpeer.peer.demo.demo_view import opened
 

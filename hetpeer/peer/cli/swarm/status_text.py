@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from hetpeer.dht.base.printable import short_id
+from hetpeer.dht.base.errors import short_id
 from hetpeer.peer.cli.volunteer.pause_command import standing_text
 from hetpeer.peer.watching.human_units import block_range, blocks_text, bytes_text, counted
 

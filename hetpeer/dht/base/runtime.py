@@ -1,17 +1,54 @@
-"""Background tasks with an owner: none outlives `close`, and no failure goes unnoticed."""
+"""What every process runs on: the clocks, tasks with an owner, threads aside and child processes.
+
+Only this module reads the machine's clocks; the simulator passes a clock of its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import logging
+import os
+import signal
+import threading
+import time
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from hetpeer.dht.base.errors import LocalError, RemoteError
 
 R = TypeVar("R")
+T = TypeVar("T")
+_PR_SET_PDEATHSIG = 1
 
 _log = logging.getLogger(__name__)
+
+
+class Clock(Protocol):
+    """Two clocks in seconds: `monotonic` for durations, `wall` (since 1970) for the expiry of records."""
+
+    def monotonic(self) -> float:
+        """Seconds since an arbitrary start; never goes back."""
+
+    def wall(self) -> float:
+        """Seconds since 1970."""
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    def monotonic(self) -> float:
+        """Seconds since boot, without the time in which the machine was suspended."""
+        return time.monotonic()
+
+    def boottime(self) -> float:
+        """Seconds since boot, including the time in which the machine was suspended."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def wall(self) -> float:
+        """Seconds since 1970."""
+        return time.time()
 
 
 async def to_its_end(function: Callable[..., R], *arguments: Any) -> R:
@@ -96,3 +133,48 @@ class TaskSet:
             _log.error("%s ended: %s", task.get_name(), error)
         elif error is not None:
             _log.error("%s failed", task.get_name(), exc_info=error)
+
+
+def aside(work: Callable[[], T], *, name: str) -> asyncio.Future[T]:
+    """Run `work` in a new daemon thread; the future holds its result or its exception.
+
+    If `work` hangs, the future stays open, but neither the loop nor the end of the process is held up. This
+    is the difference to `asyncio.to_thread`, whose threads are joined at exit.
+    """
+    loop = asyncio.get_running_loop()
+    given: asyncio.Future[T] = loop.create_future()
+
+    def run() -> None:
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 - handed to the caller through the future
+            tell(given.set_exception, error)
+        else:
+            tell(given.set_result, result)
+
+    def tell(answer: Callable[..., None], value: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(lambda: None if given.done() else answer(value))
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return given
+
+
+# looked up before any fork: a child must not take the loader's lock
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def dying_with_us() -> Callable[[], None]:
+    """A `preexec_fn` for subprocess: the kernel kills the child when the thread that starts it ends.
+
+    Start such children from the main thread. The function makes two system calls and takes no lock, so it is
+    safe after a fork.
+    """
+    parent = os.getpid()
+
+    def die_with_parent() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # the parent died before the prctl above
+            os._exit(1)
+
+    return die_with_parent

@@ -1,0 +1,255 @@
+"""Limits on what peers may do to us: slow delivery, offences, streams of strangers. Pure: times are given.
+
+Delivery. A home connection is slow as a whole: its bytes come over one stream or another, a packet at a time,
+and now and then nothing comes for seconds because other streams have their turn. So the peer's traffic in all
+its streams must reach a floor while a frame is incomplete. One stream that gets bytes again and again, but
+hardly any, drips: no network does that.
+
+Offences. A strike is for what no honest peer does, however slow its connection: broken streams, slow links
+and vanished peers are no strikes. Strikes fade. A peer with too many is refused for a while, and longer each
+time.
+
+Strangers. One network of the internet gets at most a quarter of the streams for strangers, so that the first
+to come cannot keep out everybody else. When all are taken, the stream that has been of no use for longest
+gives way. Docs: links.md.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import math
+from collections import Counter, deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from hetpeer.dht.base.errors import ProtocolError
+
+FIRST_BYTE_S = 5.0
+"""Seconds from the opening of a stream to its first byte."""
+WINDOW_S = 8.0
+"""Seconds over which a peer's traffic, and a drip, is judged."""
+FLOOR = 1000.0
+"""Least bytes/s of a peer in all its streams while a frame is due: 1/20 of the slowest useful connection."""
+STRANGERS_FLOOR, STRANGERS_WINDOW_S = 16_000.0, 5.0
+"""The same for peers that have no part in the step: they have nothing long to say."""
+DRIP_BYTES = 1000
+"""Fewer bytes than this in a window, spread over at least DRIP_TIMES of its seconds, are a drip."""
+DRIP_TIMES = 3
+FRAME_S = 60.0
+"""Seconds that a whole frame may take, besides its length at the floor."""
+REFUSAL_STRIKES = 4.5
+"""Faded strikes at which a peer is refused: five within a minute."""
+FADE_S = 600.0
+"""Half-life of a strike in seconds."""
+FIRST_REFUSAL_S = 60.0
+LONGEST_REFUSAL_S = 3600.0
+FORGIVEN_S = 6 * 3600.0
+"""After so many seconds without a refusal the next one is short again."""
+MAX_PEERS = 1024
+"""Peers that are remembered: those with the most strikes."""
+NETWORK_SHARE = 4
+"""One network may take 1/SHARE of the streams for strangers."""
+SEAT_IDLE_S = 30.0
+"""A stream is in use if a payload began or ended in the last so many seconds; beats do not count."""
+SEAT_LONG_S = 120.0
+"""A stream gives way after so many seconds in one transfer if no other is idle; the transfer is asked for
+again.
+"""
+
+
+class DeliveryState(enum.Enum):
+    """Judgement of a stream with an incomplete frame; the values are the reasons in logs."""
+
+    FINE = "fine"
+    SLOW = "it delivered too little"
+    DRIPS = "it drips"
+    LATE = "its frame takes too long"
+
+
+@dataclass(slots=True, weakref_slot=True)
+class PeerTraffic:
+    """Bytes that one peer has sent us, in all streams."""
+
+    nbytes: int = 0
+
+
+@dataclass(slots=True)
+class Delivery:
+    """Bytes that came on one stream, and the traffic of its peer."""
+
+    peer: PeerTraffic
+    nbytes: int = 0
+
+    def came(self, nbytes: int) -> None:
+        """Count `nbytes` that arrived."""
+        self.nbytes += nbytes
+        self.peer.nbytes += nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryPace:
+    """Required delivery while a frame is incomplete: `floor` bytes/s in all streams of the peer over
+    `window_s`.
+    """
+
+    floor: float = FLOOR
+    window_s: float = WINDOW_S
+
+
+MEMBER = DeliveryPace()
+STRANGER = DeliveryPace(STRANGERS_FLOOR, STRANGERS_WINDOW_S)
+
+
+class FrameWatch:
+    """Watches one incomplete frame of `length` bytes. Call `judge` once a second."""
+
+    def __init__(self, delivery: Delivery, length: int, now: float, pace: DeliveryPace = MEMBER) -> None:
+        self._delivery = delivery
+        self._pace = pace
+        self._deadline = now + FRAME_S + length / pace.floor
+        self._seen = deque([(now, delivery.nbytes, delivery.peer.nbytes)])
+
+    def judge(self, now: float) -> DeliveryState:
+        """The state at `now`, in seconds of the clock of the constructor's `now`."""
+        delivery, seen = self._delivery, self._seen
+        seen.append((now, delivery.nbytes, delivery.peer.nbytes))
+        while now - seen[1][0] >= WINDOW_S:
+            seen.popleft()
+        if now > self._deadline:
+            return DeliveryState.LATE
+        if now - seen[0][0] >= WINDOW_S and self.drips:
+            return DeliveryState.DRIPS
+        began = next(((at, peer) for at, _, peer in reversed(seen) if now - at >= self._pace.window_s), None)
+        if began is not None and delivery.peer.nbytes - began[1] < self._pace.floor * (now - began[0]):
+            return DeliveryState.SLOW if not self.drips else DeliveryState.DRIPS
+        return DeliveryState.FINE
+
+    @property
+    def drips(self) -> bool:
+        """Whether the bytes since the window began came in drops."""
+        marks = [own for _, own, _ in self._seen]
+        times = sum(after > before for before, after in itertools.pairwise(marks))
+        return times >= DRIP_TIMES and marks[-1] - marks[0] < DRIP_BYTES
+
+
+class Offence(enum.StrEnum):
+    """Kinds of offences. The values are shown in logs and metrics."""
+
+    MALFORMED = "malformed"
+    LENGTH = "length"
+    CODEC = "codec"
+    NOT_FINITE = "not finite"
+    UNREADABLE = "unreadable"
+    DRIP = "drip"
+    FLOOD = "flood"
+    WRONG_SIDE = "wrong side"
+
+
+class OffenceError(ProtocolError):
+    """A `ProtocolError` with an offence other than MALFORMED."""
+
+    def __init__(self, kind: Offence, what: str, *, peer: str = "", why: str = "") -> None:
+        super().__init__(what, peer=peer, why=why)
+        self.kind = kind
+
+
+def kind_of(error: ProtocolError) -> Offence:
+    """The offence of an error; MALFORMED for a plain `ProtocolError`."""
+    return error.kind if isinstance(error, OffenceError) else Offence.MALFORMED
+
+
+@dataclass(slots=True)
+class _PeerStrikes:
+    counts: Counter[Offence] = field(default_factory=Counter)
+    score: float = 0.0
+    at: float = 0.0
+    refusals: int = 0
+    until: float = float("-inf")
+
+    def faded(self, now: float) -> float:
+        return self.score * math.exp2(-max(now - self.at, 0.0) / FADE_S)
+
+
+class Strikes:
+    """The ledger of one process. Times are seconds of a clock that only rises.
+
+    strikes = Strikes()
+    seconds = strikes.strike(peer_id, Offence.FLOOD, now)  # > 0: refused for so long
+    strikes.refuses(peer_id, now)
+    """
+
+    def __init__(self) -> None:
+        self._peers: dict[str, _PeerStrikes] = {}
+
+    def strike(self, peer: str, kind: Offence, now: float) -> float:
+        """Count one offence. Returns the seconds for which the peer is refused from now on because of it; 0:
+        not refused.
+        """
+        record = self._peers.setdefault(peer, _PeerStrikes(at=now))
+        record.counts[kind] += 1
+        record.score, record.at = record.faded(now) + 1.0, now
+        self._forget(peer, now)
+        if record.score < REFUSAL_STRIKES or now < record.until:
+            return 0.0
+        if now - record.until > FORGIVEN_S:
+            record.refusals = 0
+        seconds = min(FIRST_REFUSAL_S * 2.0**record.refusals, LONGEST_REFUSAL_S)
+        record.refusals += 1
+        record.until = now + seconds
+        record.score = REFUSAL_STRIKES / 2  # afterwards it takes fewer strikes
+        return seconds
+
+    def refuses(self, peer: str, now: float) -> bool:
+        """Whether the peer is refused at `now`."""
+        record = self._peers.get(peer)
+        return record is not None and now < record.until
+
+    def counts(self) -> Mapping[str, Mapping[str, int]]:
+        """Peer → offence → how often, since the process began."""
+        return {
+            peer: {str(kind): n for kind, n in record.counts.items()} for peer, record in self._peers.items()
+        }
+
+    def _forget(self, newest: str, now: float) -> None:
+        if len(self._peers) > MAX_PEERS:
+            mildest = min(
+                (peer for peer in self._peers if peer != newest),
+                key=lambda peer: (self._peers[peer].until > now, self._peers[peer].faded(now)),
+            )
+            del self._peers[mildest]
+
+
+class StrangerStream(Protocol):
+    """A stranger's stream, as far as its use matters."""
+
+    @property
+    def network(self) -> str:
+        """The internet network it comes from; empty if none is known."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a transfer is under way."""
+
+    @property
+    def used_at(self) -> float:
+        """When a payload began or ended last, or the stream opened."""
+
+
+S = TypeVar("S", bound=StrangerStream)
+
+
+def has_share(network: str, taken: Collection[StrangerStream], most: int) -> bool:
+    """Whether `network` may have one more of `most` streams."""
+    return not network or sum(seat.network == network for seat in taken) < max(1, most // NETWORK_SHARE)
+
+
+def gives_way(taken: Collection[S], now: float) -> S | None:
+    """The stream that gives way to a new one; None if all are in use."""
+
+    def idle_s(seat: S) -> float:
+        return now - seat.used_at - (SEAT_LONG_S if seat.busy else SEAT_IDLE_S)
+
+    longest = max(taken, key=idle_s, default=None)
+    return longest if longest is not None and idle_s(longest) > 0 else None
