@@ -33,7 +33,7 @@ def forgetful() -> Iterator[None]:
 
 def _gone(self: Pipeline, peer: str) -> list[Effect]:
     """The coordinator hands out what is lost."""
-    self._onward.gone(peer)
+    self.outputs._roster.pop(peer, None)
     return []
 
 
@@ -51,9 +51,9 @@ def _run_anew(repeated: Any) -> Any:
         if attempt <= task.attempt or task.status in RUNNING or nudged or counted:
             effects: list[Effect] = repeated(self, task, route, attempt, upstream, source)
             return effects
-        self._tasks.remove(task.key)
-        self._schedule.withdraw(task.key)
-        self._schedule.finished(task.key)
+        del self._tasks[task.key]
+        self.schedule.withdraw(task.key)
+        self.schedule.finished(task.key)
         return self._enter(task.key.id, route, attempt, upstream=upstream, source=source)
 
     return again

@@ -29,6 +29,7 @@ from hetpeer.peer.simulate.sim_swarm import SimSwarm
 from hetpeer.stages.pipeline.effects import Handle, TaskKey
 from hetpeer.stages.pipeline.gradient_slots import GradientSlots
 from hetpeer.stages.pipeline.pipeline import Pipeline
+from hetpeer.stages.pipeline.schedule_1f1b import Schedule
 
 Mutant = Callable[[], AbstractContextManager[None]]
 
@@ -127,7 +128,7 @@ def evict_ignored() -> AbstractContextManager[None]:
 
 def seal_early() -> AbstractContextManager[None]:
     """A slot is sealed while a backward, which may fail, is still being added to it."""
-    original = vars(Pipeline)["_dispatch"]
+    original = vars(Pipeline)["dispatch"]
 
     def dispatch(self: Pipeline) -> list[Any]:
         self._folding, folding = 0, self._folding
@@ -135,7 +136,7 @@ def seal_early() -> AbstractContextManager[None]:
         self._folding += folding
         return effects
 
-    return _patched(Pipeline, "_dispatch", dispatch)
+    return _patched(Pipeline, "dispatch", dispatch)
 
 
 def spoiled_is_done() -> AbstractContextManager[None]:
@@ -146,7 +147,7 @@ def spoiled_is_done() -> AbstractContextManager[None]:
         task = self._tasks[key]
         effects = original(self, key, input_gradient)
         if self._tasks.get(key) is None:
-            self._tasks.enter(task)
+            self._tasks[key] = task
         return effects
 
     return _patched(Pipeline, "backward_done", backward_done)
@@ -280,7 +281,7 @@ def half_loaded() -> AbstractContextManager[None]:
 
 def work_goes_on() -> AbstractContextManager[None]:
     """A holder begins work after the step is decided, on a state that is just being updated."""
-    return _patched(Pipeline, "decided", lambda _self: None)
+    return _patched(Schedule, "close", lambda _self: None)
 
 
 @contextmanager

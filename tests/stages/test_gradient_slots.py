@@ -12,9 +12,9 @@ BLOCKS = range(3)
 def test_a_full_slot_is_sealed_and_merged_into_the_accepted_one():
     book = GradientSlots(capacity=2)
     assert book.fold(7, BLOCKS) == (0, (0, 1, 2))
-    assert not book.should_seal(idle=False)
+    assert not book.should_seal(lambda: False)
     assert book.fold(8, (0,)) == (0, (0,))
-    assert book.should_seal(idle=False)
+    assert book.should_seal(lambda: False)
     assert not book.can_fold()
     assert book.seal() == (0, {0: (7, 8), 1: (7,), 2: (7,)})
     assert book.settle(0, ()) == []
@@ -34,12 +34,12 @@ def test_an_id_is_folded_only_where_no_live_slot_holds_it():
 
 def test_an_idle_holder_seals_what_it_has_but_nothing_empty():
     book = GradientSlots(capacity=4)
-    assert not book.should_seal(idle=True)
+    assert not book.should_seal(lambda: True)
     book.fold(7, BLOCKS)
-    assert book.should_seal(idle=True)
+    assert book.should_seal(lambda: True)
     book.seal()
     book.fold(7, BLOCKS)
-    assert not book.should_seal(idle=True)
+    assert not book.should_seal(lambda: True)
 
 
 def test_a_spoiled_slot_and_an_evicted_block_are_dropped():
@@ -82,7 +82,7 @@ class Sums(RuleBasedStateMachine):
         for block in blocks:
             self.sums[slot, block] = (*self.sums.get((slot, block), ()), microbatch)
 
-    @precondition(lambda self: self.book.should_seal(idle=True))
+    @precondition(lambda self: self.book.should_seal(lambda: True))
     @rule()
     def seal(self):
         self.sealed, ids = self.book.seal()

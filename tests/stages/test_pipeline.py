@@ -127,7 +127,7 @@ def test_an_unreachable_peer_is_avoided_while_there_is_another():
     assert send.route[0].peer == "other"
     (send,) = core.unreachable("other")
     assert send.route[0].peer == "other"
-    core.reachable("me")
+    core.outputs.reachable("me")
     (send,) = core.unreachable("other")
     assert send.route[0].peer == "me"
 
@@ -155,12 +155,12 @@ def test_what_nobody_takes_is_left_over_until_somebody_joins():
         core.assign(microbatch, route, 0)
         core.forward_done(p.TaskKey(microbatch, 0), f"out {microbatch}", None)
     backward(core, 0, begin=0, end=2)
-    assert core.leftovers() == {}
+    assert core.outputs.leftovers() == {}
     assert core.gone("me") == []
-    assert core.leftovers() == {2: (0, 1)}  # the gradients of what was done died with it, too
-    sends = core.joined("new", (2, 5))
+    assert core.outputs.leftovers() == {2: (0, 1)}  # the gradients of what was done died with it, too
+    sends = core.outputs.joined("new", (2, 5))
     assert [(s.id, s.route) for s in sends] == [(n, (Hop("new", 2, 4), Hop("last", 4, 6))) for n in (0, 1)]
-    assert core.leftovers() == {}
+    assert core.outputs.leftovers() == {}
 
 
 def test_what_was_left_over_and_forgotten_is_not_given_to_who_joins():
@@ -169,11 +169,11 @@ def test_what_was_left_over_and_forgotten_is_not_given_to_who_joins():
     forward(core)
     (report,) = of(p.ReportSealed, backward(core))
     core.gone("last")
-    assert core.leftovers() == {4: (0,)}
+    assert core.outputs.leftovers() == {4: (0,)}
     core.settled(report.slot, (2, 3))
     assert core.activation(0, ROUTE, 1, "first", "in again") != []
-    assert core.leftovers() == {}
-    assert of(p.SendActivation, core.joined("new", (4, 6))) == []
+    assert core.outputs.leftovers() == {}
+    assert of(p.SendActivation, core.outputs.joined("new", (4, 6))) == []
 
 
 def test_what_is_missing_further_on_is_left_over_there():
@@ -182,7 +182,7 @@ def test_what_is_missing_further_on_is_left_over_there():
     core.gone("last")
     (send,) = core.forward_done(p.TaskKey(0, 0), "out", None)
     assert send.route == (Hop("me", 2, 4), Hop("last", 4, 6))
-    assert core.leftovers() == {}
+    assert core.outputs.leftovers() == {}
 
 
 def test_what_only_an_unreachable_holder_could_take_waits_for_both():
@@ -190,9 +190,9 @@ def test_what_only_an_unreachable_holder_could_take_waits_for_both():
     core.assign(0, (Hop("first", 0, 2), Hop("me", 2, 4), Hop("last", 4, 6)), 0)
     core.forward_done(p.TaskKey(0, 0), "out", None)
     (send,) = core.unreachable("me")
-    assert (send.route[0].peer, core.leftovers()) == ("me", {2: (0,)})
+    assert (send.route[0].peer, core.outputs.leftovers()) == ("me", {2: (0,)})
     core.gradient(0, 2, "grad")  # it came through after all
-    assert core.leftovers() == {}
+    assert core.outputs.leftovers() == {}
 
 
 def test_no_backward_starts_while_the_open_slot_is_full_and_another_waits_for_the_coordinator():
@@ -205,7 +205,7 @@ def test_no_backward_starts_while_the_open_slot_is_full_and_another_waits_for_th
     backward(core, 1)
     backward(core, 2)
     assert core.gradient(3, 4, "grad 3") == []
-    assert core.running == 0
+    assert core.schedule.running == 0
     *merges, sealed, run = core.settled(1, ())
     assert merges == [Merge(2, 1, 0), Merge(3, 1, 0)]
     assert run.key.id == 3
@@ -297,7 +297,7 @@ def test_gradients_that_nobody_waits_for_are_released():
 
 def test_once_the_step_is_decided_nothing_is_begun():
     core = pipeline()
-    core.decided()
+    core.schedule.close()
     assert core.activation(0, ROUTE, 0, "first", "in") == []
 
 

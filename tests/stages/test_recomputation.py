@@ -69,11 +69,14 @@ def test_who_was_sent_it_answers_with_what_it_keeps_and_forgets_the_copy():
     route = (Hop("last", 4, 6),)
     core.activation(0, route, 0, "other", "in")
     compared = [p.CompareBundle(7, 0, 4, False, "me", "copy"), p.Release("copy")]
-    assert core.asked(0, 4, "me", "copy", 7) == compared, "there is no gradient yet"
+    assert core.recomputations.answer(0, 4, "me", "copy", 7) == compared, "there is no gradient yet"
     core.forward_done(p.TaskKey(0, 4), None, 1.5)
     core.backward_done(p.TaskKey(0, 4), "back")
-    assert core.asked(0, 4, "me", "copy", 7) == [*compared, p.SendGradient(0, "me", 4, "back")]
-    assert not of(p.SendGradient, core.asked(3, 4, "me", "copy", 7)), "never heard of"
+    assert core.recomputations.answer(0, 4, "me", "copy", 7) == [
+        *compared,
+        p.SendGradient(0, "me", 4, "back"),
+    ]
+    assert not of(p.SendGradient, core.recomputations.answer(3, 4, "me", "copy", 7)), "never heard of"
 
 
 def test_who_has_lent_it_compares_the_gradient_and_forgets_it():
@@ -81,7 +84,7 @@ def test_who_has_lent_it_compares_the_gradient_and_forgets_it():
     core.assign(0, (Hop("first", 0, 2), *ROUTE), 0)
     core.forward_done(p.TaskKey(0, 0), "out", None)
     compared = [p.CompareBundle(7, 0, 2, True, "other", "again"), p.Release("again")]
-    assert core.returned(0, 2, "other", "again", 7) == compared
+    assert core.recomputations.returned(0, 2, "other", "again", 7) == compared
     assert of(p.RunBackward, core.gradient(0, 2, "grad")), "it is not what the task waits for"
 
 

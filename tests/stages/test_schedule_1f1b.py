@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.stages.pipeline.schedule_1f1b import LossDistance, Schedule, ScheduledWork
+from hetpeer.stages.pipeline.schedule_1f1b import LossDistance, Schedule, ScheduledWork, WorkerQueue
 
 
 def hops(after):
@@ -11,27 +11,29 @@ def hops(after):
     return LossDistance(after + 1, after)
 
 
-def take(schedule, *, may_fold=True):
-    """The next piece of work, begun."""
-    work = schedule.next(may_fold=may_fold)
-    if work is not None:
-        assert schedule.next(may_fold=may_fold) == work, "looking changes nothing"
-        schedule.begun(work)
+def take(schedule):
+    """The next piece of work, begun; nothing else runs at the worker."""
+    work = schedule.next()
+    assert schedule.next() == work, "looking changes nothing"
+    schedule.running = 0
+    assert schedule.begin() == work
     return work
 
 
 def test_backward_goes_first_while_there_is_room_for_it():
-    schedule = Schedule()
+    room = []
+    schedule = Schedule(WorkerQueue(), may_fold=lambda: bool(room))
     schedule.ready_forward("a", hops(0), train=True)
     schedule.ready_backward("b")
-    assert take(schedule, may_fold=False) == ScheduledWork("a", backward=False)
+    assert take(schedule) == ScheduledWork("a", backward=False)
+    room.append("a new slot")
     assert take(schedule) == ScheduledWork("b", backward=True)
     assert take(schedule) is None
 
 
 def test_the_last_hop_alternates_and_others_run_ahead():
     for hops_after, ahead in ((0, 1), (1, 3), (2, 5)):
-        schedule = Schedule()
+        schedule = Schedule(WorkerQueue())
         for number in range(8):
             schedule.ready_forward(number, hops(hops_after), train=True)
         begun = [take(schedule) for _ in range(8)]
@@ -43,7 +45,7 @@ def test_the_last_hop_alternates_and_others_run_ahead():
 
 
 def test_what_waits_further_on_never_blocks_the_way_to_the_loss():
-    schedule = Schedule()
+    schedule = Schedule(WorkerQueue())
     for number in range(5):
         schedule.ready_forward(number, hops(2), train=True)
         take(schedule)
@@ -54,7 +56,7 @@ def test_what_waits_further_on_never_blocks_the_way_to_the_loss():
 
 def test_what_goes_a_longer_way_now_does_not_block_a_nearer_one():
     """As when the next hop is gone, and its blocks are split between us and another."""
-    schedule = Schedule()
+    schedule = Schedule(WorkerQueue())
     for number in range(3):
         schedule.ready_forward(number, hops(1), train=True)
         take(schedule)
@@ -69,7 +71,7 @@ def test_what_goes_a_longer_way_now_does_not_block_a_nearer_one():
 
 def test_what_comes_back_here_is_not_blocked_by_itself():
     """A holder of everything has them over its first blocks; the way on was changed since, and is as long again."""
-    schedule = Schedule()
+    schedule = Schedule(WorkerQueue())
     for number in range(3):
         schedule.ready_forward(number, LossDistance(4, 1), train=True)
         take(schedule)
@@ -80,7 +82,7 @@ def test_what_comes_back_here_is_not_blocked_by_itself():
 
 
 def test_evaluation_leaves_nothing_behind():
-    schedule = Schedule()
+    schedule = Schedule(WorkerQueue())
     for number in range(4):
         schedule.ready_forward(number, hops(0), train=False)
     assert [take(schedule).key for _ in range(4)] == [0, 1, 2, 3]
@@ -96,7 +98,7 @@ def test_evaluation_leaves_nothing_behind():
 )
 def test_everything_is_done_once_and_the_bound_holds(tasks, random):
     """Any order in which gradients come back: no task is lost, doubled, or waits for ever."""
-    schedule = Schedule()
+    schedule = Schedule(WorkerQueue())
     for key, (reach, train) in enumerate(tasks):
         schedule.ready_forward(key, reach, train=train)
     waiting, forwards, backwards = [], [], []

@@ -62,8 +62,8 @@ def test_the_older_step_comes_first_and_a_backward_before_any_forward():
     assert queue.turn() is None
     after = newer.backward_done(key, None)
     assert not keys(after, RunForward), "the newer step's own forward is not next"
-    assert queue.turn() is older
-    assert keys(older.resume(), RunForward) == [5]
+    assert queue.turn()[0] is older.schedule
+    assert keys(older.dispatch(), RunForward) == [5]
 
 
 def test_what_needs_the_newest_parameters_waits_for_them_and_holds_nobody_up():
@@ -88,9 +88,9 @@ def test_what_is_over_takes_no_room():
     begun = [effect for n in range(4) for effect in older.assign(n, ON, 0)]
     assert len(keys(begun, RunForward)) == DEPTH
     assert not newer.assign(0, ON, 0)
-    older.over()
-    assert queue.turn() is newer
-    assert keys(newer.resume(), RunForward) == [0]
+    older.schedule.leave()
+    assert queue.turn()[0] is newer.schedule
+    assert keys(newer.dispatch(), RunForward) == [0]
 
 
 def test_forwards_of_all_steps_together_wait_for_their_gradient():
@@ -106,8 +106,9 @@ def test_forwards_of_all_steps_together_wait_for_their_gradient():
         done = one.forward_done(key, f"output {key.id}", None)
         sent += sum(isinstance(effect, SendActivation) for effect in done)
         pending += [(one, effect.key) for effect in done if isinstance(effect, RunForward)]
-        while (turn := queue.turn()) is not None:
-            pending += [(turn, effect.key) for effect in turn.resume() if isinstance(effect, RunForward)]
+        for turn in queue.turns():
+            other = next(one for one in (older, newer) if one.schedule is turn)
+            pending += [(other, effect.key) for effect in other.dispatch() if isinstance(effect, RunForward)]
     assert sent == 3
 
 
@@ -140,8 +141,9 @@ def test_all_work_of_all_steps_is_done(tasks, random):
             else:
                 done.add((pipelines.index(one), work.key.id))
                 take(one, one.backward_done(work.key, None))
-        while (turn := queue.turn()) is not None:
-            take(turn, turn.resume())
+        for turn in queue.turns():
+            other = next(one for one in pipelines if one.schedule is turn)
+            take(other, other.dispatch())
         assert len(at_work) <= DEPTH
     assert done == set(tasks)
 
@@ -154,10 +156,10 @@ def test_what_only_looked_stuck_is_set_aside_and_its_gradient_is_taken():
     begun = one.assign(3, ON, 1)
     assert keys(begun, RunForward) == [3]
     assert not keys(begun, ForgetGraph)
-    assert (one.held, one.aside) == (3, 1)
+    assert (one.schedule.held, len(one.schedule.aside)) == (3, 1)
     assert keys(one.gradient(0, 1, "gradient 0"), RunBackward) == [0]
     one.backward_done(TaskKey(0, 0), None)
-    assert (one.held, one.aside) == (2, 0)
+    assert (one.schedule.held, len(one.schedule.aside)) == (2, 0)
 
 
 def test_what_waits_for_room_and_is_handed_out_again_gets_it():
@@ -169,11 +171,12 @@ def test_what_waits_for_room_and_is_handed_out_again_gets_it():
 
 def test_beyond_a_windows_worth_or_without_memory_the_oldest_attempt_is_given_up():
     for room in (Room(1), Room(3, most=2)):
-        one = Pipeline("a", ROSTER, 8, 8, WorkerQueue(room))
+        queue = WorkerQueue(room)
+        one = Pipeline("a", ROSTER, 8, 8, queue)
         sent(one, 0)
         if room.most == 2:
             sent(one, 1)
-            one._schedule._may_begin = lambda reach, one=one: one.in_flight(reach) < 1
+            queue.may_begin = lambda reach, one=one: one.schedule.in_flight(reach) < 1
         else:
             sent(one, 1, attempt=1)
         begun = one.assign(2, ON, 2)

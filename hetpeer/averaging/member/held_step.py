@@ -86,7 +86,7 @@ class HeldStep:
         """Apply the decided update, which `vote.matches`; versions from `oldest` on are still computed
         with.
         """
-        self.pipeline.decided()
+        self.pipeline.schedule.close()
         return self.vote.apply(commit, oldest)
 
     # ── what the coordinator says ───────────────────────────────────────────────────────────────────────────
@@ -139,7 +139,7 @@ class HeldStep:
         if incarnation < self._left.get(peer, 0):
             return []
         self._incarnations[peer] = incarnation
-        return self.absorb(self.pipeline.joined(peer, place))
+        return self.absorb(self.pipeline.outputs.joined(peer, place))
 
     # ── tasks ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -149,7 +149,9 @@ class HeldStep:
         if not self._can_run(route[0]):
             return [p.Release(handle)]
         if bundle.asks:
-            return self.absorb(pipeline.asked(bundle.id, route[0].begin, sender, handle, bundle.check))
+            return self.absorb(
+                pipeline.recomputations.answer(bundle.id, route[0].begin, sender, handle, bundle.check)
+            )
         return self.absorb(
             pipeline.activation(bundle.id, route, bundle.attempt, sender, handle, bundle.check)
         )
@@ -160,7 +162,7 @@ class HeldStep:
         """The gradient of a bundle that we sent over `border`; with `check`, of one lent for that check."""
         pipeline = self.pipeline
         if check:
-            return self.absorb(pipeline.returned(microbatch, border, sender, handle, check))
+            return self.absorb(pipeline.recomputations.returned(microbatch, border, sender, handle, check))
         return self.absorb(pipeline.gradient(microbatch, border, handle))
 
     def _can_run(self, hop: Hop) -> bool:

@@ -67,7 +67,7 @@ class WorkInProgress:
     @property
     def occupation(self) -> WorkerOccupation:
         """What the worker does, or waits for."""
-        if any(step.pipeline.running for step in self.steps):
+        if any(step.pipeline.schedule.running for step in self.steps):
             return WorkerOccupation.COMPUTES
         if any(step.pipeline.held_up for step in self.steps):
             return WorkerOccupation.ROOM
@@ -85,7 +85,7 @@ class WorkInProgress:
 
     def leftovers(self) -> Mapping[int, tuple[int, ...]]:
         """Border → ids of the oldest step whose bundles we keep for a holder that we do not know."""
-        return self.steps[0].pipeline.leftovers() if self.steps else {}
+        return self.steps[0].pipeline.outputs.leftovers() if self.steps else {}
 
     def slots(self, step: StepId) -> GradientSlots | None:
         """The gradient slots of `step`, by our name for it or by others'; None if it is not in progress."""
@@ -138,7 +138,7 @@ class WorkInProgress:
         return [*self.drop_steps(), *self.drop_averaging()]
 
     def _ended(self, held: HeldStep) -> list[Effect]:
-        held.pipeline.over()
+        held.pipeline.schedule.leave()
         self._lately = held.partners
         self._early.forget(held.wire_id)
         return [EndStep(held.id)]
@@ -152,7 +152,8 @@ class WorkInProgress:
         """Give the worker to the next step: events of one step may make it another one's turn."""
         effects: list[Effect] = []
         for turn in self.worker_queue.turns() if len(self.steps) > 1 else ():
-            effects += next(one.absorb(one.pipeline.resume()) for one in self.steps if one.pipeline is turn)
+            step = next(one for one in self.steps if one.pipeline.schedule is turn)
+            effects += step.absorb(step.pipeline.dispatch())
         return effects
 
     def tell_shunned(self, *, again: bool = False) -> list[Effect]:
@@ -224,7 +225,7 @@ class WorkInProgress:
         """The link to `peer` is up again."""
         if peer not in self.links.shunned:
             for step in self.steps:
-                step.pipeline.reachable(peer)
+                step.pipeline.outputs.reachable(peer)
 
     def refused(self, peer: str, for_now: bool) -> list[Effect]:
         """Shun `peer` `for_now`, whatever the step: its tasks go elsewhere. Or accept it again."""

@@ -24,7 +24,8 @@ from hetpeer.peer.simulate.sim_numerics import Numerics
 from hetpeer.peer.simulate.sim_worker import Answer, SimWorker
 from hetpeer.peer.transport.link_pressure import GRADIENTS, SHARDS, pool_at
 from hetpeer.stages.pipeline import effects as p
-from hetpeer.stages.pipeline.routes import Hop, blocks_left
+from hetpeer.stages.pipeline.routes import Hop
+from hetpeer.stages.pipeline.schedule_1f1b import blocks_left
 
 if TYPE_CHECKING:
     from hetpeer.peer.simulate.sim_swarm import SimSwarm

@@ -16,7 +16,7 @@ from hetpeer.averaging.member.tensor_heads import ActivationHead, GradientHead, 
 from hetpeer.dht.streams.flow_control import GrantBudget, HeldBytes, LinkGrants, Pool
 from hetpeer.peer.transport.link_pressure import ACTIVATIONS, GRADIENTS, SHARDS, pool_at
 from hetpeer.peer.transport.tensor_schema import FLOAT_BYTES, TensorSchema
-from hetpeer.stages.pipeline.routes import blocks_left
+from hetpeer.stages.pipeline.schedule_1f1b import blocks_left
 
 KINDS = 3
 NOTHING = (GrantBudget(),) * KINDS

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hetpeer.stages.pipeline.gradient_slots import Drop, Merge
 from hetpeer.stages.pipeline.routes import Route
@@ -15,8 +16,7 @@ from hetpeer.stages.pipeline.routes import Route
 Handle = Hashable
 
 
-@dataclass(frozen=True, slots=True)
-class TaskKey:
+class TaskKey(NamedTuple):
     """One microbatch at one holder: its id and the first block run here."""
 
     id: int

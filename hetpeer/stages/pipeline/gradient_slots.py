@@ -10,7 +10,7 @@ that work goes on while the coordinator's answer is under way (docs/protocol.md,
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 LIVE = 3
@@ -91,15 +91,13 @@ class GradientSlots:
         """Whether a live slot holds the id at `block`."""
         return any(microbatch in slot.ids.get(block, ()) for slot in self._slots.values())
 
-    def should_seal(self, *, idle: bool) -> bool:
-        """Whether to seal the open slot: it is full, or not empty while nothing of the step is in progress
-        here.
-        """
+    def should_seal(self, idle: Callable[[], bool]) -> bool:
+        """Whether to seal the open slot: it is full, or not empty while the step is `idle` here."""
         slot = self._find(SlotState.OPEN)
         if slot is None or self._find(SlotState.SEALED) is not None:
             return False
         size = self._size(slot)
-        return size >= self._capacity or (idle and size > 0)
+        return size >= self._capacity or (size > 0 and idle())
 
     def seal(self) -> tuple[int, dict[int, tuple[int, ...]]]:
         """Seal the open slot; returns its number and its ids for each block."""

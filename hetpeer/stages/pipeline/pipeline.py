@@ -7,10 +7,7 @@ decides what counts. The sender keeps: a repeated activation is answered with th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from hetpeer.stages.pipeline.effects import (
-    CompareBundle,
     Effect,
     ForgetGraph,
     Handle,
@@ -24,11 +21,10 @@ from hetpeer.stages.pipeline.effects import (
     TaskKey,
 )
 from hetpeer.stages.pipeline.gradient_slots import GradientSlots
-from hetpeer.stages.pipeline.kept_outputs import KeptOutputs, NextHops
 from hetpeer.stages.pipeline.recomputation import Recomputations
-from hetpeer.stages.pipeline.routes import Roster, Route, blocks_left, rest_of
-from hetpeer.stages.pipeline.schedule_1f1b import LossDistance, Schedule, ScheduledWork, WorkerQueue
-from hetpeer.stages.pipeline.task_table import PipelineTask, TaskStatus, TaskTable
+from hetpeer.stages.pipeline.routes import Roster, Route, rest_of
+from hetpeer.stages.pipeline.schedule_1f1b import LossDistance, Schedule, WorkerQueue
+from hetpeer.stages.pipeline.task_table import KeptOutputs, PipelineTask, TaskStatus, TaskTable
 
 
 class Pipeline:
@@ -58,30 +54,20 @@ class Pipeline:
         self._early = early
         self._tasks = TaskTable()
         self._queue = queue or WorkerQueue()
-        self._schedule: Schedule[TaskKey] = Schedule(self._queue.may_begin)
-        self._onward = NextHops(roster)
-        self._outputs = KeptOutputs(self._onward, self._tasks, self._schedule)
-        self._reruns = Recomputations(self._tasks, self._onward)
-        self.running = 0
-        """Pieces of work at the worker."""
+        self.schedule: Schedule[TaskKey] = Schedule(self._queue, self.slots.can_fold, self._may_begin)
+        """What is ready and what runs; its `leave` ends the step here."""
+        self.outputs = KeptOutputs(roster, self._tasks, self.schedule)
+        self.recomputations = Recomputations(self._tasks, self.outputs)
+        """For spot checks."""
         self._folding = 0
         self._urged = False
         self._returned = 0
         """Gradients that have come from others."""
-        self._queue.enter(self)
-
-    def over(self) -> None:
-        """The step has ended here: it leaves the worker's queue."""
-        self._queue.leave(self)
 
     def catch_up(self) -> list[Effect]:
         """The parameters for ids from `early` on are here."""
         self._early = None
-        return self._dispatch()
-
-    def decided(self) -> None:
-        """The step's gradient is decided: work under way changes nothing, nothing new begins."""
-        self._schedule.close()
+        return self.dispatch()
 
     # ── tasks arriving ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -95,11 +81,11 @@ class Pipeline:
         task = self._tasks.get(key)
         if task is not None and task.status is TaskStatus.READY and attempt == task.attempt:
             if route[0].peer == self._me:
-                self._outputs.reroute(task, rest_of(route, task.end))
+                self.outputs.reroute(task, rest_of(route, task.route[0].end))
             else:
-                self._tasks.remove(key)
-                self._schedule.withdraw(key)
-            return self._dispatch()
+                del self._tasks[key]
+                self.schedule.withdraw(key)
+            return self.dispatch()
         if route[0].peer != self._me:
             return []
         return self._enter(microbatch, route, attempt, upstream=None, source=None)
@@ -112,16 +98,6 @@ class Pipeline:
         """
         return self._enter(microbatch, route, attempt, upstream=upstream, source=handle, check=check)
 
-    def asked(self, microbatch: int, border: int, upstream: str, handle: Handle, check: int) -> list[Effect]:
-        """`upstream` has recomputed, for spot check `check`, a bundle that another peer sent us; it wants our
-        gradient.
-        """
-        return self._reruns.answer(microbatch, border, upstream, handle, check)
-
-    def returned(self, microbatch: int, border: int, peer: str, handle: Handle, check: int) -> list[Effect]:
-        """`peer` has recomputed a bundle that we lent it for spot check `check`: this is the gradient."""
-        return self._reruns.compare(CompareBundle(check, microbatch, border, True, peer, handle))
-
     def check(self, microbatch: int, route: Route, check: int) -> list[Effect]:
         """Have `microbatch` recomputed at `route[0]`, for spot check `check`.
 
@@ -129,7 +105,7 @@ class Pipeline:
         """
         if route[0].begin == 0:
             return self._enter(microbatch, route, 0, upstream=None, source=None, check=check)
-        return self._reruns.lend(microbatch, route, check)
+        return self.recomputations.lend(microbatch, route, check)
 
     def nudge(self, microbatch: int, route: Route, attempt: int, upstream: str) -> list[Effect]:
         """`upstream` has a bundle for us that waits for a grant, and tasks here may wait for this very
@@ -152,20 +128,20 @@ class Pipeline:
     ) -> list[Effect]:
         key = TaskKey(microbatch, route[0].begin, check)
         task = self._tasks.get(key)
-        if check and not (microbatch < self._microbatches and self._reruns.takes(key)):
+        if check and not (microbatch < self._microbatches and self.recomputations.takes(key)):
             twice: list[Effect] = [] if source is None else [Release(source)]
-            return twice if task is None else [*twice, *self._reruns.goes(task, route)]
+            return twice if task is None else [*twice, *self.recomputations.goes(task, route)]
         if task is not None:
             return self._repeated(task, route, attempt, upstream, source)
         task = PipelineTask(
             key, route, attempt, upstream, train=microbatch < self._microbatches, source=source
         )
-        self._tasks.enter(task)
+        self._tasks[task.key] = task
         # the coordinator rations recomputations; the window is for tasks that wait in the pipeline
-        counts, reach = task.train and not check, _reach(route)
-        self._schedule.ready_forward(key, reach, train=counts, attempt=attempt)
-        way = self._make_way(attempt, reach) if counts else []
-        return way + self._dispatch()
+        counts, reach = task.train and not check, LossDistance.of(route)
+        self.schedule.ready_forward(key, reach, train=counts, attempt=attempt)
+        way = self._make_way(attempt, reach) if counts and attempt else []
+        return way + self.dispatch()
 
     def _make_way(self, attempt: int, reach: LossDistance) -> list[Effect]:
         """Make room for a task handed out again, by setting aside a stuck one.
@@ -173,31 +149,21 @@ class Pipeline:
         Otherwise one stuck peer fills every upstream window. In a burst of failures a task may only look
         stuck: so it is kept, and the one handed out least often is given up only once there are many.
         """
-        if not attempt or self._schedule.has_room(reach):
+        if self._queue.may_begin(reach):
             return []
-        task = self._tasks.stuck(attempt, self._returned, self._schedule.aside)
+        task = self._tasks.stuck(attempt, self._returned, self.schedule.aside)
         if task is None:
             return []
         room = self._queue.may_set_aside(reach)
-        self._schedule.set_aside(task.key)
+        self.schedule.aside[task.key] = None
         if room:
             return []
-        aside = (self._tasks[key] for key in self._schedule.aside)
+        aside = (self._tasks[key] for key in self.schedule.aside)
         task = min((one for one in aside if one.status is TaskStatus.SENT), key=lambda one: one.attempt)
-        self._tasks.remove(task.key)
-        self._onward.done(task.key)
-        self._schedule.finished(task.key)
-        return [ForgetGraph(task.key), *task.release_source()]
-
-    @property
-    def held(self) -> int:
-        """Forwards that wait for their gradient."""
-        return self._schedule.held
-
-    @property
-    def aside(self) -> int:
-        """Forwards that got stuck and were set aside; they are counted in `held`, too."""
-        return len(self._schedule.aside)
+        del self._tasks[task.key]
+        self.outputs.taken(task.key)
+        self.schedule.finished(task.key)
+        return [ForgetGraph(task.key), *task.release_inputs()]
 
     def _repeated(
         self, task: PipelineTask, route: Route, attempt: int, upstream: str | None, source: Handle | None
@@ -209,16 +175,16 @@ class Pipeline:
             effects.append(SendGradient(task.key.id, upstream, task.key.begin, task.input_gradient))
         if attempt > task.attempt:
             task.attempt = attempt
-            self._schedule.again(task.key, attempt)
+            self.schedule.again(task.key, attempt)
             self._urged = True
-            self._outputs.reroute(task, rest_of(route, task.end))
+            self.outputs.reroute(task, rest_of(route, task.route[0].end))
             if task.status is TaskStatus.READY and task.train and not task.key.check:
-                effects += self._make_way(attempt, _reach(task.route))
+                effects += self._make_way(attempt, LossDistance.of(task.route))
             if task.output is not None:
-                effects += self._outputs.send(task)
+                effects += self.outputs.send(task)
             elif task.loss is not None and not task.train:
                 effects.append(ReportEvaluated(task.key.id, task.loss))
-        return effects + self._dispatch()
+        return effects + self.dispatch()
 
     def gradient(self, microbatch: int, border: int, handle: Handle) -> list[Effect]:
         """The gradient of the bundle that we sent over `border` has come back.
@@ -232,10 +198,10 @@ class Pipeline:
         task.status = TaskStatus.GRADIENT
         self._returned += 1
         task.gradient = handle
-        self._onward.done(task.key)
-        self._schedule.ready_backward(task.key)
-        asked = [send for other in others for send in self._outputs.send(other)]
-        return [*asked, *self._dispatch()]
+        self.outputs.taken(task.key)
+        self.schedule.ready_backward(task.key)
+        asked = [send for other in others for send in self.outputs.send(other)]
+        return [*asked, *self.dispatch()]
 
     def unread(self, microbatch: int, border: int, given: str, why: str, *, back: bool) -> list[Effect]:
         """The peer `given` sent bytes over `border` that are no bundle: an activation, or the gradient that
@@ -254,63 +220,63 @@ class Pipeline:
 
     def forward_done(self, key: TaskKey, output: Handle | None, loss: float | None) -> list[Effect]:
         """The worker ran the forward of `key`: `output` is the bundle for the next hop, or `loss` the end."""
-        self.running -= 1
+        self.schedule.running -= 1
         task = self._tasks[key]
         effects: list[Effect] = []
         task.output, task.loss = output, loss
         if output is not None and key.check:
-            effects += self._reruns.passes_on(task, output)
+            effects += self.recomputations.passes_on(task, output)
         elif loss is None:
             task.status = TaskStatus.SENT if task.train else TaskStatus.DONE
             task.returned = self._returned
-            effects += self._outputs.send(task)
+            effects += self.outputs.send(task)
         elif task.train:
             task.status = TaskStatus.GRADIENT
-            self._schedule.ready_backward(key)
+            self.schedule.ready_backward(key)
         else:
             task.status = TaskStatus.DONE
             effects.append(ReportEvaluated(key.id, loss))
         if not task.train:
-            effects += task.release_source()
-        return effects + self._dispatch()
+            effects += task.release_inputs()
+        return effects + self.dispatch()
 
     def backward_done(self, key: TaskKey, input_gradient: Handle | None) -> list[Effect]:
         """The worker ran the backward of `key` and folded it; `input_gradient` is for the hop before us."""
-        self.running -= 1
+        self.schedule.running -= 1
         task = self._tasks[key]
         task.input_gradient = input_gradient
         if key.check:
-            return [*self._reruns.done(task), *self._dispatch()]
+            return [*self.recomputations.done(task), *self.dispatch()]
         self._folding -= 1
         task.status = TaskStatus.DONE
-        self._schedule.finished(key)
-        effects: list[Effect] = [*task.release_source(), *task.release_gradient()]
+        self.schedule.finished(key)
+        effects: list[Effect] = [*task.release_inputs()]
         if input_gradient is not None and task.upstream is not None:
             effects.append(SendGradient(key.id, task.upstream, key.begin, input_gradient))
-        if not all(self.slots.holds(key.id, block) for block in range(key.begin, task.end)):
+        if not all(self.slots.holds(key.id, block) for block in range(key.begin, task.route[0].end)):
             # its slot was dropped meanwhile: it may be asked for again
-            self._tasks.remove(key)
-        return effects + self._dispatch()
+            del self._tasks[key]
+        return effects + self.dispatch()
 
     def work_failed(self, key: TaskKey, why: str, given: str = "") -> list[Effect]:
         """The worker could not do `key`; `given`: the peer whose tensor is at fault, if any.
 
         A broken backward spoils the open slot, which is dropped as a whole.
         """
-        self.running -= 1
+        self.schedule.running -= 1
         task = self._tasks[key]
         if key.check:
-            return [*self._reruns.failed(task), *self._dispatch()]
-        self._tasks.remove(key)
-        self._schedule.finished(key)
+            return [*self.recomputations.failed(task), *self.dispatch()]
+        del self._tasks[key]
+        self.schedule.finished(key)
         effects: list[Effect] = [ForgetGraph(key), ReportFailed(key.id, why, given)]
-        effects += [*task.release_source(), *task.release_gradient()]
+        effects += task.release_inputs()
         if task.status is TaskStatus.BACKWARD:
             self._folding -= 1
             drops, ids = self.slots.spoil()
             effects += drops
             self._tasks.forget(ids, [drop.block for drop in drops])
-        return effects + self._dispatch()
+        return effects + self.dispatch()
 
     # ── the coordinator's answers, and lost peers ───────────────────────────────────────────────────────────
 
@@ -322,14 +288,14 @@ class Pipeline:
         lost = {microbatch for block in refused for microbatch in ids.get(block, ())}
         effects: list[Effect] = [*self.slots.settle(slot, refused)]
         self._tasks.forget(lost, refused)
-        return effects + self._dispatch()
+        return effects + self.dispatch()
 
     def urge(self) -> list[Effect]:
         """The coordinator waits: report what is done, even if the slot is not full and we wait
         for something.
         """
         self._urged = True
-        return self._dispatch()
+        return self.dispatch()
 
     def evict(self, blocks: tuple[int, ...]) -> list[Effect]:
         """Drop our accepted ids at `blocks`, which no longer count."""
@@ -339,31 +305,19 @@ class Pipeline:
             lost = self.slots.contents()[base].get(block, frozenset()) if base is not None else frozenset()
             effects += self.slots.evict(block)
             self._tasks.forget(lost, (block,))
-        return effects + self._dispatch()
+        return effects + self.dispatch()
 
     def gone(self, peer: str) -> list[Effect]:
         """`peer` is lost: everything it was sent in this step goes to another holder."""
-        return [*self._outputs.gone(peer), *self._if_congested(peer)]
+        return [*self.outputs.gone(peer), *self._if_congested(peer)]
 
     def unreachable(self, peer: str) -> list[Effect]:
         """Our link to `peer` is down: send its tasks to another holder if there is one."""
-        return [*self._outputs.unreachable(peer), *self._if_congested(peer)]
+        return [*self.outputs.unreachable(peer), *self._if_congested(peer)]
 
     def _if_congested(self, peer: str) -> list[Effect]:
         """Begin tasks that the peer's congested link held up and that now go another way."""
-        return self._dispatch() if self._onward.is_congested(peer) else []
-
-    def reachable(self, peer: str) -> None:
-        """The link to `peer` is up again."""
-        self._onward.reachable(peer)
-
-    def joined(self, peer: str, place: tuple[int, int]) -> list[Effect]:
-        """`peer` holds the blocks `place` from now on and can be reached: send it the leftovers for it."""
-        return [*self._outputs.joined(peer, place)]
-
-    def leftovers(self) -> Mapping[int, tuple[int, ...]]:
-        """Block → ids whose bundles that enter it are kept here without a known holder."""
-        return self._outputs.leftovers()
+        return self.dispatch() if self.outputs.is_congested(peer) else []
 
     def congested(self, peer: str, blocks: int) -> list[Effect]:
         """The link to `peer` cannot keep up: begin no forward over it with `blocks` or more left to the loss.
@@ -371,89 +325,70 @@ class Pipeline:
         Backwards, other routes and forwards nearer to the loss go on: what holds the link up may itself wait
         for them.
         """
-        self._onward.congested(peer, blocks)
-        return self._dispatch()  # fewer may be held than before
+        self.outputs.congested(peer, blocks)
+        return self.dispatch()  # fewer may be held than before
 
     def relieved(self, peer: str) -> list[Effect]:
         """The link to `peer` takes all tasks again."""
-        self._onward.relieved(peer)
-        return self._dispatch()
+        self.outputs.relieved(peer)
+        return self.dispatch()
 
     # ── the worker's time ──────────────────────────────────────────────────────────────────────────────────
 
-    def _dispatch(self) -> list[Effect]:
-        """Give the worker work while it has room; seal the open slot when due, which makes room for more."""
+    def dispatch(self) -> list[Effect]:
+        """Give the worker work while it has room; seal the open slot when due, which makes room for more.
+
+        Call it when it is our turn at the worker because of an event in another step; all other methods do.
+        """
         effects = self._start_work()
-        while not self._folding and self.slots.should_seal(idle=self.idle or self._urged):
+        while not self._folding and self.slots.should_seal(lambda: self._urged or self.idle):
             self._urged = False
-            effects += [self._seal(), *self._start_work()]
+            slot, ids = self.slots.seal()
+            counted = {microbatch for held in ids.values() for microbatch in held}
+            effects.append(ReportSealed(slot, ids, self._tasks.losses(counted)))
+            effects += self._start_work()
         return effects
 
-    def resume(self) -> list[Effect]:
-        """It is our turn at the worker, because of an event in another step."""
-        return self._dispatch()
+    def _start_work(self) -> list[Effect]:
+        effects: list[Effect] = []
+        while (work := self.schedule.begin()) is not None:
+            key, task = work.key, self._tasks[work.key]
+            end = task.route[0].end
+            if work.backward:
+                task.status = TaskStatus.BACKWARD
+                effects.append(RunBackward(key, end, task.gradient, *self._fold(task)))
+            else:
+                task.status = TaskStatus.FORWARD
+                effects.append(RunForward(key, end, task.source, task.train, len(task.route) - 1))
+        return effects
 
-    @property
-    def held_up(self) -> bool:
-        """Whether work is ready that could begin if there were room for its result."""
-        return self._schedule.waits(self._in_time)
-
-    def in_flight(self, reach: LossDistance) -> int:
-        """Forwards `within` `reach` that wait for their gradient."""
-        return self._schedule.in_flight(reach)
-
-    def bid(self) -> bool | None:
-        """Whether the next piece of work that could begin is a backward; None: there is none."""
-        work = self._next()
-        return None if work is None else work.backward
-
-    def _next(self) -> ScheduledWork[TaskKey] | None:
-        def may_begin(key: TaskKey) -> bool:
-            return self._in_time(key) and self._onward.may_leave(self._tasks[key].route[1:])
-
-        return self._schedule.next(may_fold=self.slots.can_fold(), may_begin=may_begin)
+    def _may_begin(self, key: TaskKey) -> bool:
+        """Whether the parameters for the forward of `key` are here, and the link for its output has room."""
+        return self._in_time(key) and self.outputs.may_leave(self._tasks[key].route[1:])
 
     def _in_time(self, key: TaskKey) -> bool:
         """Whether the parameters for the forward of `key` are here."""
         return self._early is None or key.id < self._early
 
-    def _start_work(self) -> list[Effect]:
-        effects: list[Effect] = []
-        while self._queue.turn() is self and (work := self._next()) is not None:
-            self._schedule.begun(work)
-            task = self._tasks[work.key]
-            self.running += 1
-            if work.backward:
-                task.status = TaskStatus.BACKWARD
-                effects.append(RunBackward(work.key, task.end, task.gradient, *self._fold(task)))
-            else:
-                task.status = TaskStatus.FORWARD
-                effects.append(RunForward(work.key, task.end, task.source, task.train, len(task.route) - 1))
-        return effects
-
     def _fold(self, task: PipelineTask) -> tuple[int, tuple[int, ...]]:
         """(slot, blocks) to which the gradients of `task` are added."""
-        blocks = range(task.key.begin, task.end)
+        blocks = range(task.key.begin, task.route[0].end)
         if task.key.check:
-            return self._reruns.slot(task.key), tuple(blocks)
+            return self.recomputations.slot(task.key), tuple(blocks)
         self._folding += 1
         return self.slots.fold(task.key.id, blocks)
 
-    def _seal(self) -> ReportSealed:
-        slot, ids = self.slots.seal()
-        counted = {microbatch for held in ids.values() for microbatch in held}
-        return ReportSealed(slot, ids, self._tasks.losses(counted))
+    @property
+    def held_up(self) -> bool:
+        """Whether work is ready that could begin if there were room for its result."""
+        return self.schedule.waits(self._in_time)
 
     @property
     def idle(self) -> bool:
-        """Whether no training task is in progress here.
+        """Whether no training task is in progress here, except for spot checks.
 
         A task whose gradient went another way may wait for ever; the coordinator then hands out again what it
         misses, which urges us to seal.
         """
-        return self._tasks.idle
-
-
-def _reach(route: Route) -> LossDistance:
-    """Distance from the loss of a task over `route`, its own hop first."""
-    return LossDistance(blocks_left(route), len(route) - 1)
+        tasks = (task for task in self._tasks.values() if task.train and not task.key.check)
+        return all(task.status is TaskStatus.DONE for task in tasks)

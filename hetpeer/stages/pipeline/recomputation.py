@@ -18,17 +18,16 @@ from hetpeer.stages.pipeline.effects import (
     TaskKey,
 )
 from hetpeer.stages.pipeline.gradient_slots import CHECKS
-from hetpeer.stages.pipeline.kept_outputs import NextHops
 from hetpeer.stages.pipeline.routes import Route
-from hetpeer.stages.pipeline.task_table import PipelineTask, TaskStatus, TaskTable
+from hetpeer.stages.pipeline.task_table import KeptOutputs, PipelineTask, TaskStatus, TaskTable
 
 
 class Recomputations:
     """Recomputations of one step at one holder, whose tasks are `tasks`."""
 
-    def __init__(self, tasks: TaskTable, onward: NextHops) -> None:
+    def __init__(self, tasks: TaskTable, outputs: KeptOutputs) -> None:
         self._tasks = tasks
-        self._onward = onward
+        self._outputs = outputs
         self._folded: set[TaskKey] = set()
         self._spoilt: set[int] = set()
 
@@ -48,15 +47,18 @@ class Recomputations:
         gradient.
         """
         task = self._tasks.get(TaskKey(microbatch, border))
-        compared = self.compare(CompareBundle(check, microbatch, border, False, asker, handle))
-        if task is None or task.input_gradient is None:
-            return compared
-        return [*compared, SendGradient(microbatch, asker, border, task.input_gradient)]
+        effects: list[Effect] = [
+            CompareBundle(check, microbatch, border, False, asker, handle),
+            Release(handle),
+        ]
+        if task is not None and task.input_gradient is not None:
+            effects.append(SendGradient(microbatch, asker, border, task.input_gradient))
+        return effects
 
     @staticmethod
-    def compare(bundle: CompareBundle) -> list[Effect]:
-        """Compare a checker's tensor with the one that another peer sent us."""
-        return [bundle, Release(bundle.handle)]
+    def returned(microbatch: int, border: int, peer: str, handle: Handle, check: int) -> list[Effect]:
+        """`peer` has recomputed a bundle that we lent it: compare its gradient with the one we were sent."""
+        return [CompareBundle(check, microbatch, border, True, peer, handle), Release(handle)]
 
     # ── when we check ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -73,7 +75,7 @@ class Recomputations:
 
     def passes_on(self, task: PipelineTask, output: Handle) -> list[Effect]:
         """After the forward of `task`: ask the peer that was sent this bundle by another for the gradient."""
-        if not task.route[1:] or not self._onward.knows(task.route[1]):
+        if not task.route[1:] or not self._outputs.knows(task.route[1]):
             return self.failed(task)
         task.status = TaskStatus.SENT
         return [SendActivation(task.key.id, task.route[1:], task.attempt, output, task.key.check, asks=True)]
@@ -103,6 +105,6 @@ class Recomputations:
         return [ForgetGraph(task.key), *self._forget(task)]
 
     def _forget(self, task: PipelineTask) -> list[Effect]:
-        self._tasks.remove(task.key)
+        del self._tasks[task.key]
         kept = [handle for handle in (task.output, task.input_gradient) if handle is not None]
-        return [*task.release_source(), *task.release_gradient(), *map(Release, kept)]
+        return [*task.release_inputs(), *map(Release, kept)]

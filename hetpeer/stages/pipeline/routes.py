@@ -90,15 +90,6 @@ def _bridge(gap: Sequence[Hop], roster: Roster, cost: Mapping[str, float]) -> Ro
     return tuple(new for hop in gap for new in cheapest_path(roster, hop.begin, hop.end, cost) or (hop,))
 
 
-def blocks_left(route: Route) -> int:
-    """Blocks from the beginning of `route` to the loss.
-
-    It falls from hop to hop even if the rest of the route changes, which the number of remaining hops does
-    not. So waiting in this order cannot be circular.
-    """
-    return route[-1].end - route[0].begin
-
-
 def rest_of(route: Route, border: int) -> Route:
     """The part of `route` from block `border` on; a hop that straddles it is cut there."""
     return tuple(Hop(hop.peer, max(hop.begin, border), hop.end) for hop in route if hop.end > border)

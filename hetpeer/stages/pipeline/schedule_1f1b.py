@@ -24,9 +24,11 @@ from __future__ import annotations
 import bisect
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from hetpeer.stages.pipeline.routes import Route
 
 GAIN = 2.0
 MOST = 64
@@ -131,11 +133,25 @@ class InFlightWindow:
 Key = TypeVar("Key", bound=Hashable)
 
 
+def blocks_left(route: Route) -> int:
+    """Blocks from the beginning of `route` to the loss.
+
+    It falls from hop to hop even if the rest of the route changes, which the number of remaining hops does
+    not. So waiting in this order cannot be circular.
+    """
+    return route[-1].end - route[0].begin
+
+
 class LossDistance(NamedTuple):
     """A forward's distance from the loss: `blocks_left` including its own, `hops_after` its own."""
 
     blocks_left: int
     hops_after: int
+
+    @classmethod
+    def of(cls, route: Route) -> LossDistance:
+        """The distance of a task over `route`, its own hop first."""
+        return cls(blocks_left(route), len(route) - 1)
 
     def within(self, other: LossDistance) -> bool:
         """Whether this one is no farther from the loss than `other`, by either measure."""
@@ -159,25 +175,40 @@ class _Forward(NamedTuple, Generic[Key]):
 
 
 class Schedule(Generic[Key]):
-    """Ready work of one step, in the order in which to do it."""
+    """Work of one step that is ready, in the order in which to do it.
 
-    def __init__(self, may_begin: Callable[[LossDistance], bool] | None = None) -> None:
-        """`may_begin`: whether one more forward at a distance may wait for its gradient; None: by the depth
-        of 1F1B.
-        """
-        self._may_begin = may_begin or (lambda reach: self.in_flight(reach) < shortest(reach.hops_after))
+    It takes its turn in `queue`. `may_fold`: whether a slot has room for a backward. `may_begin`: whether a
+    forward's inputs are here and the link for its output has room.
+    """
+
+    def __init__(
+        self,
+        queue: WorkerQueue,
+        may_fold: Callable[[], bool] = lambda: True,
+        may_begin: Callable[[Key], bool] = lambda _: True,
+    ) -> None:
+        self.running = 0
+        """Pieces of work at the worker."""
+        self.aside: dict[Key, None] = {}
+        """Stuck forwards, the oldest first: their gradient may still come, but they do not count."""
+        self._queue = queue
+        self._may_fold = may_fold
+        self._may_begin = may_begin
         self._forwards: list[_Forward[Key]] = []
         """The latest attempts first: nobody may be waiting for the tasks that they replace."""
         self._backwards: deque[Key] = deque()
         self._in_flight: dict[Key, LossDistance] = {}
-        """Forwards that wait for their gradient."""
-        self._aside: dict[Key, None] = {}
-        """Stuck ones of them, which do not count: their gradient may still come."""
+        """Forwards that wait for their gradient, also those set aside."""
         self._closed = False
+        queue.enter(self)
 
     def close(self) -> None:
         """Begin nothing any more."""
         self._closed = True
+
+    def leave(self) -> None:
+        """The step is over: nobody waits for work of it that is still at the worker."""
+        self._queue.leave(self)
 
     def ready_forward(self, key: Key, reach: LossDistance, *, train: bool, attempt: int = 0) -> None:
         """The input of `key` is here."""
@@ -211,56 +242,43 @@ class Schedule(Generic[Key]):
     def finished(self, key: Key) -> None:
         """`key` has had its backward, or needs none any more."""
         self._in_flight.pop(key, None)
-        self._aside.pop(key, None)
-
-    def set_aside(self, key: Key) -> None:
-        """`key` goes on waiting for its gradient, but no longer counts."""
-        self._aside[key] = None
-
-    @property
-    def aside(self) -> Collection[Key]:
-        """The keys that were set aside, the oldest first."""
-        return self._aside.keys()
+        self.aside.pop(key, None)
 
     @property
     def held(self) -> int:
-        """Number of forwards that wait for their gradient."""
+        """Number of forwards that wait for their gradient, also those set aside."""
         return len(self._in_flight)
 
     def in_flight(self, reach: LossDistance) -> int:
         """Forwards within `reach` that wait for their gradient and were not set aside."""
-        return sum(other.within(reach) for key, other in self._in_flight.items() if key not in self._aside)
+        return sum(other.within(reach) for key, other in self._in_flight.items() if key not in self.aside)
 
-    def has_room(self, reach: LossDistance) -> bool:
-        """Whether one more forward at that distance may wait for its gradient."""
-        return self._may_begin(reach)
-
-    def next(
-        self, *, may_fold: bool, may_begin: Callable[[Key], bool] = lambda _: True
-    ) -> ScheduledWork[Key] | None:
-        """The next piece of work, which stays in the list; None if there is none.
-
-        `may_fold`: whether a slot has room for a backward. `may_begin`: whether a forward's inputs are here
-        and the link for its output has room.
-        """
+    def next(self) -> ScheduledWork[Key] | None:
+        """The next piece of work, which stays in the list; None if there is none."""
         if self._closed:
             return None
-        if self._backwards and may_fold:
+        if self._backwards and self._may_fold():
             return ScheduledWork(self._backwards[0], backward=True)
         for one in self._forwards:
-            if (not one.train or self._may_begin(one.reach)) and may_begin(one.key):
+            if (not one.train or self._queue.may_begin(one.reach)) and self._may_begin(one.key):
                 return ScheduledWork(one.key, backward=False)
         return None
 
-    def begun(self, work: ScheduledWork[Key]) -> None:
-        """Remove `work` from the list, since it begins."""
+    def begin(self) -> ScheduledWork[Key] | None:
+        """Take the next piece of work off the list; None if it is not this step's turn at the worker."""
+        turn = self._queue.turn()
+        if turn is None or turn[0] is not self:
+            return None
+        work = turn[1]
         if work.backward:
             self._backwards.remove(work.key)
-            return
-        begun = next(one for one in self._forwards if one.key == work.key)
-        self.withdraw(work.key)
-        if begun.train:
-            self._in_flight[work.key] = begun.reach
+        else:
+            begun = next(one for one in self._forwards if one.key == work.key)
+            self.withdraw(work.key)
+            if begun.train:
+                self._in_flight[work.key] = begun.reach
+        self.running += 1
+        return work
 
     def waits(self, counts: Callable[[Key], bool]) -> bool:
         """Whether work is ready that could begin: backwards, or forwards that `counts` accepts."""
@@ -273,41 +291,22 @@ DEPTH = 2
 """Pieces of work at the worker at once: one that runs and one that waits, so that it never idles between."""
 
 
-class Bidder(Protocol):
-    """A step under way."""
-
-    @property
-    def running(self) -> int:
-        """Its pieces of work at the worker."""
-
-    def in_flight(self, reach: LossDistance) -> int:
-        """Its forwards within `reach` that wait for their gradient."""
-
-    @property
-    def held(self) -> int:
-        """Its forwards that wait for their gradient, including those set aside."""
-
-    @property
-    def aside(self) -> int:
-        """Its forwards that were set aside."""
-
-    def bid(self) -> bool | None:
-        """Whether the next piece of work that it could begin is a backward; None: there is none."""
-
-
 class WorkerQueue:
-    """`window`: bounds the forwards that wait for their gradient; None: as many as 1F1B has."""
+    """The steps that share a worker.
+
+    `window`: bounds the forwards that wait for their gradient; None: as many as 1F1B has.
+    """
 
     def __init__(self, window: InFlightWindow | None = None) -> None:
         self._window = window or InFlightWindow()
-        self._steps: list[Bidder] = []
+        self._steps: list[Schedule[Any]] = []
 
-    def enter(self, step: Bidder) -> None:
+    def enter(self, step: Schedule[Any]) -> None:
         """`step` begins: it is younger than all others here."""
         self._steps.append(step)
 
-    def leave(self, step: Bidder) -> None:
-        """`step` is over; nobody waits for work of it that is still at the worker."""
+    def leave(self, step: Schedule[Any]) -> None:
+        """`step` is over."""
         self._steps = [one for one in self._steps if one is not step]
 
     def may_begin(self, reach: LossDistance) -> bool:
@@ -318,25 +317,25 @@ class WorkerQueue:
         """Whether a stuck forward may be kept in addition: as many again, and in all no more than memory
         allows.
         """
-        aside, held = sum(one.aside for one in self._steps), sum(one.held for one in self._steps)
+        aside, held = sum(len(one.aside) for one in self._steps), sum(one.held for one in self._steps)
         return aside < self._window.depth(reach.hops_after) and held < self._window.most
 
-    def turn(self) -> Bidder | None:
-        """The step whose work comes next; None while the worker has enough, or there is none."""
+    def turn(self) -> tuple[Schedule[Any], ScheduledWork[Any]] | None:
+        """The step whose work comes next, and that work; None if there is none, or the worker has enough."""
         if sum(one.running for one in self._steps) >= DEPTH:
             return None
-        forwards = None
+        forward = None
         for one in self._steps:
-            backward = one.bid()
-            if backward:
-                return one
-            if backward is not None and forwards is None:
-                forwards = one
-        return forwards
+            work = one.next()
+            if work is not None and work.backward:
+                return one, work
+            if work is not None and forward is None:
+                forward = one, work
+        return forward
 
-    def turns(self) -> Iterator[Bidder]:
-        """Steps that are to resume, one after the other: an event in one step may make it another
-        one's turn.
+    def turns(self) -> Iterator[Schedule[Any]]:
+        """Steps that are to go on, one after the other: an event in one step may make it another one's
+        turn.
         """
-        while (one := self.turn()) is not None:
-            yield one
+        while (turn := self.turn()) is not None:
+            yield turn[0]

@@ -164,7 +164,7 @@ class VirtualSwarm:
         step = self._steps.pop(0)
         self._over += 1
         for peer, core in step.cores.items():
-            core.over()
+            core.schedule.leave()
             self.windows[peer].end_step(step.number)
         self._open()
         self._decide()
@@ -175,8 +175,8 @@ class VirtualSwarm:
         """Carry out the step's effects, and those of other steps that share the worker."""
         self._carry_out(step, peer, effects)
         for turn in self._queues[peer].turns():
-            other = next(one for one in self._steps if one.cores[peer] is turn)
-            self._carry_out(other, peer, other.cores[peer].resume())
+            other = next(one for one in self._steps if one.cores[peer].schedule is turn)
+            self._carry_out(other, peer, other.cores[peer].dispatch())
 
     def _carry_out(self, step: _UnderWay, peer: str, effects: Iterable[p.Effect]) -> None:
         for effect in effects:
