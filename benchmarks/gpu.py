@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from benchmarks import gpulanes, gpuswarm, overhead, report
-from hetpeer.averaging.optim.update_rules import Adam, AdamWSettings
+from hetpeer.averaging.optim.update_rules import rule_of
 from hetpeer.examples.gpt import GPT
 from hetpeer.peer.daemon.machine_offer import memory_offered, on_gpu
 from hetpeer.peer.limits.settings import WORKER
@@ -82,7 +82,7 @@ def compare_model(name: str, device: torch.device) -> dict[str, Any]:
 def equal_bits(device: torch.device) -> dict[str, bool]:
     """What holders compare by hash: the update, the norm, the masks."""
     generator = torch.Generator().manual_seed(0)
-    rule = Adam(AdamWSettings(learning_rate=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1))
+    rule = rule_of({"name": "AdamW", "eps": 1e-8, "learning_rate": 1e-3, "weight_decay": 0.1})
     vectors = [torch.randn(1_000_003, generator=generator) for _ in range(4)]
     vectors[2].abs_()
     names = ("parameters", "exp_avg", "exp_avg_sq", "gradient")

@@ -31,10 +31,11 @@ from benchmarks.endtoend import PEERS, WITHIN_S, torch_pipeline
 from benchmarks.journal import Journal, sources
 from benchmarks.networks import network
 from benchmarks.swarm import NEVER, Site, running
+from hetpeer.averaging.optim.adam import AdamW, NAdam
 from hetpeer.bootstrap.audit.replay import run_reference
 from hetpeer.bootstrap.authoring.create import create_run
 from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.bootstrap.run.settings import AdamW, LinkSettings, NAdam
+from hetpeer.bootstrap.run.settings import LinkSettings
 from hetpeer.dht.base.runtime import dying_with_us
 from tests.wanlab.lab import Lab
 

@@ -215,7 +215,7 @@ def test_a_version_that_is_none_is_refused() -> None:
         ("blocks", make_fields()["blocks"][1:], "blocks"),
         ("training", {"learning_rate": 0}, "training.learning_rate"),
         ("training", {"learning_rate": float("nan")}, "training.learning_rate"),
-        ("training", {"optimizer": {"name": "AdamW", "betas": [0.9, 1.0]}}, "training.optimizer.AdamW.betas"),
+        ("training", {"optimizer": {"name": "AdamW", "betas": [0.9, 1.0]}}, "training.optimizer.betas"),
         ("training", {"optimizer": {"name": "Adam"}}, "training.optimizer"),
         ("training", {"schedule": [[5, 1.0], [5, 0.5]]}, "schedule"),
         ("training", {"fresh_steps": 2}, "training.fresh_steps"),

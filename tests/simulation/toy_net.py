@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from hetpeer.averaging.optim.update_rules import Adam, AdamWSettings
+from hetpeer.averaging.optim.update_rules import rule_of
 from hetpeer.averaging.reduce.tied_parameters import Tie, Ties
 from hetpeer.stages.block.exact_numerics import squared_norm
 from hetpeer.stages.block.fingerprint import Fingerprint, fingerprint
@@ -24,7 +24,13 @@ from hetpeer.stages.block.fingerprint import Fingerprint, fingerprint
 WIDTH, SAMPLES, CLASSES = 16, 8, 5
 SHARED = CLASSES * WIDTH
 """Elements of the classifier's weight, which is tied to the first rows of the first block's weight."""
-SETTINGS = AdamWSettings(learning_rate=3e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.01)
+SETTINGS: Mapping[str, Any] = {
+    "name": "AdamW",
+    "betas": (0.9, 0.95),
+    "eps": 1e-8,
+    "learning_rate": 3e-3,
+    "weight_decay": 0.01,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +50,11 @@ class ToyNet:
     `Numerics` for the simulated swarm.
     """
 
-    def __init__(self, blocks: int = 4, seed: int = 0, settings: AdamWSettings = SETTINGS) -> None:
+    def __init__(self, blocks: int = 4, seed: int = 0) -> None:
         self.blocks = blocks
         self.ties = (Tie(uses=((0, 0, SHARED), (blocks - 1, 0, SHARED))),)
         self._seed = seed
-        self._settings = settings
-        self._rule = Adam(settings)
+        self._rule = rule_of(SETTINGS)
 
     def _layer(self, block: int) -> nn.Linear:
         return nn.Linear(WIDTH, CLASSES if block == self.blocks - 1 else WIDTH)
@@ -195,10 +200,10 @@ class ToyNet:
         ]
         optimizer = torch.optim.AdamW(
             [shared, *own],
-            lr=self._settings.learning_rate,
-            betas=self._settings.betas,
-            eps=self._settings.eps,
-            weight_decay=self._settings.weight_decay,
+            lr=SETTINGS["learning_rate"],
+            betas=SETTINGS["betas"],
+            eps=SETTINGS["eps"],
+            weight_decay=SETTINGS["weight_decay"],
             foreach=False,
         )
         losses: list[float] = []

@@ -27,7 +27,7 @@ from hetpeer.stages.worker.device_copy import Copier
 from hetpeer.stages.worker.engine import Engine
 from hetpeer.stages.worker.tensor_staging import Staging
 
-UPDATE = {"learning_rate": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+UPDATE = {"name": "AdamW", "learning_rate": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 KEPT = ("exp_avg", "exp_avg_sq")
 """What that rule keeps of each parameter."""
 BATCH, CONTEXT, VOCABULARY = 2, 8, 17

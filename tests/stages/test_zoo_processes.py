@@ -37,7 +37,7 @@ MODELS = (
 HERE = {"gpt tied, dropout": 2}
 """Model → stages that `make test` tries; `make proof-tests` tries all models in one to five stages."""
 COUNTS = (1, 2, 3, 5)
-UPDATE = {"learning_rate": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+UPDATE = {"name": "AdamW", "learning_rate": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 TOLERANCE = 1e-5
 
 

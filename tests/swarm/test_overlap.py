@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from hetpeer.averaging.optim.adam import NAdam
 from hetpeer.bootstrap.audit.audit import audit
 from hetpeer.bootstrap.audit.replay import replay
 from hetpeer.bootstrap.log.history import History
-from hetpeer.bootstrap.run.settings import NAdam
 from tests.swarm.swarm import Swarm, resign
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from typing import Annotated
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field
 
-from hetpeer.averaging.optim.update_rules import CHUNK, checked
-from hetpeer.stages.block.exact_numerics import float32
+from hetpeer.averaging.optim.update_rule import CHUNK, checked
+from hetpeer.stages.block.exact_scalars import float32
 from hetpeer.stages.block.parameter_groups import Settings
 
 
@@ -30,12 +30,9 @@ class NesterovSettings(BaseModel):
     momentum: Annotated[float, Field(ge=0, lt=1)]
 
 
-_SETTINGS = TypeAdapter(NesterovSettings)
-
-
 def outer_of(values: Settings) -> OuterNesterov:
     """The rule with these settings. Raises `LocalError` HP-RUN-001 naming the wrong one."""
-    return OuterNesterov(checked(_SETTINGS, values))
+    return OuterNesterov(checked(NesterovSettings, values))
 
 
 class OuterNesterov:
@@ -54,7 +51,7 @@ class OuterNesterov:
         """Turn `parameters`, the mean, into the cluster's next parameters, in place.
 
         `outer_anchor` and `outer_momentum` of `state` are updated in place too. All are 1-D float32 tensors
-        of one length on one device. Deterministic to the bit for equal inputs (update_rules.py).
+        of one length on one device. Deterministic to the bit for equal inputs (update_rule.py).
         """
         minus_rate, momentum = float32(-self.settings.learning_rate), float32(self.settings.momentum)
         anchors, moments = state["outer_anchor"], state["outer_momentum"]

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from hetpeer.averaging.optim.adam import AdamW
+from hetpeer.averaging.optim.update_rules import AnyRule
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.data.microbatches import size_of
 
@@ -143,48 +145,6 @@ class AveragingSettings(ManifestPart):
     """
 
 
-class AdamW(ManifestPart):
-    """AdamW (Loshchilov & Hutter, 2019), with torch's semantics."""
-
-    name: Literal["AdamW"] = "AdamW"
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
-    eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        """Optimizer state of each parameter, by torch's names."""
-        return "exp_avg", "exp_avg_sq"
-
-
-class NAdam(ManifestPart):
-    """NAdam (Dozat, 2016) with torch's semantics and AdamW's weight decay.
-
-    Nesterov's look-ahead compensates for gradients that are some updates old (Ajanthan et al., ICML 2025).
-    """
-
-    name: Literal["NAdam"]
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
-    eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
-    decoupled_weight_decay: Literal[True] = True
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        """Optimizer state of each parameter, by torch's names."""
-        return "exp_avg", "exp_avg_sq"
-
-
-class SGD(ManifestPart):
-    """Stochastic gradient descent, with torch's semantics."""
-
-    name: Literal["SGD"] = "SGD"
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    nesterov: bool = False
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        return ("momentum_buffer",) if self.momentum else ()
-
-
 class TrainingSettings(ManifestPart):
     """Training settings. A step updates the parameters once, with `batch_size` samples."""
 
@@ -198,7 +158,7 @@ class TrainingSettings(ManifestPart):
     checkpoint_every: Positive = 10
     slot_size: Positive = 4
     """Microbatches that a gradient slot may hold: a lost volunteer costs at most so many per block."""
-    optimizer: Annotated[AdamW | NAdam | SGD, Field(discriminator="name")] = AdamW()
+    optimizer: AnyRule = AdamW()
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 5e-4
     schedule: Annotated[tuple[tuple[Count, Factor], ...], Field(min_length=1, max_length=10_000)] = (
         (1, 1.0),

@@ -1,4 +1,4 @@
-"""Numbers on which peers must agree to the bit: squared norms, finiteness, powers, scalars.
+"""Vectors on which peers must agree to the bit: squared norms, finiteness.
 
 `torch.sum` adds in an order that depends on threads and vector width, so two holders of the same gradient
 could vote for different norms. Here every addition is element-wise and has a fixed place in the tree, so any
@@ -39,21 +39,3 @@ def is_finite(tensor: torch.Tensor) -> bool:
         return True
     low, high = torch.aminmax(tensor)
     return math.isfinite(float(low)) and math.isfinite(float(high))
-
-
-def power(base: float, exponent: int) -> float:
-    """`base ** exponent` by squaring: multiplications give equal bits everywhere, the C library's pow does
-    not.
-    """
-    result = 1.0
-    while exponent:
-        if exponent & 1:
-            result *= base
-        base *= base
-        exponent >>= 1
-    return result
-
-
-def float32(value: float) -> float:
-    """The nearest float32 as a Python float, which torch passes on without rounding again."""
-    return torch.tensor(value, dtype=torch.float32).item()

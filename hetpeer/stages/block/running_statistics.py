@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from hetpeer.stages.block.exact_numerics import float32, power
+from hetpeer.stages.block.exact_scalars import float32, power
 from hetpeer.stages.graph.batchnorm import BATCH_NORM, momentum, running_values
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.graph.own_operators import Pass

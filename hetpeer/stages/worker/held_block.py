@@ -15,7 +15,7 @@ import torch
 
 from hetpeer.stages.block.block import flat_views, statistic_views
 from hetpeer.stages.block.block_state import BlockState, file_bytes, layout_of
-from hetpeer.stages.block.exact_numerics import float32
+from hetpeer.stages.block.exact_scalars import float32
 from hetpeer.stages.block.parameter_groups import BlockRules
 from hetpeer.stages.block.running_statistics import RunningStatistics
 from hetpeer.stages.graph.block_spec import BlockSpec

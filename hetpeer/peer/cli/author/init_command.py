@@ -1,6 +1,6 @@
 """`hetpeer init`: make a run from a model and its data. The work is done in bootstrap/authoring.
 
-Heavy imports stand inside the functions, so that `hetpeer --help` does not load torch.
+Registries are read at once, for the help text; torch and other heavy imports stand inside the function.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from hetpeer.averaging.optim.update_rules import UPDATE_RULES
 from hetpeer.peer.cli.options import RunDir
 from hetpeer.peer.process.console import say
 from hetpeer.peer.watching.human_units import counted
@@ -45,6 +46,9 @@ _WHOM = {
 }
 
 
+_RULES = "; ".join(f"{name}: {kind.describe}" for name, kind in UPDATE_RULES.items())
+
+
 def init(
     directory: RunDir,
     *,
@@ -72,9 +76,13 @@ def init(
     batch_size: Annotated[int, typer.Option(help="Samples of one update.")] = 128,
     microbatch_size: Annotated[int, typer.Option(help="Samples that are computed at once.")] = 8,
     sequence_length: Annotated[int, typer.Option(help="Tokens (bytes) of one sample of text.")] = 64,
-    optimizer: Annotated[str, typer.Option(help="AdamW, NAdam (better with --staleness) or SGD.")] = (
-        "AdamW"
-    ),
+    optimizer: Annotated[str, typer.Option(help=f"Update rule. {_RULES}.")] = "AdamW",
+    optimizer_setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="Another setting of the update rule, as eps=1e-6; repeatable."
+        ),
+    ] = None,
     learning_rate: Annotated[float, typer.Option(help="Learning rate of the optimizer.")] = 5e-4,
     betas: Annotated[
         tuple[float, float],
@@ -286,6 +294,7 @@ def init(
     DIR is a new folder for it, the run directory.
     """
     from hetpeer.averaging.optim.learning_rate import knots_of
+    from hetpeer.averaging.optim.update_rules import rule_settings
     from hetpeer.bootstrap.authoring.create import create_run
     from hetpeer.bootstrap.run.manifest import validated
     from hetpeer.bootstrap.run.settings import (
@@ -302,7 +311,8 @@ def init(
         "steps": steps,
         "batch_size": batch_size,
         "microbatch_size": microbatch_size,
-        "optimizer": {"name": optimizer, "betas": betas, "momentum": momentum, "nesterov": nesterov},
+        "optimizer": {"name": optimizer, "betas": betas, "momentum": momentum, "nesterov": nesterov}
+        | rule_settings(optimizer, optimizer_setting or ()),
         "learning_rate": learning_rate,
         "schedule": knots_of(schedule, steps, warmup_steps, final_ratio),
         "weight_decay": weight_decay,
