@@ -149,7 +149,7 @@ def test_a_coordinator_that_slept_says_so_once():
     one.now += 3600.0
     one.do(one.core.tick(one.now))
     one.passes(110.0, *"abcd")
-    assert not one.core.clusters._failures.rests("x")
+    assert "x" not in one.core.clusters._failures.resting
 
 
 def test_who_never_gets_ready_does_not_hold_the_others_up():

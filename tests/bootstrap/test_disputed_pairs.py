@@ -78,7 +78,7 @@ def test_no_more_are_remembered_than_there_is_room_for_and_the_others_are_no_new
 def test_who_was_waited_for_in_vain_rests_ever_longer(known):
     def rested():
         commits = 0
-        while known.rests("a"):
+        while "a" in known.resting:
             known.committed()
             commits += 1
         return commits

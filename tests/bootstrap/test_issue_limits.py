@@ -4,8 +4,7 @@ import pytest
 
 from hetpeer.bootstrap.coordinator.route_search import assign_routes
 from hetpeer.bootstrap.coordinator.routing import Assignments
-from hetpeer.bootstrap.state.issue_limits import FORGIVEN, LEAST, MAX_PEERS, IssueLimits
-from hetpeer.bootstrap.state.timeouts import few
+from hetpeer.bootstrap.state.issue_limits import FORGIVEN, LEAST, MAX_PEERS, IssueLimits, few
 
 IDS = 64
 HANDFUL = few(IDS)

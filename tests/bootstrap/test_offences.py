@@ -402,5 +402,5 @@ def test_a_successor_knows_of_no_failures_and_halts_nothing_because_of_them():
     court = sole_holder(sync_s=SYNC_S)
     fails_alone(court, "b")
     again = Court(court.records, layouts=STAGES, sync_s=SYNC_S)
-    assert not again.core._context.failures.rests("b")
+    assert "b" not in again.core._context.failures.resting
     assert again.core.state is CoordinatorState.WAITING

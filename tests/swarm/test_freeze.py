@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from hetpeer.bootstrap.state.leases import MAX_TICK_S
+from hetpeer.bootstrap.state.timeouts import MAX_TICK_S
 from tests.swarm.child import until
 from tests.swarm.swarm import Swarm
 

@@ -56,7 +56,8 @@ class DisputedPairs:
         self._spoilers: dict[str, int] = {}
         """Peers whose sums were not finite."""
         self._closely: dict[int, int] = {}
-        self._rests: dict[str, int] = {}
+        self.resting: dict[str, int] = {}
+        """Peers without which steps should go on if possible → the commit at which that ends."""
         self._conduct = Conduct() if conduct is None else conduct
 
     def committed(self) -> None:
@@ -66,7 +67,7 @@ class DisputedPairs:
         self._delays = self._remembered(self._delays)
         self._spoilers = self._remembered(self._spoilers)
         self._closely = self._remembered(self._closely)
-        self._rests = self._remembered(self._rests)
+        self.resting = self._remembered(self.resting)
         if self._commits % REMEMBERED == 0:
             self._conduct.fade()
 
@@ -144,11 +145,7 @@ class DisputedPairs:
         """Note that others waited for `peers` in vain: they rest, longer each time."""
         for peer in peers:
             self._conduct.vain[peer] += 1
-            self._rests[peer] = self._commits + 2 ** min(self._conduct.vain[peer], LONGEST)
-
-    def rests(self, peer: str) -> bool:
-        """Whether steps should go on without `peer` if possible."""
-        return peer in self._rests
+            self.resting[peer] = self._commits + 2 ** min(self._conduct.vain[peer], LONGEST)
 
     def is_fickle(self, peer: str) -> bool:
         """Whether others waited for `peer` so often that it should be replaced."""

@@ -19,15 +19,14 @@ from hetpeer.bootstrap.coordinator.run_policy import RunPolicy
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import (
-    AT_BARRIER,
     CollectCheckpoint,
     CoordinatorState,
     Disconnect,
     Effect,
     Send,
 )
-from hetpeer.bootstrap.state.leases import Leases
 from hetpeer.bootstrap.state.membership import Membership
+from hetpeer.bootstrap.state.timeouts import Leases
 from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
 
 
@@ -206,25 +205,17 @@ class Coordinator:
         """`volunteer` holds a version: it enters the step that runs, or waits at the barrier, or prepares for
         a later one.
         """
-        machine, version = self.machine, self.history.version
-        complete = self.handshake.holds(volunteer, message.held, message.version)
+        machine, step = self.machine, self.machine.steps.fresh
+        complete = volunteer.holds(message.held, message.version)
         if not complete or volunteer.life_cycle is LifeCycle.READY:
             return []
-        told = machine.barrier.fetched(volunteer, message.version, now)
-        step = machine.steps.fresh
-        at_barrier = self.state in AT_BARRIER and not machine.barrier.may_rest(volunteer)
-        taken = at_barrier or machine.late_joiners.takes(step, volunteer)
-        if message.version != version or not taken or machine.barrier.keeps_out(volunteer):
-            volunteer.prepare()
-            volunteer.missed += told  # otherwise all would wait each time for a volunteer that is always late
+        if not machine.barrier.lets_in(volunteer, message.version, step, now):
             return machine.on(Event.ROOM, now)
-        volunteer.work()
-        machine.barrier.in_time(volunteer)
         machine.agreement.hear(volunteer, message.held)
         line, effects = self.line, machine.judge(now)
         if self.line != line or self.members.volunteers.get(volunteer.peer) is not volunteer:
             return effects
-        if step is not None and machine.late_joiners.takes(step, volunteer):
+        if step is not None and machine.barrier.takes(step, volunteer):
             assert volunteer.place is not None
             speed = self.members.rates()[volunteer.peer]
             entered = step.enter(volunteer.peer, volunteer.incarnation, volunteer.place, speed, now)
@@ -261,7 +252,7 @@ class Coordinator:
     def _applied(self, volunteer: VolunteerState, message: m.Applied, now: float) -> list[Effect]:
         if message.step != self.history.version - 1 or volunteer.life_cycle is not LifeCycle.READY:
             return []
-        if volunteer.digests or not self.handshake.holds(volunteer, message.held, self.history.version):
+        if volunteer.digests or not volunteer.holds(message.held, self.history.version):
             return []
         self.machine.agreement.hear(volunteer, message.held)
         return [*self.machine.judge(now), *self.machine.seal(now)]

@@ -2,7 +2,7 @@
 ready.
 
 Pure. A volunteer's slots are lost with it. The state that it alone held is fetched from the last checkpoint,
-or a late joiner comes into the step for it (late_joiners.py). Whether the run rolls back for it is decided
+or a late joiner comes into the step for it (step_barrier.py). Whether the run rolls back for it is decided
 here; how it does is the state machine's.
 """
 
@@ -14,7 +14,6 @@ from typing import Protocol
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.checkpoint_collection import CheckpointCollection
 from hetpeer.bootstrap.coordinator.commits import ban_records
-from hetpeer.bootstrap.coordinator.late_joiners import LateJoiners
 from hetpeer.bootstrap.coordinator.rebalancing import Rebalancing
 from hetpeer.bootstrap.coordinator.run_policy import RunPolicy
 from hetpeer.bootstrap.coordinator.step import CoordinatedStep
@@ -50,7 +49,6 @@ class Departures:
         steps: StepQueue,
         checkpoints: CheckpointCollection,
         rebalancing: Rebalancing,
-        late_joiners: LateJoiners,
         machine: Consequences,
     ) -> None:
         self._context = context
@@ -58,7 +56,6 @@ class Departures:
         self._steps = steps
         self._checkpoints = checkpoints
         self._rebalancing = rebalancing
-        self._late_joiners = late_joiners
         self._machine = machine
 
     def fence(self, peers: Mapping[str, str], now: float) -> list[Effect]:
@@ -115,7 +112,8 @@ class Departures:
         left = self._steps.leave([volunteer.peer for volunteer in volunteers])
         if any(left.values()):
             orphaned, fresh = self._steps.orphaned, self._steps.fresh
-            if orphaned and (fresh is None or not self._late_joiners.can_wait(fresh)):
+            stored = self._context.history.stored  # else no late joiner can have the state
+            if orphaned and not (stored and fresh is not None and fresh.roster):
                 return self._machine.roll_back(f"no holder is left of block {orphaned[0]}", now)
             effects = self._steps.without(left, now)
             effects += self._machine.follow(self._steps.first, now)

@@ -1,11 +1,9 @@
-"""Handshake of volunteers: refusal or welcome, places, and the state that they hold.
+"""Handshake of volunteers: refusal or welcome, and places.
 
 Pure. coordinator.py handles an earlier session of the same volunteer, and the step that it may be in.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.commits import last_message
@@ -76,8 +74,3 @@ class Handshake:
         Of several volunteers that want one place the first gets it; offers to the others are ranked anew.
         """
         return ranked(self._context.members, volunteer, self._context.config.asks)
-
-    def holds(self, volunteer: VolunteerState, held: Sequence[m.Held], version: int) -> bool:
-        """Whether `held` is all of `volunteer`'s place at `version`."""
-        blocks = range(*(volunteer.place or (0, 0)))
-        return [h.block for h in held] == list(blocks) and all(h.version == version for h in held)

@@ -30,7 +30,6 @@ from hetpeer.bootstrap.coordinator.commits import (
     refused,
 )
 from hetpeer.bootstrap.coordinator.departures import Departures
-from hetpeer.bootstrap.coordinator.late_joiners import LateJoiners
 from hetpeer.bootstrap.coordinator.rebalancing import Rebalancing
 from hetpeer.bootstrap.coordinator.run_policy import RunPolicy, WholeRun
 from hetpeer.bootstrap.coordinator.step import CoordinatedStep
@@ -69,7 +68,6 @@ class Machine:
         self.checkpoints = CheckpointCollection(context, self.agreement)
         self.steps = StepQueue(context)
         self.barrier = StepBarrier(context, now)
-        self.late_joiners = LateJoiners(context, self.barrier)
         self.rebalancing = Rebalancing(context, self.checkpoints)
         self.policy = policy or WholeRun(context, self.barrier)
         self.departures = Departures(
@@ -78,7 +76,6 @@ class Machine:
             self.steps,
             self.checkpoints,
             self.rebalancing,
-            self.late_joiners,
             self,
         )
 
@@ -149,7 +146,7 @@ class Machine:
     def admit(self, now: float) -> list[Effect]:
         """Let late joiners fetch the state of the step that runs."""
         step = self.steps.fresh
-        return [] if step is None else self.late_joiners.fetch(step, now)
+        return [] if step is None else self.barrier.fetch_late(step, now)
 
     def overlap(self, now: float) -> list[Effect]:
         """Begin the next steps before those under way are committed, unless somebody or something waits for
@@ -175,7 +172,7 @@ class Machine:
         if mute := step.reduction.mute(now):
             self._context.disputed_pairs.waited_in_vain(mute)
             return self.departures.fence(mute, now)
-        if self.late_joiners.hopeless(step, now):
+        if self.barrier.hopeless(step, now):
             return self.roll_back(f"nobody comes for block {step.orphaned[0]}", now)
         return [*self.steps.tick(now), *self.follow(step, now), *self.overlap(now)]
 

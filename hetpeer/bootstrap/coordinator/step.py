@@ -16,8 +16,9 @@ from hetpeer.bootstrap.coordinator.step_reduction import StepReduction
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect, NextStep, Send
 from hetpeer.bootstrap.state.failed_microbatches import FailedMicrobatch, FailureReports
+from hetpeer.bootstrap.state.issue_limits import few
 from hetpeer.bootstrap.state.membership import Range
-from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts, ProgressTimer, few
+from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts, ProgressTimer
 from hetpeer.dht.base.errors import ProtocolError
 
 
@@ -258,7 +259,7 @@ class CoordinatedStep:
     def shuts_out(self, peer: str) -> bool:
         """Whether `peer` was turned out of it or rests while the others get on without it."""
         return not self.stalls and (
-            peer in self.reduction.unwanted or self._context.disputed_pairs.rests(peer)
+            peer in self.reduction.unwanted or peer in self._context.disputed_pairs.resting
         )
 
     def leave(self, peers: Iterable[str]) -> list[str]:

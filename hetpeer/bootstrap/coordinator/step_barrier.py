@@ -1,12 +1,18 @@
-"""The step barrier: which volunteers the next step waits for while they fetch, and who fills a gap.
+"""The step barrier: which volunteers the next step waits for while they fetch, who enters a step while it
+runs, and who fills a gap.
 
-A newcomer need not be waited for: it enters the step while it runs (late_joiners.py). A volunteer that is too
-slow for that, because steps are short or its link is slow, is waited for; half as long after each wait in
-vain. All these waits together take at most a share of the training time, however many names a peer uses.
-Several such volunteers share one wait.
+Pure. Where peers come and go in minutes, a step is too long to wait for its end. A late joiner fetches the
+state with which the step began and enters, to share its work or to hold an orphaned block. It fetches from
+other holders, or from the checkpoint store if a block has lost its last one. So the step need not be given up
+for an orphaned block: the others keep their work, and leftovers find their way to the new holder
+(docs/protocol.md, leftovers).
 
-Pure. A block without a holder makes the run wait: first for its former holders, then a redundant volunteer is
-moved to it. machine.py decides about a roll-back.
+A volunteer that is too slow for that, because steps are short or its link is slow, is waited for; half as
+long after each wait in vain. All these waits together take at most a share of the training time, however many
+names a peer uses. Several such volunteers share one wait.
+
+Between steps, a block without a holder makes the run wait: first for its former holders, then a redundant
+volunteer is moved to it. machine.py decides about a roll-back.
 """
 
 from __future__ import annotations
@@ -15,8 +21,9 @@ from collections import Counter
 from collections.abc import Iterable
 
 from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.coordinator.step import CoordinatedStep
 from hetpeer.bootstrap.state.context import CoordinatorContext
-from hetpeer.bootstrap.state.effects import CoordinatorState, Effect, Send
+from hetpeer.bootstrap.state.effects import AT_BARRIER, CoordinatorState, Effect, Send
 from hetpeer.bootstrap.state.membership import Range
 from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
 
@@ -35,7 +42,7 @@ ADVANCE = 2
 
 
 class StepBarrier:
-    """Waits at the barrier in a term that began at `now`."""
+    """Waits at the barrier, and late joiners, in a term that began at `now`."""
 
     def __init__(self, context: CoordinatorContext, now: float) -> None:
         self._context = context
@@ -59,6 +66,8 @@ class StepBarrier:
         """Peer → the version that it was told to fetch, and when."""
         self.fetch_s = 0.0
         """Seconds of the last fetch; 0 before the first."""
+        self._hopeless_since: float | None = None
+        """Since when an orphaned block waits for a holder while nobody prepares for it."""
 
     def look(self, now: float) -> None:
         """Mark volunteers as slow that have been on the way to their place for too long, or make room for
@@ -74,8 +83,8 @@ class StepBarrier:
             volunteer.slow = False
         for key, volunteer in on_the_way.items():
             volunteer.slow = now - self._coming[key] > SLOW_AFTER * self._context.config.sync_s
-        for volunteer in filter(self.keeps_out, self._context.members.volunteers.values()):
-            volunteer.slow = True
+        for peer in self._context.failures.resting.keys() & self._context.members.volunteers.keys():
+            self._context.members.volunteers[peer].slow = True
 
     def admit_joiners(self, now: float) -> list[Effect]:
         """Tell prepared volunteers to fetch their blocks, if they are waited for and the blocks can be had
@@ -85,7 +94,7 @@ class StepBarrier:
         self._earn()
         joiners = [v for v in context.members.volunteers.values() if v.life_cycle is LifeCycle.PREPARED]
         joiners = [v for v in joiners if self.available(v.place)]
-        joiners = [v for v in joiners if not self.may_rest(v) and not self.keeps_out(v)]
+        joiners = [v for v in joiners if not self.may_rest(v) and v.peer not in context.failures.resting]
         needed, waits = bool(context.members.uncovered()), context.state is CoordinatorState.SYNCING
         if not needed:
             late = MISSES if self._steps_are_long else 1
@@ -101,12 +110,12 @@ class StepBarrier:
     def may_rest(self, volunteer: VolunteerState) -> bool:
         """Whether `volunteer` rests now, and others hold its blocks or are about to."""
         disputed_pairs = self._context.disputed_pairs
-        if not disputed_pairs.rests(volunteer.peer):
+        if volunteer.peer not in disputed_pairs.resting:
             return False
         others = {
             v.peer: v.place
             for v in self._context.members.volunteers.values()
-            if v.place is not None and not v.slow and not disputed_pairs.rests(v.peer)
+            if v.place is not None and not v.slow and v.peer not in disputed_pairs.resting
         }
         return not set(self._context.members.uncovered(others)).intersection(
             range(*(volunteer.place or (0, 0)))
@@ -125,18 +134,12 @@ class StepBarrier:
         return any(
             self.available(v.place)
             and not v.slow
-            and not self.keeps_out(v)
+            and v.peer not in self._context.failures.resting
             and self._in_vain[v.peer] < IN_VAIN
-            and not self._context.disputed_pairs.rests(v.peer)
+            and v.peer not in self._context.disputed_pairs.resting
             for v in self._context.members.volunteers.values()
             if v.life_cycle in (LifeCycle.PREPARED, LifeCycle.SYNCING)
         )
-
-    def keeps_out(self, volunteer: VolunteerState) -> bool:
-        """Whether `volunteer` failed microbatches at blocks that nobody else held: others may come to its
-        blocks first.
-        """
-        return self._context.failures.rests(volunteer.peer)
 
     @property
     def _steps_are_long(self) -> bool:
@@ -144,18 +147,26 @@ class StepBarrier:
         last = self._context.history.commits.get(self._context.history.version - 1, {})
         return 0.0 < PAYS * self.fetch_s < float(last.get("seconds", 0.0))
 
-    def fetched(self, volunteer: VolunteerState, version: int, now: float) -> bool:
-        """Note that `volunteer` has `version`. Returns whether it was told to fetch that one."""
-        told, began = self._fetching.get(volunteer.peer, (None, now))
-        if told != version:
+    def lets_in(
+        self, volunteer: VolunteerState, version: int, step: CoordinatedStep | None, now: float
+    ) -> bool:
+        """`volunteer` holds all of its place at `version`. Returns whether it works from now on, at the
+        barrier or in the running `step`; otherwise it prepares for a later version.
+        """
+        asked, began = self._fetching.get(volunteer.peer, (None, now))
+        if asked == version:
+            del self._fetching[volunteer.peer]
+            self.fetch_s = now - began
+        context = self._context
+        between_steps = context.state in AT_BARRIER and not self.may_rest(volunteer)
+        welcome = between_steps or self.takes(step, volunteer)
+        if version != context.history.version or not welcome or volunteer.peer in context.failures.resting:
+            volunteer.prepare()
+            volunteer.missed += asked == version  # else all would wait each time for one that is always late
             return False
-        del self._fetching[volunteer.peer]
-        self.fetch_s = now - began
-        return True
-
-    def in_time(self, volunteer: VolunteerState) -> None:
-        """`volunteer` has the current version and works: forget its waits in vain."""
+        volunteer.work()
         del self._in_vain[volunteer.peer]
+        return True
 
     def must_wait(self, now: float) -> bool:
         """Whether the next step is held up for volunteers that fetch."""
@@ -247,3 +258,52 @@ class StepBarrier:
         moved.rejoin()
         begin, end = moved.place
         return [Send(moved.peer, m.Granted(line=self._context.line, begin=begin, end=end))]
+
+    # ── late joiners ────────────────────────────────────────────────────────────────────────────────────────
+
+    def fetch_late(self, step: CoordinatedStep, now: float) -> list[Effect]:
+        """Tell prepared volunteers to fetch the state of `step`, if it needs them or they would still be of
+        use.
+        """
+        return [
+            self.fetch(volunteer, now)
+            for volunteer in self._outside(step)
+            if volunteer.life_cycle is LifeCycle.PREPARED
+            and (self._is_missing(step, volunteer) or self._pays(step, volunteer, now))
+        ]
+
+    def takes(self, step: CoordinatedStep | None, volunteer: VolunteerState) -> bool:
+        """Whether `volunteer`, which has the current state, enters the running step."""
+        if step is None or volunteer not in self._outside(step):
+            return False
+        welcome = not step.shuts_out(volunteer.peer) and not step.reduction.under_way
+        return self._is_missing(step, volunteer) or welcome
+
+    def hopeless(self, step: CoordinatedStep, now: float) -> bool:
+        """Whether nobody has prepared for an orphaned block for `move_s` while a redundant volunteer could
+        move there.
+        """
+        members, blocks = self._context.members, step.orphaned
+        coming = {b for v in self._outside(step) if not v.slow for b in range(*(v.place or (0, 0)))}
+        if coming.issuperset(blocks):
+            self._hopeless_since = None
+            return False
+        if self._hopeless_since is None:
+            self._hopeless_since = now
+        return now - self._hopeless_since >= self._context.config.move_s and members.spare() is not None
+
+    def _outside(self, step: CoordinatedStep) -> list[VolunteerState]:
+        """Volunteers with a place that could enter."""
+        here = [v for v in self._context.members.volunteers.values() if v.place is not None]
+        return [v for v in here if v.peer not in step.roster and v.peer not in self._context.failures.resting]
+
+    def _is_missing(self, step: CoordinatedStep, volunteer: VolunteerState) -> bool:
+        """Whether the step cannot end without a holder of `volunteer`'s place."""
+        return not set(step.orphaned).isdisjoint(range(*(volunteer.place or (0, 0))))
+
+    def _pays(self, step: CoordinatedStep, volunteer: VolunteerState, now: float) -> bool:
+        if step.shuts_out(volunteer.peer) or step.reduction.under_way:
+            return False
+        if not self.available(volunteer.place):
+            return False
+        return step.remaining_s(now) >= PAYS * self.fetch_s

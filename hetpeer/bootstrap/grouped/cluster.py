@@ -78,7 +78,7 @@ class Cluster:
         ready = [
             v.place
             for v in present
-            if v.life_cycle is not LifeCycle.JOINING and not self._machine.barrier.keeps_out(v)
+            if v.life_cycle is not LifeCycle.JOINING and v.peer not in self.context.failures.resting
         ]
         return not self.members.uncovered(
             {str(n): place for n, place in enumerate(ready) if place is not None}
@@ -131,7 +131,7 @@ class Cluster:
 
         Otherwise volunteers that rest would take each other's places.
         """
-        return not self._machine.barrier.keeps_out(volunteer)
+        return volunteer.peer not in self.context.failures.resting
 
     @property
     def forming(self) -> bool:

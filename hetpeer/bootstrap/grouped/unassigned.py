@@ -16,8 +16,8 @@ from hetpeer.bootstrap.state.effects import (
     NextStep,
     Send,
 )
-from hetpeer.bootstrap.state.leases import Leases
 from hetpeer.bootstrap.state.membership import Membership
+from hetpeer.bootstrap.state.timeouts import Leases
 from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 
 

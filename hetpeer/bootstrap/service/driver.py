@@ -27,7 +27,7 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.service.leader_start import LeaderStart
 from hetpeer.bootstrap.service.sessions import VolunteerSessions
 from hetpeer.bootstrap.state import effects as d
-from hetpeer.bootstrap.state.leases import MAX_TICK_S
+from hetpeer.bootstrap.state.timeouts import MAX_TICK_S
 from hetpeer.bootstrap.storage.replication import CheckpointReplication
 from hetpeer.dht.base import failpoints
 from hetpeer.dht.base.errors import LocalError, ProtocolError, RemoteError, short_id

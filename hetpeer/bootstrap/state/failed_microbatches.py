@@ -120,8 +120,8 @@ class Failures:
         """(batch, block) → since when, and holders that failed it there."""
         self._met: set[str] = set()
         """Volunteers that have taken part; two are remembered at most."""
-        self._rests: dict[str, float] = {}
-        """Peer that makes room for others → until when."""
+        self.resting: dict[str, float] = {}
+        """Peers that make room for others at their blocks → until when."""
         self._excused_to = -math.inf
         self._idle: Counter[str] = Counter()
         """Peer → how often nothing was computed with it."""
@@ -153,17 +153,13 @@ class Failures:
 
     def rest(self, peers: Iterable[str], seconds: float, now: float) -> None:
         """Give `peers` nothing for this many seconds."""
-        self._rests |= dict.fromkeys(peers, now + seconds)
+        self.resting |= dict.fromkeys(peers, now + seconds)
 
     def idle(self, peers: Iterable[str], seconds: float, now: float) -> None:
         """Let `peers` rest, twice as long each time: nothing was computed where all of them are needed."""
         for peer in peers:
             self.rest([peer], seconds * 2 ** min(self._idle[peer], IDLE), now)
             self._idle[peer] += 1
-
-    def rests(self, peer: str) -> bool:
-        """Whether `peer` makes room for others now."""
-        return peer in self._rests
 
     def excuse(self, pause_s: float, now: float) -> None:
         """Postpone all rests: the coordinator did not run for `pause_s` seconds until `now`.
@@ -173,11 +169,11 @@ class Failures:
         if now <= self._excused_to:
             return
         self._excused_to = now
-        self._rests = {peer: until + pause_s for peer, until in self._rests.items()}
+        self.resting = {peer: until + pause_s for peer, until in self.resting.items()}
         self._failed = {where: (since + pause_s, who) for where, (since, who) in self._failed.items()}
 
     def wake(self, now: float) -> bool:
         """Whether a rest has ended by now."""
-        left = {peer: until for peer, until in self._rests.items() if now < until}
-        woken, self._rests = len(left) < len(self._rests), left
+        left = {peer: until for peer, until in self.resting.items() if now < until}
+        woken, self.resting = len(left) < len(self.resting), left
         return woken

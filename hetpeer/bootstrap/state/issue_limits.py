@@ -2,7 +2,7 @@
 
 Pure. A volunteer that takes ids and does not do them costs a step two stall timeouts. A few ids cost only the
 time until the last ones are handed out a second time. So a limit is counted in handfuls: one is as many ids
-as the end of a step can absorb (timeouts.py).
+as the end of a step can absorb (`few`).
 
 Nobody has a limit at first. A volunteer that counts less than half of what was taken from it falls to half a
 handful a step, the next time to a quarter, and so on. Less than one handful is saved up: after three falls it
@@ -19,8 +19,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from hetpeer.bootstrap.state.timeouts import few
-
 FIRST = 0.5
 """Handfuls a step after the first fault."""
 DECREASE = 0.5
@@ -30,6 +28,8 @@ INCREASE = 0.5
 """Rise of the limit, in ids, for each id that is counted."""
 FORGIVEN = 2.0 ** (1 / 32)
 """Factor by which the next fall is less deep after each good step."""
+HEDGED = 0.05
+"""Last ids of a step, as a share of all, that are handed out twice when they take too long."""
 MAX_PEERS = 1024
 """Peers that are remembered; older ones begin again without a limit."""
 
@@ -101,3 +101,8 @@ class IssueLimits:
         one.falls_to = min(one.falls_to * FORGIVEN, FIRST)
         if one.handfuls * few(ids) >= ids and one.falls_to >= FIRST:
             del self._limited[peer]
+
+
+def few(microbatches: int) -> int:
+    """Undone ids that count as the last of a step of this many microbatches."""
+    return max(1, int(HEDGED * microbatches))

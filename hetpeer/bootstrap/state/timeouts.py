@@ -1,17 +1,64 @@
-"""Timeouts that adapt to the swarm. Pure."""
+"""Timeouts of the coordinator: leases of volunteers, factors that adapt to the swarm, and a step's progress.
+
+Pure. A lease has a grace for broken streams and for our own pauses. It decides how soon work goes to somebody
+else, never what counts: a volunteer that comes back after it was lost is fenced by its incarnation.
+"""
 
 from __future__ import annotations
 
 import math
 
+from hetpeer.bootstrap.state.context import CoordinatorContext
+
+MAX_TICK_S = 1.0
+"""Longest time between two ticks. A longer one means that this machine was suspended."""
+
 MAX_FACTOR = 64.0
 DECAY = 0.8
 SPARE = 1.5
 """Reserve: the next wait may take this many times as long as the longest one."""
-HEDGED = 0.05
-"""Last ids of a step, as a share of all, that are handed out twice when they take too long."""
 LEAST_WAIT_S = 1.0
 LONGER = 2.0
+
+
+class Leases:
+    """Leases of one term that began at `now`."""
+
+    def __init__(self, context: CoordinatorContext, now: float) -> None:
+        self._context = context
+        self._ticked_at = now
+
+    def tick(self, now: float) -> float:
+        """Seconds for which we did not listen since the last tick; all leases are extended by them."""
+        pause = max(0.0, now - self._ticked_at - MAX_TICK_S)
+        self._ticked_at = now
+        for volunteer in self._context.members.volunteers.values():
+            volunteer.heard_at = min(now, volunteer.heard_at + pause)
+            if volunteer.broken_at is not None:
+                volunteer.broken_at = min(now, volunteer.broken_at + pause)
+        return pause
+
+    def expired(self, now: float) -> dict[str, str]:
+        """Volunteers that are not heard any more → reason."""
+        config, gone = self._context.config, {}
+        for peer, volunteer in self._context.members.volunteers.items():
+            if volunteer.broken_at is not None and now - volunteer.broken_at > config.grace_s:
+                gone[peer] = "stream broken"
+            elif now - volunteer.heard_at > config.lease_s:
+                gone[peer] = "lease expired"
+        return gone
+
+    def broken(self, peer: str, now: float) -> None:
+        """The stream of `peer` broke; it may come back within the grace."""
+        volunteer = self._context.members.volunteers.get(peer)
+        if volunteer is not None and volunteer.broken_at is None:
+            volunteer.broken_at = now
+
+    def heard(self, peer: str, now: float) -> None:
+        """`peer` has sent a message, or its stream is back."""
+        volunteer = self._context.members.volunteers.get(peer)
+        if volunteer is not None:
+            volunteer.broken_at, volunteer.heard_at = None, now
 
 
 class AdaptiveTimeouts:
@@ -97,8 +144,3 @@ class ProgressTimer:
             return False
         self._urged = True
         return True
-
-
-def few(microbatches: int) -> int:
-    """Undone ids that count as the last of a step of this many microbatches."""
-    return max(1, int(HEDGED * microbatches))

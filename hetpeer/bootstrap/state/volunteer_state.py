@@ -6,11 +6,11 @@ Only this module sets `Volunteer.life_cycle`; everybody else calls a transition 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from hetpeer.averaging.messages import Hello, Range
+from hetpeer.averaging.messages import Held, Hello, Range
 
 RECENT = 0.3
 """Weight of the last report in the smoothed uplink."""
@@ -107,6 +107,11 @@ class VolunteerState:
         """
         known = self.uplink and uplink
         self.uplink = self.uplink + RECENT * (uplink - self.uplink) if known else uplink or self.uplink
+
+    def holds(self, held: Sequence[Held], version: int) -> bool:
+        """Whether `held` is all of its place at `version`."""
+        blocks = range(*(self.place or (0, 0)))
+        return [h.block for h in held] == list(blocks) and all(h.version == version for h in held)
 
     # ── transitions ─────────────────────────────────────────────────────────────────────────────────────────
 
