@@ -10,8 +10,16 @@ from typing import Any
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.service import rate_limit, sessions
-from hetpeer.bootstrap.service.sessions import GIVEN_UP, LOOK_S, VolunteerSessions
+from hetpeer.bootstrap.service import sessions
+from hetpeer.bootstrap.service.sessions import (
+    BYTES,
+    GIVEN_UP,
+    LOOK_S,
+    MESSAGES,
+    SESSIONS,
+    RateLimit,
+    VolunteerSessions,
+)
 from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.dht.channels.channel import Channel, Parcel
 from hetpeer.dht.channels.channel_server import dial
@@ -85,7 +93,7 @@ async def test_sessions_without_end_are_heard_one_after_the_other(
     desk: Desk, network: Loopback, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is sent in the older ones. A new session costs a record in the log each time."""
-    monkeypatch.setattr(rate_limit, "SESSIONS", (0.01, 3.0))
+    monkeypatch.setattr(sessions, "SESSIONS", (0.01, 3.0))
     for number in range(20):
         with session(network, f"session {number}", HELLO) as channel, suppress(TimeoutError):
             await asyncio.wait_for(channel.drained(), 0.1)
@@ -95,7 +103,7 @@ async def test_sessions_without_end_are_heard_one_after_the_other(
 async def test_who_says_too_much_waits_and_nothing_is_lost(
     desk: Desk, network: Loopback, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rate_limit, "MESSAGES", (200.0, 10.0))
+    monkeypatch.setattr(sessions, "MESSAGES", (200.0, 10.0))
     told = [m.Paced(computing=float(number), links={}) for number in range(50)]
     began = asyncio.get_running_loop().time()
     with session(network, "a", HELLO, *told):
@@ -173,3 +181,49 @@ async def test_a_volunteer_has_one_session(desk: Desk, network: Loopback) -> Non
     await stream.send({"key": "a", "lane": 1, "has": 0, "begun": False})
     await until(lambda: bool(network.ended))
     assert "lane 1" in str(network.ended[0])
+
+
+# ── the rate limit of one peer ──
+
+BEGAN = 100.0
+
+
+def listened(within_s: float, nbytes: int, *, session: bool) -> int:
+    """Messages read within that time from a peer that never pauses."""
+    hearing, now, heard = RateLimit(BEGAN), BEGAN, 0
+    while True:
+        now += hearing.wait(now, session=session) + 1e-9
+        if now > BEGAN + within_s:
+            return heard
+        hearing.heard(nbytes, session=session)
+        heard += 1
+
+
+@pytest.mark.parametrize(
+    ("bounds", "nbytes", "session"), [(SESSIONS, 100, True), (MESSAGES, 100, False), (BYTES, 1 << 19, False)]
+)
+def test_what_never_pauses_is_heard_at_its_rate_after_the_first(
+    bounds: tuple[float, float], nbytes: int, session: bool
+) -> None:
+    rate, at_once = bounds
+    unit = nbytes if bounds is BYTES else 1
+    for seconds in (0.001, 10.0, 60.0):
+        most = (at_once + seconds * rate) / unit
+        assert most - 2 <= listened(seconds, nbytes, session=session) <= most + 2
+
+
+def test_who_says_little_never_waits() -> None:
+    """A hundred messages a second of 10 kB, and a session every ten seconds."""
+    hearing = RateLimit(BEGAN)
+    for tick in range(20_000):
+        now, session = BEGAN + tick / 100.0, tick % 1000 == 0
+        assert hearing.wait(now, session=session) == 0.0
+        hearing.heard(10_000, session=session)
+
+
+def test_what_is_rested_is_as_new() -> None:
+    hearing = RateLimit(BEGAN)
+    assert hearing.is_rested(BEGAN)
+    hearing.heard(100, session=True)
+    assert not hearing.is_rested(BEGAN + 1.0)
+    assert hearing.is_rested(BEGAN + 1.0 / SESSIONS[0])
