@@ -2,9 +2,9 @@
 
 import pytest
 
-from hetpeer.bootstrap.coordinator.route_search import assign_routes
 from hetpeer.bootstrap.coordinator.routing import Assignments
 from hetpeer.bootstrap.state.issue_limits import FORGIVEN, LEAST, MAX_PEERS, IssueLimits, few
+from hetpeer.stages.pipeline.routes import assign_routes
 
 IDS = 64
 HANDFUL = few(IDS)
@@ -61,7 +61,7 @@ def test_who_works_again_is_back_within_a_dozen_steps_and_forgiven_later():
     assert share[-1] >= IDS // 2
     assert sorted(share) == share
     given(issue_limits, STEPS, does=lambda _limit: IDS // 2)
-    assert "h" not in issue_limits
+    assert "h" not in issue_limits.limited
 
 
 def test_several_are_tried_one_after_the_other():
@@ -79,7 +79,7 @@ def test_who_works_for_a_while_and_then_hoards_falls_deeper():
     falls = []
     for _ in range(4):
         issue_limits.judge({"h": IDS // 2}, {}, IDS)
-        falls.append(issue_limits._limited["h"].handfuls)
+        falls.append(issue_limits.limited["h"].handfuls)
         for _ in range(8):
             issue_limits.judge({}, good, IDS)
     assert falls == sorted(falls, reverse=True)
@@ -90,7 +90,7 @@ def test_so_many_are_remembered():
     issue_limits = IssueLimits()
     for number in range(MAX_PEERS + 10):
         issue_limits.judge({f"peer {number}": 1}, {}, IDS)
-    assert len(issue_limits._limited) == MAX_PEERS
+    assert len(issue_limits.limited) == MAX_PEERS
 
 
 # ── in the routes of a step ─────────────────────────────────────────────────────────────────────────────────

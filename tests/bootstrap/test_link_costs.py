@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import pytest
 
-from hetpeer.bootstrap.coordinator.route_search import assign_routes
-from hetpeer.bootstrap.state.link_costs import MOST
+from hetpeer.bootstrap.state.link_costs import MOST, link_costs, link_targets, rates
 from hetpeer.bootstrap.state.membership import BlockDemand, Membership
 from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
+from hetpeer.stages.pipeline.routes import assign_routes
 from hetpeer.stages.planning.swarms.plan_inputs import Compression
 
 IDS = range(24)
@@ -27,8 +27,13 @@ def swarm(places: dict[str, tuple[int, tuple[int, int]]], flops: tuple[float, ..
     return members
 
 
+def speeds(members: Membership) -> dict[str, float]:
+    return rates(members.ready(), members.costs)
+
+
 def routed(members: Membership) -> Counter[tuple[str, ...]]:
-    routes = assign_routes(IDS, members.roster(), members.blocks, members.rates(), members.link_costs())
+    links = link_costs(members.ready(), speeds(members))
+    routes = assign_routes(IDS, members.roster(), members.blocks, speeds(members), links)
     return Counter(tuple(hop.peer for hop in route) for route in routes.values())
 
 
@@ -37,9 +42,9 @@ def test_whose_blocks_are_heavier_does_fewer_of_them() -> None:
     members = swarm(
         {"whole": (0, (0, 5)), "front": (1, (0, 4)), "head": (1, (4, 5))}, (1.0, 1.0, 1.0, 1.0, 4.0)
     )
-    rates = members.rates()
-    assert rates["front"] / rates["head"] == pytest.approx(4.0)
-    assert rates["whole"] == pytest.approx(1.0 / 1.6)
+    rate = speeds(members)
+    assert rate["front"] / rate["head"] == pytest.approx(4.0)
+    assert rate["whole"] == pytest.approx(1.0 / 1.6)
     ways = routed(members)
     assert ways["front", "head"] == pytest.approx(2 * ways["whole",], abs=2)
 
@@ -57,7 +62,7 @@ def test_who_has_not_trained_is_as_much_slower_than_it_was_before_as_the_others(
     members = swarm({name: (n, (0, 2)) for n, name in enumerate("abc")}, (2.0, 2.0))
     members.volunteers["a"].computing = members.volunteers["b"].computing = 8.0
     members.volunteers["c"].flops_per_second = 3.0
-    assert members.rates() == pytest.approx({"a": 0.25, "b": 0.25, "c": 0.75})
+    assert speeds(members) == pytest.approx({"a": 0.25, "b": 0.25, "c": 0.75})
 
 
 @pytest.mark.parametrize(
@@ -74,8 +79,9 @@ def test_a_slow_line_that_may_compress_is_no_reason_to_leave_its_ends_idle(
     for name, volunteer in members.volunteers.items():
         volunteer.computing = 0.3
         volunteer.links = {f"{name[0]}{1 - int(name[1])}": 3.0 if name[0] == "a" else 0.03}
-    lines = members.link_costs(compression, members.targets(compression.forward))
-    routes = assign_routes(IDS, members.roster(), members.blocks, members.rates(), lines)
+    ready = members.ready()
+    lines = link_costs(ready, speeds(members), compression, link_targets(ready, compression.forward))
+    routes = assign_routes(IDS, members.roster(), members.blocks, speeds(members), lines)
     assert least <= sum(route[1].peer == "a1" and route[0].peer == "a0" for route in routes.values()) <= most
 
 
@@ -83,14 +89,14 @@ def test_nobody_is_taken_to_be_faster_than_all_others_together_by_far() -> None:
     members = swarm({name: (n, (0, 2)) for n, name in enumerate("abc")}, (1.0, 1.0))
     members.volunteers["a"].computing = 1e-300
     members.volunteers["b"].computing = members.volunteers["c"].computing = 2.0
-    assert members.rates() == pytest.approx({"a": MOST, "b": 1.0, "c": 1.0})
+    assert speeds(members) == pytest.approx({"a": MOST, "b": 1.0, "c": 1.0})
 
 
 def test_blocks_without_products_are_no_reason_to_divide_by_nothing() -> None:
     members = swarm({"a": (0, (0, 1)), "b": (0, (1, 3))}, (0.0, 1.0, 1.0))
-    assert members.rates() == pytest.approx({"a": 100.0, "b": 1.0})
-    assert swarm({"a": (0, (0, 2))}, (0.0, 0.0)).rates()["a"] > 0
-    assert swarm({}, (1.0,)).rates() == {}
+    assert speeds(members) == pytest.approx({"a": 100.0, "b": 1.0})
+    assert speeds(swarm({"a": (0, (0, 2))}, (0.0, 0.0)))["a"] > 0
+    assert speeds(swarm({}, (1.0,))) == {}
 
 
 def test_pipelines_of_neighbours_stay_together_where_speeds_differ_a_little() -> None:

@@ -5,12 +5,11 @@ from collections import Counter
 
 import pytest
 
-from hetpeer.bootstrap.coordinator.route_search import assign_routes
 from hetpeer.bootstrap.coordinator.routing import Assignments
-from hetpeer.bootstrap.state.link_costs import LinkCosts
+from hetpeer.bootstrap.state.link_costs import LinkCosts, link_costs, rates
 from hetpeer.bootstrap.state.membership import BlockDemand, Membership
 from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
-from hetpeer.stages.pipeline.routes import Hop
+from hetpeer.stages.pipeline.routes import Hop, assign_routes
 
 BLOCKS = 4
 IDS = range(12)
@@ -102,7 +101,7 @@ def test_a_coordinator_knows_lines_from_what_volunteers_say() -> None:
             computing=computing,
             links=links,
         )
-    lines = members.link_costs()
+    lines = link_costs(members.ready(), rates(members.ready(), members.costs))
     assert lines("a", "b") == lines("b", "a") == 15.0
     assert lines("a", "gone") > 0.0
 
@@ -125,9 +124,9 @@ def test_neither_a_small_block_nor_a_liar_makes_lines_dear() -> None:
             computing=computing,
             links={"b": 0.1},
         )
-    rates = members.rates()
-    block_of_middle_size = max(rates.values()) / rates["d"]
-    assert members.link_costs()("a", "b") == pytest.approx(block_of_middle_size * 0.1 / 0.096)
+    speeds = rates(members.ready(), members.costs)
+    block_of_middle_size = max(speeds.values()) / speeds["d"]
+    assert link_costs(members.ready(), speeds)("a", "b") == pytest.approx(block_of_middle_size * 0.1 / 0.096)
 
 
 def passing(ways: Assignments, *pair: str) -> int:

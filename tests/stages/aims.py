@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hetpeer.bootstrap.state.link_costs import targets
+from hetpeer.bootstrap.state.link_costs import link_targets
 from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 
 
@@ -14,6 +14,6 @@ def target_of(links: Sequence[float], computing: Sequence[float], most: float) -
         one.links = {str(number + 1): links[number]} if number < len(links) else {}
         one.computing = computing[number] if number < len(computing) else 0.0
         ready.append(one)
-    found = targets(ready, most)
+    found = link_targets(ready, most)
     assert max(found.values(), default=0.0) <= min(found.values(), default=0.0) * (1 + 1e-9)
     return max(found.values(), default=0.0)

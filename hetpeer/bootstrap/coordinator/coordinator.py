@@ -25,6 +25,7 @@ from hetpeer.bootstrap.state.effects import (
     Effect,
     Send,
 )
+from hetpeer.bootstrap.state.link_costs import rates
 from hetpeer.bootstrap.state.membership import Membership
 from hetpeer.bootstrap.state.timeouts import Leases
 from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
@@ -217,7 +218,7 @@ class Coordinator:
             return effects
         if step is not None and machine.barrier.takes(step, volunteer):
             assert volunteer.place is not None
-            speed = self.members.rates()[volunteer.peer]
+            speed = rates(self.members.ready(), self.members.costs)[volunteer.peer]
             entered = step.enter(volunteer.peer, volunteer.incarnation, volunteer.place, speed, now)
             return [*effects, *entered, *machine.overlap(now)]
         return effects + machine.on(Event.ROOM, now)

@@ -1,6 +1,6 @@
 """Routes of a step's microbatches, and other ones for those that got stuck.
 
-Pure. route_search.py finds the routes.
+Pure. routes.py finds the routes.
 """
 
 from __future__ import annotations
@@ -11,9 +11,18 @@ from types import MappingProxyType
 from zlib import crc32
 
 from hetpeer.averaging.messages import Task
-from hetpeer.bootstrap.coordinator.route_search import LAST, assign_routes, meets, path_around
-from hetpeer.bootstrap.state.link_costs import LinkCosts
-from hetpeer.stages.pipeline.routes import Hop, Roster, Route, splice, stands
+from hetpeer.stages.pipeline.routes import (
+    LAST,
+    Hop,
+    LinkCosts,
+    Roster,
+    Route,
+    assign_routes,
+    meets,
+    path_around,
+    splice,
+    stands,
+)
 
 BEEN, IDLE = 1e4, 5e3
 """Added cost of a peer for each time that an id got stuck there; and of a peer that has counted nothing of

@@ -17,6 +17,7 @@ from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect, NextStep, Send
 from hetpeer.bootstrap.state.failed_microbatches import FailedMicrobatch, FailureReports
 from hetpeer.bootstrap.state.issue_limits import few
+from hetpeer.bootstrap.state.link_costs import link_costs, link_targets, rates, shunned
 from hetpeer.bootstrap.state.membership import Range
 from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts, ProgressTimer
 from hetpeer.dht.base.errors import ProtocolError
@@ -59,17 +60,19 @@ class CoordinatedStep:
         self._entries = 0
         self._entrants: dict[str, m.Entrant] = {}
         """Late joiners that are not announced to everybody yet."""
-        self._targets = members.targets(config.link_ratio, context.issue_limits.limited)
+        ready = members.ready()
+        speeds = rates(ready, members.costs)
+        self._targets = link_targets(ready, config.link_ratio, context.issue_limits.limited)
         self._ways = Assignments(
             (*train, *evaluation),
             self.roster,
             members.blocks,
-            members.rates(),
+            speeds,
             self.ledger.undone,
             self.ledger.holder,
-            members.link_costs(config.compression, self._targets, mixed=config.checks is not None),
+            link_costs(ready, speeds, config.compression, self._targets, mixed=config.checks is not None),
             context.issue_limits.limits(self.roster, len(train) or len(evaluation)),
-            context.reputation.apart | members.shunned(),
+            context.reputation.apart | shunned(ready),
         )
         self.reduction = StepReduction(
             context, self.number, self.roster, self.ledger, self._ways.route_taken, timeouts, now
@@ -252,7 +255,7 @@ class CoordinatedStep:
         self._progress.over(now)
         begin = Send(peer, self._begin(peer, (), self._entries))
         fresh = self._hand_out(self._ways.without_beginning() & self.ledger.undone())
-        shared = {} if peer in self._context.issue_limits else self._ways.share(peer, speed)
+        shared = {} if peer in self._context.issue_limits.limited else self._ways.share(peer, speed)
         known = self._make_known() if shared else []
         return [begin, *fresh, *known, *(self._tell(first, tasks) for first, tasks in sorted(shared.items()))]
 

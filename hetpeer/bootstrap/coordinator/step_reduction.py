@@ -39,7 +39,7 @@ class StepReduction:
         config = context.config
         self.reduce = Reduce(
             config,
-            context.members.uplinks(),
+            {peer: context.members.volunteers[peer].uplink for peer in roster},
             context.disputed_pairs,
             timeouts,
             now,

@@ -51,9 +51,7 @@ class AveragingRound:
             for cluster, roster in self._rosters.items()
             for peer in roster
         }
-        uplinks = {
-            peer: rate for context in contexts.values() for peer, rate in context.members.uplinks().items()
-        }
+        uplinks = {v.peer: v.uplink for context in contexts.values() for v in context.members.ready()}
         self._says_length = all(
             context.members.speak(m.SAYS_LENGTH, context.members.roster()) for context in contexts.values()
         )

@@ -47,16 +47,8 @@ class IssueLimits:
     """Limits of one term."""
 
     def __init__(self) -> None:
-        self._limited: dict[str, _Allowance] = {}
-
-    def __contains__(self, peer: str) -> bool:
-        """Whether `peer` has a limit."""
-        return peer in self._limited
-
-    @property
-    def limited(self) -> Collection[str]:
+        self.limited: dict[str, _Allowance] = {}
         """Peers that have a limit."""
-        return self._limited.keys()
 
     def limits(self, peers: Collection[str], ids: int) -> dict[str, int]:
         """Peer with a limit → most ids of a step of `ids` that begins with `peers`.
@@ -65,7 +57,7 @@ class IssueLimits:
         step would hold up more than its end can absorb.
         """
         found, tried = dict[str, int](), 0
-        for peer, one in self._limited.items():
+        for peer, one in self.limited.items():
             if peer not in peers:
                 continue
             one.saved = min(one.saved + one.handfuls, max(one.handfuls, 1.0))
@@ -85,22 +77,22 @@ class IssueLimits:
             if number > 2 * counted.get(peer, 0):
                 self._fall(peer)
         for peer, number in counted.items():
-            if number and peer in self._limited and taken.get(peer, 0) <= 2 * number:
+            if number and peer in self.limited and taken.get(peer, 0) <= 2 * number:
                 self._rise(peer, number, ids)
 
     def _fall(self, peer: str) -> None:
-        one = self._limited.setdefault(peer, _Allowance())
+        one = self.limited.setdefault(peer, _Allowance())
         one.handfuls, one.saved = one.falls_to, 0.0
         one.falls_to = max(one.falls_to * DECREASE, LEAST)
-        if len(self._limited) > MAX_PEERS:
-            del self._limited[next(iter(self._limited))]
+        if len(self.limited) > MAX_PEERS:
+            del self.limited[next(iter(self.limited))]
 
     def _rise(self, peer: str, counted: int, ids: int) -> None:
-        one = self._limited[peer]
+        one = self.limited[peer]
         one.handfuls = min(one.handfuls + INCREASE * counted / few(ids), ids / few(ids))
         one.falls_to = min(one.falls_to * FORGIVEN, FIRST)
         if one.handfuls * few(ids) >= ids and one.falls_to >= FIRST:
-            del self._limited[peer]
+            del self.limited[peer]
 
 
 def few(microbatches: int) -> int:

@@ -15,77 +15,21 @@ does few of them and has time for each.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import fmean, median
-from typing import TYPE_CHECKING
+from types import MappingProxyType
 
+from hetpeer.bootstrap.state.membership import PLAIN, BlockDemand
 from hetpeer.bootstrap.state.volunteer_state import VolunteerState
-from hetpeer.stages.pipeline.routes import Roster, Route
+from hetpeer.stages.pipeline.routes import SLIGHT, LinkCosts, Roster
 from hetpeer.stages.planning.swarms.plan_inputs import Compression
 
-if TYPE_CHECKING:
-    from hetpeer.bootstrap.state.membership import BlockDemand
-
-SLIGHT = 0.5
-"""Cost of leaving the cluster, in block times of the fastest peer: it decides only between equal routes."""
 MOST = 100.0
 """No volunteer is taken to be more than this many times as fast as the median."""
 LEAST = 0.01
 """No block is taken to be lighter than this part of the median: work without matrix products takes
 time, too.
 """
-
-
-class LinkCosts:
-    """Cost of each link for the next microbatch; it grows with the microbatches routed over it.
-
-    `clusters`: peer → its cluster. `seconds`: measured link (from, to) → time of a microbatch, forward and
-    back, in block times of the fastest peer. `leaving`: cost of leaving the cluster where nothing was
-    measured. `mixed`: routes are to meet many others, whatever that costs.
-    """
-
-    def __init__(
-        self,
-        clusters: Mapping[str, int] | None = None,
-        seconds: Mapping[tuple[str, str], float] | None = None,
-        leaving: float = SLIGHT,
-        *,
-        mixed: bool = False,
-    ) -> None:
-        self.mixed = mixed
-        self._leaving = leaving
-        self._clusters = dict(clusters or {})
-        self._seconds = dict(seconds or {})
-        self._load: dict[tuple[str, str], float] = {}
-        self._known: dict[str, tuple[int, float]] = {}
-        """Sender → how many of its links were measured, and the sum of their costs."""
-        for (sender, _), took in self._seconds.items():
-            self._dearer(sender, 1, took)
-
-    def __call__(self, sender: str, to: str) -> float:
-        """Cost of the next microbatch on the link from `sender` to `to`."""
-        if (sender, to) in self._seconds:
-            return self._price(sender, to)
-        if self._clusters.get(sender) == self._clusters.get(to):
-            return 0.0
-        lines, price = self._known.get(sender, (1, 0.0))
-        return self._leaving + price / lines
-
-    def _price(self, sender: str, to: str) -> float:
-        return self._load.get((sender, to), 0.0) + self._seconds[sender, to]
-
-    def _dearer(self, sender: str, lines: int, price: float) -> None:
-        known, before = self._known.get(sender, (0, 0.0))
-        self._known[sender] = known + lines, before + price
-
-    def used(self, route: Route) -> None:
-        """Note that one more microbatch takes this route."""
-        for one, other in pairwise(route):
-            pair = (one.peer, other.peer)
-            if (took := self._seconds.get(pair)) is not None:
-                self._load[pair] = self._load.get(pair, 0.0) + took
-                self._dearer(one.peer, 0, took)
 
 
 def rates(ready: Collection[VolunteerState], costs: Sequence[BlockDemand]) -> dict[str, float]:
@@ -112,8 +56,8 @@ def rates(ready: Collection[VolunteerState], costs: Sequence[BlockDemand]) -> di
 def link_costs(
     ready: Collection[VolunteerState],
     speeds: Mapping[str, float],
-    compression: Compression,
-    targets: Mapping[str, float],
+    compression: Compression = PLAIN,
+    targets: Mapping[str, float] = MappingProxyType({}),
     *,
     mixed: bool = False,
 ) -> LinkCosts:
@@ -156,7 +100,7 @@ def _carried_s(took: float, compression: Compression, target: float) -> float:
 # ── link targets ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def targets(
+def link_targets(
     ready: Collection[VolunteerState], most: float, limited: Collection[str] = ()
 ) -> dict[str, float]:
     """Peer → most seconds that each of its links may take for a microbatch; empty where no link is known.
@@ -210,3 +154,29 @@ def _link_s(volunteer: VolunteerState, ready: Collection[VolunteerState]) -> flo
                 if other.place[0] <= block < other.place[1]:
                     side.append(seconds)
     return max((min(side) for side in sides if side), default=0.0)
+
+
+def shunned(ready: Collection[VolunteerState]) -> set[frozenset[str]]:
+    """Pairs of `ready` volunteers that do not work with each other for now.
+
+    A volunteer that shuns most holders of the blocks next to its own counts as shunning all of them.
+    Otherwise it could choose who sees what it sends.
+    """
+    pairs = set[frozenset[str]]()
+    for one in ready:
+        for side in _beside(one, ready) if one.shuns else ():
+            named = one.shuns & side
+            pairs |= {frozenset((one.peer, peer)) for peer in (side if 2 * len(named) > len(side) else named)}
+    return pairs
+
+
+def _beside(one: VolunteerState, others: Iterable[VolunteerState]) -> tuple[set[str], set[str]]:
+    """Peers with the blocks before those of `one`, and peers with the blocks behind them."""
+    begin, end = one.place or (0, 0)
+    before, behind = set[str](), set[str]()
+    for other in others:
+        first, last = other.place or (0, 0)
+        if other is not one:
+            before |= {other.peer} if first < begin <= last else set()
+            behind |= {other.peer} if first <= end < last else set()
+    return before, behind

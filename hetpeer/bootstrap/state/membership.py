@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from hetpeer.averaging.messages import Place
-from hetpeer.bootstrap.state.link_costs import LinkCosts, link_costs, rates, targets
 from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
 from hetpeer.stages.planning.swarms.plan_inputs import Compression
 
@@ -50,7 +49,7 @@ class Membership:
         self._layouts = [tuple((b, e) for b, e in layout) for layout in layouts]
         self.arrange(arranged)
         self.blocks = len(costs)
-        self._costs = costs
+        self.costs = costs
         self._departures = departures
         self.volunteers: dict[str, VolunteerState] = {}
 
@@ -91,7 +90,7 @@ class Membership:
         return range(max((v.cluster for v in self.volunteers.values()), default=-1) + 2)
 
     def _place(self, cluster: int, place: Range, is_open: bool, held: Sequence[Sequence[str]]) -> Place:
-        costs = self._costs[place[0] : place[1]]
+        costs = self.costs[place[0] : place[1]]
         holders = min(map(len, held[place[0] : place[1]]))
         least = [peers for peers in held[place[0] : place[1]] if len(peers) == holders]
         return Place(
@@ -198,63 +197,11 @@ class Membership:
         ranges = (self.roster() if roster is None else roster).values()
         return [n for n in range(self.blocks) if not any(b <= n < e for b, e in ranges)]
 
-    def targets(self, ratio: float, limited: Collection[str] = ()) -> dict[str, float]:
-        """Ready volunteer → most seconds of its links for a microbatch (link_costs.py); empty: unknown."""
-        return targets(self._ready(), ratio, limited)
-
     def speak(self, version: int, peers: Iterable[str]) -> bool:
         """Whether all of `peers` speak that version of the protocol."""
         known = self.volunteers
         return all(peer in known and known[peer].wire_version >= version for peer in peers)
 
-    def shunned(self) -> set[frozenset[str]]:
-        """Pairs of ready volunteers that do not work with each other for now.
-
-        A volunteer that shuns most holders of the blocks next to its own counts as shunning all of them.
-        Otherwise it could choose who sees what it sends.
-        """
-        ready, pairs = self._ready(), set[frozenset[str]]()
-        for one in ready:
-            for side in _beside(one, ready) if one.shuns else ():
-                shunned = one.shuns & side
-                pairs |= {
-                    frozenset((one.peer, peer))
-                    for peer in (side if 2 * len(shunned) > len(side) else shunned)
-                }
-        return pairs
-
-    def rates(self) -> dict[str, float]:
-        """Ready volunteer → blocks per second (link_costs.py)."""
-        return rates(self._ready(), self._costs)
-
-    def link_costs(
-        self,
-        compression: Compression = PLAIN,
-        targets: Mapping[str, float] = MappingProxyType({}),
-        *,
-        mixed: bool = False,
-    ) -> LinkCosts:
-        """Costs of links between ready volunteers.
-
-        `targets`: their link targets; `mixed`: routes are to meet many others.
-        """
-        return link_costs(self._ready(), self.rates(), compression, targets, mixed=mixed)
-
-    def _ready(self) -> list[VolunteerState]:
+    def ready(self) -> list[VolunteerState]:
+        """Volunteers that hold the current version."""
         return [self.volunteers[peer] for peer in self.roster()]
-
-    def uplinks(self) -> dict[str, float]:
-        """Ready volunteer → bytes/s that leave it; 0 where that was not measured."""
-        return {peer: self.volunteers[peer].uplink for peer in self.roster()}
-
-
-def _beside(one: VolunteerState, others: Iterable[VolunteerState]) -> tuple[set[str], set[str]]:
-    """Peers with the blocks before those of `one`, and peers with the blocks behind them."""
-    begin, end = one.place or (0, 0)
-    before, behind = set[str](), set[str]()
-    for other in others:
-        first, last = other.place or (0, 0)
-        if other is not one:
-            before |= {other.peer} if first < begin <= last else set()
-            behind |= {other.peer} if first <= end < last else set()
-    return before, behind

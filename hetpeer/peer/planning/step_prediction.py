@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from hetpeer.bootstrap.coordinator.route_search import assign_routes
 from hetpeer.bootstrap.run.manifest import Manifest, SignedManifest
-from hetpeer.bootstrap.state.link_costs import LinkCosts, leaving
+from hetpeer.bootstrap.state.link_costs import leaving
 from hetpeer.dht.base.errors import ExitCode, LocalError, short_id
 from hetpeer.dht.discovery.roster import Advert, LinkNote
 from hetpeer.peer.planning.reduce_traffic import sums_bytes
 from hetpeer.peer.planning.swarm_inventory import believed, uplink_of
 from hetpeer.peer.watching.status_reader import HOLDING
-from hetpeer.stages.pipeline.routes import Roster, Route
+from hetpeer.stages.pipeline.routes import LinkCosts, Roster, Route, assign_routes
 from hetpeer.stages.planning.step_estimate import StepEstimate, estimate
 from hetpeer.stages.planning.uplinks import PeerLink
 from hetpeer.stages.planning.virtual_swarm import VirtualVolunteer
