@@ -9,7 +9,7 @@ import pytest
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.runtime import SystemClock
-from hetpeer.peer.cli.swarm.status_text import own_lines
+from hetpeer.peer.cli.swarm.status_text import Here, own_lines
 from hetpeer.peer.control.attended_daemon import AttendedDaemon, attended
 from hetpeer.peer.control.control_client import ask
 from hetpeer.peer.control.control_messages import (
@@ -90,7 +90,7 @@ def test_it_travels() -> None:
 )
 def test_it_is_shown(leader: str, said: str) -> None:
     reliable = RELIABLE.model_copy(update={"leader": leader})
-    lines = list(own_lines(DaemonStatus(state="training", since=1.0, reliable=reliable)))
+    lines = list(own_lines(Here(DaemonStatus(state="training", since=1.0, reliable=reliable))))
     (_, summary), *members = lines[1:]
     assert summary.startswith(said)
     assert members == [

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from hetpeer.dht.base.errors import LocalError, RemoteError
 from hetpeer.peer.cli.swarm import dashboard_command
 from hetpeer.peer.cli.swarm.status_command import _show_own
+from hetpeer.peer.cli.swarm.status_text import Here
 from hetpeer.peer.cli.volunteer import service_command
 from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus, decode_answer
 from hetpeer.peer.control.control_server import serving
@@ -86,14 +87,16 @@ async def test_that_of_a_service_wherever_its_home_is(
 
 
 def test_the_status_says_it_to_people_only(capsys: pytest.CaptureFixture[str]) -> None:
-    _show_own(SHOWN, as_json=False)
+    _show_own(Here(SHOWN), as_json=False)
     assert capsys.readouterr().out.splitlines()[1:] == [f"dashboard {LINK}"]
-    _show_own(SHOWN, as_json=True)
+    _show_own(Here(SHOWN), as_json=True)
     assert "token" not in capsys.readouterr().out
 
 
 def test_a_pause_is_explained_there(capsys: pytest.CaptureFixture[str]) -> None:
-    _show_own(DaemonStatus(state="paused", reason="user", why="you asked for it", since=1.0), as_json=False)
+    _show_own(
+        Here(DaemonStatus(state="paused", reason="user", why="you asked for it", since=1.0)), as_json=False
+    )
     here, why = capsys.readouterr().out.splitlines()
     assert here.startswith("here      paused (user) since ")
     assert why == "why       you asked for it"

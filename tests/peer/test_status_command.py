@@ -28,12 +28,80 @@ from hetpeer.dht.kademlia.records import MAX_TTL_S
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.reach import reachability
 from hetpeer.peer.arrival.known_runs import remember
-from hetpeer.peer.cli.swarm.status_text import _duration, lines, tables
+from hetpeer.peer.cli.swarm import status_command
+from hetpeer.peer.cli.swarm.status_text import Here, _duration, lines, own_lines, tables
+from hetpeer.peer.control.control_messages import DaemonStatus, LinkStatus, VolunteerStatus, decode_answer
+from hetpeer.peer.limits.nvml import GpuLoad
 from hetpeer.peer.training.self_advert import link_notes
 from hetpeer.peer.transport.link_book import LinkBook
 from hetpeer.peer.watching.status_reader import summarise
 from hetpeer.peer.watching.swarm_status import SwarmStatus
+from hetpeer.peer.web.machine_load import MachineLoad
 from tests.bootstrap.engine import make_run
+
+FIGURES = VolunteerStatus(
+    pid=os.getpid(),
+    run="tiny-llm",
+    unit="tokens",
+    steps=1000,
+    step=250,
+    blocks=(2, 4),
+    units_per_second=1940.0,
+    microbatches=123,
+    computes=0.75,
+    lines=(LinkStatus(to="4bX8Qw", way="direct", bytes_per_second=2.5e6),),
+)
+
+
+def test_own_volunteer_and_machine() -> None:
+    load = MachineLoad(
+        cpu=0.5,
+        own_cores=1.25,
+        memory_used=3 << 30,
+        memory_total=8 << 30,
+        own_memory=1 << 30,
+        disk_free=5 << 30,
+    )
+    gpu = GpuLoad(name="Card 0", busy=0.87, memory_used=3 << 30, memory_total=12 << 30)
+    shown = dict(own_lines(Here(DaemonStatus(state="training", since=0.0, figures=FIGURES), load, (gpu,))))
+    assert shown["here"].startswith("training since ")
+    assert shown["you"] == "1,940 tokens/s, 75% of the time computing, 123 microbatches  blocks 2-3"
+    assert shown["link"] == "you → …4bX8Qw  20.0 Mbit/s  direct"
+    assert shown["processor"] == "50% of all cores busy; hetpeer uses 1.2 cores"
+    assert shown["memory"] == "3 GiB of 8 GiB used; hetpeer uses 1 GiB"
+    assert shown["disk"] == "5 GiB free"
+    assert shown["gpu"] == "Card 0  87% busy, 3 GiB of 12 GiB used by all programs"
+
+
+def test_unknown_figures_are_left_out() -> None:
+    few = VolunteerStatus(pid=1, run="r", unit="samples", steps=5)
+    assert [label for label, _ in own_lines(Here(DaemonStatus(state="waiting", since=0.0)))] == ["here"]
+    shown = own_lines(Here(DaemonStatus(state="waiting", since=0.0, figures=few)))
+    assert [label for label, _ in shown] == ["here", "you"]
+    assert list(own_lines(None)) == []
+
+
+def test_figures_travel_and_older_daemons_have_none() -> None:
+    standing = DaemonStatus(state="training", since=1.5, figures=FIGURES)
+    assert decode_answer(standing.encode()) == standing
+    assert decode_answer(b'{"schema": "hetpeer.control/1", "state": "waiting", "since": 1.0}').figures is None
+
+
+def test_load_is_that_between_two_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [DaemonStatus(state="training", since=0.0, figures=FIGURES)] * 2
+    gone = FIGURES.model_copy(update={"pid": 2**22})  # no process has that id
+    answers += [DaemonStatus(state="training", since=0.0, figures=gone)]
+    monkeypatch.setattr(status_command, "standing_here", lambda _home: answers.pop(0) if answers else None)
+    here = status_command._Looks(tmp_path, load=True)
+    first, second, third = here(), here(), here()
+    assert first is not None
+    assert first.load is None
+    assert second is not None
+    assert second.load is not None
+    assert second.load.own_memory > 0
+    assert third is not None
+    assert third.load is None
+    assert here() is None
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ async def does(child: Child, state: str, reason: str = "", within_s: float = 30.
 
 
 def shows(child: Child, *, at_work: bool) -> None:
-    """What `hetpeer top` gets is its own, and nothing of a life that is over."""
+    """What `hetpeer status` shows of it is its own, and nothing of a life that is over."""
     figures = told(child, "status").figures
     assert figures is not None
     assert (figures.pid, figures.steps) == (child.pid, 100_000)

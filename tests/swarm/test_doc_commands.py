@@ -30,7 +30,6 @@ NOT_HERE = {
     "bootstrap my_run --peers hetpeer://": "a run of three reliable peers; tests/swarm/test_reliable.py",
     "service ": "it would change the systemd of whoever runs the tests; tests/peer/test_service_command.py",
     "dashboard --home": "these daemons serve none (HETPEER_DASHBOARD=off); tests/peer/test_link_to_page.py",
-    "top": "it needs a terminal; tests/peer/test_top_command.py",
     "init digits": "it takes the extra `examples` and half a minute; tests/bootstrap/test_digits.py",
     "inspect hetpeer/examples/gpt.py:build_7b": "it takes half a minute; benchmarks/planning.py",
 }

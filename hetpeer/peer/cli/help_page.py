@@ -21,7 +21,7 @@ is made from the help texts by `python -m hetpeer.peer.cli.help_page > docs/cli.
 GROUPS = (
     (
         "Contribute a machine",
-        "join pause resume finish stop status top logs doctor bench dashboard config service id",
+        "join pause resume finish stop status logs doctor bench dashboard config service id",
     ),
     ("Make and serve a run", "init inspect bootstrap invite amend audit export generate"),
     ("Plan and try out", "demo plan simulate trace"),

@@ -33,7 +33,6 @@ COMMANDS = {
         "swarm.status_command:status",
         "Show a run's swarm: progress, peers, blocks, links, credit.",
     ),
-    "top": ("volunteer.top_command:top", "Watch this machine's volunteer live."),
     "logs": ("volunteer.logs_command:logs", "Show the log of this machine's volunteer, running or not."),
     "doctor": ("volunteer.doctor_command:doctor", "Check whether a volunteer would work on this machine."),
     "bench": ("volunteer.bench_command:bench", "Measure the speed of this machine."),

@@ -24,12 +24,12 @@ from hetpeer.peer.cli.options import (
     together,
     watching,
 )
-from hetpeer.peer.cli.swarm.status_text import lines, own_lines, tables
+from hetpeer.peer.cli.swarm.status_text import Here, lines, own_lines, tables
 
 if TYPE_CHECKING:
     from hetpeer.peer.arrival.invites import Destination
-    from hetpeer.peer.control.control_messages import DaemonStatus
     from hetpeer.peer.watching.swarm_status import SwarmStatus
+    from hetpeer.peer.web.machine_load import LoadMeter
 
 WATCH_S = 2.0
 
@@ -51,7 +51,7 @@ def status(
     """Show a run's swarm: progress, peers, blocks, links, credit.
 
     Any peer can be asked; by default the volunteer that runs here, or the run joined last. With --home DIR of
-    a run directory: the reliable peer that serves it.
+    a run directory: the reliable peer that serves it. With --watch also the load of this machine.
     """
     named = together(invites, bootstrap)
     if devices and watch and not as_json:
@@ -60,15 +60,42 @@ def status(
         run_loop(_write_down(asked(named, home), watch=watch, as_json=as_json))
         return
 
-    def own() -> DaemonStatus | None:
-        return None if named else standing_here(home)
-
+    here = _Looks(home, load=watch and not as_json) if not named else lambda: None
     try:
-        run_loop(_look(asked(named, home), _identity(home), own, watch=watch, as_json=as_json))
+        run_loop(_look(asked(named, home), _identity(home), here, watch=watch, as_json=as_json))
     except HetpeerError:  # of the swarm: what runs here can be told all the same
-        if (standing := own()) is not None:
-            _show_own(standing, as_json)
+        if (own := here()) is not None:
+            _show_own(own, as_json)
         raise
+
+
+class _Looks:
+    """Repeated looks at the daemon that runs from `home`, with `load` also at the load of its machine."""
+
+    def __init__(self, home: Path | None, *, load: bool) -> None:
+        self._home = home
+        self._load = load
+        self._meter: tuple[int, LoadMeter] | None = None
+        """Process id of the daemon, and the meter of its load."""
+
+    def __call__(self) -> Here | None:
+        own = standing_here(self._home)
+        if own is None or own.figures is None or not self._load:
+            return None if own is None else Here(own)
+        import psutil
+
+        from hetpeer.peer.limits import nvml
+        from hetpeer.peer.process.home import default_home
+        from hetpeer.peer.web.machine_load import LoadMeter
+
+        try:
+            if self._meter is None or self._meter[0] != own.figures.pid:
+                self._meter = own.figures.pid, LoadMeter(self._home or default_home(), own.figures.pid)
+                return Here(own)  # the load is that between two looks
+            return Here(own, self._meter[1].look(), tuple(nvml.loads()))
+        except (psutil.Error, OSError):  # it has just ended
+            self._meter = None
+            return Here(own)
 
 
 async def _write_down(goal: Destination, *, watch: bool, as_json: bool) -> None:
@@ -96,7 +123,7 @@ def _identity(home: Path | None) -> str:
 async def _look(
     goal: Destination,
     identity: str,
-    own: Callable[[], DaemonStatus | None],
+    here: Callable[[], Here | None],
     *,
     watch: bool,
     as_json: bool,
@@ -106,7 +133,7 @@ async def _look(
     async with observing(goal, identity) as onlooker:
 
         async def look() -> None:
-            _show(await onlooker.status(), own(), as_json)
+            _show(await onlooker.status(), here(), as_json)
 
         if not watch:
             await look()
@@ -118,33 +145,33 @@ async def _look(
             with Live(screen=False, auto_refresh=False) as live:
 
                 async def redraw() -> None:
-                    live.update(tables(await onlooker.status(), own()), refresh=True)
+                    live.update(tables(await onlooker.status(), here()), refresh=True)
 
                 await watching(redraw, WATCH_S)
 
 
-def _show(found: SwarmStatus, own: DaemonStatus | None, as_json: bool) -> None:
+def _show(found: SwarmStatus, here: Here | None, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(found.document() | _own_fields(own)), flush=True)
+        print(json.dumps(found.document() | _own_fields(here)), flush=True)
     elif plain(sys.stdout):
-        print("\n".join(lines(found, own)), flush=True)
+        print("\n".join(lines(found, here)), flush=True)
     else:
         from rich.console import Console
 
-        Console().print(tables(found, own))
+        Console().print(tables(found, here))
 
 
-def _show_own(own: DaemonStatus, as_json: bool) -> None:
+def _show_own(here: Here, as_json: bool) -> None:
     """Show the volunteer that runs here, for a swarm that does not answer."""
     from hetpeer.peer.watching.swarm_status import SCHEMA
 
-    here = "\n".join(f"{label:<10}{text}" for label, text in own_lines(own))
-    print(json.dumps({"schema": SCHEMA} | _own_fields(own)) if as_json else here, flush=True)
+    shown = "\n".join(f"{label:<10}{text}" for label, text in own_lines(here))
+    print(json.dumps({"schema": SCHEMA} | _own_fields(here)) if as_json else shown, flush=True)
 
 
-def _own_fields(own: DaemonStatus | None) -> dict[str, Any]:
+def _own_fields(here: Here | None) -> dict[str, Any]:
     return {
         "here": None
-        if own is None
-        else own.model_dump(exclude={"addresses", "settings", "figures", "dashboard"})
+        if here is None
+        else here.own.model_dump(exclude={"addresses", "settings", "figures", "dashboard"})
     }

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hetpeer.dht.base.errors import short_id
+from hetpeer.dht.base.errors import escaped, short_id
 from hetpeer.peer.cli.volunteer.pause_command import standing_text
 from hetpeer.peer.watching.human_units import block_range, blocks_text, bytes_text, counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from hetpeer.peer.control.control_messages import DaemonStatus, ReliableStatus
+    from hetpeer.peer.control.control_messages import DaemonStatus, ReliableStatus, VolunteerStatus
+    from hetpeer.peer.limits.nvml import GpuLoad
     from hetpeer.peer.watching.swarm_status import PeerRow, SwarmStatus
+    from hetpeer.peer.web.machine_load import MachineLoad
 
 FIRST = 10
 """Contributors shown."""
@@ -23,9 +26,18 @@ WORTH_TELLING = 0.05
 """Share of its time that a worker waits: less is not shown."""
 
 
-def lines(found: SwarmStatus, own: DaemonStatus | None = None) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class Here:
+    """The daemon of this machine; the load of the machine is known from the second look of --watch on."""
+
+    own: DaemonStatus
+    load: MachineLoad | None = None
+    gpus: tuple[GpuLoad, ...] = ()
+
+
+def lines(found: SwarmStatus, here: Here | None = None) -> Iterator[str]:
     """Plain text, one fact a line."""
-    for label, text in _summary(found, own):
+    for label, text in _summary(found, here):
         yield f"{label:<10}{text}"
     for blocks, _, who in _stages(found):
         yield f"{'blocks':<10}{blocks}  {who}"
@@ -41,14 +53,14 @@ def lines(found: SwarmStatus, own: DaemonStatus | None = None) -> Iterator[str]:
         yield f"{'credit':<10}{rank}  {who}  {facts}"
 
 
-def tables(found: SwarmStatus, own: DaemonStatus | None = None) -> RenderableType:
+def tables(found: SwarmStatus, here: Here | None = None) -> RenderableType:
     """The same for a terminal. Cells are Text, so that nothing a peer says is read as markup."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     summary = Table.grid(padding=(0, 2))
-    for label, text in _summary(found, own):
+    for label, text in _summary(found, here):
         summary.add_row(Text(label, style="bold"), Text(text))
     stages = Table("blocks", "holders", "who", box=None, header_style="dim", padding=(0, 2, 0, 0))
     for blocks, count, who in _stages(found):
@@ -71,15 +83,40 @@ def tables(found: SwarmStatus, own: DaemonStatus | None = None) -> RenderableTyp
     return Group(summary, "", stages, "", peers, *(each for part in more for each in ("", part)))
 
 
-def own_lines(own: DaemonStatus | None) -> Iterator[tuple[str, str]]:
-    if own is not None:
-        yield "here", _here_text(own)
-        if own.why:
-            yield "why", own.why
-        if own.dashboard is not None:
-            yield "dashboard", own.dashboard
-        if own.reliable is not None:
-            yield from _reliable_lines(own.reliable)
+def own_lines(here: Here | None) -> Iterator[tuple[str, str]]:
+    """(label, text) of what this machine's daemon does, and of the machine where its load is known."""
+    if here is None:
+        return
+    own = here.own
+    yield "here", _here_text(own)
+    if own.why:
+        yield "why", own.why
+    if own.dashboard is not None:
+        yield "dashboard", own.dashboard
+    if own.figures is not None:
+        yield from _volunteer_lines(own.figures)
+    if own.reliable is not None:
+        yield from _reliable_lines(own.reliable)
+    if (load := here.load) is not None:
+        yield "processor", f"{load.cpu:.0%} of all cores busy; hetpeer uses {load.own_cores:.1f} cores"
+        used, own_memory = bytes_text(load.memory_used), bytes_text(load.own_memory)
+        yield "memory", f"{used} of {bytes_text(load.memory_total)} used; hetpeer uses {own_memory}"
+        yield "disk", f"{bytes_text(load.disk_free)} free"
+    for gpu in here.gpus:
+        used, total = bytes_text(gpu.memory_used), bytes_text(gpu.memory_total)
+        yield "gpu", escaped(f"{gpu.name}  {gpu.busy:.0%} busy, {used} of {total} used by all programs")
+
+
+def _volunteer_lines(figures: VolunteerStatus) -> Iterator[tuple[str, str]]:
+    """What the volunteer has done, and its links; known even while the swarm does not answer."""
+    blocks = "" if figures.blocks is None else f"  {blocks_text(*figures.blocks)}"
+    speed = f"{figures.units_per_second:,.0f} {figures.unit}/s, {figures.computes:.0%} of the time computing"
+    yield "you", escaped(f"{speed}, {counted(figures.microbatches, 'microbatch', 'microbatches')}{blocks}")
+    for link in figures.lines:
+        way, _, relay = link.way.partition("through ")
+        path = f"  through {short_id(relay)}" if relay else f"  {way}" if way else ""
+        text = f"you → {short_id(link.to)}  {link.bytes_per_second * 8 / 1e6:,.1f} Mbit/s{path}"
+        yield "link", escaped(text)
 
 
 def _reliable_lines(own: ReliableStatus) -> Iterator[tuple[str, str]]:
@@ -109,9 +146,9 @@ def _here_text(own: DaemonStatus) -> str:
     return f"{standing_text(own)}{month}"
 
 
-def _summary(found: SwarmStatus, own: DaemonStatus | None) -> Iterator[tuple[str, str]]:
+def _summary(found: SwarmStatus, here: Here | None) -> Iterator[tuple[str, str]]:
     """The first lines, as (label, text)."""
-    yield from own_lines(own)
+    yield from own_lines(here)
     progress, swarm = found.progress, found.swarm
     yield "run", f"{found.run.name}  {found.run.id}"
     yield "state", found.state + (f": {found.reason}" if found.reason else "")
