@@ -69,8 +69,8 @@ def _sit_on_work(attack: Callable[[], str]) -> None:
         while attack() == doing:
             await asyncio.sleep(LOOK_S)
 
-    def sits(self: Any, member: Any, step: Any, work: Any) -> Any:
-        return never("hoard") if attack() == "hoard" else forward(self, member, step, work)
+    def sits(self: Any, step: Any, work: Any) -> Any:
+        return never("hoard") if attack() == "hoard" else forward(self, step, work)
 
     TaskExecution.forward = sits  # type: ignore[method-assign]
 

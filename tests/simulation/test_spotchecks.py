@@ -67,8 +67,12 @@ def test_who_does_not_answer_holds_up_three_checks_and_no_more(lie, seed):
     swarm = history(dataclasses.replace(config, lies={"v7": lie}), seed)
     assert not said(swarm, "banned"), "it has said nothing false"
     assert swarm.coordinator._context.reputation.is_mute("v7")
-    longest = max(config.reduce_s, *honest)  # a step that waits for an answer in vain takes longer
-    held_up = [record["step"] for record in said(swarm, "commit") if record["seconds"] > longest]
+    # A check that waits in vain expires `reduce_s` after the last answer, and all answers follow the plan: so
+    # such a step commits at least `reduce_s` after its plan, by the rule and not by chance. Others take 3 s.
+    # (Its whole time is no measure: it also has its computing, which varies by more than the margin.)
+    held_up = [
+        record["step"] for record in said(swarm, "commit") if record["reduce_seconds"] >= config.reduce_s
+    ]
     assert 1 <= len(held_up) <= LAPSES
     after = [record["seconds"] for record in said(swarm, "commit") if record["step"] > held_up[-1]]
     assert fmean(after) < 1.05 * fmean(honest)

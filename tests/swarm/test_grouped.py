@@ -122,7 +122,7 @@ async def test_who_sends_what_cannot_be_averaged_is_named_and_others_add_up(swar
     wrongs = {"sends_nan_parameters": "its parameters are not finite", "sends_a_short_part": "a shard of"}
     for wrong, why in wrongs.items():
         liar = swarm.volunteer(wrong, before=wrong)
-        await liar.says("offering")
+        await liar.says("computes on")
         accused = {"peer": liar.peer_id, "why": f"cannot be added: {why}"}
         await until(lambda accused=accused: is_said(swarm, **accused), f"{wrong} is named", within_s=90.0)
         await liar.kill()

@@ -73,7 +73,7 @@ async def test_what_would_come_of_joining(swarm: Swarm) -> None:
     assert await volunteer.ended() == ExitCode.OK
     back = swarm.start("back", "join", "--dry-run", "--host", "127.0.0.1", home=volunteer.home)
     assert await back.ended() == ExitCode.OK, back.said
-    assert f"the run {swarm.run.manifest.name}" in back.said
+    assert f"run {swarm.run.manifest.name} ({swarm.run.run_id}): its manifest is valid" in back.said
     bootstrap.signal(signal.SIGINT)
     assert await bootstrap.ended() == ExitCode.OK, bootstrap.said
     assert {path.stem for path in swarm.run.volunteers.iterdir()} == {volunteer.peer_id}

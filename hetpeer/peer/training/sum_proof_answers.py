@@ -94,8 +94,9 @@ class SumProofAnswers:
 
         return answer()
 
-    def testify(self, step: e.StepId, asked: m.Testify) -> None:
+    def testify(self, step: e.StepId, work: e.TestifyParts) -> None:
         """`TestifyParts` → a message to the coordinator."""
+        asked = work.asked
         received = self._received.testify(step, asked.plan, asked.marks)
         said = m.Testimony(line=asked.line, step=asked.step, plan=asked.plan, received=received)
         self._perform([e.Tell(said)])
