@@ -12,7 +12,5 @@ def test_a_volunteer_testifies_what_it_has_received():
     said = []
     answers = SumProofAnswers(SimpleNamespace(posts=None, schema=None, perform=said.extend))
     mark = m.Mark(block=0, begin=0, end=4, key=b"key of 16 bytes.")
-    answers.testify(
-        STEP, e.TestifyParts(m.Testify(line=LINE, step=STEP.number, plan=1, marks=(mark,)))
-    )
+    answers.testify(STEP, e.TestifyParts(m.Testify(line=LINE, step=STEP.number, plan=1, marks=(mark,))))
     assert said == [e.Tell(m.Testimony(line=LINE, step=STEP.number, plan=1, received=()))]
