@@ -11,8 +11,16 @@ import pytest
 import torch
 
 from hetpeer.averaging.optim.update_rules import UPDATE_RULES, rule_of, rule_settings
-from hetpeer.bootstrap.run.settings import TrainingSettings
+from hetpeer.bootstrap.run.settings import LinkSettings, TrainingSettings
 from hetpeer.dht.base.errors import LocalError
+from hetpeer.stages.ipc.arena import Arena
+from hetpeer.stages.links.adaptive_ratio import coding_for
+from hetpeer.stages.links.codec import Codec
+from hetpeer.stages.links.value_codecs import VALUE_CODECS, codec_names
+from hetpeer.stages.worker.bundle_codec import Decoder, Encoder
+from hetpeer.stages.worker.device_copy import Copier
+from hetpeer.stages.worker.tensor_staging import Staging
+from tests.stages.test_bundle_codec import LAYOUT, Coders, bundle, decode, encode, view
 
 DOCS = Path(__file__).parents[1] / "docs"
 EXAMPLE = re.compile(r"^```python (\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -31,7 +39,7 @@ def rows(page: str) -> set[str]:
     return set(re.findall(r"^\| `([^`]+)`", (DOCS / page).read_text(), re.MULTILINE))
 
 
-@pytest.mark.parametrize(("page", "registry"), [("averaging.md", UPDATE_RULES)])
+@pytest.mark.parametrize(("page", "registry"), [("averaging.md", UPDATE_RULES), ("links.md", codec_names())])
 def test_every_registered_name_has_its_row(page, registry):
     assert set(registry) <= rows(page)
 
@@ -73,3 +81,39 @@ def test_an_unknown_update_rule_names_the_known_ones():
         TrainingSettings.model_validate({"optimizer": {"name": "Lion"}})
     with pytest.raises(LocalError, match=r"optimizer\.beta"):
         rule_settings("AdamW", ["beta=1"])
+
+
+@pytest.fixture
+def arena():
+    made = Arena(16 << 20)
+    yield made
+    made.close()
+
+
+def test_codec(monkeypatch, arena):
+    """The manifest accepts it, a slow link takes it, and a bundle passes through the worker's executors."""
+    codec = example("codec")["FP8"]()
+    monkeypatch.setitem(VALUE_CODECS, "fp8", codec)
+    assert LinkSettings(codec="topk-fp8", reduce="fp8").codecs == (Codec(codec, sparse=True),) * 2
+    assert coding_for(Codec.of("topk-fp8"), 4.0).codec == Codec(codec)
+    staging = Staging(arena.memory, Copier.of(torch.device("cpu")))
+    coders = Coders(Encoder(staging), Decoder(staging))
+    extent, hidden = bundle(arena)
+    for name, share in (("fp8", 1.0), ("topk-fp8", 0.1)):
+        data, written = encode(coders, arena, extent, name, share)
+        _, back = decode(coders, arena, name, written, data)
+        read = view(arena, LAYOUT.within(back)["hidden"])
+        kept = read != 0
+        assert torch.allclose(read[kept], hidden[kept], rtol=2**-3, atol=1e-4)
+        assert kept.sum() == (
+            written[0].kept if share < 1 else (hidden.to(torch.float8_e5m2).float() != 0).sum()
+        )
+
+
+def test_an_unknown_codec_names_the_known_ones():
+    with pytest.raises(
+        ValueError, match="unknown codec 'fp8'; known: none, bf16, fp16, int8, int4, topk-bf16"
+    ):
+        LinkSettings(codec="fp8")
+    with pytest.raises(ValueError, match="'topk-int8' for a reduce; known: none, bf16, fp16, int8, int4"):
+        LinkSettings(reduce="topk-int8")

@@ -36,9 +36,10 @@ from hetpeer.stages.ipc.worker_frames import (
     encode_command,
     encode_result,
 )
-from hetpeer.stages.links.codec import Codec, EncodedTensor, length, room, value_bytes
+from hetpeer.stages.links.codec import Codec, EncodedTensor, length, room
 from hetpeer.stages.links.sparse_positions import decode_positions, encode_positions
 from hetpeer.stages.links.tensor_codecs import decode, encode
+from hetpeer.stages.links.value_codecs import codec_names
 from tests.fuzz.target import CORPUS, Target, same
 
 # ── graphs ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -174,7 +175,7 @@ def shards() -> Iterable[bytes]:
 
 # ── tensors ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-CODECS = ["none", "bf16", "fp16", "int8", "int4", "topk-bf16", "topk-int8", "topk-int4"]
+CODECS = codec_names()
 HEAD = struct.Struct("<BHHB")
 """Which codec, elements, elements kept, form of the positions."""
 DTYPES = {"float32": torch.float32, "int64": torch.int64}
@@ -198,7 +199,7 @@ def tensor(data: bytes) -> tuple[Codec, torch.Tensor]:
     codec, body = Codec.of(CODECS[number % len(CODECS)]), memoryview(data)[HEAD.size :]
     positions = 0
     if codec.values is not None and codec.selects(kept_there, count):
-        positions = len(body) - value_bytes(codec.values, kept_there)
+        positions = len(body) - codec.values.nbytes(kept_there)
         if positions < 0:
             raise ProtocolError("too short")
     dtype = "int64" if number & 0x80 else "float32"

@@ -5,17 +5,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.stages.links.codec import Codec, EncodedTensor, Values, value_bytes
+from hetpeer.stages.links.codec import Codec, EncodedTensor
 from hetpeer.stages.links.tensor_codecs import decode
+from hetpeer.stages.links.value_codecs import VALUE_CODECS
 from hetpeer.stages.worker.codec_loss import CodecLosses
 
 COUNT = 1000
-CODECS = [Codec(values) for values in Values]
+CODECS = [Codec(values) for values in VALUE_CODECS.values()]
 
 
 def room(codec, count=COUNT):
     assert codec.values is not None
-    return memoryview(bytearray(value_bytes(codec.values, count)))
+    return memoryview(bytearray(codec.values.nbytes(count)))
 
 
 def vector(seed, count=COUNT):
@@ -51,7 +52,7 @@ def test_over_many_steps_everything_arrives(codec):
 
 
 def test_only_the_plan_that_counts_is_settled():
-    codec, losses = Codec(Values.INT4), CodecLosses(COUNT)
+    codec, losses = Codec(VALUE_CODECS["int4"]), CodecLosses(COUNT)
     first = losses.round(codec, vector(1), room(codec), name="x", plan=1)
     losses.round(codec, vector(2)[:10], room(codec, 10), name="x", plan=2)
     losses.settle("x", plan=1)
@@ -65,25 +66,30 @@ def test_only_the_plan_that_counts_is_settled():
 
 
 def test_without_a_name_nothing_is_kept():
-    codec, losses = Codec(Values.INT4), CodecLosses(COUNT)
+    codec, losses = Codec(VALUE_CODECS["int4"]), CodecLosses(COUNT)
     first = losses.round(codec, vector(1), room(codec))
     losses.settle("", plan=0)
     assert torch.equal(losses.round(codec, vector(1), room(codec)), first)
 
 
 def test_what_a_sum_loses_concerns_the_mean():
-    codec, losses = Codec(Values.INT8), CodecLosses(COUNT)
+    codec, losses = Codec(VALUE_CODECS["int8"]), CodecLosses(COUNT)
     read = losses.round(codec, vector(1), room(codec), name="x", plan=1, parts=4)
     losses.settle("x", plan=1)
     lost = (vector(1) - read) / 4
     found = losses.round(
-        Codec(Values.BF16), torch.zeros(COUNT), room(Codec(Values.BF16)), name="x", plan=2, parts=2
+        Codec(VALUE_CODECS["bf16"]),
+        torch.zeros(COUNT),
+        room(Codec(VALUE_CODECS["bf16"])),
+        name="x",
+        plan=2,
+        parts=2,
     )
     assert torch.equal(found, (2 * lost).bfloat16().float())
 
 
 def test_what_cannot_be_written_is_sent_as_it_is():
-    for codec, wrong in ((Codec(Values.FP16), 1e6), *((codec, float("nan")) for codec in CODECS)):
+    for codec, wrong in ((Codec(VALUE_CODECS["fp16"]), 1e6), *((codec, float("nan")) for codec in CODECS)):
         losses, piece = CodecLosses(COUNT), vector(1)
         piece[-1] = wrong
         assert losses.round(codec, piece, room(codec), name="x", plan=1) is None

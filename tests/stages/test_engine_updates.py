@@ -10,7 +10,8 @@ from hetpeer.stages.graph.block_wire import pack_block
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc import vector_commands as v
 from hetpeer.stages.links import tensor_codecs
-from hetpeer.stages.links.codec import Codec, EncodedTensor, Values, value_bytes
+from hetpeer.stages.links.codec import Codec, EncodedTensor
+from hetpeer.stages.links.value_codecs import VALUE_CODECS
 from tests.stages.compute_rig import (
     DRAW,
     KEPT,
@@ -114,13 +115,13 @@ async def test_what_rounding_takes_from_parameters_stays_here(holder, arena):
     spec = holder.blocks[0]
     count = spec.vector_count
     sent, written = arena.allocate(4 * count), arena.allocate(4 * count)
-    codec, one = Codec(Values.INT4), {"codec": "int4", "plan": 2, "block": 0, "begin": 0}
+    codec, one = Codec(VALUE_CODECS["int4"]), {"codec": "int4", "plan": 2, "block": 0, "begin": 0}
     before = load(await holder.state(0), 0, layout(spec), KEPT).parameters
 
     async def read(data):
         target = torch.empty(count)
         tensor_codecs.decode(
-            codec, EncodedTensor(count), arena.view(data)[: value_bytes(Values.INT4, count)], target
+            codec, EncodedTensor(count), arena.view(data)[: VALUE_CODECS["int4"].nbytes(count)], target
         )
         return target.numpy()
 

@@ -10,15 +10,17 @@ from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 from hetpeer.dht.base.errors import LocalError, ProtocolError
-from hetpeer.stages.links.codec import GROUPS, Codec, EncodedTensor, Values, kept_of, length, room
-from hetpeer.stages.links.quantized_values import STEPS
+from hetpeer.stages.links.codec import Codec, EncodedTensor, kept_of, length, room
+from hetpeer.stages.links.quantized_values import QuantizedValues
 from hetpeer.stages.links.sparse_positions import PositionForm, decode_positions, encode_positions
 from hetpeer.stages.links.tensor_codecs import decode, encode
 from hetpeer.stages.links.top_k import SMALL, _largest_there, largest
+from hetpeer.stages.links.value_codecs import VALUE_CODECS, codec_names
 from tests.amounts import examples
 
-NAMES = ["none", "bf16", "fp16", "int8", "int4", "topk-bf16", "topk-int8", "topk-int4"]
-RELATIVE = {Values.BF16: 2**-8, Values.FP16: 2**-11, Values.INT8: 0.0, Values.INT4: 0.0}
+NAMES = codec_names()
+RELATIVE = {"bf16": 2**-8, "fp16": 2**-11, "int8": 0.0, "int4": 0.0}
+"""Largest rounding error of a value, relative to it, beside that of a group's steps."""
 quick = examples(60, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -87,7 +89,7 @@ def test_selection_is_exact(flat, share):
 def test_decoding_gives_what_was_kept(flat, name, dtype, share, squeeze):
     codec = Codec.of(name)
     flat = flat.to(dtype)
-    assume(codec.values is not Values.FP16 or flat.float().abs().max() < 65504)
+    assume(codec.values is not VALUE_CODECS["fp16"] or flat.float().abs().max() < 65504)
     kept = kept_of(len(flat), share)
     out, written, _ = there_and_back(codec, flat, kept, squeeze=squeeze)
     if codec.values is None:
@@ -99,13 +101,15 @@ def test_decoding_gives_what_was_kept(flat, name, dtype, share, squeeze):
     left[chosen] = False
     assert (out[left] == 0).all()
     here, there = flat.float()[chosen], out.float()[chosen]
-    allowed = RELATIVE[codec.values] * here.abs() + (2**-24 if codec.values is Values.FP16 else 1e-38)
-    if (
-        codec.values in GROUPS
+    allowed = RELATIVE.get(codec.values.name, codec.values.tolerance) * here.abs() + (
+        2**-24 if codec.values is VALUE_CODECS["fp16"] else 1e-38
+    )
+    if isinstance(
+        codec.values, QuantizedValues
     ):  # half a step, of a scale that was rounded up by at most 1/128; then bf16's own
-        group = GROUPS[codec.values]
+        group = codec.values.group
         top = torch.stack([part.abs().max() for part in here.split(group)])
-        half = 0.5 / STEPS[codec.values]
+        half = 0.5 / codec.values.steps
         allowed = (top * half * (1 + 2**-6) + 1e-38).repeat_interleave(group)[: len(here)]
     allowed = allowed + (here.abs() * 2**-8 if dtype == torch.bfloat16 else 0)
     assert ((here - there).abs() <= allowed).all()
@@ -238,7 +242,7 @@ def test_what_is_not_finite_is_refused_on_arrival(name, special):
     flat = torch.randn(count)
     target = memoryview(bytearray(room(codec, "float32", count, 100)))
     written, size = encode(codec, flat, 100, target)
-    dtype = torch.float16 if codec.values is Values.FP16 else torch.bfloat16
+    dtype = torch.float16 if codec.values is VALUE_CODECS["fp16"] else torch.bfloat16
     target[:2] = torch.tensor([special], dtype=dtype).view(torch.uint8).numpy().tobytes()
     with pytest.raises(ProtocolError, match="finite"):
         decode(codec, written, target[:size], torch.empty(count))

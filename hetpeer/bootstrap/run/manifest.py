@@ -39,6 +39,7 @@ from hetpeer.stages.data.array_shards import MAX_DIMENSIONS, NAME
 from hetpeer.stages.data.microbatches import DataPlan
 from hetpeer.stages.data.shards import DTYPES, TARGETS, TOKENS
 from hetpeer.stages.graph.block_spec import ITEM_BYTES
+from hetpeer.stages.links.codec import EXACT_TOLERANCE, Codec
 from hetpeer.stages.pipeline.gradient_slots import LIVE
 
 WIRE_VERSION: Final = 1
@@ -47,16 +48,8 @@ CHECKED: Final = 2
 """Spot checks that a volunteer may be asked for in a step, each with a vector: one of its own, one as a third
 party.
 """
-TOLERANCE: Final[Mapping[str, float]] = {
-    "none": 1e-3,
-    "float32": 1e-3,
-    "bf16": 0.05,
-    "fp16": 0.05,
-    "int8": 0.2,
-    "int4": 0.5,
-}
-"""Data type or codec → largest relative distance of two honest sums. For comparison: -g is 2 away, noise 1.4.
-"""
+TOLERANCE: Final[Mapping[str, float]] = {"float32": EXACT_TOLERANCE, "bf16": 0.05}
+"""Data type of computation → largest relative distance of two honest sums; codecs have their own."""
 
 Name = Annotated[str, Field(pattern=FILE_NAME)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -201,12 +194,12 @@ class Manifest(ManifestPart):
 
     @model_validator(mode="after")
     def _can_be_checked(self) -> Manifest:
-        codecs = {self.links.codec, self.links.backward or self.links.codec}
-        if self.trust.spot_checks and not codecs <= TOLERANCE.keys() - {"int4"}:
-            raise ValueError(
-                "trust.spot_checks does not go with links.codec int4 or topk: two that compute the same get "
-                "other bundles"
-            )
+        for codec in self.links.codecs if self.trust.spot_checks else ():
+            if not codec.repeatable:
+                raise ValueError(
+                    f"trust.spot_checks does not go with links.codec {codec}: two that compute the same get "
+                    "other bundles"
+                )
         return self
 
     @model_validator(mode="after")
@@ -227,8 +220,8 @@ class Manifest(ManifestPart):
     @property
     def tolerance(self) -> float:
         """Largest distance of two honest volunteers' sums, relative to their length."""
-        codecs = (self.links.codec, self.links.backward or "none", self.links.reduce, self.training.dtype)
-        return max(TOLERANCE.get(codec, 1.0) for codec in codecs)
+        codecs = *self.links.codecs, Codec.of(self.links.reduce)
+        return max(TOLERANCE[self.training.dtype], *(codec.tolerance for codec in codecs))
 
     @property
     def data_plan(self) -> DataPlan:

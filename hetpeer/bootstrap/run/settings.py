@@ -5,12 +5,14 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from hetpeer.averaging.optim.adam import AdamW
 from hetpeer.averaging.optim.update_rules import AnyRule
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.data.microbatches import size_of
+from hetpeer.stages.links.codec import Codec
+from hetpeer.stages.links.value_codecs import codec_names
 
 Count = Annotated[int, Field(ge=0, lt=2**60)]
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
@@ -79,8 +81,18 @@ class TrustSettings(ManifestPart):
     """Share of contributions that another volunteer computes again, in [0, 1]."""
 
 
-CodecName = Literal["none", "bf16", "fp16", "int8", "int4", "topk-bf16", "topk-int8", "topk-int4"]
-DenseCodecName = Literal["none", "bf16", "fp16", "int8", "int4"]
+def _known_codec(name: str) -> str:
+    return str(Codec.of(name))
+
+
+def _known_dense_codec(name: str) -> str:
+    if name not in (names := codec_names(sparse=False)):
+        raise ValueError(f"unknown codec {name!r} for a reduce; known: {', '.join(names)}")
+    return name
+
+
+CodecName = Annotated[str, AfterValidator(_known_codec)]
+DenseCodecName = Annotated[str, AfterValidator(_known_dense_codec)]
 
 
 class LinkSettings(ManifestPart):
@@ -101,6 +113,11 @@ class LinkSettings(ManifestPart):
     """
     reduce: DenseCodecName = "none"
     """Codec for gradients and parameters in a reduce (docs/averaging.md)."""
+
+    @property
+    def codecs(self) -> tuple[Codec, Codec]:
+        """Codecs for activations and for their gradients."""
+        return Codec.of(self.codec), Codec.of(self.backward or self.codec)
 
     @property
     def lossy(self) -> bool:

@@ -13,7 +13,7 @@ from hetpeer.bootstrap.conduct.disputed_pairs import DisputedPairs
 from hetpeer.bootstrap.coordinator.reduction import divided
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.peer.transport.tensor_schema import FLOAT_BYTES
-from hetpeer.stages.links.codec import Codec, value_bytes
+from hetpeer.stages.links.codec import Codec
 from hetpeer.stages.pipeline.routes import Roster, Route
 
 
@@ -30,7 +30,7 @@ def sums_bytes(
     for cover in divided(sums, roster, sizes, partners, uplinks, DisputedPairs(), guarded=guarded):
         for shard in shards_of(0, cover, sizes[cover.block]):
             count = shard.end - shard.begin
-            nbytes = FLOAT_BYTES * count if codec.values is None else value_bytes(codec.values, count)
+            nbytes = FLOAT_BYTES * count if codec.values is None else codec.values.nbytes(count)
             tied = ties.needed(shard.block, shard.begin, shard.end)
             readers = (*cover.receivers, *(cover.observers if tied else ()))
             pairs = [(holder, shard.reducer) for holder, _ in cover.slots]

@@ -17,7 +17,7 @@ from hetpeer.peer.transport.tensor_store import Tensor
 from hetpeer.peer.transport.worker_posts import Answer
 from hetpeer.stages.ipc import vector_commands as v
 from hetpeer.stages.ipc.arena import Extent
-from hetpeer.stages.links.codec import Codec, EncodedTensor, value_bytes
+from hetpeer.stages.links.codec import Codec, EncodedTensor
 
 
 class ReduceExecution:
@@ -106,7 +106,7 @@ class ReduceExecution:
 
     def _coded_bytes(self, elements: int) -> int:
         assert self._codec.values is not None
-        return value_bytes(self._codec.values, elements)
+        return self._codec.values.nbytes(elements)
 
     def sum(self, step: e.StepId, work: e.SumParts) -> Answer | None:
         """`SumParts` → `summed`, or `unusable` for a part of another length or with numbers that are not

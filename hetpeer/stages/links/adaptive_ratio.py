@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hetpeer.stages.links.codec import Codec, Values
+from hetpeer.stages.links.codec import Codec
+from hetpeer.stages.links.value_codecs import VALUE_CODECS
 
 LEAST_SHARE = 1e-4
 """Smallest share of elements that is kept."""
@@ -55,9 +56,8 @@ def gentler(limit: Codec) -> tuple[Codec, ...]:
     """The dense codecs on the way to `limit`, including it if dense; the gentlest first."""
     if limit.values is None:
         return ()
-    halves = Values.FP16 if limit.values is Values.FP16 else Values.BF16
-    ways = (halves, Values.INT8, Values.INT4)
-    return tuple(Codec(values) for values in ways[: ways.index(limit.values) + 1])
+    names = (*limit.values.gentler, limit.values.name)
+    return tuple(Codec(VALUE_CODECS[name]) for name in names)
 
 
 def share_for(codec: Codec, ratio: float, width: float = 4.0) -> float:

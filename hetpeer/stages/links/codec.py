@@ -7,7 +7,6 @@ read.
 
 from __future__ import annotations
 
-import enum
 import math
 from dataclasses import dataclass
 from typing import Annotated, Self
@@ -16,29 +15,12 @@ from pydantic import Field
 
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.graph.block_spec import ITEM_BYTES
+from hetpeer.stages.links.value_codec import ValueCodec
+from hetpeer.stages.links.value_codecs import NONE, TOP_K, VALUE_CODECS, codec_names
 
+EXACT_TOLERANCE, ANY_TOLERANCE = 1e-3, 1.0
+"""`tolerance` of sums in float32, and of those of which parts are left out."""
 FLOATING = frozenset({"float16", "bfloat16", "float32", "float64"})
-
-
-class Values(enum.StrEnum):
-    """Encodings of floating-point values: halves, or steps of 8 or 4 bits with a scale for each group."""
-
-    BF16 = "bf16"
-    FP16 = "fp16"
-    INT8 = "int8"
-    INT4 = "int4"
-
-
-GROUPS = {Values.INT8: 256, Values.INT4: 64}
-"""Values that share a scale; fewer for fewer bits."""
-
-
-def value_bytes(values: Values, count: int) -> int:
-    """Bytes of `count` values, scales included."""
-    if values not in GROUPS:
-        return 2 * count
-    scales = 2 * -(-count // GROUPS[values])
-    return scales + (count if values is Values.INT8 else -(-count // 2))
 
 
 def bitmap_bytes(count: int) -> int:
@@ -53,30 +35,38 @@ Count = Annotated[int, Field(ge=0, lt=1 << 40)]
 class Codec:
     """Encoding of the floating-point tensors of a bundle. `Codec()` keeps them bit for bit.
 
-        codec = Codec.of("topk-int8")
-        codec.cost(0.1)  # bytes for each element of a float32 tensor if one in ten is kept
-
-    A codec is added by a member of `Values`, its bytes in `value_bytes`, and its code in quantized_values.py.
+    codec = Codec.of("topk-int8")
+    codec.cost(0.1)  # bytes for each element of a float32 tensor if one in ten is kept
     """
 
-    values: Values | None = None
+    values: ValueCodec | None = None
     sparse: bool = False
 
     @classmethod
     def of(cls, name: str) -> Self:
-        """The codec with a manifest's name. Raises ValueError.
-
-        Names: `none`, `bf16`, `fp16`, `int8`, `int4`, or `topk-` and one of them except fp16.
-        """
-        kind, _, values = name.rpartition("-")
-        if name == "none":
+        """The codec with a manifest's name. Raises ValueError that names the known ones."""
+        if name == NONE:
             return cls()
-        if kind not in ("", "topk") or (kind and values == Values.FP16):
-            raise ValueError(f"no codec is called {name!r}")
-        return cls(Values(values), sparse=bool(kind))
+        if name not in codec_names():
+            raise ValueError(f"unknown codec {name!r}; known: {', '.join(codec_names())}")
+        return cls(VALUE_CODECS[name.removeprefix(TOP_K)], sparse=name.startswith(TOP_K))
 
     def __str__(self) -> str:
-        return "none" if self.values is None else f"topk-{self.values}" if self.sparse else self.values.value
+        return NONE if self.values is None else (TOP_K if self.sparse else "") + self.values.name
+
+    @property
+    def tolerance(self) -> float:
+        """Largest distance of two honest volunteers' sums, relative to their length, if tensors are sent by
+        this codec.
+        """
+        if self.values is None:
+            return EXACT_TOLERANCE
+        return ANY_TOLERANCE if self.sparse else self.values.tolerance
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether two volunteers that compute the same send nearly the same."""
+        return self.values is None or (self.values.repeatable and not self.sparse)
 
     def changes(self, dtype: str) -> bool:
         """Whether encoded tensors of `dtype` differ from their memory."""
@@ -93,7 +83,7 @@ class Codec:
         """
         if self.values is None:
             return 4.0
-        width = value_bytes(self.values, 1 << 20) / (1 << 20)
+        width = self.values.nbytes(1 << 20) / (1 << 20)
         if not self.sparse or share >= 1.0:
             return width
         entropy = -(share * math.log2(share) + (1 - share) * math.log2(1 - share)) / 8
@@ -121,8 +111,8 @@ def room(codec: Codec, dtype: str, count: int, kept: int) -> int:
     if codec.values is None or not codec.changes(dtype):
         return count * ITEM_BYTES[dtype]
     if not codec.selects(kept, count):
-        return value_bytes(codec.values, count)
-    return value_bytes(codec.values, kept) + bitmap_bytes(count)
+        return codec.values.nbytes(count)
+    return codec.values.nbytes(kept) + bitmap_bytes(count)
 
 
 def length(codec: Codec, dtype: str, count: int, written: EncodedTensor) -> int:
@@ -135,4 +125,4 @@ def length(codec: Codec, dtype: str, count: int, written: EncodedTensor) -> int:
         return room(codec, dtype, count, count)
     if not written.kept or not 0 < written.position_bytes <= bitmap_bytes(count):
         raise ProtocolError(f"{written} of a tensor of {count} elements")
-    return value_bytes(codec.values, written.kept) + written.position_bytes
+    return codec.values.nbytes(written.kept) + written.position_bytes

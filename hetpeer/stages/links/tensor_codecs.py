@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hetpeer.stages.links.codec import Codec, EncodedTensor, value_bytes
-from hetpeer.stages.links.quantized_values import decode_values, encode_values
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.stages.links.codec import Codec, EncodedTensor
 from hetpeer.stages.links.sparse_positions import decode_positions, encode_positions
 from hetpeer.stages.links.top_k import select
 
@@ -20,7 +20,8 @@ def encode(
     """Write a finite 1-D tensor to the beginning of `target`; returns the head's entry and the bytes written.
 
     `kept` elements are kept if the codec is sparse (0 < kept ≤ len(flat)); `target` has at least `room`
-    bytes. `squeeze`: spend time on shorter positions. Raises LocalError HP-NUM-002 for a value beyond fp16.
+    bytes. `squeeze`: spend time on shorter positions. Raises LocalError HP-NUM-002 for a value that the
+    codec cannot represent.
     """
     count = len(flat)
     if codec.values is None or not flat.is_floating_point():
@@ -28,12 +29,12 @@ def encode(
         torch.frombuffer(target[:size], dtype=flat.dtype).copy_(flat.detach()) if size else None
         return EncodedTensor(count), size
     if not codec.selects(kept, count):
-        size = value_bytes(codec.values, count)
-        encode_values(codec.values, flat, target[:size])
+        size = codec.values.nbytes(count)
+        codec.values.encode(flat.detach().float(), target[:size])
         return EncodedTensor(count), size
     chosen, positions = select(flat, kept)
-    size = value_bytes(codec.values, kept)
-    encode_values(codec.values, chosen, target[:size])
+    size = codec.values.nbytes(kept)
+    codec.values.encode(chosen.detach().float(), target[:size])
     form, data = encode_positions(positions, count, squeeze=squeeze)
     target[size : size + len(data)] = data
     return EncodedTensor(kept, int(form), len(data)), size + len(data)
@@ -50,10 +51,17 @@ def decode(codec: Codec, written: EncodedTensor, data: memoryview, target: Tenso
             target.copy_(torch.frombuffer(data, dtype=target.dtype))
         return
     if not codec.selects(written.kept, count):
-        target.copy_(decode_values(codec.values, data, count))
+        target.copy_(_finite(codec.values.decode(data, count)))
         return
-    size = value_bytes(codec.values, written.kept)
+    size = codec.values.nbytes(written.kept)
     positions = decode_positions(written.form, data[size:], written.kept, count)
-    found = decode_values(codec.values, data[:size], written.kept)
+    found = _finite(codec.values.decode(data[:size], written.kept))
     target.zero_()
     target[torch.from_numpy(positions)] = found.to(target.dtype)
+
+
+def _finite(found: Tensor) -> Tensor:
+    # A sum of finite values is finite, unless it overflows: then each value is checked.
+    if not torch.isfinite(found.sum()) and not torch.isfinite(found).all():
+        raise ProtocolError("a value that is not finite")
+    return found

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.stages.block.exact_numerics import is_finite
-from hetpeer.stages.links.codec import Codec, EncodedTensor, value_bytes
+from hetpeer.stages.links.codec import Codec, EncodedTensor
 from hetpeer.stages.links.tensor_codecs import decode, encode
 
 
@@ -66,7 +66,7 @@ class CodecLosses:
             piece = piece + loss.carried[here] * parts
         if not is_finite(piece):
             return None
-        data = into[: value_bytes(values, len(piece))]
+        data = into[: values.nbytes(len(piece))]
         try:
             encode(codec, piece, len(piece), data)
         except LocalError:

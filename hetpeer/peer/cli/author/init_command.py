@@ -14,6 +14,7 @@ from hetpeer.averaging.optim.update_rules import UPDATE_RULES
 from hetpeer.peer.cli.options import RunDir
 from hetpeer.peer.process.console import say
 from hetpeer.peer.watching.human_units import counted
+from hetpeer.stages.links.value_codecs import codec_names
 
 
 class Shape(enum.StrEnum):
@@ -46,6 +47,7 @@ _WHOM = {
 }
 
 
+_CODECS, _REDUCE_CODECS = ", ".join(codec_names()), ", ".join(codec_names(sparse=False))
 _RULES = "; ".join(f"{name}: {kind.describe}" for name, kind in UPDATE_RULES.items())
 
 
@@ -168,9 +170,8 @@ def init(
     codec: Annotated[
         str,
         typer.Option(
-            help="Strongest compression of activations and their gradients on slow links: none (bit for "
-            "bit), bf16, fp16, int8,"
-            " int4, topk-bf16, topk-int8, topk-int4."
+            help="Strongest compression of activations and their gradients on slow links; none is bit for "
+            f"bit: {_CODECS}."
         ),
     ] = "none",
     backward_codec: Annotated[
@@ -183,8 +184,8 @@ def init(
     reduce_codec: Annotated[
         str,
         typer.Option(
-            help="Format of gradients and parameters that are sent to be added up: none (bit for bit), bf16, "
-            "fp16, int8, int4."
+            help="Format of gradients and parameters that are sent to be added up; none is bit for bit: "
+            f"{_REDUCE_CODECS}."
         ),
     ] = "none",
     feedback: Annotated[

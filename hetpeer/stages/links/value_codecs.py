@@ -1,0 +1,23 @@
+"""The registry of value codecs: a new codec is one module and one line here (docs/extending.md)."""
+
+from __future__ import annotations
+
+from hetpeer.stages.links.half_values import BF16, FP16
+from hetpeer.stages.links.quantized_values import INT4, INT8
+from hetpeer.stages.links.value_codec import ValueCodec
+
+VALUE_CODECS: dict[str, ValueCodec] = {
+    "bf16": BF16(),
+    "fp16": FP16(),
+    "int8": INT8(),
+    "int4": INT4(),
+}
+"""Name in manifests and frames → codec."""
+TOP_K = "topk-"
+NONE = "none"
+
+
+def codec_names(*, sparse: bool = True) -> list[str]:
+    """Names that a manifest may use; `sparse`: those with `topk-`, too."""
+    kept = [TOP_K + name for name, codec in VALUE_CODECS.items() if codec.with_top_k]
+    return [NONE, *VALUE_CODECS, *(kept if sparse else ())]
