@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks import report
 from benchmarks.endtoend import INTERFACE, script, told
 from benchmarks.swarm import ENDLESS, NEVER, Model, Site, Swarm, make_run, running
-from hetpeer.averaging.member.place_choice import choose_place
+from hetpeer.averaging.member.position import choose_place
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import LinkSettings, TrainingSettings
 from hetpeer.bootstrap.state.core_config import coordinator_config

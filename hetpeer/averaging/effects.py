@@ -1,14 +1,15 @@
-"""Effects of the member core: what it asks its driver to do, besides the pipeline's effects
-(stages/pipeline/effects.py).
+"""Effects of the member core, besides the pipeline's (stages/pipeline/effects.py), and the queue from which a
+driver carries them out.
 
 Each effect names the method that its answer goes to: of `Member`, or of `Member.work` (work_in_progress.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from hetpeer.averaging.messages import EVERYBODY, Cover, Mark, Message, Place, Prove, Show, TermView, Testify
 from hetpeer.stages.pipeline import effects as p
@@ -18,8 +19,6 @@ STATE: Final = -1
 """Stands for the parameters themselves, which clusters average, where a slot is named."""
 COPY: Final = -2
 """The copy of them that was taken when a delayed averaging began."""
-
-
 EVERY_ID: Final = 1 << 30
 """More than a step has ids."""
 
@@ -70,9 +69,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Choose:
-    """Choose one of `places` that fits this machine → `Member.chosen`. If none fits, the daemon says so and
-    ends.
-    """
+    """Choose one of `places` that fits this machine → `Member.chosen`. The daemon ends if none fits."""
 
     places: tuple[Place, ...]
 
@@ -346,3 +343,57 @@ Effect = (
     | Leave
     | Stop
 )
+
+
+Item = TypeVar("Item")
+
+
+class EffectQueue(Generic[Item]):
+    """Effects in the order of the calls of the core that returned them; `carry_out` gets one after the other.
+
+    Carrying out an effect may call the core again, for example with a tensor that a volunteer sends to
+    itself. The effects of that call wait behind those of earlier calls: no effect overtakes an earlier one.
+
+    >>> def carry_out(effect):
+    ...     print(effect)
+    ...     queue.perform(["last"] if effect == "first" else [])
+    >>> queue = EffectQueue(carry_out)
+    >>> queue.perform(["first", "second"])
+    first
+    second
+    last
+    """
+
+    def __init__(
+        self, carry_out: Callable[[Item], object], drained: Callable[[], None] = lambda: None
+    ) -> None:
+        """`drained` is called each time when the loop has come to the end of the queue."""
+        self._carry_out = carry_out
+        self._drained = drained
+        self._waiting: deque[Item] = deque()
+        self._looping = False
+        self._closed = False
+
+    def perform(self, effects: Iterable[Item]) -> None:
+        """Append `effects`, and carry out the queue unless a call further up the stack does so already.
+
+        An exception of `carry_out` empties the queue and is raised from the outermost call.
+        """
+        if self._closed:
+            return
+        self._waiting.extend(effects)
+        if self._looping:
+            return
+        self._looping = True
+        try:
+            while self._waiting:
+                self._carry_out(self._waiting.popleft())
+        finally:
+            self._looping = False
+            self._waiting.clear()
+        self._drained()
+
+    def close(self) -> None:
+        """Drop what waits and ignore what comes."""
+        self._closed = True
+        self._waiting.clear()

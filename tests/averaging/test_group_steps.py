@@ -119,7 +119,7 @@ def test_whoever_has_no_place_is_on_the_line_of_everybody_until_it_has_one():
 
 def test_a_state_of_another_cluster_is_not_vouched_for():
     member = member_in(Phase.READY)
-    assert member.digests == DIGESTS
+    assert member.position.digests == DIGESTS
     member.receive(welcome(line=LINE.model_copy(update={"cluster": 4}), member=True))
     assert member.version is None
 

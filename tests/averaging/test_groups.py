@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.averaging.groups.group_scheduler import Group, GroupPipelines
-from hetpeer.averaging.groups.sync_graph import SyncGraph
-from hetpeer.averaging.groups.wait_queue import WaitQueue
+from hetpeer.averaging.groups.group_scheduler import Group, GroupPipelines, SyncGraph, WaitQueue
 from hetpeer.averaging.groups.wait_window import Adaptive, Bounded, WaitWindow
 from tests.simulation.sdpipe import Artifact, Paper
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from hetpeer.averaging.reduce.reducer_shares import PARTS, ReducerLoad, alike, divide
+from hetpeer.averaging.reduce.reduce_shards import PARTS, ReducerLoad, alike, divide
 from tests.amounts import examples
 
 

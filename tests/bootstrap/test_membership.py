@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.averaging.member.place_choice import choose_place
+from hetpeer.averaging.member.position import choose_place
 from hetpeer.bootstrap.state.link_costs import shunned
 from hetpeer.bootstrap.state.membership import BlockDemand, Membership
 from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState

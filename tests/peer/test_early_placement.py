@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetpeer.averaging.member.place_choice import choose_place
+from hetpeer.averaging.member.position import choose_place
 from hetpeer.bootstrap.authoring.create import create_run
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings

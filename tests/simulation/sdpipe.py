@@ -11,9 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 
-from hetpeer.averaging.groups.group_scheduler import Group
-from hetpeer.averaging.groups.sync_graph import SyncGraph
-from hetpeer.averaging.groups.wait_queue import WaitQueue
+from hetpeer.averaging.groups.group_scheduler import Group, SyncGraph, WaitQueue
 from hetpeer.averaging.groups.wait_window import Bounded, WaitWindow
 
 ENDLESS = sys.maxsize

@@ -5,8 +5,7 @@ A failing seed is replayed by `python -m tests.simulation.group_schedules --seed
 
 import pytest
 
-from hetpeer.averaging.groups.group_scheduler import Group
-from hetpeer.averaging.groups.wait_queue import WaitQueue
+from hetpeer.averaging.groups.group_scheduler import Group, WaitQueue
 from tests.amounts import mostly_proof
 from tests.simulation.group_schedules import GroupWatch, schedule
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -41,24 +41,6 @@ class Due(enum.Enum):
     NOW = "now"
     LATER = "later"
     NEVER = "never"
-
-
-def due_in_step(
-    origin: Origin, incarnations: Mapping[str, int], left: Mapping[str, int], plan: int | None
-) -> Due:
-    """When to take a tensor of a step in progress.
-
-    `incarnations`: those in the roster; `left`: the last incarnations of peers that left; `plan`: the newest
-    plan that we know. A sender that is not in the roster may be about to introduce itself.
-    """
-    known = incarnations.get(origin.sender)
-    if known is None:
-        return Due.LATER if origin.incarnation >= left.get(origin.sender, 0) else Due.NEVER
-    if known != origin.incarnation:
-        return Due.NEVER
-    if origin.plan is None or origin.plan == plan:
-        return Due.NOW
-    return Due.LATER if plan is None or origin.plan > plan else Due.NEVER
 
 
 def due_outside(origin: Origin, position: Position, *, partner: bool) -> Due:

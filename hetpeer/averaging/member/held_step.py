@@ -19,7 +19,7 @@ from hetpeer.averaging.effects import (
     Tell,
     TestifyParts,
 )
-from hetpeer.averaging.member.early_tensors import Due, Origin, due_in_step
+from hetpeer.averaging.member.early_tensors import Due, Origin
 from hetpeer.averaging.member.step_vote import ModelShape, StepVote
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.pipeline import Pipeline
@@ -73,10 +73,18 @@ class HeldStep:
         return frozenset(self._incarnations)
 
     def due(self, origin: Origin) -> Due:
-        """When a tensor of this step is to be taken."""
-        reduction = self.vote.reduction
-        plan = None if reduction is None else reduction.number
-        return due_in_step(origin, self._incarnations, self._left, plan)
+        """When to take a tensor of this step. A sender that is not in the roster may be about to introduce
+        itself.
+        """
+        known = self._incarnations.get(origin.sender)
+        if known is None:
+            return Due.LATER if origin.incarnation >= self._left.get(origin.sender, 0) else Due.NEVER
+        if known != origin.incarnation:
+            return Due.NEVER
+        plan = None if self.vote.reduction is None else self.vote.reduction.number
+        if origin.plan is None or origin.plan == plan:
+            return Due.NOW
+        return Due.LATER if plan is None or origin.plan > plan else Due.NEVER
 
     def catch_up(self) -> list[Effect]:
         """The steps before it are committed and applied here: it is the next one."""

@@ -74,7 +74,7 @@ class Member:
     """The core of one volunteer. `shape`: what the manifest says of the model; `window`: limits microbatches
     in flight.
 
-    Methods return effects, which the driver carries out in order (effect_queue.py). `connected` begins a
+    Methods return effects, which the driver carries out in order (effects.py). `connected` begins a
     session, then come `receive` for messages, the answers that effects name, and the methods of `work`.
     """
 
@@ -87,7 +87,8 @@ class Member:
         self.work = WorkInProgress(self.position, window)
         self.loss: float | None = None
         """Mean loss of the newest committed step; None before the first one."""
-        self._hello = hello
+        self.hello = hello
+        """What we say of ourselves: our incarnation, and what this machine can do, as far as it has tried."""
         self._shape = shape
         self._graphs: m.Range | None = None
         """Blocks whose graphs the worker has."""
@@ -99,16 +100,6 @@ class Member:
         """Term-view, number and entry of the last step that was begun."""
         self._deferred: list[m.Message] = []
         """Messages that came in APPLYING and wait until the update is applied."""
-
-    @property
-    def incarnation(self) -> int:
-        """Our incarnation, as `Hello` names it."""
-        return self._hello.incarnation
-
-    @property
-    def flops_per_second(self) -> float:
-        """FLOP/s that this machine reaches on the blocks of its place; a guess before it has tried."""
-        return self._hello.flops_per_second
 
     @property
     def line(self) -> m.TermView:
@@ -125,11 +116,6 @@ class Member:
         """Version of the state in the worker; None while there is none that can be trusted."""
         return self.position.version
 
-    @property
-    def digests(self) -> Mapping[int, str]:
-        """Block → digest of its state at `version`."""
-        return self.position.digests
-
     # ── the control stream ──────────────────────────────────────────────────────────────────────────────────
 
     def connected(self, uplink: float = 0.0) -> list[Effect]:
@@ -140,14 +126,14 @@ class Member:
         place = self.place if self.place == self._graphs else None
         known = {"held": self.position.held(), "place": place, "cluster": self.line.cluster}
         self._deferred.clear()  # they were said to the session that is over
-        self._hello = self._hello.model_copy(update={"uplink": uplink or self._hello.uplink})
-        return [Tell(self._hello.model_copy(update=known))]
+        self.hello = self.hello.model_copy(update={"uplink": uplink or self.hello.uplink})
+        return [Tell(self.hello.model_copy(update=known))]
 
     def reborn(self, incarnation: int) -> list[Effect]:
         """After `Leave`: go on as a new incarnation, which trusts nothing of what the worker holds."""
         self._deferred.clear()
         self.position.distrust()
-        self._hello = self._hello.model_copy(update={"incarnation": incarnation})
+        self.hello = self.hello.model_copy(update={"incarnation": incarnation})
         self.phase = Phase.JOINING
         return self.work.drop_all()
 
@@ -189,9 +175,6 @@ class Member:
         """The driver chose `place` from those offered (`Choose`)."""
         return [Tell(m.Claim(cluster=place.cluster, begin=place.begin, end=place.end))]
 
-    def _refused(self, message: m.Refused) -> list[Effect]:
-        return [Choose(message.places)]
-
     def _granted(self, message: m.Granted) -> list[Effect]:
         waits = self.line.cluster == m.EVERYBODY and self.line.term == message.line.term
         if message.line != self.line and not waits:
@@ -214,19 +197,19 @@ class Member:
         """The graphs of the last `Prepare` are loaded; the device reaches so many FLOP/s on them."""
         if self._preparing is None:
             return []
-        self._hello = self._hello.model_copy(update={"flops_per_second": flops_per_second})
+        self.hello = self.hello.model_copy(update={"flops_per_second": flops_per_second})
         self._graphs, self._preparing = self._preparing, None
         return [self._sync()] if self.phase is Phase.PREPARING and self._graphs == self.place else []
 
     def _sync(self) -> Tell:
         """Ask which state our blocks are to have."""
         self.phase = Phase.SYNCING
-        return Tell(m.Prepared(flops_per_second=self._hello.flops_per_second))
+        return Tell(m.Prepared(flops_per_second=self.hello.flops_per_second))
 
     def _fetch(self, message: m.Fetch) -> list[Effect]:
         self.phase = Phase.SYNCING
         effects = self.work.drop_all()
-        agreed = all(message.digests.get(b, d) == d for b, d in self.digests.items())
+        agreed = all(message.digests.get(b, d) == d for b, d in self.position.digests.items())
         if self.version == message.version and agreed:
             self._fetching = None
             return [*effects, self._ready()]
@@ -358,7 +341,8 @@ class Member:
     def _save(self, message: m.Save) -> list[Effect]:
         if message.version != self.version:
             return []
-        digests = {block: self.digests[block] for block in message.blocks if block in self.digests}
+        held = self.position.digests
+        digests = {block: held[block] for block in message.blocks if block in held}
         return [SaveState(self.line, message.version, digests)]
 
     # ── roll-back, and the end ──────────────────────────────────────────────────────────────────────────────
@@ -377,9 +361,6 @@ class Member:
         # Where steps begin again from the version that we have, nobody else may have it.
         return [*effects, self._sync() if self.version is None else self._ready()]
 
-    def _fenced(self, message: m.Fenced) -> list[Effect]:
-        return [Leave(message.why)]
-
     def _finished(self, message: m.Finished) -> list[Effect]:
         self.phase = Phase.STOPPED
         return [*self.work.drop_all(), Stop(message.why, message.completed)]
@@ -394,7 +375,7 @@ class Member:
     """A Fetch before that is meant for an earlier place: we report `Prepared` when we are."""
     _TABLE: Mapping[type, _Row] = {
         m.Welcome: _Row(_welcome, any_line=True),
-        m.Refused: _Row(_refused, frozenset({Phase.JOINING})),
+        m.Refused: _Row(lambda _self, message: [Choose(message.places)], frozenset({Phase.JOINING})),
         m.Granted: _Row(_granted, any_line=True),
         m.Fetch: _Row(_fetch, _PREPARED),
         m.Begin: _Row(_begin),
@@ -411,7 +392,7 @@ class Member:
         m.Commit: _Row(_commit),
         m.Save: _Row(_save),
         m.RolledBack: _Row(_rolled_back, any_line=True, urgent=True),
-        m.Fenced: _Row(_fenced, urgent=True),
+        m.Fenced: _Row(lambda _self, message: [Leave(message.why)], urgent=True),
         m.Finished: _Row(_finished, urgent=True),
         m.Rejected: _Row(_rejected, urgent=True),
     }

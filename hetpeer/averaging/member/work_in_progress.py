@@ -2,25 +2,73 @@
 peers.
 
 Pure. Every event names its step; events of a step that is not in progress release their tensor and change
-nothing. Several steps are in progress where steps overlap (docs/asynchronous.md). Messages of the coordinator
-come to member.py.
+nothing. Several steps are in progress where steps overlap (docs/asynchronous.md). Shunned peers and congested
+links outlive a step (`LinkStates`). Messages of the coordinator come to member.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.effects import Effect, EndStep, Look, Shard, StepId
+from hetpeer.averaging.effects import Effect, EndStep, Look, Shard, StepId, Tell
 from hetpeer.averaging.member.early_tensors import Due, EarlyTensor, EarlyTensors, Origin, due_outside
 from hetpeer.averaging.member.held_step import Bundle, HeldStep
-from hetpeer.averaging.member.link_states import LinkStates
 from hetpeer.averaging.member.position import Position
 from hetpeer.stages.pipeline.effects import Handle, Release, TaskKey
 from hetpeer.stages.pipeline.gradient_slots import GradientSlots
 from hetpeer.stages.pipeline.routes import Route
 from hetpeer.stages.pipeline.schedule_1f1b import InFlightWindow, WorkerQueue
 from hetpeer.stages.pipeline.utilization import WorkerOccupation
+
+MOST_SHUNNED = 256
+"""Peers that one `Shuns` names at most."""
+
+
+class LinkStates:
+    """Shunned peers and congested links; both outlive a step.
+
+    >>> links = LinkStates()
+    >>> links.shun("bad peer")
+    >>> links.tell_shunned({"bad peer", "other"})
+    [Tell(message=Shuns(kind='shuns', peers=('bad peer',)))]
+    >>> links.tell_shunned({"bad peer", "other"})
+    []
+    """
+
+    def __init__(self) -> None:
+        self.shunned: set[str] = set()
+        """Peers that have offended too often: the volunteer exchanges no tensors with them for now."""
+        self.congested: dict[str, int] = {}
+        """Peer → the link takes no forwards with so many blocks or more left to the loss."""
+        self._told: set[str] = set()
+        """Shunned peers that the coordinator knows of."""
+
+    def shun(self, peer: str) -> None:
+        """Exchange no tensors with `peer` until `accept`."""
+        self.shunned.add(peer)
+
+    def accept(self, peer: str) -> None:
+        """Exchange tensors with `peer` again."""
+        self.shunned.discard(peer)
+
+    def congest(self, peer: str, blocks: int | None) -> None:
+        """The link to `peer` takes no forwards with `blocks` or more left to the loss; None: it takes all."""
+        if blocks is None:
+            self.congested.pop(peer, None)
+        else:
+            self.congested[peer] = blocks
+
+    def tell_shunned(self, partners: Iterable[str], *, again: bool = False) -> list[Effect]:
+        """Name the shunned ones of `partners` to the coordinator, if they have changed, or `again`.
+
+        Strangers that were turned away are of no interest to it.
+        """
+        shunned = self.shunned.intersection(partners)
+        if shunned == self._told and not (again and shunned):
+            return []
+        self._told = shunned
+        return [Tell(m.Shuns(peers=tuple(sorted(shunned)[:MOST_SHUNNED])))]
 
 
 class WorkInProgress:

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.reduce.holder_reduce import NEWS
-from hetpeer.averaging.reduce.reduce_shards import LENGTH, length_of
-from hetpeer.averaging.reduce.reducer_shares import ReducerLoad, alike, divide
+from hetpeer.averaging.reduce.reduce_shards import LENGTH, ReducerLoad, alike, divide, length_of
 from hetpeer.bootstrap.conduct.disputed_pairs import DisputedPairs
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.bootstrap.state.membership import Range

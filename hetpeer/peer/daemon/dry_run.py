@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Mapping
 
 from hetpeer.averaging.effects import Stop
-from hetpeer.averaging.member.place_choice import choose_place
+from hetpeer.averaging.member.position import choose_place
 from hetpeer.averaging.messages import Place
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.runtime import SystemClock

@@ -192,7 +192,7 @@ class SimSender:
                 raise AssertionError(effect)
 
     def _origin(self, step: e.StepId, plan: int | None = None) -> Origin:
-        return Origin(self._name, self._member.incarnation, step.on_wire, plan)
+        return Origin(self._name, self._member.hello.incarnation, step.on_wire, plan)
 
     def _send_activation(self, step: e.StepId, effect: p.SendActivation) -> None:
         number, route, attempt = effect.id, effect.route, effect.attempt

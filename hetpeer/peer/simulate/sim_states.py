@@ -123,7 +123,11 @@ class SimStates:
         member = self._member
         if (member.line, version, block) in self._copies:
             return self._copies[member.line, version, block]
-        if member.version != version or block not in member.digests or member.phase is Phase.APPLYING:
+        if (
+            member.version != version
+            or block not in member.position.digests
+            or member.phase is Phase.APPLYING
+        ):
             return None
         states = self._worker.states[block]
         return states[version] if max(states) == version else None

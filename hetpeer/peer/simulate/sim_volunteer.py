@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member.effect_queue import EffectQueue
+from hetpeer.averaging.effects import EffectQueue
 from hetpeer.averaging.member.member import Effect, InStep, Member, StepEffect
-from hetpeer.averaging.member.place_choice import choose_place
+from hetpeer.averaging.member.position import choose_place
 from hetpeer.peer.simulate.network.sim_tensors import SimTensors
 from hetpeer.peer.simulate.network.world import Gate
 from hetpeer.peer.simulate.sim_sender import LOOK_S, SimSender

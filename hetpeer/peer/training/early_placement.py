@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from hetpeer.averaging.member.place_choice import choose_place
+from hetpeer.averaging.member.position import choose_place
 from hetpeer.averaging.messages import Place
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.run.run_directory import RunDirectory

@@ -76,7 +76,7 @@ class HeldStates:
                         # Posted before anything else can be: an update that comes now is behind it in the
                         # worker.
                         copied = self._posts.dump(block, self._rooms[block])
-                        digest = self._member.digests[block]
+                        digest = self._member.position.digests[block]
                         return Served(await copied, {"digest": digest})
                     if not self._may_come(version):
                         return None
@@ -93,4 +93,8 @@ class HeldStates:
 
     def _holds(self, version: int, block: int) -> bool:
         member = self._member
-        return member.version == version and block in member.digests and member.phase is not Phase.APPLYING
+        return (
+            member.version == version
+            and block in member.position.digests
+            and member.phase is not Phase.APPLYING
+        )

@@ -112,7 +112,7 @@ def volunteer_advert(volunteer: Volunteer, node: Node, device_name: str) -> Adve
         waits_data=shares[WorkerOccupation.DATA],
         waits_room=shares[WorkerOccupation.ROOM],
         uplink=round(volunteer.links.outflow.seen),
-        flops_per_second=float(round(member.flops_per_second)),
+        flops_per_second=float(round(member.hello.flops_per_second)),
         product_flops=float(round(volunteer.offer.flops_per_second)),
         memory_bytes=volunteer.offer.memory_bytes,
         device=device_name[:32],

@@ -232,7 +232,7 @@ class StepDriver:
     def _head(self, step: e.StepId) -> dict[str, Any]:
         """The fields of a head that name the step, and us."""
         wire = step.on_wire
-        return {"line": wire.line, "step": wire.number, "incarnation": self._member.incarnation}
+        return {"line": wire.line, "step": wire.number, "incarnation": self._member.hello.incarnation}
 
     def _send_activation(self, step: e.StepId, effect: p.SendActivation) -> None:
         route, tensor, peer = effect.route, _tensor(effect.handle), effect.route[0].peer

@@ -65,7 +65,7 @@ class StepEntry:
             else Introduction(
                 line=begin.line,
                 step=begin.step,
-                incarnation=self._member.incarnation,
+                incarnation=self._member.hello.incarnation,
                 begin=place[0],
                 end=place[1],
                 ticket=begin.ticket,
@@ -87,7 +87,7 @@ class StepEntry:
         step = self._member.work.step
         assert step is not None
         failpoints.reached("ask_leftovers")
-        for line in self._evidence.found(step, self._member.incarnation, sender, found):
+        for line in self._evidence.found(step, self._member.hello.incarnation, sender, found):
             self._tell(line)
         self._plane.introduce(sender)
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member.effect_queue import EffectQueue
+from hetpeer.averaging.effects import EffectQueue
 from hetpeer.averaging.member.member import Effect, InStep, Member, Origin, Phase
-from hetpeer.averaging.member.place_choice import choose_place
+from hetpeer.averaging.member.position import choose_place
 from hetpeer.averaging.member.tensor_heads import ActivationHead, Introduction
 from hetpeer.bootstrap.state.core_config import shape_of
 from hetpeer.bootstrap.storage.file_service import Served
@@ -156,7 +156,7 @@ class Volunteer:
         """
         try:
             await self._plane.start()
-            self._tasks.spawn(self.session.run(lambda: self.member.incarnation), name="control session")
+            self._tasks.spawn(self.session.run(lambda: self.member.hello.incarnation), name="control session")
             self._tasks.spawn(self._watch_worker(), name="compute worker")
             board = TaskBoard(self._node, self._files.run.run_id)
             ids = self._manifest.training.ids
@@ -303,7 +303,7 @@ class Volunteer:
                 for copying in self._states.snapshot(effect):
                     self._spawn(copying)
             case e.RecordApplied():
-                for line in self._evidence.applied(effect, self.member.incarnation):
+                for line in self._evidence.applied(effect, self.member.hello.incarnation):
                     self.session.give_evidence(line)
                 number = effect.step.number
                 self.figures.updated(number, time.monotonic())

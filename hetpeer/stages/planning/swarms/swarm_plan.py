@@ -152,7 +152,7 @@ def holders_of(pipelines: Sequence[PlannedPipeline]) -> list[list[int]]:
 def adding_up(devices: Devices, work: StepDemand, holders: Sequence[Sequence[int]]) -> Floats:
     """Seconds that each device takes to reduce the gradients of its blocks (`holders` of each).
 
-    Shares follow from the uplinks, as in the reduce (averaging/reduce/reducer_shares.py). The slowest uplink
+    Shares follow from the uplinks, as in the reduce (averaging/reduce/reduce_shards.py). The slowest uplink
     and the slowest link are waited for, and two hops. A device with several blocks sends them one after the
     other.
     """
