@@ -94,7 +94,7 @@ class Liar:
 def install(kind_of: Callable[[str], str]) -> None:
     """Change this process: it lies as `kind_of` says of its id."""
     from hetpeer.averaging.member.step_vote import StepVote
-    from hetpeer.peer.training.sum_proof_answers import SumProofAnswers
+    from hetpeer.peer.training.check_answers import SumProofAnswers
     from hetpeer.peer.transport.data_plane import DataPlane
 
     liar, plan, send, look = Liar(kind_of), StepVote.plan, DataPlane.send, SumProofAnswers._slot

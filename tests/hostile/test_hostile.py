@@ -27,7 +27,7 @@ from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.dht.streams.stream import encode_head as encode_frame_head
 from hetpeer.peer.transport.data_plane import TENSORS
-from hetpeer.peer.transport.link_pressure import ACTIVATIONS
+from hetpeer.peer.transport.uplink import ACTIVATIONS
 from hetpeer.stages.pipeline.routes import Hop
 from tests.hostile.stranger import PAUSE_S, Stranger
 from tests.swarm.child import Child

@@ -27,8 +27,7 @@ from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.peer.preparation import data_source
-from hetpeer.peer.preparation.data_gate import DataGate
-from hetpeer.peer.preparation.data_source import DataSource
+from hetpeer.peer.preparation.data_source import DataGate, DataSource
 from hetpeer.peer.preparation.disk_room import Room, taken
 from hetpeer.peer.preparation.state_fetcher import RunFiles
 from hetpeer.peer.process.home import Home

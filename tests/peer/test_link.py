@@ -15,7 +15,7 @@ from hetpeer.dht.streams.abuse import Offence, kind_of
 from hetpeer.dht.streams.flow_control import GrantBudget, HeldBytes, LinkGrants
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.transport.link import Link
-from hetpeer.peer.transport.link_pressure import ACTIVATIONS, CONGESTED_BYTES, Pressure
+from hetpeer.peer.transport.uplink import ACTIVATIONS, CONGESTED_BYTES, Pressure
 from tests.dht.loopback import Loopback
 from tests.dht.test_channel import until
 

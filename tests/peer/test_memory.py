@@ -21,10 +21,8 @@ from hetpeer.peer.limits.settings import WORKER
 from hetpeer.peer.preparation import state_fetcher
 from hetpeer.peer.preparation.state_fetcher import StateFetcher
 from hetpeer.peer.process.span_trace import Trace
-from hetpeer.peer.training.held_place import HeldPlace
-from hetpeer.peer.training.task_execution import TaskExecution
-from hetpeer.peer.transport.tensor_store import TensorStore
-from hetpeer.peer.transport.worker_posts import WorkerPosts
+from hetpeer.peer.training.task_execution import HeldPlace, TaskExecution
+from hetpeer.peer.transport.tensor_store import TensorStore, WorkerPosts
 from hetpeer.stages.block.block_state import BlockState, dump, layout_of
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.graph.block_wire import pack_block

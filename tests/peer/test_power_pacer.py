@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from hetpeer.peer.transport.uplink_rate import ARRIVALS, KNOWN, WINDOWS, UplinkRate
-from hetpeer.peer.transport.uplink_shares import AIR, PACED_BELOW, UplinkShares
+from hetpeer.peer.transport.uplink import AIR, ARRIVALS, KNOWN, PACED_BELOW, WINDOWS, UplinkRate, UplinkShares
 
 MB = 1e6
 

@@ -22,15 +22,14 @@ from hetpeer.dht.channels.channel_server import MAX_LANES
 from hetpeer.dht.streams.flow_control import pack
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.process.span_trace import Trace
-from hetpeer.peer.training.held_place import HeldPlace
 from hetpeer.peer.training.step_driver import StepDriver
+from hetpeer.peer.training.task_execution import HeldPlace
 from hetpeer.peer.training.volunteer_figures import VolunteerFigures
 from hetpeer.peer.transport.link_book import LinkBook
-from hetpeer.peer.transport.link_pressure import SHARDS
 from hetpeer.peer.transport.tensor_receiver import TensorReceiver
 from hetpeer.peer.transport.tensor_schema import TensorSchema
-from hetpeer.peer.transport.tensor_store import Tensor, TensorStore
-from hetpeer.peer.transport.worker_posts import WorkerPosts
+from hetpeer.peer.transport.tensor_store import Tensor, TensorStore, WorkerPosts
+from hetpeer.peer.transport.uplink import SHARDS
 from hetpeer.stages.ipc.arena import ALIGNMENT, Arena
 from hetpeer.stages.ipc.transfer_commands import Decode
 from hetpeer.stages.links.codec import Codec, EncodedTensor

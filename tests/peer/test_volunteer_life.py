@@ -10,8 +10,7 @@ from hetpeer.dht.base.errors import ExitCode
 from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.peer.daemon import volunteer_life
 from hetpeer.peer.daemon.owner_wishes import DaemonState, VolunteerDaemon, Wish
-from hetpeer.peer.daemon.rejection import rejection
-from hetpeer.peer.daemon.volunteer_life import _called_off, doing
+from hetpeer.peer.daemon.volunteer_life import _called_off, doing, rejection
 from hetpeer.peer.limits.holds import Reason
 from hetpeer.peer.process.systemd_notify import Notifier
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from hetpeer.peer.simulate.network.sim_links import SimLink
-from hetpeer.peer.transport.link_pressure import ACTIVATIONS
+from hetpeer.peer.transport.uplink import ACTIVATIONS
 from tests.amounts import mostly_proof
 from tests.simulation.coverage import Coverage
 from tests.simulation.histories import HistoryOutcome, shape, simulate

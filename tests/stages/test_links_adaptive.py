@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.run.settings import LinkSettings
-from hetpeer.peer.transport.link_book import RECENT, LinkBook
-from hetpeer.peer.transport.pace_claim import EASE, LEAST, PaceClaim
-from hetpeer.peer.transport.uplink_rate import ARRIVALS, KNOWN, SEEN, SEVERAL, WINDOW_S, WINDOWS
+from hetpeer.peer.transport.link_book import EASE, LEAST, RECENT, LinkBook, PaceClaim
+from hetpeer.peer.transport.uplink import ARRIVALS, KNOWN, SEEN, SEVERAL, WINDOW_S, WINDOWS
 from hetpeer.stages.links.adaptive_ratio import SLACK, coding_for, ratio_of, share_for
 from hetpeer.stages.links.codec import Codec
 from tests.stages.aims import target_of

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hetpeer.peer.preparation.place_rehearsal import speed_on
+from hetpeer.peer.preparation.state_fetcher import speed_on
 from hetpeer.stages.ipc.results import CommandFailed, CommandFailedError, Rehearsed
 from hetpeer.stages.tracing.assemble import ComputeMode
 from hetpeer.stages.tracing.cut import cut_blocks

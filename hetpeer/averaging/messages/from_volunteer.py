@@ -260,7 +260,7 @@ class Paced(Schema):
     (stages/links/adaptive_ratio.py).
 
     `computing`: seconds of a microbatch at this place; less if the volunteer was given none for some steps
-    (peer/transport/pace_claim.py). `links`: peer → seconds to send the largest bundle uncompressed, at the
+    (peer/transport/link_book.py). `links`: peer → seconds to send the largest bundle uncompressed, at the
     rate at which bytes last arrived there. `uplink`: bytes/s of all links together; 0: unknown.
     """
 

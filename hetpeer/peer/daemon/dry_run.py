@@ -22,8 +22,7 @@ from hetpeer.peer.control.control_server import locked
 from hetpeer.peer.daemon.limits_in_force import LimitsInForce
 from hetpeer.peer.daemon.owner_wishes import VolunteerDaemon
 from hetpeer.peer.daemon.presence import JoinOptions, arriving
-from hetpeer.peer.daemon.rejection import rejection
-from hetpeer.peer.daemon.volunteer_life import start_compute
+from hetpeer.peer.daemon.volunteer_life import rejection, start_compute
 from hetpeer.peer.limits.amounts import size
 from hetpeer.peer.limits.hold_reasons import paused
 from hetpeer.peer.limits.sensors import Sensors

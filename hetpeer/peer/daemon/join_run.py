@@ -19,11 +19,11 @@ from hetpeer.dht.base.errors import ExitCode
 from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.peer.control.control_server import serving
 from hetpeer.peer.control.owned_daemon import TICK_S
-from hetpeer.peer.daemon.daemon_figures import figures_of
 from hetpeer.peer.daemon.limits_in_force import LimitsInForce
 from hetpeer.peer.daemon.owner_wishes import DaemonState, VolunteerDaemon, Wish
 from hetpeer.peer.daemon.presence import JoinOptions, Presence, no_state, present
 from hetpeer.peer.daemon.volunteer_life import live
+from hetpeer.peer.daemon.volunteer_progress import figures_of
 from hetpeer.peer.limits.hold_reasons import explained, paused
 from hetpeer.peer.limits.holds import Reason
 from hetpeer.peer.limits.sensors import Sensors

@@ -1,5 +1,4 @@
-"""One life of a volunteer: a compute worker is started, measured, takes part, and is ended when the owner
-wants.
+"""One life of a volunteer: from the start of its compute worker to its end, as the owner wishes.
 
 An early end begins with the suspension of the worker: from then on it takes no processor time, and other
 volunteers compute its unfinished work again (docs/daemon.md).
@@ -16,6 +15,7 @@ from typing import Any
 
 from hetpeer.averaging.effects import Stop
 from hetpeer.averaging.member.member import Phase
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.peer.control.owned_daemon import Does
 from hetpeer.peer.daemon.limits_in_force import LOOK_S, LimitsInForce
@@ -29,7 +29,6 @@ from hetpeer.peer.daemon.machine_offer import (
 )
 from hetpeer.peer.daemon.owner_wishes import DaemonState, VolunteerDaemon, Wish
 from hetpeer.peer.daemon.presence import Presence
-from hetpeer.peer.daemon.rejection import rejection
 from hetpeer.peer.limits.amounts import rate, share, share_or_bytes
 from hetpeer.peer.limits.settings import WORKER, Settings
 from hetpeer.peer.process.console import say
@@ -247,3 +246,56 @@ async def _running_compute(settings: Settings, ram: int) -> AsyncIterator[Comput
         yield compute
     finally:
         await compute.close()
+
+
+def rejection(stop: Stop) -> LocalError:
+    """The error for the reason in `stop.rejected` (docs/admission.md)."""
+    match stop.rejected:
+        case "version":
+            return LocalError(
+                "HP-RUN-002",
+                "the run needs another version of hetpeer",
+                why=stop.why,
+                fix="use the version of hetpeer that the run was made for",
+                exit_code=ExitCode.VERSION,
+            )
+        case "banned":
+            return LocalError(
+                "HP-RUN-019",
+                "the run is closed to this peer",
+                why=stop.why,
+                fix="ask the run's author",
+                exit_code=ExitCode.RUN_CLOSED,
+            )
+        case "uninvited":
+            return LocalError(
+                "HP-RUN-020",
+                "the run takes invited or listed peers only",
+                why=stop.why,
+                fix="ask its author for an invite, and give the whole link to hetpeer join",
+                exit_code=ExitCode.RUN_CLOSED,
+            )
+        case "work":
+            return LocalError(
+                "HP-RUN-021",
+                "the run asks for a proof of work",
+                why=stop.why,
+                fix="use a newer hetpeer, which does it by itself",
+                exit_code=ExitCode.VERSION,
+            )
+        case "crowded":
+            return LocalError(
+                "HP-RUN-022",
+                "the run takes no more volunteers from this network at the moment",
+                why=stop.why,
+                fix="try again later",
+                exit_code=ExitCode.TRY_LATER,
+            )
+        case _:
+            return LocalError(
+                "HP-RUN-010",
+                "the run has stopped",
+                why=stop.why,
+                fix="ask the run's author",
+                exit_code=ExitCode.RUN_CLOSED,
+            )

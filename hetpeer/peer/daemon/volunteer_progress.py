@@ -1,17 +1,25 @@
-"""Lines that a volunteer shows to the person who started it."""
+"""Progress of a volunteer for its owner: lines in the terminal, and figures for `hetpeer status`."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from hetpeer.averaging.member.member import Member, Phase
 from hetpeer.bootstrap.run.manifest import Manifest
+from hetpeer.peer.control.control_messages import LinkStatus, VolunteerStatus
 from hetpeer.peer.process.console import EVERY_S, LOOK_S, say
 from hetpeer.peer.training.early_placement import state_bytes
+from hetpeer.peer.training.self_advert import link_notes
 from hetpeer.peer.training.volunteer import Volunteer
 from hetpeer.peer.watching.human_units import blocks_text, bytes_text, counted
+from hetpeer.stages.pipeline.utilization import WorkerOccupation
+
+if TYPE_CHECKING:
+    from hetpeer.peer.daemon.presence import Presence
 
 PATIENCE_S = 3.0
 """Seconds after which a wait is shown."""
@@ -153,3 +161,27 @@ def _waiting_line(volunteer: Volunteer, rest_s: float) -> str:
 
 def _blocks(member: Member) -> str:
     return "" if member.place is None else blocks_text(*member.place)
+
+
+def figures_of(presence: Presence) -> VolunteerStatus:
+    """Current progress; without a living volunteer only that of the run."""
+    manifest, volunteer = presence.files.run.manifest, presence.life.volunteer
+    known = VolunteerStatus(
+        pid=os.getpid(), run=manifest.name[:64], unit=manifest.data.unit, steps=manifest.training.steps
+    )
+    if volunteer is None:
+        return known
+    member, figures = volunteer.member, volunteer.figures
+    notes = link_notes(volunteer.links.links, presence.node.path)
+    at_work = {
+        "step": member.version or 0,
+        "loss": member.loss,
+        "blocks": member.place,
+        "units_per_second": volunteer.tokens_per_second,
+        "microbatches": figures.microbatches,
+        "computes": figures.shares.lately(time.monotonic())[WorkerOccupation.COMPUTES],
+        "lines": tuple(
+            LinkStatus(to=note.to, way=note.path, bytes_per_second=float(note.rate)) for note in notes
+        ),
+    }
+    return known.model_copy(update=at_work)

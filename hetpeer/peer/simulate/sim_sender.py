@@ -22,7 +22,7 @@ from hetpeer.peer.simulate.network.world import SimNetwork, World
 from hetpeer.peer.simulate.sim_config import SwarmConfig
 from hetpeer.peer.simulate.sim_numerics import Numerics
 from hetpeer.peer.simulate.sim_worker import Answer, SimWorker
-from hetpeer.peer.transport.link_pressure import GRADIENTS, SHARDS, pool_at
+from hetpeer.peer.transport.uplink import GRADIENTS, SHARDS, pool_at
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.routes import Hop
 from hetpeer.stages.pipeline.schedule_1f1b import blocks_left

@@ -14,7 +14,7 @@ from hetpeer.averaging.member.member import Member, Phase
 from hetpeer.averaging.messages import TermView
 from hetpeer.bootstrap.storage.file_service import Served
 from hetpeer.dht.base.errors import LocalError
-from hetpeer.peer.transport.worker_posts import WorkerPosts
+from hetpeer.peer.transport.tensor_store import WorkerPosts
 from hetpeer.stages.ipc.results import CommandFailedError
 
 STATE_WAIT_S = 20.0

@@ -10,11 +10,10 @@ from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.tensor_heads import Coded
 from hetpeer.averaging.reduce.tied_parameters import Use
-from hetpeer.peer.training.held_place import HeldPlace
-from hetpeer.peer.training.sum_proof_answers import SumProofAnswers
+from hetpeer.peer.training.check_answers import SumProofAnswers
+from hetpeer.peer.training.task_execution import HeldPlace
 from hetpeer.peer.transport.tensor_schema import FLOAT_BYTES
-from hetpeer.peer.transport.tensor_store import Tensor
-from hetpeer.peer.transport.worker_posts import Answer
+from hetpeer.peer.transport.tensor_store import Answer, Tensor
 from hetpeer.stages.ipc import vector_commands as v
 from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.links.codec import Codec, EncodedTensor

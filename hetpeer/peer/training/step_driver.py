@@ -17,16 +17,13 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.held_step import Bundle
 from hetpeer.averaging.member.member import Effect, Member, Origin, StepEffect
 from hetpeer.averaging.member.tensor_heads import ActivationHead, GradientHead, Head, ShardHead
-from hetpeer.peer.preparation.data_gate import DataGate
-from hetpeer.peer.training.held_place import HeldPlace
-from hetpeer.peer.training.memory_wait import MemoryWait
+from hetpeer.peer.preparation.data_source import DataGate
+from hetpeer.peer.training.check_answers import SpotCheckAnswers, SumProofAnswers
 from hetpeer.peer.training.reduce_execution import ReduceExecution
-from hetpeer.peer.training.spot_check_answers import SpotCheckAnswers
-from hetpeer.peer.training.sum_proof_answers import SumProofAnswers
-from hetpeer.peer.training.task_execution import TaskExecution
+from hetpeer.peer.training.task_execution import HeldPlace, TaskExecution
 from hetpeer.peer.training.volunteer_figures import VolunteerFigures
 from hetpeer.peer.transport.data_plane import DataPlane
-from hetpeer.peer.transport.link_transcoder import LinkTranscoder
+from hetpeer.peer.transport.link_transcoder import LinkTranscoder, MemoryWait
 from hetpeer.peer.transport.tensor_store import Tensor, TensorStore
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc import vector_commands as v

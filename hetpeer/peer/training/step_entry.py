@@ -1,26 +1,64 @@
-"""Late joiners of a step: introductions to peers that do not know us, and theirs to us (docs/protocol.md,
-leftovers).
+"""The peers of a step: links to keep, and introductions of late joiners (docs/protocol.md, leftovers).
 
 The core decides what an introduction means. Here a ticket is checked, the link for the late joiner opened,
-and what the task board showed us written down.
+and what the task board showed us written down. In a grouped run partners change from one averaging to the
+next; a new link takes several round trips to open, and more until it is fast, so links to the latest partners
+are kept.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.member import Effect, Member, Origin
 from hetpeer.averaging.member.tensor_heads import Introduction
+from hetpeer.averaging.messages import Range
 from hetpeer.bootstrap.admission.step_tickets import check
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.dht.base import failpoints
 from hetpeer.dht.base.errors import short_id
 from hetpeer.dht.discovery.task_board import LeftoverIds
 from hetpeer.peer.training.evidence_log import EvidenceLog
-from hetpeer.peer.training.linked_peers import LinkedPeers
 from hetpeer.peer.transport.data_plane import DataPlane
+
+KEPT = 16
+"""Peers that parameters were exchanged with lately, ourselves included: each has a part of our memory for its
+tensors.
+"""
+
+
+class LinkedPeers:
+    """The linked peers of one volunteer; iterates over their peer ids."""
+
+    def __init__(self) -> None:
+        self._group: frozenset[str] = frozenset()
+        """All who take part in what we averaged last, or average now."""
+        self._met: dict[str, None] = {}
+        """Peers that we exchange parameters with, the latest ones last."""
+
+    def averages(self, roster: Mapping[str, Range], place: Range | None) -> None:
+        """We average with `roster` and hold `place`: parameters are exchanged with all that hold a block of
+        it.
+        """
+        self._group = frozenset(roster)
+        begin, end = place or (0, 0)
+        for peer, (first, last) in roster.items():
+            if first < end and begin < last:
+                self._met.pop(peer, None)
+                self._met[peer] = None
+        for peer in list(self._met)[:-KEPT]:
+            del self._met[peer]
+
+    def forget(self, peers: Collection[str]) -> None:
+        """Forget `peers`, which have left."""
+        self._group = self._group.difference(peers)
+        self._met = {peer: None for peer in self._met if peer not in peers}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._group.union(self._met))
+
 
 _log = logging.getLogger(__name__)
 

@@ -1,27 +1,55 @@
-"""Carries out a step's tasks with the compute worker, and answers the core.
+"""The place that a volunteer holds, and the execution of a step's tasks there by the compute worker.
 
 Each method posts its command at once, so that the worker sees commands in the order of the effects, and
-returns a coroutine that waits for the answer. Tensors that a command reads or writes stay pinned until it is
-answered.
+returns a coroutine that waits for the answer and tells the core. Tensors that a command reads or writes stay
+pinned until it is answered.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from hetpeer.averaging import effects as e
-from hetpeer.dht.base.errors import LocalError
+from hetpeer.averaging.member.member import Effect, Member
+from hetpeer.dht.base.errors import LocalError, ProtocolError
+from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.dht.streams.abuse import Offence, OffenceError
-from hetpeer.peer.training.held_place import HeldPlace
-from hetpeer.peer.transport.tensor_store import Tensor
-from hetpeer.peer.transport.worker_posts import Answer
+from hetpeer.peer.preparation.data_source import DataSource
+from hetpeer.peer.transport.link_book import LinkBook
+from hetpeer.peer.transport.tensor_schema import TensorSchema
+from hetpeer.peer.transport.tensor_store import Answer, Tensor, WorkerPosts
 from hetpeer.stages.graph.random_draws import Draw
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc.results import NO_MEMORY, CommandFailedError
 from hetpeer.stages.pipeline import effects as p
+from hetpeer.stages.pipeline.schedule_1f1b import InFlightWindow
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPlace:
+    """The worker's side of one place; a new one is made for each `Prepare`."""
+
+    me: str
+    """Our peer id."""
+    member: Member
+    posts: WorkerPosts
+    schema: TensorSchema
+    book: LinkBook
+    window: InFlightWindow
+    """Measures and limits microbatches in flight."""
+    data: DataSource | None
+    """The author's inputs; None if no block of the place uses any."""
+    tasks: TaskSet
+    perform: Callable[[Sequence[Effect]], None]
+    """Carries out effects of the core."""
+    offended: Callable[[str, ProtocolError], None]
+    """Counts an offence of a peer."""
+
 
 NOT_FINITE = "HP-NUM-001"
 """The worker's error code for a tensor with NaN or infinity in it (stages/worker/tensor_staging.py)."""

@@ -31,24 +31,28 @@ from hetpeer.dht.discovery.task_board import TaskBoard
 from hetpeer.dht.node.node import Node
 from hetpeer.peer.arrival.credentials import Credentials
 from hetpeer.peer.preparation.data_source import DataSource
-from hetpeer.peer.preparation.place_rehearsal import speed_on
-from hetpeer.peer.preparation.state_fetcher import RunFiles, StateFetcher, keep_trying, prepare_block
+from hetpeer.peer.preparation.state_fetcher import (
+    RunFiles,
+    StateFetcher,
+    keep_trying,
+    prepare_block,
+    speed_on,
+)
 from hetpeer.peer.process.home import Home
 from hetpeer.peer.process.span_trace import Trace
 from hetpeer.peer.training.control_session import ControlSession
 from hetpeer.peer.training.evidence_log import EvidenceLog
-from hetpeer.peer.training.held_place import HeldPlace
 from hetpeer.peer.training.held_states import HeldStates
 from hetpeer.peer.training.leftover_watch import LeftoverWatch
 from hetpeer.peer.training.step_driver import StepDriver
 from hetpeer.peer.training.step_entry import StepEntry
+from hetpeer.peer.training.task_execution import HeldPlace
 from hetpeer.peer.training.volunteer_figures import Offer, VolunteerFigures
 from hetpeer.peer.transport.data_plane import DataPlane
 from hetpeer.peer.transport.link_book import LinkBook
 from hetpeer.peer.transport.spill_file import SpillFile
 from hetpeer.peer.transport.tensor_schema import TensorSchema, bundles_beside, microbatches_in
-from hetpeer.peer.transport.tensor_store import TensorStore
-from hetpeer.peer.transport.worker_posts import WorkerPosts
+from hetpeer.peer.transport.tensor_store import TensorStore, WorkerPosts
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc.compute import Compute

@@ -33,7 +33,7 @@ from hetpeer.peer.transport.link_book import LinkBook
 from hetpeer.peer.transport.tensor_receiver import TensorOwner, TensorReceiver
 from hetpeer.peer.transport.tensor_schema import TensorSchema
 from hetpeer.peer.transport.tensor_store import Tensor, TensorStore
-from hetpeer.peer.transport.uplink_shares import UplinkShares
+from hetpeer.peer.transport.uplink import UplinkShares
 from hetpeer.stages.ipc.arena import ArenaFullError
 
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 
 from hetpeer.averaging.member.tensor_heads import ActivationHead, GradientHead, Head, ShardHead
 from hetpeer.dht.streams.flow_control import GrantBudget, HeldBytes, LinkGrants, Pool
-from hetpeer.peer.transport.link_pressure import ACTIVATIONS, GRADIENTS, SHARDS, pool_at
 from hetpeer.peer.transport.tensor_schema import FLOAT_BYTES, TensorSchema
+from hetpeer.peer.transport.uplink import ACTIVATIONS, GRADIENTS, SHARDS, pool_at
 from hetpeer.stages.pipeline.schedule_1f1b import blocks_left
 
 KINDS = 3

@@ -21,7 +21,7 @@ from hetpeer.dht.node.node import Node
 from hetpeer.dht.streams.abuse import Offence, OffenceError
 from hetpeer.dht.streams.flow_control import GrantQueue
 from hetpeer.dht.streams.stream import Stream
-from hetpeer.peer.transport.link_pressure import Pressure
+from hetpeer.peer.transport.uplink import Pressure
 
 TENSORS: Final = "hetpeer/1/tensors"
 LANES = 3

@@ -1,4 +1,11 @@
-"""Figures of a volunteer's links, and the codec and ratio of the next bundle for each. Pure."""
+"""Figures of a volunteer's links, the codec and ratio of each next bundle, and the advertised microbatch
+time. Pure.
+
+A volunteer that was slow in a bad moment is given nothing, computes nothing, and would never be seen to have
+become faster. So it claims less and less until it is given one microbatch, which is measured. If it is as
+slow as before, it waits twice as long until the next one: with more volunteers than microbatches there would
+be a slow one to wait for in each step (`PaceClaim`).
+"""
 
 from __future__ import annotations
 
@@ -9,10 +16,46 @@ from statistics import fmean, median, pstdev
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.run.settings import LinkSettings
-from hetpeer.peer.transport.pace_claim import PaceClaim
-from hetpeer.peer.transport.uplink_rate import UplinkRate
+from hetpeer.peer.transport.uplink import UplinkRate
 from hetpeer.stages.links.adaptive_ratio import SLACK, AdaptiveRatio, coding_for, gentler, ratio_of
 from hetpeer.stages.links.codec import Codec
+
+EASE = 0.9
+"""Factor of the claim with each idle step."""
+LONGEST = 64
+"""Idle steps for that, at most."""
+LEAST = 1 / 16
+"""Least claim, as a share of the measured time: one that was starved for another reason is not given
+everything next.
+"""
+
+
+class PaceClaim:
+    """Idle steps, and what was measured before them."""
+
+    def __init__(self, done: int = 0) -> None:
+        """`done` forwards and backwards so far, elsewhere."""
+        self.idle = 0
+        """Steps since a microbatch was computed here."""
+        self._patience = 1
+        self._done = done
+        self._before = 0.0
+
+    def say(self, done: int, seconds: float) -> float:
+        """The claim after a step, in seconds; `done`: forwards and backwards so far, the last of which took
+        `seconds` a microbatch.
+        """
+        if done == self._done:
+            if not self.idle:
+                self._before = seconds
+            self.idle += 1
+        elif self.idle:
+            if self._before:
+                self._patience = 1 if seconds < EASE * self._before else min(2 * self._patience, LONGEST)
+            self.idle = 0
+        self._done = done
+        return float(seconds * max(EASE ** (self.idle / self._patience), LEAST))
+
 
 RECENT = 33
 """Last microbatches that are remembered. A link aims at their median, as a busy moment is no slow machine."""

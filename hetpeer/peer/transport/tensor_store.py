@@ -1,20 +1,28 @@
-"""The tensors that a volunteer keeps in the arena; they are the protocol core's handles.
+"""The tensors that a volunteer keeps in the arena, and commands to the compute worker that read or write
+them.
 
-Every tensor belongs to one step and lives until the core releases it or the step ends. A tensor that the
-compute worker still reads or writes is pinned, one on its way to a peer is in flight: its memory is freed
-only afterwards, or a stale command could write into another tensor. A tensor that is kept only in case it is
-asked for again goes to the spill file when the arena is full, or as full as the owner's limit allows.
+Tensors are the protocol core's handles. Each belongs to one step and lives until the core releases it or the
+step ends. A tensor that the compute worker still reads or writes is pinned (`WorkerPosts` does that), one on
+its way to a peer is in flight: its memory is freed only afterwards, or a stale command could write into
+another tensor. A tensor that is kept only in case it is asked for again goes to the spill file when the arena
+is full, or as full as the owner's limit allows.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from hetpeer.averaging.effects import StepId
+from hetpeer.dht.base.runtime import going_on
+from hetpeer.peer.process.span_trace import Trace
 from hetpeer.peer.transport.spill_file import SpillFile
+from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc.arena import Arena, ArenaFullError, Extent
+from hetpeer.stages.ipc.command import Command, WorkerLane
+from hetpeer.stages.ipc.compute import Compute
 
 TRIM_STEPS = 64
 """Every so many steps the arena's free pages go back to the system, so that a peak is not kept for ever."""
@@ -230,3 +238,83 @@ class TensorStore:
         self._arena.release(extent)
         if (back := self._lent.pop(extent, None)) is not None:
             back()
+
+
+R = TypeVar("R")
+Answer = Coroutine[Any, Any, None]
+"""Waits for the worker's answer and tells the core; to be run as a task. The command itself is posted
+already.
+"""
+
+
+class WorkerPosts:
+    """The way to the worker for those who carry out a step's effects."""
+
+    def __init__(self, compute: Compute, store: TensorStore, trace: Trace) -> None:
+        self.store = store
+        self._compute = compute
+        self._trace = trace
+        self._idle_since: dict[WorkerLane, float] = defaultdict(float)
+
+    def post(self, command: Command[R], tensors: Iterable[Tensor | None]) -> Coroutine[Any, Any, R]:
+        """Post `command` at once; `tensors` stay in place until it is answered."""
+        pinned = self.store.pin(t for t in tensors if t is not None)
+        posted = self._post(command)
+
+        async def answer() -> R:
+            try:
+                return await posted
+            finally:
+                self.store.unpin(pinned)
+
+        return answer()
+
+    def _post(self, command: Command[R]) -> Coroutine[Any, Any, R]:
+        posted = self._compute.post(command)
+        return self._traced(command, posted, self._trace.now()) if self._trace.on else posted
+
+    async def _traced(self, command: Command[R], posted: Coroutine[Any, Any, R], at: float) -> R:
+        """Trace a command. A lane does one at a time: it began when it was posted, or when the one before was
+        done.
+        """
+        try:
+            return await posted
+        finally:
+            lane = command.lane
+            began, self._idle_since[lane] = max(at, self._idle_since[lane]), self._trace.now()
+            more = _extent(command) if isinstance(command, c.Forward) else {}
+            self._trace.span(lane.value, _label(command), began, **more)
+
+    def command(self, command: Command[Any]) -> Answer:
+        """Post a command that touches no tensor of ours and has nothing to tell."""
+        posted = self._post(command)
+
+        async def answer() -> None:
+            await posted
+
+        return answer()
+
+    def dump(self, block: int, room: int) -> Coroutine[Any, Any, bytes]:
+        """Bytes of the state file of a block, after everything that was posted before."""
+        extent: Extent = self._compute.arena.allocate(room)
+        posted = self._post(c.DumpState(block=block, extent=extent))
+
+        async def copy() -> bytes:
+            try:
+                dumped = await posted
+                return bytes(self._compute.arena.view(extent)[: dumped.nbytes])
+            finally:
+                self._compute.arena.release(extent)
+
+        # The caller may give up; the worker writes all the same, and the extent must be ours until it has.
+        return going_on(copy())
+
+
+def _extent(command: c.Forward) -> dict[str, Any]:
+    """The size of a forward, so that work that was not counted can be told from work that was."""
+    return {"blocks": command.end - command.begin, "train": command.train}
+
+
+def _label(command: Command[Any]) -> str:
+    about = getattr(command, "task", getattr(command, "block", ""))
+    return f"{type(command).__name__} {about}".strip()

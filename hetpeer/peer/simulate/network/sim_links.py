@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.member.member import Effect, Member
 from hetpeer.dht.streams.flow_control import GrantBudget, GrantQueue, HeldBytes, LinkGrants, Pool
-from hetpeer.peer.transport.link_pressure import ACTIVATIONS, Pressure
+from hetpeer.peer.transport.uplink import ACTIVATIONS, Pressure
 from hetpeer.stages.pipeline.effects import Handle
 
 if TYPE_CHECKING:

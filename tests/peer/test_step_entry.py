@@ -1,6 +1,6 @@
 """Whose links are kept beside those of the step."""
 
-from hetpeer.peer.training.linked_peers import KEPT, LinkedPeers
+from hetpeer.peer.training.step_entry import KEPT, LinkedPeers
 
 PLACE = (2, 4)
 
