@@ -219,10 +219,10 @@ def test_the_log_says_why_it_fell_apart_and_what_it_gave_up(how):
     assert [lost["batch"] for lost in gone["given_up"]] == [0]
 
 
-def test_who_was_turned_out_of_one_cluster_is_known_in_the_next():
+def test_who_was_fenced_of_one_cluster_is_known_in_the_next():
     one = Waiting().comes("a", "b").comes("c", "d")
     first, second = one.core.clusters[0].context.disputed_pairs, one.core.clusters[1].context.disputed_pairs
     for _ in range(3):
-        first.turned_out("liar", shunned=True)
+        first.fenced("liar", shunned=True)
     assert second.is_done_with("liar")
     assert one.core.clusters[0].context.norm_outliers is one.core.clusters[1].context.norm_outliers

@@ -116,7 +116,7 @@ def test_of_two_it_is_now_the_one_and_now_the_other(known):
     blamed = []
     for _ in range(4):
         blamed.append(known.blamed("ab", accused="b"))
-        known.turned_out(blamed[-1], shunned=False)
+        known.fenced(blamed[-1], shunned=False)
     assert blamed == ["b", "a", "b", "a"]
     assert not known.is_done_with("a")
 
@@ -124,7 +124,7 @@ def test_of_two_it_is_now_the_one_and_now_the_other(known):
 def test_who_was_shunned_several_times_does_not_come_back(known):
     for times in range(TIMES):
         assert not known.is_done_with("a"), times
-        known.turned_out("a", shunned=True)
+        known.fenced("a", shunned=True)
     assert known.is_done_with("a")
 
 

@@ -122,17 +122,17 @@ def ways(roster=ROSTER, limits=None, counted=lambda _block, _id: None):
 
 def test_ids_are_taken_from_whom_they_stuck_at_and_only_once_they_go_elsewhere():
     assigned = ways()
-    stuck = {task.id for task in assigned.tasks("a") if task.route[1].peer == "h"}
+    stuck = {task.id for task in assigned.tasks()["a"] if task.route[1].peer == "h"}
     assigned.stuck(stuck)
     assert not assigned.taken, "they are only handed out again"
     assigned.stuck(stuck)
     assert assigned.taken == {"h": len(stuck)}
-    assert all(task.route[1].peer == "b" for task in assigned.tasks("a", stuck))
+    assert all(task.route[1].peer == "b" for task in assigned.tasks(stuck)["a"])
 
 
 def test_who_counts_an_id_or_has_left_is_not_to_blame():
     counting = ways(counted=lambda block, _id: "h" if block == 2 else None)
-    assert counting.hedge({task.id for task in counting.tasks("a") if task.route[1].peer == "h"})
+    assert counting.hedge({task.id for task in counting.tasks()["a"] if task.route[1].peer == "h"})
     assert not counting.taken
     roster = dict(ROSTER)
     assigned = ways(roster)
@@ -143,7 +143,7 @@ def test_who_counts_an_id_or_has_left_is_not_to_blame():
 
 def test_who_says_that_it_cannot_is_taken_at_its_word():
     assigned = ways()
-    stuck = [task.id for task in assigned.tasks("a") if task.route[1].peer == "h"]
+    stuck = [task.id for task in assigned.tasks()["a"] if task.route[1].peer == "h"]
     assigned.again(stuck[:1], {peer: ROSTER[peer] for peer in HONEST})
     assert assigned.taken == {"h": 1}
 

@@ -38,9 +38,9 @@ def test_what_is_known_of_two_turns_nobody_out_while_a_third_adds_up():
     one = complaints("a", "b", "c")
     for _ in range(2):
         one.proven({0: {frozenset("ab")}})
-        assert one.turned_out() == {}
+        assert one.to_fence() == {}
     one.proven({0: {frozenset("ac")}})
-    assert one.turned_out().keys() == {"a"}
+    assert one.to_fence().keys() == {"a"}
 
 
 def test_of_two_who_is_in_quarrel_with_others_too_has_to_go():
@@ -48,13 +48,13 @@ def test_of_two_who_is_in_quarrel_with_others_too_has_to_go():
     known.add({frozenset("bc"), frozenset("bd")})
     one = complaints("a", "b", known=known)
     one.proven({0: {frozenset("ab")}})
-    assert one.turned_out().keys() == {"b"}
+    assert one.to_fence().keys() == {"b"}
 
 
 def test_who_drowns_all_others_has_to_go():
     one = complaints("a", "b", "c")
     one.drowns({"b"})
-    assert one.turned_out() == {"b": HUGE}
+    assert one.to_fence() == {"b": HUGE}
 
 
 # ── parts that cannot be added ──────────────────────────────────────────────────────────────────────────────
@@ -63,7 +63,7 @@ def test_who_drowns_all_others_has_to_go():
 def test_a_part_that_one_cannot_add_is_added_by_others():
     one = complaints("a", "b", "c")
     assert objects(one, "a", "b")
-    assert one.turned_out() == {}
+    assert one.to_fence() == {}
 
 
 def test_a_part_that_most_cannot_add_is_its_senders_doing():
@@ -71,8 +71,8 @@ def test_a_part_that_most_cannot_add_is_its_senders_doing():
     assert objects(one, "a", "b")
     assert not objects(one, "c", "b")
     assert one.pending
-    assert one.turned_out().keys() == {"b"}
-    assert one.turned_out() == {}
+    assert one.to_fence().keys() == {"b"}
+    assert one.to_fence() == {}
 
 
 def test_who_adds_up_nothing_is_not_heard():
@@ -85,15 +85,15 @@ def test_who_adds_up_nothing_is_not_heard():
 def test_who_objects_to_most_is_the_one_who_goes():
     one = complaints("a", "b", "c", "d")
     assert [objects(one, "a", other) for other in "bcd"] == [True, False, False]
-    assert one.turned_out().keys() == {"a"}
+    assert one.to_fence().keys() == {"a"}
 
 
 def test_where_nobody_else_can_add_up_the_accused_goes_first():
     one = complaints("a", "b")
     assert not objects(one, "a", "b")
-    assert one.turned_out().keys() == {"b"}
+    assert one.to_fence().keys() == {"b"}
     assert not objects(one, "a", "b")
-    assert one.turned_out().keys() == {"a"}
+    assert one.to_fence().keys() == {"a"}
 
 
 @pytest.mark.parametrize(
@@ -118,11 +118,11 @@ def test_who_gives_no_sums_adds_up_no_more():
     one = complaints("a", "b", "c", "d")
     missed(one, "a", sums="d")
     assert one.late()
-    assert one.turned_out() == {}
+    assert one.to_fence() == {}
     for peer in "abc":
         missed(one, peer, sums="d")
     assert one.late()
-    assert one.turned_out().keys() == {"d"}
+    assert one.to_fence().keys() == {"d"}
 
 
 def test_a_reducer_that_waits_for_a_part_is_excused():
@@ -141,17 +141,17 @@ def test_an_excuse_for_everything_is_one_against_everybody():
         missed(one, peer, sums="d")
     missed(one, "d", parts="ab")
     one.late()
-    assert one.turned_out().keys() == {"d"}
+    assert one.to_fence().keys() == {"d"}
 
 
 def test_of_two_of_whom_one_waits_one_goes():
     one = complaints("a", "b")
     missed(one, "a", sums="b")
     assert not one.late()
-    assert one.turned_out().keys() == {"a"}
+    assert one.to_fence().keys() == {"a"}
     missed(one, "a", sums="b")
     assert not one.late()
-    assert one.turned_out().keys() == {"b"}
+    assert one.to_fence().keys() == {"b"}
 
 
 @pytest.mark.parametrize("peers", ["ab", "abc", "abcd"])

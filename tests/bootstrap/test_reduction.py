@@ -8,6 +8,7 @@ from hetpeer.bootstrap.conduct.disputed_pairs import DisputedPairs
 from hetpeer.bootstrap.coordinator.reduction import MAX_PLANS, Reduce
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts
+from hetpeer.bootstrap.trust.reduce_complaints import ReduceComplaints
 from hetpeer.dht.base.errors import ProtocolError
 from tests.bootstrap.court import CONFIG as SETTINGS
 
@@ -18,6 +19,11 @@ ROSTER = {"a": (0, 2), "b": (0, 2)}
 SUMS = {0: [("a", (0, 1))], 1: [("a", (0,)), ("b", (1,))]}
 
 
+def reduce_of(known: DisputedPairs | None = None, timeouts: AdaptiveTimeouts | None = None) -> Reduce:
+    complaints = ReduceComplaints(known or DisputedPairs(), CONFIG.ties)
+    return Reduce(CONFIG, {}, complaints, timeouts or AdaptiveTimeouts())
+
+
 def vote(plan=1, digests=("x", "y"), *, finite=True):
     blocks = tuple(
         BlockVote(block=b, digest=digest, squared_norm=1.0, finite=finite) for b, digest in enumerate(digests)
@@ -26,20 +32,20 @@ def vote(plan=1, digests=("x", "y"), *, finite=True):
 
 
 def reduce():
-    one = Reduce(CONFIG, {}, DisputedPairs(), AdaptiveTimeouts(), 0.0)
+    one = reduce_of()
     told = one.make(SUMS, ROSTER, 0.0)
     assert told.keys() == ROSTER.keys()
     return one
 
 
 def test_a_plan_names_sums_in_the_callers_order():
-    told = Reduce(CONFIG, {}, DisputedPairs(), AdaptiveTimeouts(), 0.0).make(SUMS, ROSTER, 0.0)
+    told = reduce_of().make(SUMS, ROSTER, 0.0)
     assert [cover.slots for cover in told["b"]] == [(("a", (0, 1)),), (("a", (0,)), ("b", (1,)))]
     assert {cover.receivers for cover in told["b"]} == {("a", "b")}
 
 
 def test_who_only_sends_is_told_of_that_block_alone():
-    told = Reduce(CONFIG, {}, DisputedPairs(), AdaptiveTimeouts(), 0.0).make(
+    told = reduce_of().make(
         {0: [("c", (0,))], 1: [("b", (0,))]}, {"a": (0, 1), "b": (1, 2), "c": (1, 2)}, 0.0
     )
     assert [c.block for c in told["a"]] == [0]
@@ -89,9 +95,9 @@ def test_differing_votes_ask_for_another_plan_whose_votes_say_what_has_come_from
 def test_who_is_in_quarrel_adds_up_nothing_and_only_if_others_can():
     known = DisputedPairs()
     known.add([frozenset("ab")])
-    told = Reduce(CONFIG, {}, known, AdaptiveTimeouts(), 0.0).make(SUMS, ROSTER | {"c": (0, 2)}, 0.0)
+    told = reduce_of(known).make(SUMS, ROSTER | {"c": (0, 2)}, 0.0)
     assert [[peer for peer, _ in cover.reducers] for cover in told["c"]] == [["c"], ["c"]]
-    told = Reduce(CONFIG, {}, known, AdaptiveTimeouts(), 0.0).make(SUMS, ROSTER, 0.0)
+    told = reduce_of(known).make(SUMS, ROSTER, 0.0)
     assert {peer for cover in told["a"] for peer, _ in cover.reducers} <= {"a", "b"}
 
 
@@ -141,7 +147,7 @@ def test_what_a_step_needed_is_waited_for_in_the_next_ones_and_never_more():
 
     def step(gap_s: float) -> bool:
         """Whether a reduce whose shards come this far apart timed out on its way."""
-        one, now = Reduce(CONFIG, {}, DisputedPairs(), timeouts, 0.0), 0.0
+        one, now = reduce_of(timeouts=timeouts), 0.0
         one.make(SUMS, ROSTER, now)
         voided = False
         while one.overdue(now + gap_s - 1e-6):
@@ -171,10 +177,8 @@ def test_shards_are_shorter_where_many_add_up_and_all_of_them_understand_that():
         {b: [(peer, (n,)) for n, peer in enumerate(many)] for b in (0, 1)},
     )
     for says_length, length in ((False, 0), (True, LENGTH // 3)):
-        one = Reduce(CONFIG, {}, DisputedPairs(), AdaptiveTimeouts(), 0.0)
+        one = reduce_of()
         told = one.make(sums, roster, 0.0, says_length=says_length)
         assert {cover.length for cover in told["v00"]} == {length}
-    told = Reduce(CONFIG, {}, DisputedPairs(), AdaptiveTimeouts(), 0.0).make(
-        SUMS, ROSTER, 0.0, says_length=True
-    )
+    told = reduce_of().make(SUMS, ROSTER, 0.0, says_length=True)
     assert {cover.length for cover in told["a"]} == {0}, "as usual"

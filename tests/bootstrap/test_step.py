@@ -135,7 +135,7 @@ def test_votes_that_differ_are_taken_again_and_looked_at_closely():
     assert court.core.state is not CoordinatorState.FINISHED
 
 
-def test_who_was_turned_out_does_not_come_into_the_same_step_again():
+def test_who_was_fenced_does_not_come_into_the_same_step_again():
     court = reducing()
     for _ in range(2):
         court.vote("a")

@@ -7,9 +7,8 @@ import pytest
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.conduct.check_rules import CheckRules
 from hetpeer.bootstrap.conduct.reputation import LAPSES, CheckDuty, Reputation
-from hetpeer.bootstrap.trust.checker_choice import unchecked
 from hetpeer.bootstrap.trust.spot_check import SpotCheck
-from hetpeer.bootstrap.trust.step_spot_checks import StepSpotChecks
+from hetpeer.bootstrap.trust.step_spot_checks import StepSpotChecks, unchecked
 from hetpeer.bootstrap.trust.verdicts import CheckOutcome, CheckVerdict
 from hetpeer.stages.block.fingerprint import KEY_BYTES
 from hetpeer.stages.pipeline.routes import Hop

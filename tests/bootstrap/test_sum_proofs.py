@@ -339,7 +339,7 @@ def test_what_is_too_much_to_be_asked_for_is_added_up_by_one():
     peers = [f"peer {number}" for number in range(m.MOST_MARKS + 9)]
     swarm = Swarm(peers)
     swarm.rules = rules(lambda: 0.0)
-    swarm.proofs._rules = swarm.rules
+    swarm.proofs.rules = swarm.rules
     assert len(swarm.reduce(wrong=peers[-1])) == len(peers)
     assert swarm.proofs.found_false
     assert len(swarm.reduce()) == 1

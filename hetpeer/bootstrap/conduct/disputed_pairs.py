@@ -136,8 +136,8 @@ class DisputedPairs:
         against = Counter(peer for pair in self._words for peer in pair)
         return min(peers, key=lambda peer: (-against[peer], self._conduct.out[peer], peer != accused, peer))
 
-    def turned_out(self, peer: str, *, shunned: bool) -> None:
-        """Note the removal of `peer`; `shunned`: because its statements are against most others'."""
+    def fenced(self, peer: str, *, shunned: bool) -> None:
+        """Note that `peer` is fenced; `shunned`: because its statements are against most others'."""
         self._conduct.out[peer] += 1
         self._conduct.shunned[peer] += shunned
 

@@ -151,7 +151,7 @@ def dispute_records(context: CoordinatorContext, step: CoordinatedStep) -> list[
 
 
 def ban_records(context: CoordinatorContext, step: int, out: Mapping[str, str]) -> list[Effect]:
-    """Ban records for the peers of `out` (peer → reason) that were turned out of `step` too often."""
+    """Ban records for the peers of `out` (peer → reason) that were fenced too often, now in `step`."""
     done = [peer for peer in out if context.disputed_pairs.is_done_with(peer)]
     return [context.log(kind="banned", peer=peer, why=out[peer], step=step) for peer in done]
 

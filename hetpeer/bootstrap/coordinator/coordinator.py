@@ -120,7 +120,7 @@ class Coordinator:
             ]
         if self.state is CoordinatorState.FINISHED:
             return []
-        self.leases.heard(peer, now)
+        volunteer.heard(now)
         handler = self._HANDLERS.get(type(message))
         line = getattr(message, "line", None)
         if handler is None or (line is not None and line != self.line):
@@ -135,7 +135,8 @@ class Coordinator:
 
     def resumed(self, peer: str, now: float) -> list[Effect]:
         """The stream of `peer` is back and nothing was lost on the way."""
-        self.leases.heard(peer, now)
+        if peer in self.members.volunteers:
+            self.members.volunteers[peer].heard(now)
         return []
 
     def saved(self, order: CollectCheckpoint, block: int, digest: str, now: float) -> list[Effect]:
@@ -212,8 +213,7 @@ class Coordinator:
             return []
         if not machine.barrier.lets_in(volunteer, message.version, step, now):
             return machine.on(Event.ROOM, now)
-        machine.agreement.hear(volunteer, message.held)
-        line, effects = self.line, machine.judge(now)
+        line, effects = self.line, machine.hear_states(volunteer, message.held, now)
         if self.line != line or self.members.volunteers.get(volunteer.peer) is not volunteer:
             return effects
         if step is not None and machine.barrier.takes(step, volunteer):
@@ -255,8 +255,7 @@ class Coordinator:
             return []
         if volunteer.digests or not volunteer.holds(message.held, self.history.version):
             return []
-        self.machine.agreement.hear(volunteer, message.held)
-        return [*self.machine.judge(now), *self.machine.seal(now)]
+        return [*self.machine.hear_states(volunteer, message.held, now), *self.machine.seal(now)]
 
     _HANDLERS: Mapping[type, Callable[..., list[Effect]]] = {
         m.Claim: _claim,

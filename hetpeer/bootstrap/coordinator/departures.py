@@ -68,7 +68,7 @@ class Departures:
     def fence_liars(self, peers: Mapping[str, str], liars: Collection[str], now: float) -> list[Effect]:
         """Fence `peers` (peer → reason). `liars` among them are banned after the third time."""
         for peer in liars:
-            self._context.disputed_pairs.turned_out(peer, shunned=True)
+            self._context.disputed_pairs.fenced(peer, shunned=True)
         banned = ban_records(self._context, self._context.history.version - 1, peers)
         return [*banned, *self.fence(peers, now)]
 

@@ -17,7 +17,7 @@ machine.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.checkpoint_collection import CheckpointCollection
@@ -38,6 +38,7 @@ from hetpeer.bootstrap.coordinator.steps import StepQueue
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import CoordinatorState, Effect, Halt, Send
 from hetpeer.bootstrap.state.failed_microbatches import FailedMicrobatch, room_s
+from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.bootstrap.trust.state_agreement import StateAgreement
 
 
@@ -83,9 +84,6 @@ class Machine:
         """Answer `event` as `TABLE` says for the state that holds now."""
         return self.TABLE[event][self._context.state](self, now)
 
-    def _enter(self, state: CoordinatorState) -> None:
-        self._context.state = state
-
     def _nothing(self, _now: float) -> list[Effect]:
         return []
 
@@ -101,15 +99,15 @@ class Machine:
         if context.agenda.over:
             if context.history.stored:
                 return effects + self.complete()
-            self._enter(CoordinatorState.WAITING)
+            context.state = CoordinatorState.WAITING
             return effects
         if pending and self.rebalancing.waits(now):
-            self._enter(CoordinatorState.WAITING)
+            context.state = CoordinatorState.WAITING
             return effects
         if pending and context.history.stored and self.rebalancing.pending:
             effects += self.rebalancing.enact()
         if fetches := self.barrier.admit_joiners(now):
-            self._enter(CoordinatorState.SYNCING)
+            context.state = CoordinatorState.SYNCING
             effects += fetches
         if self.barrier.must_wait(now):
             return effects
@@ -118,13 +116,13 @@ class Machine:
     def _begin_or_wait(self, now: float) -> list[Effect]:
         if self._context.members.uncovered():
             self.barrier.wait(now)
-            self._enter(CoordinatorState.WAITING)
+            self._context.state = CoordinatorState.WAITING
             return []
         work = self._context.agenda.take()
         if work is None:
-            self._enter(CoordinatorState.WAITING)
+            self._context.state = CoordinatorState.WAITING
             return []
-        self._enter(CoordinatorState.TRAINING)
+        self._context.state = CoordinatorState.TRAINING
         self.barrier.leave()
         begun = self.steps.open(work, now)
         return [*begun, *self.admit(now), *self.overlap(now)]
@@ -200,10 +198,10 @@ class Machine:
             return [*logged, *self._decided(step, step.reduction.decision, now)]
         if step.evaluated_only:
             self.steps.remove(step)
-            self._enter(CoordinatorState.WAITING)
+            context.state = CoordinatorState.WAITING
             return [context.log(**evaluation_record(step)), *self.at_barrier(now)]
         reducing = self.steps.first.reduction.under_way
-        self._enter(CoordinatorState.REDUCING if reducing else CoordinatorState.TRAINING)
+        context.state = CoordinatorState.REDUCING if reducing else CoordinatorState.TRAINING
         return logged
 
     def _cannot_compute(self, failure: FailedMicrobatch, now: float) -> list[Effect]:
@@ -236,7 +234,7 @@ class Machine:
         self.steps.committed(step)
         self._context.members.outdate(step.roster)
         if not self.steps:
-            self._enter(CoordinatorState.WAITING)
+            self._context.state = CoordinatorState.WAITING
             return effects + self.at_barrier(now)
         effects += self.checkpoints.begin(wanted=self.rebalancing.pending)
         following = self.steps.first
@@ -248,6 +246,11 @@ class Machine:
         ]
 
     # ── in every state: what holders say of their states ────────────────────────────────────────────────────
+
+    def hear_states(self, volunteer: VolunteerState, held: Sequence[m.Held], now: float) -> list[Effect]:
+        """`volunteer` reports the states that it holds of the current version."""
+        self.agreement.hear(volunteer, held)
+        return self.judge(now)
 
     def judge(self, now: float, *, last: bool = False) -> list[Effect]:
         """Fence holders whose state differs from most others'; roll back where nobody knows which is right.
@@ -262,7 +265,7 @@ class Machine:
         disputed_pairs, line = self._context.disputed_pairs, self._context.line
         why = f"holders of block {found.torn[0]} have different states"
         one = disputed_pairs.blamed(found.torn[1])
-        disputed_pairs.turned_out(one, shunned=False)
+        disputed_pairs.fenced(one, shunned=False)
         disputed_pairs.waited_in_vain([one])
         effects += self.departures.fence({one: why}, now)
         if self._context.line == line:
@@ -291,7 +294,7 @@ class Machine:
 
     def _end(self, why: str, *, completed: bool) -> list[Effect]:
         context = self._context
-        self._enter(CoordinatorState.FINISHED)
+        context.state = CoordinatorState.FINISHED
         given_up = self.steps.clear()
         record = [] if completed else [context.log(kind="halt", why=why, **given_up)]
         told = context.end = m.Finished(why=why, completed=completed)
@@ -312,14 +315,14 @@ class Machine:
         self.checkpoints.abandon()
         self.barrier.leave()
         holders = context.members.roster() if version == context.history.version else {}
-        self._enter(CoordinatorState.WAITING)
+        context.state = CoordinatorState.WAITING
         context.line = line = m.TermView(term=context.line.term, view=context.line.view + 1)
         record = context.log(
             kind="rollback", term=line.term, view=line.view, to_version=version, why=why, **given_up
         )
         context.members.start_over()
         if holders:
-            self._enter(CoordinatorState.SYNCING)
+            context.state = CoordinatorState.SYNCING
         self.barrier.gather([context.members.volunteers[peer] for peer in holders], now)
         told = m.RolledBack(line=line, version=version, why=why)
         return [record, *(Send(peer, told) for peer in context.members.volunteers), *self.at_barrier(now)]
@@ -328,7 +331,7 @@ class Machine:
         """A cluster falls apart where a whole run goes back."""
         if self.policy.dissolved is None:
             self.policy.dissolve(why, self.steps.clear())
-            self._enter(CoordinatorState.WAITING)
+            self._context.state = CoordinatorState.WAITING
             self.checkpoints.abandon()
         return []
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.reduce.holder_reduce import NEWS
@@ -40,45 +41,37 @@ def anybody(_block: int, fit: Sequence[str], _holders: Sequence[str]) -> tuple[s
     return tuple(fit)
 
 
+@dataclass(slots=True)
 class Reduce:
-    """Plans and votes of one reduce.
+    """Plans and votes of one reduce."""
 
-    `uplinks`: bytes/s that leave each holder (0: unknown). `known`: pairs in dispute. `guarded`: spot checks
-    look at what reducers receive.
-    """
-
-    def __init__(
-        self,
-        config: CoordinatorConfig,
-        uplinks: Mapping[str, float],
-        known: DisputedPairs,
-        timeouts: AdaptiveTimeouts,
-        now: float,
-        *,
-        guarded: bool = False,
-    ) -> None:
-        self.plan = 0
-        """Number of the latest plan."""
-        self.under_way = False
-        self.began_at = self._moved_at = now
-        self.decision: Mapping[int, m.BlockVote] | None = None
-        """The votes of all holders on each block's sum, once they agree."""
-        self.trouble: str | None = None
-        """Why there will be no decision; None as long as there may be one."""
-        self.complaints = ReduceComplaints(known, config.ties)
-        self.closely: tuple[int, ...] = ()
-        """Blocks whose votes must name what came from each reducer."""
-        self._config = config
-        self._uplinks = uplinks
-        self._known = known
-        self._timeouts = timeouts
-        self._guarded = guarded
-        self._votes: dict[str, m.Vote] = {}
-        self._shards: Counter[str] = Counter()
-        """Holder → progress reports of the plan that it may still send, in shards' lengths."""
-        self._late = 0
-        self._overran = -1
-        """Last plan that timed out."""
+    config: CoordinatorConfig
+    uplinks: Mapping[str, float]
+    """Holder → bytes/s that leave it; 0: unknown."""
+    complaints: ReduceComplaints
+    timeouts: AdaptiveTimeouts
+    guarded: bool = False
+    """Whether spot checks look at what reducers receive."""
+    plan: int = 0
+    """Number of the latest plan."""
+    under_way: bool = False
+    """Whether there is a plan, decided or not."""
+    began_at: float = 0.0
+    """When the latest plan was made."""
+    decision: Mapping[int, m.BlockVote] | None = None
+    """The votes of all holders on each block's sum, once they agree."""
+    trouble: str | None = None
+    """Why there will be no decision; None as long as there may be one."""
+    closely: tuple[int, ...] = ()
+    """Blocks whose votes must name what came from each reducer."""
+    votes: dict[str, m.Vote] = field(default_factory=dict)
+    """Holder → its vote on the latest plan."""
+    _moved_at: float = 0.0
+    _shards: Counter[str] = field(default_factory=Counter)
+    """Holder → progress reports of the plan that it may still send, in shards' lengths."""
+    _late: int = 0
+    _overran: int = -1
+    """Last plan that timed out."""
 
     def make(
         self,
@@ -98,17 +91,17 @@ class Reduce:
         self.under_way = True
         self.decision = None
         self.began_at = self._moved_at = now
-        self._votes.clear()
-        sizes = {block: self._config.costs[block].elements for block in contributions}
+        self.votes.clear()
+        sizes = {block: self.config.costs[block].elements for block in contributions}
         covers = divided(
             contributions,
             roster,
             sizes,
-            self._config.ties,
-            alike(self._uplinks),
-            self._known,
+            self.config.ties,
+            alike(self.uplinks),
+            self.complaints.known,
             choose,
-            guarded=self._guarded,
+            guarded=self.guarded,
         )
         if says_length:
             covers = [cover.model_copy(update={"length": length_of(cover)}) for cover in covers]
@@ -127,13 +120,13 @@ class Reduce:
         """Drop the latest plan: it cannot or must not be completed."""
         self.under_way = False
         self.decision = None
-        self._votes.clear()
+        self.votes.clear()
 
     def left(self) -> None:
         """A volunteer has left: holders that are late may have waited for it, so all vote again."""
         self.decision = None
         self._late = 0
-        self._votes.clear()
+        self.votes.clear()
 
     def vote(self, peer: str, message: m.Vote, roster: Mapping[str, Range], now: float) -> bool:
         """Note a holder's vote on its blocks. True: all have voted, and another plan is needed.
@@ -149,8 +142,8 @@ class Reduce:
             raise ProtocolError("a vote on a block twice", peer=peer)
         if set(named) != set(range(*roster[peer])):
             return False
-        self._votes[peer] = message
-        if self._votes.keys() != roster.keys():
+        self.votes[peer] = message
+        if self.votes.keys() != roster.keys():
             return False
         agreed, split = self._outcome()
         broken = {block for block, vote in agreed.items() if not vote.finite} - split
@@ -162,8 +155,8 @@ class Reduce:
             self.complaints.look_closely(split | broken)
             return True
         if split:
-            return self.complaints.torn(self._votes, sorted(split))
-        again = self.complaints.spoilt(self._votes, min(broken))
+            return self.complaints.torn(self.votes, sorted(split))
+        again = self.complaints.spoilt(self.votes, min(broken))
         if self.complaints.overflows(min(broken)):
             self.trouble = f"the sum of block {min(broken)} is not finite, whoever adds it up"
         return again and self.trouble is None
@@ -172,16 +165,11 @@ class Reduce:
         """One vote per block, and the blocks whose votes differ."""
         agreed: dict[int, m.BlockVote] = {}
         split: set[int] = set()
-        for message in self._votes.values():
+        for message in self.votes.values():
             for vote in message.blocks:
                 if not same_bits(agreed.setdefault(vote.block, vote), vote):
                     split.add(vote.block)
         return agreed, split
-
-    @property
-    def votes(self) -> Mapping[str, m.Vote]:
-        """Holder → its vote on the latest plan."""
-        return self._votes
 
     def objected(self, peer: str, message: m.Objection) -> bool:
         """`peer` cannot add what another has sent. True: another plan is needed."""
@@ -201,25 +189,25 @@ class Reduce:
             self._moved_at = now
 
     def _waited(self, now: float) -> None:
-        self._timeouts.waited((now - self._moved_at) / self._config.reduce_s)
+        self.timeouts.waited((now - self._moved_at) / self.config.reduce_s)
 
     def overdue(self, now: float) -> bool:
         """Whether nothing has come of the plan within the timeout."""
         return (
             self.under_way
             and self.decision is None
-            and now - self._moved_at >= self._timeouts.scaled(self._config.reduce_s)
+            and now - self._moved_at >= self.timeouts.scaled(self.config.reduce_s)
         )
 
     def ran_out(self) -> bool:
         """The plan timed out: returns whether to make another now.
 
-        False: volunteers that are turned out leave first.
+        False: volunteers that are fenced leave first.
         """
-        self._timeouts.ran_out()
+        self.timeouts.ran_out()
         helps = self.complaints.late()
         if helps or self.complaints.pending:
-            self._timeouts.blamed()
+            self.timeouts.blamed()
             self._late = min(self._late, MAX_PLANS - 3)
         self._late += 1
         self._overran = self.plan
@@ -234,9 +222,9 @@ class Reduce:
         """Holders of `roster` that did not vote in time on the last plan that they get."""
         if self._late < MAX_PLANS - 1 or not self.overdue(now):
             return []
-        mute = sorted(set(roster) - self._votes.keys())
-        if self._votes:
-            self._timeouts.blamed()
+        mute = sorted(set(roster) - self.votes.keys())
+        if self.votes:
+            self.timeouts.blamed()
         return mute
 
 
@@ -254,8 +242,8 @@ def divided(
     """Covers: who reduces how much of each of `contributions` (block → holders and ids, in this order), and
     who receives it.
 
-    `sizes`: block → elements. `ties`: block → blocks that share a parameter with it. `uplinks`, `known` and
-    `guarded` as in `Reduce`. Where every holder is in dispute with another, all reduce.
+    `sizes`: block → elements. `ties`: block → blocks that share a parameter with it. `uplinks` and `guarded`
+    as in `Reduce`, `known`: disputed pairs. Where every holder is in dispute with another, all reduce.
     """
     holders = {b: sorted(p for p, (i, j) in roster.items() if i <= b < j) for b in contributions}
     senders = {b: frozenset(peer for peer, _ in contributions[b]) for b in contributions}

@@ -77,13 +77,12 @@ class Assignments:
     def __contains__(self, microbatch: int) -> bool:
         return microbatch in self._routes
 
-    def tasks(self, first: str, ids: Collection[int] | None = None) -> tuple[Task, ...]:
-        """Tasks of those of `ids` (default: all) that begin at `first`."""
-        return tuple(
-            self._task(i)
-            for i, route in sorted(self._routes.items())
-            if route[0].peer == first and (ids is None or i in ids)
-        )
+    def tasks(self, ids: Iterable[int] | None = None) -> dict[str, tuple[Task, ...]]:
+        """First hop → tasks of those of `ids` (default: all) that begin there."""
+        found: dict[str, list[Task]] = {}
+        for microbatch in sorted(self._routes if ids is None else ids):
+            found.setdefault(self._routes[microbatch][0].peer, []).append(self._task(microbatch))
+        return {first: tuple(tasks) for first, tasks in sorted(found.items())}
 
     def may_be_at(self, microbatch: int, peer: str) -> bool:
         """Whether this id may have come to `peer`: by one of its routes, or in place of a hop that has left.
@@ -113,17 +112,17 @@ class Assignments:
         """Ids whose first block had no holder when they were to be handed out."""
         return {i for i, route in self._routes.items() if not stands(route[0], self._roster)}
 
-    def again(self, ids: Iterable[int], roster: Roster | None = None) -> dict[str, set[int]]:
+    def again(self, ids: Iterable[int], roster: Roster | None = None) -> dict[str, tuple[Task, ...]]:
         """Hand `ids` out again, around peers that are not in `roster` (default: the step's). Returns first
-        hop → its ids.
+        hop → its tasks.
 
         An id that nobody can begin is left out until a volunteer has entered.
         """
         roster = self._roster if roster is None else roster
-        handed: dict[str, set[int]] = {}
+        handed: list[int] = []
         concerned = sorted(self._routes.keys() & set(ids))
         if not concerned:
-            return handed
+            return {}
         slow, cost = {peer: self._slow(peer) for peer in self._roster}, self._costs()
         for microbatch in concerned:
             before = self.route_taken(microbatch, roster)
@@ -136,8 +135,8 @@ class Assignments:
                     cost[hop.peer] += slow[hop.peer] * (hop.end - hop.begin)
                 self._goes(microbatch, way)
                 self._attempts[microbatch] = self._attempts.get(microbatch, 0) + 1
-                handed.setdefault(way[0].peer, set()).add(microbatch)
-        return handed
+                handed.append(microbatch)
+        return self.tasks(handed)
 
     def route_taken(self, microbatch: int, roster: Roster | None = None) -> Route:
         """Its route with each hop replaced by the holder in `roster` (default: the step's) that counts it

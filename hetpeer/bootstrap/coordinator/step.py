@@ -84,7 +84,8 @@ class CoordinatedStep:
 
     def begin(self) -> list[Effect]:
         """Begin messages for the whole roster, with the first routes."""
-        return [Send(peer, self._begin(peer, self._ways.tasks(peer))) for peer in self.roster]
+        tasks = self._ways.tasks()
+        return [Send(peer, self._begin(peer, tasks.get(peer, ()))) for peer in self.roster]
 
     def _begin(self, peer: str, tasks: tuple[m.Task, ...], entry: int = 0) -> m.Begin:
         return m.Begin(
@@ -260,7 +261,7 @@ class CoordinatedStep:
         return [begin, *fresh, *known, *(self._tell(first, tasks) for first, tasks in sorted(shared.items()))]
 
     def shuts_out(self, peer: str) -> bool:
-        """Whether `peer` was turned out of it or rests while the others get on without it."""
+        """Whether `peer` was fenced in it or rests while the others get on without it."""
         return not self.stalls and (
             peer in self.reduction.unwanted or peer in self._context.disputed_pairs.resting
         )
@@ -331,8 +332,7 @@ class CoordinatedStep:
 
     def _hand_out(self, ids: set[int], roster: Mapping[str, Range] | None = None) -> list[Effect]:
         """Route `ids` again from the first block; peers on the route pass on tensors that they have kept."""
-        again = sorted(self._ways.again(ids, roster).items())
-        return [self._tell(first, self._ways.tasks(first, mine)) for first, mine in again]
+        return [self._tell(first, tasks) for first, tasks in self._ways.again(ids, roster).items()]
 
     def _tell(self, first: str, tasks: tuple[m.Task, ...]) -> Effect:
         return Send(first, m.Reroute(line=self.line, step=self.number, tasks=tasks))

@@ -15,6 +15,7 @@ from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect, Send
 from hetpeer.bootstrap.state.membership import Range
 from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts
+from hetpeer.bootstrap.trust.reduce_complaints import ReduceComplaints
 from hetpeer.bootstrap.trust.step_spot_checks import StepSpotChecks
 from hetpeer.bootstrap.trust.sum_proofs import StepSumProofs
 from hetpeer.stages.pipeline.routes import Route
@@ -40,9 +41,8 @@ class StepReduction:
         self.reduce = Reduce(
             config,
             {peer: context.members.volunteers[peer].uplink for peer in roster},
-            context.disputed_pairs,
+            ReduceComplaints(context.disputed_pairs, config.ties),
             timeouts,
-            now,
             guarded=config.checks is not None,
         )
         self.covers: Mapping[int, Sequence[Contribution]] = {}
@@ -66,7 +66,7 @@ class StepReduction:
         self.awaited_at = now
         """When all steps before it were committed: timeouts count from then."""
         self.unwanted: set[str] = set()
-        """Volunteers that were turned out of its reduce: the others end it without them, if they can."""
+        """Volunteers that were fenced for its reduce: the others end it without them, if they can."""
         self._line, self._number = context.line, number
         self._disputed_pairs = context.disputed_pairs
         self._members = context.members
@@ -203,7 +203,7 @@ class StepReduction:
 
     def to_fence(self) -> dict[str, str]:
         """Volunteers on the roster that must leave after what became of the plans → reason."""
-        out = {peer: why for peer, why in self.reduce.complaints.turned_out().items() if peer in self._roster}
+        out = {peer: why for peer, why in self.reduce.complaints.to_fence().items() if peer in self._roster}
         self.unwanted |= out.keys()
         return out
 

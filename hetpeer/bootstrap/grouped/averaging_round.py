@@ -19,6 +19,7 @@ from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect, Send
 from hetpeer.bootstrap.state.membership import Range
 from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts
+from hetpeer.bootstrap.trust.reduce_complaints import ReduceComplaints
 
 
 class AveragingRound:
@@ -57,7 +58,7 @@ class AveragingRound:
         )
         first = next(iter(contexts.values()))
         self._blocks = first.members.blocks
-        self.reduce = Reduce(first.config, uplinks, known, timeouts, now)
+        self.reduce = Reduce(first.config, uplinks, ReduceComplaints(known, first.config.ties), timeouts)
 
     @property
     def clusters(self) -> tuple[int, ...]:

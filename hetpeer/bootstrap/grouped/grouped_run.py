@@ -109,13 +109,13 @@ class GroupedRun:
         return [*one.receive(peer, message, now), *self._follow_disputes(one, now)]
 
     def _follow_disputes(self, one: AveragingRound, now: float) -> list[Effect]:
-        """Log new disputes of an averaging, and fence volunteers that it turns out."""
+        """Log new disputes of an averaging, and fence volunteers for it."""
         complaints = one.reduce.complaints
         told = [self.clusters.log(kind="quarrel", group=one.number, **news) for news in complaints.news()]
-        return [*told, *self._fence(complaints.turned_out(), now)]
+        return [*told, *self._fence(complaints.to_fence(), now)]
 
     def _fence(self, peers: Mapping[str, str], now: float) -> list[Effect]:
-        """Fence `peers` (peer → reason), and ban those that were turned out too often."""
+        """Fence `peers` (peer → reason), and ban those that were fenced too often."""
         effects: list[Effect] = []
         for peer, why in peers.items():
             if self._averagings.disputed_pairs.is_done_with(peer):

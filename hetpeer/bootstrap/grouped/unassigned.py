@@ -74,7 +74,8 @@ class UnassignedVolunteers:
 
     def heard(self, peer: str, now: float) -> None:
         """`peer` has sent a message, or its stream is back."""
-        self._leases.heard(peer, now)
+        if peer in self:
+            self._context.members.volunteers[peer].heard(now)
 
     def broken(self, peer: str, now: float) -> None:
         """The stream of `peer` broke; it may come back within the grace."""

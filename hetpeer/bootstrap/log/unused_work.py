@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 Entries = list[tuple[str, list[int]]]
@@ -17,12 +18,12 @@ AFTERWARDS = 4
 """Number of committed steps for which late reports are accepted: volunteers hear of a commit later."""
 
 
+@dataclass(slots=True)
 class Unused:
     """Unused work of one step. An id may occur for several peers."""
 
-    def __init__(self) -> None:
-        self._late: defaultdict[str, set[int]] = defaultdict(set)
-        self._lost: defaultdict[str, set[int]] = defaultdict(set)
+    _late: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    _lost: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
 
     def late(self, peer: str, ids: Iterable[int]) -> None:
         """Note `ids` that `peer` computed although another slot with them counts at some block."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.stages.pipeline.routes import Roster, cheapest_path
@@ -53,15 +53,15 @@ class FailedMicrobatch:
     why: str
 
 
+@dataclass(slots=True)
 class FailureReports:
     """Reported failures of one step."""
 
-    def __init__(self) -> None:
-        self._known: dict[int, list[tuple[str, str]]] = {}
-        """Microbatch → (reporter, peer to blame).
+    _known: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
+    """Microbatch → (reporter, peer to blame).
 
-        The reporter blames itself or the sender of the input; empty: a peer that has left.
-        """
+    The reporter blames itself or the sender of the input; empty: a peer that has left.
+    """
 
     def hears(self, microbatch: int, peer: str) -> bool:
         """Whether `peer` has not reported it too often."""

@@ -7,6 +7,7 @@ else, never what counts: a volunteer that comes back after it was lost is fenced
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from hetpeer.bootstrap.state.context import CoordinatorContext
 
@@ -53,12 +54,6 @@ class Leases:
         volunteer = self._context.members.volunteers.get(peer)
         if volunteer is not None and volunteer.broken_at is None:
             volunteer.broken_at = now
-
-    def heard(self, peer: str, now: float) -> None:
-        """`peer` has sent a message, or its stream is back."""
-        volunteer = self._context.members.volunteers.get(peer)
-        if volunteer is not None:
-            volunteer.broken_at, volunteer.heard_at = None, now
 
 
 class AdaptiveTimeouts:
@@ -109,16 +104,16 @@ class AdaptiveTimeouts:
         self._before, self._blamed, self._needed = None, False, 0.0
 
 
+@dataclass(slots=True)
 class ProgressTimer:
-    """Time since something was last counted in a step that began at `now`, and the longest such time."""
+    """Time since something was last counted in a step that began at `since`, and the longest such time."""
 
-    def __init__(self, now: float) -> None:
-        self.since = now
-        self._longest = math.inf
-        """Longest time without progress; unknown until something has been counted."""
-        self._flowing = math.inf
-        """The same without the first one, which is as long as the pipeline takes to fill."""
-        self._urged = False
+    since: float
+    _longest: float = math.inf
+    """Longest time without progress; unknown until something has been counted."""
+    _flowing: float = math.inf
+    """The same without the first one, which is as long as the pipeline takes to fill."""
+    _urged: bool = False
 
     def over(self, now: float) -> None:
         """Note progress: something was counted, or handed out."""

@@ -108,6 +108,10 @@ class VolunteerState:
         known = self.uplink and uplink
         self.uplink = self.uplink + RECENT * (uplink - self.uplink) if known else uplink or self.uplink
 
+    def heard(self, now: float) -> None:
+        """It has sent a message, or its stream is back."""
+        self.broken_at, self.heard_at = None, now
+
     def holds(self, held: Sequence[Held], version: int) -> bool:
         """Whether `held` is all of its place at `version`."""
         blocks = range(*(self.place or (0, 0)))

@@ -8,6 +8,7 @@ with most others is removed, and one of two peers if nobody else is left to redu
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from hetpeer.averaging import messages as m
@@ -26,27 +27,26 @@ MOST_NAMED = 16
 LATE = "others wait for it in vain, or it for them"
 
 
+@dataclass(slots=True)
 class ReduceComplaints:
-    """Complaints in one reduce.
+    """Complaints in one reduce."""
 
-    `known`: all disputed pairs so far; `ties`: block → blocks that share a parameter.
-    """
-
-    def __init__(self, known: DisputedPairs, ties: Mapping[int, Collection[int]]) -> None:
-        self._known = known
-        self._ties = ties
-        self._covers: Mapping[int, m.Cover] = {}
-        self._roster: Mapping[str, Range] = {}
-        self._out: dict[str, str] = {}
-        self._news: list[dict[str, Any]] = []
-        self._missed: dict[str, m.Missed] = {}
-        """Parts missing when the last plan timed out, by its members' statements."""
+    known: DisputedPairs
+    """All disputed pairs so far."""
+    ties: Mapping[int, Collection[int]]
+    """Block → blocks that share a parameter with it."""
+    _covers: Mapping[int, m.Cover] = field(default_factory=dict)
+    _roster: Mapping[str, Range] = field(default_factory=dict)
+    _out: dict[str, str] = field(default_factory=dict)
+    _news: list[dict[str, Any]] = field(default_factory=list)
+    _missed: dict[str, m.Missed] = field(default_factory=dict)
+    """Parts missing when the last plan timed out, by its members' statements."""
 
     def begin(self, covers: Iterable[m.Cover], roster: Mapping[str, Range]) -> tuple[int, ...]:
         """Start a new plan. Returns the blocks whose votes must list what each reducer sent."""
         self._covers = {cover.block: cover for cover in covers}
         self._roster = roster
-        return self._known.closely(self._covers)
+        return self.known.closely(self._covers)
 
     def news(self) -> list[dict[str, Any]]:
         """Log records on new disputes since the last call."""
@@ -58,8 +58,8 @@ class ReduceComplaints:
         """Whether a peer is to be removed."""
         return bool(self._out)
 
-    def turned_out(self) -> dict[str, str]:
-        """Peers to remove → reason, since the last call."""
+    def to_fence(self) -> dict[str, str]:
+        """Peers to fence → reason, since the last call."""
         out, self._out = self._out, {}
         return out
 
@@ -67,7 +67,7 @@ class ReduceComplaints:
 
     def look_closely(self, blocks: Collection[int]) -> None:
         """Note that votes on `blocks` differed or were on sums that are not finite."""
-        self._known.look_closely(blocks)
+        self.known.look_closely(blocks)
 
     def torn(self, votes: Mapping[str, m.Vote], blocks: Iterable[int]) -> bool:
         """Handle differing votes on `blocks`.
@@ -84,33 +84,33 @@ class ReduceComplaints:
         Returns whether another plan helps; otherwise its reducers are removed.
         """
         concerned = [
-            cover for cover in self._covers.values() if cover.block in (block, *self._ties.get(block, ()))
+            cover for cover in self._covers.values() if cover.block in (block, *self.ties.get(block, ()))
         ]
         found = spoilers(votes, block, {peer for cover in concerned for peer, _ in cover.reducers})
         for peer in found:
-            self._known.spoils(peer)
+            self.known.spoils(peer)
         if found and self._has_reducers(block):
             return True
-        self._go(found or {self._known.blamed(self._covers[block].receivers)}, SPOILS, shunned=found)
+        self._go(found or {self.known.blamed(self._covers[block].receivers)}, SPOILS, shunned=found)
         return False
 
     def overflows(self, block: int) -> bool:
         """Whether all of several holders produced sums of `block` that are not finite: the model is the
         cause.
         """
-        return self._known.have_all_spoilt(self._covers[block].receivers)
+        return self.known.have_all_spoilt(self._covers[block].receivers)
 
     def proven(self, pairs: Mapping[int, set[Pair]]) -> None:
         """Handle contradictions that a sum proof found: block → disputed pairs."""
         everybody = {pair for theirs in pairs.values() for pair in theirs}
         self._note(
-            self._known.add(everybody),
+            self.known.add(everybody),
             f"a sum of block {min(pairs)} is not what was sent, or one of them says so falsely",
         )
         out = shunned = self._shunned(everybody)
         for block, theirs in pairs.items():
             if not out and not self._has_reducers(block):
-                out = {self._known.blamed({peer for pair in theirs for peer in pair})}
+                out = {self.known.blamed({peer for pair in theirs for peer in pair})}
         self._go(out, FALSE, shunned=shunned)
 
     def drowns(self, peers: Collection[str]) -> None:
@@ -166,7 +166,7 @@ class ReduceComplaints:
         ):
             return False  # most are waited for: it is slow, and nobody's doing
         pairs = {frozenset(pair) for pair in waited_for}
-        new = self._known.add(pairs, late=True)
+        new = self.known.add(pairs, late=True)
         self._note(new, "one waits for the other")
         between = [
             cover for cover in self._covers.values() if any(pair <= {*cover.receivers} for pair in pairs)
@@ -174,9 +174,9 @@ class ReduceComplaints:
         stuck = [cover.block for cover in between if not self._has_reducers(cover.block)]
         out = self._shunned(pairs, late=True)
         if pairs and stuck and not out:
-            out = {self._known.blamed({peer for pair in pairs for peer in pair})}
+            out = {self.known.blamed({peer for pair in pairs for peer in pair})}
         self._go(out, LATE)
-        self._known.waited_in_vain(out)
+        self.known.waited_in_vain(out)
         return bool(new) and not stuck
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -194,13 +194,13 @@ class ReduceComplaints:
         Returns whether other reducers are left. If not, or if most are against one peer, a peer is removed
         with `why`.
         """
-        new = self._known.add(pairs)
+        new = self.known.add(pairs)
         self._note(new, what)
         shunned = self._shunned(pairs)
         out = shunned
         for block, theirs in about.items():
             if not out and theirs and not (new and self._has_reducers(block)):
-                out = {self._known.blamed({peer for pair in theirs for peer in pair}, accused)}
+                out = {self.known.blamed({peer for pair in theirs for peer in pair}, accused)}
         self._go(out, why, shunned=shunned)
         return not out
 
@@ -212,13 +212,13 @@ class ReduceComplaints:
     def _go(self, peers: Iterable[str], why: str, shunned: Collection[str] = ()) -> None:
         """Remove `peers`; those in `shunned` because most others' statements are against theirs."""
         for peer in peers:
-            self._known.turned_out(peer, shunned=peer in shunned)
+            self.known.fenced(peer, shunned=peer in shunned)
             self._out[peer] = why
 
     def _has_reducers(self, block: int) -> bool:
         """Whether a holder is left that may reduce `block`."""
         cover = self._covers[block]
-        return bool(reducers(self._known, cover.receivers, {*dict(cover.slots), *cover.observers}))
+        return bool(reducers(self.known, cover.receivers, {*dict(cover.slots), *cover.observers}))
 
     def _shunned(self, pairs: Iterable[Pair], *, late: bool = False) -> set[str]:
         """Peers in `pairs` that are in dispute with most other holders of one of their blocks."""
@@ -226,7 +226,7 @@ class ReduceComplaints:
         found: set[str] = set()
         for cover in self._covers.values():
             if not concerned.isdisjoint(cover.receivers):
-                found |= self._known.shunned(cover.receivers, late=late)
+                found |= self.known.shunned(cover.receivers, late=late)
         return found & concerned
 
 

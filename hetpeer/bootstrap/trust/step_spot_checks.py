@@ -7,14 +7,15 @@ to a time-out.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.conduct.check_rules import CheckRules
 from hetpeer.bootstrap.conduct.reputation import CheckDuty, Duty, Reputation
 from hetpeer.bootstrap.state.effects import Effect, Send
 from hetpeer.bootstrap.state.membership import Range
-from hetpeer.bootstrap.trust.checker_choice import CheckerChoice
 from hetpeer.bootstrap.trust.checker_reports import CheckedPiece, CheckerReport, CheckRoute
 from hetpeer.bootstrap.trust.spot_check import SpotCheck
 from hetpeer.bootstrap.trust.verdicts import CheckOutcome, CheckVerdict
@@ -22,36 +23,32 @@ from hetpeer.stages.block.fingerprint import KEY_BYTES
 from hetpeer.stages.pipeline.routes import Hop, Route, rest_of
 
 
+@dataclass(slots=True)
 class StepSpotChecks:
-    """Spot checks of step `step` on `line`.
+    """Spot checks of one step, in one term and view.
 
-    `roster` is the step's own, and changes; `elements`: block → elements of its vector; `trodden`: id → its
-    route.
+    Checkers are chosen along a random circle in which each volunteer checks the one before it.
     """
 
-    def __init__(
-        self,
-        rules: CheckRules | None,
-        standings: Reputation,
-        line: m.TermView,
-        step: int,
-        roster: Mapping[str, Range],
-        elements: Sequence[int],
-        trodden: Callable[[int], Route],
-    ) -> None:
-        self._ended: list[SpotCheck] = []
-        self._rules = rules
-        self._standings = standings
-        self._line, self._step = line, step
-        self._roster = roster
-        self._elements = elements
-        self._trodden = trodden
-        self._checks: dict[int, SpotCheck] = {}
-        self._drawn: dict[str, bool] = {}
-        """Contributing volunteer → whether its contributions are checked."""
-        self._circle = CheckerChoice(rules, standings, roster)
-        self._unchecked: dict[str, list[CheckedPiece]] = {}
-        """Contributions that wait for a checker."""
+    rules: CheckRules | None
+    """None: nothing is checked."""
+    reputation: Reputation
+    line: m.TermView
+    step: int
+    roster: Mapping[str, Range]
+    """The step's own, as it changes."""
+    elements: Sequence[int]
+    """Block → elements of its vector."""
+    route_taken: Callable[[int], Route]
+    """Id → its route."""
+    _checks: dict[int, SpotCheck] = field(default_factory=dict)
+    _ended: list[SpotCheck] = field(default_factory=list)
+    _drawn: dict[str, bool] = field(default_factory=dict)
+    """Contributing volunteer → whether its contributions are checked."""
+    _unchecked: dict[str, list[CheckedPiece]] = field(default_factory=dict)
+    """Contributions that wait for a checker."""
+    _places: dict[str, float] = field(default_factory=dict)
+    """Volunteer → its place in the circle, drawn on first use."""
 
     @property
     def over(self) -> bool:
@@ -75,11 +72,11 @@ class StepSpotChecks:
         """Note accepted contributions of `peer`, except in `refused` blocks; its checker must compute
         them.
         """
-        rules = self._rules
+        rules = self.rules
         if rules is None:
             return []
         if peer not in self._drawn:
-            self._drawn[peer] = self._standings.contributes(peer) or rules.draw() < rules.share
+            self._drawn[peer] = self.reputation.contributes(peer) or rules.draw() < rules.share
             if self._drawn[peer]:
                 self._unchecked[peer] = []
         pieces = _pieces(contents, refused)
@@ -95,7 +92,7 @@ class StepSpotChecks:
     @property
     def wanted(self) -> bool:
         """Whether this run has spot checks."""
-        return self._rules is not None
+        return self.rules is not None
 
     def suspect(self, peer: str, contents: Iterable[m.Contents]) -> list[Effect]:
         """Check all contributions of `peer`, even though it was not drawn."""
@@ -107,13 +104,47 @@ class StepSpotChecks:
 
     def _begin(self, peer: str) -> list[Effect]:
         """Begin the check of `peer` if a checker is available."""
-        checker = self._circle.checker(peer, self._checks.values()) if self._unchecked[peer] else None
+        checker = self._checker(peer) if self._unchecked[peer] else None
         if checker is None:
             return []
         check = SpotCheck(len(self._checks) + 1, peer, checker)
         self._checks[check.number] = check
         check.accepted(self._unchecked.pop(peer))
         return self._lend(check)
+
+    def _checker(self, peer: str) -> str | None:
+        """The next volunteer in the circle that checks nobody, else one that checks one other.
+
+        The latter serves volunteers that joined the step after all others had somebody to check.
+        """
+        times = Counter(one for check in self._checks.values() for one in check.checkers)
+        busy, twice = ({one for one, number in times.items() if number > least} for least in (0, 1))
+        among = self._able(peer, busy) or self._able(peer, twice)
+        return min(among, key=lambda other: (self._place(other) - self._place(peer)) % 1.0, default=None)
+
+    def _third(self, check: SpotCheck) -> str | None:
+        """A third checker for `check`: not heard yet, and not known to have given false numbers in this
+        step.
+        """
+        assert self.rules is not None
+        suspects = {one.outcome.culprit for one in self._checks.values() if one is not check}
+        able = self._able(check.peer, {*check.checkers, *suspects})
+        return able[int(self.rules.draw() * len(able))] if able else None
+
+    def _able(self, peer: str, without: Collection[str]) -> list[str]:
+        """Volunteers that can check `peer` and answer, except those in `without`."""
+        return [
+            other
+            for other in fellows(peer, self.roster)
+            if other not in without and not self.reputation.is_mute(other)
+        ]
+
+    def _place(self, peer: str) -> float:
+        """Place of `peer` in the circle; a circle leaves nobody for whom only itself would be free."""
+        assert self.rules is not None
+        if peer not in self._places:
+            self._places[peer] = self.rules.draw()
+        return self._places[peer]
 
     def receive(self, peer: str, message: m.Checked | m.Compared | m.Shown) -> list[Effect]:
         """Handle a message of `peer` about a check."""
@@ -139,7 +170,7 @@ class StepSpotChecks:
 
     def _send(self, check: SpotCheck, opinion: CheckerReport, piece: CheckedPiece) -> list[Effect]:
         """Requests for `piece`; none if they were made already."""
-        before = self._trodden(piece.id)
+        before = self.route_taken(piece.id)
         route = (Hop(opinion.peer, piece.begin, piece.end), *rest_of(before, piece.end))
         lender = _holder(before, piece.begin - 1) if piece.begin else opinion.peer
         if not check.goes(
@@ -147,7 +178,7 @@ class StepSpotChecks:
         ):
             return []
         task = m.Task(id=piece.id, route=route)
-        told = m.Check(line=self._line, step=self._step, check=check.number, tasks=(task,))
+        told = m.Check(line=self.line, step=self.step, check=check.number, tasks=(task,))
         return [Send(lender, told)]
 
     def lost(self, peer: str) -> None:
@@ -162,8 +193,8 @@ class StepSpotChecks:
 
     def _unfinished(self, check: SpotCheck) -> None:
         """End a check that cannot go on; statements made so far still count."""
-        assert self._rules is not None
-        self._end(check, check.unfinished(self._rules))
+        assert self.rules is not None
+        self._end(check, check.unfinished(self.rules))
 
     def _end(self, check: SpotCheck, outcome: CheckOutcome) -> None:
         check.outcome = outcome
@@ -203,7 +234,7 @@ class StepSpotChecks:
             if not check.is_of(covers) or not check.pieces or self._is_hopeless(check):
                 self._unfinished(check)
             elif check.finished:
-                mute = self._standings.is_mute
+                mute = self.reputation.is_mute
                 hear = {peer for block in check.blocks for peer in reducers[block] if not mute(peer)}
                 own = [mark for mark in said(check.peer) if mark.block in check.blocks]
                 asked = check.ask(plan, hear, said=own, mute=mute(check.peer))
@@ -213,21 +244,21 @@ class StepSpotChecks:
         return effects
 
     def _show(self, check: SpotCheck, plan: int, *, peer: str = "", marks: tuple[m.Mark, ...] = ()) -> m.Show:
-        return m.Show(line=self._line, step=self._step, check=check.number, plan=plan, peer=peer, marks=marks)
+        return m.Show(line=self.line, step=self.step, check=check.number, plan=plan, peer=peer, marks=marks)
 
     def _shown(self, check: SpotCheck, peer: str, message: m.Shown) -> list[Effect]:
         """Take fingerprints from `peer`."""
         blocks = check.blocks
         sound = all(
             mark.block in blocks
-            and mark.begin < mark.end <= self._elements[mark.block]
+            and mark.begin < mark.end <= self.elements[mark.block]
             and len(mark.key) == KEY_BYTES
             for mark in message.marks
         )
         asked = check.received(peer, message.marks if sound else ())
         if asked is not None:
             return [Send(to, self._show(check, message.plan, marks=asked)) for to in check.checkers]
-        known = [one for one in message.given if one.peer != peer and one.peer in self._roster]
+        known = [one for one in message.given if one.peer != peer and one.peer in self.roster]
         check.shown(peer, message.marks, known)
         return self._judge(check) if check.complete else []
 
@@ -235,10 +266,10 @@ class StepSpotChecks:
         """Judge a complete check: call a third checker at once if needed, otherwise wait for awaited
         statements.
         """
-        assert self._rules is not None
-        outcome, third = check.judge(self._rules), None
+        assert self.rules is not None
+        outcome, third = check.judge(self.rules), None
         if outcome.verdict is CheckVerdict.OPEN:
-            third = self._circle.third(check, self._checks.values())
+            third = self._third(check)
         if third is not None:
             check.third(third)
             return self._lend(check)
@@ -248,14 +279,14 @@ class StepSpotChecks:
 
     def _settle(self, check: SpotCheck) -> None:
         """Judge by what is shown and said so far, without another checker."""
-        assert self._rules is not None
-        self._standings.answered(check.answered)
-        self._end(check, check.judge(self._rules, alone=True))
+        assert self.rules is not None
+        self.reputation.answered(check.answered)
+        self._end(check, check.judge(self.rules, alone=True))
 
     def expire(self) -> None:
         """End checks at the time-out. If only statements are missing, the fingerprints count without them."""
         going_on = [check for check in self._checks.values() if check.open]
-        self._standings.lapsed([self._waited_for(check) for check in going_on])
+        self.reputation.lapsed([self._waited_for(check) for check in going_on])
         for check in going_on:
             if check.complete:
                 self._settle(check)
@@ -280,7 +311,20 @@ class StepSpotChecks:
 
     def _is_silent(self, peer: str) -> bool:
         """Whether `peer` left or is mute."""
-        return peer not in self._roster or self._standings.is_mute(peer)
+        return peer not in self.roster or self.reputation.is_mute(peer)
+
+
+def fellows(peer: str, roster: Mapping[str, Range]) -> list[str]:
+    """Other volunteers on `roster` that hold all blocks of `peer`."""
+    begin, end = roster[peer]
+    return sorted(
+        other for other, (first, last) in roster.items() if first <= begin and end <= last and other != peer
+    )
+
+
+def unchecked(roster: Mapping[str, Range]) -> list[str]:
+    """Volunteers on `roster` that nobody can check, since no other one holds all their blocks."""
+    return sorted(peer for peer in roster if not fellows(peer, roster))
 
 
 def _holder(route: Route, block: int) -> str:

@@ -8,6 +8,7 @@ which reduce_complaints.py handles.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from hetpeer.averaging import messages as m
@@ -21,30 +22,27 @@ MOST_TRIALS = 32
 """Largest number of disputes at a time, so that requests fit into messages."""
 
 
+@dataclass(slots=True)
 class StepSumProofs:
-    """Sum proofs of step `step` on `line`; `sizes`: block → elements. Without `rules` nothing is proven."""
+    """Sum proofs of one step, in one term and view."""
 
-    def __init__(
-        self,
-        rules: CheckRules | None,
-        line: m.TermView,
-        step: int,
-        sizes: Mapping[int, int],
-    ) -> None:
-        self._rules = rules
-        self._line, self._step = line, step
-        self._sizes = sizes
-        self._proof: SumProof | None = None
-        """Proof of the latest plan, if it needs one."""
-        self._begun = False
-        self._claims: list[SumClaim] = []
-        """Contradicted sums without a dispute yet."""
-        self._unproven: set[int] = set()
-        """Further blocks that must be reduced again."""
-        self._fled: set[str] = set()
-        self._trials: list[SumDispute] = []
-        """Disputes that the latest plan must resolve."""
-        self._pairs: dict[int, set[Pair]] = {}
+    rules: CheckRules | None
+    """None: nothing is proven."""
+    line: m.TermView
+    step: int
+    sizes: Mapping[int, int]
+    """Block → elements of its vector."""
+    _proof: SumProof | None = None
+    """Proof of the latest plan, if it needs one."""
+    _begun: bool = False
+    _claims: list[SumClaim] = field(default_factory=list)
+    """Contradicted sums without a dispute yet."""
+    _unproven: set[int] = field(default_factory=set)
+    """Further blocks that must be reduced again."""
+    _fled: set[str] = field(default_factory=set)
+    _trials: list[SumDispute] = field(default_factory=list)
+    """Disputes that the latest plan must resolve."""
+    _pairs: dict[int, set[Pair]] = field(default_factory=dict)
 
     # ── plans ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -55,25 +53,25 @@ class StepSumProofs:
         suspects = {claim.reducer for claim in self._claims if claim.block == block}
         if not suspects and block not in self._unproven:
             return tuple(fit)
-        assert self._rules is not None
+        assert self.rules is not None
         others = ([peer for peer in some if peer not in suspects] for some in (fit, holders))
         able = next(filter(None, others), holders)
-        return (able[int(self._rules.draw() * len(able))],)
+        return (able[int(self.rules.draw() * len(able))],)
 
     def plan(self, number: int, covers: Iterable[m.Cover]) -> None:
         """Start a new plan."""
         self.void()
-        if self._rules is None:
+        if self.rules is None:
             return
         provable = {cover.block: cover for cover in covers if self._is_provable(cover)}
         for claim in self._claims:
             if claim.block in provable:
                 self._look_into(claim, provable[claim.block], number)
         besides = [trial.secret for trial in self._trials]
-        self._proof = SumProof(number, provable.values(), self._sizes, self._rules, besides)
+        self._proof = SumProof(number, provable.values(), self.sizes, self.rules, besides)
 
     def _is_provable(self, cover: m.Cover) -> bool:
-        return len(cover.receivers) > 1 and self._sizes[cover.block] > 0
+        return len(cover.receivers) > 1 and self.sizes[cover.block] > 0
 
     def _look_into(self, claim: SumClaim, cover: m.Cover, plan: int) -> None:
         self._fled |= {claim.reducer, *claim.said} - {*cover.receivers}
@@ -157,15 +155,15 @@ class StepSumProofs:
         return [Send(peer, m.Prove(**named, marks=marks)) for peer, marks in sorted(asked.items())]
 
     def _named(self, plan: int) -> dict[str, Any]:
-        return {"line": self._line, "step": self._step, "plan": plan}
+        return {"line": self.line, "step": self.step, "plan": plan}
 
     def _end(self) -> None:
         """Conclude the proof and the disputes once all answers are here."""
         if self._proof is None or not self.over:
             return
-        assert self._rules is not None
+        assert self.rules is not None
         for trial in self._trials:
-            self._dispute({trial.claim.block: trial.judge(self._proof.own(trial.secret), self._rules.equal)})
+            self._dispute({trial.claim.block: trial.judge(self._proof.own(trial.secret), self.rules.equal)})
         self._dispute(self._proof.pairs)
         self._claims, self._unproven = self._proof.claims, self._proof.unproven
         self._trials = []

@@ -226,7 +226,7 @@ def _leftovers(board: Mapping[str, Sequence[TaskNote]]) -> Iterator[LeftoverRow]
 
 
 def _unchecked(manifest: Manifest, rows: Sequence[PeerRow]) -> tuple[str, ...]:
-    from hetpeer.bootstrap.trust.checker_choice import unchecked
+    from hetpeer.bootstrap.trust.step_spot_checks import unchecked
 
     if not manifest.trust.spot_checks:
         return ()
