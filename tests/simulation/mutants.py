@@ -222,9 +222,9 @@ def old_votes() -> AbstractContextManager[None]:
         return vote(self, peer, message.model_copy(update={"plan": self.plan}), *others)
 
     def keeping(self: Reduce, *arguments: Any) -> Any:
-        votes = dict(self._votes)
+        votes = dict(self.votes)
         told = make(self, *arguments)
-        self._votes.update(votes)
+        self.votes.update(votes)
         return told
 
     @contextmanager
