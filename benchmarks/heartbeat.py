@@ -61,7 +61,7 @@ async def told() -> str:
 
 async def swarm(folder: Path, count: int) -> None:
     """`count` DHT nodes in this process, each with its own p2pd."""
-    from hetpeer.dht.discovery.roster import Advert, Roster
+    from hetpeer.dht.discovery import Advert, Roster
 
     nodes = [await start_node(folder, "node-0", [])]
     for n in range(1, count):

@@ -68,7 +68,7 @@ async def echo(stream: Any) -> None:
 
 
 async def publish(node: Any) -> None:
-    from hetpeer.dht.discovery.roster import Advert, Roster
+    from hetpeer.dht.discovery import Advert, Roster
 
     await Roster(node, RUN_ID).publish(Advert(name="child"), ttl_s=60)
 

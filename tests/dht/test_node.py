@@ -24,7 +24,7 @@ from hivemind.proto.dht_pb2 import NodeInfo
 
 from hetpeer.dht.base.errors import ExitCode, LocalError, PeerLostError, ProtocolError, RemoteError
 from hetpeer.dht.base.runtime import Clock, SystemClock
-from hetpeer.dht.discovery.roster import Advert, Roster
+from hetpeer.dht.discovery import Advert, Roster
 from hetpeer.dht.identity.addresses import Address, parse_address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.kademlia import first_contact, table

@@ -21,7 +21,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils.timed_storage import ValueWithExpiration
 
 from hetpeer.dht.base.runtime import SystemClock
-from hetpeer.dht.discovery.roster import Advert, Roster
+from hetpeer.dht.discovery import Advert, Roster
 from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.kademlia import records

@@ -1,4 +1,4 @@
-"""The pure cores: who is asked, what their findings mean, and who may have us dial."""
+"""The pure cores: which helpers are asked, what their findings mean, and which path leads to whom."""
 
 import itertools
 
@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.dht.reach.dialback import PER_IP, PER_PEER, WINDOW_S, DialBudget
 from hetpeer.dht.reach.reachability import (
     CONFIRM_S,
     HELPERS,
@@ -14,12 +13,15 @@ from hetpeer.dht.reach.reachability import (
     RETRY_S,
     ROUND_S,
     Ask,
+    PeerPath,
+    PeerPaths,
     Reachability,
     ReachFinding,
     ReachKind,
     Settle,
     judge,
 )
+from hetpeer.dht.streams.abuse import DIAL_WINDOW_S, DIALS_PER_IP, DIALS_PER_PEER, DialBudget
 
 OUTSIDE, NEAR = "51.51.51.7", "192.168.1.7"
 
@@ -163,10 +165,34 @@ def test_never_asks_a_stranger_nor_too_many_at_a_time(events: list[tuple[str, in
 
 def test_the_budget_is_per_peer_per_address_and_forgets() -> None:
     budget = DialBudget()
-    assert sum(budget.admit(0.0, "one", "51.51.51.1") for _ in range(100)) == PER_PEER
-    assert sum(budget.admit(1.0, f"sybil {i}", "51.51.51.1") for i in range(100)) == PER_IP - PER_PEER
+    assert sum(budget.admit(0.0, "one", "51.51.51.1") for _ in range(100)) == DIALS_PER_PEER
+    assert (
+        sum(budget.admit(1.0, f"sybil {i}", "51.51.51.1") for i in range(100))
+        == DIALS_PER_IP - DIALS_PER_PEER
+    )
     assert budget.admit(1.0, "other", "51.51.51.2")
-    assert budget.admit(1.0 + WINDOW_S, "one", "51.51.51.1")
+    assert budget.admit(1.0 + DIAL_WINDOW_S, "one", "51.51.51.1")
     for i in range(1000):
-        budget.admit(100.0 + WINDOW_S * i, f"peer {i}", f"ip {i}")
+        budget.admit(100.0 + DIAL_WINDOW_S * i, f"peer {i}", f"ip {i}")
     assert len(budget._recent) < 10
+
+
+R = "QmRelay"
+THROUGH = f"/ip4/51.51.51.1/tcp/4001/p2p/{R}/p2p-circuit"
+DIRECT = "/ip4/51.51.51.2/tcp/4001"
+
+
+def test_a_direct_connection_counts_more_than_a_relayed_one() -> None:
+    paths = PeerPaths()
+    assert not paths.update([("a", THROUGH), ("b", DIRECT), (R, DIRECT)])
+    assert (paths.of("a"), paths.of("b"), paths.of("c")) == (PeerPath(relay=R), PeerPath(), None)
+    assert (paths.relayed, paths.through(R)) == (["a"], ["a"])
+    for both in ([("a", DIRECT), ("a", THROUGH)], [("a", THROUGH), ("a", DIRECT)]):
+        paths.update([("a", THROUGH)])
+        assert str(paths.of("a")) == f"through {R[-8:]}"
+        assert paths.update(both) == ["a"]
+        assert str(paths.of("a")) == "direct"
+    assert not paths.update([("a", DIRECT)])
+    assert not paths.update([])
+    assert paths.of("a") is None
+    assert not paths.update([("a", DIRECT), ("b", "")])

@@ -1,13 +1,23 @@
-"""Streams that share a line of ours: real ones, over socket pairs, by the clock."""
+"""A limit holds over any time, for all streams together: by arithmetic, and by real streams over socket pairs."""
 
 import asyncio
 import itertools
+import math
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hetpeer.dht.base.errors import PeerLostError
-from hetpeer.dht.streams.byte_transport import MAX_PIECE, MIN_PIECE, Throttle, ThrottledDirection
+from hetpeer.dht.streams.byte_transport import (
+    BURST_S,
+    MAX_PIECE,
+    MIN_PIECE,
+    Throttle,
+    ThrottledDirection,
+    TokenBucket,
+)
 from hetpeer.dht.streams.stream import Stream
 from tests.dht.test_stream import linked
 
@@ -98,3 +108,47 @@ async def test_pieces_are_all_of_it(rate: float) -> None:
     assert b"".join(pieces) == PAYLOAD
     assert all(MIN_PIECE <= len(piece) <= MAX_PIECE for piece in pieces[:-1])
     assert len({len(piece) for piece, _ in itertools.pairwise(pieces)}) <= 1
+
+
+BUCKET_RATE = 1000.0
+PIECE = 200
+
+
+@given(asked=st.lists(st.tuples(st.floats(0.0, 1.0), st.integers(1, PIECE)), min_size=1, max_size=80))
+def test_no_stretch_of_time_has_more_than_the_rate(asked: list[tuple[float, int]]) -> None:
+    bucket, now, gone = TokenBucket(BUCKET_RATE), 0.0, []
+    for pause, nbytes in asked:
+        now += pause
+        gone.append((now + bucket.spend(nbytes, now), nbytes))
+    assert [at for at, _ in gone] == sorted(at for at, _ in gone)
+    for first, (begin, _) in enumerate(gone):
+        total = 0
+        for at, nbytes in gone[first:]:
+            total += nbytes
+            assert total <= BUCKET_RATE * (at - begin + BURST_S) + PIECE + 1e-6
+
+
+def test_who_always_asks_gets_the_whole_rate() -> None:
+    bucket, now = TokenBucket(BUCKET_RATE), 5.0
+    for _ in range(100):
+        now += bucket.spend(100, now)
+    assert now == pytest.approx(5.0 + 100 * 100 / BUCKET_RATE, abs=0.2 + BURST_S)
+
+
+def test_without_a_limit_nothing_waits_or_is_owed() -> None:
+    bucket = TokenBucket()
+    assert [bucket.spend(1 << 40, 1.0) for _ in range(3)] == [0.0] * 3
+    bucket.change(BUCKET_RATE, 2.0)
+    assert bucket.spend(1, 2.0) == 0.0
+
+
+@given(rate=st.floats(1.0, 1e9))
+def test_what_is_owed_is_owed_in_bytes(rate: float) -> None:
+    bucket = TokenBucket(BUCKET_RATE)
+    bucket.spend(500, 10.0)
+    bucket.spend(0, 10.0)
+    owed = bucket.spend(0, 10.0) * BUCKET_RATE
+    bucket.change(rate, 10.0)
+    assert bucket.spend(0, 10.0) * rate == pytest.approx(owed)
+    bucket.change(math.inf, 10.0)
+    assert bucket.spend(1000, 10.0) == 0.0

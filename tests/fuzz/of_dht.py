@@ -12,8 +12,7 @@ from hetpeer.dht.base.errors import LocalError, ProtocolError, RemoteError
 from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.dht.base.untrusted import read_fields, varint
 from hetpeer.dht.direct.tls_listener import TICKET_BYTES, invitation
-from hetpeer.dht.discovery.roster import Advert, LinkNote
-from hetpeer.dht.discovery.task_board import LeftoverIds, TaskNote
+from hetpeer.dht.discovery import Advert, LeftoverIds, LinkNote, TaskNote
 from hetpeer.dht.identity.addresses import (
     Address,
     address_from_bytes,

@@ -34,7 +34,7 @@ from hetpeer.bootstrap.storage.file_service import PROTOCOL as FILES
 from hetpeer.bootstrap.storage.file_service import fetch
 from hetpeer.dht.base.errors import LocalError, RemoteError
 from hetpeer.dht.base.runtime import SystemClock
-from hetpeer.dht.discovery.roster import Roster
+from hetpeer.dht.discovery import Roster
 from hetpeer.dht.identity.addresses import Address, parse_address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.kademlia.records import MAX_PAYLOAD, MAX_TTL_S, OwnerValidator

@@ -6,7 +6,7 @@ from hetpeer.averaging.member.position import choose_place
 from hetpeer.bootstrap.authoring.create import create_run
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings
-from hetpeer.dht.discovery.roster import Advert
+from hetpeer.dht.discovery import Advert
 from hetpeer.peer.training.early_placement import places_seen
 from hetpeer.peer.training.volunteer_figures import Offer
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.dht.discovery.roster import Advert
+from hetpeer.dht.discovery import Advert
 from hetpeer.dht.identity.addresses import Address, at_socket
 from hetpeer.peer.arrival.invites import Destination
 from hetpeer.peer.arrival.known_runs import (

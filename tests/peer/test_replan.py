@@ -18,7 +18,7 @@ from hetpeer.bootstrap.state.context import whole_run
 from hetpeer.bootstrap.state.core_config import IN_FLIGHT
 from hetpeer.bootstrap.state.membership import BlockDemand, Membership
 from hetpeer.bootstrap.state.volunteer_state import VolunteerState
-from hetpeer.dht.discovery.roster import Advert, LinkNote, Roster
+from hetpeer.dht.discovery import Advert, LinkNote, Roster
 from hetpeer.peer.planning.device_files import devices_in
 from hetpeer.peer.planning.forming_cut import cutting
 from hetpeer.peer.planning.remembered_links import Remembered

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hetpeer.dht.discovery.roster import LEFT, Advert
+from hetpeer.dht.discovery import LEFT, Advert
 from hetpeer.peer.daemon.owner_wishes import DaemonState
 from hetpeer.peer.daemon.volunteer_life import shown_as
 from hetpeer.peer.training import self_advert

@@ -21,7 +21,7 @@ from hetpeer.bootstrap.run.settings import AveragingSettings, LinkSettings, Trus
 from hetpeer.bootstrap.storage.file_service import PROTOCOL, FileService
 from hetpeer.bootstrap.storage.run_files import ServedRunFiles
 from hetpeer.dht.base.errors import ExitCode
-from hetpeer.dht.discovery.roster import MAX_LINKS, Advert, LinkNote, Roster
+from hetpeer.dht.discovery import MAX_LINKS, Advert, LinkNote, Roster
 from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.kademlia.records import MAX_TTL_S

@@ -8,7 +8,7 @@ import pytest
 
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.dht.discovery.roster import Advert, LinkNote
+from hetpeer.dht.discovery import Advert, LinkNote
 from hetpeer.peer.cli.swarm.plan_command import _lines
 from hetpeer.peer.planning.reduce_traffic import sums_bytes
 from hetpeer.peer.planning.step_prediction import predict

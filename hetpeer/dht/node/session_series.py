@@ -24,7 +24,7 @@ from hetpeer.dht.p2pd.listener import Listener
 from hetpeer.dht.p2pd.p2pd_control import P2pdControl, P2pdError
 from hetpeer.dht.p2pd.p2pd_process import NodeConfig, p2pd_does_not_start
 from hetpeer.dht.reach.connection_monitor import ConnectionMonitor
-from hetpeer.dht.reach.reach_probe import ReachProbe
+from hetpeer.dht.reach.dialback import ReachProbe
 from hetpeer.dht.reach.reachability import ReachKind
 from hetpeer.dht.reach.relay_slots import MAX_SLOTS, Offered, RelaySlots, stranger
 

@@ -1,7 +1,7 @@
 """Can others open connections to us, and by which path do we reach them? Pure.
 
 Two peers at a time are asked to dial us back (dialback.py); docs/nat.md has the states and the reasons. Times
-are seconds of one monotonic clock. The driver (reach_probe.py) carries out the effects and reports the
+are seconds of one monotonic clock. The driver (dialback.py) carries out the effects and reports the
 results. `PeerPaths` is fed with p2pd's list of connections.
 """
 

@@ -1,4 +1,4 @@
-"""Limits on what peers may do to us: slow delivery, offences, streams of strangers. Pure: times are given.
+"""Limits on what peers may do to us: slow delivery, offences, streams, dials. Pure: times are given.
 
 Delivery. A home connection is slow as a whole: its bytes come over one stream or another, a packet at a time,
 and now and then nothing comes for seconds because other streams have their turn. So the peer's traffic in all
@@ -11,7 +11,7 @@ time.
 
 Strangers. One network of the internet gets at most a quarter of the streams for strangers, so that the first
 to come cannot keep out everybody else. When all are taken, the stream that has been of no use for longest
-gives way. Docs: links.md.
+gives way (links.md). A peer that asks us to dial it may do so a few times a minute (nat.md).
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from __future__ import annotations
 import enum
 import itertools
 import math
-from collections import Counter, deque
-from collections.abc import Collection, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -50,12 +51,19 @@ FORGIVEN_S = 6 * 3600.0
 MAX_PEERS = 1024
 """Peers that are remembered: those with the most strikes."""
 NETWORK_SHARE = 4
-"""One network may take 1/SHARE of the streams for strangers."""
+"""One network may take 1/NETWORK_SHARE of the streams for strangers."""
 SEAT_IDLE_S = 30.0
 """A stream is in use if a payload began or ended in the last so many seconds; beats do not count."""
 SEAT_LONG_S = 120.0
 """A stream gives way after so many seconds in one transfer if no other is idle; the transfer is asked for
 again.
+"""
+DIAL_WINDOW_S = 60.0
+DIALS_PER_PEER = 4
+DIALS_PER_IP = 64
+DIALS_AT_ONCE = 16
+"""Dials taken on in DIAL_WINDOW_S for one peer and for one IP address (a school, a carrier's NAT); dials at a
+time.
 """
 
 
@@ -219,6 +227,37 @@ class Strikes:
                 key=lambda peer: (self._peers[peer].until > now, self._peers[peer].faded(now)),
             )
             del self._peers[mildest]
+
+
+class DialBudget:
+    """Limits on the dials that others may cause."""
+
+    def __init__(self) -> None:
+        self._dialling = 0
+        self._recent: dict[str, deque[float]] = defaultdict(deque)
+
+    def admit(self, now: float, peer_id: str, ip: str) -> bool:
+        """Whether to dial for this peer at this address now; if so it is counted."""
+        for key in [key for key, times in self._recent.items() if times[-1] <= now - DIAL_WINDOW_S]:
+            del self._recent[key]
+        for key, limit in ((peer_id, DIALS_PER_PEER), (ip, DIALS_PER_IP)):
+            times = self._recent.get(key, ())
+            if sum(time > now - DIAL_WINDOW_S for time in times) >= limit:
+                return False
+        if self._dialling >= DIALS_AT_ONCE:
+            return False
+        for key in (peer_id, ip):
+            self._recent[key].append(now)
+        return True
+
+    @contextmanager
+    def one_more(self) -> Iterator[None]:
+        """Count one dial during the block."""
+        self._dialling += 1
+        try:
+            yield
+        finally:
+            self._dialling -= 1
 
 
 class StrangerStream(Protocol):

@@ -16,7 +16,7 @@ from hetpeer.averaging.messages import CONTROL_PROTOCOL
 from hetpeer.bootstrap.run.manifest import SignedManifest
 from hetpeer.dht.base.errors import LocalError, RemoteError
 from hetpeer.dht.base.runtime import TaskSet
-from hetpeer.dht.discovery.roster import Roster
+from hetpeer.dht.discovery import Roster
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.peer.arrival.dial_rounds import Round, rounds
 from hetpeer.peer.arrival.invites import Destination

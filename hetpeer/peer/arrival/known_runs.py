@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from hetpeer.bootstrap.run.durable_files import atomic_write
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.dht.discovery.roster import Advert
+from hetpeer.dht.discovery import Advert
 from hetpeer.dht.identity.addresses import Address, parse_address
 from hetpeer.dht.reach.reachability import ReachKind
 from hetpeer.peer.arrival.invites import MAX_ADDRESSES, Destination, worth_giving

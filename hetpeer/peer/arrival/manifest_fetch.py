@@ -12,7 +12,7 @@ from hetpeer.bootstrap.run.manifest import SignedManifest, read
 from hetpeer.bootstrap.run.owner_signature import AMENDMENT, MANIFEST
 from hetpeer.bootstrap.storage.file_service import FILE_TIMEOUT_S, fetch
 from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError, PeerLostError, RemoteError, short_id
-from hetpeer.dht.discovery.roster import Roster
+from hetpeer.dht.discovery import Roster
 from hetpeer.dht.identity.addresses import Address
 from hetpeer.dht.node.node import Node
 from hetpeer.peer.arrival.invites import Destination

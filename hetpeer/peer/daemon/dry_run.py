@@ -15,7 +15,7 @@ from hetpeer.averaging.member.position import choose_place
 from hetpeer.averaging.messages import Place
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.runtime import SystemClock
-from hetpeer.dht.discovery.roster import Advert, Roster
+from hetpeer.dht.discovery import Advert, Roster
 from hetpeer.peer.arrival.credentials import refusal
 from hetpeer.peer.arrival.find_run import FoundRun
 from hetpeer.peer.control.control_server import locked

@@ -16,7 +16,7 @@ from hetpeer.bootstrap.storage.file_service import FileService, Served
 from hetpeer.bootstrap.storage.run_files import ServedRunFiles, StateSource
 from hetpeer.dht.base.errors import short_id
 from hetpeer.dht.base.runtime import SystemClock, TaskSet
-from hetpeer.dht.discovery.roster import Roster
+from hetpeer.dht.discovery import Roster
 from hetpeer.dht.identity.addresses import Address
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.streams.stream import Stream

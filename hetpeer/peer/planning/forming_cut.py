@@ -14,7 +14,7 @@ from hetpeer.bootstrap.grouped.cluster_cut import ClusterCut
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.run.step_workload import of_manifest
 from hetpeer.dht.base.errors import LocalError
-from hetpeer.dht.discovery.roster import Advert
+from hetpeer.dht.discovery import Advert
 from hetpeer.peer.planning.device_files import devices_in
 from hetpeer.peer.planning.swarm_inventory import inventory
 from hetpeer.stages.planning.swarms.plan_search import PlanSearch

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hetpeer.dht.discovery.roster import Advert, LinkNote
+from hetpeer.dht.discovery import Advert, LinkNote
 
 
 class Remembered:

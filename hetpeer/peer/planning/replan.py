@@ -18,7 +18,7 @@ from hetpeer.bootstrap.run.step_workload import of_manifest
 from hetpeer.bootstrap.state.core_config import IN_FLIGHT
 from hetpeer.bootstrap.state.membership import Membership, Range
 from hetpeer.dht.base.errors import LocalError
-from hetpeer.dht.discovery.roster import Advert
+from hetpeer.dht.discovery import Advert
 from hetpeer.peer.planning.device_files import devices_in
 from hetpeer.peer.planning.swarm_inventory import inventory
 from hetpeer.stages.planning.swarms.incremental_plan import IncrementalPlanner, PlanChange

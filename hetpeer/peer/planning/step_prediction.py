@@ -14,7 +14,7 @@ from typing import Any
 from hetpeer.bootstrap.run.manifest import Manifest, SignedManifest
 from hetpeer.bootstrap.state.link_costs import leaving
 from hetpeer.dht.base.errors import ExitCode, LocalError, short_id
-from hetpeer.dht.discovery.roster import Advert, LinkNote
+from hetpeer.dht.discovery import Advert, LinkNote
 from hetpeer.peer.planning.reduce_traffic import sums_bytes
 from hetpeer.peer.planning.swarm_inventory import believed, uplink_of
 from hetpeer.peer.watching.status_reader import HOLDING

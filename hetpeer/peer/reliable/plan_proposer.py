@@ -17,7 +17,7 @@ from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.service.driver import CoordinatorService
 from hetpeer.dht.base.errors import RemoteError
-from hetpeer.dht.discovery.roster import Roster
+from hetpeer.dht.discovery import Roster
 from hetpeer.peer.planning.forming_cut import cutting
 from hetpeer.peer.planning.remembered_links import Remembered
 from hetpeer.peer.planning.replan import Proposal, Seating, proposal

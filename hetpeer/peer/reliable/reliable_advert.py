@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hetpeer.bootstrap.service.driver import CoordinatorService
 from hetpeer.bootstrap.state.effects import CoordinatorState
-from hetpeer.dht.discovery.roster import Advert
+from hetpeer.dht.discovery import Advert
 from hetpeer.dht.node.node import Node
 from hetpeer.peer.training.self_advert import reach_fields
 

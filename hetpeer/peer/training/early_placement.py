@@ -20,7 +20,7 @@ from hetpeer.bootstrap.state.membership import Membership
 from hetpeer.bootstrap.state.placement import ranked
 from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.dht.base.errors import RemoteError
-from hetpeer.dht.discovery.roster import Advert, Roster
+from hetpeer.dht.discovery import Advert, Roster
 from hetpeer.peer.preparation.state_fetcher import RunFiles
 from hetpeer.peer.training.volunteer_figures import Offer
 from hetpeer.peer.watching.human_units import blocks_text

@@ -11,7 +11,7 @@ from hetpeer.averaging import effects as e
 from hetpeer.bootstrap.log.volunteer_log import EventLog, read_event
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.dht.discovery.task_board import LeftoverIds
+from hetpeer.dht.discovery import LeftoverIds
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.process.home import Home
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from hetpeer.averaging.effects import StepId
 from hetpeer.dht.base.errors import RemoteError
-from hetpeer.dht.discovery.task_board import MAX_IDS, TTL_S, LeftoverIds, TaskBoard, TaskNote, shard_of
+from hetpeer.dht.discovery import MAX_IDS, NOTE_TTL_S, LeftoverIds, TaskBoard, TaskNote, board_shard
 
 LOOK_S = 0.5
 IDLE_S = 2.0
@@ -85,7 +85,7 @@ class LeftoverWatch:
         notes = self._notes()
         for shard in self._shown.keys() - notes.keys():
             await self._board.post(shard, self._shown[shard].model_copy(update={"leftovers": ()}))
-        if notes and (notes != self._shown or now - self._shown_at > TTL_S / 2):
+        if notes and (notes != self._shown or now - self._shown_at > NOTE_TTL_S / 2):
             self._shown_at = now
             for shard, note in notes.items():
                 _log.info("leftovers of step %d on the board: %s", note.step, note.leftovers)
@@ -98,7 +98,7 @@ class LeftoverWatch:
             return {}
         shards: dict[int, list[LeftoverIds]] = {}
         for border, ids in sorted(self._keeper.leftovers().items()):
-            shards.setdefault(shard_of(border), []).append(LeftoverIds(border=border, ids=ids[:MAX_IDS]))
+            shards.setdefault(board_shard(border), []).append(LeftoverIds(border=border, ids=ids[:MAX_IDS]))
         return {
             shard: TaskNote(term=step.line.term, view=step.line.view, step=step.number, leftovers=tuple(left))
             for shard, left in shards.items()

@@ -11,7 +11,7 @@ from typing import Any
 
 from hetpeer.averaging.member.member import Phase
 from hetpeer.dht.base.errors import RemoteError
-from hetpeer.dht.discovery.roster import LEFT, MAX_LINKS, Advert, LinkNote, Roster
+from hetpeer.dht.discovery import LEFT, MAX_LINKS, Advert, LinkNote, Roster
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.reach.reachability import PeerPath
 from hetpeer.peer.training.volunteer import Volunteer

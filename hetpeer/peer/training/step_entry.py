@@ -19,7 +19,7 @@ from hetpeer.bootstrap.admission.step_tickets import check
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.dht.base import failpoints
 from hetpeer.dht.base.errors import short_id
-from hetpeer.dht.discovery.task_board import LeftoverIds
+from hetpeer.dht.discovery import LeftoverIds
 from hetpeer.peer.training.evidence_log import EvidenceLog
 from hetpeer.peer.transport.data_plane import DataPlane
 

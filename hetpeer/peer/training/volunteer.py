@@ -27,7 +27,7 @@ from hetpeer.bootstrap.storage.file_service import Served
 from hetpeer.dht.base import failpoints
 from hetpeer.dht.base.errors import LocalError, short_id
 from hetpeer.dht.base.runtime import TaskSet
-from hetpeer.dht.discovery.task_board import TaskBoard
+from hetpeer.dht.discovery import TaskBoard
 from hetpeer.dht.node.node import Node
 from hetpeer.peer.arrival.credentials import Credentials
 from hetpeer.peer.preparation.data_source import DataSource

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from hetpeer.dht.discovery.roster import LEFT
+from hetpeer.dht.discovery import LEFT
 from hetpeer.dht.reach.reachability import ReachKind
 from hetpeer.peer.watching.human_units import block_list
 from hetpeer.peer.watching.swarm_status import (
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from hetpeer.bootstrap.log.credit_ranking import RankedPeer, Ranking
     from hetpeer.bootstrap.log.loss_curves import Curves
     from hetpeer.bootstrap.run.manifest import Manifest, SignedManifest
-    from hetpeer.dht.discovery.roster import Advert, Roster
-    from hetpeer.dht.discovery.task_board import TaskBoard, TaskNote
+    from hetpeer.dht.discovery import Advert, Roster, TaskBoard, TaskNote
     from hetpeer.dht.node.node import Node
     from hetpeer.peer.arrival.invites import Destination
     from hetpeer.peer.watching.log_status import FromLog
@@ -148,8 +147,7 @@ async def observing(goal: Destination, peer: str = "") -> AsyncIterator[Onlooker
     Raises `LocalError` HP-NET-002 (no peer answers), HP-NET-006 (no peer serves the run), HP-RUN-016.
     """
     from hetpeer.bootstrap.run.durable_files import temporary_folder
-    from hetpeer.dht.discovery.roster import Roster
-    from hetpeer.dht.discovery.task_board import TaskBoard
+    from hetpeer.dht.discovery import Roster, TaskBoard
     from hetpeer.dht.identity.peer_identity import Identity
     from hetpeer.dht.node.node import Node, NodeConfig
     from hetpeer.peer.arrival.manifest_fetch import fetch_manifest

@@ -11,8 +11,7 @@ from prometheus_client.metrics_core import Metric
 from starlette.routing import BaseRoute
 
 from hetpeer.dht.base.runtime import TaskSet
-from hetpeer.dht.discovery.roster import Roster
-from hetpeer.dht.discovery.task_board import TaskBoard
+from hetpeer.dht.discovery import Roster, TaskBoard
 from hetpeer.peer.control.control_messages import ControlRequest
 from hetpeer.peer.daemon.owner_wishes import DaemonState
 from hetpeer.peer.process.console import say

@@ -20,8 +20,7 @@ from hetpeer.bootstrap.consensus.replica import Replica, run_logs
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.runtime import SystemClock
-from hetpeer.dht.discovery.roster import Roster
-from hetpeer.dht.discovery.task_board import TaskBoard
+from hetpeer.dht.discovery import Roster, TaskBoard
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.reach.reachability import ReachEstimate, ReachKind

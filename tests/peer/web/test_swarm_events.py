@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.dht.discovery.roster import Advert
+from hetpeer.dht.discovery import Advert
 from hetpeer.peer.watching.status_reader import summarise
 from hetpeer.peer.watching.swarm_status import LeftoverRow, SwarmStatus
 from hetpeer.peer.web.swarm_events import GRACE_S, MAX_EVENTS, SwarmEvents

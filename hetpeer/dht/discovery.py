@@ -1,17 +1,20 @@
-"""The roster: adverts of all peers of one run, spread over a few DHT keys.
+"""Discovery: who takes part in a run (adverts, the roster), and which work is left over (the task board).
 
-An advert is what a peer says about itself. Adverts are claims: they guide, and decide nothing. They are
-checked where they come in: numbers are bounded, text is cut to printable ASCII, so that no name carries
-markup or terminal codes. Unknown fields are ignored, since a newer version may add some.
+An advert is what a peer says about itself in the DHT; the roster is the adverts of all peers of one run.
+A note on the task board says which sender holds work for a block without a known holder. Both are claims:
+they guide, and decide nothing; of a note the protocol decides what counts. They are checked where they come
+in: numbers are bounded, text is cut to printable ASCII, so that no name carries markup or terminal codes.
+Unknown fields are ignored, since a newer version may add some.
 
-Peers are spread over the keys by their ids (table.py). The wire version is part of the key, so that versions
-that would misread each other do not meet.
+Adverts are spread over SHARDS keys by the ids of their peers (table.py), notes by their blocks, so anybody
+may have a note in any shard, up to table.MAX_RECORDS at a time. A note replaces the sender's earlier one in
+its shard. The wire version is part of the key, so that versions that would misread each other do not meet.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any
 
@@ -28,8 +31,13 @@ LEFT = "left"
 MAX_LINKS = 4
 """Links in one advert: a DHT record is small."""
 AddressText = Annotated[str, Field(max_length=256, pattern=r"^/[!-~]+$")]
-WIRE_VERSION = 2
-DEFAULT_TTL_S = 30.0
+ROSTER_VERSION = 2
+ADVERT_TTL_S = 30.0
+
+BOARD_VERSION = 1
+NOTE_TTL_S = 12.0
+MAX_IDS = 256
+"""Ids in one note: a DHT record is small. The sender offers all its leftovers to a peer that asks."""
 
 _log = logging.getLogger(__name__)
 
@@ -146,11 +154,11 @@ class Roster:
 
     def __init__(self, node: Node, run_id: str) -> None:
         self._node = node
-        self._prefix = f"hetpeer/{WIRE_VERSION}/{run_id}/peers"
+        self._prefix = f"hetpeer/{ROSTER_VERSION}/{run_id}/peers"
         for shard in range(SHARDS):
             node.dht.declare(f"{self._prefix}/{shard}", partial(_is_of, shard))
 
-    async def publish(self, advert: Advert, *, ttl_s: float = DEFAULT_TTL_S) -> bool:
+    async def publish(self, advert: Advert, *, ttl_s: float = ADVERT_TTL_S) -> bool:
         """Show `advert` as ours for `ttl_s` seconds; False if no node took it. Raises `RemoteError` on a
         timeout.
         """
@@ -174,3 +182,80 @@ class Roster:
 
 def _is_of(shard: int, peer_id: str) -> bool:
     return shard_of(peer_id) == shard
+
+
+class LeftoverIds(BaseModel):
+    """Microbatches whose bundles enter block `border`, kept by the note's writer."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    border: Count
+    ids: Annotated[tuple[Count, ...], Field(max_length=MAX_IDS, strict=False)]
+
+
+class TaskNote(BaseModel):
+    """Leftovers of one sender in step `step` of (`term`, `view`); empty: all done."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    term: Count
+    view: Count
+    step: Count
+    leftovers: Annotated[tuple[LeftoverIds, ...], Field(max_length=64, strict=False)] = ()
+
+    @classmethod
+    def from_map(cls, value: Mapping[str, Any], *, peer: str) -> TaskNote:
+        """The note in a DHT value of `peer`. Raises `ProtocolError`."""
+        try:
+            return cls.model_validate(dict(value))
+        except ValidationError as error:
+            field, why = first_wrong(error)
+            raise ProtocolError(f"a note whose {field} is wrong", peer=peer, why=why) from error
+
+
+class TaskBoard:
+    """The board of run `run_id`, seen from `node`.
+
+    board = TaskBoard(node, run_id)
+    note = TaskNote(term=1, view=0, step=7, leftovers=(LeftoverIds(border=4, ids=(12, 13)),))
+    await board.post(shard_of(4), note)
+    notes = await board.read([4])  # sender → notes
+    """
+
+    def __init__(self, node: Node, run_id: str) -> None:
+        self._node = node
+        self._prefix = f"hetpeer/{BOARD_VERSION}/{run_id}/leftovers"
+        for shard in range(SHARDS):
+            node.dht.declare(f"{self._prefix}/{shard}", _anybody)
+
+    async def post(self, shard: int, note: TaskNote) -> bool:
+        """Show `note` as ours for TTL_S seconds; False if no node took it. Raises `RemoteError`
+        on a timeout.
+        """
+        value = note.model_dump(mode="json")
+        return await self._node.dht.store(f"{self._prefix}/{shard}", value, ttl_s=NOTE_TTL_S)
+
+    async def read(self, borders: Iterable[int] | None = None) -> dict[str, list[TaskNote]]:
+        """Sender → its notes in the shards of `borders` (default: all); invalid notes are left out.
+
+        Raises `RemoteError` on a timeout.
+        """
+        shards = range(SHARDS) if borders is None else sorted({board_shard(border) for border in borders})
+        found = await self._node.dht.get([f"{self._prefix}/{shard}" for shard in shards])
+        notes: dict[str, list[TaskNote]] = {}
+        for values in found.values():
+            for peer, value in values.items():
+                try:
+                    notes.setdefault(peer, []).append(TaskNote.from_map(value, peer=peer))
+                except ProtocolError as error:
+                    _log.debug("left out a note: %s", error)
+        return notes
+
+
+def _anybody(_peer_id: str) -> bool:
+    return True
+
+
+def board_shard(border: int) -> int:
+    """The shard of notes for block `border`."""
+    return border % SHARDS

@@ -1,1 +1,0 @@
-"""Rosters of a run's peers, and the task board for leftover work."""
