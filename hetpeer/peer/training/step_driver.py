@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
@@ -37,6 +37,7 @@ CarryOut = Callable[[e.StepId, Any], Work | None]
 """Carries out an effect of a step. The worker command is posted already; what is returned waits for the
 answer.
 """
+Kind = TypeVar("Kind")
 
 _log = logging.getLogger(__name__)
 
@@ -97,37 +98,41 @@ class StepDriver:
             place.posts, place.schema, place.book, place.me, self._plane.send, place.offended, self.unread
         )
         command, checked = place.posts.command, place.schema.trust.spot_checks
-        self._table = {
-            # tasks; inputs are noted for spot checks while they are here
-            p.RunForward: (checks.forward, tasks.forward) if checked else (tasks.forward,),
-            p.RunBackward: (checks.backward, self._backward) if checked else (self._backward,),
-            p.ForgetGraph: (lambda step, x: command(c.DropTask(step=step.number, task=str(x.key))),),
-            Merge: (
-                lambda step, x: command(
-                    c.MergeSlot(step=step.number, block=x.block, source=x.source, target=x.target)
+        self._table = dict(
+            (
+                # tasks; inputs are noted for spot checks while they are here
+                _on(p.RunForward, tasks.forward, first=checks.forward if checked else None),
+                _on(p.RunBackward, self._backward, first=checks.backward if checked else None),
+                _on(p.ForgetGraph, lambda step, x: command(c.DropTask(step=step.number, task=str(x.key)))),
+                _on(
+                    Merge,
+                    lambda step, x: command(
+                        c.MergeSlot(step=step.number, block=x.block, source=x.source, target=x.target)
+                    ),
                 ),
-            ),
-            Drop: (lambda step, x: command(c.DropSlot(step=step.number, block=x.block, slot=x.slot)),),
-            p.SendActivation: (self._send_activation,),
-            p.SendGradient: (self._send_gradient,),
-            p.Release: (lambda _step, x: self.release(x.handle),),
-            # reduce and update
-            e.SendPart: (self._send_part,),
-            e.SumParts: (reduces.sum,),
-            e.SendResult: (
-                lambda step, x: self._send_shard(step, "result", x.shard, x.to, _tensor(x.handle)),
-            ),
-            e.ShareUplink: (self._share_uplink,),
-            e.Inspect: (reduces.inspect,),
-            e.KeepCopy: (lambda _step, x: command(v.CopyBlock(block=x.block)),),
-            e.ApplyUpdate: (self._apply,),
-            e.InstallAverage: (self._apply,),
-            # spot checks and sum proofs
-            p.CompareBundle: (checks.compare,),
-            e.ShowMarks: (lambda step, x: proofs.show(step, x, checks.given(step, x.asked)),),
-            e.ProveSums: (proofs.prove,),
-            e.TestifyParts: (proofs.testify,),
-        }
+                _on(Drop, lambda step, x: command(c.DropSlot(step=step.number, block=x.block, slot=x.slot))),
+                _on(p.SendActivation, self._send_activation),
+                _on(p.SendGradient, self._send_gradient),
+                _on(p.Release, lambda _step, x: self.release(x.handle)),
+                # reduce and update
+                _on(e.SendPart, self._send_part),
+                _on(e.SumParts, reduces.sum),
+                _on(
+                    e.SendResult,
+                    lambda step, x: self._send_shard(step, "result", x.shard, x.to, _tensor(x.handle)),
+                ),
+                _on(e.ShareUplink, self._share_uplink),
+                _on(e.Inspect, reduces.inspect),
+                _on(e.KeepCopy, lambda _step, x: command(v.CopyBlock(block=x.block))),
+                _on(e.ApplyUpdate, self._apply),
+                _on(e.InstallAverage, self._apply),
+                # spot checks and sum proofs
+                _on(p.CompareBundle, checks.compare),
+                _on(e.ShowMarks, lambda step, x: proofs.show(step, x, checks.given(step, x.asked))),
+                _on(e.ProveSums, proofs.prove),
+                _on(e.TestifyParts, proofs.testify),
+            )
+        )
 
     def run(self, step: e.StepId, effect: StepEffect) -> None:
         """Carry out one effect of `step`."""
@@ -287,6 +292,15 @@ class StepDriver:
     def _start(self, work: Work | None) -> None:
         if work is not None:
             self._spawn(_tolerant(work))
+
+
+def _on(
+    kind: type[Kind],
+    carry_out: Callable[[e.StepId, Kind], Work | None],
+    first: Callable[[e.StepId, Kind], Work | None] | None = None,
+) -> tuple[type, tuple[CarryOut, ...]]:
+    """A row of the table, in which mypy checks that the methods take this kind of effect."""
+    return kind, (carry_out,) if first is None else (first, carry_out)
 
 
 def _tensor(handle: p.Handle) -> Tensor:
