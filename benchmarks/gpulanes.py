@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from hetpeer.stages.ipc.arena import Arena
-from hetpeer.stages.ipc.command import Command
-from hetpeer.stages.ipc.results import Done, Encoded, Result
-from hetpeer.stages.ipc.transfer_commands import Encode
+from hetpeer.stages.ipc.block_commands import Encode
+from hetpeer.stages.ipc.worker_messages import Command, Done, Encoded, Result
 from hetpeer.stages.links.codec import Codec, kept_of, room
 from hetpeer.stages.links.top_k import largest
 from hetpeer.stages.worker.bundle_codec import Encoder

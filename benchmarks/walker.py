@@ -65,7 +65,7 @@ class Walker:
         from hetpeer.bootstrap.service import sessions
         from hetpeer.dht.streams.stream import Stream
         from hetpeer.peer.transport.tensor_receiver import TensorReceiver
-        from hetpeer.stages.ipc import compute, worker_frames
+        from hetpeer.stages.ipc import compute, worker_messages
         from hetpeer.stages.ipc.block_commands import Backward, Forward
 
         forward, backward, ready = (self._tracks[name] for name in (FORWARD, BACKWARD, READY))
@@ -112,7 +112,7 @@ class Walker:
         self._at_return[Stream.receive_into.__code__] = arrived
         self._at_return[TensorReceiver.take.__code__] = lambda _frame, _none: forward.drop()
         self._at_call[wire.data_received.__code__] = lambda _frame: self._answer.begin()
-        self._at_return[worker_frames.decode_result.__code__] = answered
+        self._at_return[worker_messages.decode_result.__code__] = answered
         self._at_return[wire.ask.__code__] = posted
         self._at_call[Stream.send.__code__] = sent
         self._at_call[sessions._Session.frame.__code__] = lambda _frame: self._frame.begin()

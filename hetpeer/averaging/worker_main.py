@@ -13,7 +13,7 @@ import sys
 
 from hetpeer.dht.base import failpoints
 from hetpeer.dht.base.errors import HetpeerError
-from hetpeer.stages.ipc.worker_options import WorkerOptions
+from hetpeer.stages.ipc.worker_messages import WorkerOptions
 from hetpeer.stages.worker.sandbox import confine
 from hetpeer.stages.worker.worker_loop import serve, settle_in
 
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
     from hetpeer.stages.block import device
     from hetpeer.stages.block.parameter_groups import MakeRules
     from hetpeer.stages.ipc.arena import SharedMemory
-    from hetpeer.stages.ipc.command import WorkerLane
+    from hetpeer.stages.ipc.worker_messages import WorkerLane
     from hetpeer.stages.worker.bundle_codec import Decoder, Encoder
     from hetpeer.stages.worker.device_copy import Copier
     from hetpeer.stages.worker.engine import Engine

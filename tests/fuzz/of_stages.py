@@ -24,17 +24,16 @@ from hetpeer.stages.graph.block_wire import pack_block, read_block
 from hetpeer.stages.graph.random_draws import Draw
 from hetpeer.stages.graph.safety_check import unpack_block
 from hetpeer.stages.ipc import block_commands as c
-from hetpeer.stages.ipc import results as r
 from hetpeer.stages.ipc import vector_commands as v
+from hetpeer.stages.ipc import worker_messages as r
 from hetpeer.stages.ipc.arena import Extent
-from hetpeer.stages.ipc.transfer_commands import Decode, Encode, ForgetResiduals, MarkBundle
-from hetpeer.stages.ipc.worker_frames import (
+from hetpeer.stages.ipc.block_commands import Decode, Encode, ForgetResiduals, MarkBundle
+from hetpeer.stages.ipc.worker_messages import (
     PREFIX,
     FrameReader,
     decode_command,
     decode_result,
-    encode_command,
-    encode_result,
+    encode_message,
 )
 from hetpeer.stages.links.codec import Codec, EncodedTensor, length, room
 from hetpeer.stages.links.sparse_positions import decode_positions, encode_positions
@@ -332,11 +331,11 @@ RESULTS = [
 
 
 def command_bytes(command: Any) -> bytes:
-    return encode_command(0, command)[PREFIX.size :]
+    return encode_message(0, command)[PREFIX.size :]
 
 
 def result_bytes(result: Any) -> bytes:
-    return encode_result(0, result)[PREFIX.size :]
+    return encode_message(0, result)[PREFIX.size :]
 
 
 def can_be_said(found: Any) -> None:
@@ -391,7 +390,7 @@ TARGETS = {
     "worker-frames": Target(
         decode=frames,
         refuses=(ProtocolError,),
-        seeds=lambda: [b"".join(encode_result(number, one) for number, one in enumerate(RESULTS[:4]))],
+        seeds=lambda: [b"".join(encode_message(number, one) for number, one in enumerate(RESULTS[:4]))],
         max_len=512,
     ),
 }

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpeer.stages.block.fingerprint import fingerprint, pack
-from hetpeer.stages.ipc.results import Marked
+from hetpeer.stages.ipc.worker_messages import Marked
 from hetpeer.stages.pipeline.gradient_slots import CHECKS
 
 Vector = NDArray[np.float32]

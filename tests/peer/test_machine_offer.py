@@ -5,7 +5,7 @@ import math
 import pytest
 
 from hetpeer.peer.daemon.machine_offer import computes_on, memory_offered, uplink_offered
-from hetpeer.stages.ipc.results import WorkerInfo
+from hetpeer.stages.ipc.worker_messages import WorkerInfo
 
 MIB, GIB = 1 << 20, 1 << 30
 

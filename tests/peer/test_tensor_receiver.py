@@ -31,7 +31,7 @@ from hetpeer.peer.transport.tensor_schema import TensorSchema
 from hetpeer.peer.transport.tensor_store import Tensor, TensorStore, WorkerPosts
 from hetpeer.peer.transport.uplink import SHARDS
 from hetpeer.stages.ipc.arena import ALIGNMENT, Arena
-from hetpeer.stages.ipc.transfer_commands import Decode
+from hetpeer.stages.ipc.block_commands import Decode
 from hetpeer.stages.links.codec import Codec, EncodedTensor
 from hetpeer.stages.pipeline.schedule_1f1b import InFlightWindow
 from hetpeer.stages.worker.bundle_codec import Decoder

@@ -10,9 +10,9 @@ from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.block.fingerprint import KEY_BYTES, distance
 from hetpeer.stages.graph.block_spec import TensorSpec
 from hetpeer.stages.ipc import block_commands as c
-from hetpeer.stages.ipc import results as r
+from hetpeer.stages.ipc import worker_messages as r
 from hetpeer.stages.ipc.arena import BundleLayout, Extent
-from hetpeer.stages.ipc.transfer_commands import Decode, Encode, MarkBundle
+from hetpeer.stages.ipc.block_commands import Decode, Encode, MarkBundle
 from hetpeer.stages.links.codec import Codec, EncodedTensor
 from hetpeer.stages.worker.bundle_codec import Decoder, Encoder
 from hetpeer.stages.worker.device_copy import Copier

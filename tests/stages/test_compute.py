@@ -24,8 +24,8 @@ from hetpeer.stages.ipc import compute as compute_module
 from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.ipc.block_commands import DropTask, Info, Shutdown, Unload, WarmUp
 from hetpeer.stages.ipc.compute import Compute, ComputeConfig, WorkerDiedError
-from hetpeer.stages.ipc.results import CommandFailedError, Done
 from hetpeer.stages.ipc.vector_commands import InspectVector
+from hetpeer.stages.ipc.worker_messages import CommandFailedError, Done
 from hetpeer.stages.worker.executor import Executor
 from tests.stages.compute_rig import KEPT, UPDATE, Holder, layout, microbatch, norm, tiny_blocks, tiny_gpt
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hetpeer.peer.preparation.state_fetcher import speed_on
-from hetpeer.stages.ipc.results import CommandFailed, CommandFailedError, Rehearsed
+from hetpeer.stages.ipc.worker_messages import CommandFailed, CommandFailedError, Rehearsed
 from hetpeer.stages.tracing.assemble import ComputeMode
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.worker.rehearsal import RUNS, rehearse

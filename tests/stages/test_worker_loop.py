@@ -8,11 +8,16 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import torch
 
 from hetpeer.stages.ipc import block_commands as c
-from hetpeer.stages.ipc import results as r
-from hetpeer.stages.ipc.command import WorkerLane
-from hetpeer.stages.ipc.transfer_commands import ForgetResiduals
-from hetpeer.stages.ipc.worker_frames import PREFIX, FrameReader, decode_result, encode_command
-from hetpeer.stages.ipc.worker_options import WorkerOptions
+from hetpeer.stages.ipc import worker_messages as r
+from hetpeer.stages.ipc.block_commands import ForgetResiduals
+from hetpeer.stages.ipc.worker_messages import (
+    PREFIX,
+    FrameReader,
+    WorkerLane,
+    WorkerOptions,
+    decode_result,
+    encode_message,
+)
 from hetpeer.stages.worker.worker_loop import serve
 
 
@@ -39,7 +44,7 @@ def answers(connection, count):
 
 def test_serve_answers_until_the_daemon_closes(engine):
     with served({WorkerLane.COMPUTE: engine.execute}) as (connection, serving):
-        connection.sendall(encode_command(1, c.Info()) + PREFIX.pack(3, 2) + b"bad")
+        connection.sendall(encode_message(1, c.Info()) + PREFIX.pack(3, 2) + b"bad")
         found = dict(answers(connection, 2))
         assert isinstance(found[1], r.WorkerInfo)
         assert isinstance(found[2], r.CommandFailed)
@@ -57,12 +62,12 @@ def test_a_lane_does_not_wait_for_another_and_keeps_its_own_order():
     lanes = {WorkerLane.COMPUTE: compute, WorkerLane.SEND: lambda _: r.Done()}
     with served(lanes) as (connection, _):
         for number in range(3):
-            connection.sendall(encode_command(number, c.Unload(block=number)))
-        connection.sendall(encode_command(3, ForgetResiduals()))
+            connection.sendall(encode_message(number, c.Unload(block=number)))
+        connection.sendall(encode_message(3, ForgetResiduals()))
         assert [number for number, _ in answers(connection, 1)] == [3]
         free.set()
         assert [number for number, _ in answers(connection, 3)] == done == [0, 1, 2]
-        connection.sendall(encode_command(4, c.Unload(block=4)) + encode_command(5, c.Shutdown()))
+        connection.sendall(encode_message(4, c.Unload(block=4)) + encode_message(5, c.Shutdown()))
         assert answers(connection, 2) == [(4, r.Done()), (5, r.Done())]
 
 
@@ -71,7 +76,7 @@ def test_what_a_lane_cannot_answer_ends_the_worker():
         raise torch.AcceleratorError("the context is lost")
 
     with served({WorkerLane.COMPUTE: broken}) as (connection, serving):
-        connection.sendall(encode_command(1, c.Info()))
+        connection.sendall(encode_message(1, c.Info()))
         assert connection.recv(1) == b""
     assert isinstance(serving.exception(), torch.AcceleratorError)
 

@@ -13,7 +13,7 @@ from typing import Any
 from hetpeer.averaging import worker_main
 from hetpeer.dht.base.runtime import _libc, dying_with_us
 from hetpeer.stages.ipc import compute
-from hetpeer.stages.ipc.worker_options import WorkerOptions
+from hetpeer.stages.ipc.worker_messages import WorkerOptions
 
 NAME = "worker"
 """What psutil calls it once it is one."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hetpeer.peer.watching.human_units import bytes_text
 from hetpeer.stages.block import device
-from hetpeer.stages.ipc.results import WorkerInfo
+from hetpeer.stages.ipc.worker_messages import WorkerInfo
 
 RESERVED, LEAST_RESERVED_BYTES = 0.05, 256 << 20
 """Share and least bytes of a GPU's memory that are not offered: kernels, scratch space and gaps between

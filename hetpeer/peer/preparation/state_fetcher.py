@@ -33,7 +33,7 @@ from hetpeer.stages.graph.block_wire import read_block
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc.arena import ArenaFullError, Extent
 from hetpeer.stages.ipc.compute import Compute
-from hetpeer.stages.ipc.results import BlockPrepared, CommandFailedError, Loaded
+from hetpeer.stages.ipc.worker_messages import BlockPrepared, CommandFailedError, Loaded
 from hetpeer.stages.planning.swarms.plan_inputs import times_forward
 
 RETRY_S = 0.3

@@ -17,10 +17,10 @@ from hetpeer.averaging.reduce.received_parts import ReceivedParts
 from hetpeer.peer.training.task_execution import HeldPlace
 from hetpeer.peer.transport.tensor_store import Answer, Tensor
 from hetpeer.stages.block.fingerprint import KEY_BYTES, unpack
-from hetpeer.stages.ipc import results as r
 from hetpeer.stages.ipc import vector_commands as v
+from hetpeer.stages.ipc import worker_messages as r
 from hetpeer.stages.ipc.arena import BundleLayout
-from hetpeer.stages.ipc.transfer_commands import MarkBundle
+from hetpeer.stages.ipc.block_commands import MarkBundle
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.gradient_slots import CHECKS
 

@@ -15,7 +15,7 @@ from hetpeer.averaging.messages import TermView
 from hetpeer.bootstrap.storage.file_service import Served
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.transport.tensor_store import WorkerPosts
-from hetpeer.stages.ipc.results import CommandFailedError
+from hetpeer.stages.ipc.worker_messages import CommandFailedError
 
 STATE_WAIT_S = 20.0
 """Seconds that a request for a new state waits at most while the holder still applies the update."""

@@ -27,7 +27,7 @@ from hetpeer.peer.transport.link_transcoder import LinkTranscoder, MemoryWait
 from hetpeer.peer.transport.tensor_store import Tensor, TensorStore
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc import vector_commands as v
-from hetpeer.stages.ipc.results import CommandFailedError
+from hetpeer.stages.ipc.worker_messages import CommandFailedError
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.gradient_slots import Drop, Merge
 from hetpeer.stages.pipeline.routes import Hop

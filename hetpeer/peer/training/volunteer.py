@@ -55,8 +55,8 @@ from hetpeer.peer.transport.tensor_schema import TensorSchema, bundles_beside, m
 from hetpeer.peer.transport.tensor_store import TensorStore, WorkerPosts
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.ipc import block_commands as c
+from hetpeer.stages.ipc.block_commands import ForgetResiduals
 from hetpeer.stages.ipc.compute import Compute
-from hetpeer.stages.ipc.transfer_commands import ForgetResiduals
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.schedule_1f1b import MOST, InFlightWindow
 from hetpeer.stages.pipeline.utilization import WorkerOccupation

@@ -21,8 +21,8 @@ from hetpeer.peer.transport.link_book import LinkBook
 from hetpeer.peer.transport.tensor_schema import TensorSchema
 from hetpeer.peer.transport.tensor_store import Answer, Tensor, WorkerPosts
 from hetpeer.stages.ipc.arena import ArenaFullError, BundleLayout
-from hetpeer.stages.ipc.results import CommandFailedError
-from hetpeer.stages.ipc.transfer_commands import Decode, Encode
+from hetpeer.stages.ipc.block_commands import Decode, Encode
+from hetpeer.stages.ipc.worker_messages import CommandFailedError
 from hetpeer.stages.links.adaptive_ratio import AdaptiveRatio
 from hetpeer.stages.links.codec import Codec
 

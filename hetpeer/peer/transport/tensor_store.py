@@ -21,8 +21,8 @@ from hetpeer.peer.process.span_trace import Trace
 from hetpeer.peer.transport.spill_file import SpillFile
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc.arena import Arena, ArenaFullError, Extent
-from hetpeer.stages.ipc.command import Command, WorkerLane
 from hetpeer.stages.ipc.compute import Compute
+from hetpeer.stages.ipc.worker_messages import Command, WorkerLane
 
 TRIM_STEPS = 64
 """Every so many steps the arena's free pages go back to the system, so that a peak is not kept for ever."""

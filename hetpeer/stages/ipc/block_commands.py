@@ -1,25 +1,30 @@
-"""Commands to the compute worker: blocks, microbatches, gradient slots and the worker itself.
+"""Commands to the compute worker: blocks, microbatches, gradient slots, bundles and the worker itself.
 
-Plain frozen values; worker_frames.py puts them on a socket. Tensors never cross it: an `Extent` names their
-place in the arena. Commands of one lane are carried out and answered in the order of posting; lanes work at
-the same time. A command that failed is answered by `CommandFailed` and has changed nothing; the worker lives
-on.
+Plain frozen values; worker_messages.py puts them on a socket and has their answers. Tensors never cross it:
+an `Extent` names their place in the arena. Commands of one lane are carried out and answered in the order of
+posting; lanes work at the same time. Bundles sent and received have lanes of their own, beside computing. A
+command that failed is answered by `CommandFailed` and has changed nothing; the worker lives on.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from dataclasses import field
+from typing import Annotated
 
+from pydantic import Field
+
+from hetpeer.stages.block.fingerprint import KEY_BYTES
 from hetpeer.stages.graph.random_draws import Draw
 from hetpeer.stages.ipc.arena import Extent
-from hetpeer.stages.ipc.command import Command
-from hetpeer.stages.ipc.results import (
+from hetpeer.stages.ipc.worker_messages import (
     Backpropagated,
     BlockPrepared,
+    BundleMarked,
+    Command,
     Count,
     Done,
     Dumped,
+    Encoded,
     Forwarded,
     Loaded,
     Name,
@@ -28,27 +33,15 @@ from hetpeer.stages.ipc.results import (
     Setting,
     WarmedUp,
     WorkerInfo,
+    WorkerLane,
 )
-from hetpeer.stages.ipc.transfer_commands import Decode, Encode, ForgetResiduals, MarkBundle
-from hetpeer.stages.ipc.vector_commands import (
-    Apply,
-    CopyBlock,
-    DropCopies,
-    ExportSlot,
-    ExportState,
-    InspectVector,
-    Install,
-    MarkSlot,
-    MarkVector,
-    SumVectors,
-)
+from hetpeer.stages.links.codec import EncodedTensor
 
 Extents = dict[Name, Extent]
 """Tensor name → its bytes: contiguous, row-major, little-endian, dtype and shape as the block's spec says."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrepareBlock(Command[BlockPrepared]):
+class PrepareBlock(Command[BlockPrepared], kind="prepare"):
     """Check and keep a block's packed graph (graph/block_wire.py), its buffers' raw bytes and its update
     rule.
 
@@ -57,8 +50,6 @@ class PrepareBlock(Command[BlockPrepared]):
     outer optimizer. The buffers are copied. A block with the same index is forgotten first.
     """
 
-    answer: ClassVar[type[Any]] = BlockPrepared
-    kind: Literal["prepare"] = "prepare"
     block: Count
     graph: bytes
     buffers: Extents = field(default_factory=dict)
@@ -68,30 +59,24 @@ class PrepareBlock(Command[BlockPrepared]):
     outer: dict[Name, Setting] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadState(Command[Loaded]):
+class LoadState(Command[Loaded], kind="load"):
     """Load the state of a prepared block, a file as in block_state.py, in place of any state and slots it
     had.
 
     The state is copied: the extent may be released afterwards.
     """
 
-    answer: ClassVar[type[Any]] = Loaded
-    kind: Literal["load"] = "load"
     block: Count
     state: Extent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unload(Command[Done]):
+class Unload(Command[Done], kind="unload"):
     """Forget a block: its graph, state and slots. An absent block is no error."""
 
-    kind: Literal["unload"] = "unload"
     block: Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forward(Command[Forwarded]):
+class Forward(Command[Forwarded], kind="forward"):
     """Run the blocks [begin, end) on one microbatch of `batch` samples; `draw` seeds its random numbers.
 
     It belongs to `step` and uses the parameters of `version`, the newest or an older one still kept
@@ -101,8 +86,6 @@ class Forward(Command[Forwarded]):
     `DropTask`.
     """
 
-    answer: ClassVar[type[Any]] = Forwarded
-    kind: Literal["forward"] = "forward"
     step: Count
     version: Count
     task: Name
@@ -120,8 +103,7 @@ class Forward(Command[Forwarded]):
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backward(Command[Backpropagated]):
+class Backward(Command[Backpropagated], kind="backward"):
     """Backward through the kept graph of `task` in `step`; the graph is forgotten, also on failure.
 
     `weight` seeds the gradient of the loss (the microbatch's share of the step's samples) if the range ends
@@ -129,8 +111,6 @@ class Backward(Command[Backpropagated]):
     the step: all of them, or none on failure.
     """
 
-    answer: ClassVar[type[Any]] = Backpropagated
-    kind: Literal["backward"] = "backward"
     step: Count
     task: Name
     output_gradients: Extents = field(default_factory=dict)
@@ -140,115 +120,94 @@ class Backward(Command[Backpropagated]):
     fold: tuple[Count, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DropTask(Command[Done]):
+class DropTask(Command[Done], kind="drop_task"):
     """Forget the kept graph of `task` in `step`, if there is one."""
 
-    kind: Literal["drop_task"] = "drop_task"
     step: Count
     task: Name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MergeSlot(Command[Done]):
+class MergeSlot(Command[Done], kind="merge_slot"):
     """Add slot `source` to `target` at `block` and forget `source`; without a `target`, `source`
     becomes it.
     """
 
-    kind: Literal["merge_slot"] = "merge_slot"
     step: Count
     block: Count
     source: Count
     target: Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DropSlot(Command[Done]):
+class DropSlot(Command[Done], kind="drop_slot"):
     """Forget slot `slot` at `block`, if there is one."""
 
-    kind: Literal["drop_slot"] = "drop_slot"
     step: Count
     block: Count
     slot: Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClearStep(Command[Done]):
+class ClearStep(Command[Done], kind="clear_step"):
     """Forget every kept graph and every slot of `step`, which is over or was given up."""
 
-    kind: Literal["clear_step"] = "clear_step"
     step: Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DumpState(Command[Dumped]):
+class DumpState(Command[Dumped], kind="dump_state"):
     """Write the state of `block` into `extent`, which has at least `BlockPrepared.dump_bytes`."""
 
-    answer: ClassVar[type[Any]] = Dumped
-    kind: Literal["dump_state"] = "dump_state"
     block: Count
     extent: Extent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WarmUp(Command[WarmedUp]):
+class WarmUp(Command[WarmedUp], kind="warm_up"):
     """Measure the device for at most about a second."""
 
-    answer: ClassVar[type[Any]] = WarmedUp
-    kind: Literal["warm_up"] = "warm_up"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rehearse(Command[Rehearsed]):
+class Rehearse(Command[Rehearsed], kind="rehearse"):
     """Run a prepared block on made-up tensors and time it (rehearsal.py)."""
 
-    answer: ClassVar[type[Any]] = Rehearsed
-    kind: Literal["rehearse"] = "rehearse"
     block: Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Info(Command[WorkerInfo]):
+class Info(Command[WorkerInfo], kind="info"):
     """Report the worker's condition."""
 
-    answer: ClassVar[type[Any]] = WorkerInfo
-    kind: Literal["info"] = "info"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shutdown(Command[Done]):
+class Shutdown(Command[Done], kind="shutdown"):
     """Answer, then end the process."""
 
-    kind: Literal["shutdown"] = "shutdown"
+
+class Encode(Command[Encoded], kind="encode", lane=WorkerLane.SEND):
+    """Encode a bundle's tensors (dtype and extent of each) into `into` with `codec` (bundle_codec.py).
+
+    The tensors do not change. `into` has at least `BundleLayout.room` bytes.
+    """
+
+    codec: Name
+    share: Number = 1.0
+    squeeze: bool = True
+    feedback: Name = ""
+    tensors: tuple[tuple[Name, Extent], ...]
+    into: Extent
 
 
-AnyCommand = (
-    PrepareBlock
-    | LoadState
-    | Unload
-    | Forward
-    | Encode
-    | Decode
-    | MarkBundle
-    | ForgetResiduals
-    | Backward
-    | DropTask
-    | MergeSlot
-    | DropSlot
-    | ExportSlot
-    | ExportState
-    | CopyBlock
-    | DropCopies
-    | ClearStep
-    | SumVectors
-    | MarkSlot
-    | MarkVector
-    | InspectVector
-    | Apply
-    | Install
-    | DumpState
-    | WarmUp
-    | Rehearse
-    | Info
-    | Shutdown
-)
+class Decode(Command[Done], kind="decode", lane=WorkerLane.RECEIVE):
+    """Fill a bundle's tensors from `data`, which a peer encoded with `codec`. A failure is the
+    peer's fault.
+    """
+
+    codec: Name
+    written: tuple[EncodedTensor, ...]
+    data: Extent
+    tensors: tuple[tuple[Name, Extent], ...]
+
+
+class MarkBundle(Command[BundleMarked], kind="mark_bundle", lane=WorkerLane.RECEIVE):
+    """Fingerprint a bundle's tensors (dtype and extent of each) under `key` (fingerprint.py)."""
+
+    tensors: tuple[tuple[Name, Extent], ...]
+    key: Annotated[bytes, Field(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+
+
+class ForgetResiduals(Command[Done], kind="forget_residuals", lane=WorkerLane.SEND):
+    """Drop the residuals of error feedback, since the place changes."""

@@ -24,10 +24,16 @@ from typing import Any, TypeVar, cast
 from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
 from hetpeer.stages.ipc.arena import Arena
 from hetpeer.stages.ipc.block_commands import Info, Shutdown
-from hetpeer.stages.ipc.command import Command
-from hetpeer.stages.ipc.results import CommandFailed, CommandFailedError, Result
-from hetpeer.stages.ipc.worker_frames import FrameReader, decode_result, encode_command
-from hetpeer.stages.ipc.worker_options import WorkerOptions
+from hetpeer.stages.ipc.worker_messages import (
+    Command,
+    CommandFailed,
+    CommandFailedError,
+    FrameReader,
+    Result,
+    WorkerOptions,
+    decode_result,
+    encode_message,
+)
 
 START_S = 120.0
 """Seconds until the first answer: importing torch takes 2 s on an idle machine, a minute on a busy laptop."""
@@ -266,7 +272,7 @@ class _Wire(asyncio.Protocol):
         answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._number += 1
         self.pending[self._number] = answer
-        self._transport.write(encode_command(self._number, command))
+        self._transport.write(encode_message(self._number, command))
         return answer
 
     def fail(self, status: int) -> None:

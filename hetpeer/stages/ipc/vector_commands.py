@@ -5,14 +5,14 @@ the result.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated
 
 from pydantic import Field
 
 from hetpeer.stages.block.fingerprint import KEY_BYTES
 from hetpeer.stages.ipc.arena import Extent
-from hetpeer.stages.ipc.command import Command
-from hetpeer.stages.ipc.results import (
+from hetpeer.stages.ipc.worker_messages import (
+    Command,
     Count,
     Done,
     Inspected,
@@ -52,14 +52,11 @@ class Marking:
     key: Annotated[bytes, Field(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportSlot(Command[VectorExported]):
+class ExportSlot(Command[VectorExported], kind="export_slot"):
     """Copy the elements [begin, end) of a step's slot into `extent`, as float32 or as `rounding`'s codec
     writes them.
     """
 
-    answer: ClassVar[type[Any]] = VectorExported
-    kind: Literal["export_slot"] = "export_slot"
     step: Count
     block: Count
     slot: Count
@@ -69,12 +66,9 @@ class ExportSlot(Command[VectorExported]):
     rounding: Rounding | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportState(Command[VectorExported]):
+class ExportState(Command[VectorExported], kind="export_state"):
     """The same with the block's parameters and statistics, or with their `copy`."""
 
-    answer: ClassVar[type[Any]] = VectorExported
-    kind: Literal["export_state"] = "export_state"
     block: Count
     begin: Count
     end: Count
@@ -83,31 +77,23 @@ class ExportState(Command[VectorExported]):
     rounding: Rounding | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CopyBlock(Command[Done]):
+class CopyBlock(Command[Done], kind="keep_copy"):
     """Copy the block's parameters and statistics: a delayed averaging begins while updates go on."""
 
-    kind: Literal["keep_copy"] = "keep_copy"
     block: Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DropCopies(Command[Done]):
+class DropCopies(Command[Done], kind="drop_copies"):
     """Forget the copies of all blocks: the averaging is over."""
 
-    kind: Literal["drop_copies"] = "drop_copies"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SumVectors(Command[Summed]):
+class SumVectors(Command[Summed], kind="sum"):
     """Float32 sum of `parts` in the given order, into `into`: the first is copied, the others are added one
     by one.
 
     With a `rounding` the sum is also encoded into `rounded`, and `into` holds the decoded values.
     """
 
-    answer: ClassVar[type[Any]] = Summed
-    kind: Literal["sum"] = "sum"
     parts: Annotated[tuple[Extent, ...], Field(min_length=1)]
     into: Extent
     elements: Count
@@ -121,47 +107,37 @@ class SumVectors(Command[Summed]):
     """Clip parts far from the others (robust_mean.py); the result is that mean times the number of parts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MarkSlot(Command[Marked]):
+class MarkSlot(Command[Marked], kind="mark_slot"):
     """Fingerprint elements of a step's slot."""
 
-    answer: ClassVar[type[Any]] = Marked
-    kind: Literal["mark_slot"] = "mark_slot"
     step: Count
     slot: Count
     marking: Marking
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MarkVector(Command[Marked]):
+class MarkVector(Command[Marked], kind="mark_vector"):
     """Fingerprint elements of a float32 vector in `pieces`, one after the other, from element `begin` of its
     block on.
     """
 
-    answer: ClassVar[type[Any]] = Marked
-    kind: Literal["mark_vector"] = "mark_vector"
     pieces: tuple[Extent, ...]
     begin: Count
     marking: Marking
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InspectVector(Command[Inspected]):
+class InspectVector(Command[Inspected], kind="inspect"):
     """Digest, norm and finiteness of `elements` float32 values, and of each of `pieces`.
 
     Elements in the ranges [begin, end) of `normed` count for the norm.
     """
 
-    answer: ClassVar[type[Any]] = Inspected
-    kind: Literal["inspect"] = "inspect"
     extent: Extent
     elements: Count
     normed: tuple[tuple[Count, Count], ...]
     pieces: tuple[Extent, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Apply(Command[UpdateApplied]):
+class Apply(Command[UpdateApplied], kind="apply"):
     """Update `block` with the committed gradient of a step of `microbatches`, times `coefficient` (clipping).
 
     `batch` is the number of the trained batch, from 0: the place in the schedule. The block's version is the
@@ -169,8 +145,6 @@ class Apply(Command[UpdateApplied]):
     under way. A gradient that is not finite is refused before anything changes.
     """
 
-    answer: ClassVar[type[Any]] = UpdateApplied
-    kind: Literal["apply"] = "apply"
     block: Count
     gradient: Extent
     coefficient: Number
@@ -187,8 +161,7 @@ class Apply(Command[UpdateApplied]):
     """Updates whose mean will be taken."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Install(Command[UpdateApplied]):
+class Install(Command[UpdateApplied], kind="install"):
     """Set the parameters and statistics of `block` to `total` · `coefficient`, after an averaging of
     clusters.
 
@@ -197,8 +170,6 @@ class Install(Command[UpdateApplied]):
     refused before anything changes.
     """
 
-    answer: ClassVar[type[Any]] = UpdateApplied
-    kind: Literal["install"] = "install"
     block: Count
     total: Extent
     coefficient: Number

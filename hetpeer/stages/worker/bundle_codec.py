@@ -10,9 +10,9 @@ from blake3 import blake3
 from torch import Tensor
 
 from hetpeer.stages.block.fingerprint import PLACES, fingerprint, pack
-from hetpeer.stages.ipc import results as r
+from hetpeer.stages.ipc import worker_messages as r
 from hetpeer.stages.ipc.arena import Extent
-from hetpeer.stages.ipc.transfer_commands import Decode, Encode, ForgetResiduals, MarkBundle
+from hetpeer.stages.ipc.block_commands import Decode, Encode, ForgetResiduals, MarkBundle
 from hetpeer.stages.links.codec import Codec, EncodedTensor, kept_of, length
 from hetpeer.stages.links.tensor_codecs import decode, encode
 from hetpeer.stages.worker.executor import Executor

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hetpeer.stages.ipc.command import Command
-from hetpeer.stages.ipc.results import Result
+from hetpeer.stages.ipc.worker_messages import Command, Result
 
 BUFFER_BYTES = 4 << 20
 """Bytes of each of a lane's two pinned buffers: a third of a millisecond on PCIe 4.0."""

@@ -22,8 +22,8 @@ from hetpeer.stages.block.parameter_groups import BlockRules, MakeRules, segment
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.graph.safety_check import unpack_block
 from hetpeer.stages.ipc import block_commands as c
-from hetpeer.stages.ipc import results as r
 from hetpeer.stages.ipc import vector_commands as v
+from hetpeer.stages.ipc import worker_messages as r
 from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.links.codec import Codec
 from hetpeer.stages.worker.executor import Executor

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from hetpeer.dht.base.errors import HetpeerError
-from hetpeer.stages.ipc import results as r
-from hetpeer.stages.ipc.command import Command
+from hetpeer.stages.ipc import worker_messages as r
+from hetpeer.stages.ipc.worker_messages import Command
 
 NO_MEMORY_TEXTS = ("can't allocate memory", "_STATUS_ALLOC_FAILED")
 

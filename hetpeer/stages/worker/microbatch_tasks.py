@@ -13,7 +13,7 @@ from hetpeer.stages.block.seeded_backward import backpropagate
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
 from hetpeer.stages.graph.own_operators import Pass
 from hetpeer.stages.ipc import block_commands as c
-from hetpeer.stages.ipc import results as r
+from hetpeer.stages.ipc import worker_messages as r
 from hetpeer.stages.worker.held_block import HeldBlock
 from hetpeer.stages.worker.tensor_staging import CommandError, Staging, refuse_not_finite
 from hetpeer.stages.worker.weight_versions import Weights

@@ -13,8 +13,8 @@ from blake3 import blake3
 from hetpeer.stages.block.exact_numerics import is_finite, squared_norm
 from hetpeer.stages.block.fingerprint import PLACES, fingerprint, pack
 from hetpeer.stages.block.robust_mean import centered_clip
-from hetpeer.stages.ipc import results as r
 from hetpeer.stages.ipc import vector_commands as v
+from hetpeer.stages.ipc import worker_messages as r
 from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.worker.tensor_staging import CommandError, Staging
 

@@ -22,10 +22,17 @@ from typing import Any, Self
 from hetpeer.dht.base import failpoints
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.ipc.block_commands import Shutdown
-from hetpeer.stages.ipc.command import Command, WorkerLane
-from hetpeer.stages.ipc.results import Done, Result, failed
-from hetpeer.stages.ipc.worker_frames import FrameReader, decode_command, encode_result
-from hetpeer.stages.ipc.worker_options import WorkerOptions
+from hetpeer.stages.ipc.worker_messages import (
+    Command,
+    Done,
+    FrameReader,
+    Result,
+    WorkerLane,
+    WorkerOptions,
+    decode_command,
+    encode_message,
+    failed,
+)
 
 PR_SET_PDEATHSIG = 1
 RECEIVE_BYTES = 1 << 20
@@ -101,7 +108,7 @@ class _Lanes:
     def answer(self, number: int, result: Result) -> None:
         """Send an answer. May be called by any thread."""
         with self._answering:
-            self._connection.sendall(encode_result(number, result))
+            self._connection.sendall(encode_message(number, result))
 
     def finish(self) -> None:
         """Return when everything posted is done."""

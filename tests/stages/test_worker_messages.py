@@ -7,17 +7,16 @@ from hypothesis import strategies as st
 
 from hetpeer.dht.base.errors import LocalError, ProtocolError
 from hetpeer.stages.ipc import block_commands as c
-from hetpeer.stages.ipc import results as r
 from hetpeer.stages.ipc import vector_commands as v
+from hetpeer.stages.ipc import worker_messages as r
 from hetpeer.stages.ipc.arena import Extent
-from hetpeer.stages.ipc.worker_frames import (
+from hetpeer.stages.ipc.worker_messages import (
     MAX_FRAME_BYTES,
     PREFIX,
     FrameReader,
     decode_command,
     decode_result,
-    encode_command,
-    encode_result,
+    encode_message,
 )
 from tests.amounts import examples
 from tests.stages.compute_rig import DRAW, KEPT, UPDATE
@@ -42,7 +41,7 @@ EXAMPLES = [
 
 @given(sizes=st.lists(st.integers(1, 200), max_size=50))
 def test_frames_survive_any_split(sizes):
-    stream = b"".join(encode_command(number, command) for number, command in enumerate(EXAMPLES))
+    stream = b"".join(encode_message(number, command) for number, command in enumerate(EXAMPLES))
     reader, found = FrameReader(), []
     for size in [*sizes, len(stream)]:
         found += [(number, decode_command(body)) for number, body in reader.feed(stream[:size])]
@@ -56,7 +55,7 @@ def test_results_come_back_as_they_were():
         r.Inspected(digest="ab", squared_norm=float("inf"), finite=False, seconds=0.5),
         r.CommandFailed(code="HP-X", what="so", why="thus", fix="try"),
     ):
-        ((number, body),) = FrameReader().feed(encode_result(7, result))
+        ((number, body),) = FrameReader().feed(encode_message(7, result))
         assert (number, decode_result(body)) == (7, result)
 
 
@@ -86,7 +85,7 @@ def test_an_oversized_frame_is_refused_by_its_length():
 
 @pytest.mark.parametrize("number", ["1" * 40, 1.0, True, -1, 2**63])
 def test_a_place_is_whole_numbers(number):
-    body = encode_command(0, c.LoadState(block=0, state=Extent(0, 64)))[PREFIX.size :]
+    body = encode_message(0, c.LoadState(block=0, state=Extent(0, 64)))[PREFIX.size :]
     fields = msgpack.unpackb(body)
     fields["state"]["offset"] = number
     with pytest.raises(ProtocolError):
@@ -105,5 +104,5 @@ def test_a_worker_cannot_fill_the_log():
 
 def test_a_long_failure_is_told_as_far_as_there_is_room():
     error = LocalError("HP-NUM-001", "x" * 5000, why="y" * 5000, fix="z")
-    told = decode_result(encode_result(0, r.failed(error))[PREFIX.size :])
+    told = decode_result(encode_message(0, r.failed(error))[PREFIX.size :])
     assert told == r.CommandFailed(code="HP-NUM-001", what="x" * r.MAX_TEXT, why="y" * r.MAX_TEXT, fix="z")
