@@ -13,13 +13,19 @@ import torch
 from hetpeer.averaging.optim.update_rules import UPDATE_RULES, rule_of, rule_settings
 from hetpeer.bootstrap.run.settings import LinkSettings, TrainingSettings
 from hetpeer.dht.base.errors import LocalError
+from hetpeer.stages.graph.block_wire import pack_block
+from hetpeer.stages.graph.operators import FAMILIES
+from hetpeer.stages.graph.safety_check import unpack_block
 from hetpeer.stages.ipc.arena import Arena
 from hetpeer.stages.links.adaptive_ratio import coding_for
 from hetpeer.stages.links.codec import Codec
 from hetpeer.stages.links.value_codecs import VALUE_CODECS, codec_names
+from hetpeer.stages.tracing.cut import cut_blocks
+from hetpeer.stages.tracing.trace import trace
 from hetpeer.stages.worker.bundle_codec import Decoder, Encoder
 from hetpeer.stages.worker.device_copy import Copier
 from hetpeer.stages.worker.tensor_staging import Staging
+from tests.stages.split_run import assert_same_step, eager_step, split_step
 from tests.stages.test_bundle_codec import LAYOUT, Coders, bundle, decode, encode, view
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -39,7 +45,10 @@ def rows(page: str) -> set[str]:
     return set(re.findall(r"^\| `([^`]+)`", (DOCS / page).read_text(), re.MULTILINE))
 
 
-@pytest.mark.parametrize(("page", "registry"), [("averaging.md", UPDATE_RULES), ("links.md", codec_names())])
+@pytest.mark.parametrize(
+    ("page", "registry"),
+    [("averaging.md", UPDATE_RULES), ("links.md", codec_names()), ("graph.md", FAMILIES)],
+)
 def test_every_registered_name_has_its_row(page, registry):
     assert set(registry) <= rows(page)
 
@@ -117,3 +126,29 @@ def test_an_unknown_codec_names_the_known_ones():
         LinkSettings(codec="fp8")
     with pytest.raises(ValueError, match="'topk-int8' for a reduce; known: none, bf16, fp16, int8, int4"):
         LinkSettings(reduce="topk-int8")
+
+
+class Windows(torch.nn.Module):
+    """A model that needs the operators of the example."""
+
+    def __init__(self, length):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(8, length), torch.nn.Linear(3, 1)
+        self.length = length
+
+    def forward(self, x):
+        windows = self.second(self.first(x).unfold(1, 3, 1).sinh()).squeeze(2)
+        return torch.logaddexp(windows, -windows).mean()
+
+
+def test_operator(monkeypatch):
+    """A model is traced, its blocks pass the volunteer's checks, and a step is that of eager torch."""
+    model, x = Windows(12), {"x": torch.randn(4, 8, generator=torch.Generator().manual_seed(0))}
+    with pytest.raises(LocalError, match=r"HP-MODEL-001.*aten\.unfold\.default"):
+        trace(model, x)
+    monkeypatch.setitem(FAMILIES, "windows", example("operator")["FAMILY"])
+    dag = trace(model, x)
+    blocks = [unpack_block(pack_block(block)) for block in cut_blocks(dag, 2)]
+    assert_same_step(split_step(blocks, [(0, 1), (1, 2)], dag.tensors, [x]), eager_step(model, [x]))
+    with pytest.raises(LocalError, match="at most 1024 windows, not 1498"):
+        trace(Windows(1500), x)

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.graph.block_spec import BlockSpec, OperatorCall, Ref, Symbol, TensorSpec
 from hetpeer.stages.graph.block_wire import pack_block
-from hetpeer.stages.graph.call_schema import FACTORIES
-from hetpeer.stages.graph.operators import OPERATORS
+from hetpeer.stages.graph.operators import operator_names, operator_of
 from hetpeer.stages.graph.safety_check import unpack_block
 from hetpeer.stages.graph.structure_check import DEFAULT_LIMITS, GraphLimits
 from hetpeer.stages.tracing.cut import cut_blocks
@@ -157,7 +156,7 @@ def refused_or_true(packed: bytes) -> None:
 
 @examples(80)
 @given(
-    op=st.sampled_from(sorted(OPERATORS)),
+    op=st.sampled_from(sorted(operator_names())),
     args=st.lists(
         st.one_of(
             st.just(Ref("x")),
@@ -293,11 +292,12 @@ def test_bombs_cost_little(name):
 
 def test_every_operator_that_takes_no_tensor_is_told_the_device():
     """Without the device of the dry run such an operator would allocate what a stranger asks for."""
-    for name, operator in OPERATORS.items():
-        schema = getattr(operator, "_schema", None)
+    for name in operator_names():
+        operator = operator_of(name)
+        schema = getattr(operator.run, "_schema", None)
         if schema is not None:
             takes_tensor = any("Tensor" in str(argument.type) for argument in schema.arguments)
-            assert takes_tensor != (name in FACTORIES), name
+            assert takes_tensor != operator.factory, name
 
 
 def test_limits_are_the_callers():

@@ -28,8 +28,9 @@ from hetpeer.stages.graph.block_spec import (
     TensorSpec,
     Value,
 )
-from hetpeer.stages.graph.call_schema import MOVES, SYMBOLS
+from hetpeer.stages.graph.call_schema import SYMBOLS
 from hetpeer.stages.graph.interpreter import Program
+from hetpeer.stages.graph.operators import operator_of
 from hetpeer.stages.graph.own_operators import Pass
 from hetpeer.stages.graph.random_draws import Draw
 
@@ -65,7 +66,7 @@ def measure(
             total = counter.get_total_flops()
             value = _describe(result)
             values[node.name] = value
-            flops[node.name] = (total - counted) or (0 if node.op in MOVES else _count(value))
+            flops[node.name] = (total - counted) or (0 if operator_of(node.op).moves else _count(value))
             counted = total
             if check is not None:
                 check(node, value, flops[node.name])
@@ -120,7 +121,7 @@ def _call_flops(
             line = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ProtocolError(f"{op} has no backward pass", why=line) from error
         formula_backward = counter.get_total_flops() - formula
-    if op in MOVES:
+    if operator_of(op).moves:
         return CallFlops(forward=formula, backward=formula_backward, formula=False)
     made = sum(gradient.numel() for gradient in found if gradient is not None)
     return CallFlops(

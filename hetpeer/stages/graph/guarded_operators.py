@@ -1,14 +1,16 @@
-"""Operators that the table allows only in part: calls with unbounded cost or hidden state are refused.
+"""Operators of torch of which some calls are refused: those with unbounded cost or hidden state.
 
 A refusal is a TypeError or ValueError; the interpreter adds the name of the call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+
+from hetpeer.stages.graph.operator_family import Operator
 
 RECURRENT_ARGUMENTS = 9
 MAX_PARTS = 1024
@@ -95,3 +97,15 @@ def one_hot(x: Any, classes: Any = -1) -> Any:
     if type(classes) is not int or classes < 1:
         raise ValueError("the number of classes must be given")
     return aten.one_hot.default(x, classes)
+
+
+FAMILY: Mapping[str, Operator] = {
+    "getitem": Operator(getitem, moves=True),
+    "aten.chunk.default": Operator(chunk, moves=True),
+    "aten.split.Tensor": Operator(split, moves=True),
+    "aten.unbind.int": Operator(unbind, moves=True),
+    "aten.gru.input": Operator(gru),
+    "aten.lstm.input": Operator(lstm),
+    "aten.instance_norm.default": Operator(instance_norm),
+    "aten.one_hot.default": Operator(one_hot),
+}

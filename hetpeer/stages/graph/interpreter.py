@@ -15,9 +15,10 @@ import torch
 
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.graph.block_spec import Argument, OperatorCall, Ref, Symbol, references
-from hetpeer.stages.graph.call_schema import FACTORIES, constant
-from hetpeer.stages.graph.operators import OPERATORS
-from hetpeer.stages.graph.own_operators import PASS_OPERATORS, Pass
+from hetpeer.stages.graph.call_schema import constant
+from hetpeer.stages.graph.operator_family import Operator
+from hetpeer.stages.graph.operators import operator_of
+from hetpeer.stages.graph.own_operators import Pass
 
 Observer = Callable[[OperatorCall, Any], None]
 
@@ -25,11 +26,9 @@ Observer = Callable[[OperatorCall, Any], None]
 @dataclass(frozen=True, slots=True)
 class _Call:
     node: OperatorCall
-    operator: Callable[..., Any]
+    operator: Operator
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    in_pass: bool
-    """Whether the operator takes the pass and the call's name first."""
     last_reads: tuple[str, ...]
     """Values that nobody reads after this call."""
 
@@ -56,14 +55,14 @@ class Program:
         self._calls = [
             _Call(
                 node,
-                OPERATORS.get(node.op) or PASS_OPERATORS[node.op],
+                operator,
                 tuple(map(_prepare, node.args)),
                 {key: _prepare(argument) for key, argument in node.kwargs.items()}
-                | ({"device": device} if node.op in FACTORIES else {}),
-                node.op in PASS_OPERATORS,
+                | ({"device": device} if operator.factory else {}),
                 tuple(names),
             )
             for node, names in zip(nodes, dying, strict=True)
+            for operator in (operator_of(node.op),)
         ]
 
     def run(self, values: dict[str, Any], here: Pass, observe: Observer | None = None) -> dict[str, Any]:
@@ -77,7 +76,8 @@ class Program:
             args = [_fill(argument, values) for argument in call.args]
             kwargs = {key: _fill(argument, values) for key, argument in call.kwargs.items()}
             try:
-                result = call.operator(*([here, call.node.name] if call.in_pass else ()), *args, **kwargs)
+                first = (here, call.node.name) if call.operator.in_pass else ()
+                result = call.operator.run(*first, *args, **kwargs)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:  # a kernel may raise anything for hostile arguments

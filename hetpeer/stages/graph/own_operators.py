@@ -7,7 +7,7 @@ that change. Each gets the `Pass` that it runs in and the name of its call. docs
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from hetpeer.stages.graph import philox, random_draws
 from hetpeer.stages.graph.batchnorm import BATCH_NORM
+from hetpeer.stages.graph.operator_family import Operator
 from hetpeer.stages.graph.random_draws import Draw
 
 DROPOUT, ATTENTION = "hetpeer.dropout", "hetpeer.attention"
@@ -115,12 +116,11 @@ def batch_norm(
     return result  # type: ignore[no-any-return]
 
 
-PASS_OPERATORS: Mapping[str, Callable[..., Tensor]] = {
-    DROPOUT: dropout,
-    ATTENTION: attention,
-    BATCH_NORM: batch_norm,
+FAMILY: Mapping[str, Operator] = {
+    DROPOUT: Operator(dropout, in_pass=True),
+    ATTENTION: Operator(attention, in_pass=True),
+    BATCH_NORM: Operator(batch_norm, in_pass=True),
 }
-"""Operators that take the pass and the call's name before their arguments."""
 
 
 def _keep_mask(draw: Draw, operator: int, probability: float, like: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
 from hetpeer.stages.graph.even_split import Range, even_ranges, too_few
-from hetpeer.stages.graph.own_operators import PASS_OPERATORS
+from hetpeer.stages.graph.operators import operator_of
 from hetpeer.stages.tracing.assemble import ComputeMode, make_block, tensor_specs
 from hetpeer.stages.tracing.trace import OpDag
 
@@ -71,7 +71,7 @@ class _Line:
         self.dag = dag
         fixed = set(dag.buffers)
         for node in dag.nodes:
-            if node.op not in PASS_OPERATORS and all(name in fixed for name in node.references()):
+            if not operator_of(node.op).in_pass and all(name in fixed for name in node.references()):
                 fixed.add(node.name)
         self.copied = fixed - set(dag.buffers)
         self.nodes = [node for node in dag.nodes if node.name not in self.copied]

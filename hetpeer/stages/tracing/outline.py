@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetpeer.stages.graph.block_spec import BlockSpec
-from hetpeer.stages.graph.call_schema import MOVES
 from hetpeer.stages.graph.cost_report import BlockCostRow, OperatorCost
+from hetpeer.stages.graph.operators import operator_of
 
 SHORT = {"scaled_dot_product_attention": "attention", "cross_entropy_loss": "cross_entropy"}
 """Shorter labels."""
@@ -85,7 +85,7 @@ def outline(spec: BlockSpec, cost: BlockCostRow) -> Outline:
     for node, operator in zip(spec.nodes, cost.operators, strict=True):
         read = list(dict.fromkeys(node.references()))
         sources = [source for name in read for source in from_moves.get(name, [name])]
-        if operator.op in MOVES:
+        if operator_of(operator.op).moves:
             from_moves[operator.name] = sources
             continue
         made[operator.name] = len(rows)

@@ -1,0 +1,43 @@
+"""An operator of a block's graph, and what checks, planners and the interpreter must know of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator that a block may call: `run(*args, **kwargs)`. Registered in operators.py.
+
+    It is pure, and it refuses arguments whose cost is unbounded by a TypeError or ValueError: they come from
+    a stranger (docs/extending.md).
+    """
+
+    run: Callable[..., Any]
+    _: KW_ONLY
+    moves: bool = False
+    """It computes nothing and only rearranges: it counts no FLOPs."""
+    factory: bool = False
+    """It makes a tensor from no tensor. The runner gives it its `device`, which in a dry run keeps it from
+    allocating. All others compute where their arguments are.
+    """
+    in_pass: bool = False
+    """It takes the pass (own_operators.py) and the call's name before its arguments."""
+    keywords: frozenset[str] = frozenset()
+    """Arguments that it takes by name, besides those that any operator may take (call_schema.py)."""
+    text: re.Pattern[str] | None = None
+    """Free text that an argument may be, in full."""
+
+
+def aten(names: str, **traits: Any) -> dict[str, Operator]:
+    """Operators of torch by their names in `torch.ops.aten`; in a graph they are called `aten.add.Tensor`."""
+    found = {}
+    for name in names.split():
+        packet, overload = name.split(".")
+        found[f"aten.{name}"] = Operator(getattr(getattr(torch.ops.aten, packet), overload), **traits)
+    return found
