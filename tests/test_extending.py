@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from hetpeer.averaging import messages as m
 from hetpeer.averaging.optim.update_rules import UPDATE_RULES, rule_of, rule_settings
-from hetpeer.bootstrap.run.settings import LinkSettings, TrainingSettings
+from hetpeer.bootstrap.admission.admission import Admission, Admitted
+from hetpeer.bootstrap.run.admission_policies import ADMISSION_POLICIES
+from hetpeer.bootstrap.run.settings import AdmissionSettings, LinkSettings, TrainingSettings
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.stages.graph.block_wire import pack_block
 from hetpeer.stages.graph.operators import FAMILIES
@@ -47,7 +50,12 @@ def rows(page: str) -> set[str]:
 
 @pytest.mark.parametrize(
     ("page", "registry"),
-    [("averaging.md", UPDATE_RULES), ("links.md", codec_names()), ("graph.md", FAMILIES)],
+    [
+        ("averaging.md", UPDATE_RULES),
+        ("links.md", codec_names()),
+        ("graph.md", FAMILIES),
+        ("admission.md", ADMISSION_POLICIES),
+    ],
 )
 def test_every_registered_name_has_its_row(page, registry):
     assert set(registry) <= rows(page)
@@ -152,3 +160,26 @@ def test_operator(monkeypatch):
     assert_same_step(split_step(blocks, [(0, 1), (1, 2)], dag.tensors, [x]), eager_step(model, [x]))
     with pytest.raises(LocalError, match="at most 1024 windows, not 1498"):
         trace(Windows(1500), x)
+
+
+def test_admission_policy(monkeypatch):
+    """The manifest accepts it, and the coordinator's admission decides by it, also after a restart."""
+    monkeypatch.setitem(ADMISSION_POLICIES, "neighbours", example("admission")["Neighbours"])
+    settings, log = AdmissionSettings(policy="neighbours"), []
+    hello = m.Hello(run="run", incarnation=0)
+    for peer in ("a", "b", "b", "c"):
+        decided = Admission("run", b"", settings, log).judge(peer, hello, 0.0, "10.1.2", ())
+        assert isinstance(decided, Admitted)
+        log += [decided.record] if decided.record else []
+    assert [record["peer"] for record in log] == ["a", "b", "c"]
+    admission = Admission("run", b"", settings, log)
+    assert admission.judge("d", hello, 0.0, "10.1.2", ()) == m.Rejected(
+        reason="uninvited", why="three peers of this network were admitted already"
+    )
+    assert isinstance(admission.judge("a", hello, 0.0, "10.1.2", ()), Admitted)
+    assert isinstance(admission.judge("d", hello, 0.0, "10.1.3", ()), Admitted)
+
+
+def test_an_unknown_admission_policy_names_the_known_ones():
+    with pytest.raises(ValueError, match="unknown admission policy 'all'; known: open, invited, listed"):
+        AdmissionSettings(policy="all")

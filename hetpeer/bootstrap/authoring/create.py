@@ -22,13 +22,12 @@ from hetpeer.bootstrap.authoring.package_model import quietly, ship
 from hetpeer.bootstrap.run.amendment import Coordinators
 from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors, sync_folder
 from hetpeer.bootstrap.run.manifest import Manifest, Name, public_bytes, sign, validated
+from hetpeer.bootstrap.run.manifest_part import Count, Positive
 from hetpeer.bootstrap.run.run_directory import FOLDERS, RunDirectory
 from hetpeer.bootstrap.run.settings import (
     AdmissionSettings,
     AveragingSettings,
-    Count,
     LinkSettings,
-    Positive,
     TrainingSettings,
     TrustSettings,
 )

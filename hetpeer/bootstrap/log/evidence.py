@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from hetpeer.bootstrap.log.volunteer_log import Record, read_event, read_events
 from hetpeer.bootstrap.run.amendment import PeerId
 from hetpeer.bootstrap.run.manifest import Digest
-from hetpeer.bootstrap.run.settings import Count
+from hetpeer.bootstrap.run.manifest_part import Count
 from hetpeer.dht.base.errors import ProtocolError
 
 Key = tuple[int, int, int, int, int]

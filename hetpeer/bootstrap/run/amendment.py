@@ -15,8 +15,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import AfterValidator, Field, ValidationError
 
+from hetpeer.bootstrap.run.manifest_part import ManifestPart, Positive
 from hetpeer.bootstrap.run.owner_signature import AMENDMENT
-from hetpeer.bootstrap.run.settings import ManifestPart, Positive
 from hetpeer.bootstrap.run.vouchers import Serial
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.untrusted import first_wrong

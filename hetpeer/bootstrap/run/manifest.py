@@ -21,15 +21,13 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from hetpeer.averaging.reduce.tied_parameters import Tie
 from hetpeer.bootstrap.run.amendment import Coordinators, SignedAmendment, read_amendment
 from hetpeer.bootstrap.run.durable_files import FILE_NAME
+from hetpeer.bootstrap.run.manifest_part import Count, ManifestPart, Positive
 from hetpeer.bootstrap.run.owner_signature import MANIFEST
 from hetpeer.bootstrap.run.settings import (
     AdmissionSettings,
     AveragingSettings,
-    Count,
     LinkSettings,
-    ManifestPart,
     Outer,
-    Positive,
     TrainingSettings,
     TrustSettings,
 )

@@ -5,26 +5,20 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from hetpeer.averaging.optim.adam import AdamW
 from hetpeer.averaging.optim.update_rules import AnyRule
+from hetpeer.bootstrap.run.admission_policies import known_policy
+from hetpeer.bootstrap.run.manifest_part import Count, ManifestPart, Positive
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.data.microbatches import size_of
 from hetpeer.stages.links.codec import Codec
 from hetpeer.stages.links.value_codecs import codec_names
 
-Count = Annotated[int, Field(ge=0, lt=2**60)]
-Positive = Annotated[int, Field(ge=1, lt=2**31)]
 Factor = Annotated[float, Field(ge=0, le=1000)]
 Setting = bool | int | float | str | tuple[float, ...] | tuple[tuple[float, float], ...]
 """One setting of an update rule, as the compute worker gets it (stages/block/parameter_groups.py)."""
-
-
-class ManifestPart(BaseModel):
-    """A part of the manifest. Unknown fields are ignored, so that later versions may add some."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
 class ParameterGroup(ManifestPart):
@@ -67,7 +61,7 @@ def parameter_group(text: str) -> dict[str, str | float]:
 class AdmissionSettings(ManifestPart):
     """Who may take part (docs/admission.md)."""
 
-    policy: Literal["open", "invited", "listed"] = "open"
+    policy: Annotated[str, AfterValidator(known_policy)] = "open"
     work_bits: Annotated[int, Field(ge=0, le=32)] = 0
     """A new identity needs a proof of work of 2**`work_bits` hashes."""
     per_network: Count = 0

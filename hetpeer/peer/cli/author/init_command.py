@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from hetpeer.averaging.optim.update_rules import UPDATE_RULES
+from hetpeer.bootstrap.run.admission_policies import ADMISSION_POLICIES
 from hetpeer.peer.cli.options import RunDir
 from hetpeer.peer.process.console import say
 from hetpeer.peer.watching.human_units import counted
@@ -32,22 +33,8 @@ class Mode(enum.StrEnum):
     GROUPED = "grouped"
 
 
-class Policy(enum.StrEnum):
-    """Who may take part (docs/admission.md)."""
-
-    OPEN = "open"
-    INVITED = "invited"
-    LISTED = "listed"
-
-
-_WHOM = {
-    Policy.OPEN: "everybody who has the invite may",
-    Policy.INVITED: "everybody who has a voucher may (hetpeer invite DIR --uses N)",
-    Policy.LISTED: "everybody on your list may (hetpeer amend DIR --list ID)",
-}
-
-
 _CODECS, _REDUCE_CODECS = ", ".join(codec_names()), ", ".join(codec_names(sparse=False))
+_POLICIES = "; ".join(f"{name}: {kind.describe}" for name, kind in ADMISSION_POLICIES.items())
 _RULES = "; ".join(f"{name}: {kind.describe}" for name, kind in UPDATE_RULES.items())
 
 
@@ -262,9 +249,8 @@ def init(
         ),
     ] = None,
     admission: Annotated[
-        Policy,
-        typer.Option(help="Who may take part: everybody, holders of your vouchers, or peers on your list."),
-    ] = Policy.OPEN,
+        str, typer.Option(metavar="|".join(ADMISSION_POLICIES), help=f"Who may take part. {_POLICIES}.")
+    ] = "open",
     work_bits: Annotated[
         int,
         typer.Option(
@@ -391,7 +377,7 @@ def init(
         reliable=reliable or (),
         admission=validated(
             AdmissionSettings,
-            {"policy": admission.value, "work_bits": work_bits, "per_network": per_network},
+            {"policy": admission, "work_bits": work_bits, "per_network": per_network},
         ),
         trust=validated(TrustSettings, {"spot_checks": spot_checks}),
         tell=say,
@@ -404,5 +390,7 @@ def init(
         print("data: the source text of Python's library; choose other data with --data")
     checked = f"{spot_checks:.0%} of their work is computed a second time and compared"
     unchecked = "their work is not checked (for that, see --spot-checks and --admission)"
-    print(f"{_WHOM[admission]} take part; {checked if spot_checks else unchecked}")
+    policy = ADMISSION_POLICIES[admission]
+    how = f" ({policy.how})" if policy.how else ""
+    print(f"{policy.describe}{how}; {checked if spot_checks else unchecked}")
     print(f"next: hetpeer bootstrap {directory}")

@@ -45,6 +45,7 @@ def invite(
     qr: Annotated[bool, typer.Option("--qr", help="Draw a QR code as well.")] = False,
 ) -> None:
     """Print the invite to a run. Others give it to hetpeer join."""
+    from hetpeer.bootstrap.run.admission_policies import ADMISSION_POLICIES
     from hetpeer.bootstrap.run.run_directory import RunDirectory
     from hetpeer.bootstrap.run.vouchers import new_voucher, sign_voucher
     from hetpeer.peer.arrival.invite_file import kept_invite, name_addresses, named_addresses, own_address
@@ -52,7 +53,7 @@ def invite(
 
     run = RunDirectory.open(directory)
     named = [own_address(text, run) for text in bootstrap or () if text]
-    invited = run.manifest.admission.policy == "invited"
+    invited = ADMISSION_POLICIES[run.manifest.admission.policy].takes_vouchers
     if uses is not None and not invited:
         raise typer.BadParameter(
             f"--uses is for runs that take invited peers only (hetpeer init --admission invited):"

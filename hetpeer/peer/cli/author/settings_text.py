@@ -11,12 +11,6 @@ if TYPE_CHECKING:
     from hetpeer.bootstrap.run.manifest import Manifest
     from hetpeer.bootstrap.run.settings import AveragingSettings, LinkSettings, TrainingSettings
 
-POLICIES = {
-    "open": "everybody who has the invite may take part",
-    "invited": "everybody who has a voucher may take part",
-    "listed": "everybody on the author's list may take part",
-}
-
 
 def settings_lines(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """(label, text) of the settings of a run."""
@@ -101,8 +95,10 @@ def _grouped(averaging: AveragingSettings) -> str:
 
 
 def _admission(manifest: Manifest) -> str:
+    from hetpeer.bootstrap.run.admission_policies import ADMISSION_POLICIES
+
     admission = manifest.admission
-    facts: list[str] = [POLICIES[admission.policy]]
+    facts: list[str] = [ADMISSION_POLICIES[admission.policy].describe]
     if admission.work_bits:
         facts.append(f"a new identity costs 2^{admission.work_bits} hashes")
     if admission.per_network:
