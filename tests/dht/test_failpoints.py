@@ -10,7 +10,7 @@ from hetpeer.dht.base.errors import LocalError
 def deaths(monkeypatch):
     """How often this process would have died."""
     died = []
-    monkeypatch.setattr(failpoints, "_left", {})
+    monkeypatch.setattr(failpoints, "armed", {})
     monkeypatch.setattr(failpoints, "_tokens", {})
     monkeypatch.setattr(failpoints.os, "kill", lambda pid, number: died.append((pid, number)))
     return died

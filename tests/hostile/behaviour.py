@@ -34,9 +34,9 @@ def install(attack: Callable[[], str]) -> None:
 
 
 def _send_otherwise(attack: Callable[[], str]) -> None:
-    from hetpeer.peer.transport import data_plane
+    from hetpeer.peer.transport.tensor_store import TensorStore
 
-    depart = data_plane._departing
+    depart = TensorStore.depart
 
     def departing(store: Any, tensor: Any, parcel: Any) -> Any:
         parcel = depart(store, tensor, parcel)
@@ -57,7 +57,7 @@ def _send_otherwise(attack: Callable[[], str]) -> None:
                 return parcel
         return dataclasses.replace(parcel, payload=(wrong,))
 
-    data_plane._departing = departing
+    TensorStore.depart = departing
 
 
 def _sit_on_work(attack: Callable[[], str]) -> None:

@@ -22,7 +22,7 @@ class Worker:
 
 async def test_a_copy_of_another_line_is_not_given_for_one_of_this():
     member, worker = member_in(Phase.READY), Worker()
-    states = HeldStates(member)
+    states = HeldStates(member, asyncio.Event())
     states.use(worker, {0: 10, 1: 10})
     await asyncio.gather(*states.snapshot(SaveState(LINE, VERSION, {0: "digest 0"})))
     worker.content = b"second"
@@ -36,7 +36,7 @@ async def test_a_copy_of_another_line_is_not_given_for_one_of_this():
 
 
 async def test_of_another_cluster_or_version_it_has_nothing():
-    states = HeldStates(member_in(Phase.READY))
+    states = HeldStates(member_in(Phase.READY), asyncio.Event())
     states.use(Worker(), {0: 10, 1: 10})
     assert await states.find(1, VERSION, 0) is None
     assert await states.find(0, VERSION + 2, 0) is None

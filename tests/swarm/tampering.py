@@ -123,10 +123,10 @@ def _sends_once(wrong: Callable[[dict[str, Any], bytes], tuple[dict[str, Any], b
     """The first part of a sum that leaves for somebody else is what `wrong` makes of it. Of two holders the one with the faster line adds up all: this
     one says that its own is slow, or its parts might never leave.
     """
-    from hetpeer.peer.transport import data_plane
     from hetpeer.peer.transport.link_book import LinkBook
+    from hetpeer.peer.transport.tensor_store import TensorStore
 
-    depart, paced, left = data_plane._departing, LinkBook.paced, [1]
+    depart, paced, left = TensorStore.depart, LinkBook.paced, [1]
     LinkBook.paced = lambda self: paced(self).model_copy(update={"uplink": 1e5})
 
     def damaged(store, tensor, parcel):
@@ -137,7 +137,7 @@ def _sends_once(wrong: Callable[[dict[str, Any], bytes], tuple[dict[str, Any], b
             parcel = dataclasses.replace(parcel, header=header, payload=(payload,))
         return parcel
 
-    data_plane._departing = damaged
+    TensorStore.depart = damaged
 
 
 def sends_nan_parameters() -> None:
@@ -152,9 +152,9 @@ def sends_a_short_part() -> None:
 
 def sends_garbage() -> None:
     """A volunteer one of whose encoded bundles is noise, of the right length."""
-    from hetpeer.peer.transport import data_plane
+    from hetpeer.peer.transport.tensor_store import TensorStore
 
-    depart, left = data_plane._departing, [1]
+    depart, left = TensorStore.depart, [1]
 
     def damaged(store, tensor, parcel):
         parcel = depart(store, tensor, parcel)
@@ -163,7 +163,7 @@ def sends_garbage() -> None:
             parcel = dataclasses.replace(parcel, payload=(b"\xff" * len(parcel.payload[0]),))
         return parcel
 
-    data_plane._departing = damaged
+    TensorStore.depart = damaged
 
 
 def sends_opposite() -> None:
@@ -189,9 +189,9 @@ def tears_sums() -> None:
     """A volunteer that adds up something else for others than for itself."""
     import numpy as np
 
-    from hetpeer.peer.transport import data_plane
+    from hetpeer.peer.transport.tensor_store import TensorStore
 
-    depart = data_plane._departing
+    depart = TensorStore.depart
 
     def torn(store, tensor, parcel):
         parcel = depart(store, tensor, parcel)
@@ -200,7 +200,7 @@ def tears_sums() -> None:
             parcel = dataclasses.replace(parcel, payload=(payload.tobytes(),))
         return parcel
 
-    data_plane._departing = torn
+    TensorStore.depart = torn
 
 
 def adds_falsely() -> None:
@@ -240,9 +240,9 @@ def sends_false_bundles() -> None:
     import numpy as np
 
     from hetpeer.averaging.member.held_step import HeldStep
-    from hetpeer.peer.transport import data_plane
+    from hetpeer.peer.transport.tensor_store import TensorStore
 
-    held, depart = HeldStep.__init__, data_plane._departing
+    held, depart = HeldStep.__init__, TensorStore.depart
     watched: set[int] = set()
 
     def begun(self, me, place, begin, *more):
@@ -263,7 +263,7 @@ def sends_false_bundles() -> None:
             parcel = dataclasses.replace(parcel, payload=(payload.tobytes(),))
         return parcel
 
-    HeldStep.__init__, data_plane._departing = begun, opposite
+    HeldStep.__init__, TensorStore.depart = begun, opposite
 
 
 def killed_after_step_4() -> None:

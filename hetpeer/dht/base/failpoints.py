@@ -20,7 +20,7 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 
 VARIABLE = "HETPEER_FAIL"
 
-_left: dict[str, int] = {}
+armed: dict[str, int] = {}
 """Place → how many more times it may be passed."""
 _tokens: dict[str, Path] = {}
 """Place → file that the first process to die there creates."""
@@ -38,16 +38,16 @@ def arm(text: str) -> None:
                 fix=f"write it as {VARIABLE}=tell_vote:3, or leave it out",
                 exit_code=ExitCode.CONFIG,
             )
-        _left[found[1]] = int(found[2])
+        armed[found[1]] = int(found[2])
         if found[3]:
             _tokens[found[1]] = Path(found[3])
 
 
 def reached(place: str) -> None:
     """Pass `place`; die if it is armed and this is the N-th time."""
-    if place in _left:
-        _left[place] -= 1
-        if not _left[place] and _is_ours(place):
+    if place in armed:
+        armed[place] -= 1
+        if not armed[place] and _is_ours(place):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -64,5 +64,5 @@ def _is_ours(place: str) -> bool:
 
 def before(thing: object, prefix: str = "") -> None:
     """Pass the place named after `thing`, an effect: the class `RunForward` is the place `run_forward`."""
-    if _left:
+    if armed:
         reached(prefix + re.sub(r"(?<!^)(?=[A-Z])", "_", type(thing).__name__).lower())

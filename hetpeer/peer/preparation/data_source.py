@@ -52,6 +52,8 @@ class DataSource:
         self._batches = files.run.batches()
         self._plan = self._batches.plan
         self._steps = manifest.training.steps
+        self._ids = self._plan.evaluation.stop
+        """Ids of a step's microbatches, the held-out ones included, are below this."""
         self._references = {shard.name: shard for shard in (*manifest.data.train, *manifest.data.heldout)}
         self._blocks = tuple(spec.index for spec in specs if spec.data)
         self._here: set[str] = set()
@@ -72,7 +74,7 @@ class DataSource:
 
     def concerns(self, step: int, number: int, begin: int, end: int) -> bool:
         """Whether the blocks [begin, end) here read anything of microbatch `number` of `step`."""
-        known = 0 <= step <= self._steps and 0 <= number < self._plan.evaluation.stop
+        known = 0 <= step <= self._steps and 0 <= number < self._ids
         return known and any(begin <= block < end for block in self._blocks)
 
     def is_ready(self, step: int, number: int) -> bool:

@@ -28,6 +28,8 @@ class Trace:
         """`who` names the process in the picture. Raises `LocalError` HP-DISK-002."""
         self._clock = clock
         self._file: IO[str] | None = None
+        self.on = path is not None
+        """Whether spans are written."""
         self._bytes = 0
         if path is not None:
             with disk_errors(path):
@@ -35,10 +37,6 @@ class Trace:
                 self._file = path.open("w", buffering=1)
             # Spans are told by a clock that does not jump; files of several machines meet on the wall's.
             self._write({**who, "wall": clock.wall() - clock.monotonic()})
-
-    @property
-    def on(self) -> bool:
-        return self._file is not None
 
     def now(self) -> float:
         """Seconds, for `span`."""
@@ -51,7 +49,7 @@ class Trace:
 
     def close(self) -> None:
         """Nothing is written any more. Idempotent."""
-        file, self._file = self._file, None
+        file, self._file, self.on = self._file, None, False
         if file is not None:
             try:
                 file.close()

@@ -24,9 +24,12 @@ _log = logging.getLogger(__name__)
 
 
 class HeldStates:
-    """States of the blocks of `member`, as the worker has them when they are asked for."""
+    """States of the blocks of `member`, as the worker has them when they are asked for.
 
-    def __init__(self, member: Member) -> None:
+    `changed` is set when something has happened: waiting requests look again.
+    """
+
+    def __init__(self, member: Member, changed: asyncio.Event) -> None:
         self._member = member
         self._posts: WorkerPosts | None = None
         self._rooms: Mapping[int, int] = {}
@@ -34,16 +37,12 @@ class HeldStates:
         """(term-view, version, block) → the copy and its digest. Equal versions of two term-views are
         different states.
         """
-        self._changed = asyncio.Event()
+        self._changed = changed
 
     def use(self, posts: WorkerPosts | None, rooms: Mapping[int, int]) -> None:
         """The worker's side of our place, and the bytes that each block's state takes."""
         self._posts, self._rooms = posts, rooms
         self._snapshots = {}
-
-    def changed(self) -> None:
-        """Something has happened: let waiting requests look again."""
-        self._changed.set()
 
     def snapshot(self, order: SaveState) -> list[Coroutine[Any, Any, None]]:
         """Copy states before the next update can change them. Posted now; run what is returned."""

@@ -73,6 +73,7 @@ class StepDriver:
         self._spawn = spawn
         self._perform = perform
         self._state_lost = state_lost
+        self._closed = False
         self._place: HeldPlace | None = None
         self._gate: DataGate
         self._table: dict[type, tuple[CarryOut, ...]] = {}
@@ -137,7 +138,8 @@ class StepDriver:
     def run(self, step: e.StepId, effect: StepEffect) -> None:
         """Carry out one effect of `step`."""
         for carry_out in self._table[type(effect)]:
-            self._start(carry_out(step, effect))
+            if (work := carry_out(step, effect)) is not None:
+                self._spawn(_tolerant(work))
 
     def end(self, step: e.StepId) -> None:
         """Forget `step`, here and in everything that keeps something of it."""
@@ -156,6 +158,10 @@ class StepDriver:
         """Free a tensor of ours."""
         self._store.release(_tensor(handle))
 
+    def close(self) -> None:
+        """Take no tensors any more."""
+        self._closed = True
+
     # ── events ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def received(self, message: m.Message) -> None:
@@ -166,7 +172,9 @@ class StepDriver:
             self._receive(message)
 
     def arrived(self, peer: str, head: Head, tensor: Tensor) -> None:
-        """A tensor of `peer`; its head and length are checked already."""
+        """A tensor of `peer`, or of our own to ourselves; its head and length are checked already."""
+        if self._closed:
+            return
         if head.coded is None:
             self._bundle_or_shard(peer, head, tensor)
         elif self._place is None:
@@ -178,6 +186,8 @@ class StepDriver:
 
     def unread(self, peer: str, head: ActivationHead | GradientHead, why: str) -> None:
         """A bundle of `peer` is malformed. One of a spot check concerns the check alone, which lapses."""
+        if self._closed:
+            return
         origin, work = Origin(peer, head.incarnation, head.step_id, None), self._member.work
         match head:
             case GradientHead():
@@ -254,9 +264,9 @@ class StepDriver:
         self._waiting.send(step, partial(self._transcoder.out, step, peer, head, tensor))
 
     def _send_gradient(self, step: e.StepId, effect: p.SendGradient) -> None:
+        tensor = _tensor(effect.handle)
         head = GradientHead(**self._head(step), id=effect.id, border=effect.border, check=effect.check)
-        out = self._transcoder.out
-        self._waiting.send(step, partial(out, step, effect.to, head, _tensor(effect.handle)))
+        self._waiting.send(step, partial(self._transcoder.out, step, effect.to, head, tensor))
 
     def _send_part(self, step: e.StepId, effect: e.SendPart) -> Work:
         then = partial(self._send_shard, step, "part", effect.shard, effect.shard.reducer)

@@ -88,7 +88,10 @@ class TaskExecution:
         sparse = source is not None and source.sparse
         if sparse and work.train:
             self._sparse.add((step, key))
-        layout = self._schema.output_layout(work.end, key.id)
+        layout, batch = self._schema.output_layout(work.end, key.id), self._schema.batch(key.id)
+        inputs = {}
+        if source is not None:
+            inputs = self._schema.input_layout(key.begin, key.id).within(source.extent)
         output = None if last.loss is not None else self._store.new(step, layout.nbytes, kept=True)
         command = c.Forward(
             step=step.number,
@@ -96,12 +99,10 @@ class TaskExecution:
             task=str(key),
             begin=key.begin,
             end=work.end,
-            inputs={}
-            if source is None
-            else self._schema.input_layout(key.begin, key.id).within(source.extent),
+            inputs=inputs,
             data={name: tensor.extent for name, tensor in data.items()},
             outputs={} if output is None else layout.within(output.extent),
-            batch=self._schema.batch(key.id),
+            batch=batch,
             draw=Draw(self._schema.seed, step.batch, key.id, self._schema.microbatches),
             train=work.train,
             sparse=sparse,
@@ -114,7 +115,7 @@ class TaskExecution:
             try:
                 done = await posted
             except CommandFailedError as error:
-                self._drop_data(step, key)
+                self._store.release_all(self._data_tensors.pop((step, key), ()))
                 self._mind_memory(error)
                 given = self._blame(error, f"task {key}, input", source)
                 self._perform(self._work.work_failed(step, key, error.what, given))
@@ -122,7 +123,7 @@ class TaskExecution:
             if work.train:
                 self._book.computed("forward", done.seconds)
             else:
-                self._drop_data(step, key)
+                self._store.release_all(self._data_tensors.pop((step, key), ()))
             self._perform(self._work.forward_done(step, key, output, done.loss))
 
         return answer()
@@ -160,7 +161,7 @@ class TaskExecution:
                 self._perform(self._work.work_failed(step, key, error.what, given))
                 return
             finally:
-                self._drop_data(step, key)
+                self._store.release_all(self._data_tensors.pop((step, key), ()))
             self._book.computed("backward", done.seconds)
             if not key.check:
                 self._window.finished((step, key), time.monotonic())
@@ -195,8 +196,7 @@ class TaskExecution:
         arrays = self._data.microbatch(step.batch, key.id)
         tensors: dict[str, Tensor] = {}
         for name in sorted(names):
-            tensors[name] = self._store.new(step, arrays[name].nbytes)
-            self._store.view(tensors[name])[:] = arrays[name].reshape(-1).view(np.uint8).data
+            tensors[name] = self._store.put(step, arrays[name].reshape(-1).view(np.uint8).data)
         self._data_tensors[step, key] = list(tensors.values())
         return tensors
 
@@ -206,7 +206,3 @@ class TaskExecution:
             del self._data_tensors[key]
         self._sparse = {key for key in self._sparse if key[0] != step}
         self._window.end_step(step)
-
-    def _drop_data(self, step: e.StepId, key: p.TaskKey) -> None:
-        for tensor in self._data_tensors.pop((step, key), ()):
-            self._store.release(tensor)

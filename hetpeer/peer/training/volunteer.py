@@ -120,7 +120,9 @@ class Volunteer:
             self._tasks.spawn, name="volunteer's work"
         )
         self._store = TensorStore(compute.arena, SpillFile(home.path, offer.disk_bytes))
-        self._states = HeldStates(self.member)
+        self._changed = asyncio.Event()
+        """Something has happened."""
+        self._states = HeldStates(self.member, self._changed)
         self.links = LinkBook(self._manifest.links)
         self._plane = DataPlane(node, str(hello.incarnation), self._tasks, self.links, trace, self)
         self._steps = StepDriver(
@@ -132,6 +134,7 @@ class Volunteer:
             self.perform,
             self.rejoin,
         )
+        self.tensor_arrived, self.unread = self._steps.arrived, self._steps.unread
         self._entry = StepEntry(
             self.member,
             self._plane,
@@ -147,9 +150,6 @@ class Volunteer:
         self._source: DataSource | None = None
         self._preparing: asyncio.Task[Any] | None = None
         self._fetching: asyncio.Task[Any] | None = None
-        self._ended = False
-        self._changed = asyncio.Event()
-        """Something has happened."""
         self._over: asyncio.Future[e.Stop] = asyncio.get_running_loop().create_future()
 
     # ── life ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -174,8 +174,8 @@ class Volunteer:
                     await self.farewell()
             raise
         finally:
-            self._ended = True
             self._effects.close()
+            self._steps.close()
             self.session.close()
             self._plane.close()
             if self._source is not None:
@@ -245,16 +245,6 @@ class Volunteer:
         """`peer` introduces itself to a step."""
         self._entry.introduced(peer, head)
 
-    def tensor_arrived(self, *tensor: Any) -> None:
-        """A tensor of a peer, or of our own to ourselves; see `StepDriver.arrived`."""
-        if not self._ended:
-            self._steps.arrived(*tensor)
-
-    def unread(self, *bundle: Any) -> None:
-        """A bundle of a peer is malformed; see `StepDriver.unread`."""
-        if not self._ended:
-            self._steps.unread(*bundle)
-
     def nudged(self, peer: str, head: ActivationHead) -> None:
         """A peer sends only the head of an activation again, which waits there for a grant."""
         origin = Origin(peer, head.incarnation, head.step_id)
@@ -279,7 +269,6 @@ class Volunteer:
     # ── effects ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _drained(self) -> None:
-        self._states.changed()
         self._changed.set()
         over = self.figures.shares.note(self.member.work.occupation, time.monotonic())
         if over is not None and over[0] is not WorkerOccupation.COMPUTES:
@@ -288,7 +277,8 @@ class Volunteer:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case InStep(step, inner):
-                failpoints.before(inner, "average_" if step.group else "")
+                if failpoints.armed:
+                    failpoints.before(inner, "average_" if step.group else "")
                 self._steps.run(step, inner)
                 return
             case e.Tell(message):

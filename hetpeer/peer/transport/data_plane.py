@@ -34,7 +34,6 @@ from hetpeer.peer.transport.tensor_receiver import TensorOwner, TensorReceiver
 from hetpeer.peer.transport.tensor_schema import TensorSchema
 from hetpeer.peer.transport.tensor_store import Tensor, TensorStore
 from hetpeer.peer.transport.uplink import UplinkShares
-from hetpeer.stages.ipc.arena import ArenaFullError
 
 
 class PlaneOwner(TensorOwner, Protocol):
@@ -107,11 +106,12 @@ class DataPlane:
         link = self._outgoing.get(peer) or self._open(peer)
         if self._word is not None and self._word.ticket and peer not in self._introduced:
             self.introduce(peer)
-        self.bytes_sent += tensor.nbytes
-        cost = cost_of(head, tensor.nbytes, self._schema, sending=True)
+        nbytes = tensor.nbytes
+        self.bytes_sent += nbytes
+        cost, pool = cost_of(head, nbytes, self._schema, sending=True), pool_of(head)
         done = partial(self._arrived, peer, head) if isinstance(head, ShardHead) else None
-        parcel = Parcel(encode_head(head), tag=head.step_id, pool=pool_of(head), cost=cost, done=done)
-        link.send(replace(parcel, depart=partial(_departing, self._store, tensor, parcel)))
+        parcel = Parcel(encode_head(head), tag=head.step_id, pool=pool, cost=cost, done=done)
+        link.send(replace(parcel, depart=partial(self._store.depart, tensor, parcel)))
 
     def nudge(self, peer: str, head: ActivationHead, nbytes: int) -> None:
         """`head` is sent again: its word alone, if its bundle of `nbytes` may have to wait."""
@@ -230,19 +230,3 @@ class DataPlane:
     def _refused(self, peer: str, for_now: bool) -> None:
         """The node's word on a peer with too many strikes."""
         self._owner.refused(peer, for_now)
-
-
-def _departing(store: TensorStore, tensor: Tensor, parcel: Parcel) -> Parcel | None:
-    """`parcel` with its payload; None while there is no room to bring it back from the disk."""
-    try:
-        store.bring_back(tensor)
-    except ArenaFullError:
-        return None
-    free = store.leaves(tensor)
-
-    def done() -> None:
-        free()
-        if parcel.done is not None:
-            parcel.done()
-
-    return replace(parcel, payload=(store.view(tensor),), done=done)

@@ -181,13 +181,17 @@ class Link:
                     break
                 parcel = loaded
             self._next_lane().send(parcel)
+        short = self._queue.pools
         frames = sum(len(lane.outbox) for lane in self._lanes)
+        waiting, rate = self.waiting, self.rate
         self._owner.link_moved(self)
-        if self._pressure.judge(self._queue.pools, frames, self.waiting, self.rate):
+        if self._pressure.judge(short, frames, waiting, rate):
             self._owner.link_pressed(self.peer_id, self._pressure.held)
 
     def _next_lane(self) -> Channel:
         """The one that has least under way; another one if all have something."""
+        if len(self._lanes) == 1 and not len(self._lanes[0].outbox):
+            return self._lanes[0]
         most = 1 if self._node.reaches_directly(self.peer_id) else LANES
         idle = min(self._lanes[:most], key=_under_way)
         return self._open() if len(idle.outbox) and len(self._lanes) < most else idle

@@ -149,7 +149,8 @@ class TensorReceiver:
         finally:
             store.unpin(pinned)
         self.nbytes += length
-        self._trace.span(f"from {peer[-6:]}, lane {channel.lane}", _label(head), began, bytes=length)
+        if self._trace.on:
+            self._trace.span(f"from {peer[-6:]}, lane {channel.lane}", _label(head), began, bytes=length)
         if (
             tensor.released
         ):  # its step has ended meanwhile: nobody waits for it, and its memory is another's by now

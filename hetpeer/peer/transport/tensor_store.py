@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from hetpeer.averaging.effects import StepId
 from hetpeer.dht.base.runtime import going_on
+from hetpeer.dht.channels.channel import Parcel
 from hetpeer.peer.process.span_trace import Trace
 from hetpeer.peer.transport.spill_file import SpillFile
 from hetpeer.stages.ipc import block_commands as c
@@ -82,9 +83,16 @@ class TensorStore:
 
     def new(self, step: StepId, nbytes: int, *, kept: bool = False) -> Tensor:
         """Room for a tensor of `step`, `kept` in case it is asked for again. Raises ArenaFullError."""
-        tensor = self._add(Tensor(self._allocate(nbytes), step))
+        tensor = Tensor(self._allocate(nbytes), step)
+        self._steps.setdefault(step, set()).add(tensor)
         if kept:
             self._kept[tensor] = None
+        return tensor
+
+    def put(self, step: StepId, data: memoryview) -> Tensor:
+        """A tensor of `step` that holds a copy of `data`. Raises ArenaFullError."""
+        tensor = self.new(step, data.nbytes)
+        self._arena.view(tensor.extent)[:] = data
         return tensor
 
     def share(self, tensor: Tensor) -> Tensor:
@@ -92,7 +100,9 @@ class TensorStore:
         written to any more.
         """
         self._sharers[tensor.extent] += 1
-        return self._add(Tensor(tensor.extent, tensor.step, sparse=tensor.sparse))
+        shared = Tensor(tensor.extent, tensor.step, sparse=tensor.sparse)
+        self._steps.setdefault(tensor.step, set()).add(shared)
+        return shared
 
     def lend(self, tensor: Tensor, back: Callable[[], None]) -> None:
         """`back` is called when the memory of `tensor` is free again."""
@@ -103,10 +113,6 @@ class TensorStore:
         other.sender = tensor.sender
         if tensor.extent in self._lent:
             self._lent[other.extent] = self._lent.pop(tensor.extent)
-
-    def _add(self, tensor: Tensor) -> Tensor:
-        self._steps.setdefault(tensor.step, set()).add(tensor)
-        return tensor
 
     def view(self, tensor: Tensor) -> memoryview:
         """The bytes of `tensor`, which must not be parked."""
@@ -130,10 +136,14 @@ class TensorStore:
         else:
             self._let_go(tensor)
 
+    def release_all(self, tensors: Iterable[Tensor]) -> None:
+        """Release each of them."""
+        for tensor in tensors:
+            self.release(tensor)
+
     def end_step(self, step: StepId) -> None:
         """Release every tensor of `step`."""
-        for tensor in list(self._steps.pop(step, ())):
-            self.release(tensor)
+        self.release_all(list(self._steps.pop(step, ())))
         self._ended += 1
         if self._ended % TRIM_STEPS == 0:
             self._arena.trim()
@@ -171,6 +181,21 @@ class TensorStore:
                 self.release(tensor)
 
         return done
+
+    def depart(self, tensor: Tensor, parcel: Parcel) -> Parcel | None:
+        """`parcel` with `tensor` as its payload; None while there is no room to bring it back."""
+        try:
+            self.bring_back(tensor)
+        except ArenaFullError:
+            return None
+        free = self.leaves(tensor)
+
+        def done() -> None:
+            free()
+            if parcel.done is not None:
+                parcel.done()
+
+        return replace(parcel, payload=(self.view(tensor),), done=done)
 
     # ── on the disk ─────────────────────────────────────────────────────────────────────────────────────────
 
