@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, Dialog, Page, expect
 
-from hetpeer.peer.limits.settings import Settings, worded
-from hetpeer.peer.process.web_address import Where
+from hetpeer.peer.limits.settings import Settings, Where, worded
 from hetpeer.peer.web.dashboard_page import page_routes
 from hetpeer.peer.web.http_server import served
 from hetpeer.peer.web.view_feed import ViewFeed

@@ -1,5 +1,9 @@
-"""What holds a volunteer back by itself, in given time, with given readings."""
+"""Reasons that hold a volunteer back, in given time and with given readings, and the sentences for the owner."""
 
+import asyncio
+import contextlib
+import math
+import re
 from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -7,9 +11,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.peer.limits.governor import COOL_S, COOLER_C, GAME_OVER_S, MAINS_S, Governor, Readings
-from hetpeer.peer.limits.holds import Reason
-from hetpeer.peer.limits.settings import Settings, SettingsLayer, merged
+from hetpeer.dht.base.runtime import SystemClock
+from hetpeer.peer.control.control_messages import DaemonStatus
+from hetpeer.peer.control.owned_daemon import Notifier
+from hetpeer.peer.daemon import join_run
+from hetpeer.peer.daemon.limits_in_force import LimitsInForce
+from hetpeer.peer.daemon.owner_wishes import VolunteerDaemon
+from hetpeer.peer.limits.governor import (
+    COOL_S,
+    COOLER_C,
+    GAME_OVER_S,
+    MAINS_S,
+    SENTENCES,
+    Governor,
+    Holds,
+    Readings,
+    Reason,
+    explained,
+    paused,
+)
+from hetpeer.peer.limits.sensors import Sensors
+from hetpeer.peer.limits.settings import KEYS, Settings, SettingsLayer, merged
+from hetpeer.peer.process.home import Home
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -137,3 +160,123 @@ def test_hours_of_the_clock_on_the_wall(day: tuple[int, int, int], window: str, 
     length = datetime(*day, 12, tzinfo=BERLIN) + timedelta(days=1)
     span = length.astimezone(ZoneInfo("UTC")) - noon
     assert hours_of(noon, round(span.total_seconds() / 3600), window) == minutes
+
+
+def test_nothing_holds_at_first() -> None:
+    assert Holds().at(0.0) == ()
+    assert Holds().until(5.0) == 5.0
+
+
+def test_reasons_come_in_their_order() -> None:
+    holds = Holds()
+    for reason in (Reason.GAME, Reason.USER, Reason.BATTERY):
+        holds.hold(reason)
+    assert holds.at(0.0) == (Reason.USER, Reason.BATTERY, Reason.GAME)
+    holds.release(Reason.USER)
+    holds.release(Reason.SCHEDULE)  # which does not hold
+    assert holds.at(1e9) == (Reason.BATTERY, Reason.GAME)
+    assert holds.until(0.0) == math.inf
+
+
+def test_a_time_ends() -> None:
+    holds = Holds()
+    holds.hold(Reason.USER, until=10.0)
+    assert (holds.at(9.9), holds.until(9.9)) == ((Reason.USER,), 10.0)
+    assert (holds.at(10.0), holds.until(10.0)) == ((), 10.0)
+
+
+@pytest.mark.parametrize(("second", "ends"), [(5.0, 5.0), (20.0, 20.0), (math.inf, math.inf)])
+def test_the_second_word_counts(second: float, ends: float) -> None:
+    holds = Holds()
+    holds.hold(Reason.USER, until=10.0)
+    holds.hold(Reason.USER, until=second)
+    assert holds.until(0.0) == ends
+
+
+Words = st.tuples(st.sampled_from(Reason), st.none() | st.floats(0, 100), st.floats(0, 5))
+
+
+@given(st.lists(Words))
+def test_it_works_exactly_when_every_reason_is_over(words: list[tuple[Reason, float | None, float]]) -> None:
+    """Against a list that is read from the beginning each time. None releases."""
+    holds, said, now = Holds(), {}, 0.0
+    for reason, until, after in words:
+        now += after
+        if until is None:
+            holds.release(reason)
+        else:
+            holds.hold(reason, until)
+        said[reason] = -math.inf if until is None else until
+        held = [reason for reason in Reason if said.get(reason, -math.inf) > now]
+        assert list(holds.at(now)) == held
+        assert holds.until(now) == max([said[reason] for reason in held], default=now)
+        assert not holds.at(holds.until(now))
+
+
+SETTINGS = (
+    Settings()
+    .changed("when.hours", "22:00-07:00,12:00-13:00", "a test")
+    .changed("limits.transfer_cap", "300GB", "a test")
+    .changed("limits.gpu_power_w", "150", "a test")
+)
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_each_has_a_sentence_that_says_when_it_goes_on(reason: Reason) -> None:
+    sentence = SENTENCES[reason](SETTINGS)
+    assert "resume" in sentence
+    assert sentence.isprintable()
+    assert len(sentence) < 160
+    named = re.findall(r"\b(?:limits|when)\.\w+", sentence)
+    assert set(named) <= set(KEYS)
+    assert bool(named) == (reason not in (Reason.USER, Reason.SETTINGS))
+
+
+def test_numbers_are_those_of_the_settings() -> None:
+    hot = paused([Reason.TEMPERATURE], SETTINGS.changed("limits.cpu_temperature_c", "70", "a test"))
+    assert hot.startswith("paused (temperature): too hot for limits.temperature_c = 83 or ")
+    assert "limits.cpu_temperature_c = 70:" in hot
+    assert "outside 22:00-07:00, 12:00-13:00:" in paused([Reason.SCHEDULE], SETTINGS)
+    assert "the 300GB of this month" in paused([Reason.TRANSFER_CAP], SETTINGS)
+    both = paused([Reason.USER, Reason.POWER], SETTINGS)
+    assert both.startswith("paused (user,power): you asked for it; hetpeer resume ends the pause; resting")
+    assert "limits.gpu_power_w = 150:" in both
+    everything = explained(tuple(Reason), SETTINGS)
+    assert DaemonStatus(state="paused", since=0.0, why=everything).why == everything, (
+        "there is room for all of them"
+    )
+
+
+async def test_a_change_of_reason_is_told_and_nothing_twice(
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(join_run, "TICK_S", 0.001)
+    daemon = VolunteerDaemon(SystemClock(), asyncio.Event(), Notifier(""))
+    governing = LimitsInForce(SETTINGS, daemon, Home(tmp_path), Sensors())
+    daemon.hold(Reason.USER)
+    telling = asyncio.ensure_future(join_run.tell_reasons(governing, daemon, daemon.holding))
+    said = ""
+    for hold, release, expected in (
+        (Reason.GAME, None, "paused (user,game): "),
+        (Reason.GAME, Reason.USER, "paused (game): "),
+        (Reason.BATTERY, Reason.GAME, "paused (battery): "),
+    ):
+        daemon.hold(hold)
+        if release is not None:
+            daemon.release(release)
+        async with asyncio.timeout(10):
+            while expected not in said:
+                await asyncio.sleep(0.001)
+                said += capsys.readouterr().err
+    daemon.release(Reason.BATTERY)  # that it goes on is said elsewhere
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    telling.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await telling
+    said += capsys.readouterr().err
+    assert [line.partition(":")[0] for line in said.splitlines()] == [
+        "paused (user,game)",
+        "paused (game)",
+        "paused (battery)",
+    ]

@@ -17,17 +17,17 @@ from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.base.runtime import SystemClock, aside
 from hetpeer.dht.streams.byte_transport import Throttle
 from hetpeer.peer.control.control_messages import ControlRequest
+from hetpeer.peer.control.owned_daemon import Notifier
 from hetpeer.peer.daemon import limits_in_force as module
 from hetpeer.peer.daemon.limits_in_force import LimitsInForce
 from hetpeer.peer.daemon.owner_wishes import VolunteerDaemon, Wish
-from hetpeer.peer.limits import sensor_poll
-from hetpeer.peer.limits.cpu_affinity import ALLOWED, chosen, restrict
+from hetpeer.peer.limits import sensors
 from hetpeer.peer.limits.governor import Readings
 from hetpeer.peer.limits.monthly_traffic import Month, load, save
 from hetpeer.peer.limits.settings import Settings
 from hetpeer.peer.process.hetpeer_children import Child, end_all
 from hetpeer.peer.process.home import Home
-from hetpeer.peer.process.systemd_notify import Notifier
+from hetpeer.peer.process.lifecycle import ALLOWED_CORES, chosen_cores, restrict_cores
 
 
 class Given:
@@ -199,7 +199,7 @@ async def test_a_sensor_that_hangs_leaves_the_others_in_force(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What was read last goes on counting, with the clock and the month's bytes of now; and it is said once."""
-    monkeypatch.setattr(sensor_poll, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(sensors, "PATIENCE_S", 0.05)
     async with rig(tmp_path, Settings().changed("limits.transfer_cap", "1MB", "")) as made:
         made.sensors.battery = True
         await made.governing.look()
@@ -212,7 +212,7 @@ async def test_a_sensor_that_hangs_leaves_the_others_in_force(
             await asyncio.wait_for(made.governing.look(), 10.0)
         assert made.held == "battery,transfer_cap"
         assert made.sensors.reads == before + 1, "nobody is asked again who has not answered"
-        monkeypatch.setattr(sensor_poll, "minute_of_day", lambda: 12 * 60)
+        monkeypatch.setattr(sensors, "minute_of_day", lambda: 12 * 60)
         made.set("when.hours", "22:00-07:00")
         made.set("when.mode", "schedule")
         await made.governing.look()
@@ -234,11 +234,11 @@ def test_a_sensor_that_hangs_keeps_no_process(tmp_path: Path) -> None:
     code = f"""
 import asyncio, threading
 from pathlib import Path
-from hetpeer.peer.limits import sensor_poll
+from hetpeer.peer.limits import sensors
 from tests.peer.test_limits_in_force import Given, rig
 
 async def main():
-    sensor_poll.PATIENCE_S = 0.05
+    sensors.PATIENCE_S = 0.05
     Given.read = lambda *_: threading.Event().wait()
     async with rig(Path({str(tmp_path)!r})) as made:
         print(made.daemon.wish.value)
@@ -260,25 +260,25 @@ async def test_what_fails_aside_is_raised() -> None:
 
 
 def test_cores_are_the_last_ones() -> None:
-    assert chosen(2, frozenset({0, 1, 5, 7})) == {5, 7}
-    assert chosen(9, frozenset({0, 1})) == {0, 1}
-    assert chosen(0, frozenset({0, 1})) == {0, 1}
+    assert chosen_cores(2, frozenset({0, 1, 5, 7})) == {5, 7}
+    assert chosen_cores(9, frozenset({0, 1})) == {0, 1}
+    assert chosen_cores(0, frozenset({0, 1})) == {0, 1}
 
 
-@pytest.mark.skipif(len(ALLOWED) < 2, reason="there is one core only")
+@pytest.mark.skipif(len(ALLOWED_CORES) < 2, reason="there is one core only")
 async def test_a_core_less_for_all_processes_and_threads(tmp_path: Path) -> None:
     """Also for a child's threads that are there already."""
     code = "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); print('up', flush=True)"
     child = await Child.start("busy", ("-c", code), home=tmp_path, log=tmp_path / "log", command=("python3",))
     try:
         await child.next_line(30.0)
-        restrict(1)
+        restrict_cores(1)
         threads = [thread.id for thread in psutil.Process(child.pid).threads()]
         assert len(threads) == 2
         for one in (os.getpid(), *threads):
-            assert os.sched_getaffinity(one) == chosen(1)
-        restrict(0)
-        assert {frozenset(os.sched_getaffinity(one)) for one in (os.getpid(), *threads)} == {ALLOWED}
+            assert os.sched_getaffinity(one) == chosen_cores(1)
+        restrict_cores(0)
+        assert {frozenset(os.sched_getaffinity(one)) for one in (os.getpid(), *threads)} == {ALLOWED_CORES}
     finally:
-        restrict(0)
+        restrict_cores(0)
         await end_all([child])

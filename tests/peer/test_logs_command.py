@@ -17,10 +17,9 @@ import pytest
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.cli import options
-from hetpeer.peer.logs import log_files, log_formats
-from hetpeer.peer.logs.log_files import FILE, keeping_log
-from hetpeer.peer.logs.log_reader import LogLine, LogReader
+from hetpeer.peer.process import console, log_files
 from hetpeer.peer.process.console import is_quiet, say
+from hetpeer.peer.process.log_files import FILE, LogLine, LogReader, keeping_log
 
 COMMAND = [sys.executable, "-m", "hetpeer.peer.cli.main"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": ".", "NO_COLOR": "1"}
@@ -90,10 +89,10 @@ def test_nothing_of_a_peers_words_moves_the_cursor(
     (line,) = entry.lines(colours=False)
     assert line.endswith(" warning name \\x1b[2J\\r\\n\\u202eevil \\ud800 né")
     assert "\\x1b[2J\\r\\n" in capsys.readouterr().err
-    assert log_formats.line(0, "error", "red", colours=True).count("\x1b[") == 2
+    assert console.log_line(0, "error", "red", colours=True).count("\x1b[") == 2
     failed = ValueError(nasty)
     record = logging.LogRecord("x", logging.ERROR, "", 0, "it", (), (ValueError, failed, None))
-    assert not {*"\x1b\r\u202e"} & {*log_formats.PlainFormatter(colours=False).format(record)}
+    assert not {*"\x1b\r\u202e"} & {*console.PlainFormatter(colours=False).format(record)}
 
 
 def test_what_ended_it_is_the_last_that_is_said(tmp_path: Path) -> None:
@@ -126,9 +125,9 @@ def test_its_size_is_bounded_and_its_files_are_read_as_one(
     files = sorted(path.name for path in tmp_path.iterdir())
     assert files == [FILE, *(f"{FILE}.{number}" for number in range(1, log_files.OLDER + 1))]
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in tmp_path.iterdir())
-    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 3 * 1000 + log_formats.MAX_EVENT + 200
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 3 * 1000 + console.MAX_EVENT + 200
     with closing(LogReader(tmp_path)) as reader:
-        assert [len(entry.event) for entry in reader.last(1)] == [log_formats.MAX_EVENT]
+        assert [len(entry.event) for entry in reader.last(1)] == [console.MAX_EVENT]
         assert reader.news() == []
     with closing(LogReader(tmp_path)) as reader:
         assert [entry.event for entry in reader.last(13)][:12] == [f"message {n}" for n in range(48, 60)]
@@ -147,7 +146,7 @@ def test_what_a_power_cut_left_is_passed_over(tmp_path: Path) -> None:
 def test_a_full_disk_ends_the_log_and_not_the_daemon(tmp_path: Path) -> None:
     code = f"""
 import logging, pathlib, resource
-from hetpeer.peer.logs.log_files import keeping_log
+from hetpeer.peer.process.log_files import keeping_log
 resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))
 with keeping_log(pathlib.Path({str(tmp_path)!r})):
     for number in range(9):

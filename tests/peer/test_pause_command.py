@@ -15,7 +15,7 @@ from hetpeer.peer.control import owned_daemon as module
 from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus
 from hetpeer.peer.daemon.owner_wishes import VolunteerDaemon, Wish
 from hetpeer.peer.daemon.volunteer_life import doing
-from hetpeer.peer.limits.holds import Reason
+from hetpeer.peer.limits.governor import Reason
 
 ALL = (Wish.WORK, Wish.PAUSE, Wish.FINISH, Wish.STOP)
 

@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.peer.daemon.volunteer_life import pace_forever
-from hetpeer.peer.limits.governor import POWER_OVER_S, Governor, Readings
-from hetpeer.peer.limits.holds import Reason
-from hetpeer.peer.limits.power_pacer import HELPLESS_S, LEAST, Pacer
+from hetpeer.peer.limits.governor import HELPLESS_S, LEAST, POWER_OVER_S, Governor, Pacer, Readings, Reason
 from hetpeer.peer.limits.settings import WORKER, Settings
 from hetpeer.stages.ipc.block_commands import WarmUp
 from hetpeer.stages.ipc.compute import Compute, ComputeConfig

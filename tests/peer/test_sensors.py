@@ -11,9 +11,8 @@ import pytest
 
 from hetpeer.peer.limits import sensors
 from hetpeer.peer.limits.nvml import Gpus
-from hetpeer.peer.limits.sensors import Sensors, idle_s, idle_told, on_battery
+from hetpeer.peer.limits.sensors import Sensors, idle_s, idle_told, on_battery, x_idle_s
 from hetpeer.peer.limits.settings import WORKER, Settings, SettingsLayer, merged
-from hetpeer.peer.limits.x11_idle import x_idle_s
 
 MAINS, OFF = {"type": "Mains", "online": "1"}, {"type": "Mains", "online": "0"}
 FULL, USED = {"type": "Battery", "status": "Full"}, {"type": "Battery", "status": "Discharging"}
@@ -137,7 +136,7 @@ def test_an_x_server_that_goes_away_while_it_is_asked(monkeypatch: pytest.Monkey
         number = int(server.stdout.readline()) - 6000
         environment = {**os.environ, "DISPLAY": f"127.0.0.1:{number}"}
         environment.pop("WAYLAND_DISPLAY", None)
-        asks = "from hetpeer.peer.limits.x11_idle import x_idle_s; print(x_idle_s(), x_idle_s())"
+        asks = "from hetpeer.peer.limits.sensors import x_idle_s; print(x_idle_s(), x_idle_s())"
         done = subprocess.run(
             [sys.executable, "-c", asks],
             check=False,

@@ -12,7 +12,7 @@ import pytest
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.checkup.findings import Finding
 from hetpeer.peer.checkup.support_bundle import redacted, write_bundle
-from hetpeer.peer.logs.log_files import keeping_log
+from hetpeer.peer.process.log_files import keeping_log
 
 PEER = "QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC"
 NAMES = {"/home/ann/peer": "HOME", "/home/ann": "~", "ann": "USER", "box": "HOST"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hetpeer.peer.process.systemd_notify import Notifier
+from hetpeer.peer.control.owned_daemon import Notifier
 
 
 @pytest.fixture(params=["path", "abstract"])

@@ -8,11 +8,11 @@ from hetpeer.averaging.effects import Stop
 from hetpeer.averaging.member.member import Phase
 from hetpeer.dht.base.errors import ExitCode
 from hetpeer.dht.base.runtime import SystemClock
+from hetpeer.peer.control.owned_daemon import Notifier
 from hetpeer.peer.daemon import volunteer_life
 from hetpeer.peer.daemon.owner_wishes import DaemonState, VolunteerDaemon, Wish
 from hetpeer.peer.daemon.volunteer_life import _called_off, doing, rejection
-from hetpeer.peer.limits.holds import Reason
-from hetpeer.peer.process.systemd_notify import Notifier
+from hetpeer.peer.limits.governor import Reason
 
 
 class InAStep:

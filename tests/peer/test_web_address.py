@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.cli.swarm import dashboard_command
-from hetpeer.peer.process.web_address import Where, parse_where
+from hetpeer.peer.limits.settings import Where, parse_where
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ def impatient() -> None:
 
 def gives_up_soon() -> None:
     """A volunteer that tries twice where nobody answers."""
-    from hetpeer.peer.arrival import dial_rounds
+    from hetpeer.peer.arrival import find_run
 
-    dial_rounds.ROUNDS = 2
+    find_run.ROUNDS = 2
 
 
 def expects_nobody() -> None:

@@ -1,7 +1,8 @@
 """Joining the network of a run: a node in touch with the named peers, and the run's manifest.
 
 A run that this home was in before is waited for, since a coordinator may be restarted. An address that was
-never reached is most likely wrong, and that is reported soon.
+never reached is most likely wrong, and that is reported soon. `tell_reach_forever` tells the person who
+started a daemon whether others reach this machine.
 """
 
 from __future__ import annotations
@@ -9,31 +10,60 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hetpeer.averaging.messages import CONTROL_PROTOCOL
 from hetpeer.bootstrap.run.manifest import SignedManifest
-from hetpeer.dht.base.errors import LocalError, RemoteError
+from hetpeer.dht.base.errors import LocalError, RemoteError, short_id
 from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.dht.discovery import Roster
+from hetpeer.dht.identity.addresses import Address
 from hetpeer.dht.node.node import Node, NodeConfig
-from hetpeer.peer.arrival.dial_rounds import Round, rounds
+from hetpeer.dht.reach.reachability import ReachEstimate, ReachKind
 from hetpeer.peer.arrival.invites import Destination
 from hetpeer.peer.arrival.known_runs import acquaintances, known_run, remember, remember_seen
 from hetpeer.peer.arrival.manifest_fetch import fetch_manifest
-from hetpeer.peer.arrival.reach_text import tell_forever
+from hetpeer.peer.process.console import say
 from hetpeer.peer.process.home import Home
 from hetpeer.peer.transport.link import TENSORS
 
+ROUNDS = 5
+"""Pauses of a volunteer that was never in the run: most likely the address is wrong."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0
 AWAY = frozenset({"HP-NET-002", "HP-NET-006"})
 """Codes for: no peer answers, or none that serves a run."""
 DOUBTFUL = frozenset({"HP-RUN-001", "HP-RUN-002", "HP-RUN-003", "HP-RUN-016"})
 """Codes for: the peer gives no valid manifest."""
-LOOK_S = 30.0
+PEERS_LOOK_S = 30.0
 """Seconds between two looks at the peers to remember."""
+REACH_LOOK_S = 1.5
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Dial `addresses`, all at once. If that leads nowhere, go on after `pause_s`; None: give up."""
+
+    addresses: tuple[Address, ...]
+    pause_s: float | None
+
+
+def rounds(named: tuple[Address, ...], remembered: tuple[Address, ...] | None) -> Iterator[Round]:
+    """Rounds of dialling; without end for a home that was in the run before.
+
+    `remembered`: addresses at which the run was found before; None: this home was never in it. The first
+    round leaves them out, unless no address is named.
+    """
+    everybody = tuple(dict.fromkeys((*named, *(remembered or ()))))
+    if named and everybody != named:
+        yield Round(named, 0.0)
+    pause_s, count = FIRST_PAUSE_S, 1
+    while remembered is not None or count < ROUNDS:
+        yield Round(everybody, pause_s)
+        pause_s, count = min(2 * pause_s, LONGEST_PAUSE_S), count + 1
+    yield Round(everybody, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +138,7 @@ async def _running(config: NodeConfig, home: Home) -> AsyncIterator[Node]:
     node.may_cut(CONTROL_PROTOCOL, TENSORS)
     node.may_go_directly(TENSORS)
     telling = TaskSet()
-    telling.spawn(tell_forever(node, reliable=False), name="words on reachability")
+    telling.spawn(tell_reach_forever(node, reliable=False), name="words on reachability")
     try:
         yield node
     finally:
@@ -130,4 +160,43 @@ async def _remember_forever(arrival: FoundRun, home: Home) -> None:
             _log.debug("who is there: %s", error)
         except LocalError as error:  # there may be room the next time
             _log.warning("%s", error.line())
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(PEERS_LOOK_S)
+
+
+def reach_words(standing: ReachEstimate, relays: Sequence[str]) -> str:
+    """One line about `standing`, with the relays (peer ids) through which we are reached."""
+    tried = f"{standing.peers} peer{'s' if standing.peers != 1 else ''} tried"
+    match standing.reach:
+        case ReachKind.PUBLIC:
+            return f"others reach this machine at {standing.ip} port {standing.port} ({tried})"
+        case ReachKind.PRIVATE if relays:
+            names = ", ".join(short_id(relay) for relay in relays)
+            blocked = f"no connection from outside reaches this machine ({tried})"
+            return f"{blocked}; others reach it through the relay {names}"
+        case ReachKind.PRIVATE:
+            blocked = f"no connection from outside reaches this machine ({tried})"
+            return f"{blocked}, and there is no relay: it can only call others"
+        case _:
+            return "it is not known whether others can reach this machine: no peer could try"
+
+
+async def tell_reach_forever(node: Node, *, reliable: bool) -> None:
+    """Show the reachability once, and again after each change that lasts for two looks. Never returns.
+
+    A `reliable` peer shows nothing while it is unknown, and warns if others cannot connect.
+    """
+    told, before = "", ""
+    while True:
+        line = reach_words(node.reach_estimate, node.relays)
+        known = node.reach_estimate.reach is not ReachKind.UNKNOWN
+        if line not in (told, "") and (not told or line == before) and (known or not reliable):
+            told = line
+            if reliable and node.reach_estimate.reach is ReachKind.PRIVATE:
+                _log.warning(
+                    "%s; volunteers must be able to connect to this peer: forward its port in your router",
+                    line,
+                )
+            else:
+                say(line)
+        before = line
+        await asyncio.sleep(REACH_LOOK_S)

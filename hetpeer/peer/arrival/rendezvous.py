@@ -16,8 +16,8 @@ from hetpeer.bootstrap.run.durable_files import disk_errors
 from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.dht.identity.addresses import Address, is_far, parse_address
 from hetpeer.dht.node.node import Node, NodeConfig
-from hetpeer.peer.arrival.reach_text import tell_forever
-from hetpeer.peer.control.attended_daemon import attended
+from hetpeer.peer.arrival.find_run import tell_reach_forever
+from hetpeer.peer.control.owned_daemon import attended
 from hetpeer.peer.process.home import Home
 
 
@@ -45,7 +45,7 @@ async def serve_rendezvous(
         stack.push_async_callback(node.close)
         telling = TaskSet()
         stack.push_async_callback(telling.close)
-        telling.spawn(tell_forever(node, reliable=True), name="words on reachability")
+        telling.spawn(tell_reach_forever(node, reliable=True), name="words on reachability")
         daemon.does("serving")
         daemon.ready(node.addresses)
         announce(join_address(node))

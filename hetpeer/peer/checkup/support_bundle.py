@@ -21,7 +21,7 @@ from pathlib import Path
 from hetpeer.bootstrap.run.durable_files import disk_errors
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.checkup.findings import Finding, document
-from hetpeer.peer.logs.log_reader import LogReader
+from hetpeer.peer.process.log_files import LogReader
 
 MESSAGES = 2000
 """The last ones of the log."""

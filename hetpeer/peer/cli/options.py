@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO, TypeVar
 import typer
 
 from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError
-from hetpeer.peer.logs.log_formats import JsonFormatter, PlainFormatter
-from hetpeer.peer.process.console import show_from
+from hetpeer.peer.process.console import JsonFormatter, PlainFormatter, show_from
 
 if TYPE_CHECKING:
     from hetpeer.peer.arrival.invites import Destination

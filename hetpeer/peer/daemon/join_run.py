@@ -18,20 +18,18 @@ from hetpeer.averaging.effects import Stop
 from hetpeer.dht.base.errors import ExitCode
 from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.peer.control.control_server import serving
-from hetpeer.peer.control.owned_daemon import TICK_S
+from hetpeer.peer.control.owned_daemon import TICK_S, Notifier
 from hetpeer.peer.daemon.limits_in_force import LimitsInForce
 from hetpeer.peer.daemon.owner_wishes import DaemonState, VolunteerDaemon, Wish
 from hetpeer.peer.daemon.presence import JoinOptions, Presence, no_state, present
 from hetpeer.peer.daemon.volunteer_life import live
 from hetpeer.peer.daemon.volunteer_progress import figures_of
-from hetpeer.peer.limits.hold_reasons import explained, paused
-from hetpeer.peer.limits.holds import Reason
+from hetpeer.peer.limits.governor import Reason, explained, paused
 from hetpeer.peer.limits.sensors import Sensors
-from hetpeer.peer.logs.log_files import keeping_log
 from hetpeer.peer.process.console import say
 from hetpeer.peer.process.home import Home
 from hetpeer.peer.process.lifecycle import sweep_memory, unless
-from hetpeer.peer.process.systemd_notify import Notifier
+from hetpeer.peer.process.log_files import keeping_log
 from hetpeer.peer.training.self_advert import publish_forever, take_leave, workless_advert
 from hetpeer.stages.ipc.compute import WorkerDiedError
 

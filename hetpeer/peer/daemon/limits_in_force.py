@@ -20,13 +20,11 @@ from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus, 
 from hetpeer.peer.daemon.owner_wishes import VolunteerDaemon, Wish
 from hetpeer.peer.limits import monthly_traffic
 from hetpeer.peer.limits.amounts import rate
-from hetpeer.peer.limits.cpu_affinity import restrict
-from hetpeer.peer.limits.governor import Governor, Readings
-from hetpeer.peer.limits.holds import Reason
-from hetpeer.peer.limits.sensor_poll import SensorPoll
-from hetpeer.peer.limits.sensors import Sensors
+from hetpeer.peer.limits.governor import Governor, Readings, Reason
+from hetpeer.peer.limits.sensors import SensorPoll, Sensors
 from hetpeer.peer.limits.settings import DEFAULT, Settings, worded
 from hetpeer.peer.process.home import Home
+from hetpeer.peer.process.lifecycle import restrict_cores
 
 LOOK_S = 2.0
 SAVE_EVERY = 5
@@ -79,7 +77,7 @@ class LimitsInForce:
         """
         self._month = self._saved = monthly_traffic.load(self._home, _month())
         if self.settings.limits.cpu:
-            restrict(self.settings.limits.cpu)
+            restrict_cores(self.settings.limits.cpu)
         await self.look()
         tasks = TaskSet()
         tasks.spawn(self._look_forever(), name="limits")
@@ -151,7 +149,7 @@ class LimitsInForce:
         self.sources[key] = BY_COMMAND
         _log.info("%s is now %r", key, value)
         if self.settings.limits.cpu != before.limits.cpu:
-            restrict(self.settings.limits.cpu)
+            restrict_cores(self.settings.limits.cpu)
         self._set_rates()
         if self.settings.needs_new_worker(before) and self._daemon.wish is Wish.WORK:
             self._daemon.hold(Reason.SETTINGS, RENEWAL_S)

@@ -14,10 +14,9 @@ from collections.abc import Callable, Sequence
 from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.peer.control import owned_daemon
 from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus, VolunteerStatus
-from hetpeer.peer.control.owned_daemon import Does, OwnedDaemon
-from hetpeer.peer.limits.holds import Holds, Reason
+from hetpeer.peer.control.owned_daemon import Does, Notifier, OwnedDaemon
+from hetpeer.peer.limits.governor import Holds, Reason
 from hetpeer.peer.process.console import say
-from hetpeer.peer.process.systemd_notify import Notifier
 
 
 class Wish(enum.Enum):

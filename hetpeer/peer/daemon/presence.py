@@ -27,14 +27,13 @@ from hetpeer.peer.arrival.known_runs import known_run
 from hetpeer.peer.arrival.lan_notices import chosen
 from hetpeer.peer.daemon.volunteer_progress import VolunteerProgress
 from hetpeer.peer.limits.amounts import size
-from hetpeer.peer.limits.settings import Settings
-from hetpeer.peer.limits.suspend_detection import watch_forever
+from hetpeer.peer.limits.settings import Settings, Where
 from hetpeer.peer.preparation.disk_room import Room
 from hetpeer.peer.preparation.state_fetcher import RunFiles
 from hetpeer.peer.process.console import say
 from hetpeer.peer.process.home import Home
+from hetpeer.peer.process.lifecycle import watch_sleep
 from hetpeer.peer.process.span_trace import Trace
-from hetpeer.peer.process.web_address import Where
 from hetpeer.peer.training.evidence_log import EvidenceLog
 from hetpeer.peer.training.volunteer import Volunteer
 
@@ -98,7 +97,7 @@ class Presence:
             await self.node.renew()
             after()
 
-        await watch_forever(SystemClock(), woken)
+        await watch_sleep(SystemClock(), woken)
 
 
 async def present(

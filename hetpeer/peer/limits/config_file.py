@@ -22,10 +22,10 @@ from hetpeer.peer.limits.settings import (
     merged,
     of_environment,
     of_file,
+    parse_where,
     wrong_setting,
 )
 from hetpeer.peer.process.home import state_home
-from hetpeer.peer.process.web_address import parse_where
 
 NAME = "config.toml"
 

@@ -1,26 +1,31 @@
 """Sensors of the machine: battery, idle time, temperatures, other programs on the GPUs.
 
-Blocking, and never raises: an unknown value is None. Each program gets ASK_S; drivers and kernel may take
-longer (sensor_poll.py).
+`Sensors` blocks and never raises: an unknown value is None. Each program gets ASK_S; a driver, a kernel file
+or an X server may hang longer, and `SensorPoll` never waits for one that does.
 """
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import logging
+import os
 import re
 import subprocess
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 import psutil
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.runtime import aside
 from hetpeer.peer.limits.governor import Readings
 from hetpeer.peer.limits.nvml import GpuWatch, gpus
 from hetpeer.peer.limits.settings import WORKER, Settings
-from hetpeer.peer.limits.x11_idle import x_idle_s
 
 SUPPLIES = Path("/sys/class/power_supply")
 ASK_S = 2.0
@@ -32,8 +37,59 @@ LOGIND = ("busctl", "call", "org.freedesktop.login1", "/org/freedesktop/login1")
 _PROPERTIES = ("org.freedesktop.DBus.Properties", "Get", "ss", "org.freedesktop.login1.Manager")
 PROCESSOR = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
 """Names of chips whose temperatures are the processor's."""
+PATIENCE_S = 5.0
+"""Seconds to wait: longer than all programs together, each of which has its own limit (sensors.py)."""
 
 _log = logging.getLogger(__name__)
+
+
+class _Info(ctypes.Structure):
+    """XScreenSaverInfo of X11/extensions/scrnsaver.h."""
+
+    _fields_ = (
+        ("window", ctypes.c_ulong),
+        ("state", ctypes.c_int),
+        ("kind", ctypes.c_int),
+        ("til_or_since", ctypes.c_ulong),
+        ("idle", ctypes.c_ulong),
+        ("event_mask", ctypes.c_ulong),
+    )
+
+
+_OnError = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+_OnExit = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+# A server that goes away while it is asked would have Xlib end the process. As long as the process lives it
+# may call these.
+_on_error = _OnError(lambda _display: 0)
+_on_exit = _OnExit(lambda _display, _data: None)
+
+
+def x_idle_s() -> float | None:
+    """Seconds since the last input at the X server of `DISPLAY`; None without one, or if it is Wayland's."""
+    if not os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        return None  # XWayland sees what its own windows get, and no more
+    try:
+        x11, xss = ctypes.CDLL("libX11.so.6"), ctypes.CDLL("libXss.so.1")
+    except OSError:
+        return None
+    x11.XOpenDisplay.restype = ctypes.c_void_p
+    x11.XDefaultRootWindow.restype = ctypes.c_ulong
+    x11.XDefaultRootWindow.argtypes = x11.XCloseDisplay.argtypes = (ctypes.c_void_p,)
+    if not hasattr(x11, "XSetIOErrorExitHandler"):
+        return None  # before 1.7 nothing keeps it from ending the process
+    x11.XSetIOErrorExitHandler.argtypes = (ctypes.c_void_p, _OnExit, ctypes.c_void_p)
+    xss.XScreenSaverQueryInfo.argtypes = (ctypes.c_void_p, ctypes.c_ulong, ctypes.POINTER(_Info))
+    display = x11.XOpenDisplay(None)
+    if not display:
+        return None
+    x11.XSetIOErrorHandler(_on_error)
+    x11.XSetIOErrorExitHandler(display, _on_exit, None)
+    try:
+        info = _Info()
+        known = xss.XScreenSaverQueryInfo(display, x11.XDefaultRootWindow(display), ctypes.byref(info))
+        return info.idle / 1000 if known else None
+    finally:
+        x11.XCloseDisplay(display)
 
 
 class Sensors:
@@ -197,3 +253,33 @@ def _is_ours(pid: int) -> bool:
         return True
     except psutil.AccessDenied:
         return False
+
+
+class SensorPoll:
+    """Readings of `sensors`. Only one is in progress at a time, so a hanging sensor costs one thread, not
+    ever more.
+    """
+
+    def __init__(self, sensors: Sensors) -> None:
+        self._sensors = sensors
+        self._under_way: asyncio.Future[Readings] | None = None
+        self._last: Readings | None = None
+        self._silent = False
+
+    async def look(self, settings: Settings, month_bytes: float) -> Readings:
+        """Readings within PATIENCE_S; if a sensor hangs, the last ones with the present minute and
+        `month_bytes`.
+        """
+        asked = self._under_way or aside(partial(self._sensors.read, settings), name="sensors")
+        self._under_way = asked
+        await asyncio.wait([asked], timeout=0.0 if self._silent else PATIENCE_S)
+        if asked.done():
+            self._under_way, self._last = None, asked.result()
+            if self._silent:
+                _log.warning("the sensors answer again")
+            self._silent = False
+        elif not self._silent:
+            self._silent = True
+            _log.warning("the sensors have not answered for %.0f s: their last values are used", PATIENCE_S)
+        minute = minute_of_day()
+        return replace(self._last or Readings(minute=minute), minute=minute, month_bytes=month_bytes)

@@ -1,6 +1,7 @@
 """A volunteer's settings (docs/limits.md), and their merging from several sources. Pure.
 
-Amounts stay the texts that people typed; `peer/limits/amounts` reads them.
+Amounts stay the texts that people typed; `peer/limits/amounts` reads them. `parse_where` reads the
+address of the web server, without loading it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,12 @@ PREFIX = "HETPEER_"
 SHORT = {"HETPEER_DASHBOARD": "dashboard.listen"}
 DEFAULT = "default"
 """Source of a setting that nobody has set."""
+WORKER = "hetpeer.averaging.worker_main"
+"""The program that computes for a daemon."""
+WITH_WORKER = ("node.name", "compute.device", "limits.nice", "limits.ram", "limits.gpu_memory", "limits.disk")
+AT_START = ("network.host", "network.port", "network.direct_port", "network.lan", "dashboard.listen")
+LOOPBACK, DASHBOARD_PORT = "127.0.0.1", 8787
+DASHBOARD_OFF = "off"
 
 
 def _read_by(reader: Callable[[str], object]) -> AfterValidator:
@@ -131,10 +138,6 @@ class Settings(_Section):
         return merged([now, SettingsLayer(source, {key: value})]).settings
 
 
-WORKER = "hetpeer.averaging.worker_main"
-"""The program that computes for a daemon."""
-WITH_WORKER = ("node.name", "compute.device", "limits.nice", "limits.ram", "limits.gpu_memory", "limits.disk")
-AT_START = ("network.host", "network.port", "network.direct_port", "network.lan", "dashboard.listen")
 KEYS = tuple(Settings().flat())
 
 
@@ -234,3 +237,54 @@ def _unknown(dotted: str, source: str) -> LocalError:
 def _near(dotted: str, alike: float = 0.8) -> str | None:
     """The key that is meant, if one is."""
     return next(iter(difflib.get_close_matches(dotted, KEYS, 1, alike)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """`port` 0: a free one."""
+
+    host: str
+    port: int
+    or_any: bool = False
+    """Whether a free port will do where that one is taken."""
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine gets there."""
+        return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+
+
+def parse_where(text: str) -> Where | None:
+    """The address in `[HOST:]PORT`; the default for an empty text, None for `off`. Raises `LocalError`
+    HP-WEB-002.
+    """
+    if text == DASHBOARD_OFF:
+        return None
+    if not text:
+        return Where(LOOPBACK, DASHBOARD_PORT, or_any=True)
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") or LOOPBACK
+    if not (port.isascii() and port.isdecimal() and int(port) < 1 << 16) or not _is_address(host):
+        raise no_dashboard_place(text)
+    return Where(host, int(port))
+
+
+def no_dashboard_place(text: str) -> LocalError:
+    """HP-WEB-002: no dashboard can be served at `text`."""
+    return LocalError(
+        "HP-WEB-002",
+        f"{text[:80]!r} is not a place for a dashboard",
+        why="it must be a port, or an address of this machine and a port",
+        fix="--dashboard 8787 or --dashboard 0.0.0.0:8787; --dashboard off for none",
+        exit_code=ExitCode.USAGE,
+    )
+
+
+def _is_address(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

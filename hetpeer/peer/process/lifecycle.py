@@ -1,9 +1,12 @@
-"""A daemon's life: one loop, three signals, an orderly end.
+"""A daemon's life: one loop, three signals, an orderly end; its memory, files and cores; a sleep.
 
 The first SIGINT or SIGTERM asks the daemon to leave; what it then does is bounded in time. The second one
 ends the process at once, which is always safe (docs/protocol.md). SIGHUP asks as well, and is never the
 second one: kernel, shell and systemd send it one after the other, or right behind a SIGTERM. A process that
 ignored SIGHUP at its start (nohup) keeps ignoring it.
+
+Streams do not notice a suspended machine, because all their time-outs count running time (docs/daemon.md).
+`watch_sleep` compares the clock of running time with the one that runs on during a suspend.
 """
 
 from __future__ import annotations
@@ -12,14 +15,20 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import logging
 import os
 import resource
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
+
+import psutil
 
 from hetpeer.dht.base import failpoints
 from hetpeer.dht.base.errors import ExitCode
+from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.peer.process.console import say
 
 T = TypeVar("T")
@@ -28,14 +37,19 @@ MANY_FILES = 1 << 16
 """Open files and connections that a daemon asks the system for: the usual 1,024 are for programs that
 `select`.
 """
-
-
 GENERATIONS = (700, 4, 4)
 """Thresholds of the three generations of the garbage collector: the oldest is collected every 17,500 objects
 at the latest.
 """
 _M_ARENA_MAX = -8
 """Parameter of mallopt(3)."""
+SLEEP_LOOK_S = 1.0
+SLEPT_S = 10.0
+"""Seconds after which other peers have given us up: a volunteer's lease."""
+ALLOWED_CORES = frozenset(os.sched_getaffinity(0))
+"""Cores that this process had at its start."""
+
+_log = logging.getLogger(__name__)
 
 
 def use_one_heap() -> None:
@@ -124,3 +138,50 @@ async def unless(happens: Coroutine[Any, Any, object], work: Coroutine[Any, Any,
         task.cancel()  # no effect when done
         await asyncio.wait({task})
     return None if task.cancelled() else task.result()
+
+
+class Sleep:
+    """Pure. Both clocks in seconds, as they were when it began."""
+
+    def __init__(self, monotonic: float, boottime: float) -> None:
+        self._ahead = boottime - monotonic
+
+    def look(self, monotonic: float, boottime: float) -> float:
+        """Seconds for which the machine has slept since the last look."""
+        before, self._ahead = self._ahead, boottime - monotonic
+        return max(0.0, self._ahead - before)
+
+
+async def watch_sleep(clock: SystemClock, woken: Callable[[], Awaitable[None]]) -> None:
+    """Call `woken` after each sleep of SLEPT_S or more. Raises what that raises."""
+    sleep = Sleep(clock.monotonic(), clock.boottime())
+    while True:
+        await asyncio.sleep(SLEEP_LOOK_S)
+        slept_s = sleep.look(clock.monotonic(), clock.boottime())
+        if slept_s >= SLEPT_S:
+            _log.warning("this machine slept for %.0f s: joining again as a new volunteer", slept_s)
+            await woken()
+
+
+def chosen_cores(count: int, allowed: frozenset[int] = ALLOWED_CORES) -> frozenset[int]:
+    """`count` of the cores, all for 0. The last ones: interrupts mostly go to the first. Pure."""
+    return frozenset(sorted(allowed)[-count:]) if count else allowed
+
+
+def restrict_cores(count: int) -> None:
+    """Have this process and all of its children, with every thread of them, use so many cores; 0: all."""
+    cores = chosen_cores(count)
+    done: set[int] = set()
+    while new := set(_threads()) - done:  # a thread that was just made may have come from one not yet done
+        for thread in new:
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(thread, cores)
+        done |= new
+
+
+def _threads() -> Iterator[int]:
+    """All threads of this process and its children."""
+    me = psutil.Process()
+    for process in (me, *me.children(recursive=True)):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            yield from (int(thread.name) for thread in Path(f"/proc/{process.pid}/task").iterdir())

@@ -33,13 +33,13 @@ from hetpeer.dht.identity.addresses import Address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.p2pd.listener import CONTROL as CONTROL_BUDGET
+from hetpeer.peer.arrival.find_run import tell_reach_forever
 from hetpeer.peer.arrival.invite_file import Inviting
 from hetpeer.peer.arrival.invites import Invite
-from hetpeer.peer.arrival.reach_text import tell_forever
 from hetpeer.peer.arrival.rendezvous import join_address, near_address, open_config
-from hetpeer.peer.control.attended_daemon import AttendedDaemon, attended
+from hetpeer.peer.control.owned_daemon import AttendedDaemon, attended
+from hetpeer.peer.limits.settings import Where
 from hetpeer.peer.process.lifecycle import freeze_memory
-from hetpeer.peer.process.web_address import Where
 from hetpeer.peer.reliable.checkpoint_catch_up import CheckpointCatchUp
 from hetpeer.peer.reliable.plan_proposer import PlanProposer
 from hetpeer.peer.reliable.reliable_advert import notable_of_reliable, reliable_advert
@@ -283,7 +283,7 @@ async def _take_part(
             )
         ),
         asyncio.ensure_future(ReliableProgress(peer.replica, lambda: peer.service).show_forever()),
-        asyncio.ensure_future(tell_forever(node, reliable=True)),
+        asyncio.ensure_future(tell_reach_forever(node, reliable=True)),
     ]
     if not options.keep_places:
         beside.append(

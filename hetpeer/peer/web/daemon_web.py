@@ -13,10 +13,10 @@ from starlette.routing import BaseRoute
 from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.dht.discovery import Roster, TaskBoard
 from hetpeer.peer.control.control_messages import ControlRequest
+from hetpeer.peer.control.owned_daemon import is_service
 from hetpeer.peer.daemon.owner_wishes import DaemonState
+from hetpeer.peer.limits.settings import Where
 from hetpeer.peer.process.console import say
-from hetpeer.peer.process.systemd_notify import is_service
-from hetpeer.peer.process.web_address import Where
 from hetpeer.peer.watching.log_status import FromLog
 from hetpeer.peer.watching.status_reader import Onlooker
 from hetpeer.peer.web.access_token import FILE, token_of
@@ -40,8 +40,7 @@ from hetpeer.peer.web.web_app import application
 if TYPE_CHECKING:
     from hetpeer.bootstrap.run.run_directory import RunDirectory
     from hetpeer.dht.node.node import Node
-    from hetpeer.peer.control.attended_daemon import AttendedDaemon
-    from hetpeer.peer.control.owned_daemon import OwnedDaemon
+    from hetpeer.peer.control.owned_daemon import AttendedDaemon, OwnedDaemon
     from hetpeer.peer.daemon.limits_in_force import LimitsInForce
     from hetpeer.peer.daemon.owner_wishes import VolunteerDaemon
     from hetpeer.peer.daemon.presence import Presence

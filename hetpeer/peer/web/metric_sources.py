@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric
 
 from hetpeer.bootstrap.state.effects import CoordinatorState
 from hetpeer.peer.limits.amounts import rate, volume
-from hetpeer.peer.limits.holds import Reason
+from hetpeer.peer.limits.governor import Reason
 from hetpeer.peer.watching.metric_families import (
     DaemonFigures,
     LimitFigures,

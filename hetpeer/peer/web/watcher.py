@@ -6,8 +6,8 @@ import asyncio
 
 from hetpeer.bootstrap.run.durable_files import temporary_folder
 from hetpeer.peer.arrival.invites import Destination
+from hetpeer.peer.limits.settings import Where
 from hetpeer.peer.process.lifecycle import unless
-from hetpeer.peer.process.web_address import Where
 from hetpeer.peer.watching.status_reader import observing
 
 

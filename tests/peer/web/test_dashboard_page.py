@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-from hetpeer.peer.process.web_address import Where
+from hetpeer.peer.limits.settings import Where
 from hetpeer.peer.web import view_feed
 from hetpeer.peer.web.dashboard_page import page_routes
 from hetpeer.peer.web.http_server import served

@@ -87,7 +87,7 @@ def bootstrap(
     if lan:
         need_lan()
     from hetpeer.bootstrap.run.run_directory import RunDirectory
-    from hetpeer.peer.process.web_address import parse_where
+    from hetpeer.peer.limits.settings import parse_where
     from hetpeer.peer.reliable.reliable_peer import BootstrapOptions, serve_run
     from hetpeer.peer.reliable.run_mirror import mirror
 

@@ -28,8 +28,8 @@ def dashboard(
     Without a volunteer, or with an INVITE, --bootstrap or --dashboard: serve a page that shows a run's swarm
     until Ctrl-C, without taking part.
     """
+    from hetpeer.peer.limits.settings import no_dashboard_place, parse_where
     from hetpeer.peer.process.lifecycle import run_daemon
-    from hetpeer.peer.process.web_address import nowhere, parse_where
     from hetpeer.peer.web.watcher import watch
 
     source = context.get_parameter_source("dashboard")  # the environment's is of the volunteer's own page
@@ -41,6 +41,6 @@ def dashboard(
         return
     where = parse_where(dashboard)
     if where is None:
-        raise nowhere(dashboard)
+        raise no_dashboard_place(dashboard)
     goal = asked(named, home)
     run_daemon(lambda leaving: watch(goal, where, leaving))

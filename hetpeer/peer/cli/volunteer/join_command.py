@@ -205,9 +205,9 @@ def join(
     from hetpeer.peer.daemon.join_run import join as take_part
     from hetpeer.peer.daemon.presence import JoinOptions
     from hetpeer.peer.limits.config_file import effective
+    from hetpeer.peer.limits.settings import parse_where
     from hetpeer.peer.process.console import tell
     from hetpeer.peer.process.lifecycle import run_daemon
-    from hetpeer.peer.process.web_address import parse_where
 
     given = {
         "network.host": host,

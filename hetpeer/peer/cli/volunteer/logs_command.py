@@ -13,7 +13,7 @@ from hetpeer.peer.cli.options import HomeOption, plain
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hetpeer.peer.logs.log_reader import LogLine
+    from hetpeer.peer.process.log_files import LogLine
 
 LOOK_S = 0.3
 
@@ -37,8 +37,8 @@ def logs(
     """
     from contextlib import closing
 
-    from hetpeer.peer.logs.log_reader import LogReader
     from hetpeer.peer.process.home import default_home
+    from hetpeer.peer.process.log_files import LogReader
 
     with closing(LogReader(home or default_home())) as reader:
         _show(reader.last(count), as_json)

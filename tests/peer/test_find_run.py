@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetpeer.dht.identity.addresses import Address, at_socket
-from hetpeer.peer.arrival.dial_rounds import LONGEST_PAUSE_S, ROUNDS, Round, rounds
+from hetpeer.peer.arrival.find_run import LONGEST_PAUSE_S, ROUNDS, Round, rounds
 
 PEER = "QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC"
 A, B, C = (at_socket("127.0.0.1", port, PEER) for port in (1, 2, 3))

@@ -1,23 +1,87 @@
-"""Reading a daemon's log while it may be written, also across its files; the daemon need not run."""
+"""The log of a daemon, `daemon.log` in its folder: written, rotated, and read again."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
+import sys
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import TextIOWrapper
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import IO, Self
 
-from hetpeer.dht.base.errors import ExitCode, LocalError, escaped
-from hetpeer.peer.logs import log_formats
-from hetpeer.peer.logs.log_files import FILE, OLDER
+from hetpeer.bootstrap.run.durable_files import disk_errors
+from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError, escaped
+from hetpeer.peer.process import console
+from hetpeer.peer.process.console import SAID, JsonFormatter
 
+FILE = "daemon.log"
+MAX_BYTES = 2 << 20
+"""Size limit of one file; about a day of a volunteer at work."""
+OLDER = 3
+"""Files that are kept beside the newest: `daemon.log.1` is the last one before it."""
 MAX_LINE = 1 << 20
 """Bytes; no line of ours is longer."""
 MAX_TIME = 1e11
 """Seconds since 1970 that any calendar has."""
+
+
+@contextmanager
+def keeping_log(home: Path) -> Iterator[None]:
+    """Write this process's log, and the error that ends it, into the existing folder `home`. One process at a
+    time.
+
+    Raises `LocalError` HP-DISK-001, HP-DISK-002. A disk that fills up later ends the log, not the daemon.
+    """
+    with disk_errors(home / FILE):
+        handler = _RotatingLog(home / FILE)
+    ours = logging.getLogger("hetpeer")
+    before = ours.level
+    ours.setLevel(min(ours.getEffectiveLevel(), logging.INFO))
+    listening = (logging.getLogger(), SAID)
+    for logger in listening:
+        logger.addHandler(handler)
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, HetpeerError):
+            SAID.error(error.line())
+        else:
+            SAID.exception("ended by what it did not expect")
+        raise
+    finally:
+        for logger in listening:
+            logger.removeHandler(handler)
+        ours.setLevel(before)
+        with suppress(OSError):  # what could not be written cannot be written now
+            handler.close()
+
+
+class _RotatingLog(RotatingFileHandler):
+    """A log file of bounded size with mode 0600."""
+
+    def __init__(self, path: Path) -> None:
+        self._failed = False
+        super().__init__(path, maxBytes=MAX_BYTES, backupCount=OLDER, encoding="utf-8")
+        self.setFormatter(JsonFormatter())
+
+    def _open(self) -> TextIOWrapper:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(self.baseFilename, flags, 0o600)
+        os.fchmod(descriptor, 0o600)
+        return os.fdopen(descriptor, "a", encoding="utf-8")
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802 - logging's names
+        """Report the first failed write only."""
+        if not self._failed:
+            self._failed = True
+            reason = sys.exception()
+            print(f"the log {self.baseFilename} is not whole: {reason}", file=sys.stderr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +107,7 @@ class LogLine:
 
     def lines(self, *, colours: bool) -> Iterator[str]:
         """Lines for people: `2026-11-25 12:04:11 warning what happened`, with the traceback below."""
-        yield log_formats.line(
+        yield console.log_line(
             self.time, self.level, self.event, pattern="%Y-%m-%d %H:%M:%S", colours=colours
         )
         yield from (f"    {escaped(line)}" for line in self.traceback.splitlines())

@@ -10,7 +10,6 @@ import pytest
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.peer.cli.swarm.status_text import Here, own_lines
-from hetpeer.peer.control.attended_daemon import AttendedDaemon, attended
 from hetpeer.peer.control.control_client import ask
 from hetpeer.peer.control.control_messages import (
     ControlRequest,
@@ -19,8 +18,8 @@ from hetpeer.peer.control.control_messages import (
     ReliableStatus,
     decode_answer,
 )
-from hetpeer.peer.logs.log_reader import LogReader
-from hetpeer.peer.process.systemd_notify import Notifier
+from hetpeer.peer.control.owned_daemon import AttendedDaemon, Notifier, attended
+from hetpeer.peer.process.log_files import LogReader
 from hetpeer.peer.reliable.reliable_status import doing
 
 ONE, OTHER, THIRD = (f"Qm{'x' * 38}{name}" for name in ("ONE111", "TWO222", "THREE3"))

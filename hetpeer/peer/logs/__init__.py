@@ -1,1 +1,0 @@
-"""The log of a daemon: files in its home, written and read (docs/machine.md)."""
