@@ -36,11 +36,17 @@ PATIENCE_S = 8.0
 
 
 class Faults:
-    """Injects `count` faults into `swarm`, some of them at once, from its first seconds on."""
+    """Injects `count` faults into `swarm`, some of them at once, from its first seconds on.
 
-    def __init__(self, swarm: CheckedSwarm, count: int, moments: Sequence[str] = MOMENTS) -> None:
+    `failing`: share of the faults that are failing work (besides those that are so by chance).
+    """
+
+    def __init__(
+        self, swarm: CheckedSwarm, count: int, moments: Sequence[str] = MOMENTS, failing: float = 0.0
+    ) -> None:
         self._swarm = swarm
         self._moments = moments
+        self._failing = failing
         self._random = swarm.world.random
         self._wholesome = list(range(2 * swarm.config.microbatches))
         """Work that has not been made to fail yet (conduct.py): at most one forward and one backward of an
@@ -84,6 +90,9 @@ class Faults:
             return
         swarm.faults += 1
         alive = [v for v in swarm.volunteers.values() if v.alive]
+        if alive and self._failing and random.random() < self._failing:
+            self._poison(random.choice(alive))
+            return
         if not alive or random.random() < 0.2:
             self._strike_coordinator()
             return

@@ -60,11 +60,19 @@ TIES = (Tie(uses=((0, 10, 60), (BLOCKS - 1, 40, 90))),)
 
 
 def simulate(
-    seed: int, coverage: Coverage, *, faults: int = FAULTS, config: HistoryConfig | None = None
+    seed: int,
+    coverage: Coverage,
+    *,
+    faults: int = FAULTS,
+    failing: float = 0.0,
+    config: HistoryConfig | None = None,
 ) -> HistoryOutcome:
-    """One history with the symbolic model; a violation is not raised, it is in the outcome."""
+    """One history with the symbolic model; a violation is not raised, it is in the outcome.
+
+    `failing`: share of the faults that are failing work, besides those that are so by chance.
+    """
     swarm = CheckedSwarm(seed, config or shape(seed), Symbols(BLOCKS), coverage)
-    Faults(swarm, faults)
+    Faults(swarm, faults, failing=failing)
     if swarm.config.arranged_s:
         Arrangements(swarm, seed, swarm.config.arranged_s)
     violation: str | None = None

@@ -64,7 +64,7 @@ def test_what_every_pipeline_fails_ends_the_run():
         grouped(6, {f"v{number}": "fails" for number in range(6)})
 
 
-def inflating(volunteers, seed):
+def inflating(volunteers, seed, limit_s=900.0):
     """A run in which `v1` holds its blocks alone and says that their norm is huge."""
     config = HistoryConfig(
         volunteers=volunteers,
@@ -74,7 +74,7 @@ def inflating(volunteers, seed):
         lies={"v1": "inflates"},
         seats=TWO_STAGES,
     )
-    return history(config, seed, limit_s=1800.0)  # where nobody can replace it there are many roll-backs
+    return history(config, seed, limit_s=limit_s)
 
 
 @pytest.mark.parametrize("seed", mostly_proof(range(3), [0]))
@@ -87,7 +87,8 @@ def test_a_sole_holder_that_makes_nothing_of_everybodys_update_is_replaced(seed)
 
 
 def test_where_nobody_can_be_spared_its_word_is_taken_and_the_log_names_it():
-    swarm = inflating(2, seed=0)
+    # Each of its 11 to 17 roll-backs costs a minute: of 60 seeds the quickest takes 882 s, the slowest 1,179.
+    swarm = inflating(2, seed=0, limit_s=1200.0)
     named = {block for record in said(swarm, "commit") for block in record.get("outliers", ())}
     assert named <= {2, 3}
     assert named

@@ -1,5 +1,6 @@
 """Bugs that are put in on purpose are found, so that finding none means something."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from tests.amounts import mostly_proof
 from tests.simulation.coverage import Coverage
-from tests.simulation.histories import simulate
+from tests.simulation.histories import shape, simulate
 from tests.simulation.mutants import MUTANTS
 
 QUICK = {
@@ -18,7 +19,7 @@ QUICK = {
     "tied_apart": 20,
     "overlaps_count": 120,
     "dead_still_count": 60,
-    "seal_early": 120,
+    "seal_early": 30,
     "old_votes": 120,
     "announce_first": 20,
     "stale_joiner": 20,
@@ -26,17 +27,34 @@ QUICK = {
 """Mutant → histories within which three are to be violations; docs/protocol.md has the whole table."""
 
 
-@pytest.mark.parametrize("name", mostly_proof(QUICK, QUICK.keys() - {"seal_early", "overlaps_count"}))
+def history(name, seed):
+    """The history `seed` in which the mutant `name` is to be caught.
+
+    `seal_early` does harm only if a backward fails that has filled its slot. Of ordinary histories one in 27
+    has that (18 of 480), so where the third one comes is chance. Here half of the faults are failing work,
+    and one microbatch fills a slot: one history in three has it.
+    """
+    if name != "seal_early":
+        return simulate(seed, Coverage(), faults=12)
+    config = dataclasses.replace(shape(seed), slot_capacity=1)
+    return simulate(seed, Coverage(), faults=12, failing=0.5, config=config)
+
+
+@pytest.mark.parametrize("name", mostly_proof(QUICK, QUICK.keys() - {"overlaps_count"}))
 def test_a_seeded_bug_is_caught_three_times(name):
     caught = []
     for seed in range(QUICK[name]):
         with MUTANTS[name]():
-            outcome = simulate(seed, Coverage(), faults=12)
+            outcome = history(name, seed)
         if outcome.violation is not None:
             caught.append(seed)
             if len(caught) == 3:
                 return
     pytest.fail(f"{name}: caught by {caught} only")
+
+
+def test_without_the_bug_these_histories_keep_every_invariant():
+    assert [history("seal_early", seed).violation for seed in range(10)] == [None] * 10
 
 
 def test_a_mutant_leaves_nothing_behind():
