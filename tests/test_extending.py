@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from hetpeer.averaging.optim.update_rules import UPDATE_RULES, rule_of, rule_set
 from hetpeer.bootstrap.admission.admission import Admission, Admitted
 from hetpeer.bootstrap.run.admission_policies import ADMISSION_POLICIES
 from hetpeer.bootstrap.run.settings import AdmissionSettings, LinkSettings, TrainingSettings
+from hetpeer.bootstrap.state.placement_policies import PLACEMENT_POLICIES
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.stages.graph.block_wire import pack_block
 from hetpeer.stages.graph.operators import FAMILIES
@@ -28,6 +31,8 @@ from hetpeer.stages.tracing.trace import trace
 from hetpeer.stages.worker.bundle_codec import Decoder, Encoder
 from hetpeer.stages.worker.device_copy import Copier
 from hetpeer.stages.worker.tensor_staging import Staging
+from tests.bootstrap.test_placement import AsEver, asks, chosen, newcomer, steps_of, swarm
+from tests.simulation.config import HistoryConfig
 from tests.stages.split_run import assert_same_step, eager_step, split_step
 from tests.stages.test_bundle_codec import LAYOUT, Coders, bundle, decode, encode, view
 
@@ -55,6 +60,7 @@ def rows(page: str) -> set[str]:
         ("links.md", codec_names()),
         ("graph.md", FAMILIES),
         ("admission.md", ADMISSION_POLICIES),
+        ("planning.md", PLACEMENT_POLICIES),
     ],
 )
 def test_every_registered_name_has_its_row(page, registry):
@@ -183,3 +189,20 @@ def test_admission_policy(monkeypatch):
 def test_an_unknown_admission_policy_names_the_known_ones():
     with pytest.raises(ValueError, match="unknown admission policy 'all'; known: open, invited, listed"):
         AdmissionSettings(policy="all")
+
+
+class StrongToHeavyHistory(HistoryConfig):
+    """A history in which the coordinator ranks places by the example's policy."""
+
+    def coordinator(self, numerics):
+        return replace(super().coordinator(numerics), placement="strong-to-heavy")
+
+
+def test_placement_policy(monkeypatch):
+    """A newcomer goes where it says, and a simulated swarm trains with it."""
+    policy = example("placement")["StrongToHeavy"]()
+    monkeypatch.setitem(PLACEMENT_POLICIES, "strong-to-heavy", policy)
+    work = asks([1, 4, 2])
+    book = swarm(work, (0, 2.0, {}), (1, 2.0, {}), (2, 2.0, {}))
+    assert [chosen(book, newcomer(tflops), work, "strong-to-heavy") for tflops in (1.0, 8.0)] == [0, 1]
+    assert median(steps_of(StrongToHeavyHistory)) < 0.8 * median(steps_of(AsEver))

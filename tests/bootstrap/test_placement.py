@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.position import choose_place
 from hetpeer.bootstrap.state.membership import BlockDemand, Membership
-from hetpeer.bootstrap.state.placement import MOST, ranked
+from hetpeer.bootstrap.state.placement_policies import ranked
+from hetpeer.bootstrap.state.step_time_placement import MOST
 from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.peer.simulate.network.sim_uplinks import SimHardware
 from hetpeer.peer.simulate.sim_numerics import Counting
@@ -67,9 +68,16 @@ def newcomer(tflops=1.0, **facts):
     return VolunteerState("zoe", 1, 0.0, flops_per_second=TERA * tflops, **facts)
 
 
-def chosen(book, who, work):
+def chosen(book, who, work, policy="step-time"):
     """The block that `who` chooses."""
-    return choose_place(ranked(book, who, work), who.memory_bytes or sys.maxsize).begin
+    return choose_place(ranked(book, who, work, policy), who.memory_bytes or sys.maxsize).begin
+
+
+def test_by_holders_alone_all_places_are_alike():
+    work = asks([1, 1, 1])
+    book = swarm(work, (0, 1.0, {}), (1, 0.2, {}), (2, 1.0, {}))
+    assert {place.rank for place in ranked(book, newcomer(), work, "holders")} == {0}
+    assert ranked(book, newcomer(), None) == book.places()
 
 
 def test_of_missing_blocks_a_fast_machine_takes_the_heavy_ones_and_a_slow_one_the_light():

@@ -2,7 +2,7 @@
 
 Pure. A volunteer chooses itself, from the places that the coordinator offers. Only open places that fit its
 memory count. The criteria, in this order: blocks without a holder, since nothing runs without them; places
-with which a step is shortest, as far as the coordinator knows (bootstrap/state/placement.py); blocks with the
+that serve the run best by the coordinator's policy (bootstrap/state/placement_policy.py); blocks with the
 fewest holders; blocks whose holders have left most often, which it can take over without a download (a backup
 of the least reliable holder: Ravnest, 3.5.2); the largest place, so that strong machines leave small ones to
 others; the first cluster, so that clusters fill up.

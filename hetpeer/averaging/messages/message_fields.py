@@ -191,7 +191,7 @@ class Place(Schema):
     """How often those volunteers have left before, in all; the maximum over such blocks."""
     rank: Count = 0
     """0: the run is served best if the receiver takes this place, or nothing is known; 1: another place
-    serves it better (bootstrap/state/placement.py).
+    serves it better (bootstrap/state/placement_policy.py).
     """
     open: bool
 

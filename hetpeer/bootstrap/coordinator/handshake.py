@@ -9,7 +9,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.commits import last_message
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Disconnect, Effect, Send
-from hetpeer.bootstrap.state.placement import ranked
+from hetpeer.bootstrap.state.placement_policies import ranked
 from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 
 
@@ -73,4 +73,5 @@ class Handshake:
 
         Of several volunteers that want one place the first gets it; offers to the others are ranked anew.
         """
-        return ranked(self._context.members, volunteer, self._context.config.asks)
+        config = self._context.config
+        return ranked(self._context.members, volunteer, config.asks, config.placement)

@@ -11,6 +11,7 @@ from hetpeer.bootstrap.log.volunteer_log_files import VolunteerLogs
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.service.core_interface import Core, new_core
 from hetpeer.bootstrap.state.core_config import coordinator_config
+from hetpeer.bootstrap.state.placement_policies import DEFAULT
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +24,17 @@ class LeaderStart:
 
     @classmethod
     def of(
-        cls, run: RunDirectory, records: Sequence[Record], now: float, *, ranks: bool = True
+        cls, run: RunDirectory, records: Sequence[Record], now: float, *, placement: str | None = DEFAULT
     ) -> LeaderStart:
-        """The start that follows from `records`, at `now`. `ranks`: whether places are compared for
-        newcomers.
+        """The start that follows from `records`, at `now`. `placement`: policy by which places are compared
+        for newcomers; None: they are not.
 
         To be called in a thread: a log of months takes seconds, and a leader that sends no heartbeats is
         deposed.
         """
         manifest = run.manifest
         return cls(
-            core=new_core(coordinator_config(run, ranks=ranks), manifest.averaging, records, now),
+            core=new_core(coordinator_config(run, placement=placement), manifest.averaging, records, now),
             admission=Admission(run.run_id, manifest.owner, manifest.admission, records),
             logs=VolunteerLogs(run.volunteers, run.run_id, manifest, records),
         )

@@ -14,6 +14,7 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.step_workload import of_links, of_manifest
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.bootstrap.state.membership import BlockDemand
+from hetpeer.bootstrap.state.placement_policies import DEFAULT
 from hetpeer.stages.block.fingerprint import KEY_BYTES, distance
 from hetpeer.stages.pipeline.gradient_slots import LIVE
 
@@ -21,14 +22,15 @@ IN_FLIGHT = 4
 """Microbatches whose activations a place must have memory for."""
 
 
-def coordinator_config(run: RunDirectory, *, ranks: bool = True) -> CoordinatorConfig:
+def coordinator_config(run: RunDirectory, *, placement: str | None = DEFAULT) -> CoordinatorConfig:
     """Settings of a coordinator of `run`.
 
-    `ranks`: whether places are compared for newcomers. In mode `grouped`, where clusters train batches of
-    their own, they are not.
+    `placement`: policy by which places are compared for newcomers; None: they are not compared. In mode
+    `grouped`, where clusters train batches of their own, they are not.
     """
     manifest = run.manifest
     training = manifest.training
+    compares = placement is not None and manifest.averaging is None
     return CoordinatorConfig(
         run=run.run_id,
         steps=training.steps,
@@ -43,7 +45,8 @@ def coordinator_config(run: RunDirectory, *, ranks: bool = True) -> CoordinatorC
         averaging_interval=1 if manifest.averaging is None else manifest.averaging.interval,
         averaging_delayed=manifest.averaging is not None and manifest.averaging.delayed,
         layouts=manifest.layouts,
-        asks=of_manifest(manifest, training.microbatches) if ranks and manifest.averaging is None else None,
+        asks=of_manifest(manifest, training.microbatches) if compares else None,
+        placement=placement or DEFAULT,
         link_ratio=manifest.links.ratio,
         compression=of_links(manifest.links),
         checks=None

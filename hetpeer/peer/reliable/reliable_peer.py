@@ -21,6 +21,7 @@ from hetpeer.bootstrap.service.leader_start import LeaderStart
 from hetpeer.bootstrap.state.context import is_complete
 from hetpeer.bootstrap.state.core_config import coordinator_config
 from hetpeer.bootstrap.state.effects import Halt
+from hetpeer.bootstrap.state.placement_policies import DEFAULT
 from hetpeer.bootstrap.storage.file_service import PROTOCOL as FILES
 from hetpeer.bootstrap.storage.file_service import FileService
 from hetpeer.bootstrap.storage.replication import CheckpointReplication
@@ -66,6 +67,8 @@ class BootstrapOptions:
     peers: tuple[Address, ...] = ()
     stand_in: bool = False
     """Whether to compute blocks that no volunteer holds."""
+    placement: str = DEFAULT
+    """Policy by which places are compared for newcomers (bootstrap/state/placement_policies.py)."""
     keep_places: bool = False
     """Whether volunteers choose and keep their blocks by what they hold alone, however slow that is."""
     dashboard: Where | None = None
@@ -77,16 +80,18 @@ class BootstrapOptions:
 class ReliablePeer:
     """Keeps a replica of the run's log, and coordinates while it leads.
 
-    `ranks`: whether it then tells newcomers which places serve the run best.
+    `placement`: policy by which it then tells newcomers which places serve the run best; None: it does not.
     """
 
-    def __init__(self, node: Node, run: RunDirectory, replica: Replica, *, ranks: bool = True) -> None:
+    def __init__(
+        self, node: Node, run: RunDirectory, replica: Replica, *, placement: str | None = DEFAULT
+    ) -> None:
         self._node = node
         self._run = run
         self.replica = replica
         self._checkpoints = CheckpointReplication(node, run, replica.records, replica.company)
         self._shelf = ServedRunFiles(run, replica.membership_config, self._checkpoints.state, self.answers)
-        self._ranks = ranks
+        self._placement = placement
         self._looked_at = 0
         """Records that were examined for the end of the run."""
         self._over_before = len(replica.records)
@@ -170,7 +175,7 @@ class ReliablePeer:
         await self._catching_up.look()
         clock = SystemClock()
         begun = await asyncio.to_thread(
-            LeaderStart.of, self._run, self.replica.records, clock.monotonic(), ranks=self._ranks
+            LeaderStart.of, self._run, self.replica.records, clock.monotonic(), placement=self._placement
         )
         self.service = CoordinatorService(
             self._node, self._run, self.replica, self._checkpoints, clock, begun
@@ -241,7 +246,9 @@ async def serve_run(
 
             try:
                 replica = Replica(node, run, membership_config, logs, SystemClock())
-                peer = ReliablePeer(node, run, replica, ranks=not options.keep_places)
+                peer = ReliablePeer(
+                    node, run, replica, placement=None if options.keep_places else options.placement
+                )
                 daemon.follow(lambda: doing(peer))
                 daemon.shows(lambda: figures_of(run, peer))
                 async with _web(options, node, run, peer, daemon):

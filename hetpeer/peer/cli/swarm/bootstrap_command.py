@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hetpeer.bootstrap.state.placement_policies import DEFAULT, PLACEMENT_POLICIES
 from hetpeer.peer.cli.options import DashboardOption, HomeOption, need_lan, only_checked, run_loop
 from hetpeer.peer.process.console import tell
 
 if TYPE_CHECKING:
     from hetpeer.peer.arrival.invites import Invite
+
+
+_POLICIES = "; ".join(f"{name}: {policy.describe}" for name, policy in PLACEMENT_POLICIES.items())
 
 
 def bootstrap(
@@ -42,6 +46,13 @@ def bootstrap(
         bool,
         typer.Option("--stand-in", help="Compute blocks that no volunteer holds, until one does."),
     ] = False,
+    placement: Annotated[
+        str,
+        typer.Option(
+            metavar="|".join(PLACEMENT_POLICIES),
+            help=f"Which place a newcomer is advised to take. {_POLICIES}.",
+        ),
+    ] = DEFAULT,
     keep_places: Annotated[
         bool,
         typer.Option(
@@ -65,6 +76,10 @@ def bootstrap(
     from hetpeer.peer.process.home import Home, default_home
     from hetpeer.peer.process.lifecycle import run_daemon
 
+    if placement not in PLACEMENT_POLICIES:
+        raise typer.BadParameter(
+            f"unknown placement policy {placement!r}; known: {', '.join(PLACEMENT_POLICIES)}"
+        )
     goal = destination(peers or ())
     known = goal.addresses
 
@@ -72,7 +87,7 @@ def bootstrap(
     if directory is None:
         source = context.get_parameter_source("dashboard")  # the environment's is of daemons that have one
         shown = source is not None and source.name == "COMMANDLINE"
-        if stand_in or keep_places or lan or shown:
+        if stand_in or keep_places or lan or shown or placement != DEFAULT:
             raise typer.BadParameter(
                 "without DIR this is a rendezvous, which has no run: give DIR, or leave that option out"
             )
@@ -98,6 +113,7 @@ def bootstrap(
         port=port,
         peers=known,
         stand_in=stand_in,
+        placement=placement,
         keep_places=keep_places,
         dashboard=parse_where(dashboard),
         lan=lan,

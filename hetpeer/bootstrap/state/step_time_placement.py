@@ -1,4 +1,4 @@
-"""Ranking of open places for a newcomer, by the time of a step with it there.
+"""Placement by the time of a step with the newcomer at a place.
 
 Pure. It uses the step time estimate of live plans (stages/planning/swarms/current_step_time.py). It relies on
 what volunteers claim and decides nothing else: one that lies about its speed gets a place where the run is
@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpeer.averaging.messages import Place
-from hetpeer.bootstrap.state.membership import Membership, Range
+from hetpeer.bootstrap.state.membership import Range
+from hetpeer.bootstrap.state.placement_policy import PlacementPolicy
 from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.stages.planning.swarms.current_step_time import as_it_is, busy_s, holders_at
 from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S, LINE, Devices, StepDemand
@@ -34,29 +35,34 @@ MOST = 64
 """Among more volunteers places are not ranked: it would take too long, and one more changes little."""
 
 
-def ranked(members: Membership, newcomer: VolunteerState, asks: StepDemand | None) -> tuple[Place, ...]:
-    """The places of `members` with ranks: 0 for those that `newcomer` had better take, 1 for the others.
+class StepTime(PlacementPolicy):
+    """Rank 0 for the places that a newcomer had better take, 1 for the others.
 
     A place has rank 0 if a step is at most `SAME` longer with it there than at the best place, and its help
     is needed there as much as anywhere. All have rank 0 where nothing is known.
     """
-    places = members.places()
-    others = [
-        v for _, v in sorted(members.volunteers.items()) if v.place and not v.slow and v is not newcomer
-    ]
-    if asks is None or not newcomer.flops_per_second or not 0 < len(others) <= MOST:
-        return places
-    room = newcomer.memory_bytes or math.inf
-    fitting = [place for place in places if place.open and place.memory_bytes <= room]
-    if any(not place.holders for place in fitting):
-        fitting = [place for place in fitting if not place.holders]
-    ranges = list(dict.fromkeys((place.begin, place.end) for place in fitting))
-    if len(ranges) < 2 or not any(v.flops_per_second or v.computing for v in others):
-        return places
-    best = _best(_Swarm(others, newcomer, asks, [(p.begin, p.end) for p in places if p.open]), ranges)
-    return tuple(
-        place.model_copy(update={"rank": 0 if (place.begin, place.end) in best else 1}) for place in places
-    )
+
+    describe = "where a step is shortest"
+
+    def ranks(
+        self,
+        places: Sequence[Place],
+        newcomer: VolunteerState,
+        others: Sequence[VolunteerState],
+        demand: StepDemand,
+    ) -> Sequence[int]:
+        alike = [0] * len(places)
+        if not newcomer.flops_per_second or not 0 < len(others) <= MOST:
+            return alike
+        room = newcomer.memory_bytes or math.inf
+        fitting = [place for place in places if place.open and place.memory_bytes <= room]
+        if any(not place.holders for place in fitting):
+            fitting = [place for place in fitting if not place.holders]
+        ranges = list(dict.fromkeys((place.begin, place.end) for place in fitting))
+        if len(ranges) < 2 or not any(v.flops_per_second or v.computing for v in others):
+            return alike
+        best = _best(_Swarm(others, newcomer, demand, [(p.begin, p.end) for p in places if p.open]), ranges)
+        return [0 if (place.begin, place.end) in best else 1 for place in places]
 
 
 def _best(swarm: _Swarm, ranges: Sequence[Range]) -> set[Range]:
