@@ -29,11 +29,10 @@ from hetpeer.peer.limits.settings import WORKER
 from hetpeer.stages.block import device as devices
 from hetpeer.stages.block.exact_numerics import squared_norm
 from hetpeer.stages.graph import philox, random_draws
-from hetpeer.stages.graph.even_split import balanced_ranges
 from hetpeer.stages.ipc.block_commands import Info, WarmUp
 from hetpeer.stages.ipc.compute import Compute, ComputeConfig, WorkerDiedError
 from hetpeer.stages.tracing.assemble import ComputeMode
-from hetpeer.stages.tracing.cut import cut_blocks
+from hetpeer.stages.tracing.cut import balanced_ranges, cut_blocks
 from tests.stages.split_run import Outcome, split_step
 from tests.stages.zoo import ZOO, zoo
 

@@ -25,7 +25,7 @@ from benchmarks import report
 from benchmarks.swarm import NEVER, POLL_S, Model, Site, make_run, running
 from hetpeer.bootstrap.run.settings import AveragingSettings, TrainingSettings
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.stages.block.robust_mean import centered_clip
+from hetpeer.stages.worker.vector_sums import centered_clip
 from tests.hostile.lies import tell
 
 CLUSTERS = 5

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from hetpeer.averaging.groups.group_scheduler import Group, GroupScheduler
-from hetpeer.stages.planning.timeline import Timeline
+from hetpeer.stages.planning.uplinks import Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

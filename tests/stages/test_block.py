@@ -8,9 +8,8 @@ import torch
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.block.block import Block, flat_views, run_range
 from hetpeer.stages.data.eager_reference import DrawnDropout
-from hetpeer.stages.graph.even_split import balanced_ranges
 from hetpeer.stages.graph.own_operators import Pass, attention
-from hetpeer.stages.tracing.cut import cut_blocks
+from hetpeer.stages.tracing.cut import balanced_ranges, cut_blocks
 from tests.stages.models import SIZES, SMALL, gpt, small
 from tests.stages.split_run import CPU, assert_same_step, draw, eager_step, received, split_step
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hetpeer.stages.links.codec import Codec, EncodedTensor
 from hetpeer.stages.links.tensor_codecs import decode
 from hetpeer.stages.links.value_codecs import VALUE_CODECS
-from hetpeer.stages.worker.codec_loss import CodecLosses
+from hetpeer.stages.worker.vector_sums import CodecLosses
 
 COUNT = 1000
 CODECS = [Codec(values) for values in VALUE_CODECS.values()]

@@ -11,8 +11,7 @@ from torch import nn
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.examples.gpt import GPT
 from hetpeer.stages.graph.block_spec import Batch, BlockSpec
-from hetpeer.stages.graph.even_split import balanced_ranges, even_ranges
-from hetpeer.stages.tracing.cut import cut_blocks
+from hetpeer.stages.tracing.cut import balanced_ranges, cut_blocks, even_ranges
 from hetpeer.stages.tracing.trace import trace
 from tests.amounts import mostly_proof
 from tests.stages.models import gpt, small

@@ -11,8 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.examples.gpt import GPT
 from hetpeer.stages.block.block import run_range
-from hetpeer.stages.block.device import measure_flops
-from hetpeer.stages.block.efficiency import efficiency, seconds
+from hetpeer.stages.block.device import efficiency, measure_flops, seconds
 from hetpeer.stages.graph.block_spec import OperatorCall, Ref, TensorSpec
 from hetpeer.stages.graph.cost_report import block_cost, tied_parameters
 from hetpeer.stages.graph.graph_cost import call_flops

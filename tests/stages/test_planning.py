@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from hetpeer.stages.pipeline.routes import Hop
 from hetpeer.stages.planning.step_estimate import estimate
-from hetpeer.stages.planning.timeline import Timeline
-from hetpeer.stages.planning.uplinks import PeerLink, Uplink
+from hetpeer.stages.planning.uplinks import PeerLink, Timeline, Uplink
 from hetpeer.stages.planning.virtual_swarm import VirtualSwarm, VirtualVolunteer
 from tests.amounts import examples
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hetpeer.stages.block.robust_mean import centered_clip
+from hetpeer.stages.worker.vector_sums import centered_clip
 
 HONEST = 0.1
 """How far from each other they are, about."""

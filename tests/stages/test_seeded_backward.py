@@ -6,11 +6,11 @@ import sys
 
 import torch
 
-from hetpeer.stages.block.seeded_backward import backpropagate
+from hetpeer.stages.block.block import backpropagate
 
 ALONE = """
 import sys, torch
-from hetpeer.stages.block.seeded_backward import backpropagate
+from hetpeer.stages.block.block import backpropagate
 x = torch.ones(2, 2, requires_grad=True)
 assert torch.equal(backpropagate([x * 3], [x], [torch.ones(2, 2)])[0], torch.full((2, 2), 3.0))
 assert "sympy" not in sys.modules

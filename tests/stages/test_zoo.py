@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from hetpeer.stages.graph.block_wire import pack_block
-from hetpeer.stages.graph.even_split import balanced_ranges
 from hetpeer.stages.tracing.assemble import ComputeMode
-from hetpeer.stages.tracing.cut import cut_blocks
+from hetpeer.stages.tracing.cut import balanced_ranges, cut_blocks
 from tests.amounts import mostly_proof
 from tests.stages.split_run import assert_same_step, eager_step, split_step
 from tests.stages.zoo import HERE, ZOO, zoo

@@ -12,12 +12,11 @@ from hetpeer.stages.block.block_state import BlockState, dump, layout_of, split
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
 from hetpeer.stages.graph.block_wire import pack_block
 from hetpeer.stages.graph.call_schema import SYMBOLS
-from hetpeer.stages.graph.even_split import balanced_ranges
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc import vector_commands as v
 from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.ipc.compute import Compute, ComputeConfig
-from hetpeer.stages.tracing.cut import cut_blocks
+from hetpeer.stages.tracing.cut import balanced_ranges, cut_blocks
 from tests.amounts import mostly_proof
 from tests.stages.split_run import Outcome, assert_same_step, draw, eager_step, samples
 from tests.stages.zoo import zoo

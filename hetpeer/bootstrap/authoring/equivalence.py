@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
-from hetpeer.stages.block.block import Block
-from hetpeer.stages.block.seeded_backward import backpropagate
+from hetpeer.stages.block.block import Block, backpropagate
 from hetpeer.stages.data.eager_reference import DrawnDropout
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.graph.block_wire import pack_block

@@ -92,9 +92,8 @@ def plan_model(
     """
     import torch
 
-    from hetpeer.stages.graph.even_split import balanced_ranges
     from hetpeer.stages.tracing.assemble import ComputeMode
-    from hetpeer.stages.tracing.cut import cut_blocks
+    from hetpeer.stages.tracing.cut import balanced_ranges, cut_blocks
     from hetpeer.stages.tracing.trace import trace
 
     with torch.device("meta"):

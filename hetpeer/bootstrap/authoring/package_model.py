@@ -114,7 +114,7 @@ def _check_last(specs: Sequence[BlockSpec], samples: int) -> None:
 
 
 def _layouts(specs: Sequence[BlockSpec], stages: Sequence[int]) -> list[list[tuple[int, int]]]:
-    from hetpeer.stages.graph.even_split import balanced_ranges
+    from hetpeer.stages.tracing.cut import balanced_ranges
 
     return [balanced_ranges(specs, count) for count in stages or [min(DEFAULT_STAGES, len(specs))]]
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import BaseModel, ConfigDict
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.stages.tracing.author_lines import author_frame
+from hetpeer.stages.tracing.refusals import author_frame
 
 if TYPE_CHECKING:
     from torch import nn

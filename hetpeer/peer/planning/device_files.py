@@ -33,9 +33,8 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hetpeer.stages.planning.device_network import MOST, DeviceNetwork, wrong
+from hetpeer.stages.planning.device_network import MOST, DeviceNetwork, through_fronts, wrong
 from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S, LINE, Devices, StepDemand
-from hetpeer.stages.planning.swarms.relay_fronts import through_fronts
 
 Amount = Annotated[float, Field(ge=1e-6, le=1e9, strict=True)]
 BITS, MEGA, GIGA, TERA, GIB = 8.0, 1e6, 1e9, 1e12, float(1 << 30)

@@ -27,7 +27,7 @@ from hetpeer.peer.arrival.manifest_fetch import amended
 from hetpeer.peer.preparation.disk_room import Room
 from hetpeer.peer.process.home import place_file
 from hetpeer.stages.block.block_state import file_bytes, layout_of, load_constants
-from hetpeer.stages.block.efficiency import efficiency
+from hetpeer.stages.block.device import efficiency
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.graph.block_wire import read_block
 from hetpeer.stages.ipc import block_commands as c

@@ -1,4 +1,4 @@
-"""Resources of this machine: memory, cores, GPU, and speed of matrix products.
+"""Resources of this machine: memory, cores, GPU, speed of matrix products, and efficiency on real operators.
 
 Torch is imported inside the functions that need it, so that the daemon may ask for RAM and cores cheaply.
 Only the compute worker touches a GPU.
@@ -139,3 +139,17 @@ def measure_flops(
             except torch.OutOfMemoryError:  # a small share of a small GPU
                 break
     return best
+
+
+def seconds(flops: float, flops_per_second: float, efficiency: float) -> float:
+    """Seconds for `flops` on a device whose matrix product reaches `flops_per_second` (device.measure_flops).
+
+    `efficiency` is λ of FusionLLM (arXiv 2410.12707, section 3.5): the fraction of that speed that real
+    operators get.
+    """
+    return flops / (flops_per_second * efficiency)
+
+
+def efficiency(flops: float, seconds: float, flops_per_second: float) -> float:
+    """λ of a device on blocks whose `flops` took `seconds`."""
+    return flops / (seconds * flops_per_second)

@@ -1,6 +1,6 @@
 """Costs of blocks, operator by operator: the table that `hetpeer inspect` shows and a planner reads.
 
-FLOPs and bytes are of one full microbatch. Nothing is measured in seconds here: block/efficiency.py turns
+FLOPs and bytes are of one full microbatch. Nothing is measured in seconds here: block/device.py turns
 FLOPs into a time.
 """
 

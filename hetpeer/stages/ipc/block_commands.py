@@ -164,7 +164,7 @@ class WarmUp(Command[WarmedUp], kind="warm_up"):
 
 
 class Rehearse(Command[Rehearsed], kind="rehearse"):
-    """Run a prepared block on made-up tensors and time it (rehearsal.py)."""
+    """Run a prepared block on made-up tensors and time it (microbatch_tasks.py)."""
 
     block: Count
 

@@ -30,7 +30,7 @@ PARAMETERS = "parameters", "sum of parameters"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
-    """Encoding of a piece of a reduced vector of `block`, from element `begin` on (codec_loss.py)."""
+    """Encoding of a piece of a reduced vector of `block`, from element `begin` on (vector_sums.py)."""
 
     codec: Name
     plan: Count
@@ -104,7 +104,7 @@ class SumVectors(Command[Summed], kind="sum"):
     markings: tuple[Marking, ...] = ()
     """Fingerprint every part as well, in each of these ways."""
     robust: bool = False
-    """Clip parts far from the others (robust_mean.py); the result is that mean times the number of parts."""
+    """Clip parts far from the others (vector_sums.py); the result is that mean times the number of parts."""
 
 
 class MarkSlot(Command[Marked], kind="mark_slot"):

@@ -21,8 +21,7 @@ from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.pipeline import Pipeline
 from hetpeer.stages.pipeline.routes import Route
 from hetpeer.stages.pipeline.schedule_1f1b import MOST, InFlightWindow, WorkerQueue
-from hetpeer.stages.planning.timeline import Timeline
-from hetpeer.stages.planning.uplinks import PeerLink, Uplink
+from hetpeer.stages.planning.uplinks import PeerLink, Timeline, Uplink
 
 MOST_VARIES = 1.0
 """Largest variation used: beyond it one long pause among a few dozen says little; adverts are claims, too."""

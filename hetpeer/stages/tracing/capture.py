@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.stages.tracing.author_lines import author_frame
-from hetpeer.stages.tracing.refusals import unfit, unsupported
+from hetpeer.stages.tracing.refusals import author_frame, unfit, unsupported
 
 _log = logging.getLogger(__name__)
 

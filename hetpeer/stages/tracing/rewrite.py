@@ -31,8 +31,7 @@ from hetpeer.stages.graph.block_spec import (
 )
 from hetpeer.stages.graph.call_schema import check_call
 from hetpeer.stages.graph.own_operators import ATTENTION, DROPOUT
-from hetpeer.stages.tracing.author_lines import is_author
-from hetpeer.stages.tracing.refusals import VALUES, unfit, unsupported
+from hetpeer.stages.tracing.refusals import VALUES, is_author, unfit, unsupported
 
 ASSERTIONS = frozenset(
     {

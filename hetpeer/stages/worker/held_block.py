@@ -1,9 +1,17 @@
 """A block as the worker holds it: its graph, its state as flat vectors on the device, and its slots.
 
 Parameters and BatchNorm's running values are views into one flat float32 vector, so that the optimizer, the
-reduce and the state file see one vector and the graph sees its tensors. Where steps overlap there is one
-vector for each version in use (weight_versions.py). A slot is a vector of the same layout: the sum of some
-microbatches' gradients and weighted statistics.
+reduce and the state file see one vector and the graph sees its tensors. A slot is a vector of the same
+layout: the sum of some microbatches' gradients and weighted statistics.
+
+A step uses the parameters with which it began, at every holder and in both directions, whatever has been
+committed meanwhile (docs/asynchronous.md; weight stashing of PipeDream, Narayanan et al., SOSP 2019): updates
+make new versions of the vector while earlier steps still compute with older ones. If no older version is in
+use, the update is in place and there is one vector.
+
+BatchNorm's running values are a sum over microbatches, so that exactly-once holds for them too. Microbatch by
+microbatch, torch does r ← (1 - m) r + m x. Over a step's M microbatches in the order of their ids that is
+r ← (1 - m)^M r + Σ m (1 - m)^(M-1-i) xᵢ: the summands travel behind the gradient (docs/graph.md).
 """
 
 from __future__ import annotations
@@ -13,17 +21,116 @@ from typing import Any
 
 import torch
 
-from hetpeer.stages.block.block import flat_views, statistic_views
+from hetpeer.stages.block.block import Block, flat_views, statistic_views
 from hetpeer.stages.block.block_state import BlockState, file_bytes, layout_of
-from hetpeer.stages.block.exact_scalars import float32
+from hetpeer.stages.block.exact_scalars import float32, power
 from hetpeer.stages.block.parameter_groups import BlockRules
-from hetpeer.stages.block.running_statistics import RunningStatistics
+from hetpeer.stages.graph.batchnorm import BATCH_NORM, momentum, running_values
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.graph.own_operators import Pass
 from hetpeer.stages.ipc.vector_commands import PARAMETERS, Apply
-from hetpeer.stages.worker.codec_loss import CodecLosses
 from hetpeer.stages.worker.tensor_staging import CommandError
-from hetpeer.stages.worker.weight_versions import Weights, WeightVersions
+from hetpeer.stages.worker.vector_sums import CodecLosses
+
+
+class Weights:
+    """One version: the flat float32 `vector` of parameters and running statistics, and the block
+    bound to it.
+    """
+
+    def __init__(self, vector: torch.Tensor, block: Block) -> None:
+        spec = block.spec
+        self.vector = vector
+        self.statistics = vector[spec.parameter_count :]
+        self.parameters = {
+            name: view.detach().requires_grad_() for name, view in flat_views(spec, vector).items()
+        }
+        """Leaves of the autograd graph: views of the flat vector."""
+        self.block = block.on(self.parameters, statistic_views(spec, self.statistics))
+
+    @classmethod
+    def first(
+        cls, spec: BlockSpec, vector: torch.Tensor, buffers: Mapping[str, torch.Tensor], device: torch.device
+    ) -> Weights:
+        """The weights of a block that was just loaded."""
+        own = flat_views(spec, vector), statistic_views(spec, vector[spec.parameter_count :])
+        return cls(vector, Block(spec, own[0], buffers, own[1], device))
+
+    def copy(self) -> Weights:
+        """A copy in memory of its own."""
+        return Weights(self.vector.clone(), self.block)
+
+
+class WeightVersions:
+    """The versions of one block in use, from `version` on."""
+
+    def __init__(self, version: int, weights: Weights) -> None:
+        self._held = {version: weights}
+
+    @property
+    def version(self) -> int:
+        """Number of the newest version."""
+        return max(self._held)
+
+    @property
+    def newest(self) -> Weights:
+        """The newest weights."""
+        return self._held[self.version]
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def at(self, version: int) -> Weights:
+        """The weights of `version`. Raises CommandError if they are not here."""
+        if version not in self._held:
+            there = ", ".join(map(str, sorted(self._held)))
+            raise CommandError(f"version {version} is not here, but {there}")
+        return self._held[version]
+
+    def advance(self, needed: int) -> Weights:
+        """The next version, still with the newest one's numbers, which the caller changes.
+
+        Versions before `needed` are forgotten; the newest is changed in place if it is one of them.
+        """
+        version, newest = self.version, self.newest
+        self._held = {v: weights for v, weights in self._held.items() if v >= needed}
+        self._held[version + 1] = newest.copy() if version in self._held else newest
+        return self._held[version + 1]
+
+
+class RunningStatistics:
+    """The running values of a block's BatchNorms, and their momenta."""
+
+    def __init__(self, spec: BlockSpec) -> None:
+        self._norms: dict[str, tuple[float, list[str]]] = {}
+        rates: dict[str, float] = {}
+        for node in spec.nodes:
+            if node.op == BATCH_NORM:
+                names = [spec.statistics[value.name] for value in running_values(node)]
+                self._norms[node.name] = (momentum(node), names)
+                rates |= dict.fromkeys(names, momentum(node))
+        self._parts = [(rates[name], tensor.count) for name, tensor in spec.statistic_specs.items()]
+
+    def weighted(self, here: Pass) -> dict[str, torch.Tensor]:
+        """Running value → one microbatch's summand; `here` has the microbatch's place in the step."""
+        result: dict[str, torch.Tensor] = {}
+        for call, (rate, names) in self._norms.items():
+            assert here.draw is not None
+            later = here.draw.microbatches - 1 - here.draw.microbatch
+            weight = float32(rate * power(1.0 - rate, later))
+            for name, statistic in zip(names, here.statistics[call], strict=True):
+                result[name] = statistic * weight
+        return result
+
+    def update(self, running: torch.Tensor, added: torch.Tensor, microbatches: int) -> None:
+        """Apply a committed step in place: `running` decays, and the sum `added` of its microbatches is
+        added.
+        """
+        begin = 0
+        for rate, count in self._parts:
+            part = slice(begin, begin + count)
+            running[part].mul_(float32(power(1.0 - rate, microbatches))).add_(added[part])
+            begin += count
 
 
 class HeldBlock:

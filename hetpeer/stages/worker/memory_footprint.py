@@ -17,8 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hetpeer.stages.block.block import Block, run_range
-from hetpeer.stages.block.seeded_backward import backpropagate
+from hetpeer.stages.block.block import Block, backpropagate, run_range
 from hetpeer.stages.graph.block_spec import ITEM_BYTES, BlockSpec
 from hetpeer.stages.graph.graph_cost import ANY_DRAW, empty
 from hetpeer.stages.graph.own_operators import Pass

@@ -15,8 +15,7 @@ from typing import cast
 from hetpeer.peer.simulate.network.world import World
 from hetpeer.stages.links.adaptive_ratio import SLACK, ratio_of
 from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
-from hetpeer.stages.planning.timeline import Timeline
-from hetpeer.stages.planning.uplinks import PeerLink, Uplink
+from hetpeer.stages.planning.uplinks import PeerLink, Timeline, Uplink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

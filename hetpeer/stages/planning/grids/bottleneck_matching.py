@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 
 EXACT = 9
-"""Largest groups matched exactly in bulk, by all 2^R subsets. Larger ones are searched by wide_search.py."""
+"""Largest groups matched exactly in bulk, by all 2^R subsets. pipeline_rows.py searches larger ones."""
 
 
 def bottlenecks(costs: Floats) -> Floats:

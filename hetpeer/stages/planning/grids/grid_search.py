@@ -14,11 +14,10 @@ import numpy as np
 
 from hetpeer.stages.planning.device_clusters import by_halves, chain, together
 from hetpeer.stages.planning.grids import group_path
-from hetpeer.stages.planning.grids.anneal import anneal, best_of
 from hetpeer.stages.planning.grids.bottleneck_matching import EXACT, Ints
 from hetpeer.stages.planning.grids.grid_costs import GridCost, Prices, as_it_is, cost_of, lower_bound
-from hetpeer.stages.planning.grids.population import GridPopulation
-from hetpeer.stages.planning.grids.wide_search import widely
+from hetpeer.stages.planning.grids.pipeline_rows import widely
+from hetpeer.stages.planning.grids.population import GridPopulation, anneal, best_of
 
 STARTS = 4
 """Devices at which chains begin."""

@@ -1,19 +1,24 @@
-"""A grid with large stages under search: the pipelines' rows, and the costs after a swap of two devices.
-Pure.
+"""The search for a grid with many pipelines: annealing of one grid. Pure except for `on`.
 
 With hundreds of pipelines a matching for every swap is too expensive, so pipelines keep their pairs: a hop
 costs what its slowest pair does, which follows from the three slowest. Now and then all pairs are matched
 anew, exactly (`rematch`). A step evaluates many swaps at once and makes the first one below its limit.
+
+The cheapest of the beginnings is matched exactly, its stages put into their best order (Eq. 4), and cooled
+down in rounds, each twice as long as the last, all from the best grid so far. After each round the order is
+optimized again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
+from hetpeer.stages.planning.grids import group_path
 from hetpeer.stages.planning.grids.bottleneck_matching import Floats, Ints, matched
-from hetpeer.stages.planning.grids.grid_costs import GridCost, Prices
+from hetpeer.stages.planning.grids.grid_costs import GridCost, Prices, as_it_is, cost_of
 
 SLOWEST = 3
 """Slowest pairs of a hop that are kept: a swap touches two rows, so one of these is left."""
@@ -216,3 +221,49 @@ class PipelineRows:
         for r, hop in real:
             self._pairs[r, hop] = self._passing[self.grid[r, hop], self.grid[r, hop + 1]]
         self._look(sorted({hop for _, hop in real}))
+
+
+PROPOSED = 512
+"""Swaps in one step."""
+STEPS = 1000
+"""Steps of the first round."""
+REMATCH = 250
+"""Steps between exact matchings."""
+HOT = (0.002, 0.0005)
+"""First temperatures, round by round, as fractions of the cost."""
+COLD = 1e-5
+"""Last temperature, as a fraction of the cost."""
+
+
+def widely(
+    prices: Prices,
+    grids: Ints,
+    random: np.random.Generator,
+    on: Callable[[], bool],
+    bound: float,
+) -> tuple[GridCost, int]:
+    """(best grid from the beginnings `grids` (C, K, R) while `on` is true, number of swaps evaluated)."""
+    begun = cost_of(prices, min(grids, key=lambda grid: as_it_is(prices, grid.T)))
+    rows = PipelineRows(prices, np.array(begun.grid))
+    best, cost, evaluations, round_ = rows.grid.copy(), rows.cost, 0, 0
+    while on() and cost > bound:
+        steps, hot = STEPS << round_ // len(HOT), HOT[round_ % len(HOT)]
+        rows.put(best)
+        for step in range(steps):
+            if not on():
+                break
+            rows.step(random, PROPOSED, cost * hot * (COLD / hot) ** (step / steps))
+            evaluations += PROPOSED
+            if step % REMATCH == REMATCH - 1:
+                rows.rematch()
+            if rows.cost < cost:
+                best, cost = rows.grid.copy(), rows.cost
+        if rows.stages > group_path.EXACT and not on():
+            break  # ordering so many takes long
+        ordered = cost_of(prices, best.T)
+        if ordered.total_s < cost:
+            best, cost = np.array(ordered.grid), ordered.total_s
+        round_ += 1
+    rows.put(best)
+    rows.rematch()
+    return rows.found, evaluations

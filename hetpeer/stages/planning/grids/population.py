@@ -1,9 +1,10 @@
-"""Many grids under search at once: their groups, the order of the groups, and the costs after a swap of two
-devices.
+"""Population annealing (Hukushima & Iba, 2003): many grids cool down together; the worse half is dropped
+repeatedly.
 
-numpy's price for a call is that of a thousand numbers, so C grids are evaluated side by side, each with
-several swaps. A swap's limit is drawn first: swaps whose bound exceeds it are discarded, and matchings are
-solved only for the rest. Pure.
+Pure. A grid has its groups, the order of the groups, and its costs. Swaps of two devices are proposed and
+accepted by their cost (Kirkpatrick et al., 1983). numpy's price for a call is that of a thousand numbers, so
+C grids are evaluated side by side, each with several swaps. A swap's limit is drawn first: swaps whose bound
+exceeds it are discarded, and matchings are solved only for the rest.
 """
 
 from __future__ import annotations
@@ -271,3 +272,61 @@ def _rank(grid: Ints) -> Ints:
     first = np.flatnonzero(np.concatenate([[True], grid[1:] != grid[:-1]]))
     counts = np.diff(np.append(first, len(grid)))
     return np.arange(len(grid)) - np.repeat(first, counts)
+
+
+PROPOSED = 256
+"""Swaps of all grids in one step."""
+REORDER = 40
+"""Steps between new orders of the groups."""
+COLD = 1e-4
+"""Last temperature, as a fraction of the cost."""
+
+
+class Annealed(NamedTuple):
+    """The best grid seen."""
+
+    cost: float
+    """Seconds of a step."""
+    members: Ints
+    """(K, R)."""
+    evaluations: int
+    """Swaps that were evaluated."""
+
+
+def anneal(
+    prices: Prices,
+    members: Ints,
+    random: np.random.Generator,
+    steps: int,
+    hot: float,
+    on: Callable[[], bool],
+) -> Annealed:
+    """The best grid from `members` (C, K, R) in `steps` steps, or while `on` is true.
+
+    `hot`: the first temperature, as a fraction of the cost.
+    """
+    population = GridPopulation(prices, members, on)
+    best, found = best_of(population)
+    halvings, evaluations = len(members).bit_length(), 0
+    for step in range(steps):
+        if not on():
+            break
+        heat = population.costs * hot * (COLD / hot) ** (step / steps)
+        batch = max(1, min(PROPOSED, AT_ONCE // population.replicas**2) // len(population))
+        population.step(random, batch, heat)
+        evaluations += batch * len(population)
+        if step % REORDER == REORDER - 1:
+            population.reorder(on)
+        cost, groups = best_of(population)
+        if cost < best:
+            best, found = cost, groups
+        if len(population) > 1 and step * halvings // steps < (step + 1) * halvings // steps:
+            population.keep(np.argsort(population.costs)[: len(population) // 2])
+    return Annealed(*best_of(GridPopulation(prices, found[None])), evaluations)
+
+
+def best_of(population: GridPopulation) -> tuple[float, Ints]:
+    """(cost, groups (K, R)) of its cheapest grid."""
+    costs = population.costs
+    place = int(costs.argmin())
+    return float(costs[place]), population.members[place].copy()
