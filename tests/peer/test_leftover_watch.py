@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.messages import TermView
 from hetpeer.dht.discovery import LeftoverIds, TaskNote
-from hetpeer.peer.training.leftover_watch import LeftoverWatch
+from hetpeer.peer.training.step_entry import LeftoverWatch
 
 STEP = StepId(TermView(term=2, view=1), 5, entry=1)
 

@@ -14,7 +14,7 @@ from hetpeer.dht.channels.channel_server import ChannelServer
 from hetpeer.dht.streams.abuse import Offence, kind_of
 from hetpeer.dht.streams.flow_control import GrantBudget, HeldBytes, LinkGrants
 from hetpeer.dht.streams.stream import Stream
-from hetpeer.peer.transport.link import Link
+from hetpeer.peer.transport.link import Link, LinkTraffic
 from hetpeer.peer.transport.uplink import ACTIVATIONS, CONGESTED_BYTES, Pressure
 from tests.dht.loopback import Loopback
 from tests.dht.test_channel import until
@@ -33,7 +33,7 @@ class Owner:
 
     def link_lost(self, link: Link) -> None: ...
 
-    def link_moved(self, link: Link) -> None: ...
+    def link_moved(self, link: Link, traffic: LinkTraffic) -> None: ...
 
     def link_pressed(self, _peer: str, blocks: int | None) -> None:
         self.pressed.append(blocks)

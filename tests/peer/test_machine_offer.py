@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from hetpeer.peer.daemon.machine_offer import computes_on, memory_offered, uplink_offered
+from hetpeer.peer.daemon.volunteer_life import computes_on, memory_offered, uplink_offered
 from hetpeer.stages.ipc.worker_messages import WorkerInfo
 
 MIB, GIB = 1 << 20, 1 << 30

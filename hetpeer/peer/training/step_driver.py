@@ -202,7 +202,7 @@ class StepDriver:
 
     def _bundle_or_shard(self, peer: str, head: Head, tensor: Tensor) -> None:
         plan = head.plan if isinstance(head, ShardHead) else None
-        origin = Origin(peer, head.incarnation, head.step_id, plan)
+        origin = Origin(peer, head.incarnation, e.StepId(head.line, head.step), plan)
         work = self._member.work
         match head:
             case ActivationHead() if self._place is not None:
@@ -299,9 +299,8 @@ class StepDriver:
 
         return applied()
 
-    def _start(self, work: Work | None) -> None:
-        if work is not None:
-            self._spawn(_tolerant(work))
+    def _start(self, work: Work) -> None:
+        self._spawn(_tolerant(work))
 
 
 def _on(

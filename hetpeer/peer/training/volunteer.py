@@ -43,9 +43,8 @@ from hetpeer.peer.process.span_trace import Trace
 from hetpeer.peer.training.control_session import ControlSession
 from hetpeer.peer.training.evidence_log import EvidenceLog
 from hetpeer.peer.training.held_states import HeldStates
-from hetpeer.peer.training.leftover_watch import LeftoverWatch
 from hetpeer.peer.training.step_driver import StepDriver
-from hetpeer.peer.training.step_entry import StepEntry
+from hetpeer.peer.training.step_entry import LeftoverWatch, StepEntry
 from hetpeer.peer.training.task_execution import HeldPlace
 from hetpeer.peer.training.volunteer_figures import Offer, VolunteerFigures
 from hetpeer.peer.transport.data_plane import DataPlane

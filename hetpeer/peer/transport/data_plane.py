@@ -28,7 +28,7 @@ from hetpeer.dht.channels.channel import Parcel
 from hetpeer.dht.node.node import Node
 from hetpeer.peer.process.span_trace import Trace
 from hetpeer.peer.transport.intake import cost_of, pool_of
-from hetpeer.peer.transport.link import TENSORS, Link
+from hetpeer.peer.transport.link import TENSORS, Link, LinkTraffic
 from hetpeer.peer.transport.link_book import LinkBook
 from hetpeer.peer.transport.tensor_receiver import TensorOwner, TensorReceiver
 from hetpeer.peer.transport.tensor_schema import TensorSchema
@@ -208,13 +208,13 @@ class DataPlane:
             self._owner.link_pressed(link.peer_id, None)
         self._owner.link_changed(link.peer_id, False)
 
-    def link_moved(self, link: Link) -> None:
+    def link_moved(self, link: Link, traffic: LinkTraffic) -> None:
         """Something was sent or acknowledged on `link`: measure it, and the uplink."""
-        if link.rate:
-            self._book.measured(link.peer_id, link.rate, link.trip_s)
-        links = self._outgoing.values()
-        busy, arrived = [one for one in links if one.is_busy], sum(one.arrived for one in links)
-        waiting, now = sum(one.waiting for one in busy), time.monotonic()
+        if traffic.rate:
+            self._book.measured(link.peer_id, traffic.rate, traffic.trip_s)
+        every = [traffic if one is link else one.traffic for one in self._outgoing.values()]
+        busy, now = [one for one in every if one.frames], time.monotonic()
+        arrived, waiting = sum(one.arrived for one in every), sum(one.waiting for one in busy)
         trip_s = median(one.trip_s for one in busy) if busy else 0.0
         self._book.outflow.look(now, len(busy), arrived, waiting, trip_s)
         self._book.reducing.look(now, len(busy) if self._pacing.reduces else 0, arrived, waiting, trip_s)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError
 from hetpeer.dht.base.runtime import TaskSet
@@ -34,6 +34,21 @@ GRACE_S = 1.5
 _log = logging.getLogger(__name__)
 
 
+class LinkTraffic(NamedTuple):
+    """Traffic of a link, over all its lanes."""
+
+    frames: int
+    """Frames under way."""
+    waiting: int
+    """Bytes of payload that the peer has not acknowledged."""
+    arrived: int
+    """Bytes of payload that it has."""
+    rate: float
+    """Bytes/s at which they arrive, as the peer says; 0: it does not say."""
+    trip_s: float
+    """Round-trip time in seconds, the best so far; infinite before the first answer."""
+
+
 class LinkOwner(Protocol):
     """Callbacks of a link."""
 
@@ -43,7 +58,7 @@ class LinkOwner(Protocol):
     def link_lost(self, link: Link) -> None:
         """The peer does not know us any more: what was under way is void, and the link is closed."""
 
-    def link_moved(self, link: Link) -> None:
+    def link_moved(self, link: Link, traffic: LinkTraffic) -> None:
         """Something left on it or arrived at its end."""
 
     def link_pressed(self, peer: str, blocks: int | None) -> None:
@@ -79,29 +94,16 @@ class Link:
         return any(lane.is_up for lane in self._lanes)
 
     @property
-    def is_busy(self) -> bool:
-        """Whether anything is under way."""
-        return any(len(lane.outbox) for lane in self._lanes)
-
-    @property
-    def arrived(self) -> int:
-        """Bytes of payload that the peer has acknowledged."""
-        return sum(lane.outbox.arrived for lane in self._lanes)
-
-    @property
-    def waiting(self) -> int:
-        """Bytes of payload that it has not."""
-        return sum(lane.outbox.nbytes for lane in self._lanes)
-
-    @property
-    def rate(self) -> float:
-        """Bytes/s at which they arrive, as the peer says; 0: it does not say."""
-        return max(lane.rate for lane in self._lanes)
-
-    @property
-    def trip_s(self) -> float:
-        """Round-trip time in seconds, the best so far; infinite before the first answer."""
-        return min(lane.trip_s for lane in self._lanes)
+    def traffic(self) -> LinkTraffic:
+        """What is under way now, and how it has arrived."""
+        frames, waiting, arrived, rate, trip_s = 0, 0, 0, 0.0, math.inf
+        for lane in self._lanes:  # one loop: this runs with every acknowledgement, for every link
+            outbox = lane.outbox
+            frames += len(outbox)
+            waiting += outbox.nbytes
+            arrived += outbox.arrived
+            rate, trip_s = max(rate, lane.rate), min(trip_s, lane.trip_s)
+        return LinkTraffic(frames, waiting, arrived, rate, trip_s)
 
     def send(self, parcel: Parcel) -> None:
         """Queue a frame. It goes on the lane that has least under way, once it has a grant; frames may
@@ -181,11 +183,9 @@ class Link:
                     break
                 parcel = loaded
             self._next_lane().send(parcel)
-        short = self._queue.pools
-        frames = sum(len(lane.outbox) for lane in self._lanes)
-        waiting, rate = self.waiting, self.rate
-        self._owner.link_moved(self)
-        if self._pressure.judge(short, frames, waiting, rate):
+        short, traffic = self._queue.pools, self.traffic
+        self._owner.link_moved(self, traffic)
+        if self._pressure.judge(short, traffic.frames, traffic.waiting, traffic.rate):
             self._owner.link_pressed(self.peer_id, self._pressure.held)
 
     def _next_lane(self) -> Channel:

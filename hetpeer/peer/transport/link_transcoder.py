@@ -202,7 +202,7 @@ Try = Callable[[], Answer | None]
 class MemoryWait:
     """Tries again what found no room. `start` runs what a try returns, `spawn` runs a task."""
 
-    def __init__(self, start: Callable[[Answer | None], None], spawn: Callable[[Answer], object]) -> None:
+    def __init__(self, start: Callable[[Answer], None], spawn: Callable[[Answer], object]) -> None:
         self._start = start
         self._spawn = spawn
         self._unsent: deque[tuple[StepId, Try]] = deque()
@@ -238,7 +238,8 @@ class MemoryWait:
 
     def _goes(self, attempt: Try) -> bool:
         try:
-            self._start(attempt())
+            if (answer := attempt()) is not None:
+                self._start(answer)
         except ArenaFullError:
             return False
         return True
