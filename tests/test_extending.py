@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -36,9 +37,10 @@ from tests.simulation.config import HistoryConfig
 from tests.stages.split_run import assert_same_step, eager_step, split_step
 from tests.stages.test_bundle_codec import LAYOUT, Coders, bundle, decode, encode, view
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS, PRODUCT = Path(__file__).parents[1] / "docs", Path(__file__).parents[1] / "hetpeer"
+PAGE = (DOCS / "extending.md").read_text()
 EXAMPLE = re.compile(r"^```python (\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-EXAMPLES = dict(EXAMPLE.findall((DOCS / "extending.md").read_text()))
+EXAMPLES = dict(EXAMPLE.findall(PAGE))
 
 
 def example(kind: str) -> dict[str, Any]:
@@ -51,6 +53,31 @@ def example(kind: str) -> dict[str, Any]:
 def rows(page: str) -> set[str]:
     """Names in backticks at the beginning of the rows of a page's tables."""
     return set(re.findall(r"^\| `([^`]+)`", (DOCS / page).read_text(), re.MULTILINE))
+
+
+REGISTRIES = {
+    "averaging/optim/update_rules.py": "UPDATE_RULES",
+    "stages/links/value_codecs.py": "VALUE_CODECS",
+    "stages/graph/operators.py": "FAMILIES",
+    "bootstrap/run/admission_policies.py": "ADMISSION_POLICIES",
+    "bootstrap/state/placement_policies.py": "PLACEMENT_POLICIES",
+}
+"""Module → its registry."""
+
+
+@pytest.mark.parametrize(("module", "name"), REGISTRIES.items())
+def test_a_registry_is_a_literal_that_nobody_else_writes(module, name):
+    """Nothing from a run's files or from the network can add to it."""
+    literal = [
+        node.value
+        for node in ast.parse((PRODUCT / module).read_text()).body
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name
+    ]
+    assert [type(value) for value in literal] == [ast.Dict]
+    assert all(isinstance(key, ast.Constant) for key in literal[0].keys)
+    writes = re.compile(rf"\b{name}(\[[^\]]*\] *=[^=]|\.(update|setdefault|pop|clear|popitem)\b| *\|=)")
+    assert [str(path) for path in PRODUCT.rglob("*.py") if writes.search(path.read_text())] == []
+    assert f"`{name}`" in PAGE and f"`{module}`" in PAGE  # noqa: PT018 - one fact
 
 
 @pytest.mark.parametrize(

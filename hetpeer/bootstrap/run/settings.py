@@ -14,7 +14,7 @@ from hetpeer.bootstrap.run.manifest_part import Count, ManifestPart, Positive
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.data.microbatches import size_of
 from hetpeer.stages.links.codec import Codec
-from hetpeer.stages.links.value_codecs import codec_names
+from hetpeer.stages.links.value_codecs import dense_codec_names
 
 Factor = Annotated[float, Field(ge=0, le=1000)]
 Setting = bool | int | float | str | tuple[float, ...] | tuple[tuple[float, float], ...]
@@ -80,7 +80,7 @@ def _known_codec(name: str) -> str:
 
 
 def _known_dense_codec(name: str) -> str:
-    if name not in (names := codec_names(sparse=False)):
+    if name not in (names := dense_codec_names()):
         raise ValueError(f"unknown codec {name!r} for a reduce; known: {', '.join(names)}")
     return name
 

@@ -5,6 +5,7 @@ Nothing heavy is imported here: `hetpeer --help` must answer at once.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import logging
 import os
@@ -84,13 +85,43 @@ def configure_logging(verbose: int, quiet: bool) -> None:
     logging.getLogger("py.warnings").setLevel(logging.WARNING if level == logging.DEBUG else logging.ERROR)
 
 
+_REGISTERED: Final[Mapping[str, str]] = {
+    "{update rules}": "averaging.optim.update_rules:UPDATE_RULES",
+    "{codecs}": "stages.links.value_codecs:codec_names",
+    "{dense codecs}": "stages.links.value_codecs:dense_codec_names",
+    "{admission policies}": "bootstrap.run.admission_policies:ADMISSION_POLICIES",
+    "{placement policies}": "bootstrap.state.placement_policies:PLACEMENT_POLICIES",
+}
+"""Mark in a help text → the registry, or function of its names, that takes its place when the command is
+called: registries load pydantic.
+"""
+
+
 def command_of(part: Callable[..., Any] | typer.Typer) -> Any:
     """The command of a function, or the group of commands of a `Typer`."""
     if isinstance(part, typer.Typer):
         return typer.main.get_group(part)
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
     alone.command()(part)
-    return typer.main.get_command(alone)
+    command: Any = typer.main.get_command(alone)
+    for param in command.params:
+        if "{" in (text := getattr(param, "help", None) or ""):
+            param.help = _filled(text)
+    return command
+
+
+def _filled(text: str) -> str:
+    for mark, where in _REGISTERED.items():
+        if mark in text:
+            module, _, name = where.partition(":")
+            known = getattr(importlib.import_module(f"hetpeer.{module}"), name)
+            names = (
+                "; ".join(f"{one}: {kind.describe}" for one, kind in known.items())
+                if isinstance(known, dict)
+                else ", ".join(known())
+            )
+            text = text.replace(mark, names)
+    return text
 
 
 def check(function: Callable[..., Any], arguments: Sequence[str]) -> Mapping[str, Any]:

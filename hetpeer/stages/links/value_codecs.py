@@ -17,7 +17,11 @@ TOP_K = "topk-"
 NONE = "none"
 
 
-def codec_names(*, sparse: bool = True) -> list[str]:
-    """Names that a manifest may use; `sparse`: those with `topk-`, too."""
-    kept = [TOP_K + name for name, codec in VALUE_CODECS.items() if codec.with_top_k]
-    return [NONE, *VALUE_CODECS, *(kept if sparse else ())]
+def dense_codec_names() -> list[str]:
+    """Names for a reduce, in which every element is sent."""
+    return [NONE, *VALUE_CODECS]
+
+
+def codec_names() -> list[str]:
+    """Names for links: also those with `topk-`."""
+    return dense_codec_names() + [TOP_K + name for name, codec in VALUE_CODECS.items() if codec.with_top_k]

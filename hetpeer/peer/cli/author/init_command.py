@@ -1,6 +1,6 @@
 """`hetpeer init`: make a run from a model and its data. The work is done in bootstrap/authoring.
 
-Registries are read at once, for the help text; torch and other heavy imports stand inside the function.
+Heavy imports stand inside the function.
 """
 
 from __future__ import annotations
@@ -10,12 +10,9 @@ from typing import Annotated
 
 import typer
 
-from hetpeer.averaging.optim.update_rules import UPDATE_RULES
-from hetpeer.bootstrap.run.admission_policies import ADMISSION_POLICIES
 from hetpeer.peer.cli.options import RunDir
 from hetpeer.peer.process.console import say
 from hetpeer.peer.watching.human_units import counted
-from hetpeer.stages.links.value_codecs import codec_names
 
 
 class Shape(enum.StrEnum):
@@ -31,11 +28,6 @@ class Mode(enum.StrEnum):
 
     EXACT = "exact"
     GROUPED = "grouped"
-
-
-_CODECS, _REDUCE_CODECS = ", ".join(codec_names()), ", ".join(codec_names(sparse=False))
-_POLICIES = "; ".join(f"{name}: {kind.describe}" for name, kind in ADMISSION_POLICIES.items())
-_RULES = "; ".join(f"{name}: {kind.describe}" for name, kind in UPDATE_RULES.items())
 
 
 def init(
@@ -65,7 +57,7 @@ def init(
     batch_size: Annotated[int, typer.Option(help="Samples of one update.")] = 128,
     microbatch_size: Annotated[int, typer.Option(help="Samples that are computed at once.")] = 8,
     sequence_length: Annotated[int, typer.Option(help="Tokens (bytes) of one sample of text.")] = 64,
-    optimizer: Annotated[str, typer.Option(help=f"Update rule. {_RULES}.")] = "AdamW",
+    optimizer: Annotated[str, typer.Option(help="Update rule. {update rules}.")] = "AdamW",
     optimizer_setting: Annotated[
         list[str] | None,
         typer.Option(
@@ -158,7 +150,7 @@ def init(
         str,
         typer.Option(
             help="Strongest compression of activations and their gradients on slow links; none is bit for "
-            f"bit: {_CODECS}."
+            "bit: {codecs}."
         ),
     ] = "none",
     backward_codec: Annotated[
@@ -172,7 +164,7 @@ def init(
         str,
         typer.Option(
             help="Format of gradients and parameters that are sent to be added up; none is bit for bit: "
-            f"{_REDUCE_CODECS}."
+            "{dense codecs}."
         ),
     ] = "none",
     feedback: Annotated[
@@ -249,7 +241,7 @@ def init(
         ),
     ] = None,
     admission: Annotated[
-        str, typer.Option(metavar="|".join(ADMISSION_POLICIES), help=f"Who may take part. {_POLICIES}.")
+        str, typer.Option(metavar="POLICY", help="Who may take part. {admission policies}.")
     ] = "open",
     work_bits: Annotated[
         int,
@@ -283,6 +275,7 @@ def init(
     from hetpeer.averaging.optim.learning_rate import knots_of
     from hetpeer.averaging.optim.update_rules import rule_settings
     from hetpeer.bootstrap.authoring.create import create_run
+    from hetpeer.bootstrap.run.admission_policies import ADMISSION_POLICIES
     from hetpeer.bootstrap.run.manifest import validated
     from hetpeer.bootstrap.run.settings import (
         AdmissionSettings,

@@ -7,15 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetpeer.bootstrap.state.placement_policies import DEFAULT, PLACEMENT_POLICIES
 from hetpeer.peer.cli.options import DashboardOption, HomeOption, need_lan, only_checked, run_loop
 from hetpeer.peer.process.console import tell
 
 if TYPE_CHECKING:
     from hetpeer.peer.arrival.invites import Invite
-
-
-_POLICIES = "; ".join(f"{name}: {policy.describe}" for name, policy in PLACEMENT_POLICIES.items())
 
 
 def bootstrap(
@@ -49,10 +45,9 @@ def bootstrap(
     placement: Annotated[
         str,
         typer.Option(
-            metavar="|".join(PLACEMENT_POLICIES),
-            help=f"Which place a newcomer is advised to take. {_POLICIES}.",
+            metavar="POLICY", help="Which place a newcomer is advised to take. {placement policies}."
         ),
-    ] = DEFAULT,
+    ] = "step-time",
     keep_places: Annotated[
         bool,
         typer.Option(
@@ -72,6 +67,7 @@ def bootstrap(
 
     Without DIR: serve as a rendezvous and relay, where peers of any run find each other (--peers).
     """
+    from hetpeer.bootstrap.state.placement_policies import DEFAULT, PLACEMENT_POLICIES
     from hetpeer.peer.arrival.invites import destination
     from hetpeer.peer.process.home import Home, default_home
     from hetpeer.peer.process.lifecycle import run_daemon
