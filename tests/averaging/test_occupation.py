@@ -4,8 +4,9 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.member import Phase
+from hetpeer.averaging.member.work_in_progress import WorkerOccupation
+from hetpeer.peer.training.volunteer_figures import RECENT_S, OccupationShares
 from hetpeer.stages.pipeline import effects as p
-from hetpeer.stages.pipeline.utilization import RECENT_S, OccupationShares, WorkerOccupation
 from tests.averaging.rig import LINE, STEP, begin, commit, member_in, reduced
 
 

@@ -6,6 +6,7 @@ Tensors of a bundle lie one after the other in the order of the block's spec (st
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -23,7 +24,7 @@ class _Head(Schema):
     step: Count
     incarnation: Count
 
-    @property
+    @cached_property
     def step_id(self) -> StepId:
         return StepId(self.line, self.step)
 

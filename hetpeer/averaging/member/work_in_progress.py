@@ -8,6 +8,7 @@ links outlive a step (`LinkStates`). Messages of the coordinator come to member.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
@@ -19,7 +20,6 @@ from hetpeer.stages.pipeline.effects import Handle, Release, TaskKey
 from hetpeer.stages.pipeline.gradient_slots import GradientSlots
 from hetpeer.stages.pipeline.routes import Route
 from hetpeer.stages.pipeline.schedule_1f1b import InFlightWindow, WorkerQueue
-from hetpeer.stages.pipeline.utilization import WorkerOccupation
 
 MOST_SHUNNED = 256
 """Peers that one `Shuns` names at most."""
@@ -69,6 +69,18 @@ class LinkStates:
             return []
         self._told = shunned
         return [Tell(m.Shuns(peers=tuple(sorted(shunned)[:MOST_SHUNNED])))]
+
+
+class WorkerOccupation(enum.Enum):
+    """Occupation of a worker at one time."""
+
+    COMPUTES = "computes"
+    ROOM = "room"
+    """Work is ready, but there is no room for its result: in a slot, in memory, or at the next peer."""
+    DATA = "data"
+    """The next input is computed elsewhere, or on its way."""
+    STEP = "step"
+    """All work that has begun is done: a reduce, a vote, a commit or another peer is waited for."""
 
 
 class WorkInProgress:

@@ -10,13 +10,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from hetpeer.averaging.member.member import Phase
+from hetpeer.averaging.member.work_in_progress import WorkerOccupation
 from hetpeer.dht.base.errors import RemoteError
 from hetpeer.dht.discovery import LEFT, MAX_LINKS, Advert, LinkNote, Roster
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.reach.reachability import PeerPath
 from hetpeer.peer.training.volunteer import Volunteer
 from hetpeer.peer.transport.link_book import LinkFigures
-from hetpeer.stages.pipeline.utilization import WorkerOccupation
 
 PUBLISH_S = 3.0
 GAP_S = 0.5

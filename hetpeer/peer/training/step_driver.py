@@ -20,7 +20,7 @@ from hetpeer.averaging.member.tensor_heads import ActivationHead, GradientHead, 
 from hetpeer.peer.preparation.data_source import DataGate
 from hetpeer.peer.training.check_answers import SpotCheckAnswers, SumProofAnswers
 from hetpeer.peer.training.reduce_execution import ReduceExecution
-from hetpeer.peer.training.task_execution import HeldPlace, TaskExecution
+from hetpeer.peer.training.task_execution import HeldPlace, TaskExecution, task_name
 from hetpeer.peer.training.volunteer_figures import VolunteerFigures
 from hetpeer.peer.transport.data_plane import DataPlane
 from hetpeer.peer.transport.link_transcoder import LinkTranscoder, MemoryWait
@@ -104,7 +104,10 @@ class StepDriver:
                 # tasks; inputs are noted for spot checks while they are here
                 _on(p.RunForward, tasks.forward, first=checks.forward if checked else None),
                 _on(p.RunBackward, self._backward, first=checks.backward if checked else None),
-                _on(p.ForgetGraph, lambda step, x: command(c.DropTask(step=step.number, task=str(x.key)))),
+                _on(
+                    p.ForgetGraph,
+                    lambda step, x: command(c.DropTask(step=step.number, task=task_name(x.key))),
+                ),
                 _on(
                     Merge,
                     lambda step, x: command(

@@ -96,7 +96,7 @@ class TaskExecution:
         command = c.Forward(
             step=step.number,
             version=step.version_of(key.id),
-            task=str(key),
+            task=task_name(key),
             begin=key.begin,
             end=work.end,
             inputs=inputs,
@@ -117,7 +117,7 @@ class TaskExecution:
             except CommandFailedError as error:
                 self._store.release_all(self._data_tensors.pop((step, key), ()))
                 self._mind_memory(error)
-                given = self._blame(error, f"task {key}, input", source)
+                given = self._blame(error, f"task {task_name(key)}, input", source)
                 self._perform(self._work.work_failed(step, key, error.what, given))
                 return
             if work.train:
@@ -143,7 +143,7 @@ class TaskExecution:
         given = {} if gradient is None else leaving.within(gradient.extent)
         command = c.Backward(
             step=step.number,
-            task=str(key),
+            task=task_name(key),
             output_gradients=given,
             input_gradients={} if back is None else layout.within(back.extent),
             weight=self._schema.batch(key.id) / self._schema.training.batch_size,
@@ -157,7 +157,7 @@ class TaskExecution:
                 done = await posted
             except CommandFailedError as error:
                 self._mind_memory(error)
-                given = self._blame(error, f"task {key}, gradient of output", gradient)
+                given = self._blame(error, f"task {task_name(key)}, gradient of output", gradient)
                 self._perform(self._work.work_failed(step, key, error.what, given))
                 return
             finally:
@@ -206,3 +206,8 @@ class TaskExecution:
             del self._data_tensors[key]
         self._sparse = {key for key in self._sparse if key[0] != step}
         self._window.end_step(step)
+
+
+def task_name(key: p.TaskKey) -> str:
+    """The name of a task at the worker."""
+    return f"{key.id}/{key.begin}" + (f"/{key.check}" if key.check else "")

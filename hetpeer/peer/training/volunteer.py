@@ -22,6 +22,7 @@ from hetpeer.averaging.effects import EffectQueue
 from hetpeer.averaging.member.member import Effect, InStep, Member, Origin, Phase
 from hetpeer.averaging.member.position import choose_place
 from hetpeer.averaging.member.tensor_heads import ActivationHead, Introduction
+from hetpeer.averaging.member.work_in_progress import WorkerOccupation
 from hetpeer.bootstrap.state.core_config import shape_of
 from hetpeer.bootstrap.storage.file_service import Served
 from hetpeer.dht.base import failpoints
@@ -58,7 +59,6 @@ from hetpeer.stages.ipc.block_commands import ForgetResiduals
 from hetpeer.stages.ipc.compute import Compute
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.schedule_1f1b import MOST, InFlightWindow
-from hetpeer.stages.pipeline.utilization import WorkerOccupation
 
 LAST_WORD_S = 1.0
 

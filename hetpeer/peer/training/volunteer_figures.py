@@ -1,17 +1,62 @@
-"""A volunteer's offer, and figures of what it has done so far."""
+"""A volunteer's offer, and figures of what it has done so far: steps, pieces of work, and shares of the
+worker's time.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from hetpeer.stages.pipeline.utilization import OccupationShares
+from hetpeer.averaging.member.work_in_progress import WorkerOccupation
 
 RECENT = 9
 """Steps of which the middle one says how long it is from the last work to the update."""
 SPEED_S = 5.0
 """A speed is that of so many seconds at least."""
+
+RECENT_S = 60.0
+"""Time constant of recent shares: seconds after which a moment's weight has fallen to 1/e."""
+
+
+class OccupationShares:
+    """How the worker's time is divided, in all and recently."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(WorkerOccupation, 0.0)
+        """Seconds since the first `note`."""
+        self._lately = dict.fromkeys(WorkerOccupation, 0.0)
+        self._now: WorkerOccupation | None = None
+        self._since = 0.0
+
+    def note(self, occupation: WorkerOccupation, now: float) -> tuple[WorkerOccupation, float] | None:
+        """From `now` on it does this. Returns (occupation, since when) of the time before, if that was
+        another one.
+        """
+        before, since = self._now, self._since
+        if occupation is before:
+            return None
+        self._count(now)
+        self._now, self._since = occupation, now
+        return None if before is None else (before, since)
+
+    def _count(self, now: float) -> None:
+        if self._now is None:
+            return
+        passed = max(now - self._since, 0.0)
+        self.seconds[self._now] += passed
+        kept = math.exp(-passed / RECENT_S)
+        self._lately = {one: kept * share for one, share in self._lately.items()}
+        self._lately[self._now] += 1.0 - kept
+
+    def lately(self, now: float) -> Mapping[WorkerOccupation, float]:
+        """Shares of about the last minute, which add up to 1; all 0 before the first `note`."""
+        self._count(now)
+        self._since = max(self._since, now)
+        total = sum(self._lately.values())
+        return {one: share / total for one, share in self._lately.items()} if total else dict(self._lately)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import psutil
 from prometheus_client.metrics_core import Metric
 
+from hetpeer.averaging.member.work_in_progress import WorkerOccupation
 from hetpeer.bootstrap.state.effects import CoordinatorState
 from hetpeer.peer.limits.amounts import rate, volume
 from hetpeer.peer.limits.governor import Reason
@@ -31,7 +32,6 @@ from hetpeer.peer.watching.metric_families import (
     volunteer_metrics,
 )
 from hetpeer.peer.web.machine_warnings import CODES, MachineWarnings
-from hetpeer.stages.pipeline.utilization import WorkerOccupation
 
 if TYPE_CHECKING:
     from hetpeer.dht.node.node import Node

@@ -24,10 +24,6 @@ class TaskKey(NamedTuple):
     check: int = 0
     """Above 0: a repetition for the spot check of that number, which counts nowhere."""
 
-    def __str__(self) -> str:
-        """Its name at the worker."""
-        return f"{self.id}/{self.begin}" + (f"/{self.check}" if self.check else "")
-
 
 @dataclass(frozen=True, slots=True)
 class RunForward:
