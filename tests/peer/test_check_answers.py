@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.peer.training.sum_proof_answers import SumProofAnswers
+from hetpeer.peer.training.check_answers import SumProofAnswers
 from tests.averaging.rig import LINE, STEP
 
 
