@@ -4,7 +4,7 @@ Homes with slow uplinks (root), four stages, each held by several volunteers. Ev
 coordinator, as the seed has it: killed and started again, its worker killed, frozen for two leases, cut off, its uplink slow. At the end all is healed,
 and the run must go on. Then the volunteers' signed logs are audited, and every loss is compared with one machine's.
 
-Recovery: from the fault to the commit of the first step that began after it, less a step's usual time (peer/demo/log_feed.py). Goodput: what
+Recovery: from the fault to the commit of the first step that began after it, less a step's usual time (peer/demo/demo_run.py). Goodput: what
 was counted of all forwards that were computed, in microbatches times blocks.
 
     make chaos
@@ -31,7 +31,7 @@ from hetpeer.bootstrap.audit.replay import compare, run_reference
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.peer.demo.log_feed import recovery_seconds
+from hetpeer.peer.demo.demo_run import recovery_seconds
 from hetpeer.peer.process.hetpeer_children import end_all
 from hetpeer.peer.watching.perfetto import perfetto
 from tests.wanlab.chaos import KINDS, Chaos, Fault, homes

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.swarm import POLL_S, Model, Site, Swarm, make_run, running
 from hetpeer.bootstrap.audit.audit import audit
 from hetpeer.bootstrap.run.settings import AveragingSettings, LinkSettings, TrainingSettings
-from hetpeer.peer.demo.log_feed import Seen
+from hetpeer.peer.demo.demo_run import Seen
 from tests.wanlab.lab import Lab
 
 CLUSTERS, STAGES = 4, 2

@@ -22,7 +22,7 @@ from hetpeer.bootstrap.authoring.create import create_run
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.dht.base.runtime import SystemClock
-from hetpeer.peer.demo.log_feed import LogFeed
+from hetpeer.peer.demo.demo_run import LogFeed
 from hetpeer.peer.process.hetpeer_children import Child, end_all
 from hetpeer.peer.process.home import Home
 

@@ -33,7 +33,7 @@ from benchmarks.clusters import CLUSTERS, STAGES
 from benchmarks.swarm import NEVER, Model, Swarm
 from hetpeer.bootstrap.log.volunteer_log import read_event, read_events
 from hetpeer.bootstrap.run.settings import AveragingSettings, TrainingSettings
-from hetpeer.peer.demo.log_feed import Seen
+from hetpeer.peer.demo.demo_run import Seen
 from tests.wanlab.lab import Lab
 
 LATENCY_MS = 100.0

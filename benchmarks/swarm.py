@@ -22,7 +22,7 @@ from hetpeer.bootstrap.run.manifest import sign
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import AveragingSettings, LinkSettings, TrainingSettings, TrustSettings
 from hetpeer.dht.base.runtime import SystemClock
-from hetpeer.peer.demo.log_feed import LogFeed
+from hetpeer.peer.demo.demo_run import LogFeed
 from hetpeer.peer.process.hetpeer_children import COMMAND, Child, end_all
 from tests.wanlab.lab import Lab
 

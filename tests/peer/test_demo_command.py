@@ -21,11 +21,10 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.demo.demo_report import report
-from hetpeer.peer.demo.demo_run import STALL_S, Trained, _Watch
+from hetpeer.peer.demo.demo_run import STALL_S, LogFeed, Seen, Trained, _Watch, recovery_seconds
 from hetpeer.peer.demo.demo_settings import MARKER, DemoSettings, claimed, example_model
 from hetpeer.peer.demo.demo_settings import make_run as make_demo_run
 from hetpeer.peer.demo.demo_view import LiveView, Picture, PlainView
-from hetpeer.peer.demo.log_feed import LogFeed, Seen, recovery_seconds
 from hetpeer.peer.process.hetpeer_children import Child, end_all
 from tests.bootstrap.engine import Engine, make_run
 

@@ -18,9 +18,9 @@ from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.reach.reachability import ReachEstimate, ReachKind
 from hetpeer.peer.arrival.invites import Destination
-from hetpeer.peer.checkup import local_checks, network_checks, owner_checks, thresholds
+from hetpeer.peer.checkup import local_checks, network_checks, thresholds
 from hetpeer.peer.checkup.findings import Finding, Grade, document, exit_code, summary
-from hetpeer.peer.checkup.owner_checks import Owner
+from hetpeer.peer.checkup.local_checks import Owner
 from hetpeer.peer.checkup.thresholds import GIB, MIB, Verdict
 from hetpeer.peer.control.control_messages import DaemonStatus as Answer
 from hetpeer.peer.control.control_server import serving
@@ -132,15 +132,15 @@ def test_the_exit_status_is_that_of_the_first_failure() -> None:
 def test_settings_in_force_and_where_each_is_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.toml").write_text('[limits]\nup = "5mbit"\n')
     monkeypatch.setenv("HETPEER_WHEN_MODE", "idle")
-    grade, said = outcome(lambda: owner_checks.settings(Owner.of(tmp_path)))
+    grade, said = outcome(lambda: local_checks.settings(Owner.of(tmp_path)))
     assert grade is Grade.OK
     assert f"limits.up 5mbit ({tmp_path}/config.toml)" in said
     assert "when.mode idle (the environment's HETPEER_WHEN_MODE)" in said
     assert "limits.ram 50%" in said.partition("; by default ")[2]
     assert Owner.of(tmp_path).value("when.mode") == "idle"
     (tmp_path / "config.toml").write_text('[limits]\nup = "fast"\n')
-    assert outcome(lambda: owner_checks.settings(Owner.of(tmp_path))) == (Grade.FAIL, "HP-CONF-003")
-    assert outcome(lambda: owner_checks.port(Owner.of(tmp_path)))[0] is Grade.OK, (
+    assert outcome(lambda: local_checks.settings(Owner.of(tmp_path))) == (Grade.FAIL, "HP-CONF-003")
+    assert outcome(lambda: local_checks.port(Owner.of(tmp_path)))[0] is Grade.OK, (
         "the others are looked at all the same"
     )
 
@@ -157,8 +157,8 @@ async def test_those_of_a_volunteer_that_runs_count(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text('[limits]\nup = "5mbit"\n')
     async with serving(tmp_path, lambda _request: standing):
         found = await asyncio.to_thread(Owner.of, tmp_path)
-    assert "limits.up 9mbit (the command line)" in outcome(lambda: owner_checks.settings(found))[1]
-    assert outcome(lambda: owner_checks.port(found)) == (
+    assert "limits.up 9mbit (the command line)" in outcome(lambda: local_checks.settings(found))[1]
+    assert outcome(lambda: local_checks.port(found)) == (
         Grade.OK,
         "the running volunteer listens at /ip4/127.0.0.1/tcp/4711/p2p/Qm",
     )
@@ -169,8 +169,8 @@ def test_a_port_that_is_taken_and_one_that_is_free(tmp_path: Path) -> None:
     with socket.create_server(("0.0.0.0", 0)) as server:
         number = server.getsockname()[1]
         (tmp_path / "config.toml").write_text(f"[network]\nport = {number}\n")
-        assert outcome(lambda: owner_checks.port(Owner.of(tmp_path))) == (Grade.FAIL, "HP-NET-001")
-    grade, said = outcome(lambda: owner_checks.port(Owner.of(tmp_path)))
+        assert outcome(lambda: local_checks.port(Owner.of(tmp_path))) == (Grade.FAIL, "HP-NET-001")
+    grade, said = outcome(lambda: local_checks.port(Owner.of(tmp_path)))
     assert (grade, said) == (Grade.OK, f"network.port {number}: free")
 
 

@@ -19,10 +19,10 @@ from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus, 
 from hetpeer.peer.control.control_server import serving
 from hetpeer.peer.daemon import systemd_units
 from hetpeer.peer.limits.settings import Where
-from hetpeer.peer.web.access_token import token_of
 from hetpeer.peer.web.daemon_web import _served
 from hetpeer.peer.web.machine_load import LoadMeter
 from hetpeer.peer.web.page_view import PageView
+from hetpeer.peer.web.request_guard import token_of
 
 LINK = "http://127.0.0.1:8787/#token=s3cr3t"
 SHOWN = DaemonStatus(state="training", since=1.0, dashboard=LINK)

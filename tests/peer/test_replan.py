@@ -20,9 +20,7 @@ from hetpeer.bootstrap.state.membership import BlockDemand, Membership
 from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.dht.discovery import Advert, LinkNote, Roster
 from hetpeer.peer.planning.device_files import devices_in
-from hetpeer.peer.planning.forming_cut import cutting
-from hetpeer.peer.planning.remembered_links import Remembered
-from hetpeer.peer.planning.replan import Proposal, Seating, _lines, proposal
+from hetpeer.peer.planning.replan import Proposal, RememberedLinks, Seating, _lines, cutting, proposal
 from hetpeer.peer.planning.swarm_inventory import inventory
 from hetpeer.peer.reliable import plan_proposer
 from hetpeer.peer.reliable.plan_proposer import AGAIN_S, SETTLED_S, PlanProposer, ProposalTiming
@@ -216,7 +214,7 @@ class World:
             devices, work, held, lines, steps=1, seed=0, measured=found.measured
         ).before_s
 
-    def changed(self, remembered: Remembered, seed: int, disappointed: int) -> Proposal | None:
+    def changed(self, remembered: RememberedLinks, seed: int, disappointed: int) -> Proposal | None:
         """What is proposed now, and done."""
         left = iter(range(1000))
         found = proposal(
@@ -239,7 +237,7 @@ def test_lines_that_nobody_knows_are_tried_a_few_times_and_then_all_stays(
     run: RunDirectory, seed: int
 ) -> None:
     """Lines differ a thousandfold, and only those in use are known, four of each peer."""
-    world, remembered = World(run, seed), Remembered()
+    world, remembered = World(run, seed), RememberedLinks()
     begun, changes, looks = world.step_s(), 0, 10
     last = 0
     for look in range(looks):
@@ -368,7 +366,7 @@ def test_those_who_cannot_hold_it_together_or_have_not_said_what_they_can_wait_o
 
 
 def test_lines_that_are_not_used_any_more_are_remembered_as_long_as_both_are_there() -> None:
-    remembered = Remembered()
+    remembered = RememberedLinks()
     slow, fast = LinkNote(to="QmPeerB"[-8:], rate=1e3), LinkNote(to="QmPeerC"[-8:], rate=1e6)
     three = dict.fromkeys(("QmPeerA", "QmPeerB", "QmPeerC"), advert(1e9))
     remembered({**three, "QmPeerA": three["QmPeerA"].model_copy(update={"links": (slow,)})})

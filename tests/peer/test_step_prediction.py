@@ -10,8 +10,7 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.discovery import Advert, LinkNote
 from hetpeer.peer.cli.swarm.plan_command import _lines
-from hetpeer.peer.planning.reduce_traffic import sums_bytes
-from hetpeer.peer.planning.step_prediction import predict
+from hetpeer.peer.planning.step_prediction import predict, sums_bytes
 from hetpeer.peer.training.volunteer_figures import VolunteerFigures
 from hetpeer.stages.pipeline.routes import Hop
 from tests.bootstrap.engine import make_run

@@ -9,7 +9,7 @@ from pathlib import Path
 from hetpeer.peer.arrival.invites import Destination
 from hetpeer.peer.checkup import local_checks, network_checks
 from hetpeer.peer.checkup.findings import Finding
-from hetpeer.peer.checkup.owner_checks import Owner, battery, idle, port, settings
+from hetpeer.peer.checkup.local_checks import Owner, battery, idle, port, settings
 from hetpeer.peer.checkup.thresholds import Verdict
 
 

@@ -20,10 +20,9 @@ from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.run.durable_files import atomic_write
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.peer.demo.demo_run import Kill, Trained
+from hetpeer.peer.demo.demo_run import Kill, LogFeed, Trained
 from hetpeer.peer.demo.demo_settings import DemoSettings
 from hetpeer.peer.demo.demo_view import DemoView
-from hetpeer.peer.demo.log_feed import LogFeed
 from hetpeer.peer.watching.human_units import counted
 from hetpeer.peer.watching.loss_plot import PlotMark, loss_curve
 from hetpeer.stages.data.shards import TOKENS

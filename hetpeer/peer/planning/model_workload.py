@@ -1,7 +1,8 @@
-"""Workload of a step for a plan: of a run, or of a GPT of a well-known size."""
+"""Workload of a step for a plan: of a run, or of a GPT of a well-known size; the error if it does not fit."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import numpy as np
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.step_workload import FLOAT, of_manifest
 from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.peer.planning.device_files import GIB, NamedDevices
 from hetpeer.stages.pipeline.gradient_slots import LIVE
+from hetpeer.stages.planning.swarms.pipeline_cuts import lacking
 from hetpeer.stages.planning.swarms.plan_inputs import StepDemand
 
 ADAMW_KEEPS = 2
@@ -87,4 +90,18 @@ def preset(gpt: Gpt, microbatches: int) -> StepDemand:
         reduced=FLOAT * parameters,
         state=(1 + ADAMW_KEEPS) * FLOAT * parameters,
         microbatches=microbatches,
+    )
+
+
+def too_small(named: NamedDevices, work: StepDemand, model: str) -> LocalError:
+    """HP-PLAN-005, with what would be enough."""
+    device, missing = lacking(named.devices, work)
+    more = math.ceil(10 * missing / GIB) / 10
+    return LocalError(
+        "HP-PLAN-005",
+        f"{model} does not fit into the memory of these {len(named.names)} devices",
+        why=f"their {named.devices.memory.sum() / GIB:.1f} GiB are not enough, or are spread over too small "
+        "devices",
+        fix=f"it needs {more:.1f} GiB more on {named.names[device]}, or more devices",
+        exit_code=ExitCode.TOO_SMALL,
     )

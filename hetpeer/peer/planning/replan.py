@@ -1,7 +1,10 @@
-"""A better division of the blocks for a running swarm: from the volunteers' adverts to a proposal for the
-coordinator. Pure.
+"""Better plans for a running swarm, from the volunteers' adverts: proposals for the coordinator. Pure.
 
-Adverts are claims: a volunteer that lies about its speed makes the run slower, but not its results wrong.
+Adverts are claims: a volunteer that lies about its speed makes the run slower, but not its results wrong; one
+that lies about its memory cannot hold what it is given and leaves, and its cluster is dissolved as by any
+death. `cutting` cuts the volunteers that wait in a forming cluster of a grouped run: fewer stages where
+machines have the memory, balanced by speed, lines and memory. An advert names only the four slowest links in
+use; `RememberedLinks` adds those of earlier adverts.
 """
 
 from __future__ import annotations
@@ -13,21 +16,46 @@ from itertools import pairwise
 import numpy as np
 
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
+from hetpeer.bootstrap.grouped.cluster_cut import ClusterCut
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.run.step_workload import of_manifest
 from hetpeer.bootstrap.state.core_config import IN_FLIGHT
 from hetpeer.bootstrap.state.membership import Membership, Range
 from hetpeer.dht.base.errors import LocalError
-from hetpeer.dht.discovery import Advert
+from hetpeer.dht.discovery import Advert, LinkNote
 from hetpeer.peer.planning.device_files import devices_in
 from hetpeer.peer.planning.swarm_inventory import inventory
 from hetpeer.stages.planning.swarms.incremental_plan import IncrementalPlanner, PlanChange
 from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
+from hetpeer.stages.planning.swarms.plan_search import PlanSearch
 
 HORIZON = 200
 """A change must pay within so many steps."""
 DOUBT = 4.0
 """Factor by which unmeasured links are assumed slower after each change that did not help."""
+
+
+class RememberedLinks:
+    """The last note of every line between peers that are still there."""
+
+    def __init__(self) -> None:
+        self._notes: dict[tuple[str, str], LinkNote] = {}
+        """(sender, the end of the receiver's id) → what it carries."""
+
+    def __call__(self, adverts: Mapping[str, Advert]) -> dict[str, Advert]:
+        """`adverts` by peer id, each with all lines that it has named."""
+        ends = {peer[-8:] for peer in adverts}
+        new = {
+            (peer, note.to): note for peer, advert in adverts.items() for note in advert.links if note.rate
+        }
+        known = {**self._notes, **new}
+        self._notes = {pair: note for pair, note in known.items() if pair[0] in adverts and pair[1] in ends}
+        own: dict[str, list[LinkNote]] = {peer: [] for peer in adverts}
+        for (sender, _), note in self._notes.items():
+            own[sender].append(note)
+        return {
+            peer: advert.model_copy(update={"links": tuple(own[peer])}) for peer, advert in adverts.items()
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,3 +205,36 @@ def _arrangement(
         new = {seat: len(set(range(*seat[1])).difference(range(*held))) for seat in fitting}
         seats[peer] = min((blocks, seat[0] != cluster, seat) for seat, blocks in new.items())[2]
     return Arrangement(layouts, seats)
+
+
+def cutting(
+    manifest: Manifest,
+    adverts: Mapping[str, Advert],
+    cluster: int,
+    waiting: Collection[str],
+    *,
+    seed: int,
+    on: Callable[[], bool],
+) -> ClusterCut | None:
+    """The fastest pipeline of the best plan found for the `waiting` volunteers while `on` is true.
+
+    Volunteers outside it may be in the next forming cluster. None if they cannot hold the model together, or
+    if one has not advertised its speed yet.
+    """
+    try:
+        found = inventory(manifest, {peer: adverts[peer] for peer in waiting if peer in adverts})
+        devices = devices_in(found.document(), "what the volunteers say").devices
+    except LocalError:
+        return None
+    peers = found.peers
+    if set(peers) != set(waiting):
+        return None
+    work = of_manifest(manifest, manifest.training.microbatches)
+    plan = PlanSearch(devices, work, seed).run(on)
+    if plan is None:
+        return None
+    best = min(plan.best.pipelines, key=lambda pipeline: pipeline.seconds(work.microbatches))
+    seats = [(peers[d], place) for d, place in zip(best.devices, pairwise(best.cuts), strict=True)]
+    return ClusterCut(
+        cluster=cluster, seats=seats, spared=frozenset(waiting).difference(peer for peer, _ in seats)
+    )

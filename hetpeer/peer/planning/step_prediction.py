@@ -1,23 +1,30 @@
 """Predicted step time of a running swarm, from the volunteers' adverts about workers and links. Pure.
 
-Adverts are claims: a prediction informs people and decides nothing.
+Adverts are claims: a prediction informs people and decides nothing. `sums_bytes` counts what the reduce of a
+step sends: slots by the coordinator's division (bootstrap/coordinator/reduction.py), and the holders' shards.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from hetpeer.averaging.reduce.reduce_shards import shards_of
+from hetpeer.averaging.reduce.tied_parameters import Ties
+from hetpeer.bootstrap.conduct.disputed_pairs import DisputedPairs
+from hetpeer.bootstrap.coordinator.reduction import divided
 from hetpeer.bootstrap.run.manifest import Manifest, SignedManifest
 from hetpeer.bootstrap.state.link_costs import leaving
 from hetpeer.dht.base.errors import ExitCode, LocalError, short_id
 from hetpeer.dht.discovery import Advert, LinkNote
-from hetpeer.peer.planning.reduce_traffic import sums_bytes
 from hetpeer.peer.planning.swarm_inventory import believed, uplink_of
+from hetpeer.peer.transport.tensor_schema import FLOAT_BYTES
 from hetpeer.peer.watching.status_reader import HOLDING
+from hetpeer.stages.links.codec import Codec
 from hetpeer.stages.pipeline.routes import LinkCosts, Roster, Route, assign_routes
 from hetpeer.stages.planning.step_estimate import StepEstimate, estimate
 from hetpeer.stages.planning.uplinks import PeerLink
@@ -223,3 +230,35 @@ def _too_early(why: str) -> LocalError:
         fix="try again in a few steps",
         exit_code=ExitCode.TRY_LATER,
     )
+
+
+def sums_bytes(
+    manifest: Manifest, routes: Mapping[int, Route], roster: Roster, uplinks: Mapping[str, float]
+) -> dict[tuple[str, str], int]:
+    """(from, to) → bytes of a step whose microbatches take `routes`; `uplinks` in bytes/s, 0 if unknown."""
+    ties, codec = Ties(manifest.ties), Codec.of(manifest.links.reduce)
+    sizes = {block.index: block.vector_count for block in manifest.blocks}
+    sums = {block: _sums(block, routes) for block in sizes}
+    partners = {block: ties.partners(block) for block in sizes}
+    sent: defaultdict[tuple[str, str], int] = defaultdict(int)
+    guarded = manifest.trust.spot_checks > 0
+    for cover in divided(sums, roster, sizes, partners, uplinks, DisputedPairs(), guarded=guarded):
+        for shard in shards_of(0, cover, sizes[cover.block]):
+            count = shard.end - shard.begin
+            nbytes = FLOAT_BYTES * count if codec.values is None else codec.values.nbytes(count)
+            tied = ties.needed(shard.block, shard.begin, shard.end)
+            readers = (*cover.receivers, *(cover.observers if tied else ()))
+            pairs = [(holder, shard.reducer) for holder, _ in cover.slots]
+            for pair in (*pairs, *((shard.reducer, reader) for reader in readers)):
+                sent[pair] += nbytes
+    return {(sender, to): nbytes for (sender, to), nbytes in sent.items() if sender != to}
+
+
+def _sums(block: int, routes: Mapping[int, Route]) -> Sequence[tuple[str, tuple[int, ...]]]:
+    """Peer → ids that it has computed at `block`."""
+    ids: defaultdict[str, list[int]] = defaultdict(list)
+    for number, route in sorted(routes.items()):
+        for hop in route:
+            if hop.begin <= block < hop.end:
+                ids[hop.peer].append(number)
+    return [(peer, tuple(held)) for peer, held in sorted(ids.items())]

@@ -18,9 +18,7 @@ from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.service.driver import CoordinatorService
 from hetpeer.dht.base.errors import RemoteError
 from hetpeer.dht.discovery import Roster
-from hetpeer.peer.planning.forming_cut import cutting
-from hetpeer.peer.planning.remembered_links import Remembered
-from hetpeer.peer.planning.replan import Proposal, Seating, proposal
+from hetpeer.peer.planning.replan import Proposal, RememberedLinks, Seating, cutting, proposal
 from hetpeer.peer.watching.human_units import block_range, counted
 
 LOOK_S = 5.0
@@ -90,7 +88,7 @@ class PlanProposer:
         self._roster = roster
         self._service = service
         self._calm = ProposalTiming()
-        self._remembered = Remembered()
+        self._remembered = RememberedLinks()
         self._seed = 0
 
     async def look_forever(self) -> None:

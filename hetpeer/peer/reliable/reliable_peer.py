@@ -43,9 +43,13 @@ from hetpeer.peer.limits.settings import Where
 from hetpeer.peer.process.lifecycle import freeze_memory
 from hetpeer.peer.reliable.checkpoint_catch_up import CheckpointCatchUp
 from hetpeer.peer.reliable.plan_proposer import PlanProposer
-from hetpeer.peer.reliable.reliable_advert import notable_of_reliable, reliable_advert
-from hetpeer.peer.reliable.reliable_progress import ReliableProgress
-from hetpeer.peer.reliable.reliable_status import doing, figures_of
+from hetpeer.peer.reliable.reliable_status import (
+    ReliableProgress,
+    doing,
+    figures_of,
+    notable_of_reliable,
+    reliable_advert,
+)
 from hetpeer.peer.reliable.stand_in import StandIn
 from hetpeer.peer.training.self_advert import anything, publish_forever, take_leave
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.peer.planning.memory_fit import too_small
+from hetpeer.peer.planning.model_workload import too_small
 from hetpeer.peer.simulate.network.sim_uplinks import SimHardware
 from hetpeer.peer.simulate.scenario import Scenario
 from hetpeer.peer.simulate.sim_config import SwarmConfig

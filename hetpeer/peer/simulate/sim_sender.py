@@ -15,8 +15,7 @@ from hetpeer.averaging.effects import Shard, StepId
 from hetpeer.averaging.member.held_step import Bundle
 from hetpeer.averaging.member.member import Effect, Member, Origin, StepEffect
 from hetpeer.dht.streams.flow_control import Pool
-from hetpeer.peer.simulate.network.sim_links import SimFrame, SimLink
-from hetpeer.peer.simulate.network.sim_tensors import SimTensors
+from hetpeer.peer.simulate.network.sim_links import SimFrame, SimLink, SimTensors
 from hetpeer.peer.simulate.network.sim_uplinks import SimUplinks
 from hetpeer.peer.simulate.network.world import SimNetwork, World
 from hetpeer.peer.simulate.sim_config import SwarmConfig

@@ -18,7 +18,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import EffectQueue
 from hetpeer.averaging.member.member import Effect, InStep, Member, StepEffect
 from hetpeer.averaging.member.position import choose_place
-from hetpeer.peer.simulate.network.sim_tensors import SimTensors
+from hetpeer.peer.simulate.network.sim_links import SimTensors
 from hetpeer.peer.simulate.network.world import Gate
 from hetpeer.peer.simulate.sim_sender import LOOK_S, SimSender
 from hetpeer.peer.simulate.sim_states import SimStates

@@ -1,20 +1,29 @@
-"""Reading of a swarm's status through any peer: run, peers, blocks and their holders, progress.
+"""Reading of a swarm's status through any peer: run, peers, blocks, holders, progress, credit, curves.
 
 A short-lived node with a new identity joins the DHT, fetches the signed manifest from the peer it joined by,
 and reads all adverts; the coordinator need not answer. Adverts are claims, so a status proves nothing;
-`hetpeer audit` does.
+`hetpeer audit` does. Credit and curves come from the run's log (`FromLog`): the reliable peers are asked for
+them, and a reliable peer asks itself.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from hetpeer.bootstrap.log import credit_ranking
+from hetpeer.bootstrap.log.loss_curves import MAX_BYTES, Curves
+from hetpeer.bootstrap.storage.file_service import fetch
+from hetpeer.bootstrap.storage.run_files import Answer
+from hetpeer.dht.base.errors import RemoteError
 from hetpeer.dht.discovery import LEFT
+from hetpeer.dht.node.node import Node
 from hetpeer.dht.reach.reachability import ReachKind
 from hetpeer.peer.watching.human_units import block_list
 from hetpeer.peer.watching.swarm_status import (
@@ -32,17 +41,67 @@ from hetpeer.peer.watching.swarm_status import (
 
 if TYPE_CHECKING:
     from hetpeer.bootstrap.log.credit_ranking import RankedPeer, Ranking
-    from hetpeer.bootstrap.log.loss_curves import Curves
     from hetpeer.bootstrap.run.manifest import Manifest, SignedManifest
     from hetpeer.dht.discovery import Advert, Roster, TaskBoard, TaskNote
-    from hetpeer.dht.node.node import Node
     from hetpeer.peer.arrival.invites import Destination
-    from hetpeer.peer.watching.log_status import FromLog
+
+ANSWER_S = 4.0
+ALL_S = 6.0
+"""Seconds for one answer, and for all tries: a status does not wait longer for lost reliable peers."""
+
+T = TypeVar("T")
 
 SLOWEST = 1e-6
 """Tokens (or samples) a second: below this no remaining time is given."""
 HOLDING = frozenset({"ready", "training", "reducing", "applying"})
 """Phases of a volunteer that has the current state of its blocks."""
+MAX_CLAIMANTS = 8
+"""Most peers asked for an amendment because they claim to coordinate."""
+
+_log = logging.getLogger(__name__)
+
+
+class FromLog:
+    """Asks through `node`. A reliable peer asks itself: `answers` is what it serves to others."""
+
+    def __init__(self, node: Node, answers: Mapping[str, Answer] = MappingProxyType({})) -> None:
+        self._node = node
+        self._answers = answers
+
+    async def ranking(self, reliable: Iterable[str], peer: str = "") -> credit_ranking.Ranking | None:
+        """The ranking by credit, with the credit of `peer`, from the first of `reliable` that answers; None
+        if none does.
+
+        Never raises.
+        """
+        return await self._first(reliable, "credit", peer, credit_ranking.MAX_BYTES, credit_ranking.decode)
+
+    async def curves(self, reliable: Iterable[str]) -> Curves | None:
+        """The loss curves, asked for in the same way."""
+        return await self._first(reliable, "curves", "", MAX_BYTES, Curves.decode)
+
+    async def _first(
+        self,
+        reliable: Iterable[str],
+        kind: str,
+        about: str,
+        limit: int,
+        decode: Callable[[bytes | bytearray, str], T],
+    ) -> T | None:
+        if kind in self._answers:
+            with contextlib.suppress(RemoteError):
+                return decode(self._answers[kind](about), self._node.peer_id)
+            return None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ALL_S):
+                for asked in reliable:
+                    try:
+                        name = f"{kind}/{about}" if about else kind
+                        data, _ = await fetch(self._node, asked, name, limit, ANSWER_S)
+                        return decode(data, asked)
+                    except RemoteError as error:
+                        _log.debug("no %s from %s: %s", kind, asked, error)
+        return None
 
 
 def summarise(
@@ -92,10 +151,6 @@ def summarise(
         swarm=swarm,
         credit=None if ranking is None else _credit(ranking, adverts),
     )
-
-
-MAX_CLAIMANTS = 8
-"""Most peers asked for an amendment because they claim to coordinate."""
 
 
 @dataclass(slots=True)
@@ -151,7 +206,6 @@ async def observing(goal: Destination, peer: str = "") -> AsyncIterator[Onlooker
     from hetpeer.dht.identity.peer_identity import Identity
     from hetpeer.dht.node.node import Node, NodeConfig
     from hetpeer.peer.arrival.manifest_fetch import fetch_manifest
-    from hetpeer.peer.watching.log_status import FromLog
 
     with temporary_folder("status") as folder:
         identity = Identity.create(folder / "identity.key")

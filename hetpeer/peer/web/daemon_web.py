@@ -1,7 +1,8 @@
-"""Web server of a daemon: dashboard and metrics of a volunteer, a reliable peer or a watcher."""
+"""Web server of a daemon: dashboard and metrics of a volunteer or a reliable peer, or of a watcher alone."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
@@ -10,16 +11,17 @@ from typing import TYPE_CHECKING
 from prometheus_client.metrics_core import Metric
 from starlette.routing import BaseRoute
 
+from hetpeer.bootstrap.run.durable_files import temporary_folder
 from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.dht.discovery import Roster, TaskBoard
+from hetpeer.peer.arrival.invites import Destination
 from hetpeer.peer.control.control_messages import ControlRequest
 from hetpeer.peer.control.owned_daemon import is_service
 from hetpeer.peer.daemon.owner_wishes import DaemonState
 from hetpeer.peer.limits.settings import Where
 from hetpeer.peer.process.console import say
-from hetpeer.peer.watching.log_status import FromLog
-from hetpeer.peer.watching.status_reader import Onlooker
-from hetpeer.peer.web.access_token import FILE, token_of
+from hetpeer.peer.process.lifecycle import unless
+from hetpeer.peer.watching.status_reader import FromLog, Onlooker, observing
 from hetpeer.peer.web.dashboard_page import Orders, page_routes
 from hetpeer.peer.web.http_server import served
 from hetpeer.peer.web.machine_load import LoadMeter
@@ -30,12 +32,11 @@ from hetpeer.peer.web.metric_sources import (
     GoverningSource,
     ReliableSource,
     VolunteerSource,
+    metrics_route,
 )
-from hetpeer.peer.web.metrics_endpoint import metrics_route
-from hetpeer.peer.web.own_volunteer import you_of
-from hetpeer.peer.web.page_view import PageView
+from hetpeer.peer.web.page_view import PageView, you_of
+from hetpeer.peer.web.request_guard import TOKEN_FILE, application, token_of
 from hetpeer.peer.web.view_feed import ViewFeed
-from hetpeer.peer.web.web_app import application
 
 if TYPE_CHECKING:
     from hetpeer.bootstrap.run.run_directory import RunDirectory
@@ -96,7 +97,7 @@ async def watcher_served(where: Where, onlooker: Onlooker, folder: Path) -> Asyn
     HP-WEB-001.
     """
     view = PageView(onlooker, LoadMeter(folder), lambda: None)
-    async with _served(where, folder, view, {}, None, f"its token is in {folder / FILE}"):
+    async with _served(where, folder, view, {}, None, f"its token is in {folder / TOKEN_FILE}"):
         yield
 
 
@@ -157,3 +158,14 @@ async def _served(
 def _onlooker(node: Node, run: RunDirectory, log: FromLog) -> Onlooker:
     roster, board = Roster(node, run.run_id), TaskBoard(node, run.run_id)
     return Onlooker(run.signed, node, roster, board, log, node.peer_id)
+
+
+async def watch(goal: Destination, where: Where, leaving: asyncio.Event) -> None:
+    """Serve the dashboard until `leaving` is set. Raises `LocalError` as `observing`, and HP-WEB-001."""
+    await unless(leaving.wait(), _watch(goal, where))
+
+
+async def _watch(goal: Destination, where: Where) -> None:
+    with temporary_folder("watcher") as folder:
+        async with observing(goal) as onlooker, watcher_served(where, onlooker, folder):
+            await asyncio.Event().wait()  # until we are cancelled

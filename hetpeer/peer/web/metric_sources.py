@@ -1,18 +1,24 @@
-"""Sources of the metrics: parts of a running daemon, read at each request."""
+"""Sources of the metrics: parts of a running daemon, read at each request of `/metrics` (Prometheus)."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 import psutil
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from hetpeer.averaging.member.work_in_progress import WorkerOccupation
 from hetpeer.bootstrap.state.effects import CoordinatorState
@@ -239,3 +245,23 @@ class ReliableSource:
             contributors=len(credit),
             swarm=swarm,
         )
+
+
+def metrics_route(look: Callable[[], Iterable[Metric]]) -> Route:
+    """Route of `/metrics`; `look` is called on the loop for each request."""
+    registry = CollectorRegistry()
+    registry.register(_Looking(look))
+
+    async def metrics(request: Request) -> Response:
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(registry), media_type=content_type)
+
+    return Route("/metrics", metrics)
+
+
+class _Looking(Collector):
+    def __init__(self, look: Callable[[], Iterable[Metric]]) -> None:
+        self._look = look
+
+    def collect(self) -> Iterable[Metric]:
+        return self._look()

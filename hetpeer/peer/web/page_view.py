@@ -1,5 +1,6 @@
-"""One document with everything on the page: the swarm's status, curves and events, the daemon, the
-machine.
+"""One document with everything on the page: the swarm's status, curves and events, the daemon, the machine.
+
+`you_of` is the part about the volunteer whose daemon serves the page: state, limits, GPU.
 """
 
 from __future__ import annotations
@@ -9,16 +10,23 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hetpeer.bootstrap.log.loss_curves import Curves, Point
 from hetpeer.dht.base.runtime import TaskSet
+from hetpeer.peer.daemon.owner_wishes import DaemonState
 from hetpeer.peer.limits.nvml import GpuState
 from hetpeer.peer.watching.status_reader import Onlooker
 from hetpeer.peer.watching.swarm_status import Progress, SwarmStatus
 from hetpeer.peer.web.machine_load import LoadMeter
 from hetpeer.peer.web.machine_warnings import MachineWarning
 from hetpeer.peer.web.swarm_events import SwarmEvents
+
+if TYPE_CHECKING:
+    from hetpeer.peer.daemon.limits_in_force import LimitsInForce
+    from hetpeer.peer.daemon.owner_wishes import VolunteerDaemon
+    from hetpeer.peer.daemon.presence import Presence
 
 SCHEMA = "hetpeer.view/1"
 CURVES_S = 10.0
@@ -32,6 +40,18 @@ ANSWER_S = 1.0
 """
 RETRY_S = 3.0
 """Seconds after an unanswered request for the curves, from its end, until the next."""
+AT_WORK = frozenset(
+    {
+        DaemonState.STARTING,
+        DaemonState.CHECKING,
+        DaemonState.JOINING,
+        DaemonState.SYNCING,
+        DaemonState.TRAINING,
+        DaemonState.WAITING,
+    }
+)
+SHOWN_SECTIONS = ("limits", "when")
+"""Sections of the settings on the page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,3 +182,43 @@ def up_to_now(curve: Sequence[Point], progress: Progress) -> Sequence[Point]:
     if progress.loss is None or (curve and progress.step <= curve[-1][0]):
         return curve
     return [*curve, (progress.step, progress.loss)]
+
+
+def you_of(presence: Presence, daemon: VolunteerDaemon, governing: LimitsInForce) -> You:
+    """The volunteer's current view."""
+    standing, volunteer = daemon.standing, presence.life.volunteer
+    may: tuple[str, ...] = ()
+    if standing.state == DaemonState.PAUSED:
+        may = ("resume", "finish")
+    elif standing.state in AT_WORK:
+        may = ("pause", "finish")
+    readings = governing.readings
+    return You(
+        peer=presence.node.peer_id,
+        state=standing.state,
+        reason=standing.reason,
+        why=standing.why,
+        since=standing.since,
+        tokens_per_second=volunteer.tokens_per_second if volunteer is not None else 0.0,
+        microbatches=volunteer.figures.microbatches if volunteer is not None else 0,
+        may=may,
+        limits=PageLimits(
+            settings=_shown(governing),
+            month_bytes=governing.month_bytes,
+            offered=volunteer.offer.memory_bytes if volunteer is not None else None,
+            on_gpu=volunteer is not None and not volunteer.offer.in_ram,
+        ),
+        gpus=readings.gpus if readings is not None else (),
+    )
+
+
+def _shown(governing: LimitsInForce) -> dict[str, dict[str, str]]:
+    """Settings and sources; of a file only its name, because other users of this machine may see the page."""
+    return {
+        key: {
+            "value": one.value,
+            "source": Path(one.source).name if one.source.startswith("/") else one.source,
+        }
+        for key, one in governing.told.items()
+        if key.partition(".")[0] in SHOWN_SECTIONS
+    }

@@ -1,4 +1,4 @@
-"""Guard of the web server against foreign pages and strangers.
+"""Guard of the web server against foreign pages and strangers, and the token that it asks for.
 
 A page of another site can make a browser send requests to this machine, and with a name that points here (DNS
 rebinding) they look like our own. Therefore:
@@ -7,19 +7,33 @@ rebinding) they look like our own. Therefore:
 - a change needs the token and no foreign Origin;
 - a server that listens beyond this machine gives only static files to requests without the token;
 - requests without CORS have no Origin, and are judged by Sec-Fetch-Site.
+
+The token is made once and kept in the daemon's folder for the owner, so that open pages survive a restart.
 """
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
-from collections.abc import Iterable
+import re
+import secrets
+import socket
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
+from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hetpeer.bootstrap.run.durable_files import atomic_write
+
+TOKEN_FILE = "dashboard.token"  # noqa: S105 - a name
+TOKEN_BYTES = 18
+_TOKEN_FORM = re.compile(r"[A-Za-z0-9_-]{20,64}")
 SAFE = frozenset({"GET", "HEAD"})
 OPEN = ("/static/", "/healthz")
 """Paths that need no token, besides the page itself, which is empty without its data."""
@@ -32,6 +46,21 @@ ALWAYS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
+
+
+def token_of(folder: Path) -> str:
+    """The token in `folder`; a new one if it is missing, damaged or readable by others. Raises `LocalError`
+    HP-DISK-*.
+    """
+    path = folder / TOKEN_FILE
+    try:
+        if not path.stat().st_mode & 0o077 and _TOKEN_FORM.fullmatch(kept := path.read_text().strip()):
+            return kept
+    except (OSError, UnicodeDecodeError):
+        pass
+    made = secrets.token_urlsafe(TOKEN_BYTES)
+    atomic_write(path, made.encode(), mode=0o600)
+    return made
 
 
 class RequestGuard:
@@ -97,3 +126,12 @@ def _token(headers: Headers, asked: str) -> bytes:
 
 def _refused(status: int, why: str) -> JSONResponse:
     return JSONResponse({"error": why}, status_code=status)
+
+
+def application(routes: Sequence[BaseRoute], token: str, *, private: bool) -> Starlette:
+    """`routes` behind the guard (request_guard.py); `private`: the server is reachable from other
+    machines.
+    """
+    names = [socket.gethostname().lower()]
+    guard = Middleware(RequestGuard, token=token, names=names, private=private)
+    return Starlette(routes=list(routes), middleware=[guard])

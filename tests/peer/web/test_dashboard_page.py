@@ -8,8 +8,8 @@ from hetpeer.peer.limits.settings import Where
 from hetpeer.peer.web import view_feed
 from hetpeer.peer.web.dashboard_page import page_routes
 from hetpeer.peer.web.http_server import served
+from hetpeer.peer.web.request_guard import application
 from hetpeer.peer.web.view_feed import ViewFeed
-from hetpeer.peer.web.web_app import application
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

@@ -20,8 +20,8 @@ from hetpeer.peer.limits.settings import Where
 from hetpeer.peer.watching.metric_families import daemon_metrics
 from hetpeer.peer.web import http_server
 from hetpeer.peer.web.http_server import served
-from hetpeer.peer.web.metrics_endpoint import metrics_route
-from hetpeer.peer.web.web_app import application
+from hetpeer.peer.web.metric_sources import metrics_route
+from hetpeer.peer.web.request_guard import application
 from tests.peer.test_metric_families import DAEMON
 
 TOKEN = "token-of-a-test"

@@ -1,10 +1,11 @@
-"""Which requests a daemon's web server answers: a real server, asked over real connections."""
+"""Which requests a daemon's web server answers, and its token: a real server, asked over real connections."""
 
 import http.client
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import uvicorn
@@ -13,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from hetpeer.peer.web.request_guard import RequestGuard
+from hetpeer.peer.web.request_guard import TOKEN_FILE, RequestGuard, token_of
 
 TOKEN = "0123456789abcdef"
 
@@ -142,3 +143,26 @@ def test_no_page_may_load_anything_from_elsewhere(local: int, path: str) -> None
 
 def test_a_refusal_has_the_headers_too(local: int) -> None:
     assert "Content-Security-Policy" in ask(local, "GET", "/", Host="evil.example").headers
+
+
+def test_it_is_made_once_and_for_its_owner(tmp_path: Path) -> None:
+    token = token_of(tmp_path)
+    assert len(token) >= 20
+    assert token_of(tmp_path) == token
+    assert (tmp_path / TOKEN_FILE).stat().st_mode & 0o777 == 0o600
+    other = tmp_path / "other"
+    other.mkdir()
+    assert token_of(other) != token
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"<b>" * 10, b"\xff" * 30, b"a" * 65])
+def test_one_that_is_none_is_made_anew(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / TOKEN_FILE).write_bytes(content)
+    (tmp_path / TOKEN_FILE).chmod(0o600)
+    assert len(token_of(tmp_path)) == 24
+
+
+def test_one_that_others_can_read_is_made_anew(tmp_path: Path) -> None:
+    token = token_of(tmp_path)
+    (tmp_path / TOKEN_FILE).chmod(0o644)
+    assert token_of(tmp_path) != token

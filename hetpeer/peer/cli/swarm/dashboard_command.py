@@ -30,7 +30,6 @@ def dashboard(
     """
     from hetpeer.peer.limits.settings import no_dashboard_place, parse_where
     from hetpeer.peer.process.lifecycle import run_daemon
-    from hetpeer.peer.web.watcher import watch
 
     source = context.get_parameter_source("dashboard")  # the environment's is of the volunteer's own page
     another = source is not None and source.name == "COMMANDLINE"
@@ -42,5 +41,7 @@ def dashboard(
     where = parse_where(dashboard)
     if where is None:
         raise no_dashboard_place(dashboard)
+    from hetpeer.peer.web.daemon_web import watch
+
     goal = asked(named, home)
     run_daemon(lambda leaving: watch(goal, where, leaving))

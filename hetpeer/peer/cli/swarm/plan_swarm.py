@@ -43,8 +43,7 @@ def plan_swarm(asked: SwarmQuestion, *, as_json: bool) -> None:
     from hetpeer.bootstrap.run.durable_files import atomic_write
     from hetpeer.peer.cli.cpu_limit import within
     from hetpeer.peer.planning.device_files import read_devices
-    from hetpeer.peer.planning.memory_fit import too_small
-    from hetpeer.peer.planning.model_workload import work_of
+    from hetpeer.peer.planning.model_workload import too_small, work_of
     from hetpeer.peer.watching.plan_picture import plan_picture
     from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts
     from hetpeer.stages.planning.swarms.plan_search import PlanSearch

@@ -1,24 +1,72 @@
-"""Links between simulated volunteers with flow control: the daemon's own grants, with room for a frame or
-two.
+"""Tensors of simulated volunteers, and links between them with flow control: the daemon's own grants.
 
-A tensor waits until it is granted. One that has arrived holds its grant until its handle is released. A link
-belongs to one process at each end: when either ends, tensors on their way are lost.
+A tensor is a value behind a handle, freed step by step as the daemon's arena does it. On a link it waits
+until it is granted; there is room for a frame or two. One that has arrived holds its grant until its handle
+is released. A link belongs to one process at each end: when either ends, tensors on their way are lost.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.member.member import Effect, Member
 from hetpeer.dht.streams.flow_control import GrantBudget, GrantQueue, HeldBytes, LinkGrants, Pool
+from hetpeer.peer.simulate.sim_hooks import ViolationError
 from hetpeer.peer.transport.uplink import ACTIVATIONS, Pressure
 from hetpeer.stages.pipeline.effects import Handle
 
 if TYPE_CHECKING:
     from hetpeer.peer.simulate.sim_volunteer import SimVolunteer
+
+
+class SimTensors:
+    """Handle → value. A value that is used after its release is a violation; a second release is not."""
+
+    def __init__(self) -> None:
+        self._next = itertools.count()
+        self._values: dict[Handle, Any] = {}
+        self._senders: dict[Handle, str] = {}
+        self._steps: dict[StepId, list[Handle]] = {}
+        self._lent: dict[Handle, Callable[[], None]] = {}
+
+    def new(self, step: StepId, value: Any, sender: str = "") -> Handle:
+        handle = next(self._next)
+        self._values[handle] = value
+        self._senders[handle] = sender
+        self._steps.setdefault(step, []).append(handle)
+        return handle
+
+    def value(self, handle: Handle) -> Any:
+        if handle not in self._values:
+            raise ViolationError(f"tensor {handle} is used after its release")
+        return self._values[handle]
+
+    def sender(self, handle: Handle) -> str:
+        """The volunteer that sent the tensor; empty if it was made here."""
+        return self._senders[handle]
+
+    def release(self, handle: Handle) -> None:
+        self._values.pop(handle, None)
+        self._senders.pop(handle, None)
+        if (back := self._lent.pop(handle, None)) is not None:
+            back()
+
+    def lend(self, handle: Handle, back: Callable[[], None]) -> None:
+        """Call `back` when the tensor is released."""
+        self._lent[handle] = back
+
+    def end_step(self, step: StepId) -> None:
+        """Release every tensor of `step`."""
+        for handle in self._steps.pop(step, ()):
+            self.release(handle)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
 
 Take = Callable[[Member, Handle], Iterable[Effect]]
 """Gives a tensor that has arrived to the receiver's core, under the receiver's handle."""
