@@ -56,40 +56,105 @@ Hours = Annotated[str, _read_by(amounts.hours)]
 Celsius = Annotated[int, Field(ge=0, le=150)]
 
 
+@dataclass(frozen=True, slots=True)
+class JoinOption:
+    """The option of `hetpeer join` that overrides a setting: its name, and its line of the help."""
+
+    name: str
+    help: str
+    positive: bool = False
+    """The option takes numbers from 1 on: the setting's 0 stands for none given."""
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class NodeSection(_Section):
-    name: Annotated[str, Field(max_length=64)] = ""
+    name: Annotated[str, Field(max_length=64), JoinOption("--name", "Name that others see.")] = ""
 
 
 class ComputeSection(_Section):
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")] = "auto"
-    threads: Annotated[int, Field(ge=0, le=1024)] = 0
+    threads: Annotated[
+        int,
+        Field(ge=0, le=1024),
+        JoinOption("--threads", "Processor threads of the compute worker.", positive=True),
+    ] = 0
+    device: Annotated[
+        str,
+        Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$"),
+        JoinOption("--device", "Device to compute on: auto, cpu, cuda or cuda:N."),
+    ] = "auto"
 
 
 class LimitsSection(_Section):
-    cpu: Annotated[int, Field(ge=0, le=4096)] = 0
-    nice: Annotated[int, Field(ge=0, le=19)] = 10
-    ram: Size = "50%"
-    gpu_memory: Annotated[str, _read_by(amounts.share)] = "100%"
-    disk: Size = "10%"
-    files: Annotated[str, _read_by(amounts.size)] = "50GiB"
-    up: Rate = "none"
-    down: Rate = "none"
-    transfer_cap: Annotated[str, _read_by(amounts.volume)] = "none"
-    temperature_c: Celsius = 83
-    cpu_temperature_c: Celsius = 0
-    gpu_power_w: Annotated[int, Field(ge=0, le=10_000)] = 0
+    cpu: Annotated[
+        int,
+        Field(ge=0, le=4096),
+        JoinOption("--cpu-limit", "Processor cores for all of hetpeer.", positive=True),
+    ] = 0
+    nice: Annotated[
+        int,
+        Field(ge=0, le=19),
+        JoinOption("--nice", "How much the compute worker gives way to other programs."),
+    ] = 10
+    ram: Annotated[Size, JoinOption("--ram-limit", "Memory to offer: 50% of what is free, or 4GiB.")] = "50%"
+    gpu_memory: Annotated[
+        str, _read_by(amounts.share), JoinOption("--vram-limit", "Share of the GPU's memory: 80%.")
+    ] = "100%"
+    disk: Annotated[
+        Size,
+        JoinOption(
+            "--disk-limit",
+            "Disk space for data that does not fit into memory: 10% of what is free, or 20GiB.",
+        ),
+    ] = "10%"
+    files: Annotated[
+        str,
+        _read_by(amounts.size),
+        JoinOption("--files-limit", "Disk space for downloaded files of all runs: 50GiB or none."),
+    ] = "50GiB"
+    up: Annotated[Rate, JoinOption("--up-limit", "Upload: 20mbit, 2MB/s or none.")] = "none"
+    down: Annotated[Rate, JoinOption("--down-limit", "Download: as --up-limit.")] = "none"
+    transfer_cap: Annotated[
+        str,
+        _read_by(amounts.volume),
+        JoinOption("--transfer-cap", "Bytes sent and received in a month: 300GB or none."),
+    ] = "none"
+    temperature_c: Annotated[
+        Celsius, JoinOption("--temp-limit", "Pause at this temperature of the GPU in °C; 0: no limit.")
+    ] = 83
+    cpu_temperature_c: Annotated[Celsius, JoinOption("--cpu-temp-limit", "The same for the processor.")] = 0
+    gpu_power_w: Annotated[
+        int,
+        Field(ge=0, le=10_000),
+        JoinOption("--power-limit", "Average power of the GPU in watts; 0: no limit."),
+    ] = 0
 
 
 class WhenSection(_Section):
-    mode: Literal["always", "idle", "schedule"] = "always"
-    idle_after: Annotated[str, _read_by(amounts.duration)] = "10m"
-    hours: Annotated[tuple[Hours, ...], BeforeValidator(_listed)] = ()
-    on_battery: Literal["pause", "run"] = "pause"
-    yield_to_games: bool = True
+    mode: Annotated[
+        Literal["always", "idle", "schedule"],
+        JoinOption("--when", "When to compute: always, idle or schedule."),
+    ] = "always"
+    hours: Annotated[
+        tuple[Hours, ...],
+        BeforeValidator(_listed),
+        JoinOption("--hours", "Hours of --when schedule: 22:00-07:00, several with commas."),
+    ] = ()
+    idle_after: Annotated[
+        str,
+        _read_by(amounts.duration),
+        JoinOption(
+            "--idle-after", "With --when idle: compute after this time without keyboard or pointer: 10m."
+        ),
+    ] = "10m"
+    on_battery: Annotated[
+        Literal["pause", "run"], JoinOption("--on-battery", "What to do on battery: pause or run.")
+    ] = "pause"
+    yield_to_games: Annotated[
+        bool, JoinOption("--yield-to-games/--no-yield-to-games", "Pause while another program uses the GPU.")
+    ] = True
 
     @model_validator(mode="after")
     def _a_schedule_has_hours(self) -> Self:
@@ -99,10 +164,19 @@ class WhenSection(_Section):
 
 
 class NetworkSection(_Section):
-    host: Annotated[str, _read_by(ipaddress.ip_address)] = "0.0.0.0"  # noqa: S104 - other peers must reach us
-    port: Annotated[int, Field(ge=0, le=65535)] = 0
-    direct_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    lan: bool = False
+    host: Annotated[str, _read_by(ipaddress.ip_address), JoinOption("--host", "Address to listen on.")] = (
+        "0.0.0.0"  # noqa: S104 - other peers must reach us
+    )
+    port: Annotated[int, Field(ge=0, le=65535), JoinOption("--port", "TCP port to listen on.")] = 0
+    direct_port: Annotated[
+        int,
+        Field(ge=0, le=65535),
+        JoinOption("--direct-port", "TCP port for tensors that volunteers send directly."),
+    ] = 0
+    lan: Annotated[
+        bool,
+        JoinOption("--lan/--no-lan", "Find a run in the local network if none is given, and be found there."),
+    ] = False
 
 
 class DashboardSection(_Section):
