@@ -4,7 +4,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.groups.group_scheduler import GroupPipelines
 from hetpeer.averaging.groups.wait_window import Adaptive
 from hetpeer.averaging.member.position import choose_place
-from hetpeer.bootstrap.grouped.cluster_cut import ClusterCut
+from hetpeer.bootstrap.grouped.cluster import ClusterCut
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.bootstrap.state.membership import BlockDemand

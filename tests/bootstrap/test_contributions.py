@@ -7,7 +7,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.audit.audit import audit
 from hetpeer.bootstrap.log.contributions import ContributionLog, Tally
 from hetpeer.bootstrap.log.evidence import AppliedEvent
-from hetpeer.bootstrap.log.logged_decision import decisions_of
+from hetpeer.bootstrap.log.history import decisions_of
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.peer.cli.author import audit_command as command
 from tests.bootstrap.court import BLOCKS, Court

@@ -5,7 +5,7 @@ import pytest
 
 from hetpeer.bootstrap.log.credit_ranking import FIRST, MAX_BYTES, decode, encode, ranking
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
-from hetpeer.bootstrap.storage.run_files import ServedRunFiles
+from hetpeer.bootstrap.storage.file_service import ServedRunFiles
 from hetpeer.dht.base.errors import ProtocolError
 
 NAMES = [f"Qm{'x' * 40}{number:04}".replace("0", "o") for number in range(1, 151)]

@@ -11,7 +11,7 @@ from hetpeer.bootstrap.conduct.disputed_pairs import (
     TIMES,
     DisputedPairs,
 )
-from hetpeer.bootstrap.trust.vote_splits import disputes, spoilers
+from hetpeer.bootstrap.trust.reduce_complaints import disputes, spoilers
 
 LINE = m.TermView(term=1, view=0)
 

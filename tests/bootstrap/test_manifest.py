@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from msgpack import packb
 
 from hetpeer.bootstrap.run.amendment import read_amendment
-from hetpeer.bootstrap.run.canonical_bytes import unpack
 from hetpeer.bootstrap.run.manifest import (
     Manifest,
     TrainingSettings,
@@ -20,7 +19,7 @@ from hetpeer.bootstrap.run.manifest import (
     sign,
     validated,
 )
-from hetpeer.bootstrap.run.owner_signature import MANIFEST
+from hetpeer.bootstrap.run.owner_signature import MANIFEST, unpack
 from hetpeer.bootstrap.run.settings import AveragingSettings
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from tests.amounts import examples

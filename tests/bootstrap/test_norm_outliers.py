@@ -5,7 +5,7 @@ import math
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.conduct.norm_outliers import ENOUGH, FACTOR, SHARED, NormOutliers
+from hetpeer.bootstrap.conduct.outliers import ENOUGH, NORM_FACTOR, SHARED, NormOutliers
 from hetpeer.bootstrap.state.effects import CoordinatorState
 from hetpeer.bootstrap.state.failed_microbatches import room_s
 from hetpeer.bootstrap.state.volunteer_state import LifeCycle
@@ -30,8 +30,8 @@ def norms():
 
 
 def test_it_is_measured_by_what_whole_updates_usually_are(norms):
-    assert norms.outliers(votes(1.0, 2.1 * FACTOR), alone=[1]) == {1: pytest.approx(1.05 * FACTOR)}
-    assert norms.outliers(votes(1.0, 1.9 * FACTOR), alone=[1]) == {}
+    assert norms.outliers(votes(1.0, 2.1 * NORM_FACTOR), alone=[1]) == {1: pytest.approx(1.05 * NORM_FACTOR)}
+    assert norms.outliers(votes(1.0, 1.9 * NORM_FACTOR), alone=[1]) == {}
     assert norms.outliers(votes(1.0, math.sqrt(HUGE)), alone=[]) == {}, "others have found the same"
     assert NormOutliers().outliers(votes(1.0, math.sqrt(HUGE)), alone=[1]) == {}, "nobody knows what is usual"
 

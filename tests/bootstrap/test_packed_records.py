@@ -5,7 +5,7 @@ import pytest
 from hetpeer.bootstrap.consensus.raft_entries import Entries, StoredEntries
 from hetpeer.bootstrap.consensus.raft_messages import LogEntry
 from hetpeer.bootstrap.log.history import RECENT, History
-from hetpeer.bootstrap.log.packed_records import PackedRecords
+from hetpeer.bootstrap.log.record_log import PackedRecords
 
 RECORDS = [
     {"kind": "commit", "step": step, "loss": 1 / (step + 1), "slots": [["a", [1, 2]]]} for step in range(5)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hetpeer.bootstrap.log.record_log import HEAD, FirstRecords, Log, read_log
-from hetpeer.bootstrap.log.record_sequence import ROW
+from hetpeer.bootstrap.log.record_log import HEAD, ROW, FirstRecords, Log, read_log
 from hetpeer.dht.base.errors import LocalError
 
 RECORDS = [

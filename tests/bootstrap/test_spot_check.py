@@ -3,8 +3,7 @@
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.conduct.check_rules import CheckRules
-from hetpeer.bootstrap.conduct.reputation import CheckDuty
+from hetpeer.bootstrap.conduct.reputation import CheckDuty, CheckRules
 from hetpeer.bootstrap.trust.checker_reports import UNDER_WAY, Charge, CheckedPiece, CheckRoute
 from hetpeer.bootstrap.trust.spot_check import SpotCheck
 from hetpeer.bootstrap.trust.verdicts import CheckOutcome, CheckVerdict

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.conduct.check_rules import CheckRules
+from hetpeer.bootstrap.conduct.reputation import CheckRules
 from hetpeer.bootstrap.state.effects import CoordinatorState
 from hetpeer.bootstrap.state.failed_microbatches import MAX_FAILURES
 from hetpeer.bootstrap.state.membership import BlockDemand

@@ -5,8 +5,7 @@ import random
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.conduct.check_rules import CheckRules
-from hetpeer.bootstrap.conduct.reputation import LAPSES, CheckDuty, Reputation
+from hetpeer.bootstrap.conduct.reputation import LAPSES, CheckDuty, CheckRules, Reputation
 from hetpeer.bootstrap.trust.spot_check import SpotCheck
 from hetpeer.bootstrap.trust.step_spot_checks import StepSpotChecks, unchecked
 from hetpeer.bootstrap.trust.verdicts import CheckOutcome, CheckVerdict

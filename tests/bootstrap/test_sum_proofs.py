@@ -7,7 +7,7 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.reduce.reduce_shards import shares_of
-from hetpeer.bootstrap.conduct.check_rules import CheckRules
+from hetpeer.bootstrap.conduct.reputation import CheckRules
 from hetpeer.bootstrap.trust.sum_proof import SumProof
 from hetpeer.bootstrap.trust.sum_proofs import StepSumProofs
 from hetpeer.dht.base.errors import ProtocolError

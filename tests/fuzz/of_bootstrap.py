@@ -24,7 +24,7 @@ from hetpeer.bootstrap.log import credit_ranking, loss_curves
 from hetpeer.bootstrap.log.evidence import AppliedEvent, Event, read_record
 from hetpeer.bootstrap.log.record_log import _frame, read_log
 from hetpeer.bootstrap.log.volunteer_log import Record, read_event, sign_event
-from hetpeer.bootstrap.run import canonical_bytes
+from hetpeer.bootstrap.run import owner_signature
 from hetpeer.bootstrap.run.amendment import Amendment, SignedAmendment, read_amendment, sign_amendment
 from hetpeer.bootstrap.run.manifest import Manifest, SignedManifest, public_bytes, read, sign, validated
 from hetpeer.bootstrap.run.owner_signature import AMENDMENT, MANIFEST, SignedKind
@@ -49,11 +49,11 @@ OWNER = public_bytes(KEY)
 def sealed(kind: SignedKind, body: bytes) -> bytes:
     """A file whose owner has signed whatever `body` is."""
     signature = KEY.sign(f"hetpeer {kind.name}\0".encode() + body)
-    return canonical_bytes.pack({kind.name: body, "signature": signature})
+    return owner_signature.pack({kind.name: body, "signature": signature})
 
 
 def body_of(kind: SignedKind, data: bytes) -> bytes:
-    body: bytes = canonical_bytes.unpack(data)[kind.name]
+    body: bytes = owner_signature.unpack(data)[kind.name]
     return body
 
 
@@ -190,7 +190,7 @@ def is_decided(found: Any) -> None:
             assert m.decode(m.encode(one)) == one
         else:
             assert isinstance(one, Admitted)
-            canonical_bytes.pack(one.record)
+            owner_signature.pack(one.record)
 
 
 def hellos() -> Iterable[bytes]:
@@ -259,7 +259,7 @@ def keep_bytes(found: _Keep) -> bytes:
 
 
 def value(data: bytes) -> Any:
-    return canonical_bytes.unpack(data)
+    return owner_signature.unpack(data)
 
 
 def ranks(data: bytes) -> credit_ranking.Ranking:
@@ -309,14 +309,14 @@ def event(data: bytes) -> tuple[str, Record]:
 
 def is_event(found: tuple[str, Record]) -> None:
     assert found[0] == known().peer_id
-    canonical_bytes.pack(found[1])
+    owner_signature.pack(found[1])
 
 
 def testimony(data: bytes) -> Event | None:
     """What is behind the signature of a volunteer's line."""
     try:
         record = json.loads(data)
-        canonical_bytes.pack(record)
+        owner_signature.pack(record)
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise ProtocolError("it cannot be signed") from error
     if not isinstance(record, dict):
@@ -387,7 +387,7 @@ TARGETS = {
     "canonical": Target(
         decode=value,
         refuses=(ValueError,),
-        seeds=lambda: [canonical_bytes.pack(APPLIED), canonical_bytes.pack({"a": [1, {"b": b"x"}]})],
+        seeds=lambda: [owner_signature.pack(APPLIED), owner_signature.pack({"a": [1, {"b": b"x"}]})],
     ),
     "ranking": Target(
         decode=ranks, refuses=(ProtocolError,), seeds=rankings, holds=same(credit_ranking.encode, ranks)

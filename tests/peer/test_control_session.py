@@ -19,8 +19,8 @@ from hetpeer.bootstrap.log.volunteer_log import keep_event, read_event, read_eve
 from hetpeer.bootstrap.log.volunteer_log_files import AT_FIRST
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.service.core_interface import LeaderStart
 from hetpeer.bootstrap.service.driver import CoordinatorService
-from hetpeer.bootstrap.service.leader_start import LeaderStart
 from hetpeer.bootstrap.service.sessions import SESSIONS
 from hetpeer.bootstrap.storage.replication import CheckpointReplication
 from hetpeer.dht.base.errors import LocalError

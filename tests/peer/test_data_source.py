@@ -19,8 +19,7 @@ from hetpeer.bootstrap.authoring.create import create_run
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings
-from hetpeer.bootstrap.storage.file_service import PROTOCOL, FileService
-from hetpeer.bootstrap.storage.run_files import ServedRunFiles
+from hetpeer.bootstrap.storage.file_service import PROTOCOL, FileService, ServedRunFiles
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.dht.identity.addresses import parse_address

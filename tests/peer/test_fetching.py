@@ -18,16 +18,23 @@ import uvloop
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.consensus.reconfiguration import Reconfiguration
 from hetpeer.bootstrap.consensus.replica import Replica, run_logs
+from hetpeer.bootstrap.log.history import Record
 from hetpeer.bootstrap.log.record_log import Log
 from hetpeer.bootstrap.run.amendment import MembershipChange
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.state.effects import CollectCheckpoint
 from hetpeer.bootstrap.storage import replication
-from hetpeer.bootstrap.storage.checkpoints import Record, record_of
-from hetpeer.bootstrap.storage.file_service import PROTOCOL, FileService, Served, fetch, fetch_file
+from hetpeer.bootstrap.storage.checkpoints import record_of
+from hetpeer.bootstrap.storage.file_service import (
+    PROTOCOL,
+    FileService,
+    Served,
+    ServedRunFiles,
+    fetch,
+    fetch_file,
+)
 from hetpeer.bootstrap.storage.replication import KEEP, CheckpointReplication
-from hetpeer.bootstrap.storage.run_files import ServedRunFiles
 from hetpeer.dht.base.errors import ExitCode, LocalError, RemoteError
 from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.dht.identity.addresses import Address, parse_address

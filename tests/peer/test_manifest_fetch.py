@@ -12,8 +12,7 @@ import pytest
 
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.bootstrap.storage.file_service import PROTOCOL, FileService, Served
-from hetpeer.bootstrap.storage.run_files import ServedRunFiles
+from hetpeer.bootstrap.storage.file_service import PROTOCOL, FileService, Served, ServedRunFiles
 from hetpeer.dht.base.errors import ExitCode, LocalError, short_id
 from hetpeer.dht.discovery import Advert, Roster
 from hetpeer.dht.identity.addresses import Address, parse_address

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
-from hetpeer.bootstrap.grouped.cluster_cut import ClusterCut
+from hetpeer.bootstrap.grouped.cluster import ClusterCut
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.step_workload import of_manifest

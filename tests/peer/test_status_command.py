@@ -18,8 +18,7 @@ from hetpeer.bootstrap.run.manifest import DataSettings
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import AveragingSettings, LinkSettings, TrustSettings
-from hetpeer.bootstrap.storage.file_service import PROTOCOL, FileService
-from hetpeer.bootstrap.storage.run_files import ServedRunFiles
+from hetpeer.bootstrap.storage.file_service import PROTOCOL, FileService, ServedRunFiles
 from hetpeer.dht.base.errors import ExitCode
 from hetpeer.dht.discovery import MAX_LINKS, Advert, LinkNote, Roster
 from hetpeer.dht.identity.addresses import parse_address

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from hetpeer.bootstrap.conduct.check_rules import CheckRules
+from hetpeer.bootstrap.conduct.reputation import CheckRules
 from hetpeer.peer.simulate.sim_config import SwarmConfig
 from hetpeer.stages.block.fingerprint import KEY_BYTES, distance
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.conduct.norm_outliers import ENOUGH
+from hetpeer.bootstrap.conduct.outliers import ENOUGH
 from hetpeer.bootstrap.state.failed_microbatches import MAX_FAILURES
 from hetpeer.peer.simulate.sim_hooks import UNUSABLE, SimConduct
 from hetpeer.peer.simulate.sim_numerics import Numerics

@@ -23,9 +23,8 @@ from hetpeer.bootstrap.log.contributions import (
     ContributionLog,
 )
 from hetpeer.bootstrap.log.evidence import AppliedEvent
-from hetpeer.bootstrap.log.history import History
+from hetpeer.bootstrap.log.history import History, decisions_of
 from hetpeer.bootstrap.log.lineage import lineage
-from hetpeer.bootstrap.log.logged_decision import decisions_of
 from hetpeer.bootstrap.log.unused_work import LateWork, Unused
 from tests.simulation.checked_swarm import CheckedSwarm
 from tests.simulation.coverage import Coverage

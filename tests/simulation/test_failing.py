@@ -6,7 +6,7 @@ That it ends in the state of one machine is looked at in each history.
 
 import pytest
 
-from hetpeer.bootstrap.conduct.norm_outliers import ENOUGH
+from hetpeer.bootstrap.conduct.outliers import ENOUGH
 from hetpeer.peer.simulate.sim_hooks import ViolationError
 from hetpeer.peer.simulate.sim_numerics import Symbols
 from tests.amounts import mostly_proof

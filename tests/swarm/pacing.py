@@ -22,9 +22,9 @@ def gives_up_soon() -> None:
 
 def expects_nobody() -> None:
     """A coordinator that leaves the place of who fails alone to others for four seconds each time, and not for minutes."""
-    from hetpeer.bootstrap.coordinator import machine, run_policy
+    from hetpeer.bootstrap.coordinator import departures, machine
 
-    machine.room_s = run_policy.room_s = lambda _config: 4.0
+    machine.room_s = departures.room_s = lambda _config: 4.0
 
 
 def soon_calm() -> None:

@@ -12,7 +12,7 @@ import msgpack
 
 from hetpeer.averaging.member.tensor_heads import Introduction
 from hetpeer.averaging.messages import TermView
-from hetpeer.bootstrap.run.canonical_bytes import pack
+from hetpeer.bootstrap.run.owner_signature import pack
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.base.untrusted import unpack
 from hetpeer.dht.identity.peer_identity import Identity, peer_id_of, verify

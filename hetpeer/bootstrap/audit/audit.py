@@ -13,14 +13,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hetpeer.bootstrap.audit.credit_claims import check_credit
-from hetpeer.bootstrap.audit.log_order import out_of_order, undecided
-from hetpeer.bootstrap.audit.majority import MajorityStatements
+from hetpeer.bootstrap.audit.log_checks import MajorityStatements, check_credit, out_of_order, undecided
 from hetpeer.bootstrap.log.contributions import Contribution, ContributionLog, Tally
 from hetpeer.bootstrap.log.evidence import AppliedEvent, Evidence, Key, LeftoverEvent
-from hetpeer.bootstrap.log.history import History, Record
+from hetpeer.bootstrap.log.history import Decision, History, Record, decisions_of
 from hetpeer.bootstrap.log.lineage import lineage
-from hetpeer.bootstrap.log.logged_decision import Decision, decisions_of
 from hetpeer.bootstrap.log.record_log import in_use, read_log
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.run.run_directory import RunDirectory

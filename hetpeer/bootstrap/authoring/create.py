@@ -1,7 +1,7 @@
 """`hetpeer init`: from the author's model and data to a run directory, ready to be served.
 
 Everything is made in a folder beside the target and renamed at the end: the run directory is complete or not
-there.
+there. The data that `--data` names are written as shards.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel
 
-from hetpeer.bootstrap.authoring.datasets import absolute_data, write_data
 from hetpeer.bootstrap.authoring.package_model import quietly, ship
 from hetpeer.bootstrap.run.amendment import Coordinators
 from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors, sync_folder
@@ -31,10 +31,59 @@ from hetpeer.bootstrap.run.settings import (
     TrainingSettings,
     TrustSettings,
 )
-from hetpeer.bootstrap.run.user_code import LOSS, Author, absolute_reference, build_objective
+from hetpeer.bootstrap.run.user_code import (
+    DATA,
+    LOSS,
+    Author,
+    absolute_reference,
+    author_samples,
+    build_objective,
+)
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.stages.data.array_shards import write_samples
 from hetpeer.stages.data.microbatches import DataPlan, MicrobatchReader
+from hetpeer.stages.data.token_shards import python_standard_library_paths, sample_of, write_text
+
+HELDOUT_FRACTION = 0.1
+FUNCTION = re.compile(r".+\.py:[^/]*")
+
+
+def absolute_data(data: Sequence[Path | str]) -> tuple[str, ...]:
+    """`data` with absolute paths: one `module.py:function`, or paths of texts.
+
+    Raises `LocalError` HP-DATA-004.
+    """
+    names = [str(name) for name in data]
+    functions = [name for name in names if FUNCTION.fullmatch(name)]
+    if not functions:
+        return tuple(str(Path(name).resolve()) for name in names)
+    if len(names) > 1:
+        raise DATA.error(functions[0], "it is not the only --data")
+    return (absolute_reference(functions[0], DATA),)
+
+
+def write_data(folder: Path, data: Sequence[str], seed: int, sequence_length: int) -> dict[str, Any]:
+    """Write the shards of `absolute_data`'s data into `folder`; returns the fields of `DataSettings`.
+
+    Raises `LocalError` HP-DATA-*, HP-DISK-*.
+    """
+    is_text = not any(map(FUNCTION.fullmatch, data))
+    with disk_errors(folder):
+        if is_text:
+            paths = [Path(name) for name in data] or python_standard_library_paths()
+            sample = sample_of(sequence_length)
+            train, heldout = write_text(paths, folder, HELDOUT_FRACTION, sequence_length)
+        else:
+            samples = author_samples(data[0])
+            sample, train, heldout = write_samples(samples, folder, HELDOUT_FRACTION, seed)
+    return {
+        "kind": "text" if is_text else "arrays",
+        "sample": {name: asdict(spec) for name, spec in sample.items()},
+        "train": [asdict(shard) for shard in train],
+        "heldout": [asdict(shard) for shard in heldout],
+    }
+
 
 Fields = dict[str, Any]
 

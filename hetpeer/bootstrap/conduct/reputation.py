@@ -1,5 +1,5 @@
-"""Reputation by spot checks: which volunteers check others, and which are always checked (docs/trust.md).
-Pure.
+"""Rules of spot checks, and the reputation of volunteers by them: who checks others, and
+who is always checked (docs/trust.md). Pure.
 
 Nobody is banned here. A volunteer that lets checks lapse is no longer asked to check, and not waited for.
 Such a volunteer, and one in dispute with several others, is itself checked for a while. If it is unknown
@@ -11,8 +11,38 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+
+EQUAL = 1e-9
+"""Relative distance of two fingerprints of the same bits, as different processors add float64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckRules:
+    """Settings of spot checks and proofs of sums, from the manifest.
+
+    `draw` returns a number in [0, 1) and `key` the key of a fingerprint; nobody can foresee either.
+    """
+
+    share: float = 0.0
+    """Share of contributions that are checked, in [0, 1]."""
+    tolerance: float = 1e-3
+    """Largest relative distance of two honest sums."""
+    proves: bool = True
+    """Whether sums are proven before they are committed."""
+    draw: Callable[[], float]
+    key: Callable[[], bytes]
+    distance: Callable[[bytes, bytes], float]
+
+    def same(self, one: bytes, other: bytes) -> bool:
+        """Whether two fingerprints are of the same numbers, within `tolerance`."""
+        return self.distance(one, other) <= self.tolerance
+
+    def equal(self, one: bytes, other: bytes) -> bool:
+        """Whether two fingerprints are of the same bits."""
+        return self.distance(one, other) <= EQUAL
+
 
 LAPSES = 3
 """Lapsed checks in a row after which a volunteer counts as mute."""

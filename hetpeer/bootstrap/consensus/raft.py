@@ -27,8 +27,7 @@ from hetpeer.bootstrap.consensus.effects import (
     SaveEntries,
     SendRaft,
 )
-from hetpeer.bootstrap.consensus.raft_entries import MEMBERS, Entries
-from hetpeer.bootstrap.consensus.raft_followers import Followers
+from hetpeer.bootstrap.consensus.raft_entries import MEMBERS, Entries, Followers
 from hetpeer.bootstrap.consensus.raft_messages import (
     Append,
     Appended,

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from hetpeer.bootstrap.consensus import effects as e
 from hetpeer.bootstrap.consensus import raft_messages as m
+from hetpeer.bootstrap.consensus.effects import Journal
 from hetpeer.bootstrap.consensus.raft import Raft
-from hetpeer.bootstrap.consensus.raft_journal import Journal
 from hetpeer.bootstrap.log.credit import Credit
 from hetpeer.bootstrap.log.history import History, Record
 from hetpeer.bootstrap.log.loss_curves import GroupedCurves, LogCurves

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.coordinator.departures import RunPolicy
 from hetpeer.bootstrap.coordinator.handshake import Handshake
 from hetpeer.bootstrap.coordinator.machine import Event, Machine
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
-from hetpeer.bootstrap.coordinator.run_policy import RunPolicy
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import (

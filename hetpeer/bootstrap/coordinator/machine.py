@@ -29,9 +29,8 @@ from hetpeer.bootstrap.coordinator.commits import (
     evaluation_record,
     refused,
 )
-from hetpeer.bootstrap.coordinator.departures import Departures
+from hetpeer.bootstrap.coordinator.departures import Departures, RunPolicy, WholeRun
 from hetpeer.bootstrap.coordinator.rebalancing import Rebalancing
-from hetpeer.bootstrap.coordinator.run_policy import RunPolicy, WholeRun
 from hetpeer.bootstrap.coordinator.step import CoordinatedStep
 from hetpeer.bootstrap.coordinator.step_barrier import StepBarrier
 from hetpeer.bootstrap.coordinator.steps import StepQueue

@@ -18,8 +18,7 @@ from hetpeer.bootstrap.conduct.disputed_pairs import DisputedPairs
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.bootstrap.state.membership import Range
 from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts
-from hetpeer.bootstrap.trust.reduce_complaints import ReduceComplaints, reducers
-from hetpeer.bootstrap.trust.vote_splits import same_bits
+from hetpeer.bootstrap.trust.reduce_complaints import ReduceComplaints, reducers, same_bits
 from hetpeer.dht.base.errors import ProtocolError
 
 MAX_PLANS = 3

@@ -1,26 +1,56 @@
 """One cluster of a grouped run: it has a coordinator of its own, and falls apart where a whole run would roll
 back.
 
-Pure. It is *forming* until all its places are taken by prepared volunteers. Then the run *founds* it from a
-checkpoint; it fetches that and trains. It dissolves when a block has lost its last holder (docs/averaging.md,
-"Grouped runs").
+Pure. It is *forming* until all its places are taken by prepared volunteers; a planner may propose another cut
+of the blocks for them. Then the run *founds* it from a checkpoint; it fetches that and trains. It dissolves
+when a block has lost its last holder (docs/averaging.md, "Grouped runs").
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.commits import average_message
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
-from hetpeer.bootstrap.grouped.cluster_cut import ClusterCut
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import AT_BARRIER, Effect, Send
 from hetpeer.bootstrap.state.failed_microbatches import room_s
-from hetpeer.bootstrap.state.membership import Membership
+from hetpeer.bootstrap.state.membership import Membership, Range
 from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterCut:
+    """A proposal for forming cluster `cluster`."""
+
+    cluster: int
+    seats: Sequence[tuple[str, Range]]
+    """Peers with their blocks, which together are all blocks of the model in order."""
+    spared: frozenset[str] = frozenset()
+    """Volunteers of the cluster that are to look for another place."""
+
+    def fault(self, blocks: int) -> str | None:
+        """Why it does not fit a model of this many blocks; None if it does."""
+        places = [place for _, place in self.seats]
+        boundaries = [0, *(end for _, end in places)]
+        rises = all(one < other for one, other in pairwise(boundaries))
+        if not rises or places != list(pairwise(boundaries)) or boundaries[-1] != blocks:
+            return f"cluster {self.cluster} is not cut into {blocks} blocks"
+        peers = [peer for peer, _ in self.seats]
+        if len(set(peers)) < len(peers) or self.spared.intersection(peers):
+            return "a volunteer has two places"
+        return None
+
+    @property
+    def peers(self) -> frozenset[str]:
+        """All volunteers that it was made for."""
+        return frozenset(peer for peer, _ in self.seats) | self.spared
+
 
 STALLS = 6
 """Stalls in a row, each twice as long as the one before, after which a step is given up: a quarter of an hour

@@ -13,10 +13,8 @@ from typing import Any
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.grouped.averagings import Averagings
 from hetpeer.bootstrap.grouped.cluster import Cluster
-from hetpeer.bootstrap.grouped.cluster_agenda import ClusterAgendas
-from hetpeer.bootstrap.grouped.cluster_list import Clusters
-from hetpeer.bootstrap.grouped.group_queue import GroupQueue
-from hetpeer.bootstrap.grouped.unassigned import UnassignedVolunteers
+from hetpeer.bootstrap.grouped.cluster_agenda import ClusterAgendas, GroupQueue
+from hetpeer.bootstrap.grouped.cluster_list import Clusters, UnassignedVolunteers
 from hetpeer.bootstrap.state.effects import (
     CollectCheckpoint,
     CoordinatorConfig,

@@ -13,15 +13,11 @@ from typing import Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.groups.group_scheduler import GroupScheduler
-from hetpeer.bootstrap.grouped.averaging_round import AveragingRound
-from hetpeer.bootstrap.grouped.averagings import Averagings
-from hetpeer.bootstrap.grouped.cluster import Cluster
-from hetpeer.bootstrap.grouped.cluster_agenda import ClusterAgendas
-from hetpeer.bootstrap.grouped.cluster_cut import ClusterCut
+from hetpeer.bootstrap.grouped.averagings import AveragingRound, Averagings
+from hetpeer.bootstrap.grouped.cluster import Cluster, ClusterCut
+from hetpeer.bootstrap.grouped.cluster_agenda import ClusterAgendas, GroupQueue
 from hetpeer.bootstrap.grouped.cluster_events import ClusterEvents
-from hetpeer.bootstrap.grouped.cluster_list import Clusters
-from hetpeer.bootstrap.grouped.group_queue import GroupQueue
-from hetpeer.bootstrap.grouped.unassigned import UnassignedVolunteers
+from hetpeer.bootstrap.grouped.cluster_list import Clusters, UnassignedVolunteers
 from hetpeer.bootstrap.log.batches import BatchLineage
 from hetpeer.bootstrap.state.effects import (
     CollectCheckpoint,

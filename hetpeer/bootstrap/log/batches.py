@@ -11,9 +11,9 @@ from __future__ import annotations
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from typing import Any
 
-Record = Mapping[str, Any]
+from hetpeer.bootstrap.log.history import Record
+
 PROMISED = 1 << 62
 """Version of a batch that will be in the cluster once the cluster installs a decided mean."""
 

@@ -17,8 +17,7 @@ from typing import Any
 
 from hetpeer.bootstrap.log import unused_work
 from hetpeer.bootstrap.log.evidence import AppliedEvent, Key
-from hetpeer.bootstrap.log.history import Record
-from hetpeer.bootstrap.log.logged_decision import Decision
+from hetpeer.bootstrap.log.history import Decision, Record
 
 USED, LATE, LOST = "used", "late", "lost"
 DUPLICATE, AFTERWARDS = "duplicate", "afterwards"

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import msgpack
 
 from hetpeer.bootstrap.log.batches import BatchLineage
+from hetpeer.bootstrap.log.history import Record
 
-Record = Mapping[str, Any]
 Cover = Iterable[tuple[str, Collection[int]]]
 """Cover of one block: (holder, ids counted in its slot)."""
 

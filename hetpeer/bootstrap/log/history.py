@@ -1,15 +1,15 @@
-"""The surviving history of a run: the coordinator's log folded into one value.
+"""The surviving history of a run: the coordinator's log folded into one value; decisions in log records.
 
 Pure. Records are plain dicts (bootstrap/log/record_log.py). A roll-back to version v takes back every earlier
 commit of a step ≥ v; the rest is the curve that the author sees. In a grouped run each cluster has a history
 of its own in the same log: records name their cluster (default 0); an averaging names the clusters that took
-part and those that installed it.
+part and those that installed it. Decisions are the updates that holders may apply, and no others.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -144,3 +144,63 @@ class History:
     def checkpoint_version(self) -> int:
         """Version of the last complete checkpoint; the initial state is version 0."""
         return 0 if self.checkpoint is None else int(self.checkpoint["version"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """A committed step of one cluster, or its part in an averaging of `clusters`."""
+
+    cluster: int
+    view: int
+    step: int
+    plan: int
+    digests: Mapping[int, str]
+    """Block → digest of the sum to apply."""
+    behind: int = 0
+    """Staleness of the gradient, in updates."""
+    batch: int = 0
+    """Batch that was trained."""
+    clusters: frozenset[int] = frozenset()
+    counted: Sequence[int] | None = None
+    """Credit of the commit in the record's form (credit.py); None: not stated."""
+
+    @property
+    def trains(self) -> bool:
+        return not self.clusters
+
+    @property
+    def key(self) -> tuple[int, int, int, int]:
+        return self.cluster, self.view, self.step, self.plan
+
+    def __str__(self) -> str:
+        return f"step {self.step} of cluster {self.cluster}" if self.cluster else f"step {self.step}"
+
+
+def decisions_of(record: Record) -> Iterator[Decision]:
+    """Decisions of a record: one for a commit, one per cluster that installed an averaging."""
+    match record["kind"]:
+        case "commit":
+            yield Decision(
+                cluster=record.get("cluster", 0),
+                view=record["view"],
+                step=record["step"],
+                plan=record["plan"],
+                digests={int(block): digest for block, digest in record["gradients"].items()},
+                behind=record.get("behind", 0),
+                batch=record.get("batch", record["step"]),
+                counted=record.get("counted"),
+            )
+        case "average" | "installed":
+            members = frozenset(cluster for cluster, _ in record["clusters"])
+            digests = {int(block): digest for block, digest in record["sums"].items()}
+            for cluster, step in record["installed"]:
+                yield Decision(
+                    cluster=cluster,
+                    view=0,
+                    step=step,
+                    plan=record["plan"],
+                    digests=digests,
+                    clusters=members,
+                )
+        case _:
+            return

@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hetpeer.bootstrap.log.history import Record
-from hetpeer.bootstrap.log.logged_decision import Decision, decisions_of
+from hetpeer.bootstrap.log.history import Decision, Record, decisions_of
 
 State = tuple[int, int]
 """Cluster and version of some parameters."""

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hetpeer.bootstrap.run.canonical_bytes import pack
 from hetpeer.bootstrap.run.durable_files import disk_errors
+from hetpeer.bootstrap.run.owner_signature import pack
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.identity.peer_identity import Identity, peer_id_of, verify
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from hetpeer.bootstrap.log.evidence import AppliedEvent, read_record
-from hetpeer.bootstrap.log.history import Record
-from hetpeer.bootstrap.log.logged_decision import decisions_of
+from hetpeer.bootstrap.log.history import Record, decisions_of
 from hetpeer.bootstrap.log.volunteer_log import keep_event, last_event, read_event
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.dht.base.errors import ProtocolError

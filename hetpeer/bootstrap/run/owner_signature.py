@@ -1,6 +1,7 @@
 """Files that a run's owner signs: canonical bytes of some fields, and the signature over them.
 
-The kind of file is part of the signed bytes, so a signature for one kind is never valid for another.
+Canonical bytes are msgpack with sorted keys, so equal values have equal bytes. The kind of file is part of
+the signed bytes, so a signature for one kind is never valid for another.
 """
 
 from __future__ import annotations
@@ -9,9 +10,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgpack
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from hetpeer.bootstrap.run.canonical_bytes import pack, unpack
+
+def pack(value: Any) -> bytes:
+    """The value as msgpack, map keys sorted at every level. Map keys must be strings."""
+    data: bytes = msgpack.packb(_sorted(value))
+    return data
+
+
+def unpack(data: bytes) -> Any:
+    """The value of one msgpack message. Raises ValueError, and nothing else, on anything malformed."""
+    try:
+        return msgpack.unpackb(data, strict_map_key=True)
+    except (msgpack.UnpackException, ValueError) as error:
+        raise ValueError(f"not msgpack: {error}") from error
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _sorted(value[key]) for key in sorted(value)}
+    if isinstance(value, (list, tuple)):
+        return [_sorted(item) for item in value]
+    return value
 
 
 @dataclass(frozen=True, slots=True)

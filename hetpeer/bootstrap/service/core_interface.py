@@ -1,22 +1,26 @@
-"""The interface of a coordinator's core, whatever the run's mode. Pure."""
+"""The interface of a coordinator's core, whatever the run's mode, and the start of a term from the log."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.groups.group_scheduler import GroupPipelines
 from hetpeer.averaging.groups.wait_window import Adaptive, WaitWindow
+from hetpeer.bootstrap.admission.admission import Admission
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
-from hetpeer.bootstrap.log.history import History
+from hetpeer.bootstrap.log.history import History, Record
+from hetpeer.bootstrap.log.volunteer_log_files import VolunteerLogs
+from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import AveragingSettings
 from hetpeer.bootstrap.state.context import is_complete, whole_run
+from hetpeer.bootstrap.state.core_config import coordinator_config
+from hetpeer.bootstrap.state.placement_policies import DEFAULT
 from hetpeer.bootstrap.state.effects import CollectCheckpoint, CoordinatorConfig, CoordinatorState, Effect
-
-Record = Mapping[str, Any]
 
 
 class Core(Protocol):
@@ -96,3 +100,29 @@ def is_over(
     if averaging is None:
         return is_complete(config, History.of(records, whole=False))
     return GroupedRun(config, records, GroupPipelines(1, (), averaging.span, WaitWindow(0.0)), 0.0).over
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderStart:
+    """The core, the admission rules and the volunteers' logs at the start of a term."""
+
+    core: Core
+    admission: Admission
+    logs: VolunteerLogs
+
+    @classmethod
+    def of(
+        cls, run: RunDirectory, records: Sequence[Record], now: float, *, placement: str | None = DEFAULT
+    ) -> LeaderStart:
+        """The start that follows from `records`, at `now`. `placement`: policy by which places are compared
+        for newcomers; None: they are not.
+
+        To be called in a thread: a log of months takes seconds, and a leader that sends no heartbeats is
+        deposed.
+        """
+        manifest = run.manifest
+        return cls(
+            core=new_core(coordinator_config(run, placement=placement), manifest.averaging, records, now),
+            admission=Admission(run.run_id, manifest.owner, manifest.admission, records),
+            logs=VolunteerLogs(run.volunteers, run.run_id, manifest, records),
+        )

@@ -20,11 +20,11 @@ from hetpeer.bootstrap.admission.step_tickets import ticket
 from hetpeer.bootstrap.consensus.replica import DeposedError, Replica
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
-from hetpeer.bootstrap.grouped.cluster_cut import ClusterCut
+from hetpeer.bootstrap.grouped.cluster import ClusterCut
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.log.record_text import TOLD, record_text
 from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.bootstrap.service.leader_start import LeaderStart
+from hetpeer.bootstrap.service.core_interface import LeaderStart
 from hetpeer.bootstrap.service.sessions import VolunteerSessions
 from hetpeer.bootstrap.state import effects as d
 from hetpeer.bootstrap.state.timeouts import MAX_TICK_S

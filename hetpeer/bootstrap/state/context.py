@@ -13,8 +13,7 @@ from typing import Any, Protocol
 
 from hetpeer.averaging.messages import Finished, TermView
 from hetpeer.bootstrap.conduct.disputed_pairs import DisputedPairs
-from hetpeer.bootstrap.conduct.norm_outliers import NormOutliers
-from hetpeer.bootstrap.conduct.outliers import LengthOutliers
+from hetpeer.bootstrap.conduct.outliers import LengthOutliers, NormOutliers
 from hetpeer.bootstrap.conduct.reputation import Reputation
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.log.unused_work import LateWork

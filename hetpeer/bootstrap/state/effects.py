@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.conduct.check_rules import CheckRules
+from hetpeer.bootstrap.conduct.reputation import CheckRules
 from hetpeer.bootstrap.state.membership import PLAIN, BlockDemand, Range
 from hetpeer.stages.planning.swarms import plan_inputs
 

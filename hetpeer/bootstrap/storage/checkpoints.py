@@ -9,10 +9,10 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from hetpeer.bootstrap.log.history import Record
 from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.run.run_directory import RunDirectory
@@ -20,7 +20,6 @@ from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
 from hetpeer.stages.block import block_state
 from hetpeer.stages.block.block_state import BlockState, Layout
 
-Record = Mapping[str, Any]
 """{"kind": "checkpoint", "version", "blocks": [state digest of each block], "cluster" if it is not 0}"""
 
 

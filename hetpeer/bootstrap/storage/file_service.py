@@ -1,21 +1,24 @@
 """Named, hashed files and states from peer to peer: manifest, graphs, data shards, block states.
 
 One request and one answer per stream. Names: `manifest`, `amendment`, `file/<blake3>`,
-`state/<cluster>/<version>/<block>`. Every peer serves what it has; the receiver checks the hash, so the
-source does not matter. Reliable peers also serve `credit`, `credit/<peer id>` and `curves`.
+`state/<cluster>/<version>/<block>`. Every peer serves what it has from its disk; the receiver checks the
+hash, so the source does not matter. Reliable peers also serve `credit`, `credit/<peer id>` and `curves`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from blake3 import blake3
 
+from hetpeer.bootstrap.run.membership_config import MembershipConfig
+from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.storage.state_cache import StateCache
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError
 from hetpeer.dht.node.node import Node
@@ -136,3 +139,47 @@ async def fetch_file(node: Node, peers: Iterable[str], digest: str, size: int) -
 
 def _digest(data: bytearray) -> str:
     return blake3(data).hexdigest()
+
+
+StateSource = Callable[[int, int, int], Awaitable[Served | None]]
+"""(cluster, version, block) → the block's state file, or None if it is not here."""
+Answer = Callable[[str], bytes]
+"""Part of a name after its slash (or nothing) → answer. Raises `ProtocolError` for an invalid name."""
+
+
+class ServedRunFiles:
+    """Serves `run`'s manifest, its latest amendment, its local files, and states from `states`.
+
+    `answers`: name → answer from the run's log, at peers that have it.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        membership_config: MembershipConfig,
+        states: StateSource,
+        answers: Mapping[str, Answer] = MappingProxyType({}),
+    ) -> None:
+        self._run = run
+        self._membership_config = membership_config
+        self._states = states
+        self._answers = answers
+        self._files = {reference.blake3: path for reference, path in run.files()}
+
+    @asynccontextmanager
+    async def find(self, name: str) -> AsyncIterator[Served | None]:
+        """Data for `name`, or None if it is unknown or not here."""
+        match name.split("/"):
+            case ["manifest"]:
+                yield Served(self._run.signed.data, {})
+            case ["amendment"] if self._membership_config.data:
+                yield Served(self._membership_config.data, {})
+            case ["file", digest] if digest in self._files and self._files[digest].is_file():
+                yield Served(await asyncio.to_thread(self._files[digest].read_bytes), {})
+            case ["state", *numbers] if len(numbers) == 3 and all(map(str.isdecimal, numbers)):
+                cluster, version, block = map(int, numbers)
+                yield await self._states(cluster, version, block)
+            case [kind, *about] if kind in self._answers and len(about) < 2:
+                yield Served(self._answers[kind]("".join(about)), {})
+            case _:
+                yield None

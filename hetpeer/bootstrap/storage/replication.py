@@ -15,9 +15,10 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from hetpeer.averaging.messages import Count, Digest, Schema
+from hetpeer.bootstrap.log.history import Record
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.state.effects import CollectCheckpoint
-from hetpeer.bootstrap.storage.checkpoints import CheckpointStore, Record, initial_record, record_of
+from hetpeer.bootstrap.storage.checkpoints import CheckpointStore, initial_record, record_of
 from hetpeer.bootstrap.storage.file_service import REQUEST_TIMEOUT_S, SLOWEST, Served, fetch, state_name
 from hetpeer.dht.base.errors import ProtocolError, RemoteError, short_id
 from hetpeer.dht.base.runtime import to_its_end

@@ -10,8 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.conduct.check_rules import CheckRules
-from hetpeer.bootstrap.conduct.reputation import CheckDuty, Duty
+from hetpeer.bootstrap.conduct.reputation import CheckDuty, CheckRules, Duty
 from hetpeer.bootstrap.trust.checker_reports import (
     AwaitedWord,
     CheckedPiece,

@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.conduct.check_rules import CheckRules
-from hetpeer.bootstrap.conduct.reputation import CheckDuty, Duty, Reputation
+from hetpeer.bootstrap.conduct.reputation import CheckDuty, CheckRules, Duty, Reputation
 from hetpeer.bootstrap.state.effects import Effect, Send
 from hetpeer.bootstrap.state.membership import Range
 from hetpeer.bootstrap.trust.checker_reports import CheckedPiece, CheckerReport, CheckRoute

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.reduce.reduce_shards import shares_of
-from hetpeer.bootstrap.conduct.check_rules import EQUAL, CheckRules
 from hetpeer.bootstrap.conduct.disputed_pairs import Pair
+from hetpeer.bootstrap.conduct.reputation import EQUAL, CheckRules
 from hetpeer.bootstrap.trust.verdicts import marks_of
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.block.fingerprint import KEY_BYTES, ExpectedSum, is_fingerprint

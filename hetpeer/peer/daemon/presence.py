@@ -12,8 +12,7 @@ from pathlib import Path
 
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.storage.file_service import PROTOCOL as FILES
-from hetpeer.bootstrap.storage.file_service import FileService, Served
-from hetpeer.bootstrap.storage.run_files import ServedRunFiles, StateSource
+from hetpeer.bootstrap.storage.file_service import FileService, Served, ServedRunFiles, StateSource
 from hetpeer.dht.base.errors import short_id
 from hetpeer.dht.base.runtime import SystemClock, TaskSet
 from hetpeer.dht.discovery import Roster

@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
-from hetpeer.bootstrap.grouped.cluster_cut import ClusterCut
+from hetpeer.bootstrap.grouped.cluster import ClusterCut
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.run.step_workload import of_manifest
 from hetpeer.bootstrap.state.core_config import IN_FLIGHT

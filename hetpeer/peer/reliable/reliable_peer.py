@@ -15,17 +15,15 @@ from hetpeer.bootstrap.consensus.replica import Replica, run_logs
 from hetpeer.bootstrap.log.credit_ranking import encode, ranking
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.bootstrap.service.core_interface import is_over
+from hetpeer.bootstrap.service.core_interface import LeaderStart, is_over
 from hetpeer.bootstrap.service.driver import CoordinatorService
-from hetpeer.bootstrap.service.leader_start import LeaderStart
 from hetpeer.bootstrap.state.context import is_complete
 from hetpeer.bootstrap.state.core_config import coordinator_config
 from hetpeer.bootstrap.state.effects import Halt
 from hetpeer.bootstrap.state.placement_policies import DEFAULT
 from hetpeer.bootstrap.storage.file_service import PROTOCOL as FILES
-from hetpeer.bootstrap.storage.file_service import FileService
+from hetpeer.bootstrap.storage.file_service import Answer, FileService, ServedRunFiles
 from hetpeer.bootstrap.storage.replication import CheckpointReplication
-from hetpeer.bootstrap.storage.run_files import Answer, ServedRunFiles
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.dht.channels.channel_server import ChannelServer

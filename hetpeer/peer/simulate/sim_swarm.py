@@ -19,7 +19,7 @@ from hetpeer.averaging.member.member import Effect as MemberEffect
 from hetpeer.averaging.member.member import Member, Phase
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
-from hetpeer.bootstrap.grouped.cluster_cut import ClusterCut
+from hetpeer.bootstrap.grouped.cluster import ClusterCut
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.service.core_interface import Core

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hetpeer.bootstrap.log import credit_ranking
 from hetpeer.bootstrap.log.loss_curves import MAX_BYTES, Curves
-from hetpeer.bootstrap.storage.file_service import fetch
-from hetpeer.bootstrap.storage.run_files import Answer
+from hetpeer.bootstrap.storage.file_service import Answer, fetch
 from hetpeer.dht.base.errors import RemoteError
 from hetpeer.dht.discovery import LEFT
 from hetpeer.dht.node.node import Node
