@@ -47,7 +47,11 @@ class CoordinatedStep:
         self.batch = work.batch
         self.workers = work.workers
         self.began_at = now
-        self.roster = members.roster()
+        self.roster, ready = members.roster(), members.ready()
+        speeds = rates(ready, members.costs)
+        self._targets = link_targets(ready, config.link_ratio, context.issue_limits.limited)
+        links = link_costs(ready, speeds, config.compression, self._targets, mixed=config.checks is not None)
+        apart = context.reputation.apart | shunned(ready)
         self.ledger = StepLedger(train, evaluation, members.blocks)
         self.sizes = dict(enumerate(config.sizes))
         """Training id → its samples."""
@@ -60,9 +64,6 @@ class CoordinatedStep:
         self._entries = 0
         self._entrants: dict[str, m.Entrant] = {}
         """Late joiners that are not announced to everybody yet."""
-        ready = members.ready()
-        speeds = rates(ready, members.costs)
-        self._targets = link_targets(ready, config.link_ratio, context.issue_limits.limited)
         self._ways = Assignments(
             (*train, *evaluation),
             self.roster,
@@ -70,9 +71,9 @@ class CoordinatedStep:
             speeds,
             self.ledger.undone,
             self.ledger.holder,
-            link_costs(ready, speeds, config.compression, self._targets, mixed=config.checks is not None),
+            links,
             context.issue_limits.limits(self.roster, len(train) or len(evaluation)),
-            context.reputation.apart | shunned(ready),
+            apart,
         )
         self.reduction = StepReduction(
             context, self.number, self.roster, self.ledger, self._ways.route_taken, timeouts, now

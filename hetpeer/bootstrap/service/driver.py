@@ -142,7 +142,8 @@ class CoordinatorService:
                     failpoints.reached(f"send_{message.kind}")
                     if isinstance(message, m.Begin):
                         self._node.members(message.roster)
-                        message = self._with_ticket(to, message)
+                        if message.entry:
+                            message = self._with_ticket(to, message)
                     channel = self._sessions.channel(to)
                     if channel is not None:
                         self._sessions.tell(channel, message)
@@ -158,8 +159,6 @@ class CoordinatorService:
 
     def _with_ticket(self, to: str, begin: m.Begin) -> m.Begin:
         """`begin` with a ticket that proves to others that the late joiner `to` takes part."""
-        if not begin.entry:
-            return begin
         place = begin.roster[to]
         word = Introduction(
             line=begin.line,
