@@ -1,7 +1,7 @@
 """Disputed pairs: one of the two has spoilt a reduce for the other, or says so falsely (docs/trust.md).
 
 Pure. Nobody decides which of the two is right. Neither reduces for the other any more, which ends the
-dispute. A peer in dispute with several others, and with most holders of the same blocks, is removed and may
+dispute. A peer in dispute with several others, and with most holders of the same blocks, is fenced and may
 return as a new incarnation. Old disputes expire, since links break, too.
 """
 
@@ -17,7 +17,7 @@ REMEMBERED = 100
 CLOSELY = 20
 """Commits for which votes on a block list what each reducer sent, after votes on it differed."""
 TIMES = 3
-"""A peer that most others caused to be removed so often is not admitted again."""
+"""A peer that most others caused to be fenced so often is not admitted again."""
 LONGEST = 6
 """A peer that others waited for in vain rests for 2, 4, 8, … commits: at most 2**LONGEST."""
 MAX_PAIRS = 1 << 14
@@ -28,14 +28,14 @@ Known = TypeVar("Known")
 
 @dataclass(slots=True)
 class Conduct:
-    """Number of removals of each peer, over all clusters and incarnations."""
+    """Misconduct of each peer, over all clusters and incarnations."""
 
     vain: Counter[str] = field(default_factory=Counter)
-    """Removals because others waited for the peer in vain."""
-    out: Counter[str] = field(default_factory=Counter)
-    """Removals for any other reason."""
+    """How often others waited for the peer in vain; fades."""
+    fenced: Counter[str] = field(default_factory=Counter)
+    """How often the peer was fenced."""
     shunned: Counter[str] = field(default_factory=Counter)
-    """Those of them because most others' statements were against the peer's."""
+    """How often of them because most others' statements were against the peer's."""
 
     def fade(self) -> None:
         """Halve the counts of vain waits."""
@@ -130,15 +130,16 @@ class DisputedPairs:
         return {peer for peer, others in against.items() if self._most(others, there)}
 
     def blamed(self, peers: Iterable[str], accused: str = "") -> str:
-        """The one of contradicting `peers` to remove: most disputes first, then fewest removals, then
+        """The one of contradicting `peers` to fence: most disputes first, then least often fenced, then
         `accused`.
         """
         against = Counter(peer for pair in self._words for peer in pair)
-        return min(peers, key=lambda peer: (-against[peer], self._conduct.out[peer], peer != accused, peer))
+        fenced = self._conduct.fenced
+        return min(peers, key=lambda peer: (-against[peer], fenced[peer], peer != accused, peer))
 
     def fenced(self, peer: str, *, shunned: bool) -> None:
         """Note that `peer` is fenced; `shunned`: because its statements are against most others'."""
-        self._conduct.out[peer] += 1
+        self._conduct.fenced[peer] += 1
         self._conduct.shunned[peer] += shunned
 
     def waited_in_vain(self, peers: Iterable[str]) -> None:

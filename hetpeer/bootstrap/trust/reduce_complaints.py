@@ -120,7 +120,7 @@ class ReduceComplaints:
 
     @property
     def pending(self) -> bool:
-        """Whether a peer is to be removed."""
+        """Whether a peer is to be fenced."""
         return bool(self._out)
 
     def to_fence(self) -> dict[str, str]:
@@ -137,7 +137,7 @@ class ReduceComplaints:
     def torn(self, votes: Mapping[str, m.Vote], blocks: Iterable[int]) -> bool:
         """Handle differing votes on `blocks`.
 
-        Returns whether another plan helps; otherwise a peer is removed.
+        Returns whether another plan helps; otherwise a peer is fenced.
         """
         found = {block: disputes(votes, block) for block in blocks}
         what = f"they say different things of a sum of block {min(found)}"
@@ -146,7 +146,7 @@ class ReduceComplaints:
     def spoilt(self, votes: Mapping[str, m.Vote], block: int) -> bool:
         """Handle a sum of `block` that is the same for all and not finite.
 
-        Returns whether another plan helps; otherwise its reducers are removed.
+        Returns whether another plan helps; otherwise its reducers are fenced.
         """
         concerned = [
             cover for cover in self._covers.values() if cover.block in (block, *self.ties.get(block, ()))
@@ -256,7 +256,7 @@ class ReduceComplaints:
     ) -> bool:
         """Note disputes of `pairs` `about` blocks; `what` goes into the log.
 
-        Returns whether other reducers are left. If not, or if most are against one peer, a peer is removed
+        Returns whether other reducers are left. If not, or if most are against one peer, a peer is fenced
         with `why`.
         """
         new = self.known.add(pairs)
@@ -275,7 +275,7 @@ class ReduceComplaints:
             self._news.append({"pairs": known[:MOST_NAMED], "of": len(known), "why": what})
 
     def _go(self, peers: Iterable[str], why: str, shunned: Collection[str] = ()) -> None:
-        """Remove `peers`; those in `shunned` because most others' statements are against theirs."""
+        """Fence `peers`; those in `shunned` because most others' statements are against theirs."""
         for peer in peers:
             self.known.fenced(peer, shunned=peer in shunned)
             self._out[peer] = why
