@@ -6,8 +6,7 @@ from itertools import pairwise
 import pytest
 
 from hetpeer.bootstrap.state.link_costs import MOST, link_costs, link_targets, rates
-from hetpeer.bootstrap.state.membership import BlockDemand, Membership
-from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
+from hetpeer.bootstrap.state.membership import BlockDemand, LifeCycle, Membership, VolunteerState
 from hetpeer.stages.pipeline.routes import assign_routes
 from hetpeer.stages.planning.swarms.plan_inputs import Compression
 

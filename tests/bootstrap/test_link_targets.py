@@ -3,7 +3,7 @@
 import pytest
 
 from hetpeer.bootstrap.state.link_costs import link_targets
-from hetpeer.bootstrap.state.volunteer_state import VolunteerState
+from hetpeer.bootstrap.state.membership import VolunteerState
 
 
 def swarm(**computing: float) -> list[VolunteerState]:

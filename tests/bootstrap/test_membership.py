@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 
 from hetpeer.averaging.member.position import choose_place
 from hetpeer.bootstrap.state.link_costs import shunned
-from hetpeer.bootstrap.state.membership import BlockDemand, Membership
-from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
+from hetpeer.bootstrap.state.membership import BlockDemand, LifeCycle, Membership, VolunteerState
 
 COSTS = [BlockDemand(elements=10, memory_bytes=10 * (n + 1), flops=float(n)) for n in range(4)]
 EVEN, UNEVEN = ((0, 2), (2, 4)), ((0, 1), (1, 4))

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.position import choose_place
-from hetpeer.bootstrap.state.membership import BlockDemand, Membership
+from hetpeer.bootstrap.state.membership import BlockDemand, Membership, VolunteerState
 from hetpeer.bootstrap.state.placement_policies import ranked
 from hetpeer.bootstrap.state.step_time_placement import MOST
-from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.peer.simulate.network.sim_uplinks import SimHardware
 from hetpeer.peer.simulate.sim_numerics import Counting
 from hetpeer.stages.planning.swarms.current_step_time import as_it_is

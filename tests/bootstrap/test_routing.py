@@ -8,8 +8,7 @@ import pytest
 from hetpeer.averaging.messages import Task
 from hetpeer.bootstrap.coordinator.routing import Assignments
 from hetpeer.bootstrap.state.link_costs import LinkCosts, link_costs, rates
-from hetpeer.bootstrap.state.membership import BlockDemand, Membership
-from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
+from hetpeer.bootstrap.state.membership import BlockDemand, LifeCycle, Membership, VolunteerState
 from hetpeer.stages.pipeline.routes import Hop, assign_routes
 
 BLOCKS = 4

@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 
 from hetpeer.bootstrap.coordinator.machine import Event, Machine
-from hetpeer.bootstrap.state import volunteer_state
 from hetpeer.bootstrap.state.effects import CoordinatorState
-from hetpeer.bootstrap.state.volunteer_state import LifeCycle
+from hetpeer.bootstrap.state.membership import LifeCycle, VolunteerState
 
 BOOTSTRAP = Path(__file__).parents[2] / "hetpeer" / "bootstrap"
 OWNERS = {
-    "life_cycle": {"state/volunteer_state.py"},
+    "life_cycle": {"state/membership.py"},
     "line": {"coordinator/machine.py"},
     "state": {"coordinator/machine.py", "grouped/cluster_events.py"},
 }
@@ -58,7 +57,7 @@ def test_nothing_happens_to_a_finished_run():
 
 @pytest.mark.parametrize("state", LifeCycle)
 def test_a_new_version_leaves_nobody_who_missed_it_at_work(state):
-    one = volunteer_state.VolunteerState("a", 1, 0.0, life_cycle=state)
+    one = VolunteerState("a", 1, 0.0, life_cycle=state)
     one.outdate()
     joining = state is LifeCycle.JOINING
     assert one.life_cycle is (LifeCycle.JOINING if joining else LifeCycle.PREPARED)

@@ -16,8 +16,7 @@ from hetpeer.bootstrap.run.step_workload import of_manifest
 from hetpeer.bootstrap.service.driver import CoordinatorService
 from hetpeer.bootstrap.state.context import whole_run
 from hetpeer.bootstrap.state.core_config import IN_FLIGHT
-from hetpeer.bootstrap.state.membership import BlockDemand, Membership
-from hetpeer.bootstrap.state.volunteer_state import VolunteerState
+from hetpeer.bootstrap.state.membership import BlockDemand, Membership, VolunteerState
 from hetpeer.dht.discovery import Advert, LinkNote, Roster
 from hetpeer.peer.planning.device_files import devices_in
 from hetpeer.peer.planning.replan import Proposal, RememberedLinks, Seating, _lines, cutting, proposal

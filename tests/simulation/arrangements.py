@@ -7,11 +7,11 @@ from __future__ import annotations
 from itertools import pairwise
 from random import Random
 
+from hetpeer.averaging.messages import Range
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
 from hetpeer.bootstrap.grouped.cluster import Cluster, ClusterCut
 from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
-from hetpeer.bootstrap.state.membership import Range
 from tests.simulation.checked_swarm import CheckedSwarm
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from hetpeer.bootstrap.state.link_costs import link_targets
-from hetpeer.bootstrap.state.volunteer_state import VolunteerState
+from hetpeer.bootstrap.state.membership import VolunteerState
 
 
 def target_of(links: Sequence[float], computing: Sequence[float], most: float) -> float:

@@ -26,9 +26,8 @@ from hetpeer.bootstrap.state.effects import (
     Send,
 )
 from hetpeer.bootstrap.state.link_costs import rates
-from hetpeer.bootstrap.state.membership import Membership
+from hetpeer.bootstrap.state.membership import LifeCycle, Membership, VolunteerState
 from hetpeer.bootstrap.state.timeouts import Leases
-from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
 
 
 class Coordinator:

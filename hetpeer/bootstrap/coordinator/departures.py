@@ -21,7 +21,7 @@ from hetpeer.bootstrap.coordinator.steps import StepQueue
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Disconnect, Effect, Send
 from hetpeer.bootstrap.state.failed_microbatches import room_s
-from hetpeer.bootstrap.state.volunteer_state import VolunteerState
+from hetpeer.bootstrap.state.membership import VolunteerState
 
 
 class RunPolicy(Protocol):

@@ -9,8 +9,8 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.commits import last_message
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Disconnect, Effect, Send
+from hetpeer.bootstrap.state.membership import VolunteerState
 from hetpeer.bootstrap.state.placement_policies import ranked
-from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 
 
 class Handshake:

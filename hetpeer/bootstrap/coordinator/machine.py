@@ -37,7 +37,7 @@ from hetpeer.bootstrap.coordinator.steps import StepQueue
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import CoordinatorState, Effect, Halt, Send
 from hetpeer.bootstrap.state.failed_microbatches import FailedMicrobatch, room_s
-from hetpeer.bootstrap.state.volunteer_state import VolunteerState
+from hetpeer.bootstrap.state.membership import VolunteerState
 from hetpeer.bootstrap.trust.state_agreement import StateAgreement
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hetpeer.averaging import messages as m
+from hetpeer.averaging.messages import Range
 from hetpeer.bootstrap.coordinator.checkpoint_collection import CheckpointCollection
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect, Send
-from hetpeer.bootstrap.state.membership import Range
 
 RESTS = 10
 """After a wait for a checkpoint in vain, this many sync timeouts pass before the next proposal; twice as many

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetpeer.averaging import messages as m
+from hetpeer.averaging.messages import Range
 from hetpeer.averaging.reduce.holder_reduce import NEWS
 from hetpeer.averaging.reduce.reduce_shards import LENGTH, ReducerLoad, alike, divide, length_of
 from hetpeer.bootstrap.conduct.disputed_pairs import DisputedPairs
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
-from hetpeer.bootstrap.state.membership import Range
 from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts
 from hetpeer.bootstrap.trust.reduce_complaints import ReduceComplaints, reducers, same_bits
 from hetpeer.dht.base.errors import ProtocolError

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
+from hetpeer.averaging.messages import Range
 from hetpeer.bootstrap.coordinator.routing import Assignments
 from hetpeer.bootstrap.coordinator.step_ledger import StepLedger
 from hetpeer.bootstrap.coordinator.step_reduction import StepReduction
@@ -18,7 +19,6 @@ from hetpeer.bootstrap.state.effects import Effect, NextStep, Send
 from hetpeer.bootstrap.state.failed_microbatches import FailedMicrobatch, FailureReports
 from hetpeer.bootstrap.state.issue_limits import few
 from hetpeer.bootstrap.state.link_costs import link_costs, link_targets, rates, shunned
-from hetpeer.bootstrap.state.membership import Range
 from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts, ProgressTimer
 from hetpeer.dht.base.errors import ProtocolError
 

@@ -21,11 +21,11 @@ from collections import Counter
 from collections.abc import Iterable
 
 from hetpeer.averaging import messages as m
+from hetpeer.averaging.messages import Range
 from hetpeer.bootstrap.coordinator.step import CoordinatedStep
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import AT_BARRIER, CoordinatorState, Effect, Send
-from hetpeer.bootstrap.state.membership import Range
-from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
+from hetpeer.bootstrap.state.membership import LifeCycle, VolunteerState
 
 PAYS = 1.5
 """A step must be expected to last this many times a fetch for a late joiner to enter it."""

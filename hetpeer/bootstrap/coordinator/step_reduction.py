@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
+from hetpeer.averaging.messages import Range
 from hetpeer.bootstrap.conduct.outliers import Lengths, lengths
 from hetpeer.bootstrap.coordinator.reduction import Contribution, Reduce
 from hetpeer.bootstrap.coordinator.step_ledger import StepLedger
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect, Send
-from hetpeer.bootstrap.state.membership import Range
 from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts
 from hetpeer.bootstrap.trust.reduce_complaints import ReduceComplaints
 from hetpeer.bootstrap.trust.step_spot_checks import StepSpotChecks

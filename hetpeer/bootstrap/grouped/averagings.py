@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hetpeer.averaging import messages as m
+from hetpeer.averaging.messages import Range
 from hetpeer.bootstrap.conduct.disputed_pairs import DisputedPairs
 from hetpeer.bootstrap.coordinator.reduction import Reduce
 from hetpeer.bootstrap.log.history import Record
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect, Send
-from hetpeer.bootstrap.state.membership import Range
 from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts
 from hetpeer.bootstrap.trust.reduce_complaints import ReduceComplaints
 

@@ -14,14 +14,14 @@ from itertools import pairwise
 from typing import Any
 
 from hetpeer.averaging import messages as m
+from hetpeer.averaging.messages import Range
 from hetpeer.bootstrap.coordinator.commits import average_message
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import AT_BARRIER, Effect, Send
 from hetpeer.bootstrap.state.failed_microbatches import room_s
-from hetpeer.bootstrap.state.membership import Membership, Range
-from hetpeer.bootstrap.state.volunteer_state import LifeCycle, VolunteerState
+from hetpeer.bootstrap.state.membership import LifeCycle, Membership, VolunteerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

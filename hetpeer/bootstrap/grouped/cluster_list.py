@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from hetpeer.averaging import messages as m
+from hetpeer.averaging.messages import Range
 from hetpeer.bootstrap.conduct.disputed_pairs import Conduct, DisputedPairs
 from hetpeer.bootstrap.conduct.outliers import NormOutliers
 from hetpeer.bootstrap.conduct.reputation import Reputation
@@ -20,9 +21,8 @@ from hetpeer.bootstrap.state.context import Agenda, CoordinatorContext
 from hetpeer.bootstrap.state.effects import CoordinatorConfig, Disconnect, Effect, NextStep, Record, Send
 from hetpeer.bootstrap.state.failed_microbatches import Failures
 from hetpeer.bootstrap.state.issue_limits import IssueLimits
-from hetpeer.bootstrap.state.membership import Membership, Range
+from hetpeer.bootstrap.state.membership import Membership, VolunteerState
 from hetpeer.bootstrap.state.timeouts import Leases
-from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 
 
 class _Nothing:

@@ -27,7 +27,7 @@ from hetpeer.bootstrap.state.effects import (
     Effect,
     Send,
 )
-from hetpeer.bootstrap.state.volunteer_state import VolunteerState
+from hetpeer.bootstrap.state.membership import VolunteerState
 
 MUTE = "it did not vote on three plans"
 

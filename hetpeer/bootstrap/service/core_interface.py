@@ -19,8 +19,8 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import AveragingSettings
 from hetpeer.bootstrap.state.context import is_complete, whole_run
 from hetpeer.bootstrap.state.core_config import coordinator_config
-from hetpeer.bootstrap.state.placement_policies import DEFAULT
 from hetpeer.bootstrap.state.effects import CollectCheckpoint, CoordinatorConfig, CoordinatorState, Effect
+from hetpeer.bootstrap.state.placement_policies import DEFAULT
 
 
 class Core(Protocol):

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetpeer.averaging import messages as m
+from hetpeer.averaging.messages import Range
 from hetpeer.bootstrap.conduct.reputation import CheckRules
-from hetpeer.bootstrap.state.membership import PLAIN, BlockDemand, Range
+from hetpeer.bootstrap.state.membership import PLAIN, BlockDemand
 from hetpeer.stages.planning.swarms import plan_inputs
 
 

@@ -19,8 +19,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import fmean, median
 from types import MappingProxyType
 
-from hetpeer.bootstrap.state.membership import PLAIN, BlockDemand
-from hetpeer.bootstrap.state.volunteer_state import VolunteerState
+from hetpeer.bootstrap.state.membership import PLAIN, BlockDemand, VolunteerState
 from hetpeer.stages.pipeline.routes import SLIGHT, LinkCosts, Roster
 from hetpeer.stages.planning.swarms.plan_inputs import Compression
 

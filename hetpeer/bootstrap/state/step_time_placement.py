@@ -16,10 +16,9 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpeer.averaging.messages import Place
-from hetpeer.bootstrap.state.membership import Range
+from hetpeer.averaging.messages import Place, Range
+from hetpeer.bootstrap.state.membership import VolunteerState
 from hetpeer.bootstrap.state.placement_policy import PlacementPolicy
-from hetpeer.bootstrap.state.volunteer_state import VolunteerState
 from hetpeer.stages.planning.swarms.current_step_time import as_it_is, busy_s, holders_at
 from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S, LINE, Devices, StepDemand
 

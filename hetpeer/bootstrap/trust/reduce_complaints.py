@@ -18,8 +18,8 @@ from itertools import combinations
 from typing import Any
 
 from hetpeer.averaging import messages as m
+from hetpeer.averaging.messages import Range
 from hetpeer.bootstrap.conduct.disputed_pairs import DisputedPairs, Pair
-from hetpeer.bootstrap.state.membership import Range
 
 ALIKE = 1e-6
 """Relative difference of norms of the same bits, as different processors add them."""

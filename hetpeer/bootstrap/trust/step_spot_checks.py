@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetpeer.averaging import messages as m
+from hetpeer.averaging.messages import Range
 from hetpeer.bootstrap.conduct.reputation import CheckDuty, CheckRules, Duty, Reputation
 from hetpeer.bootstrap.state.effects import Effect, Send
-from hetpeer.bootstrap.state.membership import Range
 from hetpeer.bootstrap.trust.checker_reports import CheckedPiece, CheckerReport, CheckRoute
 from hetpeer.bootstrap.trust.spot_check import SpotCheck
 from hetpeer.bootstrap.trust.verdicts import CheckOutcome, CheckVerdict

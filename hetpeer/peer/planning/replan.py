@@ -15,12 +15,13 @@ from itertools import pairwise
 
 import numpy as np
 
+from hetpeer.averaging.messages import Range
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
 from hetpeer.bootstrap.grouped.cluster import ClusterCut
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.run.step_workload import of_manifest
 from hetpeer.bootstrap.state.core_config import IN_FLIGHT
-from hetpeer.bootstrap.state.membership import Membership, Range
+from hetpeer.bootstrap.state.membership import Membership
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.discovery import Advert, LinkNote
 from hetpeer.peer.planning.device_files import devices_in
