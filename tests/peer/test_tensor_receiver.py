@@ -21,6 +21,7 @@ from hetpeer.dht.base.runtime import SystemClock, TaskSet
 from hetpeer.dht.channels.channel_server import MAX_LANES
 from hetpeer.dht.streams.flow_control import pack
 from hetpeer.dht.streams.stream import Stream
+from hetpeer.dht.streams.stream import encode_head as encode_frame_head
 from hetpeer.peer.process.span_trace import Trace
 from hetpeer.peer.training.step_driver import StepDriver
 from hetpeer.peer.training.task_execution import HeldPlace
@@ -221,7 +222,7 @@ async def test_a_step_that_ends_while_a_tensor_of_it_arrives_leaves_nothing(sche
     """Neither its memory nor its credit, and nobody is told of a tensor whose memory is another's by then."""
     async with rigged(schema) as rig:
         stream = await rig.open()
-        head = stream.encode_head(frame(1, NBYTES, shard(0)), NBYTES)
+        head = encode_frame_head(frame(1, NBYTES, shard(0)), NBYTES)
         await stream._wire.write([head, bytes(NBYTES // 2)])
         await until(lambda: rig.arena.used > 0)
         rig.store.end_step(StepId(LINE, 0))
