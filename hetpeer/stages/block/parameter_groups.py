@@ -21,8 +21,11 @@ Settings = Mapping[str, Setting]
 Groups = Sequence[tuple[str, Settings]]
 
 
-class UpdateRule(Protocol):
-    """An update rule (averaging/optim/update_rules.py); equal inputs must give equal bits on every holder."""
+class AppliedRule(Protocol):
+    """An update rule with its settings (averaging/optim/update_rule.py).
+
+    Equal inputs give equal bits on every holder.
+    """
 
     def apply(
         self,
@@ -53,7 +56,7 @@ class OuterRule(Protocol):
         """Apply the rule in place; `parameters` are the mean."""
 
 
-MakeRule = Callable[[Settings], UpdateRule]
+MakeRule = Callable[[Settings], AppliedRule]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class Segment:
 
     begin: int
     end: int
-    rule: UpdateRule
+    rule: AppliedRule
 
 
 def settings_of(name: str, settings: Settings, groups: Groups) -> dict[str, Setting]:
