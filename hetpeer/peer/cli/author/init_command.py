@@ -6,7 +6,7 @@ Heavy imports stand inside the function.
 from __future__ import annotations
 
 import enum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -272,6 +272,7 @@ def init(
 
     DIR is a new folder for it, the run directory.
     """
+    given = locals()
     from hetpeer.averaging.optim.learning_rate import knots_of
     from hetpeer.averaging.optim.update_rules import rule_settings
     from hetpeer.bootstrap.authoring.create import create_run
@@ -287,29 +288,20 @@ def init(
     )
     from hetpeer.dht.base.errors import ExitCode, LocalError
 
-    training = {
-        "steps": steps,
-        "batch_size": batch_size,
-        "microbatch_size": microbatch_size,
-        "optimizer": {"name": optimizer, "betas": betas, "momentum": momentum, "nesterov": nesterov}
-        | rule_settings(optimizer, optimizer_setting or ()),
-        "learning_rate": learning_rate,
-        "schedule": knots_of(schedule, steps, warmup_steps, final_ratio),
-        "weight_decay": weight_decay,
-        "clip_norm": clip_norm or None,
-        "eval_every": eval_every,
-        "eval_microbatches": eval_microbatches,
-        "checkpoint_every": checkpoint_every,
-        "dtype": dtype,
-        "recompute": recompute,
-        "staleness": staleness,
-        "fresh_steps": (warmup_steps if staleness else 0) if fresh_steps is None else fresh_steps,
-        "head_start": head_start,
-        "compensation": compensation,
-        "groups": [parameter_group(text) for text in group or ()],
-        "slot_size": 1,  # of a step with few microbatches the default would be too much
-    }
-    settings = validated(TrainingSettings, training)
+    def chosen(part: type[Any], **others: Any) -> Any:
+        """Settings of `part`: from the options of the same name, and `others`."""
+        return validated(part, {key: given[key] for key in part.model_fields if key in given} | others)
+
+    update_rule = {"name": optimizer, "betas": betas, "momentum": momentum, "nesterov": nesterov}
+    settings = chosen(
+        TrainingSettings,
+        optimizer=update_rule | rule_settings(optimizer, optimizer_setting or ()),
+        schedule=knots_of(schedule, steps, warmup_steps, final_ratio),
+        clip_norm=clip_norm or None,
+        fresh_steps=(warmup_steps if staleness else 0) if fresh_steps is None else fresh_steps,
+        groups=[parameter_group(text) for text in group or ()],
+        slot_size=1,  # of a step with few microbatches the default would be too much
+    )
     if schedule is not Shape.CONSTANT and warmup_steps >= steps:
         raise LocalError(
             "HP-RUN-001",
@@ -318,25 +310,10 @@ def init(
             fix="give more --steps, or fewer --warmup-steps",
             exit_code=ExitCode.CONFIG,
         )
-    links = {
-        "codec": codec,
-        "backward": backward_codec,
-        "ratio": ratio,
-        "adaptive": not uniform,
-        "feedback": feedback,
-        "reduce": reduce_codec,
-    }
     outer = {"learning_rate": outer_learning_rate, "momentum": outer_momentum}
-    asked = {
-        "span": span,
-        "window_s": window,
-        "interval": interval,
-        "delayed": delayed,
-        "corrected": corrected,
-        "outer": None if outer_learning_rate is None else outer,
-        "robust": robust,
-    }
-    averaging = validated(AveragingSettings, asked)
+    averaging = chosen(
+        AveragingSettings, window_s=window, outer=None if outer_learning_rate is None else outer
+    )
     if mode is Mode.EXACT and averaging != AveragingSettings():
         raise LocalError(
             "HP-RUN-001",
@@ -365,14 +342,11 @@ def init(
         sequence_length=sequence_length,
         stages=stages or (),
         training=settings.model_copy(update={"slot_size": slot_size}),
-        links=validated(LinkSettings, links),
+        links=chosen(LinkSettings, backward=backward_codec, adaptive=not uniform, reduce=reduce_codec),
         averaging=averaging if mode is Mode.GROUPED else None,
         reliable=reliable or (),
-        admission=validated(
-            AdmissionSettings,
-            {"policy": admission, "work_bits": work_bits, "per_network": per_network},
-        ),
-        trust=validated(TrustSettings, {"spot_checks": spot_checks}),
+        admission=chosen(AdmissionSettings, policy=admission),
+        trust=chosen(TrustSettings),
         tell=say,
     )
     samples = sum(shard.samples for shard in run.manifest.data.train)
