@@ -10,7 +10,7 @@ import pytest
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.discovery import Advert, LinkNote
-from hetpeer.peer.cli.swarm.plan_swarm import SwarmQuestion, plan_swarm
+from hetpeer.peer.cli.swarm.device_plans import SwarmQuestion, plan_swarm
 from hetpeer.peer.planning.device_files import read_devices
 from hetpeer.peer.planning.swarm_inventory import Inventory, inventory
 from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S

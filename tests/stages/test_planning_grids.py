@@ -14,7 +14,7 @@ from benchmarks.scenarios.networks import BEST, REPLICAS, STAGES, dt_fm, regions
 from benchmarks.scenarios.networks import TRAFFIC as DT_FM_TRAFFIC
 from benchmarks.scenarios.orders import at_random, natural
 from hetpeer.dht.base.errors import LocalError
-from hetpeer.peer.cli.swarm.plan_grid import Question, plan_grid
+from hetpeer.peer.cli.swarm.device_plans import GridQuestion, plan_grid
 from hetpeer.stages.planning.device_network import DeviceNetwork
 from hetpeer.stages.planning.grids import group_path
 from hetpeer.stages.planning.grids.bottleneck_matching import EXACT, bottlenecks, bounds, matched
@@ -261,7 +261,7 @@ def test_groups_of_any_size(replicas):
 # ── the command ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def question(folder, document, **changes) -> Question:
+def question(folder, document, **changes) -> GridQuestion:
     file = folder / "matrices.json"
     file.write_text(document if isinstance(document, str) else json.dumps(document))
     usual = {
@@ -272,7 +272,7 @@ def question(folder, document, **changes) -> Question:
         "seconds": 0.0,
         "seed": 0,
     }
-    return Question(matrices=file, **(usual | changes))
+    return GridQuestion(matrices=file, **(usual | changes))
 
 
 def document(devices: int = 4, seed: int = 0) -> dict[str, list[list[float]]]:

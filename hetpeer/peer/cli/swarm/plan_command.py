@@ -156,7 +156,7 @@ def plan(
         {"--seconds": seconds, "--seed": seed},
     )
     if devices is not None:
-        from hetpeer.peer.cli.swarm.plan_swarm import SwarmQuestion, plan_swarm
+        from hetpeer.peer.cli.swarm.device_plans import SwarmQuestion, plan_swarm
 
         asked_of = SwarmQuestion(
             devices=devices,
@@ -170,9 +170,9 @@ def plan(
         plan_swarm(asked_of, as_json=as_json)
         return
     if matrices is not None:
-        from hetpeer.peer.cli.swarm.plan_grid import Question, plan_grid
+        from hetpeer.peer.cli.swarm.device_plans import GridQuestion, plan_grid
 
-        asked_for = Question(
+        asked_for = GridQuestion(
             matrices=matrices,
             stages=GRID if stages is None else stages,
             replicas=GRID if replicas is None else replicas,

@@ -13,9 +13,8 @@ import typer
 from hetpeer.bootstrap.run.settings import LinkSettings
 from hetpeer.bootstrap.run.step_workload import of_links
 from hetpeer.dht.base.errors import LocalError
+from hetpeer.peer.cli.swarm.device_plans import GridQuestion, SwarmQuestion, plan_grid, plan_swarm
 from hetpeer.peer.cli.swarm.plan_command import Cost, plan
-from hetpeer.peer.cli.swarm.plan_grid import Question, plan_grid
-from hetpeer.peer.cli.swarm.plan_swarm import SwarmQuestion, plan_swarm
 from hetpeer.peer.planning.device_files import read_devices
 from hetpeer.peer.planning.model_workload import PRESETS, preset, work_of
 from tests.bootstrap.engine import make_run
@@ -222,7 +221,7 @@ def test_the_whole_command_keeps_its_processor_time(tmp_path):
 def test_a_grid_of_another_size_is_refused(tmp_path):
     lines = {"latency_ms": [[0, 1], [1, 0]], "bandwidth_gbit_s": [[0, 1], [1, 0]]}
     path = written(tmp_path, json.dumps(lines), "lines.json")
-    question = Question(
+    question = GridQuestion(
         matrices=path, stages=3, replicas=1, activation_gb=1.0, gradient_gb=1.0, seconds=0.0, seed=0
     )
     with pytest.raises(LocalError) as refused:
