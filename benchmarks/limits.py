@@ -31,7 +31,7 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.peer.control.control_client import ask
 from hetpeer.peer.control.control_messages import ControlRequest
-from hetpeer.peer.limits.config_file import NAME, write
+from hetpeer.peer.limits.config_file import CONFIG_FILE, write
 
 VOLUNTEERS, STAGES = 3, 2
 MODEL = Model(width=256, layers=2, heads=4, sequence_length=128)
@@ -178,7 +178,7 @@ async def together(options: Any, folder: Path) -> tuple[list[dict[str, float]], 
 async def on_cores(options: Any, folder: Path) -> list[dict[str, float]]:
     """Rounds of a volunteer that has all blocks and always something to compute, on two threads that are nobody's second."""
     run = make_run(folder, LARGE, 1, training(options.microbatches), options.seed)
-    write(folder / "home-1" / NAME, "limits.nice", "0")
+    write(folder / "home-1" / CONFIG_FILE, "limits.nice", "0")
     rounds = []
     async with running(run, folder, 1, "--threads", "2") as swarm:
         await swarm.until(1, WITHIN_S)

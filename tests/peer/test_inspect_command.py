@@ -13,7 +13,7 @@ from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.examples import gpt
 from hetpeer.peer.cli.author import inspect_command
-from hetpeer.peer.watching.human_units import bytes_text, count_text, flops_text
+from hetpeer.peer.limits.amounts import bytes_text, count_text, flops_text
 
 MODEL = f"{gpt.__file__}:build"
 TINY = """

@@ -22,8 +22,8 @@ from hetpeer.peer.daemon import limits_in_force as module
 from hetpeer.peer.daemon.limits_in_force import LimitsInForce
 from hetpeer.peer.daemon.owner_wishes import VolunteerDaemon, Wish
 from hetpeer.peer.limits import sensors
+from hetpeer.peer.limits.config_file import Month, load_month, save_month
 from hetpeer.peer.limits.governor import Readings
-from hetpeer.peer.limits.monthly_traffic import Month, load, save
 from hetpeer.peer.limits.settings import Settings
 from hetpeer.peer.process.hetpeer_children import Child, end_all
 from hetpeer.peer.process.home import Home
@@ -169,7 +169,7 @@ async def test_it_says_which_settings_are_in_force_and_whence(tmp_path: Path) ->
 async def test_the_cap_holds_until_the_next_month(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     month = "2026-11"
     monkeypatch.setattr(module, "_month", lambda: month)
-    save(tmp_path, Month(month=month, sent=900_000, received=50_000))
+    save_month(tmp_path, Month(month=month, sent=900_000, received=50_000))
     async with rig(tmp_path, Settings().changed("limits.transfer_cap", "1MB", "")) as made:
         assert made.daemon.wish is Wish.WORK
         made.throttle.up.passed(30_000)
@@ -181,7 +181,7 @@ async def test_the_cap_holds_until_the_next_month(tmp_path: Path, monkeypatch: p
         assert (made.daemon.wish, made.governing.capped) == (Wish.WORK, False)
         made.throttle.up.passed(7)
         assert made.governing.answer(ControlRequest(do="status")).month_bytes == 7
-    assert load(tmp_path, month) == Month(month="2026-12", sent=7)
+    assert load_month(tmp_path, month) == Month(month="2026-12", sent=7)
 
 
 async def test_a_home_that_takes_no_file_ends_nothing(

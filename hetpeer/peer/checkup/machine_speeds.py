@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetpeer.peer.checkup.local_checks import nearest
-from hetpeer.peer.watching.human_units import bytes_text, flops_text
+from hetpeer.peer.limits.amounts import bytes_text, flops_text
 from hetpeer.stages.block import device as devices
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from hetpeer.peer.checkup.findings import Finding
 from hetpeer.peer.checkup.local_checks import version_of
 from hetpeer.peer.checkup.thresholds import Verdict
 from hetpeer.peer.limits import nvml
+from hetpeer.peer.limits.amounts import flops_text
 from hetpeer.peer.limits.settings import WORKER
-from hetpeer.peer.watching.human_units import flops_text
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc.compute import Compute, ComputeConfig
 

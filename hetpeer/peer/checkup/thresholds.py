@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError, RemoteError
 from hetpeer.dht.reach.reachability import ReachEstimate, ReachKind
 from hetpeer.peer.control.control_messages import SettingInForce
+from hetpeer.peer.limits.amounts import bytes_text
 from hetpeer.peer.limits.nvml import Gpus
 from hetpeer.peer.limits.sensors import idle_unknown
 from hetpeer.peer.limits.settings import DEFAULT
-from hetpeer.peer.watching.human_units import bytes_text
 
 Verdict = str | HetpeerError
 """A text if all is well, or an error as a warning; a failure is raised."""

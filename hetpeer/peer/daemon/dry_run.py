@@ -24,14 +24,13 @@ from hetpeer.peer.daemon.limits_in_force import LimitsInForce
 from hetpeer.peer.daemon.owner_wishes import VolunteerDaemon
 from hetpeer.peer.daemon.presence import JoinOptions, arriving
 from hetpeer.peer.daemon.volunteer_life import rejection, start_compute
-from hetpeer.peer.limits.amounts import size
+from hetpeer.peer.limits.amounts import blocks_text, bytes_text, size
 from hetpeer.peer.limits.governor import paused
 from hetpeer.peer.limits.sensors import Sensors
 from hetpeer.peer.preparation.disk_room import check_room
 from hetpeer.peer.process.console import say
 from hetpeer.peer.process.home import Home
 from hetpeer.peer.training.early_placement import missing_bytes, places_seen, state_bytes
-from hetpeer.peer.watching.human_units import blocks_text, bytes_text
 
 
 async def try_out(options: JoinOptions) -> None:

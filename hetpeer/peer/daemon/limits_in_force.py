@@ -18,7 +18,7 @@ from hetpeer.dht.base.runtime import SystemClock, TaskSet, to_its_end
 from hetpeer.dht.streams.byte_transport import Throttle
 from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus, SettingInForce
 from hetpeer.peer.daemon.owner_wishes import VolunteerDaemon, Wish
-from hetpeer.peer.limits import monthly_traffic
+from hetpeer.peer.limits import config_file
 from hetpeer.peer.limits.amounts import rate
 from hetpeer.peer.limits.governor import Governor, Readings, Reason
 from hetpeer.peer.limits.sensors import SensorPoll, Sensors
@@ -67,7 +67,7 @@ class LimitsInForce:
         self._counted = 0, 0
         self._device: str | None = None
         """The last `compute.device` that a worker was started on."""
-        self._month = self._saved = monthly_traffic.Month(month=_month())
+        self._month = self._saved = config_file.Month(month=_month())
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -75,7 +75,7 @@ class LimitsInForce:
 
         Only who has the home's lock may do so: the file is ours.
         """
-        self._month = self._saved = monthly_traffic.load(self._home, _month())
+        self._month = self._saved = config_file.load_month(self._home, _month())
         if self.settings.limits.cpu:
             restrict_cores(self.settings.limits.cpu)
         await self.look()
@@ -192,7 +192,7 @@ class LimitsInForce:
         if month == self._saved:
             return
         try:
-            monthly_traffic.save(self._home, month)
+            config_file.save_month(self._home, month)
             self._saved = month
         except LocalError as error:
             _log.warning("this month's traffic could not be saved: %s", error)

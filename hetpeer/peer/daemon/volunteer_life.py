@@ -26,7 +26,7 @@ from hetpeer.peer.control.owned_daemon import Does
 from hetpeer.peer.daemon.limits_in_force import LOOK_S, LimitsInForce
 from hetpeer.peer.daemon.owner_wishes import DaemonState, VolunteerDaemon, Wish
 from hetpeer.peer.daemon.presence import Presence
-from hetpeer.peer.limits.amounts import rate, share, share_or_bytes
+from hetpeer.peer.limits.amounts import bytes_text, rate, share, share_or_bytes
 from hetpeer.peer.limits.settings import WORKER, Settings
 from hetpeer.peer.process.console import say
 from hetpeer.peer.process.home import Home
@@ -40,7 +40,6 @@ from hetpeer.peer.training.self_advert import (
 )
 from hetpeer.peer.training.volunteer import Volunteer
 from hetpeer.peer.training.volunteer_figures import Offer
-from hetpeer.peer.watching.human_units import bytes_text
 from hetpeer.stages.block import device
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc.compute import Compute, ComputeConfig

@@ -12,11 +12,11 @@ from hetpeer.averaging.member.member import Member, Phase
 from hetpeer.averaging.member.work_in_progress import WorkerOccupation
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.peer.control.control_messages import LinkStatus, VolunteerStatus
+from hetpeer.peer.limits.amounts import blocks_text, bytes_text, counted
 from hetpeer.peer.process.console import EVERY_S, LOOK_S, say
 from hetpeer.peer.training.early_placement import state_bytes
 from hetpeer.peer.training.self_advert import link_notes
 from hetpeer.peer.training.volunteer import Volunteer
-from hetpeer.peer.watching.human_units import blocks_text, bytes_text, counted
 
 if TYPE_CHECKING:
     from hetpeer.peer.daemon.presence import Presence

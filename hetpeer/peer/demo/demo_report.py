@@ -23,7 +23,7 @@ from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.demo.demo_run import Kill, LogFeed, Trained
 from hetpeer.peer.demo.demo_settings import DemoSettings
 from hetpeer.peer.demo.demo_view import DemoView
-from hetpeer.peer.watching.human_units import counted
+from hetpeer.peer.limits.amounts import counted
 from hetpeer.peer.watching.loss_plot import PlotMark, loss_curve
 from hetpeer.stages.data.shards import TOKENS
 

@@ -1,17 +1,21 @@
-"""`config.toml` of a volunteer: its path, its settings, and a change of one setting that keeps the rest as
-typed.
+"""Files of a volunteer's limits: its settings (`config.toml`), and this month's traffic (`transfer.json`).
+
+A change of one setting keeps the rest of `config.toml` as typed.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors
 from hetpeer.dht.base.errors import ExitCode, LocalError
@@ -27,15 +31,18 @@ from hetpeer.peer.limits.settings import (
 )
 from hetpeer.peer.process.home import state_home
 
-NAME = "config.toml"
+CONFIG_FILE = "config.toml"
+TRAFFIC_FILE = "transfer.json"
+
+_log = logging.getLogger(__name__)
 
 
 def config_path(home: Path) -> Path:
     """Path of the file: in `home`; for the default home in the user's configuration folder."""
     if home.absolute() != state_home().absolute():
-        return home / NAME
+        return home / CONFIG_FILE
     config = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(config) if config else Path.home() / ".config") / "hetpeer" / NAME
+    return (Path(config) if config else Path.home() / ".config") / "hetpeer" / CONFIG_FILE
 
 
 def read(path: Path) -> SettingsLayer:
@@ -138,3 +145,42 @@ def _unreadable(path: Path, why: str) -> LocalError:
         fix="correct the file, or remove it",
         exit_code=ExitCode.CONFIG,
     )
+
+
+Count = Annotated[int, Field(ge=0)]
+
+
+class Month(BaseModel):
+    """Bytes of one month of the local calendar, like `2026-11`."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    month: str
+    sent: Count = 0
+    received: Count = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.sent + self.received
+
+    def plus(self, month: str, sent: int, received: int) -> Month:
+        """The month with more bytes; a new `month` begins with them."""
+        before = self if month == self.month else Month(month=month)
+        return Month(month=month, sent=before.sent + sent, received=before.received + received)
+
+
+def load_month(home: Path, month: str) -> Month:
+    """The saved month, which may be over; an empty one if none is saved."""
+    path = home / TRAFFIC_FILE
+    try:
+        return Month.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return Month(month=month)
+    except (OSError, ValidationError) as error:
+        _log.warning("%s is damaged, so this month's traffic is counted from 0: %s", path, error)
+        return Month(month=month)
+
+
+def save_month(home: Path, month: Month) -> None:
+    """Write it down as a whole. Raises `LocalError` HP-DISK-001, HP-DISK-002."""
+    atomic_write(home / TRAFFIC_FILE, month.model_dump_json().encode())

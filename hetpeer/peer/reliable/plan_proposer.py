@@ -18,8 +18,8 @@ from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.service.driver import CoordinatorService
 from hetpeer.dht.base.errors import RemoteError
 from hetpeer.dht.discovery import Roster
+from hetpeer.peer.limits.amounts import block_range, counted
 from hetpeer.peer.planning.replan import Proposal, RememberedLinks, Seating, cutting, proposal
-from hetpeer.peer.watching.human_units import block_range, counted
 
 LOOK_S = 5.0
 SETTLED_S = 30.0

@@ -16,9 +16,9 @@ from hetpeer.dht.discovery import Advert
 from hetpeer.dht.node.node import Node
 from hetpeer.peer.control.control_messages import ReliableMember, ReliableStatus
 from hetpeer.peer.control.owned_daemon import Does
+from hetpeer.peer.limits.amounts import block_list, counted
 from hetpeer.peer.process.console import EVERY_S, LOOK_S, say
 from hetpeer.peer.training.self_advert import reach_fields
-from hetpeer.peer.watching.human_units import block_list, counted
 
 if TYPE_CHECKING:
     from hetpeer.bootstrap.run.run_directory import RunDirectory

@@ -20,9 +20,9 @@ from hetpeer.bootstrap.state.membership import Membership, VolunteerState
 from hetpeer.bootstrap.state.placement_policies import ranked
 from hetpeer.dht.base.errors import RemoteError
 from hetpeer.dht.discovery import Advert, Roster
+from hetpeer.peer.limits.amounts import blocks_text
 from hetpeer.peer.preparation.state_fetcher import RunFiles
 from hetpeer.peer.training.volunteer_figures import Offer
-from hetpeer.peer.watching.human_units import blocks_text
 
 PATIENCE_S = 3.0
 """A coordinator that has not answered for so long is taken for absent."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hetpeer.peer.watching.human_units import bytes_text, count_text, flops_text
+from hetpeer.peer.limits.amounts import bytes_text, count_text, flops_text
 from hetpeer.peer.watching.svg_shapes import FAINT, LINE, PAPER, arrow, document, rect, short, text
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec, Value
 from hetpeer.stages.graph.cost_report import BlockCostRow

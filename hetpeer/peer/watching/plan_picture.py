@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from hetpeer.peer.watching.human_units import bytes_text
+from hetpeer.peer.limits.amounts import bytes_text
 from hetpeer.peer.watching.svg_shapes import FAINT, INK, LINE, arrow, document, rect, short, text
 from hetpeer.stages.planning.swarms.pipeline_cuts import PlannedPipeline, PlannedStage
 from hetpeer.stages.planning.swarms.plan_inputs import StepDemand

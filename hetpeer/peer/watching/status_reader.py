@@ -24,7 +24,7 @@ from hetpeer.dht.base.errors import RemoteError
 from hetpeer.dht.discovery import LEFT
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.reach.reachability import ReachKind
-from hetpeer.peer.watching.human_units import block_list
+from hetpeer.peer.limits.amounts import block_list
 from hetpeer.peer.watching.swarm_status import (
     BlockRow,
     CreditRow,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hetpeer.bootstrap.log.loss_curves import Curve
 from hetpeer.dht.base.errors import short_id
-from hetpeer.peer.watching.human_units import blocks_text, counted
+from hetpeer.peer.limits.amounts import blocks_text, counted
 from hetpeer.peer.watching.swarm_status import PeerRow, SwarmStatus
 
 MAX_EVENTS = 200

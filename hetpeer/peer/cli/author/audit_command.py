@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hetpeer.peer.cli.options import JsonOption, RunDir
-from hetpeer.peer.watching.human_units import counted
+from hetpeer.peer.limits.amounts import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

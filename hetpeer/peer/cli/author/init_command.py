@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from hetpeer.peer.cli.options import RunDir
+from hetpeer.peer.limits.amounts import counted
 from hetpeer.peer.process.console import say
-from hetpeer.peer.watching.human_units import counted
 
 
 class Shape(enum.StrEnum):

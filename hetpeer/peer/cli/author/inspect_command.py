@@ -15,7 +15,7 @@ import typer
 
 from hetpeer.peer.cli.author.settings_text import settings_lines
 from hetpeer.peer.cli.options import JsonOption, plain
-from hetpeer.peer.watching.human_units import block_range, bytes_text, count_text, counted, flops_text
+from hetpeer.peer.limits.amounts import block_range, bytes_text, count_text, counted, flops_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -10,7 +10,7 @@ from typing import Annotated, TextIO
 import typer
 
 from hetpeer.peer.cli.options import plain
-from hetpeer.peer.watching.human_units import counted
+from hetpeer.peer.limits.amounts import counted
 
 VOUCHER = "7d"
 WHITE_ON_BLACK, AS_BEFORE = "\x1b[97;40m", "\x1b[0m"

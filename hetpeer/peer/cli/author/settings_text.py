@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hetpeer.peer.watching.human_units import counted
+from hetpeer.peer.limits.amounts import counted
 
 if TYPE_CHECKING:
     from hetpeer.bootstrap.run.manifest import Manifest

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hetpeer.peer.watching.human_units import block_range, counted
+from hetpeer.peer.limits.amounts import block_range, counted
 
 if TYPE_CHECKING:
     from hetpeer.peer.planning.device_files import NamedDevices

@@ -21,7 +21,7 @@ from hetpeer.peer.cli.options import (
     together,
     watching,
 )
-from hetpeer.peer.watching.human_units import blocks_text
+from hetpeer.peer.limits.amounts import blocks_text
 
 if TYPE_CHECKING:
     from hetpeer.peer.arrival.invites import Destination

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hetpeer.peer.cli.options import JsonOption
-from hetpeer.peer.watching.human_units import block_range, counted
+from hetpeer.peer.limits.amounts import block_range, counted
 
 if TYPE_CHECKING:
     from hetpeer.peer.simulate.scenario_run import ScenarioOutcome

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hetpeer.dht.base.errors import escaped, short_id
 from hetpeer.peer.cli.volunteer.pause_command import standing_text
-from hetpeer.peer.watching.human_units import block_range, blocks_text, bytes_text, counted
+from hetpeer.peer.limits.amounts import block_range, blocks_text, bytes_text, counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
