@@ -16,8 +16,7 @@ from hetpeer.stages.ipc.worker_messages import Command, Done, Encoded, Result
 from hetpeer.stages.links.codec import Codec, kept_of, room
 from hetpeer.stages.links.top_k import largest
 from hetpeer.stages.worker.bundle_codec import Encoder
-from hetpeer.stages.worker.device_copy import Copier
-from hetpeer.stages.worker.tensor_staging import Staging
+from hetpeer.stages.worker.tensor_staging import Copier, Staging
 
 ELEMENTS, SHARE = 4 << 20, 0.01
 ROUNDS = 9

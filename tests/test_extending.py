@@ -30,8 +30,7 @@ from hetpeer.stages.links.value_codecs import VALUE_CODECS, codec_names
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.tracing.trace import trace
 from hetpeer.stages.worker.bundle_codec import Decoder, Encoder
-from hetpeer.stages.worker.device_copy import Copier
-from hetpeer.stages.worker.tensor_staging import Staging
+from hetpeer.stages.worker.tensor_staging import Copier, Staging
 from tests.bootstrap.test_placement import AsEver, asks, chosen, newcomer, steps_of, swarm
 from tests.simulation.config import HistoryConfig
 from tests.stages.split_run import assert_same_step, eager_step, split_step

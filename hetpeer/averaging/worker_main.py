@@ -35,10 +35,9 @@ def main(arguments: list[str]) -> int:
     from hetpeer.stages.ipc.arena import SharedMemory
     from hetpeer.stages.ipc.worker_messages import WorkerLane
     from hetpeer.stages.worker.bundle_codec import Decoder, Encoder
-    from hetpeer.stages.worker.device_copy import Copier
     from hetpeer.stages.worker.engine import Engine
     from hetpeer.stages.worker.executor import Executor
-    from hetpeer.stages.worker.tensor_staging import Staging
+    from hetpeer.stages.worker.tensor_staging import Copier, Staging
 
     torch.set_num_threads(options.threads)
     # TF32 rounds products to 10 bits: peers' results would differ by 1e-3. Convolutions have it by default.

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.averaging.groups.group_scheduler import Group, GroupPipelines, SyncGraph, WaitQueue
-from hetpeer.averaging.groups.wait_window import Adaptive, Bounded, WaitWindow
-from tests.simulation.sdpipe import Artifact, Paper
+from hetpeer.averaging.groups.wait_window import Adaptive, WaitWindow
+from tests.simulation.sdpipe import Artifact, Bounded, Paper
 
 ALWAYS, NEVER = WaitWindow(math.inf), WaitWindow(0.0)
 

@@ -36,8 +36,7 @@ from hetpeer.stages.ipc.block_commands import Decode
 from hetpeer.stages.links.codec import Codec, EncodedTensor
 from hetpeer.stages.pipeline.schedule_1f1b import InFlightWindow
 from hetpeer.stages.worker.bundle_codec import Decoder
-from hetpeer.stages.worker.device_copy import Copier
-from hetpeer.stages.worker.tensor_staging import Staging
+from hetpeer.stages.worker.tensor_staging import Copier, Staging
 from tests.bootstrap.engine import make_run
 from tests.dht.loopback import Loopback
 from tests.dht.test_channel import until

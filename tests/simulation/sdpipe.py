@@ -9,10 +9,10 @@ gathers everybody: docs/averaging.md says why ours do not.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from hetpeer.averaging.groups.group_scheduler import Group, SyncGraph, WaitQueue
-from hetpeer.averaging.groups.wait_window import Bounded, WaitWindow
+from hetpeer.averaging.groups.wait_window import LONGER, SHORTER, WaitWindow
 
 ENDLESS = sys.maxsize
 ROUNDS = 10
@@ -21,6 +21,22 @@ PAIRS_ABOVE = 8
 """With more workers the artifact cuts groups into pairs."""
 START_S, LEAST_S, MOST_S = 1e-3, 1e-5, 1e-2
 """The artifact's window."""
+
+
+class Bounded(WaitWindow):
+    """The artifact's window: doubled after a group of one, a tenth less after any other, within bounds in
+    seconds.
+    """
+
+    def __init__(self, start: float, least: float, most: float) -> None:
+        super().__init__(start)
+        self._least, self._most = least, most
+
+    def formed(self, group: Collection[str], present: int, now: float) -> None:
+        """A group has formed: lengthen or shorten the window."""
+        self._seconds = min(
+            max(self._seconds * (LONGER if len(group) < 2 else SHORTER), self._least), self._most
+        )
 
 
 class _Staged:

@@ -23,9 +23,8 @@ from hetpeer.stages.ipc.vector_commands import Apply, ExportSlot, InspectVector,
 from hetpeer.stages.ipc.worker_messages import CommandFailed, CommandFailedError
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.tracing.trace import trace
-from hetpeer.stages.worker.device_copy import Copier
 from hetpeer.stages.worker.engine import Engine
-from hetpeer.stages.worker.tensor_staging import Staging
+from hetpeer.stages.worker.tensor_staging import Copier, Staging
 
 UPDATE = {"name": "AdamW", "learning_rate": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 KEPT = ("exp_avg", "exp_avg_sq")

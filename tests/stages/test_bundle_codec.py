@@ -15,8 +15,7 @@ from hetpeer.stages.ipc.arena import BundleLayout, Extent
 from hetpeer.stages.ipc.block_commands import Decode, Encode, MarkBundle
 from hetpeer.stages.links.codec import Codec, EncodedTensor
 from hetpeer.stages.worker.bundle_codec import Decoder, Encoder
-from hetpeer.stages.worker.device_copy import Copier
-from hetpeer.stages.worker.tensor_staging import Staging
+from hetpeer.stages.worker.tensor_staging import Copier, Staging
 from tests.stages.compute_rig import Holder, submitter, tiny_blocks, tiny_gpt
 
 COUNT = 6000

@@ -42,22 +42,10 @@ class WaitWindow:
         """`worker` has left."""
 
 
-class Bounded(WaitWindow):
-    """The artifact's window: doubled after a group of one, a tenth less after any other, within bounds in
-    seconds.
-    """
-
-    def __init__(self, start: float, least: float, most: float) -> None:
-        super().__init__(start)
-        self._least, self._most = least, most
-
-    def formed(self, group: Collection[str], present: int, now: float) -> None:  # noqa: ARG002 - as every window
-        """A group has formed: lengthen or shorten the window."""
-        self._seconds = min(max(self._seconds * _change(group), self._least), self._most)
-
-
 class Adaptive(WaitWindow):
-    """The same rule with a window in iterations, from the paper's T of one iteration down to `most` of one.
+    """A window in iterations, from the paper's T of one iteration down to `most` of one.
+
+    As in the artifact, it is doubled after a group of one, and a tenth less after any other.
 
     A worker whose next averaging would cost more than AVERAGED of its time does not wait at all, as far as a
     span of so many groups per worker allows. An iteration is the mean time from a worker's group to its next

@@ -12,6 +12,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from hetpeer.dht.base.errors import ProtocolError
+
 ITEM_BYTES: Mapping[str, int] = {
     "bool": 1,
     "uint8": 1,
@@ -229,3 +231,25 @@ class BlockSpec:
     def parameter_bytes(self) -> int:
         """Bytes of all parameters."""
         return sum(spec.nbytes for spec in self.parameter_specs.values())
+
+
+BATCH_NORM = "hetpeer.batch_norm"
+_ARGUMENTS = 7
+
+
+def running_values(node: OperatorCall) -> tuple[Ref, Ref]:
+    """The running mean and variance that a batch_norm call reads. Raises ProtocolError if it names none."""
+    mean, variance = node.args[3:5] if len(node.args) == _ARGUMENTS else (None, None)
+    if not isinstance(mean, Ref) or not isinstance(variance, Ref):
+        raise ProtocolError(f"{node.name!r} has no running mean and variance")
+    return mean, variance
+
+
+def momentum(node: OperatorCall) -> float:
+    """Weight of a new statistic in a batch_norm call. Raises ProtocolError unless it is a number
+    in [0, 1].
+    """
+    value = node.args[5] if len(node.args) == _ARGUMENTS else None
+    if type(value) is not float or not 0 <= value <= 1:
+        raise ProtocolError(f"{node.name!r} has the momentum {value!r}")
+    return value

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from hetpeer.stages.graph import philox, random_draws
-from hetpeer.stages.graph.batchnorm import BATCH_NORM
+from hetpeer.stages.graph.block_spec import BATCH_NORM
 from hetpeer.stages.graph.operator_family import Operator
 from hetpeer.stages.graph.random_draws import Draw
 

@@ -12,8 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.stages.graph.batchnorm import BATCH_NORM, running_values
-from hetpeer.stages.graph.block_spec import Batch, BlockSpec, TensorSpec
+from hetpeer.stages.graph.block_spec import BATCH_NORM, Batch, BlockSpec, TensorSpec, running_values
 
 MIB = 1 << 20
 

@@ -249,6 +249,12 @@ class BundleLayout:
     places: Mapping[str, tuple[int, int]]
     nbytes: int
     dtypes: Mapping[str, str] = field(default_factory=dict)
+    width: float = field(init=False)
+    """Bytes of its narrowest floating-point number; 0 if it has none."""
+
+    def __post_init__(self) -> None:
+        widths = (ITEM_BYTES[dtype] for dtype in self.dtypes.values() if dtype in FLOATING)
+        object.__setattr__(self, "width", float(min(widths, default=0)))
 
     @classmethod
     def of(cls, specs: Mapping[str, TensorSpec], *, gradients: bool = False) -> BundleLayout:
@@ -275,11 +281,6 @@ class BundleLayout:
         return tuple((self.dtypes[name], place) for name, place in self.within(extent).items())
 
     # ── written by a codec ─────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def width(self) -> float:
-        """Bytes of its narrowest floating-point number; 0 if it has none."""
-        return float(min((ITEM_BYTES[d] for d in self.dtypes.values() if d in FLOATING), default=0))
 
     def room(self, codec: Codec, share: float) -> int:
         """Most bytes that it takes encoded, if `share` of each tensor is kept."""

@@ -17,8 +17,8 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.stages.graph.batchnorm import BATCH_NORM
 from hetpeer.stages.graph.block_spec import (
+    BATCH_NORM,
     ITEM_BYTES,
     Argument,
     Batch,
