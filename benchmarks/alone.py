@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from hetpeer.bootstrap.authoring.user_code import build_model
 from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.bootstrap.run.user_code import build_model
 
 
 def train(run: RunDirectory) -> None:

@@ -26,9 +26,9 @@ from hetpeer.bootstrap.audit.audit import audit
 from hetpeer.bootstrap.audit.replay import replay
 from hetpeer.bootstrap.authoring.create import create_run
 from hetpeer.bootstrap.authoring.export import export
+from hetpeer.bootstrap.authoring.user_code import build_objective
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings
-from hetpeer.bootstrap.run.user_code import build_objective
 
 EXAMPLES = Path(__file__).parents[1] / "hetpeer" / "examples"
 IMAGES: dict[str, Any] = {"data": [f"{EXAMPLES}/digits.py:data"]}

@@ -13,8 +13,8 @@ import torch
 
 from benchmarks.baselines.task import tell
 from benchmarks.overhead import CPU, received
+from hetpeer.bootstrap.authoring.user_code import build_model
 from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.bootstrap.run.user_code import build_model
 from hetpeer.stages.block.block import run_range
 from hetpeer.stages.graph.block_wire import pack_block
 from hetpeer.stages.graph.own_operators import Pass

@@ -13,8 +13,8 @@ from hetpeer.bootstrap.audit.audit import audit
 from hetpeer.bootstrap.audit.replay import compare, run_reference
 from hetpeer.bootstrap.authoring.create import create_run
 from hetpeer.bootstrap.authoring.export import export, generate
+from hetpeer.bootstrap.authoring.user_code import build_model
 from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.bootstrap.run.user_code import build_model
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.peer_identity import Identity
 from tests.bootstrap.engine import DIGITS, Engine, make_digits_run

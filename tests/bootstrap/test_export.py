@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 
 import hetpeer.bootstrap.authoring.export as exporting
 from hetpeer.bootstrap.authoring.export import export, generate
+from hetpeer.bootstrap.authoring.user_code import build_model
 from hetpeer.bootstrap.log.record_log import read_log
-from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.bootstrap.run.user_code import Author, build_model
+from hetpeer.bootstrap.run.run_directory import Author, RunDirectory
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from tests.bootstrap.engine import make_frozen_run
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from hetpeer.bootstrap.run.loss_module import objective
+from hetpeer.bootstrap.authoring.loss_module import objective
 from hetpeer.dht.base.errors import ExitCode, LocalError
 
 BATCH = {"x": torch.arange(6.0).reshape(2, 3), "y": torch.tensor([0, 1]), "unused": torch.zeros(2)}

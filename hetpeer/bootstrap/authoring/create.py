@@ -19,25 +19,24 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel
 
 from hetpeer.bootstrap.authoring.package_model import quietly, ship
+from hetpeer.bootstrap.authoring.user_code import (
+    DATA,
+    LOSS,
+    absolute_reference,
+    author_samples,
+    build_objective,
+)
 from hetpeer.bootstrap.run.amendment import Coordinators
 from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors, sync_folder
 from hetpeer.bootstrap.run.manifest import Manifest, Name, public_bytes, sign, validated
 from hetpeer.bootstrap.run.manifest_part import Count, Positive
-from hetpeer.bootstrap.run.run_directory import FOLDERS, RunDirectory
+from hetpeer.bootstrap.run.run_directory import FOLDERS, Author, RunDirectory
 from hetpeer.bootstrap.run.settings import (
     AdmissionSettings,
     AveragingSettings,
     LinkSettings,
     TrainingSettings,
     TrustSettings,
-)
-from hetpeer.bootstrap.run.user_code import (
-    DATA,
-    LOSS,
-    Author,
-    absolute_reference,
-    author_samples,
-    build_objective,
 )
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.peer_identity import Identity
@@ -116,7 +115,7 @@ def create_run(
     tell: Callable[[str], None] = quietly,
 ) -> RunDirectory:
     """Make a run directory from the author's functions `model` and `loss` ("module.py:function";
-    bootstrap/run/loss_module.py).
+    bootstrap/authoring/loss_module.py).
 
     `data` is one such function, which yields the samples, or the paths of texts, which are cut into samples
     of `sequence_length` tokens; without it, the texts are Python's standard library. `stages` lists numbers

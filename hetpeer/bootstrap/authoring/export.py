@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hetpeer.bootstrap.authoring.user_code import build_model
 from hetpeer.bootstrap.log.history import History, Record
 from hetpeer.bootstrap.log.lineage import lineage
 from hetpeer.bootstrap.log.record_log import read_log
 from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors
 from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.bootstrap.run.user_code import build_model
 from hetpeer.bootstrap.storage.checkpoints import CheckpointStore, initial_record
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.block import block_state

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetpeer.bootstrap.authoring.package_model import DEFAULT_STAGES
+from hetpeer.bootstrap.authoring.user_code import build_objective
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings
-from hetpeer.bootstrap.run.user_code import build_objective
 from hetpeer.stages.data.shards import TARGETS, TOKENS
 
 if TYPE_CHECKING:

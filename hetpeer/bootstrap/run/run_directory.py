@@ -18,17 +18,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hetpeer.bootstrap.run.durable_files import hash_file, safe_join
 from hetpeer.bootstrap.run.manifest import BlockEntry, FileRef, Manifest, SignedManifest, read_file
-from hetpeer.bootstrap.run.user_code import Author
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.block.block_state import Layout, layout_of
 from hetpeer.stages.data.microbatches import MicrobatchReader
 from hetpeer.stages.graph.block_spec import BlockSpec
 
 FOLDERS = ("graph", "state", "data", "checkpoints", "log", "volunteers")
+
+
+class Author(BaseModel):
+    """Content of `author.json`: references that exist on the author's machine only."""
+
+    model_config = ConfigDict(frozen=True)
+
+    model: str
+    """`/absolute/path/module.py:function`."""
+    loss: str | None = None
+    """Reference of the loss function; None: the model returns its loss."""
+    data: tuple[str, ...]
+    """Reference of the function that yields samples, or paths of texts; empty: Python's standard library."""
 
 
 @dataclass(frozen=True, slots=True)

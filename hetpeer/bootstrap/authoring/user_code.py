@@ -16,26 +16,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import BaseModel, ConfigDict
-
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.tracing.refusals import author_frame
 
 if TYPE_CHECKING:
     from torch import nn
-
-
-class Author(BaseModel):
-    """Content of `author.json`: references that exist on the author's machine only."""
-
-    model_config = ConfigDict(frozen=True)
-
-    model: str
-    """`/absolute/path/module.py:function`."""
-    loss: str | None = None
-    """Reference of the loss function; None: the model returns its loss."""
-    data: tuple[str, ...]
-    """Reference of the function that yields samples, or paths of texts; empty: Python's standard library."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +93,7 @@ def build_objective(model: str, loss: str | None, seed: int, names: Iterable[str
     Parameters and buffers have the author's names. Raises `LocalError` HP-MODEL-004, HP-MODEL-006,
     HP-MODEL-008.
     """
-    from hetpeer.bootstrap.run.loss_module import objective
+    from hetpeer.bootstrap.authoring.loss_module import objective
 
     function = None if loss is None else _load_function(loss, LOSS)
     return objective(build_model(model, seed), function, tuple(names))
