@@ -92,9 +92,7 @@ _REGISTERED: Final[Mapping[str, str]] = {
     "{admission policies}": "bootstrap.run.admission_policies:ADMISSION_POLICIES",
     "{placement policies}": "bootstrap.state.placement_policies:PLACEMENT_POLICIES",
 }
-"""Mark in a help text → the registry, or function of its names, that takes its place when the command is
-called: registries load pydantic.
-"""
+"""Mark in a help text → source of its names, loaded at the call only, because registries load pydantic."""
 
 
 def command_of(part: Callable[..., Any] | typer.Typer) -> Any:
@@ -232,9 +230,7 @@ def standing_here(home: Path | None) -> DaemonStatus | None:
 
 
 async def watching(look: Callable[[], Awaitable[None]], every_s: float) -> None:
-    """Call `look` every `every_s` seconds; an error is shown, and the next look may succeed. Never
-    returns.
-    """
+    """Call `look` every `every_s` seconds, also after an error, which is shown. Never returns."""
     import asyncio
 
     while True:
@@ -246,9 +242,7 @@ async def watching(look: Callable[[], Awaitable[None]], every_s: float) -> None:
 
 
 def run_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` on uvloop. Ctrl-C and SIGTERM cancel it, so that it can clean up; the exit status is 130 or
-    143.
-    """
+    """Run `work` on uvloop. Ctrl-C and SIGTERM cancel it for a clean end with exit status 130 or 143."""
     import asyncio
 
     import uvloop

@@ -20,9 +20,7 @@ ANSWER_S = 5.0
 
 
 class ControlConnection:
-    """Connection to the daemon of one home. Raises `LocalError` HP-CTL-001 when it ends, HP-CTL-002 when it
-    does not answer.
-    """
+    """Connection to a daemon. Raises `LocalError` HP-CTL-001 when it ends, HP-CTL-002 if it stays silent."""
 
     def __init__(self, home: Path, there: socket.socket) -> None:
         self._home = home

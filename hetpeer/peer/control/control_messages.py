@@ -177,9 +177,7 @@ def encode_error(error: HetpeerError) -> bytes:
 
 
 def decode_answer(line: bytes) -> DaemonStatus:
-    """The status in a daemon's answer. Raises an error in it as `LocalError`, and HP-CTL-003 for anything
-    else.
-    """
+    """Status in a daemon's answer. Raises an error in it as `LocalError`, HP-CTL-003 for anything else."""
     try:
         answer = json.loads(line)
         if "error" in answer:
@@ -205,9 +203,7 @@ def not_understood(why: str) -> LocalError:
 
 @contextmanager
 def opened(home: Path) -> Iterator[tuple[int, str]]:
-    """The opened folder and the socket's address in it; a full path may be too long for an address. Raises
-    OSError.
-    """
+    """The opened folder, and a socket address in it that is short enough for any path. Raises OSError."""
     folder = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield folder, f"/proc/self/fd/{folder}/{SOCKET}"

@@ -73,9 +73,7 @@ def locked(home: Path, key: Path | None = None) -> Iterator[tuple[int, str]]:
 
 @contextmanager
 def _bound(folder: int, address: str) -> Iterator[socket.socket]:
-    """The socket, with mode 0600 from its creation. An old one was left by a killed daemon: we hold
-    the lock.
-    """
+    """The socket, with mode 0600 from the start. We hold the lock, so an old one is a killed daemon's."""
     with suppress(FileNotFoundError):
         os.unlink(SOCKET, dir_fd=folder)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)

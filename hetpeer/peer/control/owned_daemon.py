@@ -32,9 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 def is_service() -> bool:
-    """Whether systemd has started this process as a service: its output then goes to the journal, which
-    others may read.
-    """
+    """Whether systemd started this process as a service, with output to the journal that others may read."""
     return bool(os.environ.get(NOTIFY_SOCKET))
 
 
@@ -124,9 +122,7 @@ class OwnedDaemon:
         self._notifier.tell("READY")
 
     def shown_at(self, link: str, changes: Callable[[], None] = lambda: None) -> None:
-        """Set the link to its dashboard; empty: none. `changes` is called at each change of state or
-        reason.
-        """
+        """Set the link to its dashboard; empty: none. `changes` is called when state or reason changes."""
         self._dashboard, self._changes = link, changes
 
     @property

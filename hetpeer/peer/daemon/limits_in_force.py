@@ -99,9 +99,7 @@ class LimitsInForce:
         self._sensors.computes_on(asked, uuid)
 
     def keep_device(self) -> bool:
-        """Go back to the last device on which a worker started. False if there is no other than the one in
-        force.
-        """
+        """Go back to the last device on which a worker started. False if there is none, or it is in force."""
         wanted = self.settings.compute.device
         if self._device in (None, wanted):
             return False
@@ -185,9 +183,7 @@ class LimitsInForce:
         return Reason.TRANSFER_CAP in self._holding
 
     def save(self) -> None:
-        """Save the month's traffic if it has changed. A disk that cannot be written does not end the
-        daemon.
-        """
+        """Save the month's traffic if it has changed. A disk that cannot be written is only logged."""
         month = self._month
         if month == self._saved:
             return

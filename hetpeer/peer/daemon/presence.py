@@ -102,9 +102,7 @@ class Presence:
 async def present(
     options: JoinOptions, home: Home, stack: contextlib.AsyncExitStack, settings: Callable[[], Settings]
 ) -> Presence:
-    """Join the network and fetch the manifest. `stack` ends it; `settings` gives the current ones. Raises
-    `LocalError`.
-    """
+    """Join and fetch the manifest; `stack` ends it. `settings` gives present settings. Raises LocalError."""
     identity, network = home.identity(), options.settings.network
     arrival = await stack.enter_async_context(await arriving(options, home))
     node, signed = arrival.node, arrival.signed

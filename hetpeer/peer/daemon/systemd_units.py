@@ -45,9 +45,7 @@ VOLUNTEER = Unit("hetpeer.service", "hetpeer volunteer", "--bootstrap ADDR", nic
 
 
 def serving(folder: Path) -> Unit:
-    """Unit of the reliable peer or rendezvous in `folder`. Others wait for it: normal priority and a quick
-    restart.
-    """
+    """Unit of `hetpeer bootstrap` in `folder`: others need it, so normal priority and a quick restart."""
     absolute = str(folder.absolute())
     readable = re.sub(r"[^A-Za-z0-9_.]+", "-", folder.absolute().name)[:64]
     name = f"hetpeer-bootstrap-{readable}-{blake3(absolute.encode()).hexdigest(4)}.service"
@@ -85,9 +83,7 @@ FOLDERS = ("XDG_STATE_HOME", "XDG_CONFIG_HOME")
 def unit_text(
     command: Sequence[str], unit: Unit = VOLUNTEER, environment: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """Text of `unit`, which runs `command` with the FOLDERS of `environment` and waits for the
-    network. Pure.
-    """
+    """Text of `unit`, which runs `command` with the FOLDERS of `environment` once the network is up. Pure."""
     folders = [f"{name}={environment[name]}" for name in FOLDERS if environment.get(name)]
     return _TEXT.format(
         command=" ".join(map(_quoted, command)),

@@ -50,9 +50,7 @@ FINISH_S = 600.0
 """A step that takes longer is not waited for by who is asked to finish."""
 MIN_ARENA_BYTES = 1 << 26
 PACE_S = 0.7
-"""Period of work and rest under a power limit: far below a lease, and out of phase with the readings of
-power.
-"""
+"""Period of work and rest under a power limit: far below a lease, out of phase with power readings."""
 
 _log = logging.getLogger(__name__)
 
@@ -75,9 +73,7 @@ async def live(presence: Presence, daemon: VolunteerDaemon, governing: LimitsInF
 
 @contextlib.asynccontextmanager
 async def shown_as(state: DaemonState, presence: Presence, governing: LimitsInForce) -> AsyncIterator[None]:
-    """Publish an advert meanwhile: a worker takes seconds to start, and a new node's first advert seconds to
-    spread.
-    """
+    """Publish an advert meanwhile: starting a worker and spreading a first advert both take seconds."""
     advert = partial(workless_advert, presence.node, governing.settings.node.name, state.value)
     company = TaskSet()
     company.spawn(publish_forever(presence.roster, advert), name="advert")
@@ -90,9 +86,7 @@ async def shown_as(state: DaemonState, presence: Presence, governing: LimitsInFo
 async def start_compute(
     home: Home, governing: LimitsInForce, life: contextlib.AsyncExitStack
 ) -> tuple[Compute, Offer, str]:
-    """Start a compute worker; returns it, the machine's offer and the device's name. Raises `LocalError`
-    HP-GPU-*.
-    """
+    """Start a compute worker; returns it, the offer and the device's name. Raises `LocalError` HP-GPU-*."""
     settings = governing.settings
     ram = ram_offered(share_or_bytes(settings.limits.ram))
     compute = await life.enter_async_context(_running_compute(settings, ram))
@@ -301,9 +295,7 @@ def rejection(stop: Stop) -> LocalError:
 
 
 RESERVED, LEAST_RESERVED_BYTES = 0.05, 256 << 20
-"""Share and least bytes of a GPU's memory that are not offered: kernels, scratch space and gaps between
-tensors.
-"""
+"""Share and least bytes of GPU memory that are not offered: for kernels, scratch space and fragmentation."""
 
 
 def ram_offered(limit: float) -> int:

@@ -53,9 +53,7 @@ class Summary:
     max_relative_loss_difference: float
     """Largest relative difference between the losses of the swarm and of one machine."""
     recovery_seconds: float | None
-    """Longest recovery of all kills (`log_feed.recovery_seconds`); None without kills, or if the run ended
-    first.
-    """
+    """Longest recovery from a kill (`log_feed.recovery_seconds`); None without one before the run ended."""
     checkpoint: str
     export: str
     plot: str
@@ -79,9 +77,7 @@ class Summary:
 
 
 def report(settings: DemoSettings, run: RunDirectory, trained: Trained, view: DemoView) -> Summary:
-    """Check the run and write everything into OUT. Raises `LocalError` HP-AUDIT-001, HP-DISK-*,
-    HP-CKPT-001.
-    """
+    """Check the run, write everything into OUT. Raises `LocalError` HP-AUDIT-001, HP-DISK-*, HP-CKPT-001."""
     collect_evidence(settings, run)
     view.say("counting every microbatch in the volunteers' signed logs")
     verdict = audit(run.path)

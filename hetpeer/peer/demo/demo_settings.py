@@ -32,9 +32,7 @@ within three steps, also on one machine; then a comparison cannot tell a lost mi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoSettings:
-    """Options of a demo. Volunteers are numbered from 1; `model` is `module.py:function`, empty for the
-    example GPT.
-    """
+    """Demo options. Volunteers are numbered from 1; `model`: `module.py:function`, empty: the example GPT."""
 
     out: Path
     peers: int = 4
@@ -68,9 +66,7 @@ class DemoSettings:
 
     @property
     def kill_steps(self) -> tuple[int, ...]:
-        """Committed steps at which a volunteer is killed, one number for each kill; a single kill comes
-        half-way.
-        """
+        """Committed steps at which a volunteer is killed, one for each kill; a single kill is half-way."""
         return tuple(self.steps * number // (self.kill + 1) for number in range(1, self.kill + 1))
 
     @property

@@ -10,9 +10,7 @@ import re
 from collections.abc import Sequence
 
 SLOWEST = 32_000.0
-"""Least bytes/s: with less, shared among some peers, each would cut us off as too slow
-(dht/streams/abuse).
-"""
+"""Least bytes/s: with less, peers that share it would each cut us off as too slow (dht/streams/abuse)."""
 FEW = 1e6
 """Least number of bytes that may be given without a unit; a smaller number was meant as GiB."""
 NONE = frozenset({"none", "0"})

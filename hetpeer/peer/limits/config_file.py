@@ -60,9 +60,7 @@ def effective(home: Path, options: Mapping[str, Any]) -> MergedSettings:
 
 
 def write(path: Path, key: str, value: str) -> None:
-    """Change one setting of the file. Raises as `changed`, and `LocalError` HP-DISK-001, HP-DISK-002; then it
-    is unchanged.
-    """
+    """Set `key`; failure changes nothing. Raises as `changed`, and `LocalError` HP-DISK-001, HP-DISK-002."""
     text = changed(path, key, value)
     with disk_errors(path):
         there = path.resolve()  # it may be a link to where somebody keeps such files
@@ -86,9 +84,7 @@ def changed(path: Path, key: str, value: str) -> str:
 
 
 def edited(text: str, key: str, value: Any) -> str:
-    """`text` with `section.key` set: its line is replaced, or added to its section, which may be
-    new. Pure.
-    """
+    """`text` with `section.key` set: its line is replaced or added to its section, also a new one. Pure."""
     section, _, name = key.partition(".")
     line = f"{name} = {_toml(value)}"
     lines = text.removesuffix("\n").split("\n") if text else []  # splitlines knows ends that TOML does not
@@ -109,9 +105,7 @@ def _says(text: str, settings: Settings) -> bool:
 
 
 def _toml(value: Any) -> str:
-    """TOML of a text, number, bool or tuple of texts: as in JSON, except for escapes beyond the basic
-    plane.
-    """
+    """TOML of a text, number, bool or tuple of texts: JSON, but without escapes beyond the basic plane."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -169,9 +169,7 @@ class Governor:
 
 
 def _findings(readings: Readings, settings: Settings) -> dict[Reason, _Finding]:
-    """Findings of the rules that are on. An unknown reading does not hold, but does not release earlier
-    either.
-    """
+    """Findings of the rules that are on. An unknown reading neither holds nor releases earlier."""
     limits, when = settings.limits, settings.when
     found: dict[Reason, _Finding] = {}
 

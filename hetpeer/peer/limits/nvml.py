@@ -52,9 +52,7 @@ class GpuLoad:
 
 
 def gpus() -> Gpus:
-    """GPUs that the driver sees; none without a driver. Takes some tenths of a second if the driver
-    sleeps.
-    """
+    """GPUs that the driver sees; none without a driver. Waking the driver takes some tenths of a second."""
     try:
         with _opened():
             return Gpus(driver=pynvml.nvmlSystemGetDriverVersion(), names=tuple(map(_name, _all())))
@@ -83,9 +81,7 @@ class GpuState:
 
 
 class GpuWatch:
-    """Repeated readings of the GPU in use (`heed`), or of all. The driver is not asked before the
-    first look.
-    """
+    """Repeated readings of the GPU in use (`heed`), or of all; the first look is the first driver access."""
 
     def __init__(self) -> None:
         self._gpus: list[Any] | None = None
@@ -125,9 +121,7 @@ class GpuWatch:
         return self._of(self._used(), self._celsius)
 
     def drawn(self, now: float) -> float | None:
-        """Watts: mean since the last look, at `now` in seconds; the present value if a GPU counts no
-        energy.
-        """
+        """Mean watts since the last look, at `now` in seconds; present watts if a GPU counts no energy."""
         return self._of(self._used(), lambda number: self._drawn(number, now))
 
     def foreign_share(self, is_ours: Callable[[int], bool]) -> float | None:

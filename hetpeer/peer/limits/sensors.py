@@ -256,9 +256,7 @@ def _is_ours(pid: int) -> bool:
 
 
 class SensorPoll:
-    """Readings of `sensors`. Only one is in progress at a time, so a hanging sensor costs one thread, not
-    ever more.
-    """
+    """Readings of `sensors`, one at a time: a hanging sensor blocks one thread, not more and more of them."""
 
     def __init__(self, sensors: Sensors) -> None:
         self._sensors = sensors
@@ -267,9 +265,7 @@ class SensorPoll:
         self._silent = False
 
     async def look(self, settings: Settings, month_bytes: float) -> Readings:
-        """Readings within PATIENCE_S; if a sensor hangs, the last ones with the present minute and
-        `month_bytes`.
-        """
+        """Readings within PATIENCE_S; if a sensor hangs, the last ones, with `month_bytes` and the minute."""
         asked = self._under_way or aside(partial(self._sensors.read, settings), name="sensors")
         self._under_way = asked
         await asyncio.wait([asked], timeout=0.0 if self._silent else PATIENCE_S)

@@ -329,9 +329,7 @@ class Where:
 
 
 def parse_where(text: str) -> Where | None:
-    """The address in `[HOST:]PORT`; the default for an empty text, None for `off`. Raises `LocalError`
-    HP-WEB-002.
-    """
+    """The address in `[HOST:]PORT`; the default if empty, None for `off`. Raises `LocalError` HP-WEB-002."""
     if text == DASHBOARD_OFF:
         return None
     if not text:

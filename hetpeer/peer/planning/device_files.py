@@ -89,9 +89,7 @@ class NamedDevices:
 
 
 def read_devices(path: Path) -> NamedDevices:
-    """Read a file of devices. Raises `LocalError` HP-PLAN-002 naming the device, row or column that is
-    wrong.
-    """
+    """Read a file of devices. Raises `LocalError` HP-PLAN-002 naming the wrong device, row or column."""
     try:
         text = path.read_text()
         data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)

@@ -72,9 +72,7 @@ def _work_of(model: str, microbatches: int | None) -> StepDemand:
 
 
 def preset(gpt: Gpt, microbatches: int) -> StepDemand:
-    """One sequence a microbatch; a block is a layer, the first has the embedding, the last the (tied) head.
-    AdamW, float32.
-    """
+    """AdamW in float32; one sequence a microbatch, one layer a block; embedding and tied head at the ends."""
     tokens, width, layers = gpt.context, gpt.width, gpt.layers
     parameters = np.full(layers, 12.0 * width * width + 13.0 * width)
     parameters[0] += (gpt.vocabulary + gpt.context) * width

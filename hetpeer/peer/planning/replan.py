@@ -86,9 +86,7 @@ class Seating:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """A proposed division with the predicted seconds of a step before (infinite: nothing runs) and after, and
-    of moving.
-    """
+    """New division; predicted seconds of a step before (infinite: none runs) and after, and of the move."""
 
     arrangement: Arrangement
     before_s: float

@@ -168,9 +168,7 @@ def _known_lines(
 
 
 def _notes(working: Mapping[str, Advert]) -> dict[tuple[str, str], LinkNote]:
-    """(from, to) → the sender's advertised note about that link, within believed bounds; measured
-    links only.
-    """
+    """(from, to) → the sender's advert about that link if it was measured, within believed bounds."""
     whole = {peer[-8:]: peer for peer in working}
     return {
         (peer, whole[note.to]): note.model_copy(update={"rate": believed(note.rate)})
@@ -186,9 +184,7 @@ def _lines(
     working: Mapping[str, Advert],
     machines: Mapping[str, VirtualVolunteer],
 ) -> dict[tuple[str, str], PeerLink]:
-    """Pairs that send to each other: neighbours on a route, both ways, and senders and reducers of
-    gradients.
-    """
+    """(from, to) → link for neighbours on a route, both ways, and for senders and reducers of gradients."""
     pairs = {(a.peer, b.peer) for route in routes.values() for a, b in pairwise(route)}
     pairs |= {(b, a) for a, b in pairs}
     uplinks = {peer: machine.uplink for peer, machine in machines.items() if math.isfinite(machine.uplink)}

@@ -75,9 +75,7 @@ class Inventory:
 
 
 def inventory(manifest: Manifest, adverts: Mapping[str, Advert]) -> Inventory:
-    """Inventory of all volunteers (`adverts` by peer id). Raises `LocalError` HP-PLAN-001 if none has
-    advertised its speed.
-    """
+    """All volunteers (`adverts` by peer id). Raises `LocalError` HP-PLAN-001 if none advertises its speed."""
     known = {
         peer: advert
         for peer, advert in sorted(adverts.items())
@@ -123,9 +121,7 @@ def inventory(manifest: Manifest, adverts: Mapping[str, Advert]) -> Inventory:
 
 
 def _between_s(manifest: Manifest, known: Mapping[str, Advert], lines: _Lines) -> float:
-    """Seconds from a volunteer's last work to the update, without the reduce: the least, of the one that
-    worked last.
-    """
+    """Least advertised seconds from last work to update, less those estimated for the reduce; not below 0."""
     waited = min((advert.between_s for advert in known.values() if advert.between_s), default=0.0)
     work = of_manifest(manifest, manifest.training.microbatches)
     if work.averaging is not None:  # after some batches only
@@ -153,9 +149,7 @@ def _fronts(known: Mapping[str, Advert], adverts: Mapping[str, Advert]) -> dict[
 
 
 class _Lines:
-    """Known rates and latencies between `adverts`, and assumptions for the rest. Uplinks of `fronts` are
-    unknown: no limit.
-    """
+    """Rates and latencies between `adverts`, assumed where unknown; uplinks of `fronts` are not limited."""
 
     def __init__(self, adverts: Mapping[str, Advert], fronts: Mapping[str, Advert]) -> None:
         self._rates, self._trips = {}, {}
@@ -201,9 +195,7 @@ def uplink_of(advert: Advert) -> float:
 
 
 def believed(rate: float) -> float:
-    """An advertised rate in bytes/s within believed bounds, so that no claim breaks the arithmetic; 0 stays:
-    unknown.
-    """
+    """An advertised rate in bytes/s, clamped so that no claim breaks the arithmetic; 0 (unknown) stays 0."""
     least, most = (mbps * MEGA / BITS for mbps in MBPS)
     return min(max(rate, least), most) if rate else 0.0
 

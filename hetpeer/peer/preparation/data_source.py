@@ -29,9 +29,7 @@ from hetpeer.stages.pipeline.routes import Hop
 FEW_SHARDS = 2
 """A step whose samples lie in so few shards needs all of them wherever its microbatches are computed."""
 AHEAD_STEPS, AHEAD_BYTES = 64, 64 * 2**20
-"""How far the background looks ahead: the nearest shards first, up to one of the two or a quarter of the disk
-limit.
-"""
+"""How far ahead data is fetched, nearest shards first; a quarter of the disk limit is a limit as well."""
 TRIES, RETRY_S = 5, 2.0
 """A shard that nobody has is asked for again; then its microbatches count as failed here."""
 
@@ -134,9 +132,7 @@ class DataSource:
         self._ahead = self._tasks.spawn(self._look_ahead(self._soon), name="data of the next steps")
 
     async def warm_up(self, step: int) -> None:
-        """Before the first step, fetch what it needs wherever its microbatches are computed, as far as that
-        is available.
-        """
+        """Before the first step, fetch what it needs wherever its microbatches are computed, if available."""
         self._soon = [*self._needed(step, ()), *self._held_out()]
         await self._bring(self._soon)
 
@@ -149,9 +145,7 @@ class DataSource:
             self._files.room.reader = None
 
     def wanted(self) -> frozenset[str]:
-        """Names of shards that must not be removed for others: those that ids here or the next steps need, or
-        being fetched.
-        """
+        """Names of shards that must not be removed: being fetched, or needed by ids here or by next steps."""
         named = (
             shard
             for step, numbers in self._named.items()
@@ -161,9 +155,7 @@ class DataSource:
         return frozenset(shard.name for shard in (*named, *self._soon, *self._held_out())) | set(self._coming)
 
     async def _want_less(self, step: int) -> bool:
-        """Want only what ids of this step need, because there is no room for more; False if that is so
-        already.
-        """
+        """Want only what ids of this step need, for lack of room; False if nothing else was wanted."""
         before = self.wanted()
         if self._ahead is not None:
             self._ahead.cancel()
@@ -264,9 +256,7 @@ class DataGate:
         """The last steps that began here, beside one another → the batch that each trains."""
 
     def message(self, message: m.Begin | m.Reroute, receive: Callable[[m.Message], None]) -> None:
-        """Tasks that start here. Those that must wait for their data go to `receive` later, as a
-        `Reroute`.
-        """
+        """Pass `message` to `receive`; tasks that must wait for data follow later, each as a `Reroute`."""
         step = StepId(message.line, message.step)
         if isinstance(message, m.Begin):
             self._begun = {**(self._begun if message.behind else {}), step: message.batch}

@@ -56,9 +56,7 @@ class Room:
 
     @asynccontextmanager
     async def for_file(self, nbytes: int) -> AsyncIterator[None]:
-        """Keep room for a file of `nbytes` while it is fetched and written. Raises `LocalError` HP-DISK-005
-        without room.
-        """
+        """Keep room for `nbytes` while a file is fetched and written. Raises `LocalError` HP-DISK-005."""
         async with self._lock:
             await self._look_for(nbytes)
             self._coming += nbytes
@@ -88,9 +86,7 @@ class Room:
             raise _no_room(self._runs, self._taken, wanted, limit)
 
     async def _spare_shards(self, nbytes: float) -> int:
-        """Remove shards that our reader does not want, oldest first, until `nbytes` are free; returns the
-        free bytes.
-        """
+        """Remove shards that our reader does not want, oldest first, for `nbytes`; returns freed bytes."""
         shards = await asyncio.to_thread(_by_age, self._runs / self._own)
         wanted: Container[str] = () if self.reader is None else self.reader.wanted()
         spared, freed = list[Path](), 0
@@ -149,9 +145,7 @@ def taken(runs: Path) -> int:
 
 
 def make_room(runs: Path, own: str, nbytes: float) -> int:
-    """Remove fetched files of runs other than `own` until `nbytes` are free, or nothing is left; returns the
-    free bytes.
-    """
+    """Remove fetched files of runs other than `own` until `nbytes` are freed; returns the freed bytes."""
     freed = 0
     for run in sorted(_others(runs, own), key=_joined):
         before = freed
@@ -176,9 +170,7 @@ def _fetched(run: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def _by_age(run: Path) -> list[tuple[Path, int]]:
-    """Shards of a run with their sizes, oldest first; none of a run that was made here, and no half-written
-    ones.
-    """
+    """Shards of a run with their sizes, oldest first; no half-written ones, none if the run was made here."""
     if (run / "owner.key").exists():
         return []
     found = [(file.stat(follow_symlinks=False), Path(file)) for file in _files(run / "data")]

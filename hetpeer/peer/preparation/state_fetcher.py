@@ -41,17 +41,13 @@ PREPARE_RETRY_S = 2.0
 HOPELESS = ("HP-GPU-001", "HP-MEM-")
 """Codes of what no other copy of a state mends: there is no worker, or no memory for it."""
 ASKED_FIRST = 2
-"""Volunteers that are asked for a shard before a reliable peer is: they share the work of serving the
-data.
-"""
+"""Volunteers that are asked for a shard before a reliable peer is, to share the work of serving data."""
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 AT_ONCE = 4
-"""Files fetched at a time: a peer has eight streams to another (dht/p2pd/listener.py), and tensors need
-some.
-"""
+"""Files fetched at a time: tensors need some of a peer's eight streams to another (dht/p2pd/listener.py)."""
 
 
 class RunFiles:
@@ -96,9 +92,7 @@ class RunFiles:
             self.membership_config.learn(signed.amendment.data)
 
     async def need(self, folder: Path, reference: FileRef) -> Path:
-        """Path of the file, fetched if it is missing or damaged. Raises `RemoteError` HP-SYNC-001,
-        `LocalError` HP-DISK-*.
-        """
+        """The file, fetched if missing or damaged. Raises `RemoteError` HP-SYNC-001, LocalError HP-DISK-*."""
         path = folder / reference.name
         try:
             await asyncio.to_thread(check_file, reference, path)
@@ -195,9 +189,7 @@ class StateFetcher:
         return await going_on(load())
 
     async def _room(self, nbytes: int) -> Extent:
-        """Room in the arena, once steps that end have freed it. Raises ArenaFullError if more than all of it
-        is needed.
-        """
+        """Room in the arena, once ending steps have freed it. Raises ArenaFullError if all is too little."""
         while True:
             try:
                 return self._compute.arena.allocate(nbytes)
@@ -245,9 +237,7 @@ async def prepare_block(compute: Compute, files: RunFiles, block: int) -> tuple[
 
 @contextlib.contextmanager
 def _judged(block: int) -> Iterator[None]:
-    """Turn the refusal of a graph, by us or by the worker, into `LocalError` HP-RUN-025: every copy with that
-    hash is equal.
-    """
+    """Turn the refusal of a graph into `LocalError` HP-RUN-025: every copy with that hash is equal."""
     try:
         yield
     except (ProtocolError, CommandFailedError) as error:

@@ -63,9 +63,7 @@ def tell(line: str) -> None:
 
 
 def _say_to_nobody() -> None:
-    """Redirect standard error to /dev/null: otherwise flushing it at exit fails and spoils the exit
-    status.
-    """
+    """Redirect stderr to /dev/null, so that flushing it at exit cannot fail and spoil the exit status."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stderr.fileno())
     os.close(nowhere)

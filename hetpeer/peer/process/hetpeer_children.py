@@ -34,9 +34,7 @@ class Child:
     async def start(
         cls, name: str, arguments: Sequence[str], *, home: Path, log: Path, command: Sequence[str] = COMMAND
     ) -> Child:
-        """Run `hetpeer *arguments` with its state in `home`; stderr is appended to `log`. For the main thread
-        only.
-        """
+        """Run `hetpeer *arguments` in home `home`; stderr is appended to `log`. For the main thread only."""
         with log.open("ab") as stderr:
             process = await asyncio.create_subprocess_exec(
                 *command,

@@ -55,9 +55,7 @@ class GridQuestion:
 
 
 def plan_grid(asked: GridQuestion, *, as_json: bool) -> None:
-    """Search, and print the best grid. Raises `LocalError` HP-PLAN-002 for matrices that cannot be read,
-    HP-PLAN-003 for a grid of another size.
-    """
+    """Print the best grid. Raises `LocalError` HP-PLAN-002 (unreadable matrices), HP-PLAN-003 (grid size)."""
     from hetpeer.stages.planning.grids.grid_costs import Prices, StepTraffic
     from hetpeer.stages.planning.grids.grid_search import search
 
