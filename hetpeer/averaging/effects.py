@@ -52,9 +52,7 @@ class StepId(NamedTuple):
 
     @property
     def on_wire(self) -> StepId:
-        """The id as others name it; tensors are kept under it. Clusters number their steps themselves, a
-        group has one number for all.
-        """
+        """The id that peers and tensors use. Steps are numbered per cluster; a group has one id for all."""
         if self.group:
             return StepId(TermView(term=self.line.term, view=0, cluster=EVERYBODY), self.group)
         return StepId(self.line, self.number)
@@ -84,9 +82,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class FetchState:
-    """Load `version` of our blocks → `Member.state_loaded`. `sources`: holders per block; none: from the
-    coordinator.
-    """
+    """Load our blocks at `version` → `Member.state_loaded`. `sources`: block → holders; none: coordinator."""
 
     line: TermView
     version: int
@@ -128,9 +124,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class SendPart:
-    """Send the elements of `shard` of our slot (or of STATE or COPY) to its reducer, or to ourselves (→
-    `part`).
-    """
+    """Send the elements of `shard` of our slot (or STATE or COPY) to its reducer, or ourselves (→ `part`)."""
 
     shard: Shard
     slot: int
@@ -161,9 +155,7 @@ class SendResult:
 
 @dataclass(frozen=True, slots=True)
 class ShareUplink:
-    """Divide the uplink between links: peer → elements that go there in this plan, so that all links finish
-    together.
-    """
+    """Divide the uplink so that all links finish together: peer → elements that go there in this plan."""
 
     elements: Mapping[str, int]
 
@@ -223,18 +215,14 @@ class ApplyUpdate:
 
 @dataclass(frozen=True, slots=True)
 class ShowMarks:
-    """Show the coordinator fingerprints for a spot check, as `asked`: of what was received, or of the check's
-    slot.
-    """
+    """Show the coordinator fingerprints for a spot check as `asked`: of received data or the check's slot."""
 
     asked: Show
 
 
 @dataclass(frozen=True, slots=True)
 class ProveSums:
-    """Show the coordinator, as `asked`, fingerprints of what we have sent and of the `sums` that have
-    come.
-    """
+    """Show the coordinator, as `asked`, fingerprints of what we have sent and of the `sums` that came."""
 
     asked: Prove
     slots: Mapping[int, int]

@@ -214,9 +214,7 @@ class Group:
 
 
 class GroupScheduler(Protocol):
-    """Arrivals and departures go in, groups come out, each once. Times are seconds of one clock, and never
-    fall.
-    """
+    """Arrivals and departures go in, groups come out, each once. Times: seconds of one monotonic clock."""
 
     def ready(self, stage: int, worker: str, now: float) -> list[Group]:
         """`worker` has updated `stage`, and waits until its group has averaged it."""

@@ -63,9 +63,7 @@ class GivenInputs:
         return self._of(step).secret
 
     def used(self, step: StepId, key: TaskKey, border: int, sender: str, *, back: bool = False) -> GivenInput:
-        """Note that `key` is computed from `sender`'s bundle that enters `border`, or with `back` from its
-        gradient.
-        """
+        """Note that `key` uses `sender`'s bundle that enters `border`, or with `back` its gradient."""
         seen = GivenInput(key, border, back, sender)
         self._of(step).seen.append(seen)
         return seen

@@ -37,9 +37,7 @@ class Bundle:
     check: int = 0
     """Number of the spot check for which it is computed once more; 0: it is computed for the step itself."""
     asks: bool = False
-    """The sender computed this for a check: compare it with what we got before, and send the gradient
-    again.
-    """
+    """The sender computed this for a check: compare it with what we got before, and resend the gradient."""
 
 
 class HeldStep:
@@ -73,9 +71,7 @@ class HeldStep:
         return frozenset(self._incarnations)
 
     def due(self, origin: Origin) -> Due:
-        """When to take a tensor of this step. A sender that is not in the roster may be about to introduce
-        itself.
-        """
+        """When to take a tensor of this step. A sender not in the roster may be about to introduce itself."""
         known = self._incarnations.get(origin.sender)
         if known is None:
             return Due.LATER if origin.incarnation >= self._left.get(origin.sender, 0) else Due.NEVER
@@ -91,9 +87,7 @@ class HeldStep:
         return self.absorb(self.pipeline.catch_up())
 
     def apply(self, commit: m.Commit, oldest: int) -> list[Effect]:
-        """Apply the decided update, which `vote.matches`; versions from `oldest` on are still computed
-        with.
-        """
+        """Apply the decided update, which `vote.matches`; versions from `oldest` on are still needed."""
         self.pipeline.schedule.close()
         return self.vote.apply(commit, oldest)
 

@@ -215,9 +215,7 @@ class StepVote:
         return self._wrap([ApplyUpdate(b, commit.plan, gradients[b], *one) for b in self._blocks])
 
     def applied(self, block: int, digest: str) -> RecordApplied | None:
-        """`ApplyUpdate` or `InstallAverage` is done for `block`; after the last block, the update's
-        record.
-        """
+        """`ApplyUpdate` or `InstallAverage` is done for `block`; after the last one, the update's record."""
         if self.commit is None or self.reduction is None:
             return None
         self._applied[block] = digest

@@ -45,9 +45,7 @@ class ActivationHead(_Head):
     kind: Literal["activation"] = "activation"
     id: Id
     batch: Count
-    """The batch that the step trains, so that the receiver can fetch the author's data before it hears of the
-    step.
-    """
+    """The batch of the step, so that the receiver can fetch the author's data before it hears of the step."""
     route: Annotated[tuple[Hop, ...], Field(min_length=1, max_length=256)]
     attempt: Count
     coded: Coded | None = None
@@ -55,9 +53,7 @@ class ActivationHead(_Head):
     check: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
     """Number of the spot check for which it is computed once more; 0: it is computed for the step."""
     asks: bool = False
-    """The receiver has computed this already, from another peer's bundle: it compares the two for `check`,
-    and sends the gradient that it keeps.
-    """
+    """The receiver computed this before: it compares both bundles for `check` and sends its old gradient."""
 
 
 class GradientHead(_Head):
@@ -68,9 +64,7 @@ class GradientHead(_Head):
     border: Block
     coded: Coded | None = None
     check: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
-    """Number of the spot check for which the receiver compares it with what it got before from another peer;
-    0: none.
-    """
+    """Number of the spot check in which it is compared with what another peer sent before; 0: none."""
 
 
 class ShardHead(_Head):

@@ -43,9 +43,7 @@ class Kept(Schema):
 
 
 class Amended(Schema):
-    """The latest amendment of the manifest (bootstrap/run/amendment.py): after Hello, if there is one, and
-    when it is new.
-    """
+    """The manifest's latest amendment (bootstrap/run/amendment.py), sent after Hello and when it is new."""
 
     kind: Literal["amended"] = "amended"
     amendment: Annotated[bytes, Field(max_length=1 << 16)]

@@ -51,9 +51,7 @@ class Hello(Schema):
     flops_per_second: Speed = 0.0
     """FLOP/s that it reaches on the blocks of its place; `product_flops` before it has had one."""
     product_flops: Speed = 0.0
-    """FLOP/s that it reaches in a product of large matrices, measured everywhere in the same way; 0:
-    unknown.
-    """
+    """FLOP/s in a product of large matrices, measured everywhere in the same way; 0: unknown."""
     uplink: Speed = 0.0
     """Bytes/s that leave it, as far as it is allowed to and has measured before; 0: not known."""
     place: Range | None = None
@@ -122,9 +120,7 @@ class Evaluated(Schema):
 
 
 class Failed(Schema):
-    """A microbatch could not be computed here. `given`: the peer whose tensor was malformed, if that was the
-    reason.
-    """
+    """A microbatch could not be computed here. `given`: peer whose malformed tensor was the reason, or ""."""
 
     kind: Literal["failed"] = "failed"
     line: TermView
@@ -146,9 +142,7 @@ class Vote(OfPlan):
 
 
 class Proved(OfPlan):
-    """Fingerprints of what we have sent under `plan` and of the sums that came, at each mark of a block of
-    ours.
-    """
+    """Fingerprints of what we sent under `plan` and of the sums that came, at each mark of our blocks."""
 
     kind: Literal["proved"] = "proved"
     parts: Annotated[tuple[Mark, ...], Field(max_length=MOST_MARKS)]
@@ -165,9 +159,7 @@ class Testimony(OfPlan):
 
 
 class Missed(OfPlan):
-    """Plan `plan` was given up: reducers whose `sums` had not come, and holders whose `parts` had not come to
-    us.
-    """
+    """Plan `plan` was given up: reducers whose `sums`, and holders whose `parts`, had not come to us."""
 
     kind: Literal["missed"] = "missed"
     sums: Peers = ()
@@ -220,9 +212,7 @@ class Compared(Schema):
 
 
 class Given(Schema):
-    """An input of `id` from block `begin` on: the digest of `peer`'s bundle, or with `back` of its
-    gradient.
-    """
+    """Input of `id` from block `begin` on: digest of `peer`'s bundle, or with `back` of its gradient."""
 
     id: Id
     begin: Block

@@ -42,9 +42,7 @@ def _of_few(given: Any) -> Any:
 Item = TypeVar("Item")
 Key = TypeVar("Key")
 Many = Annotated[tuple[Item, ...], FailFast(), Field(max_length=MOST)]
-"""A list of at most MOST entries. Validation ends at the first bad one: a million error objects would take a
-gigabyte.
-"""
+"""At most MOST entries. Validation ends at the first bad one: a million errors would take a gigabyte."""
 Table = Annotated[dict[Key, Item], BeforeValidator(_of_few)]
 Count = Annotated[int, Field(ge=0, lt=1 << 48)]
 Block = Annotated[int, Field(ge=0, lt=1 << 16)]
@@ -197,9 +195,7 @@ class Place(Schema):
 
 
 class OfPlan(Schema):
-    """Names plan `plan` of the reduce of step `step`; with `group` above 0, of that averaging, and `step` is
-    a version.
-    """
+    """Plan `plan` of step `step`'s reduce; if `group` > 0, of that averaging, and `step` is a version."""
 
     line: TermView
     step: Count
@@ -212,9 +208,7 @@ Where = tuple[int, int, int, bytes]
 
 
 class Mark(Schema):
-    """Fingerprint under `key` of elements [begin, end) of the sum at `block`
-    (stages/block/fingerprint.py).
-    """
+    """Fingerprint under `key` of elements [begin, end) of `block`'s sum (stages/block/fingerprint.py)."""
 
     block: Block
     begin: Count

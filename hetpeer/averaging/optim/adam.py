@@ -66,9 +66,7 @@ class NAdam(UpdateRule):
 
 
 class Momentum:
-    """NAdam's momentum, which rises to β1: μₜ = β1 (1 - ½ · 0.96^(0.004 t)) at update t. Products are
-    cached.
-    """
+    """NAdam's momentum, rising to β1: μₜ = β1 (1 - ½ · 0.96^(0.004 t)) at update t. Products are cached."""
 
     RISE = 0.9998367253526753
     """0.96^0.004, of which powers are exact to the bit everywhere."""
@@ -118,9 +116,7 @@ class _Scalars:
         self.minus_rate = float32(-rate * following / (1.0 - product * following))
 
     def change(self, parameters: Tensor, gradient: Tensor, state: Mapping[str, Tensor]) -> None:
-        """Update one chunk; t is the update's number. Comments have the formula that a line rounds as torch
-        does.
-        """
+        """Update one chunk at update number t. Comments have the formula that a line rounds as torch does."""
         exp_avg, exp_avg_sq = state["exp_avg"], state["exp_avg_sq"]
         gradient = gradient * self.coefficient
         look_ahead = gradient.clone() if self.minus_rate_of_gradient else None

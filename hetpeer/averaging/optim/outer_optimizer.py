@@ -36,9 +36,7 @@ def outer_of(values: Settings) -> OuterNesterov:
 
 
 class OuterNesterov:
-    """SGD with Nesterov momentum as in torch, with `outer_anchor` minus the mean as gradient. It keeps no
-    state itself.
-    """
+    """Torch's SGD with Nesterov momentum, whose gradient is `outer_anchor` minus the mean. Holds no state."""
 
     def __init__(self, settings: NesterovSettings) -> None:
         self.settings = settings

@@ -31,9 +31,7 @@ if TYPE_CHECKING:
     """
 
 CHUNK = 1 << 16
-"""Elements updated at a time: a chunk's data (2 MiB) stays in a core's cache. The bits do not depend on
-it.
-"""
+"""Elements updated at a time: a chunk (2 MiB) stays in a core's cache. The bits do not depend on it."""
 Model = TypeVar("Model", bound=BaseModel)
 
 

@@ -26,9 +26,7 @@ Effect = SendPart | SumParts | SendResult | Inspect | Release
 
 
 def by_reducer(block: int, shards: Sequence[Shard], looks: Sequence[Look]) -> list[Received]:
-    """What each reducer gave for `block`; `looks` are the inspections of `shards`, those of tied blocks
-    included.
-    """
+    """What each reducer gave for `block`; `looks` are the inspections of `shards`, tied blocks included."""
     given: dict[tuple[int, str], list[Look]] = {}
     for shard, look in zip(shards, looks, strict=True):
         given.setdefault((shard.block, shard.reducer), []).append(look)
@@ -45,9 +43,7 @@ def by_reducer(block: int, shards: Sequence[Shard], looks: Sequence[Look]) -> li
 
 
 class Reduction:
-    """Plan `plan` at holder `me`. `sizes`: block → elements of its vector; `ties`: parameters that blocks
-    share.
-    """
+    """Plan `plan` at holder `me`. `sizes`: block → elements of its vector; `ties`: shared parameters."""
 
     def __init__(
         self, me: str, plan: Plan, sizes: Mapping[int, int], ties: Ties, length: int = LENGTH
@@ -135,9 +131,7 @@ class Reduction:
         return effects + [SendResult(shard, to, handle) for to in self._readers(shard)]
 
     def _readers(self, shard: Shard) -> tuple[str, ...]:
-        """Peers that get the sum of `shard`: receivers of the block, and observers if it has tied
-        elements.
-        """
+        """Peers that get `shard`'s sum: the block's receivers, and observers if it has tied elements."""
         cover = self.covers[shard.block]
         return (*cover.receivers, *(cover.observers if self._is_tied(shard) else ()))
 
@@ -150,9 +144,7 @@ class Reduction:
         return shards if block in self._mine else [shard for shard in shards if self._is_tied(shard)]
 
     def result(self, block: int, index: int, sender: str, handle: Handle, length: int) -> list[Effect]:
-        """The sum of shard `index` of `block` from its reducer. It is released if `length` is not that of the
-        shard.
-        """
+        """The sum of shard `index` of `block` from its reducer; released if `length` is not the shard's."""
         cover = self.covers.get(block)
         known = self._results.setdefault(block, {})
         if (
@@ -208,9 +200,7 @@ class Reduction:
         ]
 
     def inspected(self, vote: BlockVote, gradient: Handle, looks: Sequence[Look] = ()) -> None:
-        """The whole gradient of a block was inspected, and each shard if that was asked for; see
-        `complete`.
-        """
+        """The whole gradient of a block was inspected, and each shard if asked for; see `complete`."""
         self.votes[vote.block] = vote
         self.gradients[vote.block] = gradient
         if looks:

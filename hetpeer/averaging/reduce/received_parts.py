@@ -48,9 +48,7 @@ class ReceivedParts:
         return known
 
     def wanted(self, step: StepId, shard: Shard, named: Iterable[Mark]) -> list[Mark]:
-        """Marks at which a part of `shard` is fingerprinted: the whole of it, and its pieces of the plan's
-        `named` ranges.
-        """
+        """Marks for the fingerprints of a part of `shard`: all of it, and its pieces of `named` ranges."""
         key = self.key(step, shard.plan)
         within = [
             one.model_copy(update={"begin": max(one.begin, shard.begin), "end": min(one.end, shard.end)})
@@ -67,9 +65,7 @@ class ReceivedParts:
         marks: Sequence[Fingerprint],
         named: Sequence[Mark] = (),
     ) -> None:
-        """Keep `marks`, the fingerprints of `holder`'s part of `shard` at `wanted`. The shards of a reducer
-        are adjacent.
-        """
+        """Keep `marks`: fingerprints at `wanted` of `holder`'s part. The shards of a reducer are adjacent."""
         plan = self._plan(step, shard.plan)
         whole, *more = marks
         known = plan.parts.get((holder, shard.block))

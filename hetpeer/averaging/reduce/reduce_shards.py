@@ -26,9 +26,7 @@ from hetpeer.averaging.messages import Cover
 LENGTH = 1 << 17
 """Elements of a shard (512 KiB), so that sums leave a reducer while parts still come in."""
 AT_ONCE = 8
-"""Peers. A sender that sends a shard to more peers at a time sends shorter ones, or all first shards would
-arrive late.
-"""
+"""Peers. A sender to more at a time sends shorter shards, or all first shards would arrive late."""
 SHORTEST = 1 << 13
 """Elements; of a shorter one the head and the worker's call cost as much as what it carries."""
 PIECES = 64
@@ -36,9 +34,7 @@ PIECES = 64
 
 
 def shares_of(cover: Cover, elements: int) -> list[tuple[str, int, int]]:
-    """(reducer, begin, end): the elements [begin, end) of `cover.block`'s flat gradient that each reducer
-    adds up.
-    """
+    """(reducer, begin, end): elements [begin, end) of `cover.block`'s flat gradient that it adds up."""
     total, given, begin = sum(share for _, share in cover.reducers), 0, 0
     shares: list[tuple[str, int, int]] = []
     for reducer, share in cover.reducers:
@@ -60,9 +56,7 @@ def length_of(cover: Cover) -> int:
 
 
 def shards_of(plan: int, cover: Cover, elements: int, length: int = LENGTH) -> list[Shard]:
-    """The reducers' shares of `cover`, cut into shards of about `length` elements, or of the length that
-    `cover` names.
-    """
+    """The reducers' shares, cut into shards of about `length` elements, or of the length in `cover`."""
     length, shards = cover.length or length, list[Shard]()
     for reducer, begin, end in shares_of(cover, elements):
         count = max(1, min(PIECES, -(-(end - begin) // length)))
@@ -75,9 +69,7 @@ def shards_of(plan: int, cover: Cover, elements: int, length: int = LENGTH) -> l
 
 
 def in_turns(shards: Iterable[Shard]) -> list[Shard]:
-    """Order `shards` so that the first shards of all reducers come first, then the second ones: no reducer
-    waits idly.
-    """
+    """Order `shards` so that all reducers' first shards come first, then the second: no reducer idles."""
     seen: Counter[str] = Counter()
     turns = []
     for shard in shards:
@@ -93,9 +85,7 @@ PARTS = 1 << 10
 ALIKE = 0.1
 """Uplinks that differ from the middle one by no more may be the same line, measured twice."""
 FREE = 0.001
-"""Cost of reducing where it costs nothing (two holders): above 0, so that the faster one reduces, not
-both.
-"""
+"""Cost of reducing where it is free (two holders): above 0, so that only the faster one reduces."""
 
 
 @dataclass(frozen=True, slots=True)

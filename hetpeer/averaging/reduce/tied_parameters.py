@@ -46,9 +46,7 @@ class Ties:
         return sorted({other.block for _, uses in self.of(block) for other in uses} - {block})
 
     def needed(self, block: int, begin: int, end: int) -> bool:
-        """Whether observers get elements [begin, end) of `block`: from its first tied parameter to its
-        last.
-        """
+        """Whether observers get elements [begin, end) of `block`: from its first to its last tied one."""
         uses = [use for use, _ in self.of(block)]
         return bool(uses) and min(u.begin for u in uses) < end and begin < max(u.end for u in uses)
 

@@ -21,18 +21,14 @@ DOMAIN = b"hetpeer admission ticket\0"
 
 
 def ticket(run: str, peer: str, head: Introduction, identity: Identity) -> bytes:
-    """Ticket signed by coordinator `identity`: `peer` may introduce itself with `head` (without its ticket
-    field).
-    """
+    """Ticket signed by coordinator `identity`: `peer` may introduce itself with `head` (less its ticket)."""
     signature = identity.sign(_signed(run, peer, head))
     packed: bytes = msgpack.packb([identity.public_bytes, signature])
     return packed
 
 
 def check(run: str, coordinators: Collection[str], peer: str, head: Introduction) -> None:
-    """Raise `ProtocolError` unless one of `coordinators` signed the ticket of `head` for `peer` and this
-    head.
-    """
+    """Raise `ProtocolError` unless one of `coordinators` signed `head`'s ticket for `peer` and this head."""
     pair = unpack(head.ticket, "an admission ticket", peer)
     try:
         public_bytes, signature = pair

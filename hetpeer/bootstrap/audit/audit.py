@@ -152,9 +152,7 @@ def _check_steps(
     heard: MajorityStatements,
     verdict: AuditVerdict,
 ) -> None:
-    """F1 to F3: count the microbatches of every step that is part of the result, and the clusters of every
-    averaging.
-    """
+    """F1 to F3: count the microbatches of each step in the result, and the clusters of each averaging."""
     trained = [one for one in surviving if one.trains]
     microbatches = range(manifest.training.microbatches)
     verdict.steps = len(trained)
@@ -232,9 +230,7 @@ def _surviving(manifest: Manifest, records: Sequence[Record], verdict: AuditVerd
 def _told(
     surviving: Sequence[Decision], applied: Mapping[Key, list[AppliedEvent]], blocks: int
 ) -> tuple[list[Decision], list[Decision]]:
-    """Decisions reported at each block or older than such a one of their cluster, and at most ON_THE_WAY
-    newer ones.
-    """
+    """Decisions reported at all blocks, with their cluster's older ones; and its ≤ ON_THE_WAY newer ones."""
     awaited: dict[int, list[Decision]] = {}
     over: set[int] = set()
     for one in reversed(surviving):
@@ -284,9 +280,7 @@ def _check_checkpoints(
 
 
 def _check_lives(lives: Mapping[str, Sequence[AppliedEvent]], verdict: AuditVerdict) -> None:
-    """F5: a volunteer's incarnations rise in the order of its log, and it applies each step of a block once
-    per view.
-    """
+    """F5: a volunteer's incarnations rise in its log, and it applies each step of a block once per view."""
     for peer, events in lives.items():
         incarnation = 0
         done: set[tuple[int, int, int, int]] = set()
@@ -305,9 +299,7 @@ def _check_lives(lives: Mapping[str, Sequence[AppliedEvent]], verdict: AuditVerd
 def _counted_leftovers(
     records: Sequence[Record], found: Iterable[LeftoverEvent], applied: Mapping[Key, list[AppliedEvent]]
 ) -> set[tuple[int, int, int]]:
-    """(cluster, step, id) of microbatches that a volunteer found on the task board and that it
-    contributed.
-    """
+    """(cluster, step, id) of microbatches that a volunteer found on the task board and contributed."""
     plans = {(one.cluster, one.view, one.step): one.plan for r in records for one in decisions_of(r)}
     return {
         (one.cluster, one.step, microbatch)

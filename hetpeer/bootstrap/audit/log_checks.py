@@ -67,9 +67,7 @@ def _in_turn(cluster: int, step: int, versions: Counter[int]) -> Iterator[Breach
 
 
 def undecided(records: Iterable[Record], applied: Iterable[Key]) -> Iterator[Breach]:
-    """I3: nobody applied an update that was never committed, not even in a history that was rolled back
-    later.
-    """
+    """I3: nobody applied an update that was never committed, not even in a history rolled back later."""
     decided = {one.key for record in records for one in decisions_of(record)}
     for *key, block in applied:
         if tuple(key) not in decided:
@@ -112,9 +110,7 @@ class MajorityStatements:
         return heard
 
     def findings(self, decided: Collection[tuple[int, int, int, int]]) -> Iterator[str]:
-        """A line for each outvoted volunteer, and for each with statements on updates that are not
-        `decided`.
-        """
+        """A line per outvoted volunteer, and per volunteer with statements on updates not in `decided`."""
         for peer, events in sorted(self.outvoted.items()):
             yield f"{peer} has signed something else than most who applied the same: {_where(events)}"
         undecided: dict[str, list[AppliedEvent]] = {}

@@ -36,9 +36,7 @@ LOSS_GATE = 1e-6
 GRADIENT_GATE = 1e-4
 """Largest relative difference of a gradient's norm, and of a moment as a vector (2-norm)."""
 PARAMETER_GATE = 1e-3
-"""The same for the parameters: if a gradient is zero but for rounding, AdamW turns the rounding into full
-steps.
-"""
+"""The same for the parameters: AdamW turns a gradient that is only rounding into full steps."""
 SPARING = {"OMP_WAIT_POLICY": "passive"}
 """Environment of the reference: spinning threads are slow on a machine with other load."""
 
@@ -56,9 +54,7 @@ class Comparison:
     """Largest difference of the optimizer state; None if there is no checkpoint of the last step."""
     relative_parameter_difference: float | None = None
     lossy: bool = False
-    """Whether the run's codec or dtype rounds more than one machine does: differences are then shown, not
-    judged.
-    """
+    """Whether the codec or dtype rounds more than one machine does: differences are shown, not judged."""
     problems: list[str] = field(default_factory=list)
 
     @property

@@ -34,9 +34,7 @@ class EquivalenceGates:
     """Largest accepted differences between the blocks and the module."""
 
     loss: float
-    """Difference of the loss, relative plus absolute, since a loss may be a small difference of large
-    numbers.
-    """
+    """Difference of the loss, relative plus absolute: it may be a small difference of large numbers."""
     gradient: float
     """Difference of a parameter's gradient, relative to its 2-norm."""
     floor: float
@@ -49,9 +47,7 @@ ROUNDED = EquivalenceGates(loss=0.1, gradient=0.5, floor=0.05)
 
 
 def memory_of(specs: Sequence[BlockSpec]) -> int:
-    """Approximate bytes of a comparison beside the parameters: all gradients, the largest block's twice, one
-    pass.
-    """
+    """Approximate bytes of a comparison, parameters aside: gradients, the largest block's twice, one pass."""
     gradients = [spec.parameter_bytes for spec in specs]
     return sum(gradients) + max(gradients) + sum(spec.activation_bytes for spec in specs)
 
@@ -118,9 +114,7 @@ def _unlike(what: str, why: str, fix: str) -> LocalError:
 def _eager(
     model: nn.Module, example: Mapping[str, Tensor], dag: OpDag, autocast: bool
 ) -> tuple[float, dict[str, Tensor]]:
-    """Loss of the author's module, and gradient of each parameter that has one here or in the graph, by graph
-    name.
-    """
+    """Loss of the author's module; graph name → gradient of parameters with one here or in the graph."""
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     model.train()
     model.zero_grad()

@@ -161,9 +161,7 @@ def _load_model(run: RunDirectory) -> nn.Module:
 
 
 def _curve(run: RunDirectory, records: Sequence[Record]) -> list[dict[str, Any]]:
-    """The surviving curve in order, each evaluation before the step that follows; in log order for a grouped
-    run.
-    """
+    """The surviving curve in order, evaluations before the next step; in log order for a grouped run."""
     averaging = run.manifest.averaging
     if averaging is None:
         history = History.of(records)

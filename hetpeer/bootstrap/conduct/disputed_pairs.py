@@ -43,9 +43,7 @@ class Conduct:
 
 
 class DisputedPairs:
-    """Disputed pairs in one term, in a grouped run those of one cluster; `conduct` is shared by all
-    clusters.
-    """
+    """Disputed pairs in one term, in a grouped run of one cluster; `conduct` is shared by all clusters."""
 
     def __init__(self, conduct: Conduct | None = None) -> None:
         self._commits = 0
@@ -122,9 +120,7 @@ class DisputedPairs:
     # ── who has to go ───────────────────────────────────────────────────────────────────────────────────────
 
     def shunned(self, holders: Collection[str], *, late: bool = False) -> set[str]:
-        """Those of a block's `holders` that are in dispute with more than one other holder, and with most of
-        them.
-        """
+        """Those of a block's `holders` in dispute with more than one other holder, and with most of them."""
         known, there = self._delays if late else self._words, set(holders)
         against = Counter(peer for pair in known if pair <= there for peer in pair)
         return {peer for peer, others in against.items() if self._most(others, there)}

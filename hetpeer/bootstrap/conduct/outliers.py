@@ -35,9 +35,7 @@ Lengths = Mapping[tuple[int, str], tuple[float, float]]
 
 
 def lengths(votes: Mapping[str, m.Vote], covers: Iterable[m.Cover]) -> Lengths:
-    """Lengths of the slots in `covers` by the reducers' `votes`; each reducer sees its share, the median
-    counts.
-    """
+    """Lengths of the slots in `covers`, by `votes`; each reducer sees its share, and the median counts."""
     found: dict[tuple[int, str], tuple[float, float]] = {}
     said = {
         peer: {(one.block, one.peer): one.squared for one in vote.lengths} for peer, vote in votes.items()
@@ -70,9 +68,7 @@ class LengthOutliers:
         return all(0.0 < FACTOR * median(usual) < length for usual, length in zip(known, own, strict=True))
 
     def committed(self, seen: Lengths) -> None:
-        """Note the lengths in a committed update; outliers that a check confirmed do not change what is
-        usual.
-        """
+        """Note a committed update's lengths; outliers that a check confirmed do not change what is usual."""
         for (block, _), own in seen.items():
             if not self._is_unusual(block, own):
                 known = self._known.setdefault(block, (deque(maxlen=RECENT), deque(maxlen=RECENT)))
@@ -89,9 +85,7 @@ class NormOutliers:
         """(batch, block) that was refused once."""
 
     def outliers(self, decision: Decision, alone: Iterable[int]) -> dict[int, float]:
-        """Outliers among the blocks with a single holder (`alone`) → norm relative to the usual norm of an
-        update.
-        """
+        """Outliers among blocks with a single holder (`alone`) → norm relative to an update's usual norm."""
         usual = median(self._known) if len(self._known) >= ENOUGH else 0.0
         if not usual:
             return {}

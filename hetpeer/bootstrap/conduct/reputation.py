@@ -159,9 +159,7 @@ class Reputation:
         return bool(fresh & self.apart)
 
     def is_shunned(self, peer: str, neighbours: Collection[str]) -> bool:
-        """Whether two checkers each separated `peer` from more than one of `neighbours`, and from most of
-        them.
-        """
+        """Whether two checkers each separated `peer` from most of `neighbours`, and from more than one."""
         sure = self.apart - self._witness.keys()
         against = sum(frozenset((peer, other)) in sure for other in neighbours)
         return against > 1 and 2 * against > len(neighbours)

@@ -126,9 +126,7 @@ class Raft:
         return []
 
     def leave(self) -> list[Effect]:
-        """Hand leadership to the member with most of the log, as soon as it has all of it: we are about to
-        leave.
-        """
+        """Hand leadership to the member with most of the log once it has all of it: we are about to leave."""
         others = self._others()
         if self.role is not RaftRole.LEADER or not others:
             return []
@@ -145,9 +143,7 @@ class Raft:
         return len(self.log) - self._followers.match(peer) if self.role is RaftRole.LEADER else None
 
     def silent_s(self, peer: str, now: float) -> float | None:
-        """Seconds since `peer`, which follows or leads us, was last heard; None if it does neither, or was
-        never heard.
-        """
+        """Seconds since `peer`, our follower or leader, was last heard; None if neither or never heard."""
         heard = self._followers.answered_at(peer) if self.role is RaftRole.LEADER else None
         if self.role is not RaftRole.LEADER and peer == self.leader:
             heard = self._heard_at
