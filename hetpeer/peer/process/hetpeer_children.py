@@ -64,9 +64,7 @@ class Child:
         return self._process.pid
 
     async def next_line(self, timeout_s: float) -> str:
-        """The next line of its standard output. Raises `LocalError` HP-DEMO-003 when it ends or stays
-        silent.
-        """
+        """The next line of its standard output. Raises `LocalError` HP-DEMO-003 at the end or a timeout."""
         assert self._process.stdout is not None
         try:
             async with asyncio.timeout(timeout_s):
@@ -85,9 +83,7 @@ class Child:
         await self._process.wait()
 
     async def end(self, within_s: float) -> None:
-        """SIGTERM, after `within_s` SIGKILL. Returns when the process is gone; cancelled, it is killed
-        first.
-        """
+        """Send SIGTERM; after `within_s`, or if cancelled, SIGKILL. Returns when the process has ended."""
         if self.status is not None:
             return
         self._process.terminate()

@@ -101,9 +101,7 @@ class Home:
             return 0.0
 
     def note_uplink(self, rate: float) -> None:
-        """Keep the measured uplink rate in bytes/s for the next life. 0 (not measured) and a full disk change
-        nothing.
-        """
+        """Keep the measured uplink (bytes/s) for the next life, unless it is unknown (0) or the disk full."""
         if rate < 1:
             return
         with contextlib.suppress(LocalError):

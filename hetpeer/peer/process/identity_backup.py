@@ -37,9 +37,7 @@ def backup(key: Path, target: Path) -> Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """Result of `restore`. `kept`: where the identity used before is now; `shared`: whether others can read
-    the copy.
-    """
+    """Result of `restore`. `kept`: path of the old identity; `shared`: whether others can read the copy."""
 
     peer_id: str
     kept: Path | None

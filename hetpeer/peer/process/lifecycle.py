@@ -34,13 +34,9 @@ from hetpeer.peer.process.console import say
 T = TypeVar("T")
 
 MANY_FILES = 1 << 16
-"""Open files and connections that a daemon asks the system for: the usual 1,024 are for programs that
-`select`.
-"""
+"""Limit of open files and connections that a daemon asks for; the usual 1,024 is only there for `select`."""
 GENERATIONS = (700, 4, 4)
-"""Thresholds of the three generations of the garbage collector: the oldest is collected every 17,500 objects
-at the latest.
-"""
+"""Thresholds of the three GC generations: the oldest is collected after 17,500 objects at the latest."""
 _M_ARENA_MAX = -8
 """Parameter of mallopt(3)."""
 SLEEP_LOOK_S = 1.0
@@ -90,9 +86,7 @@ def sweep_memory() -> None:
 
 
 def run_daemon(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
-    """Run `main(leaving)` on its own loop; the first signal sets `leaving`, if `main` has not. Raises
-    `LocalError` HP-CONF-002.
-    """
+    """Run `main(leaving)` on a new loop; the first signal sets `leaving`. Raises `LocalError` HP-CONF-002."""
     import uvloop
 
     open_many()

@@ -34,9 +34,7 @@ class CheckpointCatchUp:
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Copy the newest checkpoint if it is missing; retried later if nobody can give it. Raises
-        `LocalError` HP-DISK-*.
-        """
+        """Copy a missing newest checkpoint; retried later if no peer has it. Raises LocalError HP-DISK-*."""
         last, others = self._replica.history.checkpoint, self._replica.company()
         if last is None or self._checkpoints.is_newest(last) or not others:
             return

@@ -23,9 +23,7 @@ from hetpeer.peer.planning.replan import Proposal, RememberedLinks, Seating, cut
 
 LOOK_S = 5.0
 SETTLED_S = 30.0
-"""Seconds without a newcomer or a loss before a search, and before a block without a holder is given to
-others.
-"""
+"""Seconds without a newcomer or loss before a search, and before a block without a holder is given away."""
 AGAIN_S = 120.0
 """After a change nothing is changed for so long, unless somebody comes or goes; after the next one for twice
 as long, and so on, as what was hoped for of lines that nobody had measured may not have come true.
@@ -77,9 +75,7 @@ class ProposalTiming:
 
 
 class PlanProposer:
-    """Proposes divisions for the run that `service` coordinates (None: another peer does), from adverts in
-    `roster`.
-    """
+    """Proposes divisions of the run that `service` coordinates, if not None, from adverts in `roster`."""
 
     def __init__(
         self, manifest: Manifest, roster: Roster, service: Callable[[], CoordinatorService | None]

@@ -104,9 +104,7 @@ class ReliablePeer:
         self.service: CoordinatorService | None = None
         """While it leads."""
         self.ready = asyncio.Event()
-        """Set once others may connect: volunteers to the only reliable peer, other reliable peers to one of
-        several.
-        """
+        """Set once others may connect: volunteers, or the other reliable peers if there are some."""
 
     @property
     def stored(self) -> int:
@@ -128,9 +126,7 @@ class ReliablePeer:
         return self.service is not None and self.service.halted.done()
 
     async def run(self, leaving: asyncio.Event) -> Halt:
-        """Run until the run is over, and then until `leaving`. Raises `LocalError` for a disk that cannot be
-        written.
-        """
+        """Run until the run is over, and then until `leaving`. Raises `LocalError` on failed writes."""
         await self._checkpoints.serve()
         refusing = ChannelServer(lambda _peer, _key: None, 0)
         await self._node.serve(CONTROL_PROTOCOL, refusing.handle, CONTROL_BUDGET)
@@ -198,9 +194,7 @@ class ReliablePeer:
             await asyncio.sleep(FOLLOW_S)
 
     async def _outcome(self) -> Halt | None:
-        """The end of the run by the log; None while it runs. Halts of an earlier life, or followed by more,
-        do not count.
-        """
+        """End of the run by the log, or None. Halts of an earlier life or of an earlier term do not count."""
         if len(self.replica.records) > self._looked_at and await self._is_over():
             return Halt(f"all {coordinator_config(self._run).steps} steps are committed", completed=True)
         return self._halt if self.replica.is_current else None

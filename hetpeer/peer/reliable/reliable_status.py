@@ -56,9 +56,7 @@ def figures_of(run: RunDirectory, peer: ReliablePeer) -> ReliableStatus:
 
 
 class ReliableProgress:
-    """Lines of `hetpeer bootstrap`: who coordinates, each change of state and a step line every few
-    seconds.
-    """
+    """Lines of `hetpeer bootstrap`: the coordinator, each change of state, a step line every few seconds."""
 
     def __init__(self, replica: Replica, service: Callable[[], CoordinatorService | None]) -> None:
         self._replica = replica

@@ -30,9 +30,7 @@ Range = tuple[int, int]
 SimSeat = tuple[int, int]
 """(cluster, first block) of a place."""
 SETTLE = 8
-"""Steps at the beginning that do not count, at most half of all: volunteers still join, and learn their
-windows.
-"""
+"""Steps at the beginning that do not count, at most half: volunteers still join and learn their windows."""
 FETCHES = 10
 """Number of fetches of all blocks, by the slowest volunteer, that the time limit allows."""
 NUMBERS, SHARD = 100, 10
@@ -255,9 +253,7 @@ class ScenarioChurn:
                     volunteer.worker.hang(stragglers.sleep_s)
 
     def _live(self, name: str, mtbf_s: float, away_s: float) -> None:
-        """Let `name` vanish after an exponentially distributed time and come back after `away_s`, again and
-        again.
-        """
+        """Let `name` vanish after exponentially distributed times, and each time return after `away_s`."""
         swarm = self._swarm
         volunteer = swarm.volunteers[name]
 

@@ -43,9 +43,7 @@ class SimObserver:
         """The coordinator sends `plan`; `roster`: volunteers that work for it now."""
 
     def committed(self, volunteer: str, *, holds: bool) -> None:
-        """`volunteer` is told a commit of a step that it works on; `holds`: it has the gradients that the
-        commit names.
-        """
+        """`volunteer` is told the commit of its step; `holds`: it has the gradients that the commit names."""
 
     def ended(self, states: Mapping[int, Any]) -> None:
         """The run is complete; `states`: block → state, of the last checkpoint."""

@@ -62,9 +62,7 @@ class Numerics(Protocol):
         """Fingerprint of a bundle under `key`."""
 
     def forge(self, bundle: Any, by: str) -> Any:
-        """False bundle of the same shape, made by the liar `by`; everything computed from it is false as
-        well.
-        """
+        """False bundle of the same shape by the liar `by`; all that is computed from it is false too."""
 
     def inspect(self, block: int, gradient: Any) -> tuple[str, float]:
         """Digest, and squared norm of the elements that count at `block`."""
@@ -75,9 +73,7 @@ class Numerics(Protocol):
         """Parameters [begin, end) of a state, for an averaging; they are added up like gradients."""
 
     def install(self, state: Any, total: Any, coefficient: float, copy: Any) -> Any:
-        """State with the parameters `total`·`coefficient`, plus the change from `copy` to `state` of the same
-        cluster.
-        """
+        """State with parameters `total`·`coefficient` plus the change since `copy` (of the same cluster)."""
 
     def digest(self, state: Any) -> str: ...
 
@@ -88,9 +84,7 @@ class Numerics(Protocol):
         """Whether a committed step may have this mean loss."""
 
     def check_final(self, block: int, bases: Sequence[Sequence[int]], state: Any) -> bool:
-        """Whether a run of exact steps may end in this state; `bases`: step → version that each microbatch is
-        computed with.
-        """
+        """Whether exact steps may end in `state`; `bases`: step → base version of each microbatch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,9 +253,7 @@ class Symbols:
 
 
 class Counting(Symbols):
-    """Symbols that count backward passes: `executed` is their number, block by block and microbatch by
-    microbatch.
-    """
+    """Symbols that count backward passes in `executed`, one for each block and microbatch."""
 
     executed = 0
 

@@ -283,9 +283,7 @@ class SimSender:
     # ── leftovers ───────────────────────────────────────────────────────────────────────────────────────────
 
     def look_at_board(self, core: Member) -> Iterable[Effect]:
-        """Post leftovers for blocks without a known holder; when idle, ask for leftovers that others keep for
-        this place.
-        """
+        """Post leftovers for blocks without a known holder; when idle, ask others for those of this place."""
         step, place, board = core.work.step, core.place, self._swarm.board
         if step is not None and place is not None:
             for border in core.work.leftovers():

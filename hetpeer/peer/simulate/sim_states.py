@@ -158,9 +158,7 @@ class SimCheckpointStore:
         """Last order."""
 
     def collect(self, order: CollectCheckpoint) -> None:
-        """Fetch the blocks' states from the volunteers that save them; the collection fails if one cannot be
-        had.
-        """
+        """Fetch the blocks' states from the volunteers that save them; it fails if one is not available."""
         self._collect(order, set(), TRIES)
 
     def _collect(self, order: CollectCheckpoint, here: set[int], tries: int) -> None:
@@ -201,9 +199,7 @@ class SimCheckpointStore:
     # ── what is complete ────────────────────────────────────────────────────────────────────────────────────
 
     def sealed(self, cluster: int, version: int, block: int) -> Any:
-        """State from a complete checkpoint; None if there is none of that version, or the coordinator is
-        down.
-        """
+        """State from a complete checkpoint; None without one of that version or without a coordinator."""
         if self._host.core is None:
             return None
         if version == 0:

@@ -74,9 +74,7 @@ class SimSwarm:
         self.banned: set[str] = set()
         self.completed: bool | None = None
         self.hooks: list[Callable[[str], None]] = []
-        """Called with a moment: `tell KIND` (a volunteer sends that message) or `record KIND` (one more in
-        the log).
-        """
+        """Called with `tell KIND` (a volunteer sends that message) or `record KIND` (a record is logged)."""
         self.sessions = itertools.count(1)
         self._said: dict[tuple[str, str], m.Message] = {}
         """(receiver, kind) → the last such message."""
@@ -227,9 +225,7 @@ class SimSwarm:
         self.network.send(COORDINATOR, to, lambda: volunteer.later(process, receive))
 
     def tell(self, volunteer: SimVolunteer, message: m.Message) -> None:
-        """Send a message to the coordinator; it is lost if its session is not the one that the coordinator
-        knows.
-        """
+        """Send a message to the coordinator; it is lost if the coordinator does not know the session."""
         process, session, name = volunteer.process, volunteer.session, volunteer.name
         if not volunteer.conduct.says(message):
             return

@@ -26,9 +26,7 @@ from hetpeer.stages.pipeline.gradient_slots import CHECKS
 
 
 class SpotCheckAnswers:
-    """The worker's side of the spot checks of one place. Without spot checks in the run nothing is
-    remembered.
-    """
+    """The worker's side of the spot checks of one place. Remembers nothing if the run has none."""
 
     def __init__(self, place: HeldPlace) -> None:
         self._posts = place.posts
@@ -125,9 +123,7 @@ class SumProofAnswers:
         return tuple(map(_marking, self._received.wanted(step, work.shard, work.marks)))
 
     def received(self, step: e.StepId, work: e.SumParts, marks: Sequence[bytes], each: int) -> list[float]:
-        """Keep the fingerprints `marks` of the parts of `work`, `each` so many per part. Returns squared
-        lengths of parts.
-        """
+        """Keep `marks`, the fingerprints of the parts of `work`, `each` per part; returns squared lengths."""
         own = [unpack(one) for one in marks]
         for place, holder in enumerate(work.holders if own else ()):
             self._received.add(step, work.shard, holder, own[place * each : (place + 1) * each], work.marks)

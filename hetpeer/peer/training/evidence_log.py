@@ -28,17 +28,13 @@ class EvidenceLog:
         self._log = EventLog(home.events_path(run), identity)
         self._found_in: e.StepId | None = None
         self._most = len(run.manifest.blocks)
-        """Lines on leftovers in a step at most: a coordinator always has room for one per block
-        (bootstrap/log/volunteer_log_files).
-        """
+        """Most lines on leftovers in a step: a coordinator has room for one a block (volunteer_log_files)."""
         self._lines = 0
         self._found: set[tuple[str, int, int]] = set()
         """(sender, border, id) of leftovers that are written down for that step."""
 
     def applied(self, applied: e.RecordApplied, incarnation: int) -> list[str]:
-        """Write one line per block on the update of a step; returns the lines. Raises `LocalError`
-        HP-DISK-002.
-        """
+        """Write one line per block on a step's update; returns the lines. Raises LocalError HP-DISK-002."""
         line, number = applied.step.line, applied.step.number
         return [
             self._log.append(

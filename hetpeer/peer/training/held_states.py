@@ -34,9 +34,7 @@ class HeldStates:
         self._posts: WorkerPosts | None = None
         self._rooms: Mapping[int, int] = {}
         self._snapshots: dict[tuple[TermView, int, int], tuple[bytes, str]] = {}
-        """(term-view, version, block) → the copy and its digest. Equal versions of two term-views are
-        different states.
-        """
+        """(term-view, version, block) → the copy and its digest. A version differs between term-views."""
         self._changed = changed
 
     def use(self, posts: WorkerPosts | None, rooms: Mapping[int, int]) -> None:
@@ -61,9 +59,7 @@ class HeldStates:
         self._changed.set()
 
     async def find(self, cluster: int, version: int, block: int) -> Served | None:
-        """The state of `block` at `version`: the checkpoint's copy, or our own if that is our version; None
-        otherwise.
-        """
+        """State of `block` at `version`: the checkpoint's copy, our own if it is at that version, or None."""
         if cluster != self._member.line.cluster:
             return None
         try:

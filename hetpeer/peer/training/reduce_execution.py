@@ -37,16 +37,12 @@ class ReduceExecution:
     # ── as others get it ────────────────────────────────────────────────────────────────────────────────────
 
     def outgoing(self, to: str, tensor: Tensor) -> Tensor:
-        """The tensor that peer `to` gets for a part or a sum: as the run's codec writes it, unless it is for
-        ourselves.
-        """
+        """Tensor that peer `to` gets for a part or a sum: in the run's codec, unless it is for ourselves."""
         return tensor if to == self._me or tensor.written is None else tensor.written
 
     @property
     def coded_smaller(self) -> bool:
-        """Whether shards are encoded. Then links wait for processors too, and bytes that leave say nothing
-        about a line.
-        """
+        """Whether shards are encoded: links then wait for processors too; bytes sent tell no link rate."""
         return self._codec.values is not None
 
     def coded(self, elements: int) -> Coded:
@@ -54,9 +50,7 @@ class ReduceExecution:
         return Coded(codec=str(self._codec), written=(EncodedTensor(elements),))
 
     def _rounding(self, step: e.StepId, shard: e.Shard, parts: int = 0) -> v.Rounding | None:
-        """How our part of `shard` is rounded, or the sum of so many `parts`; None if shards are not
-        encoded.
-        """
+        """Rounding of our part of `shard`, or of the sum of `parts` many; None if shards are not encoded."""
         if not self.coded_smaller:
             return None
         averages = step.group > 0
@@ -179,9 +173,7 @@ class ReduceExecution:
         return answer()
 
     def inspect(self, step: e.StepId, work: e.Inspect) -> Answer | None:
-        """`Inspect` → `inspected`: join shards to the block's whole gradient, and add the uses of tied
-        parameters.
-        """
+        """`Inspect` → `inspected`: join shards to the block's gradient, add the uses of tied parameters."""
         elements = self._schema.elements(work.block)
         shards = [shard for shard in work.shards if isinstance(shard, Tensor)]
         if sum(shard.extent.nbytes for shard in shards) != elements * FLOAT_BYTES:
@@ -219,9 +211,7 @@ class ReduceExecution:
     def _add_tied(
         self, step: e.StepId, work: e.Inspect, own: Sequence[Tensor]
     ) -> list[tuple[Use, Tensor, Coroutine[Any, Any, Any]]]:
-        """For each tied parameter of the block: where it lies, room for its gradient, and the sum in
-        progress.
-        """
+        """Each tied parameter's place in the block, room for its gradient, and the addition in progress."""
         shards: Mapping[int, Sequence[Tensor]] = {
             work.block: own,
             **{b: [t for t in piece.shards if isinstance(t, Tensor)] for b, piece in work.tied.items()},

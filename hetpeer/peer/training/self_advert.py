@@ -75,9 +75,7 @@ async def _changed(
 
 
 async def take_leave(roster: Roster, node: Node, role: str) -> None:
-    """Publish that we have left, so that nobody waits until the last advert expires. Takes LEAVE_S at most;
-    never raises.
-    """
+    """Publish that we have left, so that nobody waits for us. Takes LEAVE_S at most; never raises."""
     gone = Advert(role=role, state=LEFT, **reach_fields(node))
     with contextlib.suppress(RemoteError, TimeoutError):
         async with asyncio.timeout(LEAVE_S):
@@ -128,9 +126,7 @@ def notable_of_volunteer(volunteer: Volunteer) -> object:
 
 
 def workless_advert(node: Node, name: str, state: str) -> Advert:
-    """Advert of a volunteer without a compute worker, because of a hold or because one is being started: it
-    has no blocks.
-    """
+    """Advert of a volunteer without a worker and blocks: it is on hold, or the worker is being started."""
     return Advert(
         name=name, addresses=tuple(node.addresses()[:8]), role="volunteer", state=state, **reach_fields(node)
     )

@@ -34,9 +34,7 @@ from hetpeer.stages.pipeline.routes import Hop
 
 Work = Coroutine[Any, Any, None]
 CarryOut = Callable[[e.StepId, Any], Work | None]
-"""Carries out an effect of a step. The worker command is posted already; what is returned waits for the
-answer.
-"""
+"""Carries out an effect of a step: posts the worker command, and returns what waits for the answer."""
 Kind = TypeVar("Kind")
 
 _log = logging.getLogger(__name__)

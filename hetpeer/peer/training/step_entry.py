@@ -32,9 +32,7 @@ from hetpeer.peer.training.evidence_log import EvidenceLog
 from hetpeer.peer.transport.data_plane import DataPlane
 
 KEPT = 16
-"""Peers that parameters were exchanged with lately, ourselves included: each has a part of our memory for its
-tensors.
-"""
+"""Peers we exchanged parameters with lately, and ourselves: each has part of our memory for its tensors."""
 
 
 class LinkedPeers:
@@ -47,9 +45,7 @@ class LinkedPeers:
         """Peers that we exchange parameters with, the latest ones last."""
 
     def averages(self, roster: Mapping[str, Range], place: Range | None) -> None:
-        """We average with `roster` and hold `place`: parameters are exchanged with all that hold a block of
-        it.
-        """
+        """We average with `roster`: parameters are exchanged with all that hold a block of `place`."""
         self._group = frozenset(roster)
         begin, end = place or (0, 0)
         for peer, (first, last) in roster.items():
@@ -72,9 +68,7 @@ _log = logging.getLogger(__name__)
 
 
 class StepEntry:
-    """Introductions of one volunteer. `perform` carries out the core's effects, `tell` sends evidence to the
-    coordinator.
-    """
+    """Introductions of one volunteer. `perform` carries out the core's effects, `tell` sends evidence."""
 
     def __init__(
         self,
@@ -96,9 +90,7 @@ class StepEntry:
         self._linked = LinkedPeers()
 
     def begun(self, begin: m.Begin) -> None:
-        """A step begins here: keep links to its volunteers, and set our introduction for those that may not
-        know us.
-        """
+        """A step begins: keep links to its volunteers, set our introduction for any that may not know us."""
         if begin.group:
             self._linked.averages(begin.roster, self._member.place)
         self._plane.keep_only({*begin.roster, *self._linked})
@@ -138,9 +130,7 @@ class StepEntry:
         self._plane.introduce(sender)
 
     def introduced(self, peer: str, head: Introduction) -> None:
-        """`peer` says that it takes part in a step. Raises `ProtocolError` for a ticket that no coordinator
-        has signed.
-        """
+        """`peer` takes part in a step. Raises `ProtocolError` for a ticket that no coordinator has signed."""
         origin, member = Origin(peer, head.incarnation, head.step_id), self._member
         if not member.work.knows(origin):
             if member.work.step is None or member.work.step.on_wire != head.step_id or not head.ticket:
@@ -154,9 +144,7 @@ class StepEntry:
 
 LOOK_S = 0.5
 IDLE_S = 2.0
-"""Seconds without work after which a holder that was in the step from its beginning looks, and between two
-looks.
-"""
+"""Seconds without work before a holder that began the step looks for leftovers, and between two looks."""
 
 
 class LeftoverWatch:

@@ -170,17 +170,13 @@ class TaskExecution:
         return answer()
 
     def _mind_memory(self, error: CommandFailedError) -> None:
-        """Log once that memory was short. Others do the task; the owner learns that the place may be too
-        large.
-        """
+        """Log once that memory was short: others do the task, and the place may be too large."""
         if error.code == NO_MEMORY and not self._told_of_memory:
             self._told_of_memory = True
             _log.warning("a microbatch is left to others, as may be more of them: %s", error)
 
     def _blame(self, error: CommandFailedError, what: str, given: Tensor | None) -> str:
-        """The sender of `given`, if that tensor is at fault; "" else. No honest peer sends NaN: its own
-        worker refuses it.
-        """
+        """The sender of `given` if that tensor is at fault, else empty: honest peers' workers refuse NaN."""
         if given is None or error.code != NOT_FINITE or not error.what.startswith(f"{what}: "):
             return ""
         if given.sender:

@@ -154,9 +154,7 @@ class Volunteer:
     # ── life ────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def run(self) -> e.Stop:
-        """Take part until the run is over. Raises `LocalError` (no place fits, disk full),
-        `WorkerDiedError`.
-        """
+        """Take part until the run ends. Raises `LocalError` (no place fits, disk full), `WorkerDiedError`."""
         try:
             await self._plane.start()
             self._tasks.spawn(self.session.run(lambda: self.member.hello.incarnation), name="control session")
@@ -366,9 +364,7 @@ class Volunteer:
         self.perform(self.member.prepared(speed))
 
     def _share_memory(self, specs: Sequence[BlockSpec]) -> None:
-        """Divide the offered memory: the worker's part of the place and, if that is in RAM, tensors in the
-        arena.
-        """
+        """Divide the offered memory: the worker's part and, if it is RAM, the arena's part for tensors."""
         memory, kept = self.offer.memory_bytes, self._manifest.kept
         most = microbatches_in(memory, specs, kept)
         self._window.reset(most)

@@ -32,9 +32,7 @@ class OccupationShares:
         self._since = 0.0
 
     def note(self, occupation: WorkerOccupation, now: float) -> tuple[WorkerOccupation, float] | None:
-        """From `now` on it does this. Returns (occupation, since when) of the time before, if that was
-        another one.
-        """
+        """Begin `occupation` at `now`. Returns the one before and its start, or None if nothing changes."""
         before, since = self._now, self._since
         if occupation is before:
             return None

@@ -124,9 +124,7 @@ class DataPlane:
         self._receiving.of_use(peer, head, tensor.nbytes)
 
     def introduction(self, word: Introduction | None) -> None:
-        """Set how we introduce ourselves in this step. With a ticket (a late joiner) it goes before the first
-        tensor to a peer.
-        """
+        """Set our introduction in this step; with a ticket, it precedes the first tensor to each peer."""
         self._word = word
         self._introduced.clear()
 
@@ -138,9 +136,7 @@ class DataPlane:
         link.tell(Parcel(encode_head(self._word), tag=self._word.step_id))
 
     def share_uplink(self, step: StepId, loads: Mapping[str, int]) -> None:
-        """`step` is reduced with `loads`, peer → amount in any unit: divide the uplink so that all links
-        finish together.
-        """
+        """Divide the uplink so that links finish the reduce of `step` together; `loads`: peer → any unit."""
         self._pacing.begin(step, loads)
         self._pace()
 
@@ -153,9 +149,7 @@ class DataPlane:
             self._pace()
 
     def keep_only(self, peers: Iterable[str]) -> None:
-        """Keep links to `peers`, the volunteers of the step that begins: close all others, and forget their
-        rates.
-        """
+        """Keep links to `peers`, the volunteers of the new step: close all others and forget their rates."""
         peers = self._members = frozenset(peers)
         self._book.keep_only(peers)
         self._receiving.keep_only(peers)

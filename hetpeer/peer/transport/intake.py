@@ -25,14 +25,10 @@ SHARE = 0.25
 FADE = 0.5
 """Factor of what a volunteer has sent, with each step and each time that a volunteer comes or goes."""
 MOST_LATELY = 0.25
-"""Share of that half for one of more than five volunteers: none can take it all by sending more than
-others.
-"""
+"""Share of that half for one of more than five volunteers, so that none gets it all by sending more."""
 MAX_STRANGERS = 8
 SLACK = 4096
-"""Bytes that an encoded bundle may be longer than the bundle itself, besides an eighth (positions of a sparse
-one).
-"""
+"""Bytes by which an encoded bundle may exceed the bundle, besides an eighth for positions of a sparse one."""
 
 
 def pool_of(head: Head) -> Pool:

@@ -106,9 +106,7 @@ class Link:
         return LinkTraffic(frames, waiting, arrived, rate, trip_s)
 
     def send(self, parcel: Parcel) -> None:
-        """Queue a frame. It goes on the lane that has least under way, once it has a grant; frames may
-        overtake others.
-        """
+        """Queue a frame. With a grant, it goes on the lane with least under way; frames may overtake it."""
         self._queue.add(parcel)
         self._go_on()
 

@@ -25,9 +25,7 @@ EASE = 0.9
 LONGEST = 64
 """Idle steps for that, at most."""
 LEAST = 1 / 16
-"""Least claim, as a share of the measured time: one that was starved for another reason is not given
-everything next.
-"""
+"""Least claim, as a share of the measured time: one idle for another reason must not be given everything."""
 
 
 class PaceClaim:
@@ -42,9 +40,7 @@ class PaceClaim:
         self._before = 0.0
 
     def say(self, done: int, seconds: float) -> float:
-        """The claim after a step, in seconds; `done`: forwards and backwards so far, the last of which took
-        `seconds` a microbatch.
-        """
+        """The claim in seconds; `done`: forwards and backwards so far, the last at `seconds` a microbatch."""
         if done == self._done:
             if not self.idle:
                 self._before = seconds
@@ -61,9 +57,7 @@ RECENT = 33
 """Last microbatches that are remembered. A link aims at their median, as a busy moment is no slow machine."""
 WORK = ("forward", "backward")
 WORTH_S = 0.01
-"""Seconds; a bundle that takes less on its link is not compressed: such times come from the scheduler, not
-the line.
-"""
+"""Seconds; bundles that take less on their link stay uncompressed: such times come from the scheduler."""
 SQUEEZE_BELOW = 500e6 / 8
 """Bytes/s; on a faster line zstd takes longer than it saves."""
 
@@ -108,9 +102,7 @@ class LinkBook:
         self.target = 0.0
         """Seconds that every link is to take for a microbatch, as the coordinator said; 0: not known."""
         self.outflow, self.reducing = UplinkRate(), UplinkRate()
-        """Rates of all links together: all the time, and during reduces, when links most likely wait for our
-        uplink.
-        """
+        """Rates of all links together: always, and during reduces, when they likely wait for our uplink."""
         self._settings = settings
         self._forward = Codec.of(settings.codec)
         self._backward = Codec.of(settings.backward or settings.codec)

@@ -113,9 +113,7 @@ class SimLink:
         self._go_on()
 
     def nudge(self, pool: Pool, word: Callable[[Member], Iterable[Effect]]) -> None:
-        """Send `word`, which stands for an activation that is sent again, if that activation would have to
-        wait.
-        """
+        """Send `word`, which stands for a repeated activation, if that activation would have to wait."""
         if self._queue.is_short(pool, 1):
             receiver, process = self._receiver, self._processes[1]
             self._carry(lambda: receiver.later(process, word))

@@ -38,9 +38,7 @@ class SimHardware:
         return float(self.work.flops[block]) * (self.work.computed - 1)
 
     def bundle(self, sender: int, to: int, border: int, *, back: bool) -> float:
-        """Bytes of an activation that enters block `border`, or of the gradient that goes `back`, on the link
-        to `to`.
-        """
+        """Bytes on the link of the activation that enters block `border`, or of its gradient with `back`."""
         nbytes, compression = float(self.work.crossing[border]), self.work.compression
         most = compression.backward if back else compression.forward
         if not compression.adaptive:
@@ -58,9 +56,7 @@ class SimHardware:
 
 
 class _LinksOfDevice(dict[str, PeerLink]):
-    """Links of one device, made when they are used: a thousand devices have a million links, and few carry
-    anything.
-    """
+    """Links of one device, made at first use: of the million links of a thousand devices few are used."""
 
     def __init__(self, rate: Callable[[str], float]) -> None:
         super().__init__()
@@ -102,9 +98,7 @@ class SimUplinks:
         return self._hardware.bundle(self._number[sender], self._number[to], border, back=back)
 
     def seconds(self, sender: str) -> dict[str, float]:
-        """Receiver → seconds that the largest bundle of `sender` takes uncompressed if it has the link to
-        itself.
-        """
+        """Receiver → seconds of the largest bundle of `sender`, uncompressed, with the link to itself."""
         number = self._number[sender]
         uplink = float(self._hardware.devices.uplink[number])
         return {
