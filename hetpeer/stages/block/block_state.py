@@ -25,9 +25,7 @@ from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
 
 Vector = np.ndarray[tuple[int], np.dtype[np.float32]]
-"""A flat float32 vector: the parameters of a block (or their optimizer state) one after the other, then
-statistics.
-"""
+"""A flat float32 vector: a block's parameters (or their optimizer state) in order, then statistics."""
 
 Layout = Sequence[tuple[str, tuple[int, ...]]]
 """(name, shape) of a block's parameters and then of its statistics, in the order of its spec."""
@@ -187,9 +185,7 @@ def _is_zero(vector: Vector) -> bool:
 
 
 def tensor_name(kind: str, name: str) -> str:
-    """Name in the file of the part of vector `kind` for parameter `name`; `kind` "" is the parameters
-    themselves.
-    """
+    """Name in the file of the part of vector `kind` for parameter `name`; `kind` "": the parameters."""
     return f"{kind}:{name}" if kind else name
 
 

@@ -45,9 +45,7 @@ def survey() -> HostResources:
 
 
 def _cgroup_memory(root: Path, membership: Path) -> list[tuple[int, int]]:
-    """(limit, used) in bytes of this process's control group and those above it (cgroup v2), where a limit is
-    set.
-    """
+    """(limit, used) in bytes of this process's control group and those above (cgroup v2), if limited."""
     if not membership.is_file():
         return []
     line = next((text for text in membership.read_text().splitlines() if text.startswith("0::")), "0::/")

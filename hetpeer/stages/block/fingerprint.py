@@ -99,9 +99,7 @@ class ExpectedSum:
 
 
 def distance(one: bytes, other: bytes) -> float:
-    """‖F(one) - F(other)‖ / ‖F(one)‖, about the relative distance of the vectors; infinite for invalid
-    fingerprints.
-    """
+    """‖F(one) - F(other)‖ / ‖F(one)‖, about the vectors' relative distance; infinite for invalid ones."""
     if len(one) != NBYTES or len(other) != NBYTES:
         return math.inf
     ours, theirs = unpack(one), unpack(other)

@@ -55,9 +55,7 @@ class DelayedParameters:
         self._versions: list[Tensor] = []
 
     def back(self, behind: int, microbatch: int) -> None:
-        """Microbatch number `microbatch` of a step is next; the step begins with the parameters `behind`
-        updates ago.
-        """
+        """Microbatch `microbatch` of a step is next; the step uses the parameters `behind` updates ago."""
         if microbatch == self._early:
             self.forth()
         if microbatch:

@@ -46,9 +46,7 @@ Indices = np.ndarray[tuple[int], np.dtype[np.int32]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardPiece:
-    """Some samples of one shard: its number in the set, and their numbers within it, in the order of the
-    stream.
-    """
+    """Some samples of one shard: its number in the set, and their numbers in it, in the stream's order."""
 
     shard: int
     samples: Indices
@@ -65,9 +63,7 @@ def permutation(seed: int, stream: int, count: int, *counter: int) -> Indices:
 
 
 def size_of(number: int, batch_size: int, microbatch_size: int) -> int:
-    """Samples of microbatch `number` of a step; the last one may have fewer. Held-out ones, from M on, are
-    full.
-    """
+    """Samples of microbatch `number`; a step's last may have fewer. Held-out ones, from M on, are full."""
     left = batch_size - number * microbatch_size
     return min(left, microbatch_size) if left > 0 else microbatch_size
 

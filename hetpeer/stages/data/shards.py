@@ -22,9 +22,7 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.graph.block_spec import ITEM_BYTES
 
 SHARD_BYTES = 8 * 2**20 - 2**16
-"""Bytes of samples in a shard: with its header the file stays below 8 MiB. A larger sample has
-its own shard.
-"""
+"""Bytes of samples in a shard: with its header below 8 MiB. A larger sample has a shard of its own."""
 DTYPES = tuple(name for name in ITEM_BYTES if name != "bfloat16")
 """Dtypes of samples: those of a graph that numpy has."""
 TOKENS, TARGETS = "tokens", "targets"

@@ -194,9 +194,7 @@ class BlockSpec:
 
     @property
     def owned(self) -> dict[str, TensorSpec]:
-        """Value name → spec of everything that does not come with the microbatch: parameters, buffers,
-        statistics.
-        """
+        """Value name → spec of everything that is not in the microbatch: parameters, buffers, statistics."""
         return {
             name: specs[fqn]
             for names, specs in (
@@ -246,9 +244,7 @@ def running_values(node: OperatorCall) -> tuple[Ref, Ref]:
 
 
 def momentum(node: OperatorCall) -> float:
-    """Weight of a new statistic in a batch_norm call. Raises ProtocolError unless it is a number
-    in [0, 1].
-    """
+    """Weight of a new statistic in a batch_norm call. Raises ProtocolError unless it is in [0, 1]."""
     value = node.args[5] if len(node.args) == _ARGUMENTS else None
     if type(value) is not float or not 0 <= value <= 1:
         raise ProtocolError(f"{node.name!r} has the momentum {value!r}")

@@ -55,9 +55,7 @@ class BlockCostRow:
 
 
 def block_cost(spec: BlockSpec) -> BlockCostRow:
-    """The costs of a block and of each of its operators, in order. Raises ProtocolError if one
-    cannot be run.
-    """
+    """The costs of a block and of each operator, in order. Raises ProtocolError if one cannot be run."""
     full = spec.at(spec.batch)
     given = {**full.entering, **full.data, **full.owned}
     values = {**given, **measure(full.nodes, given).values}

@@ -85,9 +85,7 @@ class CallFlops:
     backward: int
     """FLOPs of the gradients of those arguments that get one, given that of the result."""
     formula: bool
-    """Whether torch has a formula (products, convolutions, attention); else each element made
-    counts as one.
-    """
+    """Whether torch has a formula (products, convolutions, attention); else one FLOP an element made."""
 
 
 def call_flops(node: OperatorCall, values: Mapping[str, Value]) -> CallFlops:

@@ -44,9 +44,7 @@ def check_run(spec: BlockSpec, limits: GraphLimits) -> None:
 
 
 def check_at(spec: BlockSpec, batch: int, limits: GraphLimits) -> int:
-    """FLOPs of the block for `batch` samples. Raises ProtocolError unless it runs and makes what
-    it declares.
-    """
+    """FLOPs of the block for `batch` samples. Raises ProtocolError unless it makes what it declares."""
     sizes = spec.at(batch)
     _check_sizes(sizes, limits)
     return _dry_run(sizes, limits)
@@ -88,9 +86,7 @@ def _dry_run(spec: BlockSpec, limits: GraphLimits) -> int:
 
 
 def _check_output(name: str, declared: TensorSpec, value: Value, *, carried: bool) -> None:
-    """Check one output. A gradient may be declared away (nothing after this block needs it),
-    never invented.
-    """
+    """Check one output. A gradient may be declared away (nothing later needs it), never invented."""
     dtypes = {declared.dtype, "float32"} if carried and declared.dtype == "bfloat16" else {declared.dtype}
     fits = (
         isinstance(value, TensorSpec)

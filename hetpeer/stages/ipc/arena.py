@@ -120,9 +120,7 @@ class SharedMemory:
             self._map.madvise(mmap.MADV_REMOVE, first, end - first)
 
     def close(self) -> None:
-        """Unmap and close. The pages live on while a view of them is held (by a tensor or a send
-        under way).
-        """
+        """Unmap and close. The pages live on while a tensor or a send under way holds a view of them."""
         os.close(self.fd)
         with contextlib.suppress(BufferError):  # views are left: the mapping is freed with the last of them
             self._map.close()

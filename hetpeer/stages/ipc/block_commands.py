@@ -98,9 +98,7 @@ class Forward(Command[Forwarded], kind="forward"):
     outputs: Extents = field(default_factory=dict)
     train: bool = True
     sparse: bool = False
-    """Zeros of the inputs stand for elements that a codec left out upstream: no gradient goes
-    back to them.
-    """
+    """Zeros of the inputs stand for elements that a codec left out: no gradient goes back to them."""
 
 
 class Backward(Command[Backpropagated], kind="backward"):
@@ -128,9 +126,7 @@ class DropTask(Command[Done], kind="drop_task"):
 
 
 class MergeSlot(Command[Done], kind="merge_slot"):
-    """Add slot `source` to `target` at `block` and forget `source`; without a `target`, `source`
-    becomes it.
-    """
+    """Add slot `source` to `target` at `block` and forget it; without a `target`, `source` becomes it."""
 
     step: Count
     block: Count
@@ -192,9 +188,7 @@ class Encode(Command[Encoded], kind="encode", lane=WorkerLane.SEND):
 
 
 class Decode(Command[Done], kind="decode", lane=WorkerLane.RECEIVE):
-    """Fill a bundle's tensors from `data`, which a peer encoded with `codec`. A failure is the
-    peer's fault.
-    """
+    """Fill a bundle's tensors from `data`, which a peer encoded with `codec` and answers for."""
 
     codec: Name
     written: tuple[EncodedTensor, ...]

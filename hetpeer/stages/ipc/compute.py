@@ -81,9 +81,7 @@ class ComputeConfig:
 
 
 class WorkerDiedError(LocalError):
-    """The compute worker's process has ended; `status` is its exit status, or minus the signal that killed
-    it.
-    """
+    """The worker's process has ended; `status` is its exit status, or minus the signal that killed it."""
 
     def __init__(self, status: int) -> None:
         by = f"signal {-status} ({signal.strsignal(-status)})" if status < 0 else f"exit status {status}"
@@ -99,9 +97,7 @@ class WorkerDiedError(LocalError):
 
 
 class Compute:
-    """One worker process with its arena. Made by `start`, ended by `close`; the module's text has
-    an example.
-    """
+    """One worker process with its arena, from `start` to `close`; the module's text has an example."""
 
     def __init__(self, process: subprocess.Popen[bytes], arena: Arena) -> None:
         loop = asyncio.get_running_loop()
@@ -197,9 +193,7 @@ class Compute:
         return WorkerDiedError(self._process.returncode)
 
     def suspend(self) -> None:
-        """Stop the process for good: it takes no processor time and answers nothing. Only `close`
-        may follow.
-        """
+        """Stop the process for good: no processor time, no answers. Only `close` may follow."""
         self._suspended = True
         self._signal(signal.SIGSTOP)
 
@@ -251,9 +245,7 @@ class Compute:
         self._fail_pending()
 
     def _fail_pending(self) -> None:
-        """Fail the open commands once the process has ended *and* all its answers are read, in
-        either order.
-        """
+        """Fail open commands once the process has ended *and* its answers are read, in either order."""
         if self._exited.done() and not self._wire.open:
             self._wire.fail(self._process.returncode)
 

@@ -1,6 +1,4 @@
-"""Commands for the flat vectors that peers reduce: export, sum, fingerprint, inspection, and the update from
-the result.
-"""
+"""Commands for the flat vectors that peers reduce: export, sum, fingerprint, inspection, and update."""
 
 from __future__ import annotations
 
@@ -53,9 +51,7 @@ class Marking:
 
 
 class ExportSlot(Command[VectorExported], kind="export_slot"):
-    """Copy the elements [begin, end) of a step's slot into `extent`, as float32 or as `rounding`'s codec
-    writes them.
-    """
+    """Copy elements [begin, end) of a step's slot into `extent`, as float32 or as `rounding` says."""
 
     step: Count
     block: Count
@@ -116,9 +112,7 @@ class MarkSlot(Command[Marked], kind="mark_slot"):
 
 
 class MarkVector(Command[Marked], kind="mark_vector"):
-    """Fingerprint elements of a float32 vector in `pieces`, one after the other, from element `begin` of its
-    block on.
-    """
+    """Fingerprint elements of a float32 vector in consecutive `pieces`, from element `begin` of its block."""
 
     pieces: tuple[Extent, ...]
     begin: Count

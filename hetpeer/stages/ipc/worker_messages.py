@@ -52,9 +52,7 @@ R = TypeVar("R")
 
 
 class WorkerLane(enum.Enum):
-    """Lanes of the worker: receiving, computing and sending overlap (DT-FM, arXiv 2206.01288,
-    section 3.5).
-    """
+    """Lanes of the worker: receiving, computing, sending overlap (DT-FM, arXiv 2206.01288, section 3.5)."""
 
     COMPUTE = "compute"
     SEND = "send"
@@ -136,9 +134,7 @@ class FrameReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """The frames completed by `data`. Raises `ProtocolError` if a frame claims more than
-        `MAX_FRAME_BYTES`.
-        """
+        """The frames completed by `data`. Raises `ProtocolError` above `MAX_FRAME_BYTES`."""
         self._buffer += data
         frames = []
         while len(self._buffer) >= PREFIX.size:

@@ -134,9 +134,7 @@ class ReportEvaluated:
 
 @dataclass(frozen=True, slots=True)
 class ReportFailed:
-    """Tell the coordinator that a microbatch cannot be computed here; `given`: the peer whose tensor is at
-    fault.
-    """
+    """Tell the coordinator that a microbatch failed; `given`: the peer whose tensor is at fault."""
 
     id: int
     why: str

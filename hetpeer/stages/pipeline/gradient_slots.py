@@ -16,9 +16,7 @@ from dataclasses import dataclass, field
 LIVE = 3
 """Slots that may live at a block at once; each is a vector in the worker's memory."""
 CHECKS = 1 << 40
-"""First number of the slots of spot checks, which count nowhere (docs/trust.md). Other slots stay
-below it.
-"""
+"""First number of the slots of spot checks, which count nowhere (docs/trust.md); above all others."""
 
 
 class SlotState(enum.Enum):
@@ -107,9 +105,7 @@ class GradientSlots:
         return slot.number, {block: tuple(sorted(ids)) for block, ids in sorted(slot.ids.items())}
 
     def settle(self, number: int, refused: Iterable[int]) -> list[Merge | Drop]:
-        """Take in the coordinator's answer on a sealed slot: `refused` blocks are dropped, the
-        others count.
-        """
+        """Take in the coordinator's answer on a sealed slot: `refused` blocks are dropped, others count."""
         slot = self._slots.get(number)
         if slot is None or slot.seal is not SlotState.SEALED:
             return []
@@ -140,9 +136,7 @@ class GradientSlots:
         return [Drop(block, base.number)]
 
     def accepted(self) -> int | None:
-        """Number of the accepted slot, under which the reduce plan names this holder's sum; None if there is
-        none.
-        """
+        """Number of the accepted slot, by which a reduce plan names this holder's sum; None if none."""
         base = self._find(SlotState.ACCEPTED)
         return None if base is None else base.number
 

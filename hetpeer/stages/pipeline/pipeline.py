@@ -93,9 +93,7 @@ class Pipeline:
     def activation(
         self, microbatch: int, route: Route, attempt: int, upstream: str, handle: Handle, check: int = 0
     ) -> list[Effect]:
-        """`upstream` sent the bundle that enters block `route[0].begin`; with `check`, to recompute for that
-        spot check.
-        """
+        """`upstream` sent the bundle that enters `route[0].begin`; with `check`, for that spot check."""
         return self._enter(microbatch, route, attempt, upstream=upstream, source=handle, check=check)
 
     def check(self, microbatch: int, route: Route, check: int) -> list[Effect]:
@@ -281,9 +279,7 @@ class Pipeline:
     # ── the coordinator's answers, and lost peers ───────────────────────────────────────────────────────────
 
     def settled(self, slot: int, refused: tuple[int, ...]) -> list[Effect]:
-        """The coordinator counts `slot` except at the blocks `refused`, which may have to be done
-        again here.
-        """
+        """The coordinator counts `slot` except at the blocks `refused`, which may have to be done again."""
         ids = self.slots.contents().get(slot, {})
         lost = {microbatch for block in refused for microbatch in ids.get(block, ())}
         effects: list[Effect] = [*self.slots.settle(slot, refused)]
@@ -291,9 +287,7 @@ class Pipeline:
         return effects + self.dispatch()
 
     def urge(self) -> list[Effect]:
-        """The coordinator waits: report what is done, even if the slot is not full and we wait
-        for something.
-        """
+        """The coordinator waits: report what is done, even if the slot is not full and we wait ourselves."""
         self._urged = True
         return self.dispatch()
 

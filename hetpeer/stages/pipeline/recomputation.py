@@ -34,18 +34,14 @@ class Recomputations:
     # ── for others who check ───────────────────────────────────────────────────────────────────────────────
 
     def lend(self, microbatch: int, route: Route, check: int) -> list[Effect]:
-        """Send our kept bundle of `microbatch` at the border where `route` begins to `route[0]`, which
-        recomputes it.
-        """
+        """Send our kept bundle of `microbatch` that enters `route[0].begin` to `route[0]` once more."""
         kept = self._tasks.kept(microbatch, route[0].begin)
         if kept is None or kept.output is None:
             return []
         return [SendActivation(microbatch, route, kept.attempt, kept.output, check=check)]
 
     def answer(self, microbatch: int, border: int, asker: str, handle: Handle, check: int) -> list[Effect]:
-        """`asker` has recomputed a bundle that another peer sent us: compare the two, and send it our
-        gradient.
-        """
+        """`asker` has recomputed a bundle that another peer sent us: compare them, send it our gradient."""
         task = self._tasks.get(TaskKey(microbatch, border))
         effects: list[Effect] = [
             CompareBundle(check, microbatch, border, False, asker, handle),
@@ -86,9 +82,7 @@ class Recomputations:
         return CHECKS + key.check
 
     def done(self, task: PipelineTask) -> list[Effect]:
-        """The gradients of `task` are in the slot: report it, and send the gradient back to the lender for
-        comparison.
-        """
+        """The gradients of `task` are in the slot: report it; send the gradient to the lender to compare."""
         self._folded.add(task.key)
         if task.key.check in self._spoilt:
             return self._forget(task)

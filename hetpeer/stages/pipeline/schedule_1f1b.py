@@ -110,9 +110,7 @@ class InFlightWindow:
         way.rate = max(way.rate, (way.returned - returned) / trip)
 
     def end_step(self, step: Hashable) -> None:
-        """End `step`: its tasks in flight will not return. Tasks of other steps stay, with their counts
-        adjusted.
-        """
+        """End `step`: its tasks in flight will not return. Counts of other steps' tasks are adjusted."""
         self._under_way = {
             task: (hops_after, returned - self._ways[hops_after].returned, began)
             for task, (hops_after, returned, began) in self._under_way.items()
@@ -314,9 +312,7 @@ class WorkerQueue:
         return sum(one.in_flight(reach) for one in self._steps) < self._window.depth(reach.hops_after)
 
     def may_set_aside(self, reach: LossDistance) -> bool:
-        """Whether a stuck forward may be kept in addition: as many again, and in all no more than memory
-        allows.
-        """
+        """Whether a stuck forward may be kept besides: as many again, and in all what memory allows."""
         aside, held = sum(len(one.aside) for one in self._steps), sum(one.held for one in self._steps)
         return aside < self._window.depth(reach.hops_after) and held < self._window.most
 
@@ -334,8 +330,6 @@ class WorkerQueue:
         return forward
 
     def turns(self) -> Iterator[Schedule[Any]]:
-        """Steps that are to go on, one after the other: an event in one step may make it another one's
-        turn.
-        """
+        """Steps that are to go on, in turn: an event in one step may make it another one's turn."""
         while (turn := self.turn()) is not None:
             yield turn[0]

@@ -78,9 +78,7 @@ class TaskTable(dict[TaskKey, PipelineTask]):
                 del self[key]
 
     def awaiting(self, microbatch: int, border: int) -> list[PipelineTask]:
-        """Tasks that wait for the gradient of what `microbatch` sent over `border`; several if it came at
-        several blocks.
-        """
+        """Tasks waiting for the gradient of `microbatch`'s output over `border`, one for each first block."""
         return [
             task
             for task in self.values()

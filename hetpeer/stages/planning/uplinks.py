@@ -25,9 +25,7 @@ class Timeline:
         self._order = itertools.count()
 
     def after(self, seconds: float, happens: Callable[[], None]) -> None:
-        """Schedule `happens` for `seconds` from now, rounded up to ticks. Simultaneous events keep the order
-        of calls.
-        """
+        """Schedule `happens` in `seconds`, rounded up to ticks. Simultaneous events keep their order."""
         due = self.now + math.ceil(seconds / TICK_S) * TICK_S
         heapq.heappush(self._events, (due, next(self._order), happens))
 

@@ -139,9 +139,7 @@ class VirtualSwarm:
                 self._happened(step, first, cores[first].assign(number, route, 0))
 
     def _decide(self) -> None:
-        """When nothing is left to do of the first step, begin its reduce and update; steps end one after the
-        other.
-        """
+        """When the first step has no work left, begin its reduce and update; steps end in order."""
         first = self._steps[0]
         if first.left or first.awaited:
             return

@@ -26,9 +26,7 @@ _log = logging.getLogger(__name__)
 MAX_BATCH = 1 << 20
 DROPOUTS = frozenset({"aten.dropout.default", "aten.dropout_.default", "aten.native_dropout.default"})
 CASTS: Mapping[Any, int] = {torch.ops.aten.to.dtype: 1, torch.ops.aten.to.device: 2}
-"""Position of the target dtype in casts. (The dtype in `x.cpu()` is not the author's wish, so it is left
-out.)
-"""
+"""Position of the target dtype in casts, but for `x.cpu()`, whose dtype is not the author's wish."""
 SDPA = "aten.scaled_dot_product_attention.default"
 
 
@@ -134,9 +132,7 @@ def _dropouts(exported: ExportedProgram) -> int:
 
 
 def _draws(node: torch.fx.Node) -> bool:
-    """Whether a call draws a mask: dropout [input, probability, training], attention […, …, …, mask,
-    probability].
-    """
+    """Whether a call draws a mask: dropout [input, p, training], attention […, …, …, mask, p]."""
     op, args = str(node.target), node.args
     if op in DROPOUTS:
         return bool(args[1]) and args[2] is not False

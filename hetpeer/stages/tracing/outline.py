@@ -134,9 +134,7 @@ def _reads(
 
 
 def _lanes(rows: Sequence[OutlineRow]) -> list[ValueLane]:
-    """A lane for each row read by others than the next; short ones are innermost, none overlap in
-    a column.
-    """
+    """A lane for each row read by others than the next; short ones are innermost, none overlap."""
     readers: dict[int, list[tuple[int, int]]] = {}
     for number, row in enumerate(rows):
         for source, nbytes in row.reads.items():

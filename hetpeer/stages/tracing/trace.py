@@ -160,9 +160,7 @@ def _state_dict(model: nn.Module) -> dict[str, str]:
 
 
 def _starts(model: nn.Module, exported: ExportedProgram) -> Iterator[tuple[str, tuple[str, Tensor]]]:
-    """(value name, (name in the model, tensor)) of all parameters, buffers and constants, in the model's
-    order.
-    """
+    """(value name, (name in the model, tensor)) of parameters, buffers and constants, in order."""
     kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
     names = _state_dict(model)
     tensors = {**exported.constants, **exported.state_dict}
@@ -273,9 +271,7 @@ def _with_grad(value: Value, measured: Value | None) -> Value:
 
 
 def _is_dynamic(inputs: Mapping[str, TensorSpec], batch: int) -> bool:
-    """Whether the batch stayed symbolic. Refuses a graph whose inputs have another first size
-    than the batch.
-    """
+    """Whether the batch stayed symbolic. Refuses inputs that have another first size than the batch."""
     for name, spec in inputs.items():
         if spec.shape[0] not in (Batch(1), batch):
             raise unfit(

@@ -101,9 +101,7 @@ class Decoder(Executor):
         return r.Done()
 
     def decode(self, codec: Codec, written: Sequence[EncodedTensor], data: Extent, places: Places) -> None:
-        """Fill the bundle's tensors from bytes that `encode` wrote. Raises ProtocolError or CommandError for
-        others.
-        """
+        """Fill the bundle's tensors from what `encode` wrote; else raises ProtocolError or CommandError."""
         if len(written) != len(places):
             raise CommandError(f"{len(written)} encoded tensors for a bundle of {len(places)}")
         view, used = self._staging.raw(data), 0

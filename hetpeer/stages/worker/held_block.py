@@ -33,9 +33,7 @@ from hetpeer.stages.worker.vector_sums import CodecLosses
 
 
 class Weights:
-    """One version: the flat float32 `vector` of parameters and running statistics, and the block
-    bound to it.
-    """
+    """One version: the flat float32 `vector` of parameters and statistics, and the block bound to it."""
 
     def __init__(self, vector: torch.Tensor, block: Block) -> None:
         spec = block.spec
@@ -122,9 +120,7 @@ class RunningStatistics:
         return result
 
     def update(self, running: torch.Tensor, added: torch.Tensor, microbatches: int) -> None:
-        """Apply a committed step in place: `running` decays, and the sum `added` of its microbatches is
-        added.
-        """
+        """Apply a committed step in place: `running` decays, and the microbatches' sum `added` is added."""
         begin = 0
         for rate, count in self._parts:
             part = slice(begin, begin + count)
@@ -237,9 +233,7 @@ class HeldBlock:
         self._averages += 1
 
     def _averaged(self) -> dict[str, Any]:
-        """Arguments of an outer rule: parameters and their state, without running statistics, which are only
-        averaged.
-        """
+        """Arguments of an outer rule: parameters and their state; running statistics are only averaged."""
         own = slice(self.spec.parameter_count)
         kept = {name: vector[own] for name, vector in self._optimizer.items()}
         return {"parameters": self.vector[own], "state": kept}

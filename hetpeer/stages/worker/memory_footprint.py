@@ -33,9 +33,7 @@ class Footprint:
     kept: int
     """Between its forward and its backward: inputs, outputs, and what autograd keeps."""
     peak: int
-    """The most at any time in its forward and backward, including gradients of inputs, outputs and
-    parameters.
-    """
+    """The most at any time in forward and backward, with gradients of inputs, outputs and parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +82,7 @@ def stage_memory(
 
 
 def footprint(specs: Sequence[BlockSpec]) -> Footprint:
-    """Run a full microbatch forward and backward through consecutive blocks. Raises ProtocolError
-    as they do.
-    """
+    """Run a full microbatch forward and backward through consecutive blocks. Raises ProtocolError."""
     with FakeTensorMode(), torch.enable_grad():
         blocks, owned = [], []
         for spec in specs:

@@ -198,9 +198,7 @@ def rehearse(spec: BlockSpec, buffers: Mapping[str, Tensor], device: torch.devic
 
 
 def _made_up(spec: TensorSpec, device: torch.device) -> Tensor:
-    """A constant tensor: integers of 0 are valid in every vocabulary and class; 0.01 is not denormal, which
-    is slow.
-    """
+    """A constant tensor: integer 0 is valid in every vocabulary and class; 0.01 is not denormal (slow)."""
     dtype = SYMBOLS["dtype"][spec.dtype]
     value = 0.01 if dtype.is_floating_point else 0
     return torch.full(spec.sizes, value, dtype=dtype, device=device)

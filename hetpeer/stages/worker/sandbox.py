@@ -62,9 +62,7 @@ _SYSTEM = (
 """Readable paths; under /proc only the worker's own part and the machine's, not other processes."""
 
 _THREADS = Path("/proc/self/task")
-"""CUDA's driver names its threads through files here, and does not start if it cannot. All are the worker's
-own.
-"""
+"""CUDA's driver names its threads through files here, or does not start. All are the worker's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

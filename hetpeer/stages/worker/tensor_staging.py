@@ -36,15 +36,11 @@ class Copier:
         return PinnedCopier(device) if device.type == "cuda" else cls()
 
     def up(self, tensor: Tensor) -> Tensor:
-        """A contiguous tensor in main memory, on the device. If copied, it may be changed when
-        this returns.
-        """
+        """A contiguous tensor in main memory, on the device. A copied one may be changed afterwards."""
         return tensor
 
     def down(self, tensor: Tensor, place: Tensor) -> None:
-        """Copy to `place`, a contiguous tensor of the same shape and dtype in main memory; complete on
-        return.
-        """
+        """Copy to `place`, contiguous in main memory, of the same shape and dtype; complete on return."""
         place.copy_(tensor)
 
     def lane(self, execute: Execute) -> Execute:
@@ -164,26 +160,20 @@ class Staging:
         extents: Mapping[str, Extent],
         tensors: Mapping[str, torch.Tensor],
     ) -> None:
-        """Copy `tensors` into their extents. Raises CommandError, NotFiniteError before anything
-        is written.
-        """
+        """Copy `tensors` into their extents. Raises CommandError or NotFiniteError, writing nothing."""
         places = self._places(where, specs, extents)
         refuse_not_finite(where, tensors)
         for name, place in places.items():
             self._copier.down(tensors[name].detach(), place)
 
     def floats(self, extent: Extent, elements: int) -> torch.Tensor:
-        """The first `elements` float32 values of an extent, in the arena itself. Raises CommandError if it is
-        shorter.
-        """
+        """The first `elements` float32 values of an extent, in the arena. CommandError if it is shorter."""
         if elements * FLOAT32_BYTES > extent.nbytes:
             raise CommandError(f"an extent of {extent.nbytes} bytes does not hold {elements} float32 values")
         return _tensor(self._memory.view(extent)[: elements * FLOAT32_BYTES], torch.float32)
 
     def flat(self, dtype: str, extent: Extent) -> torch.Tensor:
-        """An extent as a 1-D tensor in the arena itself. Raises CommandError if the size does not fit the
-        dtype.
-        """
+        """An extent as a 1-D tensor in the arena. Raises CommandError if the size does not fit the dtype."""
         view, kind = self._memory.view(extent), SYMBOLS["dtype"].get(dtype)
         if not isinstance(kind, torch.dtype) or len(view) % kind.itemsize:
             raise CommandError(f"an extent of {len(view)} bytes is no tensor of {dtype}")

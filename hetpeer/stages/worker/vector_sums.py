@@ -100,9 +100,7 @@ class VectorSums:
 
 
 def mark(vector: torch.Tensor, begin: int, how: v.Marking) -> bytes:
-    """The fingerprint of the elements named by `how` in `vector`, whose first one is element `begin` of its
-    block.
-    """
+    """The fingerprint of the elements named by `how` in `vector`, from element `begin` of its block."""
     _among(how, begin, begin + len(vector))
     part = vector[how.begin - begin : how.end - begin]
     return pack(fingerprint(part.cpu().numpy(), how.block, how.begin, how.key))

@@ -41,9 +41,7 @@ Execute = Callable[[Command[Any]], Result]
 
 
 def settle_in(options: WorkerOptions) -> None:
-    """Tie this process to its daemon's life. Call it first: importing torch takes seconds, in which the
-    daemon may die.
-    """
+    """Tie this process to its daemon's life. Call it before torch is imported, which takes seconds."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")

@@ -40,9 +40,7 @@ def bottlenecks(costs: Floats) -> Floats:
 
 @cache
 def _layer(size: int, row: int) -> tuple[Ints, Ints]:
-    """For each subset of row + 1 columns and each column in it: place of the subset without it, and the
-    column.
-    """
+    """For each subset of row + 1 columns and each column in it: place of the rest, and the column."""
     smaller = {subset: place for place, subset in enumerate(combinations(range(size), row))}
     subsets = list(combinations(range(size), row + 1))
     before = [[smaller[tuple(c for c in subset if c != column)] for column in subset] for subset in subsets]

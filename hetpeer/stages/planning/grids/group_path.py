@@ -41,9 +41,7 @@ def length_of(distances: Floats, order: tuple[int, ...]) -> float:
 
 
 def _exact(distances: Floats) -> tuple[int, ...]:
-    """best[subset, last]: the shortest path through a subset that ends at `last`; all subsets of a size at
-    once.
-    """
+    """best[subset, last]: the shortest path through a subset that ends at `last`; a size at a time."""
     count = len(distances)
     best = np.zeros((count, 1))
     """Subsets of one group, which is the last: (subsets, place of the last in the subset)."""
@@ -62,9 +60,7 @@ def _exact(distances: Floats) -> tuple[int, ...]:
 
 @cache
 def _step(count: int, size: int) -> tuple[Ints, Ints, Ints]:
-    """(subsets of `size` groups, place of each without each member among the smaller ones, the remaining
-    members).
-    """
+    """(subsets of `size` groups, place of each without each member, the remaining members)."""
     smaller = {subset: place for place, subset in enumerate(combinations(range(count), size - 1))}
     subsets = list(combinations(range(count), size))
     left = [[tuple(c for c in subset if c != last) for last in subset] for subset in subsets]
@@ -111,9 +107,7 @@ def _nearest(distances: Floats, start: int) -> list[int]:
 
 
 def _improved(distances: Floats, path: list[int]) -> tuple[int, ...]:
-    """Reverse pieces (2-opt) or move them elsewhere, either way round (or-opt), as long as the path gets
-    shorter.
-    """
+    """Reverse pieces (2-opt) or move them, either way round (or-opt), while the path gets shorter."""
     order, least = np.array(path, dtype=np.intp), NOTICED * float(distances.max())
     while True:
         hop = _padded(distances, order)

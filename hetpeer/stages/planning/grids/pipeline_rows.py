@@ -102,9 +102,7 @@ class PipelineRows:
     # ── one step ───────────────────────────────────────────────────────────────────────────────────────────
 
     def step(self, random: np.random.Generator, batch: int, heat: float) -> None:
-        """Draw `batch` swaps and make the first one below its limit, if any (Metropolis et al., 1953). `heat`
-        in seconds.
-        """
+        """Draw `batch` swaps; make the first below its limit (Metropolis et al., 1953). `heat` in seconds."""
         swaps = self._draw(random, batch)
         limit = self.cost - heat * np.log(random.random(batch))
         passing = self._passing_after(swaps)

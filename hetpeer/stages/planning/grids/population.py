@@ -105,9 +105,7 @@ class GridPopulation:
         self._to: Floats = np.stack(
             [np.add.reduceat(self._reducing[:, grid], first, axis=1) for grid in flat]
         )
-        """[grid, device, group]: its price, real or hypothetical, for reducing with all of the
-        group (Eq. 2).
-        """
+        """[grid, device, group]: its price, real or not, for reducing with all of the group (Eq. 2)."""
         self._near: Floats = np.stack(
             [np.minimum.reduceat(self._passing[:, grid], first, axis=1) for grid in flat]
         )

@@ -85,9 +85,7 @@ def holders_at(held: Sequence[Range], blocks: int) -> list[list[int]]:
 def busy_s(
     devices: Devices, work: StepDemand, held: Sequence[Range], holders: Sequence[list[int]], device: int
 ) -> float:
-    """Seconds that a microbatch keeps a device busy: computing, sending over its best links, or filling its
-    uplink.
-    """
+    """Seconds that a microbatch keeps a device busy: computing, sending, or filling its uplink."""
     begin, end = held[device]
     computing = work.computed * float(work.flops[begin:end].sum()) / float(devices.flops[device])
     sending = together = 0.0

@@ -120,9 +120,7 @@ class IncrementalPlanner:
         return replace(change, moved=moved, moving_s=moving_s)
 
     def change(self, lines: Sequence[OrderAndCuts]) -> PlanChange | None:
-        """The change to these pipelines, with price 0 if all exist; None if memory or links do
-        not allow one.
-        """
+        """The change to these pipelines, price 0 if all exist; None if memory or links do not allow it."""
         made = [self._at(order, cuts) for order, cuts in lines]
         if not made or any(one is None for one in made):
             return None
@@ -171,9 +169,7 @@ class IncrementalPlanner:
         return self._steps * change.plan.total_s + change.moving_s
 
     def _limits(self) -> Iterator[int]:
-        """Bounds on moved blocks: after a loss those that were lost and a neighbour's, if that suffices; else
-        all.
-        """
+        """Bounds on moved blocks: after a loss the lost ones and a neighbour's, if enough; else all."""
         few = 0
         for number, line in enumerate(self._lines):
             if number not in self._lost:
@@ -238,9 +234,7 @@ class IncrementalPlanner:
     # ── annealing ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _anneal(self, lines: list[OrderAndCuts], on: Callable[[], bool]) -> list[OrderAndCuts]:
-        """The best result of MOVES moves, of which worse ones are accepted more and more rarely
-        (Metropolis).
-        """
+        """The best result of MOVES moves; worse ones are accepted more and more rarely (Metropolis)."""
         cost = best_cost = self._price(lines)
         best = lines
         for move in range(MOVES):

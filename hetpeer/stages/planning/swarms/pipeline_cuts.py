@@ -151,9 +151,7 @@ class PipelineCuts:
         return self._made(order, cuts, period) if np.isfinite(period) else None
 
     def needed_at_the_end(self, order: tuple[int, ...]) -> float:
-        """Least bytes of the last device of this order, given the others' memory; infinite if theirs is too
-        small.
-        """
+        """Least bytes of the order's last device, given the others' memory; infinite if that is too small."""
         reached = np.zeros(len(self.work) + 1, dtype=np.bool_)
         reached[0] = True
         last = len(order) - 1

@@ -85,9 +85,7 @@ class StepDemand:
     kept: Floats
     """Bytes of a microbatch between its forward and its backward, (B,)."""
     crossing: Floats
-    """Bytes of a microbatch that enter block b, in memory; as many return as gradient. (B + 1,), 0 at both
-    ends.
-    """
+    """Bytes of a microbatch that enter block b; its gradient has as many. (B + 1,), 0 at both ends."""
     reduced: Floats
     """Bytes of a block's gradient, (B,)."""
     state: Floats

@@ -38,9 +38,7 @@ STARTS = 3
 ADDED = 0.02
 """Fraction of a step beyond which the reduce is a reason to cut pipelines alike."""
 MANY, SOME = 32, 8
-"""With more devices than MANY only SOME numbers of pipelines are tried, and beginnings end when
-time is over.
-"""
+"""With more devices than MANY only SOME numbers of pipelines are tried, while there is time."""
 MORE = 200
 """Random orders tried if no beginning fits into memory."""
 LEAST = 256
@@ -252,9 +250,7 @@ class PlanSearch:
         raise AssertionError
 
     def _in_the_way(self, orders: Orders) -> tuple[int, int]:
-        """(pipeline, place) of the slowest device of a random pipeline, or of a neighbour: the link may be
-        what is slow.
-        """
+        """(pipeline, place) of a random pipeline's slowest device, or of a neighbour (a slow link)."""
         line = int(self._random.integers(len(orders)))
         pipeline = self._pipelines.best(orders[line])
         assert pipeline is not None
