@@ -149,12 +149,12 @@ def working(rig: Rig, schema: TensorSchema, tasks: TaskSet) -> tuple[StepDriver,
     def spawn(work: Any) -> None:
         tasks.spawn(work, name="work")
 
-    def perform(_effects: Any) -> None: ...
+    def nothing(*_: Any) -> None: ...
 
-    parts = (member, quiet, rig.store, VolunteerFigures(), spawn, perform, lambda: None)
+    parts = (member, quiet, rig.store, VolunteerFigures(), spawn, nothing, nothing, nothing)
     work = StepDriver(*parts)  # type: ignore[arg-type]
     window, offended = InFlightWindow(), lambda *_: None
-    place = ("us", member, posts, schema, rig.book, window, None, tasks, perform, offended)
+    place = ("us", member, posts, schema, rig.book, window, None, tasks, nothing, offended)
     work.use(HeldPlace(*place))  # type: ignore[arg-type]
     rig.owner.tensor_arrived = work.arrived  # type: ignore[method-assign]
     return work, member

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
+from hetpeer.averaging.effects import EffectQueue, InStep
 from hetpeer.averaging.member.held_step import Bundle
-from hetpeer.averaging.member.member import Effect, Member, Origin, StepEffect
+from hetpeer.averaging.member.member import Effect, Member, Origin
 from hetpeer.averaging.member.tensor_heads import ActivationHead, GradientHead, Head, ShardHead
+from hetpeer.dht.base import failpoints
 from hetpeer.peer.preparation.data_source import DataGate
 from hetpeer.peer.training.check_answers import SpotCheckAnswers, SumProofAnswers
 from hetpeer.peer.training.reduce_execution import ReduceExecution
@@ -50,8 +52,9 @@ class KeepsSteps(Protocol):
 class StepDriver:
     """The steps of `member`.
 
-    `spawn` runs a task, `perform` carries out effects of the core, `state_lost` rejoins with the state
-    fetched anew.
+    `perform` queues effects of the core and carries them out. Those that belong to no step go to `beside`;
+    `drained` is called when all are done. `spawn` runs a task, `state_lost` rejoins with the state fetched
+    anew.
     """
 
     def __init__(
@@ -61,7 +64,8 @@ class StepDriver:
         store: TensorStore,
         figures: VolunteerFigures,
         spawn: Callable[[Work], object],
-        perform: Callable[[Sequence[Effect]], None],
+        beside: Callable[[Effect], None],
+        drained: Callable[[], None],
         state_lost: Callable[[], None],
     ) -> None:
         self._member = member
@@ -69,7 +73,9 @@ class StepDriver:
         self._store = store
         self._figures = figures
         self._spawn = spawn
-        self._perform = perform
+        self._effects: EffectQueue[Effect] = EffectQueue(self._carry_out, drained)
+        self.perform = self._effects.perform
+        self._beside = beside
         self._state_lost = state_lost
         self._closed = False
         self._place: HeldPlace | None = None
@@ -136,10 +142,15 @@ class StepDriver:
             )
         )
 
-    def run(self, step: e.StepId, effect: StepEffect) -> None:
-        """Carry out one effect of `step`."""
-        for carry_out in self._table[type(effect)]:
-            if (work := carry_out(step, effect)) is not None:
+    def _carry_out(self, effect: Effect) -> None:
+        if not isinstance(effect, InStep):
+            self._beside(effect)
+            return
+        step, inner = effect.step, effect.effect
+        if failpoints.armed:
+            failpoints.before(inner, "average_" if step.group else "")
+        for carry_out in self._table[type(inner)]:
+            if (work := carry_out(step, inner)) is not None:
                 self._spawn(_tolerant(work))
 
     def end(self, step: e.StepId) -> None:
@@ -160,8 +171,9 @@ class StepDriver:
         self._store.release(_tensor(handle))
 
     def close(self) -> None:
-        """Take no tensors any more."""
+        """Take no tensors any more, and carry out no effects."""
         self._closed = True
+        self._effects.close()
 
     # ── events ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -192,14 +204,14 @@ class StepDriver:
         origin, work = Origin(peer, head.incarnation, head.step_id, None), self._member.work
         match head:
             case GradientHead():
-                self._perform(work.unread(origin, head.id, head.border, why, back=True))
+                self.perform(work.unread(origin, head.id, head.border, why, back=True))
             case ActivationHead() if not (head.check or head.asks):
-                self._perform(work.unread(origin, head.id, head.route[0].begin, why, back=False))
+                self.perform(work.unread(origin, head.id, head.route[0].begin, why, back=False))
             case _:
                 pass
 
     def _receive(self, message: m.Message) -> None:
-        self._perform(self._member.receive(message))
+        self.perform(self._member.receive(message))
 
     def _bundle_or_shard(self, peer: str, head: Head, tensor: Tensor) -> None:
         plan = head.plan if isinstance(head, ShardHead) else None
@@ -211,16 +223,16 @@ class StepDriver:
             case ActivationHead():
                 self._activation(origin, head, tensor)
             case GradientHead():
-                self._perform(work.gradient(origin, head.id, head.border, tensor, head.check))
+                self.perform(work.gradient(origin, head.id, head.border, tensor, head.check))
                 self._of_use(peer, head, tensor)
             case ShardHead(kind="part"):
-                self._perform(work.part(origin, head.block, head.index, tensor))
+                self.perform(work.part(origin, head.block, head.index, tensor))
             case ShardHead():
-                self._perform(work.result(origin, head.block, head.index, tensor, head.end - head.begin))
+                self.perform(work.result(origin, head.block, head.index, tensor, head.end - head.begin))
 
     def _activation(self, origin: Origin, head: ActivationHead, tensor: Tensor) -> None:
         bundle = Bundle(head.id, head.route, head.attempt, head.check, head.asks)
-        self._perform(self._member.work.activation(origin, bundle, tensor))
+        self.perform(self._member.work.activation(origin, bundle, tensor))
         self._of_use(origin.sender, head, tensor)
 
     def _of_use(self, peer: str, head: Head, tensor: Tensor) -> None:

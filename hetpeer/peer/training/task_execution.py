@@ -80,6 +80,7 @@ class TaskExecution:
     def forward(self, step: e.StepId, work: p.RunForward) -> Answer:
         """`RunForward` → `forward_done` or `work_failed` of the core's work."""
         key, last = work.key, self._schema.specs[work.end - 1]
+        name = task_name(key)
         source = work.source if isinstance(work.source, Tensor) else None
         try:
             data = self._load_data(step, key, work.end)
@@ -96,11 +97,11 @@ class TaskExecution:
         command = c.Forward(
             step=step.number,
             version=step.version_of(key.id),
-            task=task_name(key),
+            task=name,
             begin=key.begin,
             end=work.end,
             inputs=inputs,
-            data={name: tensor.extent for name, tensor in data.items()},
+            data={field: tensor.extent for field, tensor in data.items()},
             outputs={} if output is None else layout.within(output.extent),
             batch=batch,
             draw=Draw(self._schema.seed, step.batch, key.id, self._schema.microbatches),

@@ -1,9 +1,9 @@
 """A volunteer at work: the member core driven by real channels, the compute worker and the disk.
 
 Events from the network and the worker go into the core. Its effects are carried out in order, by one queue
-(effect_queue.py). All of it runs on one loop, so nothing here needs a lock. One `Volunteer` lives as long as
-its compute worker: when that dies, everything it held is lost, and a new one with a new incarnation begins
-(join_run.py).
+(step_driver.py): those of a step there, the others here. All of it runs on one loop, so nothing here needs a
+lock. One `Volunteer` lives as long as its compute worker: when that dies, everything it held is lost, and a
+new one with a new incarnation begins (join_run.py).
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.effects import EffectQueue
-from hetpeer.averaging.member.member import Effect, InStep, Member, Origin, Phase
+from hetpeer.averaging.member.member import Effect, Member, Origin, Phase
 from hetpeer.averaging.member.position import choose_place
 from hetpeer.averaging.member.tensor_heads import ActivationHead, Introduction
 from hetpeer.averaging.member.work_in_progress import WorkerOccupation
@@ -104,8 +103,6 @@ class Volunteer:
         )
         self._window = InFlightWindow()
         self.member = Member(node.peer_id, hello, shape_of(self._manifest), self._window)
-        self._effects: EffectQueue[Effect] = EffectQueue(self._carry_out, self._drained)
-        self.perform = self._effects.perform
         self.session = ControlSession(
             node,
             files.membership_config,
@@ -130,9 +127,11 @@ class Volunteer:
             self._store,
             self.figures,
             self._spawn,
-            self.perform,
+            self._carry_out,
+            self._drained,
             self.rejoin,
         )
+        self.perform: Callable[[Iterable[Effect]], None] = self._steps.perform
         self.tensor_arrived, self.unread = self._steps.arrived, self._steps.unread
         self._entry = StepEntry(
             self.member,
@@ -171,7 +170,6 @@ class Volunteer:
                     await self.farewell()
             raise
         finally:
-            self._effects.close()
             self._steps.close()
             self.session.close()
             self._plane.close()
@@ -272,16 +270,11 @@ class Volunteer:
             self._trace.span("waits", f"for {over[0].value}", over[1])
 
     def _carry_out(self, effect: Effect) -> None:
-        match effect:
-            case InStep(step, inner):
-                if failpoints.armed:
-                    failpoints.before(inner, "average_" if step.group else "")
-                self._steps.run(step, inner)
-                return
-            case e.Tell(message):
-                failpoints.reached(f"tell_{message.kind}")
-                self.session.tell(message)
-                return
+        """Carry out an effect that belongs to no step."""
+        if isinstance(effect, e.Tell):
+            failpoints.reached(f"tell_{effect.message.kind}")
+            self.session.tell(effect.message)
+            return
         failpoints.before(effect)
         match effect:
             case e.Choose(places):

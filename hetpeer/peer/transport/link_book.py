@@ -190,6 +190,8 @@ class LinkBook:
         link = self._link(peer)
         link.bundle_bytes = max(link.bundle_bytes, nbytes)
         limit = self._backward if gradient else self._forward
+        if limit.values is None:
+            return AdaptiveRatio(Codec())
         if not self._settings.adaptive:
             return coding_for(limit, self._settings.ratio, width)
         seconds = nbytes / link.rate if link.rate else 0.0
