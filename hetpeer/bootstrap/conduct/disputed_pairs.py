@@ -126,9 +126,7 @@ class DisputedPairs:
         return {peer for peer, others in against.items() if self._most(others, there)}
 
     def blamed(self, peers: Iterable[str], accused: str = "") -> str:
-        """The one of contradicting `peers` to fence: most disputes first, then least often fenced, then
-        `accused`.
-        """
+        """Contradicting peer to fence: most disputes first, then least often fenced, then `accused`."""
         against = Counter(peer for pair in self._words for peer in pair)
         fenced = self._conduct.fenced
         return min(peers, key=lambda peer: (-against[peer], fenced[peer], peer != accused, peer))

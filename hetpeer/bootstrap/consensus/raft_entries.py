@@ -11,9 +11,7 @@ from hetpeer.bootstrap.log.history import Record
 from hetpeer.bootstrap.log.record_log import PackedRecords
 
 MEMBERS = "members"
-"""Kind of the record that names the members from its place in the log on: `{"kind": "members", "peers":
-[...]}`.
-"""
+"""Kind of the record that names the members from its place on: `{"kind": "members", "peers": [...]}`."""
 
 
 class StoredEntries(Sequence[LogEntry]):
@@ -112,9 +110,7 @@ class Entries:
             self._memberships.append((place, tuple(record["peers"])))
 
     def conflict(self, begin: int) -> int:
-        """Place from which a leader is to try again if its entry before `begin` differs: before all entries
-        of that term.
-        """
+        """Place for a leader's retry if its entry before `begin` differs: before all entries of that term."""
         term = self.term_before(begin)
         while self.term_before(begin) == term and begin:
             begin -= 1

@@ -51,9 +51,7 @@ class VoteReply(Schema):
 
 
 class Append(Schema):
-    """The leader's entries after its first `begin`, the last of which is of `last_term`; a heartbeat if there
-    are none.
-    """
+    """The leader's entries after its first `begin` (the last of those of `last_term`); heartbeat if none."""
 
     kind: Literal["append"] = "append"
     term: Count
@@ -65,9 +63,7 @@ class Append(Schema):
 
 
 class Appended(Schema):
-    """The answer to Append: with `fits` the entries that are durable here as the leader has them; otherwise
-    where to try again.
-    """
+    """Answer to Append. `length`: if it `fits`, entries durable here as the leader's; else where to retry."""
 
     kind: Literal["appended"] = "appended"
     term: Count

@@ -77,9 +77,7 @@ class Reconfiguration:
         return bytes.fromhex(self._replica.history.amendment) == self._membership_config.data
 
     async def run(self) -> None:
-        """Run until cancelled. Raises `LocalError` HP-RUN-014 once this peer is no longer named,
-        HP-DISK-*.
-        """
+        """Run until cancelled. Raises `LocalError` HP-RUN-014 if this peer is no longer named, HP-DISK-*."""
         await self._node.serve(AMEND, self._asked, CONTROL_BUDGET)
         asked_at = 0.0
         while True:
@@ -131,9 +129,7 @@ class Reconfiguration:
             self._replica.shape(named)
 
     async def _furnished(self, named: Sequence[str]) -> bool:
-        """Whether most of those that stay have the newest checkpoint: otherwise it would go with those that
-        leave.
-        """
+        """Whether most that stay have the newest checkpoint: otherwise it would go with those that leave."""
         newest = self._replica.history.checkpoint_version
         have = sum(peer == self._node.peer_id for peer in named)
         for peer in named:

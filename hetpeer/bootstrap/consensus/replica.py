@@ -50,9 +50,7 @@ class DeposedError(Exception):
 
 
 def credit_in(manifest: Manifest, records: Iterable[Record]) -> Credit:
-    """Credit that `records` give, in tokens (or samples) times blocks; later records can be added
-    (docs/credit.md).
-    """
+    """Credit by `records`, in tokens (or samples) times blocks; later ones can be added (docs/credit.md)."""
     grouped = None if manifest.averaging is None else manifest.training.steps
     credit = Credit(manifest.data.tokens_per_sample, grouped)
     for record in records:
@@ -188,9 +186,7 @@ class Replica:
         await decided
 
     async def leave(self) -> None:
-        """Hand over leadership before we leave; returns after LEAVE_S at the latest, with or without a
-        successor.
-        """
+        """Hand over leadership before we leave; return within LEAVE_S, with or without a successor."""
         if self._leading.is_set() and len(self.members) > 1:
             self._queue(self._raft.leave())
             with contextlib.suppress(TimeoutError):

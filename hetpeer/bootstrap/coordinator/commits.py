@@ -65,9 +65,7 @@ def _outliers(
 def _commit_record(
     step: CoordinatedStep, decision: Mapping[int, m.BlockVote], context: CoordinatorContext, now: float
 ) -> dict[str, Any]:
-    """Log record of a commit: plan, loss, gradient digests, global norm, clip coefficient, and each
-    volunteer's share.
-    """
+    """Log record of a commit: plan, loss, gradient digests, norm, clip coefficient, volunteers' shares."""
     norm = math.sqrt(math.fsum(vote.squared_norm for vote in decision.values()))
     return {
         "kind": "commit",
@@ -99,9 +97,7 @@ def given_up(step: CoordinatedStep) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class CheckFindings:
-    """Results of spot checks: log records, volunteers to fence with reasons, and why steps begin anew (empty:
-    they do not).
-    """
+    """Results of spot checks: log records, peers to fence → reason, why steps begin anew (empty: no)."""
 
     logged: list[Effect] = field(default_factory=list)
     out: dict[str, str] = field(default_factory=dict)
@@ -203,9 +199,7 @@ def average_message(record: Mapping[str, Any], cluster: int, step: int) -> m.Com
 
 
 def last_message(history: History) -> m.Commit | None:
-    """The message that led to the version of `history`, for volunteers that missed it; None at the
-    beginning.
-    """
+    """The message that led to the version of `history`, for volunteers that missed it; None at first."""
     step = history.version - 1
     if step in history.averages:
         return average_message(history.averages[step], history.cluster, step)

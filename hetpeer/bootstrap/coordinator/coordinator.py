@@ -45,9 +45,7 @@ class Coordinator:
         self.machine = Machine(context, now, policy)
 
     def start(self) -> list[Effect]:
-        """The first effects: the term is durable before anything is said in its name. A complete run finishes
-        at once.
-        """
+        """First effects: the term is durable before we speak in its name. A complete run ends at once."""
         if self._context.agenda.over and self._context.history.stored:
             return self.machine.complete()
         return [self._context.log(kind="reign", term=self.line.term)]
@@ -144,9 +142,7 @@ class Coordinator:
         return self.machine.seal(now)
 
     def not_saved(self, order: CollectCheckpoint, _now: float) -> list[Effect]:
-        """The checkpoint that `order` asks for could not be collected: it is tried again at the
-        next barrier.
-        """
+        """The checkpoint that `order` asks for was not collected: it is tried again at the next barrier."""
         self.machine.checkpoints.failed(order)
         return []
 
@@ -203,9 +199,7 @@ class Coordinator:
         return effects + self.machine.on(Event.ROOM, now)
 
     def _ready(self, volunteer: VolunteerState, message: m.Ready, now: float) -> list[Effect]:
-        """`volunteer` holds a version: it enters the step that runs, or waits at the barrier, or prepares for
-        a later one.
-        """
+        """`volunteer` holds a version: it enters the running step, waits, or prepares for a later one."""
         machine, step = self.machine, self.machine.steps.fresh
         complete = volunteer.holds(message.held, message.version)
         if not complete or volunteer.life_cycle is LifeCycle.READY:

@@ -29,9 +29,7 @@ class RunPolicy(Protocol):
 
     @property
     def whole_run(self) -> bool:
-        """Whether the coordinator may roll back, move volunteers and complete the run; otherwise its cluster
-        dissolves.
-        """
+        """Whether roll-backs, moves of volunteers and completion are allowed; else the cluster dissolves."""
 
     @property
     def may_begin(self) -> bool:
@@ -172,9 +170,7 @@ class Departures:
         return effects
 
     def _leave_step(self, volunteers: Sequence[VolunteerState], now: float) -> list[Effect]:
-        """They take no further part in any step; without another holder of one of their blocks the run rolls
-        back.
-        """
+        """Take `volunteers` out of all steps; roll back if one of their blocks has no other holder."""
         if vacated := self._policy.vacated(volunteers):
             return self._machine.roll_back(f"no holder is left of block {vacated[0]}", now)
         lost = self._context.members.held_only_by(volunteers)

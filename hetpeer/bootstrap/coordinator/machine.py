@@ -127,9 +127,7 @@ class Machine:
         return [*begun, *self.admit(now), *self.overlap(now)]
 
     def _waited(self, now: float) -> list[Effect]:
-        """A tick while WAITING: begin if all blocks are held now; otherwise give up waiting, or
-        fill the gap.
-        """
+        """A tick while WAITING: begin if all blocks are held; otherwise give up waiting, or fill the gap."""
         if not self.policy.may_begin:
             return []
         if not self._context.members.uncovered():
@@ -146,9 +144,7 @@ class Machine:
         return [] if step is None else self.barrier.fetch_late(step, now)
 
     def overlap(self, now: float) -> list[Effect]:
-        """Begin the next steps before those under way are committed, unless somebody or something waits for
-        the barrier.
-        """
+        """Begin the next steps before those under way are committed, unless anything awaits the barrier."""
         if not self.steps.may_overlap or self._context.members.uncovered():
             return []
         if self.rebalancing.pending or self.barrier.expects():
@@ -156,9 +152,7 @@ class Machine:
         return self.steps.overlap(now)
 
     def _step_ticks(self, now: float) -> list[Effect]:
-        """A tick while steps run: fence mute volunteers, hand work out again, give up a step that
-        is stuck.
-        """
+        """A tick while steps run: fence mute volunteers, hand work out again, give up a stuck step."""
         effects = self._timeouts(now)
         if self.steps and (why := self.policy.is_stuck(self.steps.first.stalls, now)):
             effects += self.roll_back(why, now)
@@ -204,9 +198,7 @@ class Machine:
         return logged
 
     def _cannot_compute(self, failure: FailedMicrobatch, now: float) -> list[Effect]:
-        """Every holder of some block failed a microbatch: others try before the run ends, if there
-        are any.
-        """
+        """Every holder of some block failed a microbatch: others, if any, try before the run ends."""
         context = self._context
         for peer in failure.holders:
             context.members.volunteers[peer].slow = True
@@ -304,9 +296,7 @@ class Machine:
         return self.go_back(self._context.history.checkpoint_version, why, now)
 
     def go_back(self, version: int, why: str, now: float) -> list[Effect]:
-        """Go on with `version` in a new view; steps under way are given up. Holders of that version keep
-        their state.
-        """
+        """Go on with `version` in a new view; steps under way are given up, its holders keep their state."""
         context = self._context
         if not self.policy.whole_run:
             return self._dissolve(why)

@@ -18,16 +18,12 @@ from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect, Send
 
 RESTS = 10
-"""After a wait for a checkpoint in vain, this many sync timeouts pass before the next proposal; twice as many
-each time.
-"""
+"""Sync timeouts before the next proposal after waiting for a checkpoint in vain; doubled each time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """Places from now on: `layouts[c]` is cluster c's cut of all blocks, `seats` maps a peer to its cluster
-    and blocks.
-    """
+    """Places from now on: `layouts[c]` is cluster c's cut of blocks; `seats`: peer → (cluster, blocks)."""
 
     layouts: Sequence[Sequence[Range]]
     seats: Mapping[str, tuple[int, Range]]
@@ -102,9 +98,7 @@ class Rebalancing:
         return self._proposal is not None
 
     def waits(self, now: float) -> bool:
-        """Whether the run stands still at the barrier until the checkpoint is complete; for `sync_s` at most,
-        as for a newcomer.
-        """
+        """Whether the run stands still at the barrier for the checkpoint to be complete; `sync_s` at most."""
         if not (self.pending and self._checkpoints.under_way):
             return False
         if self._until is None:

@@ -25,9 +25,7 @@ MAX_PLANS = 3
 """Plans in a row that may time out before holders that do not vote are fenced."""
 
 LARGEST_NORM = 1e300
-"""Largest squared norm of a block in a vote: no float32 vector comes near it, and the norms of all blocks can
-be added.
-"""
+"""Largest squared norm of a block in a vote: above any float32 vector's; those of all blocks can be added."""
 
 Contribution = tuple[str, tuple[int, ...]]
 """A holder, and the ids whose slots it sends added up."""

@@ -25,13 +25,9 @@ from hetpeer.stages.pipeline.routes import (
 )
 
 BEEN, IDLE = 1e4, 5e3
-"""Added cost of a peer for each time that an id got stuck there; and of a peer that has counted nothing of
-the step while others have.
-"""
+"""Added cost of a peer each time an id got stuck there; and of one that counted nothing while others did."""
 MIXED = 100.0
-"""Random cost that sends stuck ids on different routes: some get past the peer that holds them up, which
-shows who it is.
-"""
+"""Random cost that spreads stuck ids over routes: some get past the peer that stops them and expose it."""
 UNDER_WAY = 4
 """Ids that a peer may have begun already: they stay there."""
 
@@ -214,9 +210,7 @@ class Assignments:
         return {peer: count * self._slow(peer) for peer, count in blocks.items()}
 
     def stuck(self, undone: set[int]) -> None:
-        """`undone` made no progress for the stall timeout: ids for which this is the second time take another
-        route.
-        """
+        """`undone` made no progress for the stall timeout; ids stuck a second time take another route."""
         again, self._stalled = undone & self._stalled, undone
         for microbatch, way in self._detours(again).items():
             self._goes(microbatch, way)
@@ -269,9 +263,7 @@ class Assignments:
         self._been[microbatch].update(hop.peer for hop in way)
 
     def _detours(self, ids: set[int]) -> dict[int, Route]:
-        """Other routes for stuck ids: past the peers on their routes so far, then past peers that count
-        nothing, then at random.
-        """
+        """Other routes for stuck ids: past the peers on earlier routes, past idle peers, then at random."""
         if not ids:
             return {}
         cost, idle = self._costs(), self._idle()

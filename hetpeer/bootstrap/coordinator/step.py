@@ -176,9 +176,7 @@ class CoordinatedStep:
         return [*effects, *self._hand_out(verdict.reopened), *self.advance(now)]
 
     def _check(self, peer: str, message: m.Sealed) -> None:
-        """Check that blocks are in order and ids are of this step: otherwise one report could open thousands
-        of ids again.
-        """
+        """Check that blocks are in order and ids of this step: else one report could reopen thousands."""
         checked_to = 0
         for part in message.contents:
             ids = self.ledger.ids.intersection(part.ids)
@@ -310,9 +308,7 @@ class CoordinatedStep:
         return [*urged, *hedged]
 
     def is_overdue(self, now: float) -> bool:
-        """Whether nothing was counted for the stall timeout, though every block has a holder and no plan is
-        out.
-        """
+        """Whether nothing was counted for the stall timeout, with holders for all blocks and no plan out."""
         timeout_s = self._timeouts.scaled(self._context.config.stall_s)
         return not self.reduction.under_way and not self.orphaned and now - self._progress.since >= timeout_s
 

@@ -70,9 +70,7 @@ class StepBarrier:
         """Since when an orphaned block waits for a holder while nobody prepares for it."""
 
     def look(self, now: float) -> None:
-        """Mark volunteers as slow that have been on the way to their place for too long, or make room for
-        others.
-        """
+        """Mark volunteers as slow that have long been on the way to their place, or make room for others."""
         on_the_way = {
             (v.peer, v.incarnation, v.place): v
             for v in self._context.members.volunteers.values()
@@ -87,9 +85,7 @@ class StepBarrier:
             self._context.members.volunteers[peer].slow = True
 
     def admit_joiners(self, now: float) -> list[Effect]:
-        """Tell prepared volunteers to fetch their blocks, if they are waited for and the blocks can be had
-        somewhere.
-        """
+        """Tell prepared volunteers to fetch their blocks if they are waited for and the blocks available."""
         context = self._context
         self._earn()
         joiners = [v for v in context.members.volunteers.values() if v.life_cycle is LifeCycle.PREPARED]
@@ -244,9 +240,7 @@ class StepBarrier:
         return not self._context.history.stored and now > self._return_by
 
     def fill_gap(self, now: float) -> list[Effect]:
-        """Move a redundant volunteer to a block that has had no holder for `move_s`, if its state
-        is stored.
-        """
+        """Move a redundant volunteer to a block without a holder for `move_s`, if its state is stored."""
         if not self._context.history.stored or self._waiting_since is None:
             return []
         if now - self._waiting_since < self._context.config.move_s:
@@ -262,9 +256,7 @@ class StepBarrier:
     # ── late joiners ────────────────────────────────────────────────────────────────────────────────────────
 
     def fetch_late(self, step: CoordinatedStep, now: float) -> list[Effect]:
-        """Tell prepared volunteers to fetch the state of `step`, if it needs them or they would still be of
-        use.
-        """
+        """Tell prepared volunteers to fetch the state of `step`, if it needs or could still use them."""
         return [
             self.fetch(volunteer, now)
             for volunteer in self._outside(step)
@@ -280,9 +272,7 @@ class StepBarrier:
         return self._is_missing(step, volunteer) or welcome
 
     def hopeless(self, step: CoordinatedStep, now: float) -> bool:
-        """Whether nobody has prepared for an orphaned block for `move_s` while a redundant volunteer could
-        move there.
-        """
+        """Whether nobody prepared for an orphaned block in `move_s`, but a redundant volunteer could move."""
         members, blocks = self._context.members, step.orphaned
         coming = {b for v in self._outside(step) if not v.slow for b in range(*(v.place or (0, 0)))}
         if coming.issuperset(blocks):

@@ -27,9 +27,7 @@ After that the id waits for the stall timeout.
 
 @dataclass(slots=True)
 class SlotVerdict:
-    """Result of a report: blocks that do not count, holders whose slots were displaced, ids
-    open again.
-    """
+    """Result of a report: blocks that do not count, holders whose slots were displaced, ids open again."""
 
     refused: tuple[int, ...] = ()
     evicted: dict[str, list[int]] = field(default_factory=dict)
@@ -190,7 +188,5 @@ class StepLedger:
 
 
 def clip_coefficient(norm: float, clip_norm: float | None) -> float:
-    """Factor that scales a gradient of global 2-norm `norm` to at most `clip_norm` (torch's
-    clip_grad_norm_).
-    """
+    """Factor scaling a gradient of global 2-norm `norm` to at most `clip_norm` (torch's clip_grad_norm_)."""
     return 1.0 if clip_norm is None else min(1.0, clip_norm / (norm + CLIP_EPSILON))

@@ -78,9 +78,7 @@ class StepReduction:
         self._told: dict[int, m.Cover] = {}
         """Block → its part of the latest plan."""
         self._said_at = self._decided_at = self._checked_at = now
-        """When a holder last said something that proves a result, when all was proven, and when a spot check
-        last went on.
-        """
+        """When a holder last proved something, when all was proven, and when a spot check last went on."""
         self._waits = 0
         """How often a proof has timed out."""
 
@@ -161,9 +159,7 @@ class StepReduction:
         return [*self.proofs.begin(), *self._proven(now)]
 
     def _proven(self, now: float) -> list[Effect]:
-        """Once the proofs are over: make another plan if they contradict, otherwise begin with suspicious
-        contributions.
-        """
+        """After the proofs: new plan if they contradict, else check suspicious contributions first."""
         if not self.proofs.over:
             return []
         if pairs := self.proofs.disputes():
@@ -220,9 +216,7 @@ class StepReduction:
         return mute | dict.fromkeys(self._unsaid(now), "it did not say what it had sent or received")
 
     def _unsaid(self, now: float) -> list[str]:
-        """Holders that have proven nothing within the timeout, the second time in a row: the first time all
-        may be slow.
-        """
+        """Holders that proved nothing within the timeout twice in a row: the first time all may be slow."""
         if self.proofs.over or now - self._said_at < self._timeouts.scaled(self._reduce_s):
             return []
         self._timeouts.ran_out()

@@ -35,9 +35,7 @@ class StepQueue:
 
     @property
     def fresh(self) -> CoordinatedStep | None:
-        """The step under way, if it is the only one and is computed with the current version: late joiners
-        can enter it.
-        """
+        """The step under way, if it is alone and uses the current version: late joiners can enter it."""
         alone = self._steps[0] if len(self._steps) == 1 else None
         return None if alone is None or alone.behind else alone
 

@@ -272,9 +272,7 @@ class Averagings:
         return effects
 
     def decided(self, now: float) -> dict[str, Any] | None:
-        """Log fields of an averaging that has been decided, which is promised to its clusters from now on;
-        None if there is none.
-        """
+        """Log fields of a decided averaging, promised to its clusters from now on; None if there is none."""
         one = next((one for one in self.under_way() if one.reduce.decision is not None), None)
         if one is None:
             return None

@@ -53,15 +53,11 @@ class ClusterCut:
 
 
 STALLS = 6
-"""Stalls in a row, each twice as long as the one before, after which a step is given up: a quarter of an hour
-in which nothing is counted.
-"""
+"""Stalls in a row, each twice as long, until a step is given up: after 15 min with nothing counted."""
 
 
 class Cluster:
-    """Cluster `context.line.cluster`: its coordinator, and the decisions that differ from a whole run's
-    (`RunPolicy`).
-    """
+    """Cluster `context.line.cluster`: its coordinator and what differs from a whole run (`RunPolicy`)."""
 
     whole_run = False
 
@@ -184,9 +180,7 @@ class Cluster:
         return told
 
     def found(self, now: float, sync_factor: int) -> list[Effect]:
-        """Begin from the checkpoint that the log names, which it must have within `sync_factor` sync
-        timeouts.
-        """
+        """Begin from the checkpoint that the log names; it must arrive within `sync_factor` sync timeouts."""
         self.founded = self._fetches = True
         self._whole_by = now + sync_factor * self.context.config.sync_s
         return self.go_on(now)
@@ -224,9 +218,7 @@ class Cluster:
         self._whole_by += pause_s
 
     def gap_is_final(self, now: float) -> str | None:
-        """Why nobody is waited for any longer: its holders had their time. Those that were to fetch a state
-        rest.
-        """
+        """Why nobody is waited for any longer, or None. Those that were to fetch a state rest after that."""
         if now <= self._whole_by:
             return None
         if self._fetches:

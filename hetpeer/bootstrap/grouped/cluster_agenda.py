@@ -170,9 +170,7 @@ class ClusterAgendas:
 
     @property
     def may_found(self) -> bool:
-        """Whether a new cluster may begin from the last checkpoint: it is useful, and the checkpoint is up to
-        date.
-        """
+        """Whether a new cluster may begin from the last checkpoint: it is useful, the checkpoint current."""
         batches = self._batches
         return not self._clusters.living or (self.trains_on and not batches.unsaved and batches.compatible)
 

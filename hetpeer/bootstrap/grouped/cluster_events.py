@@ -183,9 +183,7 @@ class ClusterEvents:
     # ── the end ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _finish(self, now: float) -> list[Effect]:
-        """End the run once all batches are in: all clusters average, and one evaluates and stores
-        the result.
-        """
+        """End the run once all batches are in: all clusters average; one evaluates and stores the result."""
         living = self._clusters.living
         if self._agendas.trains_on or not living or not all(c.whole and c.at_rest for c in living):
             return []

@@ -97,9 +97,7 @@ class UnassignedVolunteers:
 NOBODY = -1
 """A number that no cluster has."""
 MAX_SYNC_FACTOR = 8
-"""Most sync timeouts for a cluster to fetch a checkpoint, a quarter of an hour: nobody stores anything
-meanwhile.
-"""
+"""Most sync timeouts for a cluster to fetch a checkpoint (15 min): nobody stores anything meanwhile."""
 
 
 class LogFold(Protocol):

@@ -24,9 +24,7 @@ class BatchLineage:
     def __init__(self, count: int) -> None:
         self._count = count
         self._in: dict[int, dict[int, tuple[int, int]]] = {}
-        """Living cluster → batch → (commit in the log, the cluster's first version with the batch or
-        PROMISED).
-        """
+        """Living cluster → batch → (commit in the log, cluster's first version with it or PROMISED)."""
         self._holders: Counter[int] = Counter()
         """Batch → number of living clusters that it is in."""
         self._stored: dict[int, int] = {}
@@ -196,9 +194,7 @@ class BatchLineage:
 
     @property
     def compatible(self) -> bool:
-        """Whether a cluster may begin from the last checkpoint: none of its batches was or is being trained
-        again.
-        """
+        """Whether a cluster may begin from the last checkpoint: none of its batches is or was retrained."""
         stored = self._stored
         again = any(
             stored.get(batch, commit) != commit
@@ -209,9 +205,7 @@ class BatchLineage:
         return not again and stored.keys().isdisjoint(in_hands) and self._settled.keys().isdisjoint(in_hands)
 
     def commits(self) -> set[int]:
-        """Commits in the current result: those in living clusters, or in the last checkpoint if no cluster
-        lives.
-        """
+        """Commits in the current result: living clusters', or the last checkpoint's if no cluster lives."""
         if not self._in:
             return {*self._stored.values(), *self._settled.values()}
         return {

@@ -104,9 +104,7 @@ class _Result(Protocol):
     def counting(self) -> AbstractSet[int]: ...
 
     def add(self, record: Record) -> Iterable[tuple[int, int]]:
-        """Fold one more record; returns (commit, 1) for commits that become part of the result, (commit, -1)
-        for others.
-        """
+        """Fold a record; return (commit, 1) for commits that join the result, (commit, -1) if they leave."""
 
 
 class _Steps:

@@ -69,9 +69,7 @@ class AppliedEvent(BaseModel):
 
 
 class LeftoverEvent(BaseModel):
-    """A volunteer's statement that it found leftovers of `sender` on the task board, with bundles for block
-    `border`.
-    """
+    """A volunteer's statement that it found `sender`'s leftovers for block `border` on the task board."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 

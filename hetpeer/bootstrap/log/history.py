@@ -20,9 +20,7 @@ RECENT = 64
 
 @dataclass(slots=True)
 class History:
-    """Folded log: `version` committed updates; `commits[step]` and `evaluations[step]` have the surviving
-    ones.
-    """
+    """Folded log: `version` committed updates; `commits[step]` and `evaluations[step]`: surviving ones."""
 
     cluster: int = 0
     whole: bool = True
@@ -117,9 +115,7 @@ class History:
             del steps[oldest]
 
     def of_another(self, cluster: int) -> History:
-        """History of `cluster` by the same records, provided that none of them belongs to it or to this
-        cluster.
-        """
+        """History of `cluster` by the same records, provided that none belongs to it or to this cluster."""
         return replace(
             self,
             cluster=cluster,

@@ -25,9 +25,7 @@ Point = tuple[Number, Number]
 
 
 class Curve:
-    """At most MAX_POINTS points in order of x: when full, every second point is dropped and the sampling rate
-    halves.
-    """
+    """At most MAX_POINTS points in order of x: when full, every second is dropped and sampling halves."""
 
     def __init__(self) -> None:
         self._points: list[Point] = []

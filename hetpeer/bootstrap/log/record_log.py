@@ -262,9 +262,7 @@ def _check(length: int, digest: bytes) -> bytes:
 
 
 def _scan(path: Path) -> tuple[array[int], int]:
-    """Offsets at which acknowledged records end, after a leading 0, and the number of torn bytes that
-    follow.
-    """
+    """Offsets of acknowledged records' ends, after a leading 0, and the number of torn bytes after them."""
     ends = array("Q", (0,))
     ends.extend(end for end, _ in _frames(path))
     return ends, path.stat().st_size - ends[-1]

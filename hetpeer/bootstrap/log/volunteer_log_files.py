@@ -25,9 +25,7 @@ LINE_BYTES, SLOT_BYTES = 1 << 10, 1 << 7
 AT_FIRST = 1 << 18
 """Bytes that a volunteer may send beside committed steps: about abandoned steps."""
 REMEMBERED = 1 << 13
-"""Recent lines of all volunteers whose digests are kept, to recognize repeats after a reconnect; at least
-half of it.
-"""
+"""Digests that are kept of all volunteers' lines (at least half) to spot repeats after a reconnect."""
 
 FILES = 1 << 10
 """Number of volunteers whose file path is cached, by last use."""

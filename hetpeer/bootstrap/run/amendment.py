@@ -109,9 +109,7 @@ def sign_amendment(amendment: Amendment, owner_key: Ed25519PrivateKey) -> bytes:
 
 
 def read_amendment(data: bytes, owner: bytes, run_id: str) -> SignedAmendment:
-    """The amendment in `data`, if `owner` (a public key) signed it for this run; else `LocalError`
-    HP-RUN-013.
-    """
+    """The amendment in `data` if `owner` (public key) signed it for the run; else `LocalError` HP-RUN-013."""
     try:
         return SignedAmendment(_checked(data, owner, run_id), data)
     except (ValueError, TypeError, KeyError, InvalidSignature) as error:

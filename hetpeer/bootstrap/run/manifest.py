@@ -43,9 +43,7 @@ from hetpeer.stages.pipeline.gradient_slots import LIVE
 WIRE_VERSION: Final = 1
 
 CHECKED: Final = 2
-"""Spot checks that a volunteer may be asked for in a step, each with a vector: one of its own, one as a third
-party.
-"""
+"""Spot checks asked of a volunteer in a step, each with a vector: its own, and one as a third party."""
 TOLERANCE: Final[Mapping[str, float]] = {"float32": EXACT_TOLERANCE, "bf16": 0.05}
 """Data type of computation → largest relative distance of two honest sums; codecs have their own."""
 
@@ -106,9 +104,7 @@ class DataSettings(ManifestPart):
     """Arrays of a sample, and the shards that hold the samples (stages/data)."""
 
     kind: Literal["text", "arrays"]
-    """`text`: a shard holds bytes, cut into windows of tokens and targets; `arrays`: it holds a tensor per
-    name.
-    """
+    """`text`: a shard holds bytes, cut into windows of tokens and targets; `arrays`: a tensor per name."""
     sample: Annotated[
         dict[Annotated[str, Field(pattern=NAME)], ArrayRef], Field(min_length=1, max_length=256)
     ]
@@ -232,16 +228,12 @@ class Manifest(ManifestPart):
 
     @property
     def optimizer_state(self) -> tuple[str, ...]:
-        """Names of the vectors that holders keep of a block besides its parameters
-        (stages/block/block_state.py).
-        """
+        """Names of the vectors kept of a block besides its parameters (stages/block/block_state.py)."""
         return self.training.optimizer.keeps + (() if self.outer is None else self.outer.keeps)
 
     @property
     def kept(self) -> int:
-        """Vectors that a holder keeps of each block besides its parameters, its gradient and one step's
-        slots.
-        """
+        """Vectors that a holder keeps of each block besides parameters, gradient and one step's slots."""
         delayed = (
             2 if self.averaging is not None and self.averaging.delayed else 0
         )  # the copy, the mean of copies

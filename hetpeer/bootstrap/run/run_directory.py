@@ -45,9 +45,7 @@ class Author(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """A run directory whose manifest was checked; its other files are checked when they are used, or by
-    `verify`.
-    """
+    """A run directory with a checked manifest; other files are checked when used, or by `verify`."""
 
     path: Path
     signed: SignedManifest

@@ -102,9 +102,7 @@ class LinkSettings(ManifestPart):
     """True: only slow links compress, and only as far as it helps. False: every link compresses by `ratio`.
     """
     feedback: bool = False
-    """Error feedback: add what compression left out of a gradient to the next one of the same border or
-    block.
-    """
+    """Error feedback: add what compression lost of a gradient to the next one of that border or block."""
     reduce: DenseCodecName = "none"
     """Codec for gradients and parameters in a reduce (docs/averaging.md)."""
 
@@ -119,9 +117,7 @@ class LinkSettings(ManifestPart):
 
 
 class Outer(ManifestPart):
-    """Outer optimizer: Nesterov momentum on the result of averagings (DiLoCo;
-    averaging/optim/outer_optimizer.py).
-    """
+    """Outer optimizer: Nesterov momentum on averaged results (DiLoCo; averaging/optim/outer_optimizer.py)."""
 
     learning_rate: Annotated[float, Field(gt=0, le=2)] = 0.7
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -132,9 +128,7 @@ class Outer(ManifestPart):
 
 
 class AveragingSettings(ManifestPart):
-    """Mode `grouped`: clusters train batches of their own and average with those that are ready
-    (docs/averaging.md).
-    """
+    """Mode `grouped`: clusters train their own batches and average with ready ones (docs/averaging.md)."""
 
     span: Positive = 10
     """Within so many consecutive groups of each cluster, all clusters are connected."""
