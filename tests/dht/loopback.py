@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 
 from hetpeer.dht.base.errors import RemoteError
 from hetpeer.dht.streams.byte_transport import ByteTransport
@@ -17,14 +18,12 @@ class Loopback:
     def __init__(self, handle: Callable[[Stream], Awaitable[None]], dialler: str = "us") -> None:
         self.handle = handle
         self.dialler = dialler
+        self.direct = SimpleNamespace(leads={})
         self.opened = 0
         self.ends: list[Stream] = []
         self.ended: list[RemoteError] = []
         """Why streams were over on the side that serves."""
         self._tasks: set[asyncio.Task[None]] = set()
-
-    def reaches_directly(self, _peer_id: str) -> bool:
-        return False
 
     async def open(self, _peer: str, protocol: str, *, timeout_s: float) -> Stream:
         self.opened += 1

@@ -45,7 +45,7 @@ from tests.dht.test_channel import until
 def verdict(deliver, length=4 << 20, pace=MEMBER, lasts_s=600):
     """What is said of a frame on which `deliver(second, delivery)` calls what comes, and after how many seconds."""
     delivery = Delivery(PeerTraffic())
-    watch = FrameWatch(delivery, length, 0.0, pace)
+    watch = FrameWatch(delivery, length, (0.0, delivery.nbytes, delivery.peer.nbytes), pace)
     for second in range(1, lasts_s):
         deliver(second, delivery)
         if delivery.nbytes >= length:

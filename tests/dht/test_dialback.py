@@ -51,7 +51,7 @@ async def asker(helper: Node, tmp_path_factory: pytest.TempPathFactory) -> Async
 def pardoned(asker: Node, helper: Node) -> None:
     """What was done to a node in one test is not held against the other in the next."""
     for node in (asker, helper):
-        node._listener.strikes = Strikes()
+        node.listener.strikes = Strikes()
 
 
 def port_of(node: Node) -> int:
@@ -108,7 +108,7 @@ async def test_the_address_dialled_is_the_one_it_is_seen_at(asker: Node, helper:
 async def test_garbage_gets_no_answer(asker: Node, helper: Node, header: dict[str, Any]) -> None:
     with pytest.raises(PeerLostError):
         await questions(asker, helper, header)
-    assert helper.strikes() == {asker.peer_id: {"malformed": 1}}
+    assert helper.listener.strikes.counts() == {asker.peer_id: {"malformed": 1}}
 
 
 async def test_a_flood_is_refused(asker: Node, helper: Node) -> None:
@@ -150,7 +150,7 @@ async def test_a_helper_that_lies_is_left_out(
         for answer in answers:
             await stream.send(answer)
 
-    honest = helper._listener.handlers[PROTOCOL]
+    honest = helper.listener.handlers[PROTOCOL]
     await helper.serve(PROTOCOL, lie)
     try:
         with pytest.raises(kind) as caught:
@@ -176,7 +176,7 @@ async def test_hints_are_a_few_direct_addresses(asker: Node, helper: Node) -> No
         await stream.send({"ip": "51.51.51.1", "relays": [*junk[:3], ADDRESS], "others": [ADDRESS] * 50})
         await stream.send({"port": 0})
 
-    honest = helper._listener.handlers[PROTOCOL]
+    honest = helper.listener.handlers[PROTOCOL]
     await helper.serve(PROTOCOL, talk)
     try:
         await ask((await asker.session()).control, helper.peer_id, [4001], hints.append)
@@ -243,7 +243,7 @@ def told(
     return reaching.adapted(config, SimpleNamespace(addresses=list(own)), **{"served": True, **how})
 
 
-def test_a_closed_peer_is_announced_at_its_relays_and_at_home() -> None:
+async def test_a_closed_peer_is_announced_at_its_relays_and_at_home() -> None:
     asked = NodeConfig(reachability="ask", relays=RELAYS)
     private = told(ReachEstimate(reach=ReachKind.PRIVATE, peers=2, ip="51.51.51.9", outside=True), asked)
     assert (private.reachability, private.relays, private.announce) == ("private", RELAYS, (HOME,))
@@ -255,7 +255,7 @@ def test_a_closed_peer_is_announced_at_its_relays_and_at_home() -> None:
     assert told(ReachEstimate(), private) == private
 
 
-def test_a_port_that_a_router_forwards_is_announced() -> None:
+async def test_a_port_that_a_router_forwards_is_announced() -> None:
     asked = NodeConfig(reachability="ask", relays=RELAYS)
     there = at_socket("51.51.51.9", 4002, US)
     estimate = ReachEstimate(
@@ -267,7 +267,7 @@ def test_a_port_that_a_router_forwards_is_announced() -> None:
     assert told(estimate, asked, (there,)) == asked
 
 
-def test_relays_of_our_user_come_first_and_strangers_are_few() -> None:
+async def test_relays_of_our_user_come_first_and_strangers_are_few() -> None:
     reaching = ReachProbe(NodeConfig(reachability="ask", peers=RELAYS[2:]), US, SystemClock())
     for number in range(9):
         stranger = f"Qm{'abcdefghi'[number] * 44}"

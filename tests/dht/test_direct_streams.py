@@ -73,7 +73,7 @@ async def asked_without_end(stream: Stream) -> None:
 async def found(node: Node, peer: str) -> None:
     """Return when `node` sends to `peer` past libp2p. A door that did not open in time is tried again after 5 s, then 60 s."""
     async with asyncio.timeout(150):
-        while not node._direct.leads_to(peer):
+        while peer not in node.direct.leads:
             with suppress(PeerLostError):  # it is cut once there is a direct way
                 async with await node.open(peer, ECHO) as stream:
                     await asked(stream, b"over libp2p")
@@ -161,10 +161,10 @@ async def test_what_has_gone_directly_goes_over_libp2p_when_the_door_is_closed(
         third = await started(stack, tmp_path / "third", peers=(parse_address(two[0].addresses()[0]),))
         await other.connect(parse_address(third.addresses()[0]))
         await found(other, third.peer_id)
-        await third._direct._tls_listener.close()
+        await third.direct._tls_listener.close()
         async with await other.open(third.peer_id, ECHO) as stream:
             assert await asked(stream, b"still here") == b"still here"
-        assert not other._direct.leads_to(third.peer_id)
+        assert third.peer_id not in other.direct.leads
 
 
 async def test_a_node_without_a_door_is_reached_over_libp2p(two: Two, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ async def test_a_node_without_a_door_is_reached_over_libp2p(two: Two, tmp_path: 
         async with await one.open(closed.peer_id, ECHO) as stream:
             for _ in range(20):
                 assert await asked(stream, b"x") == b"x"
-        assert not one._direct.leads_to(closed.peer_id)
+        assert closed.peer_id not in one.direct.leads
         await found(closed, one.peer_id)  # it has no door itself, but others' are open to it
 
 
@@ -184,7 +184,7 @@ async def test_a_sleep_of_the_machine_breaks_direct_streams_too(two: Two) -> Non
     one, other = two
     await found(other, one.peer_id)
     stream = await other.open(one.peer_id, ECHO)
-    other._direct.cut()
+    other.direct.cut()
     with pytest.raises(PeerLostError):
         await asked(stream, b"x")
 
@@ -195,8 +195,8 @@ async def test_a_sleep_of_the_machine_breaks_direct_streams_too(two: Two) -> Non
 async def test_somebody_else_who_answers_at_the_door_gets_nothing(two: Two) -> None:
     one, other = two
     await found(other, one.peer_id)
-    direct = other._direct
-    lead = direct._leads[one.peer_id]
+    direct = other.direct
+    lead = direct.leads[one.peer_id]
     with pytest.raises(PeerLostError, match="somebody else answers"):
         await direct._dial(replace(lead, certificate=bytes(32)), one.peer_id, ECHO, 5.0)
 
@@ -204,8 +204,8 @@ async def test_somebody_else_who_answers_at_the_door_gets_nothing(two: Two) -> N
 async def test_nobody_comes_in_without_a_ticket(two: Two) -> None:
     one, other = two
     await found(other, one.peer_id)
-    direct = other._direct
-    lead = direct._leads[one.peer_id]
+    direct = other.direct
+    lead = direct.leads[one.peer_id]
     stream = await direct._dial(replace(lead, ticket=bytes(TICKET_BYTES)), one.peer_id, ECHO, 5.0)
     with pytest.raises(PeerLostError):
         await asked(stream, b"x")
@@ -218,14 +218,14 @@ async def test_who_shows_a_ticket_that_is_none_any_more_comes_over_libp2p(
     one, other = two
     await found(other, one.peer_id)
     monkeypatch.setattr("hetpeer.dht.direct.direct_streams.RETRY_S", (0.1,))
-    door = one._direct._tls_listener
+    door = one.direct._tls_listener
     del door._peers[door._tickets.pop(other.peer_id)]
     streams = [await other.open(one.peer_id, ECHO) for _ in range(2)]
     for stream in streams:
         with pytest.raises(PeerLostError):
             await asked(stream, b"x")
-    assert not other._direct.leads_to(one.peer_id)
-    assert other._direct._failures[one.peer_id][0] == 1
+    assert one.peer_id not in other.direct.leads
+    assert other.direct._failures[one.peer_id][0] == 1
     async with await other.open(one.peer_id, ELSE) as stream:
         assert await asked(stream, b"x") == b"x"
     await found(other, one.peer_id)
@@ -239,7 +239,7 @@ async def asking(node: Node, peer: str) -> Stream:
 async def test_who_comes_in_or_asks_is_not_the_next_to_be_forgotten(two: Two) -> None:
     one, other = two
     await found(other, one.peer_id)
-    tickets = one._direct._tls_listener._tickets
+    tickets = one.direct._tls_listener._tickets
     for protocol in (ECHO, PROTOCOL):
         tickets["somebody else"] = tickets.pop("somebody else", bytes(TICKET_BYTES))
         opening = other.open(one.peer_id, ECHO) if protocol == ECHO else asking(other, one.peer_id)
@@ -263,7 +263,7 @@ async def test_a_door_that_did_not_open_is_tried_again_while_a_stream_goes_over_
     async def shut_first(stream: Stream) -> None:
         tries.append(shut)
         if len(tries) > 2:
-            await third._direct._tls_listener.handle(stream)
+            await third.direct._tls_listener.handle(stream)
             return
         await stream.receive(timeout_s=5)
         await stream.send({"port": shut, "certificate": bytes(32), "ticket": bytes(TICKET_BYTES)})
@@ -272,7 +272,7 @@ async def test_a_door_that_did_not_open_is_tried_again_while_a_stream_goes_over_
         third = await started(stack, tmp_path / "third", peers=(parse_address(one.addresses()[0]),))
         await third.serve(PROTOCOL, shut_first)
         async with await one.open(third.peer_id, ECHO), asyncio.timeout(30):
-            while not one._direct.leads_to(third.peer_id):
+            while third.peer_id not in one.direct.leads:
                 await asyncio.sleep(0.01)
         assert len(tries) == 4, "and once through the door"
 
@@ -283,7 +283,7 @@ async def test_a_door_that_did_not_open_is_tried_again_while_a_stream_goes_over_
 async def test_whatever_comes_to_the_door_others_are_served(two: Two, said: bytes) -> None:
     one, other = two
     await found(other, one.peer_id)
-    lead = other._direct._leads[one.peer_id]
+    lead = other.direct.leads[one.peer_id]
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     for encrypted in (context, None):
@@ -302,7 +302,7 @@ async def test_those_without_a_ticket_are_few_at_a_time(
     """Also those that never begin a handshake: each is a file that is open, five seconds long."""
     one, other = two
     await found(other, one.peer_id)
-    door, lead = one._direct._tls_listener, other._direct._leads[one.peer_id]
+    door, lead = one.direct._tls_listener, other.direct.leads[one.peer_id]
     async with asyncio.timeout(60):
         while door._unknown:
             await asyncio.sleep(0.01)
@@ -367,6 +367,6 @@ async def test_an_answer_that_is_none_is_an_offence(
         await liar.serve(PROTOCOL, lies)
         async with await one.open(liar.peer_id, ECHO) as stream:
             async with asyncio.timeout(100):
-                while liar.peer_id not in one.strikes():
+                while liar.peer_id not in one.listener.strikes.counts():
                     assert await asked(stream, b"x") == b"x"
-    assert one.strikes()[liar.peer_id] == {"malformed": 1}
+    assert one.listener.strikes.counts()[liar.peer_id] == {"malformed": 1}

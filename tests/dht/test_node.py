@@ -120,8 +120,8 @@ async def test_a_nodes_rate_holds_to_others_and_not_to_itself(
 ) -> None:
     """Ten seconds and more of a slow line: nobody is taken for one that drips."""
     data, rate = secrets.token_bytes(440_000), 40_000.0
-    way = getattr(node.throttle, limited)
-    before = node.throttle.up.nbytes, node.throttle.down.nbytes
+    way = getattr(node.listener.throttle, limited)
+    before = node.listener.throttle.up.nbytes, node.listener.throttle.down.nbytes
     way.limit(rate)
     try:
         began = time.monotonic()
@@ -134,7 +134,9 @@ async def test_a_nodes_rate_holds_to_others_and_not_to_itself(
         way.limit(float("inf"))
     up, down = (
         now - then
-        for now, then in zip((node.throttle.up.nbytes, node.throttle.down.nbytes), before, strict=True)
+        for now, then in zip(
+            (node.listener.throttle.up.nbytes, node.listener.throttle.down.nbytes), before, strict=True
+        )
     )
     assert len(data) <= up < 1.01 * len(data)
     assert len(data) <= down < 1.01 * len(data)
@@ -345,7 +347,7 @@ async def _answer_once(stream) -> None:
 
 async def test_closing_a_node_takes_little_time_and_leaves_nothing(child: ChildPeer, tmp_path: Path) -> None:
     node = await Node.start(joining(child), Identity.create(tmp_path / "identity"))
-    folders = [Path(node._listener.path).parent, Path((await node.session()).control.path).parent]
+    folders = [Path(node.listener.path).parent, Path((await node.session()).control.path).parent]
     pid = node.p2pd_pid
     async with await node.open(child.report["peer_id"], ECHO):
         before = time.monotonic()
@@ -419,7 +421,7 @@ async def test_a_dead_bootstrap_is_named_and_said_to_refuse(tmp_path: Path) -> N
 async def test_a_stream_that_breaks_at_the_first_word_is_no_reason_to_give_up(
     node: Node, tmp_path: Path
 ) -> None:
-    handlers, broken = node._listener.handlers, []
+    handlers, broken = node.listener.handlers, []
     answer = handlers[first_contact.PROTOCOL]
 
     async def breaks(stream: Stream) -> None:

@@ -141,7 +141,7 @@ class CoordinatorService:
                 case d.Send(to, message):
                     failpoints.reached(f"send_{message.kind}")
                     if isinstance(message, m.Begin):
-                        self._node.members(message.roster)
+                        self._node.listener.members = frozenset(message.roster)
                         if message.entry:
                             message = self._with_ticket(to, message)
                     channel = self._sessions.channel(to)

@@ -38,17 +38,14 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's own clocks."""
 
-    def monotonic(self) -> float:
-        """Seconds since boot, without the time in which the machine was suspended."""
-        return time.monotonic()
+    monotonic = staticmethod(time.monotonic)
+    """Seconds since boot, without the time in which the machine was suspended."""
+    wall = staticmethod(time.time)
+    """Seconds since 1970."""
 
     def boottime(self) -> float:
         """Seconds since boot, including the time in which the machine was suspended."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-    def wall(self) -> float:
-        """Seconds since 1970."""
-        return time.time()
 
 
 async def to_its_end(function: Callable[..., R], *arguments: Any) -> R:

@@ -67,7 +67,8 @@ class DirectStreams:
         self._listener = listener
         self._session = session
         self._context = _context()
-        self._leads: dict[str, DirectPort] = {}
+        self.leads: dict[str, DirectPort] = {}
+        """Peer → its direct port, to which new streams go for the protocols that may."""
         self._failures: dict[str, tuple[int, float]] = {}
         """Peer → (number of failed attempts, loop time of the next one)."""
         self._seeking: set[str] = set()
@@ -87,13 +88,9 @@ class DirectStreams:
             return
         self._listener.serve(PROTOCOL, self._tls_listener.handle, CONTROL)
 
-    def leads_to(self, peer_id: str) -> bool:
-        """Whether new streams to a peer go to its direct port."""
-        return peer_id in self._leads
-
     async def open(self, peer_id: str, protocol: str, timeout_s: float) -> Stream | None:
         """A direct stream; None if there is no way, known within `timeout_s` and CONNECT_S."""
-        lead = self._leads.get(peer_id)
+        lead = self.leads.get(peer_id)
         if lead is None:
             return None
         try:
@@ -153,7 +150,7 @@ class DirectStreams:
             return False
         else:
             _log.info("%s is reached directly now, without p2pd", short_id(peer))
-            self._leads[peer] = lead
+            self.leads[peer] = lead
             self._failures.pop(peer, None)
             for stream in [stream for stream in self._over_libp2p if stream.peer_id == peer]:
                 stream.abort()
@@ -184,12 +181,12 @@ class DirectStreams:
 
     def _turned_away(self, peer: str, lead: DirectPort) -> None:
         """Fall back to libp2p: the peer's direct port no longer knows us, or does not serve us."""
-        if self._leads.get(peer) is lead:
+        if self.leads.get(peer) is lead:
             self._failed(peer, PeerLostError(peer, "its direct port closed before a word came"))
 
     def _failed(self, peer: str, error: RemoteError) -> None:
         _log.debug("no direct way to %s: %s", peer, error)
-        self._leads.pop(peer, None)
+        self.leads.pop(peer, None)
         times = self._failures.get(peer, (0, 0.0))[0]
         wait_s = RETRY_S[min(times, len(RETRY_S) - 1)]
         self._failures[peer] = times + 1, asyncio.get_running_loop().time() + wait_s

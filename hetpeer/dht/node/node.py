@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from typing import Self
 
-from hetpeer.dht.base.errors import PeerLostError, ProtocolError
+from hetpeer.dht.base.errors import PeerLostError
 from hetpeer.dht.base.runtime import Clock, SystemClock, TaskSet
 from hetpeer.dht.direct.direct_streams import DirectStreams
 from hetpeer.dht.identity.addresses import Address
@@ -23,14 +23,13 @@ from hetpeer.dht.kademlia.first_contact import CONNECT_DEADLINE_S
 from hetpeer.dht.kademlia.network_session import NetworkSession
 from hetpeer.dht.kademlia.table import KnownKeys, Table
 from hetpeer.dht.node.session_series import SessionSeries
-from hetpeer.dht.p2pd.listener import DATA, Handler, Listener, StreamBudget, Watcher
+from hetpeer.dht.p2pd.listener import DATA, Handler, Listener, StreamBudget
 from hetpeer.dht.p2pd.p2pd_control import P2pdControl, P2pdError
 from hetpeer.dht.p2pd.p2pd_process import NodeConfig
 from hetpeer.dht.reach import dialback
 from hetpeer.dht.reach.connection_monitor import ConnectionMonitor
 from hetpeer.dht.reach.dialback import DialBack
 from hetpeer.dht.reach.reachability import PeerPath, ReachEstimate
-from hetpeer.dht.streams.byte_transport import Throttle
 from hetpeer.dht.streams.stream import Stream
 
 WITNESSES = 2
@@ -60,11 +59,13 @@ class Node:
         self._clock = clock
         self._host = config.host
         self._closed = False
-        self._listener = Listener()
+        self.listener = Listener()
+        """Incoming streams: limits, offences, who is a stranger, and the byte counts of both directions."""
         self._watch = ConnectionMonitor(identity.peer_id, clock)
-        self._direct = DirectStreams(config, self._listener, self.session)
+        self.direct = DirectStreams(config, self.listener, self.session)
+        """Streams past libp2p."""
         keys = KnownKeys()
-        self._sessions = SessionSeries(config, identity, clock, self._listener, self._watch, keys)
+        self._sessions = SessionSeries(config, identity, clock, self.listener, self._watch, keys)
         self._session: NetworkSession | None = None
         self._tasks = TaskSet()
         self._up = asyncio.Event()
@@ -85,9 +86,9 @@ class Node:
         node = cls(config, identity, clock or SystemClock())
         try:
             node._lock = hold(identity.path)
-            await node._listener.start()
-            await node._direct.start()
-            node._listener.handlers[dialback.PROTOCOL] = node._dialback().handle
+            await node.listener.start()
+            await node.direct.start()
+            node.listener.handlers[dialback.PROTOCOL] = node._dialback().handle
             node._session = await node._sessions.first()
         except BaseException:
             await node.close()
@@ -155,11 +156,7 @@ class Node:
 
         Streams over libp2p are cut when such a way is found; their owners must open them again.
         """
-        self._direct.protocols.update(protocols)
-
-    def reaches_directly(self, peer_id: str) -> bool:
-        """Whether new streams to a peer, for protocols that may, go past libp2p."""
-        return self._direct.leads_to(peer_id)
+        self.direct.protocols.update(protocols)
 
     async def serve(self, protocol: str, handler: Handler, budget: StreamBudget = DATA) -> None:
         """Run `handler` for each stream that a peer opens for `protocol`, also after restarts of p2pd.
@@ -167,7 +164,7 @@ class Node:
         `budget` bounds the open streams. The stream is closed when the handler returns. A `RemoteError` from
         it ends only that stream.
         """
-        self._listener.serve(protocol, handler, budget)
+        self.listener.serve(protocol, handler, budget)
         session = await self.session()
         try:
             await session.serve(protocol)
@@ -180,11 +177,11 @@ class Node:
         `timeout_s`.
         """
         if peer_id == self.peer_id:
-            return await self._listener.open_own(peer_id, protocol)
+            return await self.listener.open_own(peer_id, protocol)
         deadline = asyncio.get_running_loop().time() + timeout_s
-        goes_directly = protocol in self._direct.protocols
-        if goes_directly and (direct := await self._direct.open(peer_id, protocol, timeout_s)) is not None:
-            self._listener.mind(direct)
+        goes_directly = protocol in self.direct.protocols
+        if goes_directly and (direct := await self.direct.open(peer_id, protocol, timeout_s)) is not None:
+            self.listener.mind(direct)
             return direct
         try:
             async with asyncio.timeout_at(deadline):
@@ -197,35 +194,10 @@ class Node:
             raise PeerLostError(peer_id, "our own network process is being restarted") from None
         left_s = max(0.1, deadline - asyncio.get_running_loop().time())
         stream = await self._watch.open(session.control, peer_id, protocol, left_s)
-        self._listener.mind(stream)
+        self.listener.mind(stream)
         if goes_directly:
-            self._direct.seek_direct_way(stream)
+            self.direct.seek_direct_way(stream)
         return stream
-
-    @property
-    def throttle(self) -> Throttle:
-        """Limits on what we send and receive, and byte counts."""
-        return self._listener.throttle
-
-    def members(self, peers: Iterable[str]) -> None:
-        """Set the volunteers of the step, to whom the limits on strangers do not apply."""
-        self._listener.members = frozenset(peers)
-
-    def offended(self, peer_id: str, error: ProtocolError) -> None:
-        """Count an offence of `peer_id`; after a few it is refused for a while."""
-        self._listener.offended(peer_id, error)
-
-    def watch(self, refused: Watcher) -> None:
-        """Call `refused` with each peer that is refused from now on (True), or no longer (False)."""
-        self._listener.watchers.append(refused)
-
-    def unwatch(self, refused: Watcher) -> None:
-        """Undo `watch`."""
-        self._listener.watchers.remove(refused)
-
-    def strikes(self) -> Mapping[str, Mapping[str, int]]:
-        """Peer → offence → how often."""
-        return self._listener.strikes.counts()
 
     async def connect(self, address: Address) -> None:
         """Connect to a peer at a known address. Raises `PeerLostError`."""
@@ -260,7 +232,7 @@ class Node:
 
         Streams break. Raises `PeerLostError` once the node is closed.
         """
-        self._direct.cut()
+        self.direct.cut()
         session = await self.session()
         await session.p2pd.close()
 
@@ -270,8 +242,8 @@ class Node:
         self._up.set()  # callers that wait learn that it is over
         await self._tasks.close()
         await self._watch.close()
-        await self._direct.close()
-        await self._listener.close()
+        await self.direct.close()
+        await self.listener.close()
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -337,5 +309,5 @@ class Node:
     def __repr__(self) -> str:
         state = "up" if self.is_up else "down"
         return (
-            f"<Node {self.peer_id} {state}, {self.restarts} restarts, {len(self._listener)} incoming streams>"
+            f"<Node {self.peer_id} {state}, {self.restarts} restarts, {len(self.listener)} incoming streams>"
         )

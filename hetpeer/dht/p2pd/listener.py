@@ -73,7 +73,7 @@ class Listener:
         self._folder = private_folder()
         self._server: asyncio.Server | None = None
         self.members: frozenset[str] = frozenset()
-        """Peers that are no strangers."""
+        """The volunteers of the step: the limits on strangers do not apply to them."""
         self.watchers: list[Watcher] = []
         """Called with each peer that is refused from now on (True), or no longer (False)."""
         self.strikes = Strikes()

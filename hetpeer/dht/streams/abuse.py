@@ -111,16 +111,21 @@ STRANGER = DeliveryPace(STRANGERS_FLOOR, STRANGERS_WINDOW_S)
 
 
 class FrameWatch:
-    """Watches one incomplete frame of `length` bytes. Call `judge` once a second."""
+    """Watches one incomplete frame of `length` bytes. Call `judge` once a second.
 
-    def __init__(self, delivery: Delivery, length: int, now: float, pace: DeliveryPace = MEMBER) -> None:
+    `began`: time in seconds, and the bytes of the stream and of its peer, when the frame began.
+    """
+
+    def __init__(
+        self, delivery: Delivery, length: int, began: tuple[float, int, int], pace: DeliveryPace = MEMBER
+    ) -> None:
         self._delivery = delivery
         self._pace = pace
-        self._deadline = now + FRAME_S + length / pace.floor
-        self._seen = deque([(now, delivery.nbytes, delivery.peer.nbytes)])
+        self._deadline = began[0] + FRAME_S + length / pace.floor
+        self._seen = deque([began])
 
     def judge(self, now: float) -> DeliveryState:
-        """The state at `now`, in seconds of the clock of the constructor's `now`."""
+        """The state at `now`, in seconds of the clock of `began`."""
         delivery, seen = self._delivery, self._seen
         seen.append((now, delivery.nbytes, delivery.peer.nbytes))
         while now - seen[1][0] >= WINDOW_S:

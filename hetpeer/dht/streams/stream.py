@@ -330,14 +330,13 @@ class _Guard(AbstractAsyncContextManager[None]):
         self._silence_s = silence_s
         self._loop = asyncio.get_running_loop()
         self._watch: FrameWatch | None = None
+        """From the first look on at which the frame is under way: most frames are complete before."""
         self._drips = False
 
     async def __aenter__(self) -> None:
-        now = self._loop.time()
-        self._peer = _Heard(now, self._wire.delivery.peer.nbytes)
-        self._own = _Heard(now, self._wire.delivery.nbytes)
-        if self._length is not None:
-            self._watch = FrameWatch(self._wire.delivery, self._length, now, self._stream.pace)
+        now, self._delivery = self._loop.time(), self._wire.delivery
+        self._began = now, self._delivery.nbytes, self._delivery.peer.nbytes
+        self._own, self._peer = _Heard(now, self._began[1]), _Heard(now, self._began[2])
         self._timer = self._loop.call_later(GUARD_S, self._look)
 
     async def __aexit__(
@@ -353,8 +352,11 @@ class _Guard(AbstractAsyncContextManager[None]):
         for heard, nbytes in ((self._peer, delivery.peer.nbytes), (self._own, delivery.nbytes)):
             if nbytes > heard.nbytes:
                 heard.at, heard.nbytes = now, nbytes
-        if self._watch is None and self._wire.pending:
-            self._watch = FrameWatch(self._wire.delivery, MAX_HEADER, now, self._stream.pace)
+        if self._watch is None and self._length is not None:
+            self._watch = FrameWatch(self._delivery, self._length, self._began, self._stream.pace)
+        elif self._watch is None and self._wire.pending:
+            began = now, delivery.nbytes, delivery.peer.nbytes
+            self._watch = FrameWatch(delivery, MAX_HEADER, began, self._stream.pace)
         silent = self._silence_s is not None and (
             now - self._peer.at >= self._silence_s or now - self._own.at >= FRAME_S
         )

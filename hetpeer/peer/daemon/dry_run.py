@@ -46,7 +46,7 @@ async def try_out(options: JoinOptions) -> None:
         stack.enter_context(locked(home.path))
         await stack.enter_async_context(governing.running())
         arrival = await stack.enter_async_context(await arriving(options, home, stays=False))
-        governing.use(arrival.node.throttle)
+        governing.use(arrival.node.listener.throttle)
         await _foresee(options, home, governing, arrival)
         if reasons := daemon.holding:
             say(f"at the moment it would be {paused(reasons, governing.settings)}")

@@ -63,7 +63,7 @@ async def join(options: JoinOptions, leaving: asyncio.Event) -> Stop | None:
         presence = await unless(ended, present(options, home, stack, lambda: governing.settings))
         if presence is None:
             return None
-        governing.use(presence.node.throttle)
+        governing.use(presence.node.listener.throttle)
         daemon.joined(presence.node.addresses, lambda: figures_of(presence))
         if options.dashboard is not None:  # nothing of it is loaded otherwise
             from hetpeer.peer.web.daemon_web import volunteer_served

@@ -134,7 +134,7 @@ async def present(
         roster=Roster(node, run.run_id),
         evidence=evidence,
         trace=trace,
-        progress=VolunteerProgress(signed.manifest, lambda: node.throttle.down.nbytes),
+        progress=VolunteerProgress(signed.manifest, lambda: node.listener.throttle.down.nbytes),
         life=Life(),
     )
 

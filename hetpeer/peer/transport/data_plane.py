@@ -71,7 +71,7 @@ class DataPlane:
         self._schema: TensorSchema | None = None
         self._store: TensorStore | None = None
         self.bytes_sent = 0
-        node.watch(self._refused)
+        node.listener.watchers.append(self._refused)
 
     async def start(self) -> None:
         """Accept tensors of others."""
@@ -153,7 +153,7 @@ class DataPlane:
         peers = self._members = frozenset(peers)
         self._book.keep_only(peers)
         self._receiving.keep_only(peers)
-        self._node.members(peers)
+        self._node.listener.members = peers
         for peer in self._outgoing.keys() - peers:
             self._outgoing.pop(peer).close()
             self._owner.link_pressed(peer, None)
@@ -171,7 +171,7 @@ class DataPlane:
         """Close all links."""
         self.keep_only(())
         self._receiving.close()
-        self._node.unwatch(self._refused)
+        self._node.listener.watchers.remove(self._refused)
 
     def _open(self, peer: str) -> Link:
         self._generation += 1
@@ -219,7 +219,7 @@ class DataPlane:
 
     def offended(self, peer: str, error: ProtocolError) -> None:
         """Count an offence of `peer`."""
-        self._node.offended(peer, error)
+        self._node.listener.offended(peer, error)
 
     def _refused(self, peer: str, for_now: bool) -> None:
         """The node's word on a peer with too many strikes."""

@@ -190,7 +190,7 @@ class Link:
         """The one that has least under way; another one if all have something."""
         if len(self._lanes) == 1 and not len(self._lanes[0].outbox):
             return self._lanes[0]
-        most = 1 if self._node.reaches_directly(self.peer_id) else LANES
+        most = 1 if self.peer_id in self._node.direct.leads else LANES
         idle = min(self._lanes[:most], key=_under_way)
         return self._open() if len(idle.outbox) and len(self._lanes) < most else idle
 

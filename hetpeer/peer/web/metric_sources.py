@@ -93,8 +93,8 @@ class DaemonSource:
             reach=self._node.reach_estimate.reach.value,
             relays=len(self._node.relays),
             p2pd_restarts=self._node.restarts,
-            transmitted=self._node.throttle.up.nbytes,
-            received=self._node.throttle.down.nbytes,
+            transmitted=self._node.listener.throttle.up.nbytes,
+            received=self._node.listener.throttle.down.nbytes,
             warnings=frozenset(warning.code for warning in self._warnings.look()),
             warned_of=CODES,
         )
