@@ -76,7 +76,7 @@ WITH = replace(CONFIG, volunteers=5, speeds=(1.0, 1.0, 1.0, 1.0, 20.0))
 def test_after_three_times_it_costs_a_tenth_at_most(honest):
     swarm, hoarder, seconds = played(WITH, hoards=lambda _step: True)
     assert len(seconds) == STEPS
-    limited = swarm.coordinator._context.issue_limits._limited
+    limited = swarm.coordinator._context.issue_limits.limited
     assert set(limited) == {HOARDER}, "nobody honest is limited"
     tried = sorted(hoarder.asked)
     assert len(tried) >= 3
