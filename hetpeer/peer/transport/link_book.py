@@ -118,9 +118,7 @@ class LinkBook:
         self._computing: dict[str, deque[float]] = {}
         self._claim = PaceClaim()
         self._past: set[str] = set()
-        """Kinds of WORK whose figures are from before we were starved: the next measurement replaces them
-        all.
-        """
+        """Kinds of WORK whose figures predate our idle steps: the next measurement replaces them all."""
         self._links: dict[str, LinkFigures] = {}
 
     @property
@@ -144,9 +142,7 @@ class LinkBook:
         link.rate, link.trip_s = rate, trip_s
 
     def computed(self, what: str, seconds: float) -> None:
-        """Work took `seconds` here: `forward`, `backward`, `encode`, `decode` of a microbatch, `inspect` or
-        `update` of a block.
-        """
+        """Time of `forward`, `backward`, `encode`, `decode` (microbatch), `inspect` or `update` (block)."""
         times = self._computing.setdefault(what, deque(maxlen=RECENT))
         if what in self._past:
             self._past.discard(what)
@@ -167,9 +163,7 @@ class LinkBook:
 
     @property
     def varies(self) -> float:
-        """Standard deviation of microbatch times over their mean, averaged over forwards and backwards; 0:
-        unknown.
-        """
+        """Microbatch times' standard deviation / mean, averaged over forwards and backwards; 0: unknown."""
         shares = (
             pstdev(times) / fmean(times) for what in WORK if any(times := self._computing.get(what, ()))
         )
@@ -184,9 +178,7 @@ class LinkBook:
         return sum(map(self._typical, WORK))
 
     def coding(self, peer: str, nbytes: int, width: float, *, gradient: bool) -> AdaptiveRatio:
-        """Codec and ratio of the next bundle for `peer`: `nbytes` in memory, `width` per floating-point
-        number.
-        """
+        """Codec and ratio of the next bundle for `peer`; `nbytes` in memory, `width` bytes of a float."""
         link = self._link(peer)
         link.bundle_bytes = max(link.bundle_bytes, nbytes)
         limit = self._backward if gradient else self._forward

@@ -65,14 +65,10 @@ class LinkTranscoder:
         self._sent: set[tuple[e.StepId, int, int]] = set()
         """Gradients that a residual has been taken from: a repeated one is sent without."""
         self._codings: dict[tuple[e.StepId, int, int, bool], AdaptiveRatio] = {}
-        """(step, microbatch, block border, is gradient) → how the bundle was encoded first, if there are spot
-        checks.
-        """
+        """(step, microbatch, block border, is gradient) → first encoding of the bundle, for spot checks."""
 
     def out(self, step: e.StepId, peer: str, head: BundleHead, tensor: Tensor) -> Answer | None:
-        """Send a bundle; None if it leaves at once, as it lies in memory. Raises ArenaFullError with nothing
-        done.
-        """
+        """Send a bundle; None if it leaves at once, unencoded. Raises ArenaFullError with nothing done."""
         gradient = isinstance(head, GradientHead)
         border = head.border if isinstance(head, GradientHead) else head.route[0].begin
         layout = (

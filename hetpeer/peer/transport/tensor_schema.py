@@ -17,9 +17,7 @@ from hetpeer.stages.pipeline.routes import Route
 FLOAT_BYTES = ITEM_BYTES["float32"]
 """Bytes of a number that is reduced: float32."""
 BUNDLES = 1 / 8
-"""Share of the offered memory for bundles in any case: exceeding the offer is better than writing to disk all
-the time.
-"""
+"""Share of the offered memory that bundles always get: exceeding the offer is better than constant writes."""
 
 
 def microbatches_in(memory_bytes: int, specs: Sequence[BlockSpec], kept: int) -> int:
@@ -91,9 +89,7 @@ class TensorSchema:
         return self._layout(block, microbatch, entering=True, gradients=gradients)
 
     def output_layout(self, end: int, microbatch: int, *, gradients: bool = False) -> BundleLayout:
-        """Layout of the bundle that leaves block `end`-1, which is held here; without tensors behind the
-        block with the loss.
-        """
+        """Layout of the bundle that leaves our block `end`-1; no tensors leave the block with the loss."""
         return self._layout(end - 1, microbatch, entering=False, gradients=gradients)
 
     def _layout(self, block: int, microbatch: int, *, entering: bool, gradients: bool) -> BundleLayout:

@@ -76,9 +76,7 @@ class TensorStore:
         self._ended = 0
 
     def keep_within(self, nbytes: int) -> None:
-        """Park kept tensors before more than `nbytes` of the arena are taken. Those that cannot go stay, and
-        nothing waits.
-        """
+        """Park kept tensors beyond `nbytes` of the arena. Those that cannot go stay, and nothing waits."""
         self._most = nbytes
 
     def new(self, step: StepId, nbytes: int, *, kept: bool = False) -> Tensor:
@@ -96,9 +94,7 @@ class TensorStore:
         return tensor
 
     def share(self, tensor: Tensor) -> Tensor:
-        """The same memory with one more owner: released separately, freed with the last. It must not be
-        written to any more.
-        """
+        """Same memory with one more owner, freed by the last release. It must not be written to any more."""
         self._sharers[tensor.extent] += 1
         shared = Tensor(tensor.extent, tensor.step, sparse=tensor.sparse)
         self._steps.setdefault(tensor.step, set()).add(shared)
@@ -120,9 +116,7 @@ class TensorStore:
         return self._arena.view(tensor.extent)[: tensor.length]
 
     def release(self, tensor: Tensor) -> None:
-        """Free `tensor` once it is not in use. Releasing twice is no error: a step's end releases
-        everything.
-        """
+        """Free `tensor` once it is not in use. A second release is no error: a step's end releases all."""
         if tensor.released:
             return
         tensor.released = True
@@ -267,9 +261,7 @@ class TensorStore:
 
 R = TypeVar("R")
 Answer = Coroutine[Any, Any, None]
-"""Waits for the worker's answer and tells the core; to be run as a task. The command itself is posted
-already.
-"""
+"""Waits, as a task, for the worker's answer and tells the core. The command itself is posted already."""
 
 
 class WorkerPosts:
@@ -299,9 +291,7 @@ class WorkerPosts:
         return self._traced(command, posted, self._trace.now()) if self._trace.on else posted
 
     async def _traced(self, command: Command[R], posted: Coroutine[Any, Any, R], at: float) -> R:
-        """Trace a command. A lane does one at a time: it began when it was posted, or when the one before was
-        done.
-        """
+        """Trace a command. It began when it was posted, or when its lane had done the one before."""
         try:
             return await posted
         finally:

@@ -25,13 +25,9 @@ from hetpeer.dht.streams.flow_control import Pool
 
 SEVERAL = 2
 WINDOW_S, ARRIVALS = 1.0, 24
-"""A window ends after so many busy seconds and so many acknowledgements: the error at its ends is small
-then.
-"""
+"""A window ends after so many busy seconds and acknowledgements, which keeps the error at its ends small."""
 FULL, ACK_S = 2.0, 0.05
-"""A line is full if the bytes under way take FULL round trips, each with ACK_S for an acknowledgement that
-waits for a frame.
-"""
+"""The uplink is full if bytes under way take FULL round trips, each plus ACK_S (acknowledgement delay)."""
 WINDOWS, KNOWN, SEEN = 16, 8, 2
 """Windows that are remembered; the best quarter counts, without chance maxima. With fewer than KNOWN nothing
 does.
@@ -83,9 +79,7 @@ class UplinkRate:
 
     @property
     def seen(self) -> float:
-        """Bytes/s; 0 before `SEEN` windows. For people and planners, whom a guess that is too low does not
-        slow down.
-        """
+        """Bytes/s for people and planners, whom a low guess does not slow down; 0 before `SEEN` windows."""
         return self._best() if len(self._windows) >= SEEN else 0.0
 
     def _best(self) -> float:
@@ -94,9 +88,7 @@ class UplinkRate:
 
 
 AIR = 1.08
-"""Factor above the measured rate: heads are a twentieth and were not measured, and a faster line must be
-noticed.
-"""
+"""Factor above the measured rate: unmeasured heads are a twentieth, and a faster link must be noticed."""
 PACED_BELOW = 500e6 / 8
 """Bytes/s; a faster uplink is not what a reduce waits for."""
 
@@ -115,9 +107,7 @@ class UplinkShares:
         return self._step is not None
 
     def begin(self, step: Hashable, loads: Mapping[str, int]) -> None:
-        """`step` is reduced with `loads`: peer → amount, in any unit. It replaces a reduce that is not
-        over.
-        """
+        """Begin the reduce of `step`, in place of any in progress; `loads`: peer → amount, in any unit."""
         total = sum(loads.values())
         self._left = {peer: load for peer, load in loads.items() if load}
         self._step, self._parts = step, {peer: load / total for peer, load in self._left.items()}
@@ -137,9 +127,7 @@ class UplinkShares:
         return True
 
     def rates(self, uplink: float) -> dict[str, float]:
-        """Peer → bytes/s of an uplink of `uplink` bytes/s (0: unknown); links that are not named are not
-        limited.
-        """
+        """Peer → bytes/s of an uplink of `uplink` bytes/s (0: unknown); other links are not limited."""
         if not 0 < uplink < PACED_BELOW:
             return {}
         left = max(sum(self._left.values()), 1)
@@ -158,9 +146,7 @@ CONGESTED_BYTES = 8 << 20
 
 
 def pool_at(blocks_left: int) -> Pool:
-    """The pool of an activation with `blocks_left` > 0 to the loss (docs/links.md: what may wait for
-    what).
-    """
+    """Pool of an activation with `blocks_left` > 0 to the loss; docs/links.md says what may wait for what."""
     return ACTIVATIONS + blocks_left - 1
 
 

@@ -21,9 +21,7 @@ Line = dict[str, Any]
 
 
 def perfetto(folder: Path) -> dict[str, Any]:
-    """All traces below `folder`. Raises `LocalError` HP-TRACE-001 when there is none, HP-TRACE-002 for a
-    damaged one.
-    """
+    """All traces below `folder`. Raises `LocalError` HP-TRACE-001 (there is none), HP-TRACE-002 (damaged)."""
     paths = sorted(folder.rglob(f"*{SUFFIX}"))
     if not paths:
         raise LocalError(

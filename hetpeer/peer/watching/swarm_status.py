@@ -28,9 +28,7 @@ class PeerRow:
     waits_data: float
     """Share spent waiting for data that other peers computed or sent."""
     waits_room: float
-    """Share spent waiting for room for results, in its memory or at the next peer. The rest waits for a step
-    to begin.
-    """
+    """Share spent waiting for room for results, here or at the next peer; the rest waits for a step."""
     device: str
     reach: str
     """public: others can connect; private: they cannot; unknown; empty: not published."""
@@ -146,9 +144,7 @@ class SwarmStatus:
     """Ids of peers that said goodbye lately."""
     blocks: tuple[BlockRow, ...]
     unchecked: tuple[str, ...]
-    """Peers that no spot check can examine, because nobody else holds all of their blocks. Empty without spot
-    checks.
-    """
+    """Peers that no spot check can examine: nobody else holds all their blocks. Empty without spot checks."""
     leftovers: tuple[LeftoverRow, ...]
     progress: Progress
     swarm: SwarmTotals

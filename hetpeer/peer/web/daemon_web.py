@@ -93,9 +93,7 @@ async def reliable_served(
 
 @contextlib.asynccontextmanager
 async def watcher_served(where: Where, onlooker: Onlooker, folder: Path) -> AsyncIterator[None]:
-    """Serve the dashboard of a watcher, without metrics; `folder` has the token. Raises `LocalError`
-    HP-WEB-001.
-    """
+    """Serve a watcher's dashboard without metrics; token in `folder`. Raises `LocalError` HP-WEB-001."""
     view = PageView(onlooker, LoadMeter(folder), lambda: None)
     async with _served(where, folder, view, {}, None, f"its token is in {folder / TOKEN_FILE}"):
         yield
@@ -103,9 +101,7 @@ async def watcher_served(where: Where, onlooker: Onlooker, folder: Path) -> Asyn
 
 @contextlib.asynccontextmanager
 async def _shown(daemon: OwnedDaemon, link: str, changed: Callable[[], None]) -> AsyncIterator[None]:
-    """Give the link to the daemon's owner, and the daemon's changes to the page, while the context
-    is open.
-    """
+    """Show the owner the link, and the page the daemon's changes, while the context is open."""
     daemon.shown_at(link, changed)
     try:
         yield

@@ -56,9 +56,7 @@ def page_routes(feed: ViewFeed, orders: Orders) -> list[BaseRoute]:
 
 
 class _Events(StreamingResponse):
-    """Stream of the views of `feed`. The seat is checked and taken in one go, so no two requests get the
-    same.
-    """
+    """Stream of the views of `feed`. A seat is checked and taken at once, so no two requests get the same."""
 
     def __init__(self, content: AsyncIterator[str], feed: ViewFeed) -> None:
         super().__init__(content, media_type="text/event-stream")

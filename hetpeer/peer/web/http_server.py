@@ -20,9 +20,7 @@ SHUTDOWN_S = 1
 """Seconds that an answer in progress may take when the daemon leaves."""
 MAX_CONNECTIONS = 64
 TICK_S = 1.0
-"""Seconds between uvicorn's ticks, which renew the date in answers. Its own ten a second were a third of an
-idle daemon's wake-ups.
-"""
+"""Seconds between uvicorn's ticks (renewing the date); its ten a second were a third of idle wake-ups."""
 IDLE_S = 10.0
 """Seconds after which an idle connection is closed."""
 LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
@@ -32,9 +30,7 @@ ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 
 @contextlib.asynccontextmanager
 async def served(app: ASGIApp, where: Where) -> AsyncIterator[str]:
-    """Serve `app` at `where` while the context is open; its value is the URL. Raises `LocalError`
-    HP-WEB-001.
-    """
+    """Serve `app` at `where` while the context is open; yields the URL. Raises `LocalError` HP-WEB-001."""
     listening = _listen(where)
     config = uvicorn.Config(
         app,
@@ -120,9 +116,7 @@ class _Connection(H11Protocol):
 
 
 def _reached_at(listening: socket.socket) -> str:
-    """Address it listens at; if that is any address of this machine, the one that others see (nothing is
-    sent).
-    """
+    """Address it listens at; if that is unspecified, the one that others see (nothing is sent to find it)."""
     address = str(listening.getsockname()[0])
     if not ipaddress.ip_address(address).is_unspecified:
         return address

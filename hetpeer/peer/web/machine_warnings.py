@@ -27,9 +27,7 @@ class MachineWarning:
 
 
 class MachineWarnings:
-    """Warnings of a daemon with its files in `folder`. `reach`: how others reach it; `found`: problems of its
-    sensors.
-    """
+    """Warnings of a daemon with files in `folder`, its `reach`, and the problems `found` by its sensors."""
 
     def __init__(
         self,

@@ -106,9 +106,7 @@ class DaemonSource:
 
 
 class VolunteerSource:
-    """Metrics of a volunteer. `state`: of the daemon; `volunteer`: the living one, if any; `credit`: if
-    known.
-    """
+    """Volunteer metrics. `state`: the daemon's; `volunteer`: the living one, if any; `credit`: if known."""
 
     def __init__(
         self,

@@ -32,9 +32,7 @@ SCHEMA = "hetpeer.view/1"
 CURVES_S = 10.0
 """Seconds between two requests for the loss curves; the newest loss is in the status."""
 CREDIT_S = 120.0
-"""Seconds after a reading of the metrics in which credit is asked for without watchers, so that the metrics
-are new.
-"""
+"""Seconds after a reading of the metrics in which credit is asked for without watchers, to keep it fresh."""
 ANSWER_S = 1.0
 """Seconds that a look waits for the swarm; a later answer is in the next view, and the owner does not wait.
 """
@@ -88,9 +86,7 @@ class You:
 
 
 class PageView:
-    """Makes the views. `onlooker` reads the swarm; `you` gives the daemon's volunteer, None for others;
-    `warnings` its warnings.
-    """
+    """Makes views: the swarm by `onlooker`, the daemon's volunteer by `you` (or None), and its `warnings`."""
 
     def __init__(
         self,

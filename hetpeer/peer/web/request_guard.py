@@ -49,9 +49,7 @@ ALWAYS = {
 
 
 def token_of(folder: Path) -> str:
-    """The token in `folder`; a new one if it is missing, damaged or readable by others. Raises `LocalError`
-    HP-DISK-*.
-    """
+    """The token in `folder`; new if missing, damaged or readable by others. Raises `LocalError` HP-DISK-*."""
     path = folder / TOKEN_FILE
     try:
         if not path.stat().st_mode & 0o077 and _TOKEN_FORM.fullmatch(kept := path.read_text().strip()):
@@ -64,9 +62,7 @@ def token_of(folder: Path) -> str:
 
 
 class RequestGuard:
-    """ASGI middleware around `app`. `names`: further allowed host names; `private`: reading needs the token
-    as well.
-    """
+    """ASGI middleware. `names`: further allowed host names; `private`: reading needs the token as well."""
 
     def __init__(self, app: ASGIApp, token: str, *, names: Iterable[str] = (), private: bool) -> None:
         self._app = app
@@ -129,9 +125,7 @@ def _refused(status: int, why: str) -> JSONResponse:
 
 
 def application(routes: Sequence[BaseRoute], token: str, *, private: bool) -> Starlette:
-    """`routes` behind the guard (request_guard.py); `private`: the server is reachable from other
-    machines.
-    """
+    """`routes` behind the guard; `private`: the server is reachable from other machines."""
     names = [socket.gethostname().lower()]
     guard = Middleware(RequestGuard, token=token, names=names, private=private)
     return Starlette(routes=list(routes), middleware=[guard])

@@ -17,9 +17,7 @@ from hetpeer.peer.watching.swarm_status import PeerRow, SwarmStatus
 
 MAX_EVENTS = 200
 GRACE_S = 15.0
-"""Seconds for which an advert may be missing before its peer counts as lost; one that was not stored is sent
-again.
-"""
+"""Seconds that an advert may be missing before its peer counts as lost: an unstored one is sent again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

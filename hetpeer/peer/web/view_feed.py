@@ -26,9 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class ViewFeed:
-    """Views made by `look`, which gets whether somebody watches. After a failure the last view stays; the log
-    has the error.
-    """
+    """Views made by `look(somebody watches)`. After a failure the last view stays; the log has the error."""
 
     def __init__(self, look: Callable[[bool], Awaitable[dict[str, Any]]]) -> None:
         self._look = look

@@ -6,9 +6,7 @@ import ctypes
 
 
 def power(base: float, exponent: int) -> float:
-    """`base ** exponent` by squaring: multiplications give equal bits everywhere, the C library's pow does
-    not.
-    """
+    """`base ** exponent` by squaring, which gives equal bits everywhere, unlike the C library's pow."""
     result = 1.0
     while exponent:
         if exponent & 1:

@@ -66,9 +66,7 @@ class DelayedParameters:
         vector_to_parameters(self._base.clone(), self._weights)
 
     def forth(self, compensation: float = 0.0) -> None:
-        """Restore the newest parameters, and compensate the clipped gradients: g + λ g² (w - w_base),
-        DC-ASGD, Eq. 10.
-        """
+        """Restore the newest parameters; clipped gradients become g + λ g² (w - w_base) (DC-ASGD, Eq. 10)."""
         newest = self._versions[-1]
         vector_to_parameters(newest.clone(), self._weights)
         changes = torch.split(newest - self._base, [weight.numel() for weight in self._weights])

@@ -50,9 +50,7 @@ def _check_parts(parts: int) -> None:
 
 
 def _recurrent(operator: Any) -> Callable[..., Any]:
-    """An LSTM or GRU [input, state, weights, bias, layers, dropout, train, both ways, batch first] without
-    dropout.
-    """
+    """LSTM or GRU without dropout [input, state, weights, bias, layers, 0, train, both ways, batch first]."""
 
     def run(*args: Any) -> Any:
         if len(args) != RECURRENT_ARGUMENTS or args[5] != 0:

@@ -38,9 +38,7 @@ class Pass:
 
 
 def dropout(here: Pass, _name: str, x: Tensor, probability: float, operator: int) -> Tensor:
-    """Zero each element with `probability`, scale the others; `operator` numbers dropouts in the author's
-    program.
-    """
+    """Zero elements with `probability`, scale the rest; `operator`: number of the dropout in the program."""
     _check_draws(probability, operator)
     if here.draw is None or probability == 0:
         return x
@@ -134,9 +132,7 @@ def _keep_mask(draw: Draw, operator: int, probability: float, like: Tensor) -> T
 
 
 def _check_draws(probability: float, operator: int) -> None:
-    """Raise ValueError for bad arguments, even if nothing is drawn: a dry run must refuse what a real one
-    would.
-    """
+    """Raise ValueError for bad arguments even without a draw: a dry run must refuse what a real one would."""
     if type(probability) not in (int, float) or not 0 <= probability < 1:
         raise ValueError(f"dropout takes a probability in [0, 1), not {probability!r}")
     if type(operator) is not int or not 0 <= operator < MAX_OPERATORS:

@@ -23,9 +23,7 @@ LEVELS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Everything that a task's random numbers depend on: the run's seed, the step, and which of its
-    `microbatches`.
-    """
+    """All that a task's random numbers depend on: the run's seed, the step, and which of `microbatches`."""
 
     seed: Word
     step: Word
