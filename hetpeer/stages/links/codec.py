@@ -56,9 +56,7 @@ class Codec:
 
     @property
     def tolerance(self) -> float:
-        """Largest distance of two honest volunteers' sums, relative to their length, if tensors are sent by
-        this codec.
-        """
+        """Largest relative distance of two honest volunteers' sums if tensors are sent by this codec."""
         if self.values is None:
             return EXACT_TOLERANCE
         return ANY_TOLERANCE if self.sparse else self.values.tolerance
@@ -92,9 +90,7 @@ class Codec:
 
 @dataclass(frozen=True, slots=True)
 class EncodedTensor:
-    """A frame's entry for one encoded tensor: elements kept (all, unless the codec is sparse), and their
-    positions.
-    """
+    """A frame's entry for an encoded tensor: elements kept (all if not sparse), and their positions."""
 
     kept: Count
     form: Annotated[int, Field(ge=0, lt=16)] = 0
@@ -116,9 +112,7 @@ def room(codec: Codec, dtype: str, count: int, kept: int) -> int:
 
 
 def length(codec: Codec, dtype: str, count: int, written: EncodedTensor) -> int:
-    """Bytes of an encoded tensor, before any allocation. Raises ProtocolError if `written` is impossible for
-    it.
-    """
+    """Bytes of an encoded tensor, before any allocation. Raises ProtocolError for an impossible `written`."""
     if codec.values is None or not codec.changes(dtype) or not codec.selects(written.kept, count):
         if written != EncodedTensor(count):
             raise ProtocolError(f"{written} of a tensor of {count} elements, all of which are sent")

@@ -47,9 +47,7 @@ def encode_positions(positions: Positions, count: int, *, squeeze: bool) -> tupl
 
 
 def decode_positions(form: int, data: Any, kept: int, count: int) -> Positions:
-    """`kept` rising positions below `count`. Raises ProtocolError for anything else; both numbers bound the
-    memory.
-    """
+    """`kept` rising positions below `count` (both bound the memory). Raises ProtocolError for all else."""
     match form:
         case PositionForm.GAPS:
             positions = _from_gaps(data)

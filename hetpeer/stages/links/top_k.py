@@ -68,9 +68,7 @@ def _largest_there(magnitudes: Tensor, k: int) -> Tensor:
 
 
 def _stride(count: int) -> int:
-    """Distance of the sample's elements, without small factors, so that it does not always meet the same
-    channels.
-    """
+    """Distance of the sample's elements; without small factors, so that it meets different channels."""
     stride = max(count // SAMPLE, 1) | 1
     while stride > 1 and math.gcd(stride, 2 * 3 * 5 * 7 * 11 * 13) > 1:
         stride += 2

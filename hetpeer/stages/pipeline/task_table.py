@@ -251,8 +251,6 @@ class KeptOutputs:
         return {border: tuple(ids) for border, ids in left.items()}
 
     def _left_over(self) -> list[TaskKey]:
-        """Outputs without a holder, sorted. A task that was forgotten and came again has none until it has
-        run again.
-        """
+        """Outputs without a holder, sorted. A forgotten task that came again has none until it has run."""
         self._left.intersection_update(key for key, task in self._tasks.items() if task.output is not None)
         return sorted(self._left, key=lambda key: (key.id, key.begin))

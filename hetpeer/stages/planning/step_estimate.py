@@ -32,9 +32,7 @@ class StepEstimate:
     seconds: float
     """Seconds from one commit to the next."""
     between_s: float
-    """Seconds between a step's last work and the first that needs its update; part of `seconds` unless steps
-    overlap.
-    """
+    """Seconds from a step's last work to the first that needs its update; in `seconds` unless overlapped."""
     staleness: int = 0
     """Steps that begin before the one that they follow is committed."""
     computing: Mapping[str, float]

@@ -204,9 +204,7 @@ def _refine(line: _Line, pieces: list[Range], target: int) -> list[Range]:
 
 
 def _best_cut(line: _Line, piece: Range, floor: float) -> tuple[bool, int, int, int] | None:
-    """(a side is below `floor`, bytes that cross, difference of the sides' FLOPs, position);
-    None: no border.
-    """
+    """(a side is below `floor`, bytes crossing, difference of sides' FLOPs, position); None: no border."""
     begin, end = piece
     whole = line.flops(piece)
     found = []

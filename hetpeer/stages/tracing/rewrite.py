@@ -183,9 +183,7 @@ class Rewriter:
 
 
 def describe(val: Any) -> Value:
-    """The spec of a traced value, without its gradient flag. Raises LocalError HP-MODEL-003 for other sizes
-    or dtypes.
-    """
+    """Spec of a traced value, no gradient flag. Raises LocalError HP-MODEL-003 for a wrong size or dtype."""
     if isinstance(val, (tuple, list)):
         return tuple(describe_tensor(part) for part in val)
     return describe_tensor(val)

@@ -178,9 +178,7 @@ def _starts(model: nn.Module, exported: ExportedProgram) -> Iterator[tuple[str, 
 def _mutated(
     exported: ExportedProgram, rewriter: Rewriter, starts: Mapping[str, tuple[str, Tensor]]
 ) -> tuple[dict[str, str], dict[str, int]]:
-    """(BatchNorm's running values that the loss needs by value name, its counters). Refuses other
-    mutations.
-    """
+    """(value → name of BatchNorm statistics in the loss, counter → its value). Refuses other mutations."""
     statistics: dict[str, str] = {}
     counters: dict[str, int] = {}
     for spec in exported.graph_signature.output_specs:

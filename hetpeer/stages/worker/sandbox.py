@@ -85,9 +85,7 @@ _IO_URING_SETUP, _X32 = 425, 0x40000000
 _LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | EACCES
 _NUMBER, _MACHINE, _FIRST, _SECOND = 0, 4, 16, 24
-"""Offsets of the call's number, the machine, and the lower halves of the first two arguments in a filter's
-data.
-"""
+"""Offsets in a filter's data: call number, machine, and lower halves of the first two arguments."""
 _STEP = struct.Struct("HBBI")
 _KIND = 0xF
 """Mask of the socket type; the other bits are flags."""

@@ -20,9 +20,7 @@ from hetpeer.stages.planning.grids.bottleneck_matching import Floats, Ints, bott
 from hetpeer.stages.planning.grids.grid_costs import Prices
 
 SOLVED = 96
-"""Most swaps whose matchings are solved in one step: when hot most would be accepted, and one for each grid
-suffices.
-"""
+"""Most swaps solved by matching in a step: when hot, most would be accepted, and one per grid suffices."""
 AT_ONCE = 1 << 21
 """Prices evaluated together."""
 

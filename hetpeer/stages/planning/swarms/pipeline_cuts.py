@@ -191,16 +191,12 @@ class PipelineCuts:
         return ("computing" if slowest.computing >= slowest.sending else "sending"), slowest.device
 
     def _periods(self, order: Sequence[int], place: int) -> Floats:
-        """[a, b]: seconds that the device at `place` is busy with a microbatch over the blocks [a, b);
-        infinite if impossible.
-        """
+        """[a, b]: seconds a microbatch over [a, b) occupies the device at `place`; infinite if impossible."""
         near = tuple(order[max(place - 1, 0) : place + 2])
         return self._busy(near, min(place, 1), len(order) - 1 - place)
 
     def _busy_between(self, near: tuple[int, ...], place: int, behind: int) -> Floats:
-        """As `_periods`; of an order only the neighbours `near` (with the device at `place`) and the number
-        `behind` matter.
-        """
+        """As `_periods`, from what matters of an order: the neighbours `near` and how many are `behind`."""
         device = near[place]
         busy = np.maximum(self._sending(near, place), self._computing(device))
         fits = self._needed(behind) <= self.devices.memory[device]

@@ -146,9 +146,7 @@ class PlanSearch:
                 return
 
     def _chains(self) -> Iterator[list[int]]:
-        """All devices by neighbourhood, by each resource, with most memory at both ends, as given, by
-        communities and halves.
-        """
+        """All devices: as given, most memory at the ends, by neighbourhood, resource, community, halves."""
         devices, count = self._devices, len(self._devices)
         starts = self._random.permutation(count)[:STARTS].tolist()
         seconds = self._seconds()
