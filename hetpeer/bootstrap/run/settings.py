@@ -140,9 +140,7 @@ class AveragingSettings(ManifestPart):
     """Whether Adam's second moments are corrected to those of the group's mean gradient (SDPipe, section 4).
     """
     window_s: Annotated[float, Field(ge=0)] | Literal["adaptive", "all"] = "adaptive"
-    """Seconds that the first ready cluster waits for others; `all`: for all, `adaptive`: as long as it pays
-    off.
-    """
+    """Seconds that the first ready cluster waits for others; `all`: for all; `adaptive`: while it pays."""
     outer: Outer | None = None
     """Outer optimizer; None: a cluster continues from the mean."""
     robust: bool = False
@@ -211,9 +209,7 @@ class TrainingSettings(ManifestPart):
         return self.microbatches + self.eval_microbatches
 
     def most_behind(self, step: int, batch: int) -> int:
-        """Largest number of updates by which step `step`'s parameters may be stale when it computes
-        `batch`.
-        """
+        """Most updates by which step `step`'s parameters may be stale when it computes `batch`."""
         return 0 if batch < self.fresh_steps else min(self.staleness, step)
 
     def samples_of(self, number: int) -> int:

@@ -40,9 +40,7 @@ def sign_voucher(voucher: Voucher, owner_key: Ed25519PrivateKey) -> bytes:
 
 
 def read_voucher(data: bytes, owner: bytes, run_id: str) -> Voucher:
-    """The voucher in `data`, if `owner` (a public key) signed it for this run; else ValueError with the
-    reason.
-    """
+    """The voucher in `data` if `owner` (a public key) signed it for this run; else ValueError says why."""
     try:
         sealed = VOUCHER.open(data)
         sealed.check(owner)

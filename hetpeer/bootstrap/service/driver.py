@@ -280,9 +280,7 @@ class CoordinatorService:
         self._hear(partial(self.core.resumed, peer))
 
     async def _ask_for_events(self, peer: str) -> None:
-        """Ask the volunteer for events that this peer lacks: another reliable peer may have coordinated until
-        now.
-        """
+        """Ask the volunteer for events lacking here: another reliable peer may have coordinated until now."""
         channel = self._sessions.channel(peer)
         last = await asyncio.to_thread(self._logs.last, peer)  # it sends none until it is asked
         if channel is not None:

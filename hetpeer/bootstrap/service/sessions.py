@@ -94,13 +94,9 @@ class RateLimit:
 LOOK_S = 10.0
 """Seconds between two checks. A channel whose peer was not admitted at two checks in a row is closed."""
 GIVEN_UP = 3
-"""Checks at which an admitted peer's stream is broken before it is forgotten: its lease has run
-out by then.
-"""
+"""Checks with an admitted peer's stream broken until it is forgotten: its lease has run out by then."""
 MAX_UNHEARD = 32 << 20
-"""Most unacknowledged bytes to a volunteer: a hundred times what is sent to one while its stream
-is broken.
-"""
+"""Most unacknowledged bytes to a volunteer: 100 times what one is sent while its stream is broken."""
 
 _log = logging.getLogger(__name__)
 

@@ -127,9 +127,7 @@ class Disconnect:
 
 @dataclass(frozen=True, slots=True)
 class CollectCheckpoint:
-    """Expect the state of `version`, each block from the named volunteer → `Coordinator.saved` or
-    `.not_saved`.
-    """
+    """Expect the state of `version`, each block from its saver → `Coordinator.saved` or `.not_saved`."""
 
     line: m.TermView
     """Term, view and cluster of the state: other clusters and views may have a version of the same number."""

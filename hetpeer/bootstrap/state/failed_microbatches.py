@@ -28,15 +28,11 @@ ALONE = 3
 IDLE = 3
 """Rests double this many times at most."""
 LONE = 1
-"""`ALONE` for a run in which nobody else has taken part in this term: its owner waits to hear what
-is wrong.
-"""
+"""`ALONE` if nobody else took part in the run in this term: its owner waits to hear what is wrong."""
 
 
 def room_s(config: CoordinatorConfig) -> float:
-    """Seconds for which a failed holder's place is free for others: until one is moved there and has its
-    state.
-    """
+    """Seconds that a failed holder's place is free for others: until one is moved there and has its state."""
     return MOVES * config.move_s + config.sync_s
 
 
@@ -85,9 +81,7 @@ class FailureReports:
         return self._own(microbatch).total()
 
     def who_else(self, microbatch: int, roster: Roster, blocks: int) -> Roster:
-        """Peers of `roster` that can compute it through all `blocks`: those that nobody blames, else those
-        that failed it least often.
-        """
+        """Peers of `roster` that cover all `blocks`: those nobody blames, else those that failed it least."""
         own, blamed = self._own(microbatch), {culprit for _, culprit in self._known[microbatch]}
         often = [
             {peer for peer, times in own.items() if times >= least} for least in range(1, MAX_FAILURES + 1)

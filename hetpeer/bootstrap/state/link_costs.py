@@ -26,9 +26,7 @@ from hetpeer.stages.planning.swarms.plan_inputs import Compression
 MOST = 100.0
 """No volunteer is taken to be more than this many times as fast as the median."""
 LEAST = 0.01
-"""No block is taken to be lighter than this part of the median: work without matrix products takes
-time, too.
-"""
+"""Least weight of a block, relative to the median: work without matrix products takes time, too."""
 
 
 def rates(ready: Collection[VolunteerState], costs: Sequence[BlockDemand]) -> dict[str, float]:
@@ -140,9 +138,7 @@ def _block_rates(places: Mapping[str, tuple[int, int]], need: Mapping[str, float
 
 
 def _link_s(volunteer: VolunteerState, ready: Collection[VolunteerState]) -> float:
-    """Seconds of its links for an uncompressed microbatch, on the side where they are slower, over the
-    fastest link there; 0: unknown.
-    """
+    """Seconds of its links for an uncompressed microbatch: the slower side's fastest link; 0: unknown."""
     assert volunteer.place is not None
     begin, end = volunteer.place
     sides: list[list[float]] = [[], []]

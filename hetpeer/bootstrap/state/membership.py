@@ -92,9 +92,7 @@ class VolunteerState:
         )
 
     def measured(self, uplink: float) -> None:
-        """Smooth a reported uplink of this many bytes/s; one busy moment must not change who reduces how
-        much.
-        """
+        """Smooth a reported uplink of this many bytes/s: a busy moment must not change reducers' shares."""
         known = self.uplink and uplink
         self.uplink = self.uplink + RECENT * (uplink - self.uplink) if known else uplink or self.uplink
 
@@ -138,9 +136,7 @@ PLAIN = Compression()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockDemand:
-    """Demand of a block on its holder: elements of its vector, bytes of memory, forward FLOPs of a
-    microbatch.
-    """
+    """Demand of a block on its holder: vector elements, memory bytes, forward FLOPs of a microbatch."""
 
     elements: int
     memory_bytes: int
@@ -230,9 +226,7 @@ class Membership:
         return False
 
     def adopt(self, volunteer: VolunteerState, place: Range) -> bool:
-        """Give a place to a holder that outlived the last coordinator: the first cluster where its blocks
-        fit.
-        """
+        """Give a place to a holder that outlived the last coordinator: first cluster where its blocks fit."""
         if not 0 <= place[0] < place[1] <= self.blocks:
             return False
         taken = {(v.cluster, v.place) for v in self.volunteers.values() if v is not volunteer}
@@ -256,9 +250,7 @@ class Membership:
         return volunteer
 
     def spare(self) -> tuple[VolunteerState, Place] | None:
-        """A volunteer whose blocks others hold too, and an open place that nobody has and that fits its
-        memory.
-        """
+        """A volunteer whose blocks others hold too; an open place without holders that fits its memory."""
         for place in self.places():
             if not place.open or place.holders:
                 continue
@@ -291,9 +283,7 @@ class Membership:
         return [n for n in range(self.blocks) if (h := set(self.holders(n))) and h <= leaving]
 
     def outdate(self, roster: Collection[str]) -> None:
-        """Note that `roster` made a new version: all others are outdated, and no digests of it are
-        known yet.
-        """
+        """Note that `roster` made a new version: others are outdated, and no digests of it are known yet."""
         for volunteer in self.volunteers.values():
             volunteer.digests, volunteer.witness = {}, volunteer.peer in roster
             if volunteer.peer not in roster:

@@ -25,9 +25,7 @@ from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S, LINE, Devices,
 SAME = 0.05
 """Steps whose times differ by no more than this share of the shorter count as equally long."""
 MORE = 1.25
-"""A place needs help more than another if it gains this many times as much; equal machines differ by as much
-when measured.
-"""
+"""Ratio of gains from which a place needs help more: measurements of equal machines differ by as much."""
 FLOPS, RATES = (1e6, 1e18), (125.0, 125e9)
 """Range of believed FLOP/s and bytes/s: no claim may overflow the arithmetic."""
 MOST = 64
@@ -101,16 +99,12 @@ class _Swarm:
         """Block → microbatches per second of its holders."""
 
     def step_s(self, place: Range) -> float:
-        """Seconds of a step with the newcomer at `place`, and median machines at blocks that are still
-        missing.
-        """
+        """Seconds of a step with the newcomer at `place`, and median machines at blocks still missing."""
         held = self._with(place)
         return as_it_is(self._devices.some(range(len(held))), self._asks, held)
 
     def helped_s(self, place: Range) -> float:
-        """Seconds by which holders of the blocks of `place` are done sooner with a step; infinite where a
-        block has none.
-        """
+        """Seconds by which holders of `place`'s blocks finish a step sooner; infinite if a block has none."""
         rate = min(self._rates[slice(*place)])
         if not rate:
             return math.inf
@@ -153,9 +147,7 @@ def _devices(volunteers: Sequence[VolunteerState], asks: StepDemand, more: int) 
 
 
 def _filled(amounts: Sequence[float], more: int, else_: float) -> list[float]:
-    """`amounts` with unknown ones (0) and `more` further ones replaced by the median of known ones, or
-    `else_` if none is.
-    """
+    """`amounts` with unknown ones (0) and `more` further ones as the median of the known, or else `else_`."""
     known = [amount for amount in amounts if amount]
     middle = median(known) if known else else_
     return [*(amount or middle for amount in amounts), *[middle] * more]

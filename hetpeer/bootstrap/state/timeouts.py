@@ -78,9 +78,7 @@ class AdaptiveTimeouts:
         self._factor = min(2 * self._factor, MAX_FACTOR)
 
     def blamed(self) -> None:
-        """Some peer was to blame: if the step is committed without it, earlier timeouts were not
-        too short.
-        """
+        """A peer was to blame: if the step is committed without it, earlier timeouts were not too short."""
         self._blamed = True
 
     def found(self) -> None:
@@ -126,15 +124,11 @@ class ProgressTimer:
         self.since, self._urged = now, False
 
     def is_unusual(self, now: float) -> bool:
-        """Whether it is longer than ever before: the rest may be with a slow peer (Dean and Barroso, The Tail
-        at Scale).
-        """
+        """Whether it is longer than ever: the rest may be at a slow peer (Dean, Barroso, Tail at Scale)."""
         return now - self.since > max(LEAST_WAIT_S, LONGER * self._longest)
 
     def urges(self, now: float) -> bool:
-        """Whether to ask everybody for reports, which costs next to nothing: once without progress, and
-        earlier than a reroute.
-        """
+        """Whether to ask all for reports, which is cheap: once without progress, earlier than a reroute."""
         if self._urged or now - self.since <= max(LEAST_WAIT_S, LONGER * self._flowing):
             return False
         self._urged = True

@@ -44,9 +44,7 @@ class _Keep(Schema):
 
 
 class CheckpointReplication:
-    """Checkpoints on this peer's disk; `records` is the log so far, `company` returns the other reliable
-    peers.
-    """
+    """Checkpoints on this peer's disk. `records`: the log so far; `company()`: the other reliable peers."""
 
     def __init__(
         self,

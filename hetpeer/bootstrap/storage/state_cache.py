@@ -43,9 +43,7 @@ class _Copy(Generic[T]):
 
 
 class StateCache(Generic[T]):
-    """Cache of the results of `find`, which keeps its data in place while its context is open; `size` gives
-    bytes.
-    """
+    """Cache of `find`'s results, which keeps data in place while its context is open; `size` gives bytes."""
 
     def __init__(
         self, find: Callable[[str], AbstractAsyncContextManager[T | None]], size: Callable[[T], int]

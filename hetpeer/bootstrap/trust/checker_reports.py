@@ -31,9 +31,7 @@ class CheckedPiece(NamedTuple):
 
 
 class AwaitedWord(NamedTuple):
-    """Statement expected from `peer` on a checker's bundle: microbatch `id` at `border`; `back`: its
-    gradient.
-    """
+    """Statement expected from `peer` on a checker's bundle: microbatch `id` at `border`; `back`: gradient."""
 
     peer: str
     id: int

@@ -160,9 +160,7 @@ class ReduceComplaints:
         return False
 
     def overflows(self, block: int) -> bool:
-        """Whether all of several holders produced sums of `block` that are not finite: the model is the
-        cause.
-        """
+        """Whether all of several holders had sums of `block` that are not finite: the model is the cause."""
         return self.known.have_all_spoilt(self._covers[block].receivers)
 
     def proven(self, pairs: Mapping[int, set[Pair]]) -> None:
@@ -179,9 +177,7 @@ class ReduceComplaints:
         self._go(out, FALSE, shunned=shunned)
 
     def drowns(self, peers: Collection[str]) -> None:
-        """Handle parts so long that others' parts would vanish in the sum; the model or a sample may be the
-        cause.
-        """
+        """Handle parts so long that others' vanish in the sum; the model or a sample may be the cause."""
         self._go(peers, HUGE)
 
     def contradict(self, peers: Collection[str]) -> None:

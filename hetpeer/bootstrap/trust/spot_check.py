@@ -121,9 +121,7 @@ class SpotCheck:
 
     @property
     def answered(self) -> set[Duty]:
-        """Requested duties, without those still open and without checkers whose bundle may not have
-        arrived.
-        """
+        """Requested duties, less open ones and comparisons by peers that may lack the checker's bundle."""
         unsaid = {(word.peer, CheckDuty.COMPARES) for by in self.opinions for word in by.unsaid}
         return self.took_part - unsaid - {duty for by in self.opinions for duty in by.awaited}
 

@@ -97,9 +97,7 @@ class StateAgreement:
         return found
 
     def _right(self, block: int, words: _Words, *, last: bool) -> str | None:
-        """Digest by the majority of witnesses, or by all reports if there is no witness; None if
-        undecided.
-        """
+        """Digest by the majority of witnesses, or of all reports without a witness; None if undecided."""
         if block in self._context.history.digests:
             return self._context.history.digests[block]
         heard = Counter(words.said[peer] for peer in words.witnesses & words.said.keys())

@@ -68,9 +68,7 @@ class StepSpotChecks:
     # ── computed once more ──────────────────────────────────────────────────────────────────────────────────
 
     def accepted(self, peer: str, contents: Iterable[m.Contents], refused: Collection[int]) -> list[Effect]:
-        """Note accepted contributions of `peer`, except in `refused` blocks; its checker must compute
-        them.
-        """
+        """Note accepted contributions of `peer`, except in `refused` blocks, for its checker to compute."""
         rules = self.rules
         if rules is None:
             return []
@@ -122,9 +120,7 @@ class StepSpotChecks:
         return min(among, key=lambda other: (self._place(other) - self._place(peer)) % 1.0, default=None)
 
     def _third(self, check: SpotCheck) -> str | None:
-        """A third checker for `check`: not heard yet, and not known to have given false numbers in this
-        step.
-        """
+        """A third checker for `check`: not yet heard, and not known for false numbers in this step."""
         assert self.rules is not None
         suspects = {one.outcome.culprit for one in self._checks.values() if one is not check}
         able = self._able(check.peer, {*check.checkers, *suspects})
@@ -262,9 +258,7 @@ class StepSpotChecks:
         return self._judge(check) if check.complete else []
 
     def _judge(self, check: SpotCheck) -> list[Effect]:
-        """Judge a complete check: call a third checker at once if needed, otherwise wait for awaited
-        statements.
-        """
+        """Judge a complete check: at once call a third checker if needed, else await missing statements."""
         assert self.rules is not None
         outcome, third = check.judge(self.rules), None
         if outcome.verdict is CheckVerdict.OPEN:
@@ -301,9 +295,7 @@ class StepSpotChecks:
         return awaited | check.silent if check.asks or not awaited else awaited
 
     def _is_hopeless(self, check: SpotCheck) -> bool:
-        """Whether the check waits for a peer that left or never answers; missing statements alone do not
-        count.
-        """
+        """Whether it waits for a peer that left or never answers; missing statements alone do not count."""
         if check.finished:
             return False
         return any(self._is_silent(peer) for peer, _ in self._waited_for(check))

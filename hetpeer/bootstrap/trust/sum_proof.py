@@ -53,9 +53,7 @@ class SumClaim(NamedTuple):
 
 
 class SumProof:
-    """Proof of the sums of plan `plan` with `covers`; `sizes`: block → elements; `besides`: further
-    fingerprints.
-    """
+    """Proof of plan `plan`'s sums with `covers`; `sizes`: block → elements; `besides`: more fingerprints."""
 
     def __init__(
         self,
@@ -240,9 +238,7 @@ class SumProof:
                 self.unproven.add(block)
 
     def _adds_up(self, peer: str, block: int, shares: Iterable[m.Where]) -> bool:
-        """Whether the statements of `peer` on the shares of `block` add up to those on the whole, for part
-        and sum.
-        """
+        """Whether `peer`'s statements on the shares of `block` add up to its whole, for part and sum."""
         return all(
             ExpectedSum({str(place): known[place][peer] for place in shares}).is_near(
                 whole, EQUAL, capped=False

@@ -113,9 +113,7 @@ class StepSumProofs:
     # ── plans ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def choose(self, block: int, fit: Sequence[str], holders: Sequence[str]) -> tuple[str, ...]:
-        """Reducers of `block` in the next plan: all that are `fit`, or a single witness if the block is in
-        dispute.
-        """
+        """Reducers of `block` in the next plan: all that are `fit`, or one witness if it is in dispute."""
         suspects = {claim.reducer for claim in self._claims if claim.block == block}
         if not suspects and block not in self._unproven:
             return tuple(fit)

@@ -25,9 +25,7 @@ class CheckedSums(Charge):
 
     @property
     def may_be_true(self) -> bool:
-        """Whether several reducers found it, or the only reducer there was; then a third checker may still
-        object.
-        """
+        """Whether several reducers found it, or the only one; then a third checker may still object."""
         return len(self.accusers) > 1 or self.of == 1
 
 
@@ -50,9 +48,7 @@ class CheckOutcome(NamedTuple):
     culprit: str = ""
     against: str = ""
     apart: frozenset[frozenset[str]] = frozenset()
-    """Pairs of which one gave the other false data or says so falsely; others may have computed from that
-    data.
-    """
+    """Pairs of which one gave the other false data or says so falsely; others may have used that data."""
     witness: str = ""
     """The only checker that found it; empty if two did."""
 
@@ -126,9 +122,7 @@ class CheckCase:
     def _disputed(
         self, first: CheckerReport, accusations: Iterable[Accusation], apart: m.Given | None
     ) -> CheckOutcome:
-        """Outcome without a culprit; different inputs of `peer`, by its statement, would explain the
-        difference.
-        """
+        """Outcome without a culprit. `apart`: a differing input, stated by `peer`, that would explain it."""
         known = {one for one in accusations if apart is None or one.suspect != self.peer}
         pairs = {(one.suspect, one.accuser) for one in known}
         if apart is not None:
@@ -140,9 +134,7 @@ class CheckCase:
     def _cleared(
         self, first: CheckerReport, second: CheckerReport, charges: Mapping[str, Charge]
     ) -> CheckOutcome:
-        """Outcome if the second checker finds no difference: the first is false, had other inputs, or is
-        accused falsely.
-        """
+        """Outcome if the second checker sees no difference: the first is false, misled or wrongly accused."""
         apart = torn(first.given, second.given)
         sure = {kind: one for kind, one in charges.items() if kind == SUMS or not second.unsaid}
         if apart is None and any(map(self._may_be_true, (*sure.values(), _all_of(sure)))):
@@ -171,9 +163,7 @@ class CheckCase:
 
 
 def _all_of(charges: Mapping[str, Charge]) -> Charge:
-    """All accusers together: a peer with false outputs to one and false gradients to another contradicts
-    two.
-    """
+    """All accusers together: false outputs to one and false gradients to another contradict two peers."""
     accusers = frozenset(peer for charge in charges.values() for peer in charge.accusers)
     return Charge(accusers, sum(charge.of for charge in charges.values()))
 

@@ -61,9 +61,7 @@ class HetpeerError(Exception):
         self.exit_code = exit_code
 
     def line(self) -> str:
-        """The one line that a person sees: what, why, what to do. Control characters are escaped: peers
-        choose some words.
-        """
+        """Line for people: what, why, what to do. Control characters are escaped: peers choose some words."""
         return escaped(f"{self.code}: {self.what}; why: {self.why}; do: {self.fix}".replace("\n", " "))
 
     def __str__(self) -> str:
@@ -83,9 +81,7 @@ class RemoteError(HetpeerError):
 
 
 class ProtocolError(RemoteError):
-    """A peer sent what the schema does not allow; `detail` says what, as one clause. Decoders raise nothing
-    else.
-    """
+    """A peer sent what the schema forbids; `detail` says what, in one clause. Decoders raise nothing else."""
 
     def __init__(self, what: str, *, peer: str = "", why: str = "") -> None:
         what, why = _cut(what), _cut(why)

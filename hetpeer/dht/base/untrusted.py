@@ -31,9 +31,7 @@ def first_wrong(error: ValidationError) -> tuple[str, str]:
 
 
 def unpack(data: bytes | bytearray, what: str, peer: str = "", **options: Any) -> Any:
-    """The one value in `data`; `options` go to msgpack. Raises `ProtocolError` with "bytes that are not
-    `what`".
-    """
+    """The one value in `data`; `options`: for msgpack. Raises `ProtocolError` "bytes that are not `what`"."""
     try:
         return msgpack.unpackb(data, **options)
     except (
@@ -87,9 +85,7 @@ def _refuse_extension(code: int, _data: bytes) -> NoReturn:
 
 
 def printable(text: object) -> object:
-    """`text` reduced to printable ASCII without markup characters, at most MAX_NAME long; other types
-    unchanged.
-    """
+    """`text` as printable ASCII without markup characters, at most MAX_NAME long; other types unchanged."""
     if not isinstance(text, str):
         return text
     return "".join(c for c in text if " " <= c <= "~" and c not in "<>&\"'`\\")[:MAX_NAME]
@@ -113,9 +109,7 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """(integer at offset `at`, offset after it). Raises ValueError for an integer that does not end or is too
-    long.
-    """
+    """(integer at offset `at`, offset after it). Raises ValueError for an endless or too long integer."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):

@@ -27,13 +27,9 @@ from hetpeer.dht.streams.rate_meter import RateMeter
 from hetpeer.dht.streams.stream import Stream
 
 BEAT_S = 1.0
-"""Longest time without a sign of life: a side with nothing to say acknowledges. Silence means frozen or cut
-off.
-"""
+"""Most seconds without a sign of life: an idle side acknowledges. Silence means frozen or cut off."""
 ACK_S = 0.05
-"""Seconds that an acknowledgement waits for a frame to travel with: alone it costs as much as a
-small frame.
-"""
+"""Seconds that an acknowledgement waits for a frame to join: alone it costs as much as a small frame."""
 SILENCE_S = 8.0
 """A stream is given up when nothing came from its peer in any stream for so many seconds."""
 MIN_RATE, MAX_RATE = 1.0, 1e15
@@ -54,13 +50,9 @@ class Parcel:
     cost: int = 0
     """Bytes that it takes of the peer's grant; 0 where the channel has none."""
     done: Callable[[], None] | None = None
-    """Called once its buffers are free: it is acknowledged, forgotten or its channel ended, and is not being
-    sent.
-    """
+    """Called once its buffers are free: acknowledged, forgotten or channel ended, and not being sent."""
     depart: Callable[[], Parcel | None] | None = None
-    """Returns the parcel to send in place of this one, which has no payload yet, when its turn comes; None:
-    not now.
-    """
+    """Returns the parcel to send instead of this one (no payload yet) when its turn comes; None: not now."""
 
     @property
     def nbytes(self) -> int:
@@ -127,9 +119,7 @@ class Outbox:
 
     @contextmanager
     def sending(self, parcel: Parcel) -> Iterator[None]:
-        """Hold the frame's buffers during the block: they are not free before its end, whatever becomes of
-        the frame.
-        """
+        """Hold the frame's buffers during the block: they are not free before its end, whatever happens."""
         self._going, self._let_go = parcel, False
         try:
             yield
@@ -156,9 +146,7 @@ class Outbox:
 
 
 class ChannelReceiver(Protocol):
-    """Callbacks of a channel's owner. A frame's payload must be taken from the stream before
-    `frame` returns.
-    """
+    """Callbacks of a channel's owner. `frame` must take the payload from the stream before it returns."""
 
     async def frame(self, channel: Channel, header: Mapping[str, Any], payload: Stream, length: int) -> None:
         """A new frame: its header and payload length; `payload` is the stream to take the payload from."""
@@ -229,9 +217,7 @@ class Channel:
         return self._stream is not None
 
     def send(self, parcel: Parcel) -> None:
-        """Queue a frame; it is sent once there is a stream, and again if that breaks before the
-        acknowledgement.
-        """
+        """Queue a frame, sent once there is a stream, and again if that breaks before it is acknowledged."""
         self.outbox.add(parcel)
         self._drained.clear()
         self._wake.set()
