@@ -8,8 +8,14 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.tensor_heads import ActivationHead, Coded, GradientHead, ShardHead
-from hetpeer.peer.transport.intake import MAX_STRANGERS, MOST_LATELY, Intake, cost_of, pool_of
-from hetpeer.peer.transport.tensor_schema import TensorSchema, bundles_beside, microbatches_in
+from hetpeer.peer.transport.intake import MAX_STRANGERS, MOST_LATELY, Intake
+from hetpeer.peer.transport.tensor_schema import (
+    TensorSchema,
+    bundles_beside,
+    cost_of,
+    microbatches_in,
+    pool_of,
+)
 from hetpeer.peer.transport.uplink import ACTIVATIONS, GRADIENTS, SHARDS
 from hetpeer.stages.pipeline.routes import Hop
 from tests.bootstrap.engine import make_run

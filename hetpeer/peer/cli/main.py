@@ -35,7 +35,7 @@ COMMANDS = {
     ),
     "logs": ("volunteer.logs_command:logs", "Show the log of this machine's volunteer, running or not."),
     "doctor": ("volunteer.doctor_command:doctor", "Check whether a volunteer would work on this machine."),
-    "bench": ("volunteer.bench_command:bench", "Measure the speed of this machine."),
+    "bench": ("volunteer.doctor_command:bench", "Measure the speed of this machine."),
     "dashboard": (
         "swarm.dashboard_command:dashboard",
         "Print the link to the dashboard of this machine's volunteer.",

@@ -27,11 +27,10 @@ from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.dht.channels.channel import Parcel
 from hetpeer.dht.node.node import Node
 from hetpeer.peer.process.span_trace import Trace
-from hetpeer.peer.transport.intake import cost_of, pool_of
 from hetpeer.peer.transport.link import TENSORS, Link, LinkTraffic
 from hetpeer.peer.transport.link_book import LinkBook
 from hetpeer.peer.transport.tensor_receiver import TensorOwner, TensorReceiver
-from hetpeer.peer.transport.tensor_schema import TensorSchema
+from hetpeer.peer.transport.tensor_schema import TensorSchema, cost_of, pool_of
 from hetpeer.peer.transport.tensor_store import Tensor, TensorStore
 from hetpeer.peer.transport.uplink import UplinkShares
 

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from hetpeer.averaging.member.tensor_heads import ActivationHead, GradientHead, Head, ShardHead
+from hetpeer.averaging.member.tensor_heads import Head
 from hetpeer.dht.streams.flow_control import GrantBudget, HeldBytes, LinkGrants, Pool
-from hetpeer.peer.transport.tensor_schema import FLOAT_BYTES, TensorSchema
-from hetpeer.peer.transport.uplink import ACTIVATIONS, GRADIENTS, SHARDS, pool_at
-from hetpeer.stages.pipeline.schedule_1f1b import blocks_left
+from hetpeer.peer.transport.tensor_schema import FLOAT_BYTES, TensorSchema, pool_of
+from hetpeer.peer.transport.uplink import ACTIVATIONS, GRADIENTS, pool_at
 
 KINDS = 3
 NOTHING = (GrantBudget(),) * KINDS
@@ -29,32 +28,6 @@ MOST_LATELY = 0.25
 MAX_STRANGERS = 8
 SLACK = 4096
 """Bytes by which an encoded bundle may exceed the bundle, besides an eighth for positions of a sparse one."""
-
-
-def pool_of(head: Head) -> Pool:
-    """The pool of grants that a tensor belongs to."""
-    match head:
-        case ActivationHead():
-            return pool_at(blocks_left(head.route))
-        case GradientHead():
-            return GRADIENTS
-        case _:
-            return SHARDS
-
-
-def cost_of(head: Head, nbytes: int, schema: TensorSchema, *, sending: bool) -> int:
-    """Bytes that a tensor with a payload of `nbytes` takes at its receiver, room to decode it included."""
-    match head:
-        case ActivationHead() if head.coded is not None:
-            layout = schema.output_layout if sending else schema.input_layout
-            return nbytes + layout(head.route[0].begin, head.id).nbytes
-        case GradientHead() if head.coded is not None:
-            layout = schema.input_layout if sending else schema.output_layout
-            return nbytes + layout(head.border, head.id, gradients=True).nbytes
-        case ShardHead() if head.coded is not None:
-            return nbytes + (head.end - head.begin) * FLOAT_BYTES
-        case _:
-            return nbytes
 
 
 class Intake:

@@ -18,9 +18,9 @@ from hetpeer.averaging.member.tensor_heads import ActivationHead, Coded, Gradien
 from hetpeer.dht.base.errors import ProtocolError, short_id
 from hetpeer.dht.streams.abuse import Offence, OffenceError
 from hetpeer.peer.transport.link_book import LinkBook
-from hetpeer.peer.transport.tensor_schema import TensorSchema
+from hetpeer.peer.transport.tensor_schema import TensorSchema, layout_of
 from hetpeer.peer.transport.tensor_store import Answer, Tensor, WorkerPosts
-from hetpeer.stages.ipc.arena import ArenaFullError, BundleLayout
+from hetpeer.stages.ipc.arena import ArenaFullError
 from hetpeer.stages.ipc.block_commands import Decode, Encode
 from hetpeer.stages.ipc.worker_messages import CommandFailedError
 from hetpeer.stages.links.adaptive_ratio import AdaptiveRatio
@@ -175,17 +175,6 @@ class LinkTranscoder:
         """Forget `step`: nothing of it is sent any more."""
         self._sent = {key for key in self._sent if key[0] != step}
         self._codings = {key: coding for key, coding in self._codings.items() if key[0] != step}
-
-
-def layout_of(schema: TensorSchema, head: Head) -> BundleLayout:
-    """Layout of the decoded payload that arrives with `head`."""
-    match head:
-        case GradientHead():
-            return schema.output_layout(head.border, head.id, gradients=True)
-        case ActivationHead():
-            return schema.input_layout(head.route[0].begin, head.id)
-        case ShardHead():
-            return schema.shard_layout(head.end - head.begin)
 
 
 LATE_S = 0.05

@@ -25,10 +25,9 @@ from hetpeer.dht.streams.flow_control import GrantLane
 from hetpeer.dht.streams.rate_meter import RateMeter
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.process.span_trace import Trace
-from hetpeer.peer.transport.intake import Intake, cost_of, pool_of
+from hetpeer.peer.transport.intake import Intake
 from hetpeer.peer.transport.link_book import LinkBook
-from hetpeer.peer.transport.link_transcoder import layout_of
-from hetpeer.peer.transport.tensor_schema import FLOAT_BYTES, TensorSchema
+from hetpeer.peer.transport.tensor_schema import TensorSchema, cost_of, is_due, layout_of, pool_of
 from hetpeer.peer.transport.tensor_store import Tensor, TensorStore
 from hetpeer.stages.ipc.arena import ArenaFullError
 from hetpeer.stages.links.codec import Codec
@@ -113,7 +112,7 @@ class TensorReceiver:
                 raise OffenceError(Offence.LENGTH, f"an introduction of {length} bytes", peer=peer)
             self._owner.introduced(peer, head)
             return
-        if schema is None or store is None or not _due(head, schema):
+        if schema is None or store is None or not is_due(head, schema):
             await payload.skip()
             return
         if not isinstance(head, ShardHead) and head.id >= schema.ids:
@@ -175,7 +174,7 @@ class TensorReceiver:
     def _due_bytes(self, head: Head, schema: TensorSchema, peer: str) -> int:
         """The length of its payload, from our own graph and what the run's codec allows."""
         if head.coded is None:
-            return _nbytes(head, schema)
+            return layout_of(schema, head).nbytes
         try:
             codec = Codec.of(head.coded.codec)
         except ValueError as error:
@@ -183,29 +182,6 @@ class TensorReceiver:
         if not self._book.allows(codec, head.kind):
             raise OffenceError(Offence.CODEC, f"a tensor in {codec}, which is not of this run", peer=peer)
         return layout_of(schema, head).written(codec, head.coded.written)
-
-
-def _due(head: Head, schema: TensorSchema) -> bool:
-    """Whether the tensor is about blocks that we hold, or tied to one of them."""
-    match head:
-        case ActivationHead():
-            return schema.holds(head.route[0].begin) and head.route[0].begin > 0
-        case GradientHead():
-            return schema.holds(head.border - 1)
-        case ShardHead():
-            concerns = schema.holds if head.kind == "part" else schema.observes
-            return concerns(head.block) and head.begin <= head.end <= schema.elements(head.block)
-
-
-def _nbytes(head: Head, schema: TensorSchema) -> int:
-    """The length of its payload, from our own graph."""
-    match head:
-        case ActivationHead():
-            return schema.input_layout(head.route[0].begin, head.id).nbytes
-        case GradientHead():
-            return schema.output_layout(head.border, head.id, gradients=True).nbytes
-        case ShardHead():
-            return (head.end - head.begin) * FLOAT_BYTES
 
 
 def _label(head: Head) -> str:

@@ -7,12 +7,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from hetpeer.averaging.member.tensor_heads import ActivationHead, GradientHead, Head, ShardHead
 from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.bootstrap.run.manifest import Manifest
+from hetpeer.dht.streams.flow_control import Pool
+from hetpeer.peer.transport.uplink import GRADIENTS, SHARDS, pool_at
 from hetpeer.stages.graph.block_spec import ITEM_BYTES, BlockSpec
 from hetpeer.stages.ipc.arena import BundleLayout
 from hetpeer.stages.pipeline.gradient_slots import LIVE
 from hetpeer.stages.pipeline.routes import Route
+from hetpeer.stages.pipeline.schedule_1f1b import blocks_left
 
 FLOAT_BYTES = ITEM_BYTES["float32"]
 """Bytes of a number that is reduced: float32."""
@@ -133,3 +137,52 @@ class TensorSchema:
     def observes(self, block: int) -> bool:
         """Whether results of `block` concern us: it is held here, or tied to a block that is."""
         return self.holds(block) or any(self.holds(other) for other in self.ties.partners(block))
+
+
+def is_due(head: Head, schema: TensorSchema) -> bool:
+    """Whether the tensor is about blocks that we hold, or tied to one of them."""
+    match head:
+        case ActivationHead():
+            return schema.holds(head.route[0].begin) and head.route[0].begin > 0
+        case GradientHead():
+            return schema.holds(head.border - 1)
+        case ShardHead():
+            concerns = schema.holds if head.kind == "part" else schema.observes
+            return concerns(head.block) and head.begin <= head.end <= schema.elements(head.block)
+
+
+def layout_of(schema: TensorSchema, head: Head) -> BundleLayout:
+    """Layout of the decoded payload that arrives with `head`."""
+    match head:
+        case GradientHead():
+            return schema.output_layout(head.border, head.id, gradients=True)
+        case ActivationHead():
+            return schema.input_layout(head.route[0].begin, head.id)
+        case ShardHead():
+            return schema.shard_layout(head.end - head.begin)
+
+
+def pool_of(head: Head) -> Pool:
+    """The pool of grants that a tensor belongs to."""
+    match head:
+        case ActivationHead():
+            return pool_at(blocks_left(head.route))
+        case GradientHead():
+            return GRADIENTS
+        case _:
+            return SHARDS
+
+
+def cost_of(head: Head, nbytes: int, schema: TensorSchema, *, sending: bool) -> int:
+    """Bytes that a tensor with a payload of `nbytes` takes at its receiver, room to decode it included."""
+    match head:
+        case ActivationHead() if head.coded is not None:
+            layout = schema.output_layout if sending else schema.input_layout
+            return nbytes + layout(head.route[0].begin, head.id).nbytes
+        case GradientHead() if head.coded is not None:
+            layout = schema.input_layout if sending else schema.output_layout
+            return nbytes + layout(head.border, head.id, gradients=True).nbytes
+        case ShardHead() if head.coded is not None:
+            return nbytes + (head.end - head.begin) * FLOAT_BYTES
+        case _:
+            return nbytes

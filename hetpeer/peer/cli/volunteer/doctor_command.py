@@ -1,4 +1,4 @@
-"""`hetpeer doctor`: check whether a volunteer would work on this machine, and what to do if not."""
+"""`hetpeer doctor` and `hetpeer bench`: whether a volunteer would work on this machine, and its speed."""
 
 from __future__ import annotations
 
@@ -68,3 +68,21 @@ async def _examine(home: Path, goal: Destination | None, *, quiet: bool) -> list
         if not quiet:
             print(finding.line(), flush=True)
     return found
+
+
+def bench(*, as_json: JsonOption = False, home: HomeOption = None) -> None:
+    """Measure the speed of this machine.
+
+    Takes a few seconds: matrix products, memory, the disk of its home, and its own network.
+    """
+    from hetpeer.peer.checkup import machine_speeds
+    from hetpeer.peer.process.home import default_home
+    from hetpeer.stages.block.device import survey
+
+    machine, found = survey(), []
+    for speed in machine_speeds.measure(home or default_home(), machine.cores):
+        found.append(speed)
+        if not as_json:
+            print(speed.line(), flush=True)
+    if as_json:
+        print(json.dumps(machine_speeds.document(machine, found)))
