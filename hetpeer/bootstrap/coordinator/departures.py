@@ -9,19 +9,21 @@ single cluster (bootstrap/grouped/cluster.py) decide differently.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.checkpoint_collection import CheckpointCollection
 from hetpeer.bootstrap.coordinator.commits import ban_records
 from hetpeer.bootstrap.coordinator.rebalancing import Rebalancing
-from hetpeer.bootstrap.coordinator.step import CoordinatedStep
 from hetpeer.bootstrap.coordinator.step_barrier import StepBarrier
 from hetpeer.bootstrap.coordinator.steps import StepQueue
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Disconnect, Effect, Send
 from hetpeer.bootstrap.state.failed_microbatches import room_s
 from hetpeer.bootstrap.state.membership import VolunteerState
+
+if TYPE_CHECKING:
+    from hetpeer.bootstrap.coordinator.machine import Machine
 
 
 class RunPolicy(Protocol):
@@ -93,22 +95,6 @@ class WholeRun:
         """A whole run rolls back instead."""
 
 
-class Consequences(Protocol):
-    """Transitions of the state machine that departures lead to."""
-
-    def roll_back(self, why: str, now: float) -> list[Effect]:
-        """Go back to the last complete checkpoint."""
-
-    def follow(self, step: CoordinatedStep, now: float) -> list[Effect]:
-        """Draw the consequences of what `step` reports now."""
-
-    def admit(self, now: float) -> list[Effect]:
-        """Let late joiners fetch the state of the step that runs."""
-
-    def left(self, now: float) -> list[Effect]:
-        """Volunteers left that were in no step."""
-
-
 class Departures:
     """All departures of one term."""
 
@@ -119,7 +105,7 @@ class Departures:
         steps: StepQueue,
         checkpoints: CheckpointCollection,
         rebalancing: Rebalancing,
-        machine: Consequences,
+        machine: Machine,
     ) -> None:
         self._context = context
         self._policy = policy

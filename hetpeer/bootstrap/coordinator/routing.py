@@ -124,7 +124,7 @@ class Assignments:
             before = self.route_taken(microbatch, roster)
             way = splice(before, roster, cost)
             if met := meets(way, self._apart):
-                other = path_around(roster, 0, self._blocks, cost, self._apart)
+                other = path_around(roster, self._blocks, cost, self._apart)
                 way = other if other is not None and meets(other, self._apart) < met else way
             if stands(way[0], roster):
                 for hop in set(way) - set(before):
@@ -239,7 +239,7 @@ class Assignments:
             before = self._routes[microbatch]
             if not meets(before, {pair}):
                 continue
-            way = path_around(self._roster, 0, self._blocks, cost, self._apart)
+            way = path_around(self._roster, self._blocks, cost, self._apart)
             if way is not None and meets(way, self._apart) < meets(before, self._apart):
                 for hop in way:
                     cost[hop.peer] += self._slow(hop.peer) * (hop.end - hop.begin)
@@ -277,7 +277,7 @@ class Assignments:
                 + MIXED * _chance(microbatch, peer)
                 for peer in cost
             }
-            way = path_around(self._roster, 0, self._blocks, price, self._apart)
+            way = path_around(self._roster, self._blocks, price, self._apart)
             before = self._routes[microbatch]
             if way not in (None, before) and meets(way, self._apart) <= meets(before, self._apart):
                 found[microbatch] = way

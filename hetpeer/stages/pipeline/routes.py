@@ -156,7 +156,7 @@ def assign_routes(
     routes: dict[int, Route] = {}
     for microbatch in ids:
         cost = {peer: load[peer] + slowness[peer] + LAST * (left.get(peer, 1) <= 0) for peer in roster}
-        route = path_around(roster, 0, blocks, cost, apart, lines)
+        route = path_around(roster, blocks, cost, apart, lines)
         assert route is not None, "the caller has checked that every block has a holder"
         for hop in route:
             load[hop.peer] += slowness[hop.peer] * (hop.end - hop.begin)
@@ -167,35 +167,25 @@ def assign_routes(
     return routes
 
 
-def _path(roster: Roster, begin: int, end: int, cost: Mapping[str, float], lines: LinkCosts) -> Route | None:
-    """The cheapest path, including links.
-
-    In swarms of several dozen peers only some beginnings are followed. Where routes are to be mixed, the
-    first block is chosen before links are looked at.
-    """
-    beginnings = 1 if lines.mixed or not roster else max(1, LOOKS // len(roster))
-    return cheapest_path(roster, begin, end, cost, lines, beginnings)
-
-
 def path_around(
     roster: Roster,
-    begin: int,
-    end: int,
+    blocks: int,
     cost: Mapping[str, float],
     apart: Collection[frozenset[str]],
     lines: LinkCosts | None = None,
 ) -> Route | None:
-    """A cheap path (`_path`) on which nothing passes between two peers that are `apart`; None if a block has
-    no holder.
+    """A cheap path on which nothing passes between two peers that are `apart`; None if a block has no holder.
 
     It leaves out the one of a pair that is apart from more others. If a few tries do not find such a path, it
-    returns one with few of these links.
+    returns one with few of these links. In swarms of several dozen peers only some beginnings are followed.
+    Where routes are to be mixed, the first block is chosen before links are looked at.
     """
 
     def cheap(some: Roster) -> Route | None:
-        return (
-            cheapest_path(some, begin, end, cost) if lines is None else _path(some, begin, end, cost, lines)
-        )
+        if lines is None:
+            return cheapest_path(some, 0, blocks, cost)
+        beginnings = 1 if lines.mixed or not some else max(1, LOOKS // len(some))
+        return cheapest_path(some, 0, blocks, cost, lines, beginnings)
 
     def between(sender: str, to: str) -> float:
         return (lines or LinkCosts())(sender, to) + APART * (frozenset((sender, to)) in apart)
@@ -209,7 +199,7 @@ def path_around(
         route = cheap(others)
     if route is not None and not meets(route, apart):
         return route
-    return cheapest_path(roster, begin, end, cost, between, max(LEAST_LOOKS, LOOKS // max(len(roster), 1)))
+    return cheapest_path(roster, 0, blocks, cost, between, max(LEAST_LOOKS, LOOKS // max(len(roster), 1)))
 
 
 def _pairs(route: Route) -> list[frozenset[str]]:
