@@ -257,8 +257,11 @@ class Schedule(Generic[Key]):
             return None
         if self._backwards and self._may_fold():
             return ScheduledWork(self._backwards[0], backward=True)
+        room: dict[LossDistance, bool] = {}
         for one in self._forwards:
-            if (not one.train or self._queue.may_begin(one.reach)) and self._may_begin(one.key):
+            if one.train and one.reach not in room:
+                room[one.reach] = self._queue.may_begin(one.reach)
+            if (not one.train or room[one.reach]) and self._may_begin(one.key):
                 return ScheduledWork(one.key, backward=False)
         return None
 
