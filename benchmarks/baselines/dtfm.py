@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hetpeer.stages.planning.grids.bottleneck_matching import Floats, Ints
 from hetpeer.stages.planning.grids.grid_costs import Prices
+from hetpeer.stages.planning.grids.group_path import Floats, Ints
 from hetpeer.stages.planning.grids.population import GridPopulation
 
 PARENTS, OFFSPRING, POINTS = 100, 4900, 5

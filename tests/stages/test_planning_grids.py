@@ -17,9 +17,9 @@ from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.cli.swarm.device_plans import GridQuestion, plan_grid
 from hetpeer.stages.planning.device_network import DeviceNetwork
 from hetpeer.stages.planning.grids import group_path
-from hetpeer.stages.planning.grids.bottleneck_matching import EXACT, bottlenecks, bounds, matched
 from hetpeer.stages.planning.grids.grid_costs import Prices, StepTraffic, as_it_is, cost_of, lower_bound
 from hetpeer.stages.planning.grids.grid_search import search
+from hetpeer.stages.planning.grids.group_path import EXACT_SIZE, bottlenecks, bounds, matched
 from hetpeer.stages.planning.grids.pipeline_rows import PipelineRows
 from hetpeer.stages.planning.grids.population import GridPopulation
 
@@ -250,7 +250,7 @@ def test_the_cases_of_the_paper(case):
     assert math.isclose(found.total_s, BEST[case], rel_tol=1e-9)
 
 
-@pytest.mark.parametrize("replicas", [EXACT + 1, 1])
+@pytest.mark.parametrize("replicas", [EXACT_SIZE + 1, 1])
 def test_groups_of_any_size(replicas):
     prices = Prices(network(3 * replicas, 0), TRAFFIC, replicas)
     found = search(prices, 3, replicas, 0, steps(20)).best

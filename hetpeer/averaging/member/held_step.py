@@ -194,13 +194,6 @@ class HeldStep:
             case _:
                 return InStep(self.id, effect)
 
-    def set_links(self, unreachable: Iterable[str], congested: Mapping[str, int]) -> None:
-        """Tell the pipeline how our links are when the step begins."""
-        for peer in unreachable:
-            self.pipeline.unreachable(peer)
-        for peer, blocks in congested.items():
-            self.pipeline.congested(peer, blocks)
-
 
 def _ranges(ids: Mapping[int, tuple[int, ...]]) -> list[m.Contents]:
     """Ids per block, with neighbouring blocks that hold the same ids joined."""

@@ -251,8 +251,7 @@ class Member:
         if not message.behind:
             effects = work.drop_steps() if beside else work.drop_all()
         step = HeldStep(self.me, self.place, message, self._shape, work.worker_queue)
-        step.set_links(work.links.shunned, work.links.congested)
-        work.steps.append(step)
+        work.begin(step)
         self.phase = Phase.TRAINING if len(work.steps) == 1 else self.phase
         shuns = work.tell_shunned(again=True)  # the coordinator may be a new one
         return [*effects, *shuns, *step.assign(message.tasks), *work.replay_early()]

@@ -3,13 +3,13 @@ peers.
 
 Pure. Every event names its step; events of a step that is not in progress release their tensor and change
 nothing. Several steps are in progress where steps overlap (docs/asynchronous.md). Shunned peers and congested
-links outlive a step (`LinkStates`). Messages of the coordinator come to member.py.
+links outlive a step. Messages of the coordinator come to member.py.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import Effect, EndStep, Look, Shard, StepId, Tell
@@ -23,52 +23,6 @@ from hetpeer.stages.pipeline.schedule_1f1b import InFlightWindow, WorkerQueue
 
 MOST_SHUNNED = 256
 """Peers that one `Shuns` names at most."""
-
-
-class LinkStates:
-    """Shunned peers and congested links; both outlive a step.
-
-    >>> links = LinkStates()
-    >>> links.shun("bad peer")
-    >>> links.tell_shunned({"bad peer", "other"})
-    [Tell(message=Shuns(kind='shuns', peers=('bad peer',)))]
-    >>> links.tell_shunned({"bad peer", "other"})
-    []
-    """
-
-    def __init__(self) -> None:
-        self.shunned: set[str] = set()
-        """Peers that have offended too often: the volunteer exchanges no tensors with them for now."""
-        self.congested: dict[str, int] = {}
-        """Peer → the link takes no forwards with so many blocks or more left to the loss."""
-        self._told: set[str] = set()
-        """Shunned peers that the coordinator knows of."""
-
-    def shun(self, peer: str) -> None:
-        """Exchange no tensors with `peer` until `accept`."""
-        self.shunned.add(peer)
-
-    def accept(self, peer: str) -> None:
-        """Exchange tensors with `peer` again."""
-        self.shunned.discard(peer)
-
-    def congest(self, peer: str, blocks: int | None) -> None:
-        """The link to `peer` takes no forwards with `blocks` or more left to the loss; None: it takes all."""
-        if blocks is None:
-            self.congested.pop(peer, None)
-        else:
-            self.congested[peer] = blocks
-
-    def tell_shunned(self, partners: Iterable[str], *, again: bool = False) -> list[Effect]:
-        """Name the shunned ones of `partners` to the coordinator, if they have changed, or `again`.
-
-        Strangers that were turned away are of no interest to it.
-        """
-        shunned = self.shunned.intersection(partners)
-        if shunned == self._told and not (again and shunned):
-            return []
-        self._told = shunned
-        return [Tell(m.Shuns(peers=tuple(sorted(shunned)[:MOST_SHUNNED])))]
 
 
 class WorkerOccupation(enum.Enum):
@@ -93,7 +47,12 @@ class WorkInProgress:
         """In their order: the first one is the next to be committed."""
         self.averaging: HeldStep | None = None
         """Averaging of parameters; a delayed one runs beside steps."""
-        self.links = LinkStates()
+        self.shunned: set[str] = set()
+        """Peers that have offended too often: we exchange no tensors with them for now, whatever the step."""
+        self._congested: dict[str, int] = {}
+        """Peer → the link takes no forwards with so many blocks or more left to the loss."""
+        self._told: set[str] = set()
+        """Shunned partners that the coordinator knows of."""
         self._position = position
         self._early: EarlyTensors[HeldStep, list[Effect]] = EarlyTensors()
         self._lately: frozenset[str] = frozenset()
@@ -179,6 +138,14 @@ class WorkInProgress:
 
     # ── for member.py ───────────────────────────────────────────────────────────────────────────────────────
 
+    def begin(self, step: HeldStep) -> None:
+        """`step` begins, with the links as they are."""
+        for peer in self.shunned:
+            step.pipeline.unreachable(peer)
+        for peer, blocks in self._congested.items():
+            step.pipeline.congested(peer, blocks)
+        self.steps.append(step)
+
     def drop_step(self, step: HeldStep) -> list[Effect]:
         """End `step`."""
         self.steps.remove(step)
@@ -217,10 +184,17 @@ class WorkInProgress:
         return effects
 
     def tell_shunned(self, *, again: bool = False) -> list[Effect]:
-        """Name shunned partners to the coordinator, if they have changed since it was told, or `again`."""
+        """Name shunned partners to the coordinator, if they have changed since it was told, or `again`.
+
+        Strangers that were turned away are of no interest to it.
+        """
         if not self.steps:
             return []
-        return self.links.tell_shunned({peer for step in self.steps for peer in step.partners}, again=again)
+        shunned = self.shunned.intersection(peer for step in self.steps for peer in step.partners)
+        if shunned == self._told and not (again and shunned):
+            return []
+        self._told = shunned
+        return [Tell(m.Shuns(peers=tuple(sorted(shunned)[:MOST_SHUNNED])))]
 
     def replay_early(self) -> list[Effect]:
         """Take the tensors that waited for the message just handled; others wait on, or are released."""
@@ -283,23 +257,26 @@ class WorkInProgress:
 
     def reachable(self, peer: str) -> None:
         """The link to `peer` is up again."""
-        if peer not in self.links.shunned:
+        if peer not in self.shunned:
             for step in self.steps:
                 step.pipeline.outputs.reachable(peer)
 
     def refused(self, peer: str, for_now: bool) -> list[Effect]:
         """Shun `peer` `for_now`, whatever the step: its tasks go elsewhere. Or accept it again."""
         if for_now:
-            self.links.shun(peer)
+            self.shunned.add(peer)
             return [*self.tell_shunned(), *self.unreachable(peer)]
-        self.links.accept(peer)
+        self.shunned.discard(peer)
         self.reachable(peer)
         return self.tell_shunned()
 
     def congested(self, peer: str, blocks: int | None) -> list[Effect]:
         """Our link to `peer` takes no forwards with `blocks` or more left to the loss; None: it takes all."""
         effects: list[Effect] = []
-        self.links.congest(peer, blocks)
+        if blocks is None:
+            self._congested.pop(peer, None)
+        else:
+            self._congested[peer] = blocks
         for step in self.steps:
             pipeline = step.pipeline
             effects += step.absorb(

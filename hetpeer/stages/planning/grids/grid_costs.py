@@ -14,8 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from hetpeer.stages.planning.device_network import DeviceNetwork
-from hetpeer.stages.planning.grids.bottleneck_matching import Floats, Ints, matched
-from hetpeer.stages.planning.grids.group_path import length_of, shortest_path
+from hetpeer.stages.planning.grids.group_path import Floats, Ints, length_of, matched, shortest_path
 
 BITS = 8.0
 

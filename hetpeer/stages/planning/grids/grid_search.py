@@ -14,8 +14,8 @@ import numpy as np
 
 from hetpeer.stages.planning.device_clusters import by_halves, chain, together
 from hetpeer.stages.planning.grids import group_path
-from hetpeer.stages.planning.grids.bottleneck_matching import EXACT, Ints
 from hetpeer.stages.planning.grids.grid_costs import GridCost, Prices, as_it_is, cost_of, lower_bound
+from hetpeer.stages.planning.grids.group_path import EXACT_SIZE, Ints
 from hetpeer.stages.planning.grids.pipeline_rows import widely
 from hetpeer.stages.planning.grids.population import GridPopulation, anneal, best_of
 
@@ -45,7 +45,7 @@ def search(prices: Prices, stages: int, replicas: int, seed: int, on: Callable[[
     if stages < 2:
         return GridSearchResult(cost_of(prices, members[0]), 1)
     bound = lower_bound(prices, stages, replicas) * CLOSE
-    if replicas > EXACT:
+    if replicas > EXACT_SIZE:
         return GridSearchResult(*widely(prices, members, random, on, bound))
     if stages > group_path.EXACT:  # ordering each takes long, and no more than these go on
         costs = [as_it_is(prices, grid.T) for grid in members]

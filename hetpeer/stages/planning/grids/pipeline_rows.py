@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hetpeer.stages.planning.grids import group_path
-from hetpeer.stages.planning.grids.bottleneck_matching import Floats, Ints, matched
 from hetpeer.stages.planning.grids.grid_costs import GridCost, Prices, as_it_is, cost_of
+from hetpeer.stages.planning.grids.group_path import Floats, Ints, matched
 
 SLOWEST = 3
 """Slowest pairs of a hop that are kept: a swap touches two rows, so one of these is left."""

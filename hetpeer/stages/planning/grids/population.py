@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpeer.stages.planning.grids import group_path
-from hetpeer.stages.planning.grids.bottleneck_matching import Floats, Ints, bottlenecks, bounds
 from hetpeer.stages.planning.grids.grid_costs import Prices
+from hetpeer.stages.planning.grids.group_path import Floats, Ints, bottlenecks, bounds
 
 SOLVED = 96
 """Most swaps solved by matching in a step: when hot, most would be accepted, and one per grid suffices."""
