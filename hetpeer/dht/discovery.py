@@ -102,9 +102,7 @@ class Advert(BaseModel):
     update_s: Amount = 0.0
     """Seconds that its worker spends on a step's reduce and update; 0: unknown."""
     computes: Share = 0.0
-    """Fraction of recent time in which its worker computed. It waited for data, for room or, the rest, for a
-    step.
-    """
+    """Fraction of recent time in which its worker computed. It waited for data, room or (the rest) a step."""
     waits_data: Share = 0.0
     waits_room: Share = 0.0
     uplink: Amount = 0.0
@@ -126,9 +124,7 @@ class Advert(BaseModel):
     """The slowest first."""
 
     def to_map(self) -> dict[str, Any]:
-        """The map for the DHT, without fields at their defaults. No tuples: hivemind writes them in its own
-        way.
-        """
+        """The map for the DHT without fields at their defaults; no tuples: hivemind writes them otherwise."""
         return self.model_dump(mode="json", exclude_defaults=True) | {"version": self.version}
 
     @classmethod
@@ -159,9 +155,7 @@ class Roster:
             node.dht.declare(f"{self._prefix}/{shard}", partial(_is_of, shard))
 
     async def publish(self, advert: Advert, *, ttl_s: float = ADVERT_TTL_S) -> bool:
-        """Show `advert` as ours for `ttl_s` seconds; False if no node took it. Raises `RemoteError` on a
-        timeout.
-        """
+        """Show `advert` for `ttl_s` seconds; False if no node took it. Raises `RemoteError` on a timeout."""
         return await self._node.dht.store(self._key(self._node.peer_id), advert.to_map(), ttl_s=ttl_s)
 
     async def read(self) -> dict[str, Advert]:
@@ -229,9 +223,7 @@ class TaskBoard:
             node.dht.declare(f"{self._prefix}/{shard}", _anybody)
 
     async def post(self, shard: int, note: TaskNote) -> bool:
-        """Show `note` as ours for TTL_S seconds; False if no node took it. Raises `RemoteError`
-        on a timeout.
-        """
+        """Show `note` for NOTE_TTL_S seconds; False if no node took it. Raises `RemoteError` on a timeout."""
         value = note.model_dump(mode="json")
         return await self._node.dht.store(f"{self._prefix}/{shard}", value, ttl_s=NOTE_TTL_S)
 

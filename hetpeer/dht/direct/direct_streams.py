@@ -100,9 +100,7 @@ class DirectStreams:
             return None
 
     def seek_direct_way(self, stream: Stream) -> None:
-        """Note that `stream` goes over libp2p, and look for a direct way; after a failure not before the next
-        attempt is due.
-        """
+        """Note that `stream` goes over libp2p, and look for a direct way once the next attempt is due."""
         peer = stream.peer_id
         self._over_libp2p.add(stream)
         if peer in self._seeking:

@@ -38,13 +38,9 @@ MAX_PROTOCOL = 255
 MAX_TICKETS = 4096
 """Peers that may connect. The one that has neither asked nor connected for longest has to ask again."""
 MAX_UNKNOWN = 128
-"""Connections without a ticket so far, counted from the first packet: each costs a TLS handshake
-and a file.
-"""
+"""Connections without a ticket so far, from the first packet on: each costs a TLS handshake and a file."""
 MAX_UNKNOWN_THERE = 32
-"""The same from one IPv4 address or one customer's IPv6 network (/48), which get in within a few
-round trips.
-"""
+"""The same from one IPv4 address or customer's IPv6 network (/48), which get in within a few round trips."""
 FULL_S = 1.0
 """Seconds to wait when no more files can be opened."""
 INTRODUCTION_S = 5.0

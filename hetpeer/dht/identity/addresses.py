@@ -73,9 +73,7 @@ def parse_address(text: str) -> Address:
 
 
 def address_from_bytes(raw: bytes, peer_id: str) -> Address | None:
-    """The `Address` of `peer_id` for a binary address of p2pd, with or without the peer; None if it cannot be
-    dialled.
-    """
+    """`Address` from p2pd's binary address, with or without `peer_id` in it; None if it cannot be dialled."""
     from multiaddr import Multiaddr
     from multiaddr.exceptions import Error
 
@@ -130,9 +128,7 @@ def network_in(text: str) -> str:
 
 
 def customer_in(text: str) -> str:
-    """`network_in(text)` if it is on the internet or a relay; empty for networks of one house or
-    one machine.
-    """
+    """`network_in(text)` if it is on the internet or a relay; empty for networks of a house or machine."""
     network = network_in(text)
     return network if "/" not in network or ipaddress.ip_network(network).is_global else ""
 

@@ -173,9 +173,7 @@ def _parse_private_key(path: Path, content: bytes) -> rsa.RSAPrivateKey:
 
 
 def _write_new(path: Path, content: bytes) -> None:
-    """Create `path` with mode 0600, complete or not at all. Raises FileExistsError and leaves an existing
-    file alone.
-    """
+    """Create `path` with mode 0600, complete or not at all; an existing one stays. Raises FileExistsError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -36,9 +36,7 @@ MEETING_DEADLINE_S = 10.0
 OTHERS_S = 1.0
 MAX_REASONS = 5
 GREETINGS, PAUSE_S = 3, 0.3
-"""Greetings tried. Both sides may dial at the same time; then one of the two connections is closed with its
-streams.
-"""
+"""Greetings tried. If both sides dial at once, one of the connections is closed with its streams."""
 _PLAIN_REASONS = {
     "connection refused": "nothing listens there (connection refused)",
     "peer id mismatch": "another peer listens there (its id is not the one in the address)",
@@ -55,9 +53,7 @@ _PLAIN_REASONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinAnswer:
-    """A peer's answer. `clock_offset_s` is its wall clock minus ours; `connections` are those it has to our
-    id.
-    """
+    """A peer's answer. `clock_offset_s`: its wall clock minus ours; `connections`: number to our id."""
 
     peer_id: str
     clock_offset_s: float
@@ -102,9 +98,7 @@ def read_hello(header: Mapping[str, Any], peer_id: str, midway: float) -> JoinAn
 
 
 def check_clock(hellos: list[JoinAnswer]) -> list[JoinAnswer]:
-    """The peers whose clocks agree with ours. Raises `LocalError` HP-NET-004 if there are answers and none
-    agrees.
-    """
+    """The peers whose clocks agree with ours. Raises `LocalError` HP-NET-004 if there are only others."""
     agreeing = [hello for hello in hellos if hello.clock_agrees]
     if hellos and not agreeing:
         nearest = min(hellos, key=lambda hello: abs(hello.clock_offset_s))

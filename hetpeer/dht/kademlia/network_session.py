@@ -29,9 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class NetworkSession:
-    """A p2pd with everything attached to it. Made by `start`, ended by `close`; `p2pd.exited` is set when it
-    is dead.
-    """
+    """A p2pd with all attached to it, from `start` to `close`; `p2pd.exited` is set when it is dead."""
 
     def __init__(
         self, p2pd: P2pd, identity: Identity, clock: Clock, listener: Listener, keys: KnownKeys

@@ -59,9 +59,7 @@ _SLACK = 64
 
 
 class OwnerValidator(RecordValidatorBase):  # type: ignore[misc]
-    """Signs our records and checks everybody's; never raises on a foreign record. `keys`: those
-    in use here.
-    """
+    """Signs our records and checks everybody's; never raises on a foreign one. `keys`: those in use here."""
 
     def __init__(self, identity: Identity, clock: Clock, keys: KnownKeys) -> None:
         self.clock = clock
@@ -197,9 +195,7 @@ class DHTProtocol(protocol.DHTProtocol):  # type: ignore[misc]
         return made
 
     async def call_find(self, peer: Any, keys: Collection[DHTID]) -> dict[DHTID, Any] | None:
-        """As hivemind's, but an answer's own expiration is not believed: else nobody else would be asked for
-        ever.
-        """
+        """As hivemind's, but an answer's own expiration is ignored: else nobody else would ever be asked."""
         found = await super().call_find(peer, keys)
         if found is None:
             return None

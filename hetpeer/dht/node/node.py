@@ -173,9 +173,7 @@ class Node:
                 raise
 
     async def open(self, peer_id: str, protocol: str, *, timeout_s: float = 10.0) -> Stream:
-        """A new stream to `peer_id`, which may be our own. Raises `PeerLostError` after at most
-        `timeout_s`.
-        """
+        """A new stream to `peer_id`, possibly our own. Raises `PeerLostError` within `timeout_s`."""
         if peer_id == self.peer_id:
             return await self.listener.open_own(peer_id, protocol)
         deadline = asyncio.get_running_loop().time() + timeout_s

@@ -39,9 +39,7 @@ Handler = Callable[[Stream], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class StreamBudget:
-    """Limits on open incoming streams of some protocols. Each costs two file descriptors (here and at p2pd)
-    and 16 KiB.
-    """
+    """Limits on open incoming streams of some protocols. Each costs 16 KiB and two files (one in p2pd)."""
 
     name: str
     per_peer: int
@@ -135,9 +133,7 @@ class Listener:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def open_own(self, peer_id: str, protocol: str) -> Stream:
-        """A stream to ourselves: libp2p refuses to dial its own id, so we act as p2pd. Raises
-        `PeerLostError`.
-        """
+        """A stream to ourselves: libp2p cannot dial its own id, we act as p2pd. Raises `PeerLostError`."""
         try:
             _, wire = await asyncio.get_running_loop().create_unix_connection(ByteTransport, self.path)
         except OSError as error:

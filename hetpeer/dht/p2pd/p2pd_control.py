@@ -148,9 +148,7 @@ class P2pdControl:
 
 
 async def _exchange(wire: ByteTransport, request: Callable[[Any], Any]) -> Any:
-    """Send the request that `request` builds from the protobuf module; return the answer. Raises `P2pdError`
-    on ERROR.
-    """
+    """Send what `request` builds from the protobuf module; return the answer. Raises `P2pdError` on ERROR."""
     from hivemind.proto import p2pd_pb2
 
     message = request(p2pd_pb2).SerializeToString()
@@ -163,9 +161,7 @@ async def _exchange(wire: ByteTransport, request: Callable[[Any], Any]) -> Any:
 
 
 async def read_stream_info(wire: ByteTransport) -> tuple[str, str, str]:
-    """(authenticated peer id, remote address, protocol): the bytes with which p2pd opens each stream that it
-    hands us.
-    """
+    """(authenticated peer id, remote address, protocol), with which p2pd opens each stream for us."""
     from hivemind.proto import p2pd_pb2
 
     info = p2pd_pb2.StreamInfo()

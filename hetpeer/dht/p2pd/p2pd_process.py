@@ -61,14 +61,10 @@ class NodeConfig:
     relays: tuple[Address, ...] = ()
     """Public peers to reserve a relay slot at, for private nodes. Two or more survive the loss of one."""
     announce: tuple[Address, ...] = ()
-    """Addresses to tell others instead of where p2pd listens; for a private node, in addition to
-    its relays.
-    """
+    """Addresses to tell others instead of where p2pd listens; for a private node, besides its relays."""
 
     direct_port: int | None = None
-    """TCP port for streams past p2pd (tls_listener.py); 0 lets the system choose one, None: no
-    such streams.
-    """
+    """TCP port for streams past p2pd (tls_listener.py); 0: the system chooses; None: no such streams."""
 
     def __post_init__(self) -> None:
         """Check the fields. Raises `LocalError` HP-NET-005."""
@@ -268,9 +264,7 @@ def _binary() -> str:
 
 
 def _spawn(command: list[str], *, reachability: str) -> subprocess.Popen[bytes]:
-    """Start the child so that the kernel kills it with us. Call from the main thread: the signal follows the
-    thread.
-    """
+    """Start a child that the kernel kills with us. Call in the main thread: the signal follows the thread."""
     # It has some 24 MB alive under any load. With Go's default as much again is garbage, which looks like a
     # leak for the first quarter of an hour.
     environment = {**os.environ, "GOLOG_LOG_LEVEL": "error", "GOGC": os.environ.get("GOGC", "50")}

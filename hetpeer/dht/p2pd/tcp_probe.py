@@ -42,9 +42,7 @@ async def is_peer(ip: str, port: int, peer_id: str, timeout_s: float) -> bool:
 
 
 def owner_of(certificate: bytes) -> str:
-    """The peer id that a libp2p certificate (DER) proves; empty if it proves none. Any bytes may be passed
-    in.
-    """
+    """The peer id that a libp2p certificate (DER) proves; empty if none. Any bytes may be passed in."""
     from cryptography import x509
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization

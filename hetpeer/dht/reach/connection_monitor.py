@@ -24,9 +24,7 @@ from hetpeer.dht.streams.stream import Stream
 SHORTEN_S = (0.0, 15.0, 60.0, 600.0)
 """Seconds between attempts to reach a relayed peer directly; the last value repeats."""
 OBSERVERS = 4
-"""Internet peers that must have told libp2p the same address before it punches holes; the other side needs it
-too.
-"""
+"""Internet peers that told libp2p the same address before it punches holes; the other side needs it too."""
 MAX_KNOCKS = 8
 """Addresses tried of one peer: they are only its claims."""
 _KNOCK_S = 2.0
@@ -39,17 +37,13 @@ _log = logging.getLogger(__name__)
 
 
 class ConnectionMonitor:
-    """Watches the connections of one p2pd after the other. `slots` is None if no relay is known, or we are
-    one.
-    """
+    """Watches the connections of successive p2pds. `slots` is None if no relay is known, or we are one."""
 
     def __init__(self, peer_id: str, clock: Clock) -> None:
         self.paths = PeerPaths()
         self.slots: RelaySlots | None = None
         self.resumable: set[str] = set()
-        """Protocols whose streams may be cut for a better path: the side that opened them opens
-        them again.
-        """
+        """Protocols whose streams may be cut for a better path: the side that opened them reopens them."""
         self._relayed_streams = RelayedStreams()
         self._peer_id = peer_id
         self._clock = clock
@@ -98,9 +92,7 @@ class ConnectionMonitor:
                 )
 
     async def open(self, control: P2pdControl, peer_id: str, protocol: str, timeout_s: float) -> Stream:
-        """A new stream, through a relay if there is no other way. Raises `PeerLostError` after at most
-        `timeout_s`.
-        """
+        """A new stream, relayed if there is no other way. Raises `PeerLostError` within `timeout_s`."""
         relays = self.slots.relays.values() if self.slots is not None else ()
         stream = await self._relayed_streams.open(control, peer_id, protocol, timeout_s, relays)
         path = self.paths.of(peer_id)
@@ -166,9 +158,7 @@ class RelayedStreams:
     async def open(
         self, control: P2pdControl, peer_id: str, protocol: str, timeout_s: float, relays: Iterable[Address]
     ) -> Stream:
-        """A new stream, direct or through one of `relays`. Raises `PeerLostError` after at most
-        `timeout_s`.
-        """
+        """A new stream, direct or through one of `relays`. Raises `PeerLostError` within `timeout_s`."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         direct = asyncio.ensure_future(control.open_stream(peer_id, protocol, timeout_s))
         try:

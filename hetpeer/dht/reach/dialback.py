@@ -176,9 +176,7 @@ def read_ports(header: Mapping[str, Any], peer: str) -> list[int]:
 
 
 def _ip(value: object, peer: str) -> str:
-    """An IP address without a zone (`fe80::1%eth0`), which is a name local to the sender and may
-    be any text.
-    """
+    """An IP address without a zone (`fe80::1%eth0`), which is local to the sender and may be any text."""
     if not isinstance(value, str) or "%" in value:
         raise ProtocolError("a dial-back without our address", peer=peer)
     try:
@@ -310,9 +308,7 @@ class ReachProbe:
         self._perform(group, session, self.core.answered(self._clock.monotonic(), helper, finding))
 
     def _note_relay(self, relay: Address) -> None:
-        """Remember a relay. Those named by our user come first, at his addresses, and are never
-        crowded out.
-        """
+        """Remember a relay. Our user's come first, at his addresses, and are never crowded out."""
         if relay.peer_id in (self._peer_id, *self._relays):
             return
         if relay.peer_id in self._known:

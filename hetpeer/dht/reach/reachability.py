@@ -236,9 +236,7 @@ class PeerPaths:
         return [peer for peer, path in self._paths.items() if not path.relay]
 
     def update(self, connections: Iterable[tuple[str, str]]) -> list[str]:
-        """Take in all (peer id, remote address) of now; returns the peers that turned from
-        relayed to direct.
-        """
+        """Take in all (peer id, remote address) of now; return peers that turned from relayed to direct."""
         relays: dict[str, str] = {}
         for peer, address in connections:
             relay = relay_in(address)

@@ -45,9 +45,7 @@ _REFUSALS = {
 }
 MAX_SLOTS = 3
 RENEW_S = 30.0
-"""Seconds between renewals. A slot lasts an hour but ends with the connection, and a short break may go
-unnoticed.
-"""
+"""Seconds between renewals. An hour's slot ends with the connection; short breaks may go unnoticed."""
 USELESS_S = 60.0
 """Seconds until a relay is asked again that refused or whose circuits are too short."""
 FAILED_S = 3.0
@@ -163,9 +161,7 @@ class RelaySlots:
         return self._empty_since is None or self._clock.monotonic() < self._empty_since + GRACE_S
 
     def tend(self, control: P2pdControl, connected: set[str], circuits: dict[str, Collection[str]]) -> None:
-        """Take the missing slots. `circuits`: relay → peers reached through it, to be called when
-        it is back.
-        """
+        """Take the missing slots. `circuits`: relay → peers reached through it, to call when it is back."""
         now = self._clock.monotonic()
         if not connected.isdisjoint(self.relays):
             self._absent_since = None
@@ -182,9 +178,7 @@ class RelaySlots:
             self._tasks.spawn(self._take(control, address, relay in connected), name=f"slot at {relay}")
 
     async def refill(self, control: P2pdControl) -> None:
-        """Take the slots again with a new p2pd; if they are needed, wait at most RETURN_S for the first
-        one.
-        """
+        """Take the slots again with a new p2pd; if they are needed, wait up to RETURN_S for the first."""
         for relay in self.relays:
             self._lose(relay)
         self.tend(control, {peer for peer, _ in await control.connections()}, {})
@@ -258,9 +252,7 @@ class RelaySlots:
         await control.connect(relay, _ASK_S)
 
     async def _call(self, control: P2pdControl, relay: Address) -> None:
-        """Call the peers whose circuits broke with the relay. They call too; the side with the later slot
-        gets through.
-        """
+        """Call peers whose circuits broke with the relay. They call too; the later slot's side succeeds."""
         callers, self._callers[relay.peer_id] = self._callers[relay.peer_id], set()
         for peer in callers:
             with suppress(RemoteError):

@@ -55,16 +55,12 @@ NETWORK_SHARE = 4
 SEAT_IDLE_S = 30.0
 """A stream is in use if a payload began or ended in the last so many seconds; beats do not count."""
 SEAT_LONG_S = 120.0
-"""A stream gives way after so many seconds in one transfer if no other is idle; the transfer is asked for
-again.
-"""
+"""Seconds in one transfer after which a stream gives way if none is idle; the transfer is repeated."""
 DIAL_WINDOW_S = 60.0
 DIALS_PER_PEER = 4
 DIALS_PER_IP = 64
 DIALS_AT_ONCE = 16
-"""Dials taken on in DIAL_WINDOW_S for one peer and for one IP address (a school, a carrier's NAT); dials at a
-time.
-"""
+"""Dials in DIAL_WINDOW_S: of one peer, of one IP address (a school, a carrier's NAT); dials at a time."""
 
 
 class DeliveryState(enum.Enum):
@@ -98,9 +94,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryPace:
-    """Required delivery while a frame is incomplete: `floor` bytes/s in all streams of the peer over
-    `window_s`.
-    """
+    """Required delivery during an incomplete frame: `floor` bytes/s in a peer's streams over `window_s`."""
 
     floor: float = FLOOR
     window_s: float = WINDOW_S
@@ -197,9 +191,7 @@ class Strikes:
         self._peers: dict[str, _PeerStrikes] = {}
 
     def strike(self, peer: str, kind: Offence, now: float) -> float:
-        """Count one offence. Returns the seconds for which the peer is refused from now on because of it; 0:
-        not refused.
-        """
+        """Count an offence; return the seconds for which it makes us refuse the peer; 0: not refused."""
         record = self._peers.setdefault(peer, _PeerStrikes(at=now))
         record.counts[kind] += 1
         record.score, record.at = record.faded(now) + 1.0, now

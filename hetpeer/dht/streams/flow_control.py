@@ -217,9 +217,7 @@ class LinkGrants:
         return GrantLane(self)
 
     def offered(self, pool: Pool, nbytes: int) -> None:
-        """Count `nbytes` more of `pool` as coming, in any lane. Raises OffenceError if they were
-        not granted.
-        """
+        """Count `nbytes` more of `pool` as coming, in any lane. Raises OffenceError if not granted."""
         account = self._account(pool)
         beyond = account.offered + nbytes - account.granted
         if beyond > 0:
@@ -227,9 +225,7 @@ class LinkGrants:
         account.offered += nbytes
 
     def came(self, pool: Pool, nbytes: int, kept: int) -> Callable[[], None]:
-        """`nbytes` of `pool` have come or never will; `kept` of them stay in memory until the returned
-        function is called.
-        """
+        """`nbytes` of `pool` came or never will; `kept` of them stay in memory until the result is called."""
         kind = self._kind(pool)
         self._own[kind] += kept
         self._holding.held[kind] += kept
@@ -288,9 +284,7 @@ class LinkGrants:
 
 @dataclass(slots=True)
 class GrantLane:
-    """Account of one lane. Its frames come in order, so the totals tell what was left out between two of
-    them.
-    """
+    """Account of one lane, whose frames come in order: totals tell what was left out between two of them."""
 
     grants: LinkGrants
     _offered: Counter[Pool] = field(default_factory=Counter)
@@ -309,9 +303,7 @@ class GrantLane:
                 self._offered[pool] = total
 
     def claim(self, pool: Pool, cost: int) -> None:
-        """The coming frame takes `cost` bytes of `pool`. Raises OffenceError if the sender did not count them
-        as spent.
-        """
+        """The coming frame takes `cost` bytes of `pool`. Raises OffenceError if not counted as spent."""
         if self._offered[pool] - self._settled[pool] < cost:
             raise OffenceError(Offence.FLOOD, f"a frame of {cost} bytes that were not spent")
 

@@ -21,9 +21,7 @@ WINDOW_S = 120.0
 GROUP_BYTES = 1 << 16
 """Least bytes of one measurement."""
 GROUP_FRAMES = 24
-"""Frames of one measurement on a link that is never idle. Streams interleave, so that a few frames are always
-counted too early or too late.
-"""
+"""Frames of one measurement on a busy link; streams interleave, so a few count too early or too late."""
 FIRST_FRAMES, SLOW_FRAMES, SLOW_S = 6, 3, 0.5
 """Frames of the first measurement, which should come soon rather than be exact. On a slow link SLOW_FRAMES
 are enough once they have taken SLOW_S, which no pause of a processor explains.
@@ -35,9 +33,7 @@ FRAMES = 64
 MAX_DELAYS = 4096
 """Delays that are kept, however many frames a peer sends."""
 NOISE_S = 0.005
-"""A frame without payload within this many seconds of the fastest delay met an idle link and a
-busy machine.
-"""
+"""A frame without payload within this many seconds of the fastest met an idle link and busy machine."""
 MORE = 2
 """A frame is timed against the fastest one only if it has this many times its bytes; less is noise."""
 

@@ -62,9 +62,7 @@ def encode_head(header: Mapping[str, Any], payload_length: int) -> bytes:
 
 
 def decode_prefix(data: bytes, *, payload_limit: int = DEFAULT_PAYLOAD_LIMIT) -> tuple[int, int]:
-    """(header length, payload length) of the frame that begins with these 16 bytes. Raises
-    `ProtocolError`.
-    """
+    """(header length, payload length) from a frame's first 16 bytes. Raises `ProtocolError`."""
     if len(data) != PREFIX.size:
         raise ProtocolError(f"a frame prefix of {len(data)} bytes")
     magic, version, reserved, header_length, payload_length = PREFIX.unpack(data)
@@ -127,9 +125,7 @@ class Stream:
 
     @property
     def network(self) -> str:
-        """The internet network that an incoming stream comes from; empty if unknown or not of the
-        internet.
-        """
+        """The internet network that an incoming stream is from; empty if unknown or not of the internet."""
         return customer_in(self.address)
 
     @property
@@ -281,9 +277,7 @@ class Stream:
         move: Callable[[memoryview], Awaitable[None]],
         broken: str,
     ) -> None:
-        """Move `buffers` piece by piece as the node's limit allows; `broken` says why a cancellation breaks
-        the stream.
-        """
+        """Move `buffers` as the node's limit allows; `broken`: why a cancellation breaks the stream."""
         try:
             for buffer in buffers:
                 for piece in direction.pieces(buffer):

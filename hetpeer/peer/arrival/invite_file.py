@@ -28,9 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 def new_invite(run: RunDirectory, own: Iterable[Address], others: Sequence[Address]) -> Invite:
-    """Invite to `run`, served at `own` and at the addresses that its author has named; `others` are further
-    peers.
-    """
+    """Invite to `run`, served at `own` and at the addresses that its author named; `others`: more peers."""
     return make_invite(run.manifest.name, run.run_id, [*named_addresses(run), *worth_giving(own), *others])
 
 
@@ -93,9 +91,7 @@ class Inviting:
         self._kept: Invite | None = None
 
     def renewed(self) -> Invite | None:
-        """The invite with the node's present addresses, kept; None if it has not changed. Raises as
-        `keep`.
-        """
+        """The invite with the node's present addresses, kept; None if it is the same. Raises as `keep`."""
         invite = self._made()
         if invite is None or invite == self._kept:
             return None

@@ -98,9 +98,7 @@ class Destination:
 
 
 def destination(texts: Iterable[str], run: str = "") -> Destination:
-    """Destination of addresses and invites as people give them, in order. Raises `LocalError` HP-ADDR-001,
-    HP-ADDR-003.
-    """
+    """Destination of given addresses and invites, in order. Raises `LocalError` HP-ADDR-001, HP-ADDR-003."""
     if run and not RUN_ID.fullmatch(run):
         raise LocalError(
             "HP-ADDR-003",
@@ -127,9 +125,7 @@ def destination(texts: Iterable[str], run: str = "") -> Destination:
 
 
 def worth_giving(own: Iterable[Address]) -> list[Address]:
-    """A peer's own addresses that may be reachable from elsewhere, the likeliest first; loopback if there are
-    no others.
-    """
+    """A peer's own addresses that others may reach, the likeliest first; loopback if it has no others."""
     places = far_first(own)
     elsewhere = [place for place in places if place.socket is not None and not is_loopback(place.socket[0])]
     return (elsewhere or places)[:MAX_OWN]

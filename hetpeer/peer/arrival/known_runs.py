@@ -67,9 +67,7 @@ class _Book(BaseModel):
 
 
 def known_run(home: Path, goal: Destination) -> KnownRun | None:
-    """The known run of `goal`; without an id, the last run that was found at one of its addresses;
-    else None.
-    """
+    """The known run of `goal`; without an id, the last one found at one of its addresses; else None."""
     places = set(map(str, goal.addresses))
     for known in _read(home).runs:
         if known.run == goal.run if goal.run else not places.isdisjoint(known.named):
@@ -78,9 +76,7 @@ def known_run(home: Path, goal: Destination) -> KnownRun | None:
 
 
 def remember(home: Path, run: str, named: Iterable[Address]) -> None:
-    """Note `run` as the one joined last, with the named addresses; none: the old ones stay. Raises
-    `LocalError` HP-DISK-*.
-    """
+    """Note `run` as joined last; `named` replaces old addresses if given. Raises `LocalError` HP-DISK-*."""
     runs = _read(home).runs
     before = next((known for known in runs if known.run == run), KnownRun(run=run, named=()))
     given = tuple(map(str, named))[:MAX_ADDRESSES]
@@ -89,9 +85,7 @@ def remember(home: Path, run: str, named: Iterable[Address]) -> None:
 
 
 def remember_seen(home: Path, run: str, seen: Sequence[Address]) -> None:
-    """Note addresses of present peers of a known run before those seen earlier. Raises `LocalError`
-    HP-DISK-*.
-    """
+    """Note addresses of a known run's present peers before earlier ones. Raises `LocalError` HP-DISK-*."""
     runs = _read(home).runs
     before = next((known for known in runs if known.run == run), None)
     if before is None:

@@ -34,9 +34,7 @@ class Notice:
 
 
 def notice(run: str, name: str, own: Iterable[Address]) -> Notice | None:
-    """Notice of a peer with its `own` addresses, local ones first; loopback if there are no others; None
-    without any.
-    """
+    """Notice with a peer's `own` addresses, local ones first; loopback if no others; None without any."""
     direct = [place for place in own if place.socket is not None and not place.relay]
     beyond = [place for place in direct if place.socket is not None and not is_loopback(place.socket[0])]
     places = sorted(beyond or direct, key=is_far)[: len(PLACES)]
@@ -109,9 +107,7 @@ def _text(entries: Mapping[bytes, bytes | None], key: str) -> str:
 
 
 def _place(text: str) -> Address | None:
-    """An address that can be dialled at once; None for a DNS name, which a foreign server would resolve, and
-    for a relay.
-    """
+    """An address to dial at once; None for a DNS name, which a foreign server would resolve, and a relay."""
     try:
         place = parse_address(text)
     except LocalError:

@@ -113,9 +113,7 @@ async def _ask(node: Node, peer: str, run: str, refusals: dict[str, HetpeerError
 
 
 async def _advertised(node: Node, run: str) -> list[str]:
-    """Peers that advertise themselves in `run` and could be connected to, self-declared reliable ones first.
-    Never raises.
-    """
+    """Peers that advertise in `run` and could be met, self-declared reliable ones first. Never raises."""
     try:
         adverts = await Roster(node, run).read()
     except RemoteError as error:

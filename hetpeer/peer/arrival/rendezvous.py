@@ -53,9 +53,7 @@ async def serve_rendezvous(
 
 
 def open_config(host: str, port: int, peers: tuple[Address, ...]) -> NodeConfig:
-    """Node config of a peer that must be reachable: it declares itself public, relays, and may be the first
-    of all.
-    """
+    """Node config of a peer that must be reachable: declared public, it relays and may be first of all."""
     config = NodeConfig(host=host, port=port, direct_port=0, peers=peers, alone_ok=True)
     alone = ipaddress.ip_address(config.host).is_loopback  # all peers are on this machine
     return config if alone else replace(config, reachability="public")

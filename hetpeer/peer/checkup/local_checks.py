@@ -83,18 +83,14 @@ def open_files() -> Verdict:
 
 
 def clock() -> Verdict:
-    """Whether the kernel says that the clock is synchronised; its error is measured by other peers
-    (network_checks.py).
-    """
+    """Whether the kernel says that the clock is synchronised; peers measure its error (network_checks.py)."""
     asked = ctypes.create_string_buffer(_TIMEX_BYTES)
     state = ctypes.CDLL(None).adjtimex(asked)
     return thresholds.clock(None if state < 0 else state != _NOT_SYNCHRONISED)
 
 
 def folder(home: Path) -> Verdict:
-    """Whether the home, or its nearest existing folder, can be written and has room. Raises `LocalError`
-    HP-DISK-*.
-    """
+    """Whether the home or nearest existing folder is writable with room. Raises `LocalError` HP-DISK-*."""
     there = nearest(home)
     with disk_errors(home), tempfile.TemporaryFile(dir=there) as file:
         file.write(bytes(PROBE_BYTES))

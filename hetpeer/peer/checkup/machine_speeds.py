@@ -35,9 +35,7 @@ CONNECT_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSpeed:
-    """One speed. `per_second` is in FLOP for `product`, in bytes otherwise; None if it cannot be measured
-    (`why`).
-    """
+    """A speed. `per_second`: FLOP for `product`, otherwise bytes; None if it cannot be measured (`why`)."""
 
     what: str
     where: str
@@ -61,9 +59,7 @@ def document(machine: devices.HostResources, speeds: list[MeasuredSpeed]) -> dic
 
 
 def measure(home: Path, cores: int) -> Iterator[MeasuredSpeed]:
-    """Yield each speed as it is measured, a few seconds in all. `home`: disk to measure; `cores`: most
-    threads.
-    """
+    """Yield speeds as they are measured, a few seconds in all. `home`: disk; `cores`: most threads."""
     import torch
 
     cpu = torch.device("cpu")
@@ -149,9 +145,7 @@ def _products(device: torch.device, where: str, threads: int) -> Iterator[Measur
 def _tried(
     what: str, where: str, look: Callable[[], float], *, dtype: str = "", threads: int = 0
 ) -> MeasuredSpeed:
-    """The measured speed, or one with the reason why it cannot be measured, so that the other speeds are
-    still shown.
-    """
+    """The measured speed, or one with the reason why there is none, so that other speeds are still shown."""
     figure, why = None, ""
     try:
         figure = look()

@@ -61,9 +61,7 @@ async def worker() -> Verdict:
 
 
 async def meet(goal: Destination, host: str, port: int) -> AsyncIterator[Finding]:
-    """Findings from joining the network of `goal` for a moment, under a new identity. Listens at `port` of
-    `host`; 0: any.
-    """
+    """Findings from joining `goal`'s network for a moment, with a new identity, at `host`:`port` (0: any)."""
     with temporary_folder("doctor") as folder:
         identity = Identity.create(folder / "identity.key")
         config = NodeConfig(host=host, port=port, peers=goal.addresses, reachability="ask")

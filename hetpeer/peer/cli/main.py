@@ -153,9 +153,7 @@ def _unexpected(error: Exception) -> LocalError:
 
 @contextlib.contextmanager
 def _quiet_pipes() -> Iterator[None]:
-    """Treat a closed pipe (`hetpeer … | head`) as a normal end; otherwise the interpreter complains
-    at exit.
-    """
+    """Treat a closed pipe (`hetpeer … | head`) as a normal end: the interpreter would complain at exit."""
     try:
         try:
             yield

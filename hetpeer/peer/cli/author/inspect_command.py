@@ -125,9 +125,7 @@ def _draw(found: ModelCosts, path: Path) -> None:
 
 
 def document(found: ModelCosts) -> dict[str, Any]:
-    """The whole inspection; sizes in bytes, work in FLOPs of one full microbatch. `settings` is null for a
-    model that is no run.
-    """
+    """The whole inspection in bytes, and FLOPs of a full microbatch. `settings`: null if it is no run."""
     return {
         "schema": "hetpeer.inspect/1",
         "name": found.name,

@@ -31,9 +31,7 @@ ENDING_S, ENDING = 0.4, 0.02
 
 
 def within(seconds: float) -> Callable[[], bool]:
-    """A test that is True while a search may go on, for the whole command to take `seconds` of processor
-    time.
-    """
+    """A test, True while a search may go on for the whole command to take `seconds` of processor time."""
     until = seconds - max(ENDING_S, ENDING * seconds)
     return lambda: time.process_time() < until
 
