@@ -16,7 +16,6 @@ from hetpeer.bootstrap.coordinator.departures import RunPolicy
 from hetpeer.bootstrap.coordinator.handshake import Handshake
 from hetpeer.bootstrap.coordinator.machine import Event, Machine
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
-from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import (
     CollectCheckpoint,
@@ -26,7 +25,7 @@ from hetpeer.bootstrap.state.effects import (
     Send,
 )
 from hetpeer.bootstrap.state.link_costs import rates
-from hetpeer.bootstrap.state.membership import LifeCycle, Membership, VolunteerState
+from hetpeer.bootstrap.state.membership import LifeCycle, VolunteerState
 from hetpeer.bootstrap.state.timeouts import Leases
 
 
@@ -40,6 +39,7 @@ class Coordinator:
 
     def __init__(self, context: CoordinatorContext, now: float, policy: RunPolicy | None = None) -> None:
         self._context = context
+        self.members, self.history = context.members, context.history
         self.leases = Leases(context, now)
         self.handshake = Handshake(context)
         self.machine = Machine(context, now, policy)
@@ -56,16 +56,6 @@ class Coordinator:
     def state(self) -> CoordinatorState:
         """The state of docs/protocol.md."""
         return self._context.state
-
-    @property
-    def members(self) -> Membership:
-        """Everybody who takes part."""
-        return self._context.members
-
-    @property
-    def history(self) -> History:
-        """The folded log."""
-        return self._context.history
 
     @property
     def line(self) -> m.TermView:

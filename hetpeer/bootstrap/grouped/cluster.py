@@ -17,11 +17,13 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.messages import Range
 from hetpeer.bootstrap.coordinator.commits import average_message
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
-from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import AT_BARRIER, Effect, Send
 from hetpeer.bootstrap.state.failed_microbatches import room_s
-from hetpeer.bootstrap.state.membership import LifeCycle, Membership, VolunteerState
+from hetpeer.bootstrap.state.membership import LifeCycle, VolunteerState
+
+STALLS = 6
+"""Stalls in a row, each twice as long, until a step is given up: after 15 min with nothing counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +54,6 @@ class ClusterCut:
         return frozenset(peer for peer, _ in self.seats) | self.spared
 
 
-STALLS = 6
-"""Stalls in a row, each twice as long, until a step is given up: after 15 min with nothing counted."""
-
-
 class Cluster:
     """Cluster `context.line.cluster`: its coordinator and what differs from a whole run (`RunPolicy`)."""
 
@@ -63,6 +61,7 @@ class Cluster:
 
     def __init__(self, context: CoordinatorContext, now: float, *, founded: bool) -> None:
         self.context = context
+        self.members, self.history = context.members, context.history
         self.founded = founded
         self._whole_by = now + context.config.return_s
         """Deadline by which its holders are to be back, or to have fetched their blocks."""
@@ -76,16 +75,6 @@ class Cluster:
         """Whether it fell apart because its holders did not have in time what they were to fetch."""
         self.coordinator = Coordinator(context, now, policy=self)
         self._machine = self.coordinator.machine
-
-    @property
-    def members(self) -> Membership:
-        """Its volunteers."""
-        return self.context.members
-
-    @property
-    def history(self) -> History:
-        """The log as it concerns this cluster."""
-        return self.context.history
 
     @property
     def line(self) -> m.TermView:
