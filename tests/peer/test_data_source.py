@@ -3,7 +3,7 @@
 import asyncio
 import math
 import shutil
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -54,13 +54,42 @@ def author(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
         )
 
 
-class Peers:
-    """Nodes on loopback that serve a run's files, and one volunteer that has none of them."""
+class Nodes:
+    """Nodes on loopback for all tests of this file, each with its p2pd, on the product's loop."""
 
-    def __init__(self, author: RunDirectory, folder: Path) -> None:
+    def __init__(self, folder: Path, runner: asyncio.Runner) -> None:
+        self.runner = runner
+        self._folder = folder
+        self._nodes: dict[str, Node] = {}
+
+    async def node(self, name: str) -> Node:
+        """The node `name`, which knows those that were there before it."""
+        if name not in self._nodes:
+            known = tuple(parse_address(node.addresses()[0]) for node in self._nodes.values())
+            config = NodeConfig(peers=known)
+            self._nodes[name] = await Node.start(config, Identity.create(self._folder / f"{name}.key"))
+        return self._nodes[name]
+
+    async def close(self) -> None:
+        for node in self._nodes.values():
+            await node.close()
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        nodes = Nodes(tmp_path_factory.mktemp("nodes"), runner)
+        yield nodes
+        runner.run(nodes.close())
+
+
+class Peers:
+    """Nodes that serve a run's files, and one volunteer that has none of them."""
+
+    def __init__(self, author: RunDirectory, folder: Path, nodes: Nodes) -> None:
         self.author = author
         self.folder = folder
-        self.nodes: list[Node] = []
+        self.nodes = nodes
         self.tasks = TaskSet()
         self.room = math.inf
 
@@ -68,11 +97,12 @@ class Peers:
         """A node that serves its own copy of the run."""
         run = RunDirectory(self.folder / name, self.author.signed)
         shutil.copytree(self.author.path, run.path)
-        node = await self._start(name)
-        await node.serve(
-            PROTOCOL,
-            FileService(ServedRunFiles(run, MembershipConfig(run.signed, run.path), _no_state)).handle,
-        )
+        node = await self.nodes.node(name)
+        service = FileService(ServedRunFiles(run, MembershipConfig(run.signed, run.path), _no_state))
+        if PROTOCOL in node.listener.handlers:  # of an earlier test
+            node.listener.serve(PROTOCOL, service.handle)
+        else:
+            await node.serve(PROTOCOL, service.handle)
         return node, run
 
     async def volunteer(
@@ -80,7 +110,7 @@ class Peers:
     ) -> tuple[DataSource, Path]:
         """A source that may ask `peers` and `volunteers`, and the folder that it fills with no more than `room` bytes."""
         self.room = room
-        node = await self._start("volunteer")
+        node = await self.nodes.node("volunteer")
         run = Home(self.folder / "home").run(self.author.signed)
         files = RunFiles(
             node,
@@ -93,17 +123,6 @@ class Peers:
         specs = [self.author.block_spec(block) for block in run.manifest.blocks]
         return DataSource(files, specs, self.tasks), run.data
 
-    async def _start(self, name: str) -> Node:
-        known = tuple(parse_address(node.addresses()[0]) for node in self.nodes)
-        node = await Node.start(NodeConfig(peers=known), Identity.create(self.folder / f"{name}.key"))
-        self.nodes.append(node)
-        return node
-
-    async def close(self) -> None:
-        await self.tasks.close()
-        for node in self.nodes:
-            await node.close()
-
 
 async def _no_state(_version: int, _block: int) -> None:
     return None
@@ -112,24 +131,23 @@ async def _no_state(_version: int, _block: int) -> None:
 Test = Callable[[Peers], Coroutine[Any, Any, None]]
 
 
-def among_peers(test: Test) -> Callable[[RunDirectory, Path], None]:
-    """Run `test` on the product's loop; the nodes end with it."""
+def among_peers(test: Test) -> Callable[[RunDirectory, Path, Nodes], None]:
+    """Run `test` on the loop of the nodes."""
 
     @wraps(test, assigned=("__name__", "__doc__", "__module__"))
-    def run(author: RunDirectory, tmp_path: Path) -> None:
+    def run(author: RunDirectory, tmp_path: Path, nodes: Nodes) -> None:
         async def main() -> None:
-            peers = Peers(author, tmp_path)
+            peers = Peers(author, tmp_path, nodes)
             try:
                 async with asyncio.timeout(200):
                     await test(peers)
             finally:
-                await peers.close()
+                await peers.tasks.close()
 
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(main())
+        nodes.runner.run(main())
 
     del run.__wrapped__
-    return pytest.mark.swarm(run)
+    return run
 
 
 def names(folder: Path) -> set[str]:
