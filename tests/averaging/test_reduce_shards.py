@@ -1,4 +1,4 @@
-"""Who reduces how much: the busiest uplink is done as soon as the linear program says, and nobody slow is asked for much."""
+"""Reducers' shares: the busiest uplink ends as soon as the linear program says, and slow peers are asked for little."""
 
 from hypothesis import given
 from hypothesis import strategies as st
