@@ -8,6 +8,7 @@ from typing import Any
 import msgpack
 from hivemind.dht.validation import DHTRecord
 
+from hetpeer.dht.base import untrusted
 from hetpeer.dht.base.errors import LocalError, ProtocolError, RemoteError
 from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.dht.base.untrusted import read_fields, varint
@@ -146,7 +147,7 @@ def record(data: bytes) -> DHTRecord:
 def is_record(found: DHTRecord) -> None:
     payload = JUDGE.strip_value(found)
     assert len(payload) <= MAX_PAYLOAD
-    stream.decode_map(payload, limit=MAX_PAYLOAD)
+    untrusted.decode_map(payload, limit=MAX_PAYLOAD)
 
 
 def records() -> Iterable[bytes]:

@@ -60,9 +60,8 @@ class _Deferred(Loader):
             if attribute in where:
                 return getattr(importlib.import_module(where[attribute]), attribute)
             if attribute.startswith("__") or find_spec(f"{module.__name__}.{attribute}"):
-                raise AttributeError(
-                    attribute
-                )  # what Python looks for, or a module: who imports that will have it
+                # what Python looks for, or a module: who imports that will have it
+                raise AttributeError(attribute)
             vars(module).pop("__getattr__", None)
             self._load(module)
             return getattr(module, attribute)

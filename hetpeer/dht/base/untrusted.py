@@ -34,12 +34,8 @@ def unpack(data: bytes | bytearray, what: str, peer: str = "", **options: Any) -
     """The one value in `data`; `options`: for msgpack. Raises `ProtocolError` "bytes that are not `what`"."""
     try:
         return msgpack.unpackb(data, **options)
-    except (
-        ValueError,
-        TypeError,
-        RecursionError,
-        msgpack.UnpackException,
-    ) as error:  # TypeError: a map as a key
+    # TypeError: a map as a key
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise ProtocolError(f"bytes that are not {what}", peer=peer, why=type(error).__name__) from error
 
 

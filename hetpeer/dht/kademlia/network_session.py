@@ -151,9 +151,8 @@ class NetworkSession:
         """Leave the DHT and end p2pd, within about 3 s. Idempotent."""
         if self.dht is not None:
             self.dht.is_alive = False
-            if (
-                not self.p2pd.exited.is_set()
-            ):  # hivemind says good-bye to p2pd, and would wait for ever for a dead one
+            # hivemind says good-bye to p2pd, and would wait for ever for a dead one
+            if not self.p2pd.exited.is_set():
                 await _at_most(_HIVEMIND_STOP_S, self.dht.shutdown())
             self.dht = None
         if self._p2p is not None:

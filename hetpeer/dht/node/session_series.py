@@ -229,9 +229,8 @@ class SessionSeries:
     async def _relaying(self) -> NetworkSession:
         """A session whose p2pd relays as configured, or the last of RELAY_TRIES."""
         for left in reversed(range(RELAY_TRIES)):
-            async with (
-                stranger() as offered
-            ):  # a new stranger each time: one does not redial a port soon after a failure
+            # a new stranger each time: one does not redial a port soon after a failure
+            async with stranger() as offered:
                 session = await self._started()
                 async with _whole(session):
                     if await self._relays(session, offered):

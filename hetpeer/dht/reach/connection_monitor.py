@@ -44,7 +44,8 @@ class ConnectionMonitor:
         self.slots: RelaySlots | None = None
         self.resumable: set[str] = set()
         """Protocols whose streams may be cut for a better path: the side that opened them reopens them."""
-        self._relayed_streams = RelayedStreams()
+        self._relay_needed: set[str] = set()
+        """Peers to which no direct stream could be opened, but one through a relay."""
         self._peer_id = peer_id
         self._clock = clock
         self._long: WeakSet[Stream] = WeakSet()
@@ -76,7 +77,7 @@ class ConnectionMonitor:
         for peer in self.paths.update(connections):
             _log.info("%s is reached directly now", peer)
             self._cut(peer)
-        self._relayed_streams.reached(self.paths.direct)
+        self._relay_needed.difference_update(self.paths.direct)
         if self.slots is not None:
             self.slots.tend(control, {peer for peer, _ in connections}, dict(before))
         observed = len({peer for peer, text in connections if _observes(text)}) >= OBSERVERS
@@ -94,7 +95,7 @@ class ConnectionMonitor:
     async def open(self, control: P2pdControl, peer_id: str, protocol: str, timeout_s: float) -> Stream:
         """A new stream, relayed if there is no other way. Raises `PeerLostError` within `timeout_s`."""
         relays = self.slots.relays.values() if self.slots is not None else ()
-        stream = await self._relayed_streams.open(control, peer_id, protocol, timeout_s, relays)
+        stream = await self._open(control, peer_id, protocol, timeout_s, relays)
         path = self.paths.of(peer_id)
         if protocol in self.resumable and (path is None or path.relay):
             self._long.add(stream)  # to be cut when there is a shorter path
@@ -105,6 +106,47 @@ class ConnectionMonitor:
         await self._tasks.close()
         if self.slots is not None:
             await self.slots.close()
+
+    async def _open(
+        self, control: P2pdControl, peer_id: str, protocol: str, timeout_s: float, relays: Iterable[Address]
+    ) -> Stream:
+        """A new stream, direct or through one of `relays`. Raises `PeerLostError` within `timeout_s`."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        direct = asyncio.ensure_future(control.open_stream(peer_id, protocol, timeout_s))
+        try:
+            await asyncio.wait([direct], timeout=0 if peer_id in self._relay_needed else HEAD_START_S)
+            opened = direct.done() and direct.exception() is None
+            if opened or not await self._go_round(control, peer_id, relays, deadline):
+                return await direct
+            stream = await control.open_stream(peer_id, protocol, _until(deadline))
+        except BaseException:
+            _drop(direct)
+            raise
+        else:
+            _drop(direct)
+            return stream
+        finally:
+            del direct  # else its exception, which refers to this frame, would keep both alive
+
+    async def _go_round(
+        self, control: P2pdControl, peer_id: str, relays: Iterable[Address], deadline: float
+    ) -> bool:
+        """Connect to an unconnected peer through a relay; whether that made a connection."""
+        for relay in relays:
+            left_s = _until(deadline)
+            if relay.peer_id == peer_id or not left_s:
+                continue
+            try:
+                if peer_id in {peer for peer, _ in await control.connections()}:
+                    return False
+                await control.connect(through(relay, peer_id), min(_CONNECT_S, left_s))
+            except P2pdError as error:
+                _log.debug("%s is not reached through %s: %s", peer_id, relay.peer_id, error)
+                continue
+            self._relay_needed.add(peer_id)
+            _log.info("%s is reached through the relay %s", peer_id, relay.peer_id)
+            return True
+        return False
 
     def _cut(self, peer: str) -> None:
         for stream in list(self._long):
@@ -143,58 +185,6 @@ def _observes(text: str) -> bool:
 async def _answers(address: Address) -> bool:
     place = address.socket
     return place is not None and await is_peer(*place, address.peer_id, _KNOCK_S)
-
-
-class RelayedStreams:
-    """Opens streams, and remembers which peers needed a relay."""
-
-    def __init__(self) -> None:
-        self._needed: set[str] = set()
-
-    def reached(self, peers: Iterable[str]) -> None:
-        """Note direct connections to `peers`."""
-        self._needed.difference_update(peers)
-
-    async def open(
-        self, control: P2pdControl, peer_id: str, protocol: str, timeout_s: float, relays: Iterable[Address]
-    ) -> Stream:
-        """A new stream, direct or through one of `relays`. Raises `PeerLostError` within `timeout_s`."""
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        direct = asyncio.ensure_future(control.open_stream(peer_id, protocol, timeout_s))
-        try:
-            await asyncio.wait([direct], timeout=0 if peer_id in self._needed else HEAD_START_S)
-            opened = direct.done() and direct.exception() is None
-            if opened or not await self._go_round(control, peer_id, relays, deadline):
-                return await direct
-            stream = await control.open_stream(peer_id, protocol, _until(deadline))
-        except BaseException:
-            _drop(direct)
-            raise
-        else:
-            _drop(direct)
-            return stream
-        finally:
-            del direct  # else its exception, which refers to this frame, would keep both alive
-
-    async def _go_round(
-        self, control: P2pdControl, peer_id: str, relays: Iterable[Address], deadline: float
-    ) -> bool:
-        """Connect to an unconnected peer through a relay; whether that made a connection."""
-        for relay in relays:
-            left_s = _until(deadline)
-            if relay.peer_id == peer_id or not left_s:
-                continue
-            try:
-                if peer_id in {peer for peer, _ in await control.connections()}:
-                    return False
-                await control.connect(through(relay, peer_id), min(_CONNECT_S, left_s))
-            except P2pdError as error:
-                _log.debug("%s is not reached through %s: %s", peer_id, relay.peer_id, error)
-                continue
-            self._needed.add(peer_id)
-            _log.info("%s is reached through the relay %s", peer_id, relay.peer_id)
-            return True
-        return False
 
 
 def _until(deadline: float) -> float:

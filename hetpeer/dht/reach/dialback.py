@@ -272,9 +272,8 @@ class ReachProbe:
         near = random.sample(sorted(direct), min(len(direct), 2 * MAX_HINTS))  # each is a request to p2pd
         asking = [asyncio.ensure_future(_addresses_of(session, peer)) for peer in near]
         if asking:
-            await asyncio.wait(
-                asking, timeout=HINT_S
-            )  # p2pd searches the network for a peer that has just left
+            # p2pd searches the network for a peer that has just left
+            await asyncio.wait(asking, timeout=HINT_S)
             for task in asking:
                 task.cancel()
         found = [task.result() for task in asking if task.done() and not task.cancelled()]

@@ -193,9 +193,8 @@ class ByteTransport(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's transport does not derive from it
         self._encrypts = transport.get_extra_info("sslcontext") is not None
-        self._transport.set_write_buffer_limits(
-            high=int(self._encrypts)
-        )  # TLS stops at the limit, others above it
+        # TLS stops at the limit, others above it
+        self._transport.set_write_buffer_limits(high=int(self._encrypts))
         if self._on_connect is not None:
             self._on_connect(self)
 

@@ -114,10 +114,8 @@ def _toml(value: Any) -> str:
 def _text(path: Path) -> str:
     try:
         return path.read_text()
-    except (
-        FileNotFoundError,
-        NotADirectoryError,
-    ):  # what is wrong with a home that is none is said by who needs it
+    # a wrong home is reported by the code that needs it
+    except (FileNotFoundError, NotADirectoryError):
         return ""
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, str(error)) from error

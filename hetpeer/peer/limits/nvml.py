@@ -191,9 +191,8 @@ class GpuWatch:
         try:
             samples = pynvml.nvmlDeviceGetProcessUtilization(self._handles()[number], before)
         except pynvml.NVMLError as error:
-            return (
-                0.0 if error.value == pynvml.NVML_ERROR_NOT_FOUND else None
-            )  # nobody has used it; or it does not tell
+            # nobody has used it; or it does not tell
+            return 0.0 if error.value == pynvml.NVML_ERROR_NOT_FOUND else None
         self._seen[number] = max((sample.timeStamp for sample in samples), default=before)
         latest = {sample.pid: sample for sample in sorted(samples, key=lambda sample: sample.timeStamp)}
         return float(sum(sample.smUtil for pid, sample in latest.items() if not is_ours(pid))) / 100

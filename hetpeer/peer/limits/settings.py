@@ -275,9 +275,8 @@ def of_environment(environment: Mapping[str, str]) -> Sequence[SettingsLayer]:
     Other variables with the prefix are ignored; `HETPEER_DASHBOARD` is short for that section's only key.
     """
     layers = []
-    for name, text in sorted(
-        environment.items(), key=lambda item: item[0] in SHORT
-    ):  # the short one after the long
+    # the short one after the long
+    for name, text in sorted(environment.items(), key=lambda item: item[0] in SHORT):
         if not name.startswith(PREFIX):
             continue
         section, _, key = name.removeprefix(PREFIX).lower().partition("_")

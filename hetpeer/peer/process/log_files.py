@@ -171,9 +171,8 @@ class LogReader:
     def _older(self, number: int) -> list[LogLine]:
         try:
             with self._path.with_name(f"{FILE}.{number}").open("rb") as file:
-                if os.path.sameopenfile(
-                    file.fileno(), self._file.fileno()
-                ):  # ours has just become an older one
+                # ours has just become an older one
+                if os.path.sameopenfile(file.fileno(), self._file.fileno()):
                     return []
                 lines = file.read().split(b"\n")
         except OSError:
