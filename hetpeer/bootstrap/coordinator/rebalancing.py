@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.messages import Range
 from hetpeer.bootstrap.coordinator.checkpoint_collection import CheckpointCollection
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect, Send
+from hetpeer.bootstrap.state.membership import is_cut
 
 RESTS = 10
 """Sync timeouts before the next proposal after waiting for a checkpoint in vain; doubled each time."""
@@ -31,12 +31,7 @@ class Arrangement:
     def fault(self, blocks: int) -> str | None:
         """Why it does not fit a model of this many blocks; None if it does."""
         for cluster, layout in enumerate(self.layouts):
-            boundaries = [0, *(end for _, end in layout)]
-            if (
-                list(layout) != list(pairwise(boundaries))
-                or boundaries[-1] != blocks
-                or not _rises(boundaries)
-            ):
+            if not is_cut(layout, blocks):
                 return f"cluster {cluster} does not cut {blocks} blocks"
         taken = list(self.seats.values())
         if len(set(taken)) < len(taken):
@@ -45,10 +40,6 @@ class Arrangement:
             if not 0 <= cluster < len(self.layouts) or place not in self.layouts[cluster]:
                 return f"{peer} has a place that no cluster has"
         return None
-
-
-def _rises(boundaries: Sequence[int]) -> bool:
-    return all(one < other for one, other in pairwise(boundaries))
 
 
 class Rebalancing:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from hetpeer.averaging import messages as m
@@ -20,7 +19,7 @@ from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import AT_BARRIER, Effect, Send
 from hetpeer.bootstrap.state.failed_microbatches import room_s
-from hetpeer.bootstrap.state.membership import LifeCycle, VolunteerState
+from hetpeer.bootstrap.state.membership import LifeCycle, VolunteerState, is_cut
 
 STALLS = 6
 """Stalls in a row, each twice as long, until a step is given up: after 15 min with nothing counted."""
@@ -38,10 +37,7 @@ class ClusterCut:
 
     def fault(self, blocks: int) -> str | None:
         """Why it does not fit a model of this many blocks; None if it does."""
-        places = [place for _, place in self.seats]
-        boundaries = [0, *(end for _, end in places)]
-        rises = all(one < other for one, other in pairwise(boundaries))
-        if not rises or places != list(pairwise(boundaries)) or boundaries[-1] != blocks:
+        if not is_cut([place for _, place in self.seats], blocks):
             return f"cluster {self.cluster} is not cut into {blocks} blocks"
         peers = [peer for peer, _ in self.seats]
         if len(set(peers)) < len(peers) or self.spared.intersection(peers):

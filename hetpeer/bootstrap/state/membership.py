@@ -143,6 +143,12 @@ class BlockDemand:
     flops: float
 
 
+def is_cut(layout: Sequence[Range], blocks: int) -> bool:
+    """Whether `layout` is a cut of this many blocks into ranges, in order and none of them empty."""
+    begins, ends = [begin for begin, _ in layout], [end for _, end in layout]
+    return [*begins, blocks] == [0, *ends] and all(begin < end for begin, end in layout)
+
+
 class Membership:
     """The table of volunteers.
 
