@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hetpeer.bootstrap.log.record_log import HEAD, ROW, FirstRecords, Log, read_log
+from hetpeer.bootstrap.log.record_log import HEAD, ROW, FirstRecords, Log, PackedRecords, read_log
 from hetpeer.dht.base.errors import LocalError
 
 RECORDS = [
@@ -152,3 +152,48 @@ def test_unwritable_place_is_an_error(path: Path) -> None:
     with pytest.raises(LocalError) as caught:
         Log.open(path / "inside-a-file.log")
     assert caught.value.code == "HP-DISK-001"
+
+
+# ── in memory, as bytes ─────────────────────────────────────────────────────────────────────────────────────
+
+PACKED = [
+    {"kind": "commit", "step": step, "loss": 1 / (step + 1), "slots": [["a", [1, 2]]]} for step in range(5)
+]
+
+
+def test_what_is_read_is_what_was_put_there() -> None:
+    records = PackedRecords([*PACKED, None])
+    assert list(records) == records[:] == [*PACKED, None]
+    assert len(records) == 6
+    assert records[-2] == PACKED[-1]
+    with pytest.raises(IndexError):
+        records[6]
+
+
+def test_who_keeps_a_record_keeps_it_alone() -> None:
+    records = PackedRecords(PACKED)
+    records[0]["loss"] = 7.0
+    assert records[0] == PACKED[0]
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    records = PackedRecords(PACKED)
+    other = records.copy()
+    records.put(2, [None])
+    other.put(len(other), [None])
+    assert list(records) == [*PACKED[:2], None]
+    assert list(other) == [*PACKED, None]
+
+
+def test_what_is_on_a_shelf_is_read_from_there_and_takes_no_bytes_here() -> None:
+    shelf = [{"kind": "another"}, *PACKED]
+    records = PackedRecords(PACKED)
+    records.shelve(1, shelf, 2)
+    records.shelve(2, shelf, 3)
+    other = records.copy()
+    assert list(records) == records[:] == list(other) == PACKED
+    shelf[2] = {"kind": "changed"}
+    assert records[1] == other[1] == {"kind": "changed"}
+    records.put(2, [None])
+    assert list(records) == [PACKED[0], shelf[2], None]
+    assert list(other)[2:] == PACKED[2:]
