@@ -176,7 +176,7 @@ async def _take_part(
         _log.info("leaving: saying goodbye to the swarm")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
-                await volunteer.farewell()
+                await volunteer.session.farewell()
         return None
     finally:
         await company.close()

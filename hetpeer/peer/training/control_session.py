@@ -132,7 +132,10 @@ class ControlSession:
             self._channel.close()
 
     async def farewell(self) -> None:
-        """Say that we leave; returns when the coordinator knows it, at once when there is none."""
+        """Say that we leave; returns when the coordinator knows it, at once when there is none.
+
+        The caller sets a deadline.
+        """
         self._leaving = True
         if self.is_up and self._channel is not None:
             self.tell(m.Farewell())

@@ -237,7 +237,7 @@ class StepDriver:
 
     def _of_use(self, peer: str, head: Head, tensor: Tensor) -> None:
         if not tensor.released:  # a released one was of no use: no step waits for it
-            self._plane.of_use(peer, head, tensor)
+            self._plane.of_use(peer, head, tensor.nbytes)
 
     # ── effects ─────────────────────────────────────────────────────────────────────────────────────────────
 

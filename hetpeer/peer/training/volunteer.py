@@ -20,10 +20,9 @@ from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.member import Effect, Member, Origin, Phase
 from hetpeer.averaging.member.position import choose_place
-from hetpeer.averaging.member.tensor_heads import ActivationHead, Introduction
+from hetpeer.averaging.member.tensor_heads import ActivationHead
 from hetpeer.averaging.member.work_in_progress import WorkerOccupation
 from hetpeer.bootstrap.state.core_config import shape_of
-from hetpeer.bootstrap.storage.file_service import Served
 from hetpeer.dht.base import failpoints
 from hetpeer.dht.base.errors import LocalError, short_id
 from hetpeer.dht.base.runtime import TaskSet
@@ -119,6 +118,7 @@ class Volunteer:
         self._changed = asyncio.Event()
         """Something has happened."""
         self._states = HeldStates(self.member, self._changed)
+        self.state = self._states.find
         self.links = LinkBook(self._manifest.links)
         self._plane = DataPlane(node, str(hello.incarnation), self._tasks, self.links, trace, self)
         self._steps = StepDriver(
@@ -142,6 +142,7 @@ class Volunteer:
             self.perform,
             self.session.give_evidence,
         )
+        self.introduced = self._entry.introduced
         self._prepared: dict[int, int] = {}
         """Blocks loaded into the worker, and the bytes that each one's state takes."""
         self._specs: list[BlockSpec] = []
@@ -167,7 +168,7 @@ class Volunteer:
             # Nothing of what we held is left: the coordinator need not wait whether we come back.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LAST_WORD_S):
-                    await self.farewell()
+                    await self.session.farewell()
             raise
         finally:
             self._steps.close()
@@ -189,10 +190,6 @@ class Volunteer:
         per_microbatch = self._manifest.training.microbatch_size * self._manifest.data.tokens_per_sample
         return self.figures.speed.at(time.monotonic()) * per_microbatch
 
-    async def farewell(self) -> None:
-        """Say that we leave; returns when the coordinator knows it. To be given a dead-line by the caller."""
-        await self.session.farewell()
-
     async def step_over(self) -> None:
         """Return when the oldest step in progress now is over: committed and applied here, or given up."""
         step = self.member.work.step
@@ -207,10 +204,6 @@ class Volunteer:
     def rejoin(self) -> None:
         """Go on under a new incarnation: others have given this one up, or soon will."""
         self._spawn(self._rejoin())
-
-    async def state(self, cluster: int, version: int, block: int) -> Served | None:
-        """A state of ours, for late joiners and for the checkpoint; None if it is not here."""
-        return await self._states.find(cluster, version, block)
 
     async def _watch_worker(self) -> None:
         raise await self._compute.died()
@@ -235,10 +228,6 @@ class Volunteer:
             self.links.target = message.target
             self._begun[message.step] = self._trace.now()
         self._steps.received(message)
-
-    def introduced(self, peer: str, head: Introduction) -> None:
-        """`peer` introduces itself to a step."""
-        self._entry.introduced(peer, head)
 
     def nudged(self, peer: str, head: ActivationHead) -> None:
         """A peer sends only the head of an activation again, which waits there for a grant."""
@@ -330,7 +319,9 @@ class Volunteer:
         await self._compute.submit(ForgetResiduals())
         specs = []
         for block in range(begin, end):
-            spec, self._prepared[block] = await keep_trying(partial(self._load_block, block))
+            spec, self._prepared[block] = await keep_trying(
+                partial(prepare_block, self._compute, self._files, block)
+            )
             specs.append(spec)
         self._specs = specs
         self._source = (
@@ -363,9 +354,6 @@ class Volunteer:
         self._window.reset(most)
         if self.offer.in_ram:
             self._store.keep_within(bundles_beside(memory, specs, kept, min(most, MOST)))
-
-    async def _load_block(self, block: int) -> tuple[BlockSpec, int]:
-        return await prepare_block(self._compute, self._files, block)
 
     async def _fetch_state(self, order: e.FetchState) -> None:
         fetcher = StateFetcher(

@@ -22,7 +22,6 @@ from hetpeer.averaging.member.tensor_heads import (
     ShardHead,
     encode_head,
 )
-from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.dht.channels.channel import Parcel
 from hetpeer.dht.node.node import Node
@@ -60,7 +59,10 @@ class DataPlane:
         self._tasks = tasks
         self._book = book
         self._owner = owner
+        self.link_changed, self.link_pressed = owner.link_changed, owner.link_pressed
+        self.offended = node.listener.offended
         self._receiving = TensorReceiver(book, trace, owner)
+        self.of_use = self._receiving.of_use
         self._pacing = UplinkShares()
         self._outgoing: dict[str, Link] = {}
         self._generation = 0
@@ -70,7 +72,7 @@ class DataPlane:
         self._schema: TensorSchema | None = None
         self._store: TensorStore | None = None
         self.bytes_sent = 0
-        node.listener.watchers.append(self._refused)
+        node.listener.watchers.append(owner.refused)
 
     async def start(self) -> None:
         """Accept tensors of others."""
@@ -118,10 +120,6 @@ class DataPlane:
             word = head.model_copy(update={"nudge": True, "coded": None})
             link.nudge(Parcel(encode_head(word), tag=head.step_id, pool=pool_of(head)), 2 * nbytes)
 
-    def of_use(self, peer: str, head: Head, tensor: Tensor) -> None:
-        """`tensor` came from `peer`, and is what is waited for here."""
-        self._receiving.of_use(peer, head, tensor.nbytes)
-
     def introduction(self, word: Introduction | None) -> None:
         """Set our introduction in this step; with a ticket, it precedes the first tensor to each peer."""
         self._word = word
@@ -155,7 +153,7 @@ class DataPlane:
         self._node.listener.members = peers
         for peer in self._outgoing.keys() - peers:
             self._outgoing.pop(peer).close()
-            self._owner.link_pressed(peer, None)
+            self.link_pressed(peer, None)
 
     def admit(self, peer: str) -> None:
         """One more volunteer of the step in progress."""
@@ -170,7 +168,7 @@ class DataPlane:
         """Close all links."""
         self.keep_only(())
         self._receiving.close()
-        self._node.listener.watchers.remove(self._refused)
+        self._node.listener.watchers.remove(self._owner.refused)
 
     def _open(self, peer: str) -> Link:
         self._generation += 1
@@ -190,16 +188,12 @@ class DataPlane:
 
     # ── what links say ──────────────────────────────────────────────────────────────────────────────────────
 
-    def link_changed(self, peer: str, is_up: bool) -> None:
-        """A link is down, or up again."""
-        self._owner.link_changed(peer, is_up)
-
     def link_lost(self, link: Link) -> None:
         """The peer of `link` was restarted: its place in the roster is void too."""
         if self._outgoing.get(link.peer_id) is link:
             del self._outgoing[link.peer_id]
-            self._owner.link_pressed(link.peer_id, None)
-        self._owner.link_changed(link.peer_id, False)
+            self.link_pressed(link.peer_id, None)
+        self.link_changed(link.peer_id, False)
 
     def link_moved(self, link: Link, traffic: LinkTraffic) -> None:
         """Something was sent or acknowledged on `link`: measure it, and the uplink."""
@@ -211,15 +205,3 @@ class DataPlane:
         trip_s = median(one.trip_s for one in busy) if busy else 0.0
         self._book.outflow.look(now, len(busy), arrived, waiting, trip_s)
         self._book.reducing.look(now, len(busy) if self._pacing.reduces else 0, arrived, waiting, trip_s)
-
-    def link_pressed(self, peer: str, blocks: int | None) -> None:
-        """A link is congested from `blocks` on, or relieved (None)."""
-        self._owner.link_pressed(peer, blocks)
-
-    def offended(self, peer: str, error: ProtocolError) -> None:
-        """Count an offence of `peer`."""
-        self._node.listener.offended(peer, error)
-
-    def _refused(self, peer: str, for_now: bool) -> None:
-        """The node's word on a peer with too many strikes."""
-        self._owner.refused(peer, for_now)

@@ -59,6 +59,7 @@ class TensorReceiver:
         self._trace = trace
         self._owner = owner
         self._intake = Intake()
+        self.of_use = self._intake.of_use
         self._meters: dict[str, RateMeter] = {}
         self._server = ChannelServer(self._accept, MAX_PAYLOAD, self._meter_of)
         self._schema: TensorSchema | None = None
@@ -157,10 +158,6 @@ class TensorReceiver:
         tensor.sender = peer
         store.lend(tensor, lane.settle(pool, cost))
         self._owner.tensor_arrived(peer, head, tensor)
-
-    def of_use(self, peer: str, head: Head, nbytes: int) -> None:
-        """A tensor of `peer` was what is waited for here."""
-        self._intake.of_use(peer, head, nbytes)
 
     def _meter_of(self, peer: str) -> RateMeter:
         return self._meters.setdefault(peer, RateMeter())
