@@ -113,14 +113,11 @@ class StepQueue:
 
     def without(self, left: Mapping[int, Sequence[str]], now: float) -> list[Effect]:
         """Go on without the volunteers that have `left` (step → peers)."""
-        gone = m.Gone(line=self._context.line, peers=_once(peer for peers in left.values() for peer in peers))
+        peers = dict.fromkeys(peer for peers in left.values() for peer in peers)
+        gone = m.Gone(line=self._context.line, peers=tuple(peers))
         others = sorted({peer for step in self._steps for peer in step.roster})
         effects: list[Effect] = [Send(peer, gone) for peer in others]
         for step in self._steps:
             if left[step.number]:
                 effects += step.without(left[step.number], now)
         return effects
-
-
-def _once(peers: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(peers))

@@ -46,7 +46,8 @@ def _text(record: Mapping[str, Any], before: int | None) -> str:
             return f"volunteers {one} and {other} report different results for step {record['step']}"
         case "quarrel":
             named = ", ".join(f"{short_id(one)} and {short_id(other)}" for one, other in record["pairs"])
-            more = f" and {record['of'] - len(record['pairs'])} more pairs" if _has_more(record) else ""
+            others = int(record["of"]) - len(record["pairs"])
+            more = f" and {others} more pairs" if others > 0 else ""
             return f"volunteers who cannot add up together: {named}{more} ({record['why']})"
         case kind:
             raise ValueError(f"a {kind} record is told to nobody")
@@ -62,7 +63,3 @@ def _again(record: Mapping[str, Any], before: int | None) -> str:
 def _cut(layout: list[list[int]]) -> str:
     """`0-3, 4-7, 8`: the blocks of each place of a pipeline."""
     return ", ".join(str(begin) if end - begin == 1 else f"{begin}-{end - 1}" for begin, end in layout)
-
-
-def _has_more(record: Mapping[str, Any]) -> bool:
-    return int(record["of"]) > len(record["pairs"])

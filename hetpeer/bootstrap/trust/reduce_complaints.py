@@ -41,7 +41,7 @@ def disputes(votes: Mapping[str, m.Vote], block: int) -> set[Pair]:
     for source in {source for word in words.values() for source in word}:
         found |= _apart(source[1], {peer: word[source] for peer, word in words.items() if source in word})
     return found or _among(
-        {peer: one for peer, vote in votes.items() if (one := _on(vote, block)) is not None}
+        {peer: one for peer, vote in votes.items() for one in vote.blocks if one.block == block}
     )
 
 
@@ -50,10 +50,6 @@ def spoilers(votes: Mapping[str, m.Vote], block: int, reducers: Collection[str])
     words = [word for vote in votes.values() if (word := _received(vote, block))]
     against = Counter(reducer for word in words for (_, reducer), (_, finite) in word.items() if not finite)
     return {reducer for reducer in reducers if 2 * against[reducer] > len(words)}
-
-
-def _on(vote: m.Vote, block: int) -> m.BlockVote | None:
-    return next((one for one in vote.blocks if one.block == block), None)
 
 
 def _received(vote: m.Vote, block: int) -> dict[Source, tuple[str, bool]]:

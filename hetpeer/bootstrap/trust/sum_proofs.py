@@ -127,15 +127,13 @@ class StepSumProofs:
         self.void()
         if self.rules is None:
             return
-        provable = {cover.block: cover for cover in covers if self._is_provable(cover)}
+        sound = (cover for cover in covers if len(cover.receivers) > 1 and self.sizes[cover.block] > 0)
+        provable = {cover.block: cover for cover in sound}
         for claim in self._claims:
             if claim.block in provable:
                 self._look_into(claim, provable[claim.block], number)
         besides = [trial.secret for trial in self._trials]
         self._proof = SumProof(number, provable.values(), self.sizes, self.rules, besides)
-
-    def _is_provable(self, cover: m.Cover) -> bool:
-        return len(cover.receivers) > 1 and self.sizes[cover.block] > 0
 
     def _look_into(self, claim: SumClaim, cover: m.Cover, plan: int) -> None:
         self._fled |= {claim.reducer, *claim.said} - {*cover.receivers}
