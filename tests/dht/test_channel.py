@@ -64,7 +64,7 @@ async def test_each_frame_arrives_once_and_in_order_whatever_is_cut(seed: int) -
     sizes = [chance.choice((0, 10, 50_000, 400_000)) for _ in range(60)]
     for i, size in enumerate(sizes):
         channel.send(parcel(i, size))
-        if (back := server.channel("us")) is not None and i % 3 == 0:
+        if (back := server.channels.get(("us", 0))) is not None and i % 3 == 0:
             back.send(parcel(i))
         if chance.random() < 0.15:
             await asyncio.sleep(chance.random() * 0.02)
@@ -72,7 +72,7 @@ async def test_each_frame_arrives_once_and_in_order_whatever_is_cut(seed: int) -
     await until(lambda: len(theirs.frames) == 60)
     await asyncio.wait_for(channel.drained(), 30)
     assert theirs.frames == [(i, bytes([i % 256]) * size) for i, size in enumerate(sizes)]
-    back = server.channel("us")
+    back = server.channels.get(("us", 0))
     assert back is not None
     await asyncio.wait_for(back.drained(), 30)
     numbers = [i for i, _ in ours.frames]

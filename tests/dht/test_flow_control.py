@@ -15,7 +15,6 @@ from hetpeer.dht.streams.flow_control import (
     GrantQueue,
     HeldBytes,
     LinkGrants,
-    pack,
     unpack,
     unpack_base,
 )
@@ -49,7 +48,7 @@ class Line:
 
     def hear(self):
         base, pools = self.grants.said()
-        self.queue.granted(unpack_base(list(base)), unpack(pack(pools)))
+        self.queue.granted(unpack_base(list(base)), unpack([*map(list, pools.items())]))
 
     def leave(self):
         while (item := self.queue.next()) is not None:

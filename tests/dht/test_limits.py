@@ -135,7 +135,7 @@ async def test_credit_survives_broken_streams_and_holds_back_only_its_own_pool()
     server = ChannelServer(lambda _peer, _key: theirs, 1 << 20)
 
     def announce() -> None:
-        if (channel := server.channel("us")) is not None:
+        if (channel := server.channels.get(("us", 0))) is not None:
             channel.announce()
 
     grants = LinkGrants((GrantBudget(100, 100), GrantBudget(100, 100)), 2, holding, announce)

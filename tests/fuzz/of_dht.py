@@ -72,7 +72,7 @@ def grants(found: tuple[tuple[int, ...], dict[int, int]]) -> None:
     base, pools = found
     queue: flow_control.GrantQueue[Any] = flow_control.GrantQueue()
     queue.granted(base, pools)
-    assert flow_control.unpack(flow_control.pack(pools)) == pools
+    assert flow_control.unpack([*map(list, pools.items())]) == pools
     for pool in (0, 1, 5, flow_control.MAX_POOL):
         queue.is_short(pool, 1)
 

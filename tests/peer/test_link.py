@@ -158,7 +158,7 @@ async def test_a_tensor_on_the_wrong_side_is_an_offence() -> None:
     taker = Taker()
     async with linked(taker) as (link, owner):
         await until(lambda: link.is_up)
-        back = taker.server.channel("us")
+        back = taker.server.channels.get(("us", 0))
         assert back is not None
         back.send(Parcel({"i": 0}, ()))
         await until(lambda: bool(owner.offences))

@@ -19,7 +19,6 @@ from hetpeer.bootstrap.run.settings import LinkSettings
 from hetpeer.dht.base.errors import PeerLostError
 from hetpeer.dht.base.runtime import SystemClock, TaskSet
 from hetpeer.dht.channels.channel_server import MAX_LANES
-from hetpeer.dht.streams.flow_control import pack
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.dht.streams.stream import encode_head as encode_frame_head
 from hetpeer.peer.process.span_trace import Trace
@@ -136,7 +135,7 @@ def shard(step: int) -> dict[str, Any]:
 
 def frame(number: int, total: int, message: dict[str, Any]) -> dict[str, Any]:
     """The head of frame `number`, with which so many bytes are spent."""
-    return {"n": number, "a": 0, "s": pack({SHARDS: total}), "m": message}
+    return {"n": number, "a": 0, "s": [[SHARDS, total]], "m": message}
 
 
 def working(rig: Rig, schema: TensorSchema, tasks: TaskSet) -> tuple[StepDriver, Member]:

@@ -137,7 +137,7 @@ class VolunteerSessions:
 
     def channel(self, peer: str) -> Channel | None:
         """The newest session of `peer`."""
-        return self._channels.channel(peer)
+        return self._channels.channels.get((peer, 0))
 
     def __iter__(self) -> Iterator[Channel]:
         return iter(self._channels)

@@ -312,10 +312,10 @@ class Channel:
         if self.meter is not None and self.meter.rate:
             fields["r"] = self.meter.rate
         if spent:
-            fields["s"] = flow_control.pack(spent)
+            fields["s"] = list(spent.items())
         if self.grant_lane is not None:
             base, pools = self.grant_lane.grants.said()
-            fields |= {"b": list(base), "g": flow_control.pack(pools)}
+            fields |= {"b": list(base), "g": list(pools.items())}
         return fields
 
     def _measure(self, sent: Any, nbytes: int) -> None:

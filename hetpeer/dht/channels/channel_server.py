@@ -83,20 +83,17 @@ class ChannelServer:
         self._lanes = lanes
         self._meters = meters
         self._payload_limit = payload_limit
-        self._channels: dict[tuple[str, int], Channel] = {}
-
-    def channel(self, peer_id: str) -> Channel | None:
-        """The newest channel of `peer_id` in lane 0."""
-        return self._channels.get((peer_id, 0))
+        self.channels: dict[tuple[str, int], Channel] = {}
+        """(peer id, lane) → the newest channel there."""
 
     def __iter__(self) -> Iterator[Channel]:
-        return iter(list(self._channels.values()))
+        return iter(list(self.channels.values()))
 
     def keep_only(self, peers: Collection[str]) -> None:
         """Forget channels of other peers that are down."""
-        gone = [place for place, c in self._channels.items() if c.peer_id not in peers and not c.is_up]
+        gone = [place for place, c in self.channels.items() if c.peer_id not in peers and not c.is_up]
         for place in gone:
-            self._channels.pop(place).close()
+            self.channels.pop(place).close()
 
     async def handle(self, stream: Stream) -> None:
         """Serve one incoming stream; passed to `Node.serve`. Raises `ProtocolError`."""
@@ -107,7 +104,7 @@ class ChannelServer:
             raise ProtocolError("a channel without key", peer=stream.peer_id)
         if not isinstance(lane, int) or not 0 <= lane < self._lanes:
             raise ProtocolError(f"a channel in lane {lane!r}", peer=stream.peer_id)
-        channel = self._channels.get((stream.peer_id, lane))
+        channel = self.channels.get((stream.peer_id, lane))
         if channel is None or channel.key != key or channel.closed:
             receiver = None if begun else self._accept(stream.peer_id, key)
             if receiver is None:
@@ -116,7 +113,7 @@ class ChannelServer:
             self._end_others(stream.peer_id, key, lane)
             channel = Channel(stream.peer_id, key, receiver, self._payload_limit, lane)
             channel.meter = self._meters(stream.peer_id) if self._meters is not None else None
-            self._channels[stream.peer_id, lane] = channel
+            self.channels[stream.peer_id, lane] = channel
         channel.address = stream.address
         await stream.send({"has": channel.received}, timeout_s=5.0)
         wrong: list[ProtocolError] = []
@@ -128,14 +125,14 @@ class ChannelServer:
     def _end_others(self, peer_id: str, key: str, lane: int) -> None:
         """Close the channels that a new one with `key` in `lane` replaces."""
         for place in ((peer_id, one) for one in range(self._lanes)):
-            channel = self._channels.get(place)
+            channel = self.channels.get(place)
             if channel is not None and (channel.key != key or channel.lane == lane):
-                self._channels.pop(place).close()
+                self.channels.pop(place).close()
 
     def close(self) -> None:
         """Close every channel and accept no more. Handlers that still run keep no reference to our owner."""
-        while self._channels:
-            self._channels.popitem()[1].close()
+        while self.channels:
+            self.channels.popitem()[1].close()
         self._accept, self._meters = _nobody, None
 
 

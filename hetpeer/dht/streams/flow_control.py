@@ -111,13 +111,8 @@ class GrantQueue(Generic[Item]):
 # ── on the wire ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def pack(totals: Mapping[Pool, int]) -> list[list[int]]:
-    """[[pool, total], …] for a frame's header."""
-    return [[pool, total] for pool, total in totals.items()]
-
-
 def unpack(data: Any) -> dict[Pool, int]:
-    """Pool → total, as `pack` wrote it at a peer. Raises ProtocolError."""
+    """Pool → total, from the [[pool, total], …] of a peer's frame. Raises `ProtocolError`."""
     if data is None:
         return {}
     if not isinstance(data, list) or len(data) > MAX_POOL:
