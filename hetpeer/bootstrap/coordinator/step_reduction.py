@@ -67,14 +67,11 @@ class StepReduction:
         """When all steps before it were committed: timeouts count from then."""
         self.unwanted: set[str] = set()
         """Volunteers that were fenced for its reduce: the others end it without them, if they can."""
+        self._context = context
         self._line, self._number = context.line, number
-        self._disputed_pairs = context.disputed_pairs
-        self._members = context.members
         self._roster = roster
         self._ledger = ledger
-        self._length_outliers = context.length_outliers
         self._timeouts = timeouts
-        self._reduce_s = config.reduce_s
         self._told: dict[int, m.Cover] = {}
         """Block → its part of the latest plan."""
         self._said_at = self._decided_at = self._checked_at = now
@@ -102,11 +99,11 @@ class StepReduction:
         """All is counted: make a plan that adds it up, in place of the one before."""
         self.covers = self._ledger.covers()
         self.checks.void()
-        says_length = self._members.speak(m.SAYS_LENGTH, self._roster)
+        says_length = self._context.members.speak(m.SAYS_LENGTH, self._roster)
         told = self.reduce.make(self.covers, self._roster, now, self.proofs.choose, says_length=says_length)
         self._told = {cover.block: cover for covers in told.values() for cover in covers}
         self.proofs.plan(self.reduce.plan, self._told.values())
-        self._disputed_pairs.waited_in_vain(self.proofs.fled())
+        self._context.disputed_pairs.waited_in_vain(self.proofs.fled())
         return [Send(peer, self._plan(peer, covers)) for peer, covers in told.items()]
 
     def _plan(self, peer: str, covers: tuple[m.Cover, ...]) -> m.Plan:
@@ -171,7 +168,7 @@ class StepReduction:
         if self.proofs.found_false:
             return [] if self.reduce.complaints.pending else self.plan(now)
         self._decided_at = self._checked_at = now
-        suspects = sorted(self._length_outliers.unusual(self.lengths)) if self.checks.wanted else []
+        suspects = sorted(self._context.length_outliers.unusual(self.lengths)) if self.checks.wanted else []
         effects = [effect for one in suspects for effect in self.checks.suspect(one, self._contents(one))]
         return [*effects, *self._compare()]
 
@@ -217,7 +214,7 @@ class StepReduction:
 
     def _unsaid(self, now: float) -> list[str]:
         """Holders that proved nothing within the timeout twice in a row: the first time all may be slow."""
-        if self.proofs.over or now - self._said_at < self._timeouts.scaled(self._reduce_s):
+        if self.proofs.over or now - self._said_at < self._timeouts.scaled(self._context.config.reduce_s):
             return []
         self._timeouts.ran_out()
         self._said_at, self._waits = now, self._waits + 1
@@ -241,7 +238,7 @@ class StepReduction:
 
         A third opinion recomputes all that a volunteer counts, so it may take as long as the step.
         """
-        timeout_s = self._timeouts.scaled(self._reduce_s)
+        timeout_s = self._timeouts.scaled(self._context.config.reduce_s)
         longest = max(self._decided_at - self.awaited_at, timeout_s)
         if now - self._checked_at >= timeout_s or now - self._decided_at >= timeout_s + longest:
             self.checks.expire()
