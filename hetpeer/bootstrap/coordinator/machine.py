@@ -173,8 +173,8 @@ class Machine:
 
     def _outcome(self, step: CoordinatedStep, now: float) -> list[Effect]:
         context, departures = self._context, self.departures
-        if step.trouble is not None:
-            return self._end(step.trouble, completed=False)
+        if (trouble := step.reduction.trouble) is not None:
+            return self._end(trouble, completed=False)
         if (failure := step.failed()) is not None:
             return self._cannot_compute(failure, now)
         if out := step.reduction.to_fence():

@@ -1,6 +1,6 @@
 """One step at the coordinator: from Begin to the exact cover, which step_reduction.py then reduces.
 
-Pure. It hands out ids and keeps the ledger (step_ledger.py). machine.py looks at `reduction`, `trouble`,
+Pure. It hands out ids and keeps the ledger (step_ledger.py). machine.py looks at `reduction`,
 `failed` and `evaluated_only` after each event and decides what follows for the run.
 """
 
@@ -111,11 +111,6 @@ class CoordinatedStep:
     def evaluated_only(self) -> bool:
         """Whether it was an evaluation of the final state without training, and is complete."""
         return not self.ledger.ids and self.ledger.complete()
-
-    @property
-    def trouble(self) -> str | None:
-        """Why the run cannot go on; None if it can."""
-        return self.reduction.trouble
 
     def failed(self) -> FailedMicrobatch | None:
         """The microbatch that all holders of some block have failed since this was last asked."""
