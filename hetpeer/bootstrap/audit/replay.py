@@ -158,14 +158,14 @@ def _compare_states(
     reference: Mapping[str, np.ndarray[Any, Any]],
     comparison: Comparison,
 ) -> None:
-    """Relative 2-norm of the difference, over the whole model."""
+    """Set the relative 2-norms of the differences of parameters and moments, over the whole model."""
     layouts = run.layouts()
     store = CheckpointStore(run, layouts)
     states = [store.load_state(checkpoint, block) for block in range(len(layouts))]
     names = [name for layout in layouts for name, _ in layout]
     differences = []
     for kind in ("", *run.manifest.optimizer_state):
-        ours = np.concatenate([_vector(one, kind) for one in states]).astype(np.float64)
+        ours = np.concatenate([_vector_or_zeros(state, kind) for state in states]).astype(np.float64)
         zeros = [np.zeros(math.prod(shape)) for layout in layouts for _, shape in layout]
         theirs = np.concatenate(
             [
@@ -178,12 +178,13 @@ def _compare_states(
     comparison.relative_moment_difference = float(np.max(differences[1:], initial=0.0))
 
 
-def _vector(one: block_state.BlockState, kind: str) -> block_state.Vector:
-    return one.vectors().get(kind, np.zeros_like(one.parameters))
+def _vector_or_zeros(state: block_state.BlockState, kind: str) -> block_state.Vector:
+    """Vector `kind` of `state` ("": the parameters); a state leaves out vectors that are all zero."""
+    return state.vectors().get(kind, np.zeros_like(state.parameters))
 
 
 def _judge(comparison: Comparison) -> None:
-    """Compare with the gates. Numpy's maximum keeps NaN, and NaN is within no gate."""
+    """Add a problem for each difference beyond its gate. NaN exceeds every gate."""
     gates = [
         ("losses", comparison.max_relative_loss_difference, LOSS_GATE),
         ("gradient norms", comparison.max_relative_norm_difference, GRADIENT_GATE),

@@ -1,4 +1,4 @@
-"""Routes of a step's microbatches, and other ones for those that got stuck.
+"""Routes of a step's microbatches, and new routes for microbatches that got stuck.
 
 Pure. routes.py finds the routes.
 """
@@ -29,15 +29,15 @@ BEEN, IDLE = 1e4, 5e3
 MIXED = 100.0
 """Random cost that spreads stuck ids over routes: some get past the peer that stops them and expose it."""
 UNDER_WAY = 4
-"""Ids that a peer may have begun already: they stay there."""
+"""Ids of a peer that `share` leaves with it, since it may have begun them already."""
 
 
 class Assignments:
     """Routes of a step's ids, and how often each was handed out.
 
-    `roster` is the step's own, as it changes. `undone` returns ids that are not counted yet, `counted` the
-    holder that counts an id at a block. `lines`: costs of links. `limits`: peer → most ids. `apart`: pairs
-    between which nothing passes.
+    `roster` is the step's own: its changes are seen here. `undone` returns the ids that some block has not
+    counted yet; `counted(block, id)` returns the holder that counts the id at the block, or None. `lines`:
+    costs of links. `limits`: peer → most ids. `apart`: pairs of peers that cannot reach each other.
     """
 
     def __init__(
@@ -135,19 +135,19 @@ class Assignments:
         return self.tasks(handed)
 
     def route_taken(self, microbatch: int, roster: Roster | None = None) -> Route:
-        """Its route with each hop replaced by the holder in `roster` (default: the step's) that counts it
-        there.
+        """Planned route of `microbatch`, each hop's peer replaced by the holder that counted the id there.
 
-        Such a holder answers with the tensors that it has kept.
+        Used when the id is handed out again: a holder that counted it answers from the tensors that it kept.
+        A hop is replaced only if one peer counted all its blocks and is in `roster` (default: the step's).
         """
         roster = self._roster if roster is None else roster
-        hops = []
-        for hop in self._routes[microbatch]:
-            holders = {self._counted(block, microbatch) for block in range(hop.begin, hop.end)}
+        taken = []
+        for planned in self._routes[microbatch]:
+            holders = {self._counted(block, microbatch) for block in range(planned.begin, planned.end)}
             holder = holders.pop() if len(holders) == 1 else None
-            known = hop if holder is None else hop._replace(peer=holder)
-            hops.append(known if stands(known, roster) else hop)
-        return tuple(hops)
+            actual = planned if holder is None else planned._replace(peer=holder)
+            taken.append(actual if stands(actual, roster) else planned)
+        return tuple(taken)
 
     def share(self, newcomer: str, speed: float) -> dict[str, tuple[Task, ...]]:
         """Give `newcomer`, which is on the roster by now, its part of the undone ids. Returns peer → tasks to

@@ -25,8 +25,8 @@ IN_FLIGHT = 4
 def coordinator_config(run: RunDirectory, *, placement: str | None = DEFAULT) -> CoordinatorConfig:
     """Settings of a coordinator of `run`.
 
-    `placement`: policy by which places are compared for newcomers; None: they are not compared. In mode
-    `grouped`, where clusters train batches of their own, they are not.
+    `placement`: policy that compares places for newcomers; None: places are not compared. Runs in mode
+    `grouped` never compare places.
     """
     manifest = run.manifest
     training = manifest.training
@@ -74,7 +74,11 @@ def coordinator_config(run: RunDirectory, *, placement: str | None = DEFAULT) ->
 
 
 def shape_of(manifest: Manifest) -> ModelShape:
-    """Sizes of the model that a volunteer's core must know."""
+    """Sizes of the model for a volunteer's core.
+
+    `head_start` of an overlapped step: ids below it may run before the preceding step is committed. A
+    manifest without one lets all ids do so.
+    """
     training = manifest.training
     return ModelShape(
         sizes={block.index: block.vector_count for block in manifest.blocks},

@@ -129,9 +129,9 @@ class SumProof:
     # ── said ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, peer: str, message: m.Proved) -> dict[str, tuple[m.Mark, ...]]:
-        """Take an answer of `peer`; returns further requests.
+        """Take an answer of `peer`; returns further requests. An unrequested answer changes nothing.
 
-        Raises `ProtocolError` for an unrequested answer.
+        Raises `ProtocolError` if the answer has other fingerprints than requested, or malformed ones.
         """
         asked = self._asked.get(peer)
         if asked is None or message.plan != self.plan:

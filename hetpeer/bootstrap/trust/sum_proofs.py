@@ -1,10 +1,11 @@
 """Proofs of the sums in one reduce, plan after plan, until they are proven (docs/trust.md, "Proofs of sums").
 Pure.
 
-Nothing is committed before. A sum that is not the sum of its parts leads to a dispute. A witness reduces the
-same parts in the next plan and fingerprints them under two keys: the key of the senders' statements, and the
-key under which the disputed reducer fingerprinted what it received. That shows who states something else than
-what was sent. The result is pairs of contradicting peers, which reduce_complaints.py handles.
+A step is not committed before its sums are proven. A sum that is not the sum of its parts leads to a
+dispute. A witness reduces the same parts in the next plan and fingerprints them under two keys: the key of
+the senders' statements, and the key under which the disputed reducer fingerprinted what it received. This
+shows whose statement differs from what was sent. The result is pairs of contradicting peers, which
+reduce_complaints.py handles.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def receipts(received: Sequence[m.Receipt]) -> Receipts:
     return {(one.peer, one.mark.where): one.mark.values for one in received}
 
 
-MOST_TRIALS = 32
+MOST_DISPUTES = 32
 """Largest number of disputes at a time, so that requests fit into messages."""
 
 
@@ -106,7 +107,7 @@ class StepSumProofs:
     _unproven: set[int] = field(default_factory=set)
     """Further blocks that must be reduced again."""
     _fled: set[str] = field(default_factory=set)
-    _trials: list[SumDispute] = field(default_factory=list)
+    _disputes: list[SumDispute] = field(default_factory=list)
     """Disputes that the latest plan must resolve."""
     _pairs: dict[int, set[Pair]] = field(default_factory=dict)
 
@@ -131,26 +132,26 @@ class StepSumProofs:
         provable = {cover.block: cover for cover in sound}
         for claim in self._claims:
             if claim.block in provable:
-                self._look_into(claim, provable[claim.block], number)
-        besides = [trial.secret for trial in self._trials]
+                self._open_dispute(claim, provable[claim.block], number)
+        besides = [dispute.secret for dispute in self._disputes]
         self._proof = SumProof(number, provable.values(), self.sizes, self.rules, besides)
 
-    def _look_into(self, claim: SumClaim, cover: m.Cover, plan: int) -> None:
+    def _open_dispute(self, claim: SumClaim, cover: m.Cover, plan: int) -> None:
         self._fled |= {claim.reducer, *claim.said} - {*cover.receivers}
         if cover.slots != claim.slots or claim.reducer not in cover.receivers:
             return  # there is nothing to compare any more
         ((witness, _),) = cover.reducers
-        receipts = 2 * sum(len(one.slots) for one in (claim, *(trial.claim for trial in self._trials)))
-        if witness != claim.reducer and receipts <= m.MOST_RECEIPTS and len(self._trials) < MOST_TRIALS:
-            self._trials.append(SumDispute(claim, witness, plan))
+        receipts = 2 * sum(len(one.slots) for one in (claim, *(dispute.claim for dispute in self._disputes)))
+        if witness != claim.reducer and receipts <= m.MOST_RECEIPTS and len(self._disputes) < MOST_DISPUTES:
+            self._disputes.append(SumDispute(claim, witness, plan))
 
     def void(self) -> None:
         """Note that the latest plan is void."""
-        self._proof, self._trials, self._begun = None, [], False
+        self._proof, self._disputes, self._begun = None, [], False
 
     def marks(self, peer: str) -> tuple[m.Mark, ...]:
         """Fingerprints that `peer` must take of what it receives under the latest plan."""
-        return tuple(mark for trial in self._trials if trial.witness == peer for mark in trial.marks)
+        return tuple(mark for dispute in self._disputes if dispute.witness == peer for mark in dispute.marks)
 
     # ── proven ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -187,31 +188,36 @@ class StepSumProofs:
             return []
         self._begun, self._claims, self._unproven = True, [], set()
         asked: dict[tuple[str, int], list[m.Mark]] = {}
-        for trial in self._trials:
-            for peer, (plan, marks) in trial.asks().items():
+        for dispute in self._disputes:
+            for peer, (plan, marks) in dispute.asks().items():
                 asked.setdefault((peer, plan), []).extend(marks)
         testify = [
             Send(peer, m.Testify(**self._named(plan), marks=tuple(marks)))
             for (peer, plan), marks in asked.items()
         ]
-        effects = [*self._prove(self._proof.begin()), *testify]
-        self._end()
+        effects = [*self._ask(self._proof.begin()), *testify]
+        self._conclude_if_over()
         return effects
 
     def receive(self, peer: str, message: m.Proved | m.Testimony) -> list[Effect]:
-        """Take an answer of `peer`. Raises `ProtocolError` for an unrequested answer."""
+        """Take `peer`'s fingerprints: `Proved` for the proof, `Testimony` for a dispute.
+
+        Returns the proof's further requests; the last answer concludes proof and disputes. An unrequested
+        answer changes nothing. Raises `ProtocolError` if a `Proved` has other fingerprints than requested.
+        """
         if self._proof is None or not self._begun or self.over:
             return []
+        effects: list[Effect] = []
         if isinstance(message, m.Testimony):
-            for trial in self._trials:
-                trial.receive(peer, message)
-            self._end()
-            return []
-        effects = self._prove(self._proof.receive(peer, message))
-        self._end()
+            for dispute in self._disputes:
+                dispute.receive(peer, message)
+        else:
+            effects = self._ask(self._proof.receive(peer, message))
+        self._conclude_if_over()
         return effects
 
-    def _prove(self, asked: Mapping[str, tuple[m.Mark, ...]]) -> list[Effect]:
+    def _ask(self, asked: Mapping[str, tuple[m.Mark, ...]]) -> list[Effect]:
+        """Messages that ask each peer for its fingerprints in the proof."""
         assert self._proof is not None
         named = self._named(self._proof.plan)
         return [Send(peer, m.Prove(**named, marks=marks)) for peer, marks in sorted(asked.items())]
@@ -219,18 +225,20 @@ class StepSumProofs:
     def _named(self, plan: int) -> dict[str, Any]:
         return {"line": self.line, "step": self.step, "plan": plan}
 
-    def _end(self) -> None:
+    def _conclude_if_over(self) -> None:
         """Conclude the proof and the disputes once all answers are here."""
         if self._proof is None or not self.over:
             return
         assert self.rules is not None
-        for trial in self._trials:
-            self._dispute({trial.claim.block: trial.judge(self._proof.own(trial.secret), self.rules.equal)})
-        self._dispute(self._proof.pairs)
+        for dispute in self._disputes:
+            self._add_pairs(
+                {dispute.claim.block: dispute.judge(self._proof.own(dispute.secret), self.rules.equal)}
+            )
+        self._add_pairs(self._proof.pairs)
         self._claims, self._unproven = self._proof.claims, self._proof.unproven
-        self._trials = []
+        self._disputes = []
 
-    def _dispute(self, pairs: Mapping[int, set[Pair]]) -> None:
+    def _add_pairs(self, pairs: Mapping[int, set[Pair]]) -> None:
         for block, theirs in pairs.items():
             self._pairs.setdefault(block, set()).update(theirs)
 
@@ -243,7 +251,7 @@ class StepSumProofs:
 
     @property
     def _silent(self) -> set[str]:
-        return set().union(*(trial.silent for trial in self._trials))
+        return set().union(*(dispute.silent for dispute in self._disputes))
 
     @property
     def silent(self) -> set[str]:

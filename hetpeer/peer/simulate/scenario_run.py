@@ -185,6 +185,7 @@ def _plan(scenario: Scenario) -> SwarmPlan:
 
 
 def _config(scenario: Scenario, places: Places) -> SwarmConfig:
+    """The simulator's settings for `scenario`: one volunteer for each device that has a place."""
     devices = scenario.devices.devices.some(places.devices)
     defaults = SwarmConfig()
     return replace(
@@ -199,6 +200,7 @@ def _config(scenario: Scenario, places: Places) -> SwarmConfig:
         slot_capacity=scenario.work.microbatches,
         checkpoint_every=scenario.checkpoint_every,
         latency_s=(float(devices.latency.min()), float(devices.latency.max())),
+        # The coordinator's own defaults (CoordinatorConfig): SwarmConfig has shorter ones, for toy swarms.
         stall_s=15.0,
         reduce_s=20.0 + _piece_s(devices, scenario.work),
         sync_s=120.0,

@@ -25,21 +25,21 @@ from hetpeer.dht.streams.stream import Stream
 
 RENEWAL_S = 0.2
 """Seconds between two sessions: a coordinator that forgets us again and again is not asked in a hot loop."""
-PATIENCE_S = 3.0
-"""A reliable peer that cannot be reached for so long is not the coordinator, where there are others."""
-ASTRAY_S = 10.0
-"""Without a coordinator, until others are asked who that may be."""
+REACH_TIMEOUT_S = 3.0
+"""Seconds to reach a reliable peer before the next one is tried; no limit if it is the only one."""
+SEARCH_S = 10.0
+"""Seconds between two searches for amendments (`ask_others`) while no stream to a coordinator is open."""
 
 _log = logging.getLogger(__name__)
 
 
 class ControlSession:
-    """The control stream to that reliable peer of `council` that is the coordinator; the others refuse it.
+    """The control stream to the coordinator. Each reliable peer of `membership_config` is tried in turn.
 
-    `opened` is called at the start of each session and says Hello through `tell`; `received` gets each
-    message. `evidence` yields the lines of our event log after a given one, some at a time: the coordinator
-    names the last one that it has. `astray` is called again and again while there is no coordinator: the
-    reliable peers may be others by now.
+    Only the coordinator accepts the stream. `opened` is called at the start of each session and says Hello
+    through `tell`; `received` gets each message. `evidence` yields the lines of our event log after a given
+    line, in batches: the coordinator names the last line that it has. `ask_others` is called every SEARCH_S
+    without a coordinator: it fetches amendments, which may have replaced the reliable peers.
     """
 
     def __init__(
@@ -49,17 +49,18 @@ class ControlSession:
         opened: Callable[[], None],
         received: Callable[[m.Message], None],
         evidence: Callable[[str], Iterator[Sequence[str]]],
-        astray: Callable[[], Awaitable[None]],
+        ask_others: Callable[[], Awaitable[None]],
     ) -> None:
         self._node = node
         self._membership_config = membership_config
-        self._turn = 0
+        self._tried = 0
+        """Number of sessions that ended because the peer was lost; each makes us try the next peer."""
         self._opened = opened
         self._received = received
         self._evidence = evidence
-        self._astray = astray
+        self._ask_others = ask_others
         self._has_all = False
-        """Whether the coordinator has been sent all lines in this session: the next follow as they come."""
+        """Whether all lines were sent in this session; further lines are then sent as they are written."""
         self._catching_up: asyncio.Task[None] | None = None
         self._channel: Channel | None = None
         self._leaving = False
@@ -72,22 +73,26 @@ class ControlSession:
     @property
     def coordinator(self) -> str:
         """The reliable peer that we take to be the coordinator."""
-        return self._membership_config.peers[self._turn % len(self._membership_config.peers)]
+        return self._membership_config.peers[self._tried % len(self._membership_config.peers)]
 
     async def run(self, incarnation: Callable[[], int]) -> None:
-        """Keep a session open until we leave. Raises `LocalError` HP-DISK-*."""
+        """Hold one session after another until `farewell` or `close`. Raises `LocalError` HP-DISK-*.
+
+        A session's key is "incarnation.number". `incarnation` is called for each session, since a fenced
+        volunteer gets a higher number.
+        """
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            looking = tasks.create_task(self._look_for_coordinators())
+            search = tasks.create_task(self._look_for_coordinators())
             number = 0
             while not self._leaving:
                 number += 1
-                await self._hold(f"{incarnation()}.{number}")
+                await self._hold_session(f"{incarnation()}.{number}")
                 await asyncio.sleep(RENEWAL_S)
-            looking.cancel()
+            search.cancel()
 
-    async def _hold(self, key: str) -> None:
-        """One session, until it ends."""
+    async def _hold_session(self, key: str) -> None:
+        """Hold one session until it ends."""
         self._channel = channel = Channel(self.coordinator, key, self, payload_limit=m.MAX_MESSAGE_BYTES)
         self._has_all = False
         self._opened()
@@ -96,23 +101,23 @@ class ControlSession:
                 self._node,
                 CONTROL_PROTOCOL,
                 channel,
-                PATIENCE_S if len(self._membership_config.peers) > 1 else math.inf,
+                REACH_TIMEOUT_S if len(self._membership_config.peers) > 1 else math.inf,
             )
         except PeerLostError as error:
             _log.info("new session with the coordinator: %s", error.why)
-            self._turn += 1
+            self._tried += 1
         finally:
-            channel.close()  # tasks that wait for it to drain would wait for ever
+            channel.close()  # ends the tasks that wait for the channel to drain
             if self._catching_up is not None:
                 self._catching_up.cancel()
             self._channel = None
 
     async def _look_for_coordinators(self) -> None:
         while True:
-            await asyncio.sleep(ASTRAY_S)
+            await asyncio.sleep(SEARCH_S)
             if self.is_up:
                 continue
-            await self._astray()
+            await self._ask_others()
             if self._channel is not None and self._channel.peer_id not in self._membership_config.peers:
                 self.renew()
 
@@ -157,7 +162,7 @@ class ControlSession:
             return
         if isinstance(message, m.Kept):
             lacking = self._evidence(message.last)
-            self._give(next(lacking, ()))
+            self._send_lines(next(lacking, ()))
             more = next(lacking, None)
             self._has_all = more is None
             if more is not None:
@@ -167,15 +172,15 @@ class ControlSession:
         else:
             self._received(message)
 
-    def _give(self, lines: Sequence[str]) -> None:
+    def _send_lines(self, lines: Sequence[str]) -> None:
         for line in lines:
             self.tell(m.EventLine(line=line))
 
     async def _catch_up(self, channel: Channel, *lacking: Iterable[Sequence[str]]) -> None:
-        """Months of lines are not said in one breath: what else there is to say comes between."""
+        """Send `lacking` batch by batch, each once the channel has drained: other messages get between."""
         for lines in chain.from_iterable(lacking):
             await channel.drained()
-            self._give(lines)
+            self._send_lines(lines)
         self._has_all = True
 
     def beat(self, channel: Channel) -> None:

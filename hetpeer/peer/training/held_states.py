@@ -24,31 +24,33 @@ _log = logging.getLogger(__name__)
 
 
 class HeldStates:
-    """States of the blocks of `member`, as the worker has them when they are asked for.
+    """States of the blocks of `member`, as the worker holds them at the time of a request.
 
-    `changed` is set when something has happened: waiting requests look again.
+    `changed` is set after every event of the volunteer: waiting requests then look again.
     """
 
     def __init__(self, member: Member, changed: asyncio.Event) -> None:
         self._member = member
         self._posts: WorkerPosts | None = None
-        self._rooms: Mapping[int, int] = {}
+        self._state_bytes: Mapping[int, int] = {}
         self._snapshots: dict[tuple[TermView, int, int], tuple[bytes, str]] = {}
         """(term-view, version, block) → the copy and its digest. A version differs between term-views."""
         self._changed = changed
 
-    def use(self, posts: WorkerPosts | None, rooms: Mapping[int, int]) -> None:
-        """The worker's side of our place, and the bytes that each block's state takes."""
-        self._posts, self._rooms = posts, rooms
+    def use(self, posts: WorkerPosts | None, state_bytes: Mapping[int, int]) -> None:
+        """Serve what the worker of `posts` holds. `state_bytes`: block → most bytes of its state file."""
+        self._posts, self._state_bytes = posts, state_bytes
         self._snapshots = {}
 
     def snapshot(self, order: SaveState) -> list[Coroutine[Any, Any, None]]:
-        """Copy states before the next update can change them. Posted now; run what is returned."""
+        """Copy the states of `order` for a checkpoint. The copies are posted before this returns, so no later
+        update changes them; the caller awaits the returned coroutines, which store them.
+        """
         assert self._posts is not None
         at = (order.line, order.version)
         self._snapshots = {key: kept for key, kept in self._snapshots.items() if key[:2] == at}
         return [
-            self._keep((*at, block), digest, self._posts.dump(block, self._rooms[block]))
+            self._keep((*at, block), digest, self._posts.dump(block, self._state_bytes[block]))
             for block, digest in order.digests.items()
         ]
 
@@ -59,7 +61,11 @@ class HeldStates:
         self._changed.set()
 
     async def find(self, cluster: int, version: int, block: int) -> Served | None:
-        """State of `block` at `version`: the checkpoint's copy, our own if it is at that version, or None."""
+        """State of `block` at `version`: the copy for the checkpoint, else a new copy from the worker.
+
+        Waits up to STATE_WAIT_S if the update in progress leads to `version`. None if we cannot give it: our
+        cluster or version is another, the wait is over, or the worker failed.
+        """
         if cluster != self._member.line.cluster:
             return None
         try:
@@ -68,9 +74,9 @@ class HeldStates:
                     if kept := self._snapshots.get((self._member.line, version, block)):
                         return Served(kept[0], {"digest": kept[1]})
                     if self._holds(version, block) and self._posts is not None:
-                        # Posted before anything else can be: an update that comes now is behind it in the
-                        # worker.
-                        copied = self._posts.dump(block, self._rooms[block])
+                        # `dump` posts its command now, so the worker copies before any later update. The
+                        # digest is read before the await for the same reason.
+                        copied = self._posts.dump(block, self._state_bytes[block])
                         digest = self._member.position.digests[block]
                         return Served(await copied, {"digest": digest})
                     if not self._may_come(version):
@@ -82,7 +88,7 @@ class HeldStates:
             return None
 
     def _may_come(self, version: int) -> bool:
-        """Whether the update in progress may lead there; for anything else nobody is kept waiting."""
+        """Whether the update in progress may lead to `version`; requests for other versions do not wait."""
         ours = self._member.version
         return ours is not None and ours <= version <= ours + 1
 

@@ -27,8 +27,8 @@ BUNDLES = 1 / 8
 def microbatches_in(memory_bytes: int, specs: Sequence[BlockSpec], kept: int) -> int:
     """Microbatches of consecutive blocks that fit into `memory_bytes` between their forward and backward.
 
-    Of each block `kept` more vectors are kept. A microbatch takes what autograd keeps, and the bundles that
-    enter and leave, both ways.
+    `kept`: further vectors per block (the optimizer's). A microbatch takes what autograd keeps, and the
+    bundles that enter and leave, forward and backward.
     """
     each = _activations(specs) + _bundles(specs)
     return max(memory_bytes - _owned(specs, kept), 0) // max(each, 1)
@@ -65,7 +65,7 @@ class TensorSchema:
         self.specs: Mapping[int, BlockSpec] = {spec.index: spec for spec in specs}
         self.training = manifest.training
         self.microbatches = manifest.training.microbatches
-        """Microbatches of a step; ids from this on are held-out ones."""
+        """Training microbatches of a step; higher ids are held-out microbatches."""
         self.seed = manifest.seed
         self.ties = Ties(manifest.ties)
         self.links = manifest.links
@@ -79,7 +79,7 @@ class TensorSchema:
 
     @property
     def ids(self) -> int:
-        """Microbatches of a step, the held-out ones included: their ids are smaller."""
+        """Number of ids of a step: training microbatches, then held-out ones. An id is smaller than this."""
         return self.training.ids
 
     def batch(self, microbatch: int) -> int:
@@ -89,14 +89,18 @@ class TensorSchema:
         return self._batches[microbatch]
 
     def input_layout(self, block: int, microbatch: int, *, gradients: bool = False) -> BundleLayout:
-        """Layout of the bundle that enters `block`, which is held here."""
+        """Layout of the bundle (or of its `gradients`) that enters `block`, which is held here."""
         return self._layout(block, microbatch, entering=True, gradients=gradients)
 
     def output_layout(self, end: int, microbatch: int, *, gradients: bool = False) -> BundleLayout:
-        """Layout of the bundle that leaves our block `end`-1; no tensors leave the block with the loss."""
+        """Layout of the bundle (or its `gradients`) that leaves our block `end`-1; empty after the loss."""
         return self._layout(end - 1, microbatch, entering=False, gradients=gradients)
 
     def _layout(self, block: int, microbatch: int, *, entering: bool, gradients: bool) -> BundleLayout:
+        """Layout of the bundle that enters or leaves `block`, or of that bundle's `gradients`.
+
+        Cached: a layout depends on the number of samples, not on the id. The loss is no part of a bundle.
+        """
         batch = self.batch(microbatch)
         key = (block, entering, batch, gradients)
         if key not in self._layouts:
@@ -125,7 +129,7 @@ class TensorSchema:
         return len(self._elements)
 
     def goes_on(self, route: Route) -> bool:
-        """Whether its hops follow one another, and end with the model at the latest."""
+        """Whether the hops of `route` follow one another without gaps and stay within the model."""
         there = all(hop.begin < hop.end <= self.blocks for hop in route)
         return there and all(one.end == other.begin for one, other in pairwise(route))
 
