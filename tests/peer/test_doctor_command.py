@@ -23,7 +23,7 @@ from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.reach.reachability import ReachEstimate, ReachKind
 from hetpeer.peer.arrival.invites import Destination
-from hetpeer.peer.checkup import local_checks, machine_speeds, network_checks, thresholds
+from hetpeer.peer.checkup import examination, local_checks, machine_speeds, thresholds
 from hetpeer.peer.checkup.findings import Finding, Grade, document, exit_code, summary
 from hetpeer.peer.checkup.local_checks import Owner
 from hetpeer.peer.checkup.machine_speeds import MeasuredSpeed
@@ -270,7 +270,7 @@ def test_the_command_with_a_key_that_all_can_read_and_a_peer_that_is_gone(tmp_pa
 async def test_a_peer_that_answers_and_dials_back(tmp_path: Path) -> None:
     async with ChildPeer(tmp_path / "child") as child:
         goal = Destination((parse_address(child.report["addresses"][0]),))
-        found = {finding.check: finding async for finding in network_checks.meet(goal, "0.0.0.0", 0)}
+        found = {finding.check: finding async for finding in examination.meet(goal, "0.0.0.0", 0)}
     assert found["peers"].text.startswith("it answers; the clocks differ by ")
     assert found["reach"].text.startswith("others reach this machine at 127.0.0.1, from its own network")
     assert found["run"].grade is Grade.WARN  # as of a rendezvous

@@ -1,16 +1,35 @@
-"""All checks of `hetpeer doctor` in their order: quick ones first."""
+"""All checks of `hetpeer doctor` in their order: quick ones first, then those that start something.
+
+The latter start the network process and the compute worker, and meet the run's peers.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+from hetpeer.bootstrap.run.durable_files import temporary_folder
+from hetpeer.dht.base.errors import HetpeerError, LocalError, RemoteError
+from hetpeer.dht.base.runtime import SystemClock
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.kademlia.first_contact import JoinAnswer, say_hello
+from hetpeer.dht.node.node import Node, NodeConfig
+from hetpeer.dht.p2pd.p2pd_control import P2pdControl
+from hetpeer.dht.p2pd.p2pd_process import P2pd
+from hetpeer.dht.reach.reachability import ReachEstimate
 from hetpeer.peer.arrival.invites import Destination
-from hetpeer.peer.checkup import local_checks, network_checks
+from hetpeer.peer.arrival.manifest_fetch import fetch_manifest
+from hetpeer.peer.checkup import local_checks, thresholds
 from hetpeer.peer.checkup.findings import Finding
-from hetpeer.peer.checkup.local_checks import Owner, battery, idle, port, settings
+from hetpeer.peer.checkup.local_checks import Owner, battery, idle, port, settings, version_of
 from hetpeer.peer.checkup.thresholds import Verdict
+from hetpeer.peer.limits import nvml
+from hetpeer.peer.limits.amounts import flops_text
+from hetpeer.peer.limits.settings import WORKER
+from hetpeer.stages.ipc import block_commands as c
+from hetpeer.stages.ipc.compute import Compute, ComputeConfig
 
 
 async def examine(home: Path, goal: Destination | None) -> AsyncIterator[Finding]:
@@ -36,18 +55,113 @@ async def examine(home: Path, goal: Destination | None) -> AsyncIterator[Finding
         "battery": lambda: battery(owner),
     }
     for check, look in checks.items():
-        yield await network_checks.judged(check, _at_once(look))
-    yield await network_checks.judged("network", network_checks.network_process())
+        yield await judged(check, _at_once(look))
+    yield await judged("network", network_process())
     if goal is None:
         yield Finding.skipped(
             "peers",
             "not checked: hetpeer doctor INVITE shows whether the run's peers answer and reach this machine",
         )
     else:
-        async for finding in network_checks.meet(goal, owner.value("network.host"), owner.port):
+        async for finding in meet(goal, owner.value("network.host"), owner.port):
             yield finding
-    yield await network_checks.judged("device", network_checks.worker())
+    yield await judged("device", worker())
 
 
 async def _at_once(look: Callable[[], Verdict]) -> Verdict:
     return look()
+
+
+async def network_process() -> Verdict:
+    """Whether p2pd starts and listens. Raises `LocalError` HP-NET-003, HP-DISK-*."""
+    with temporary_folder("doctor") as folder:
+        begin = time.monotonic()
+        p2pd = await P2pd.start(NodeConfig(), Identity.create(folder / "identity.key"), port=0)
+        await p2pd.close()
+    return f"the network process (p2pd) starts in {time.monotonic() - begin:.1f} s"
+
+
+async def worker() -> Verdict:
+    """Whether the compute worker starts and computes, on which device and how fast, as in `hetpeer join`.
+
+    Raises `LocalError` HP-GPU-001, HP-GPU-002, HP-GPU-003, and what the worker says of its device.
+    """
+    gpus = await asyncio.to_thread(nvml.gpus)
+    compute = await Compute.start(ComputeConfig(), WORKER)
+    try:
+        speed = (await compute.submit(c.WarmUp())).flops_per_second
+        info = await compute.submit(c.Info())
+    finally:
+        await compute.close()
+    return thresholds.device(
+        info.device_name,
+        on_cpu=info.device == "cpu",
+        speed=f"{flops_text(speed)}/s",
+        torch=version_of("torch"),
+        gpus=gpus,
+    )
+
+
+async def meet(goal: Destination, host: str, port: int) -> AsyncIterator[Finding]:
+    """Findings from joining `goal`'s network for a moment, with a new identity, at `host`:`port` (0: any)."""
+    with temporary_folder("doctor") as folder:
+        identity = Identity.create(folder / "identity.key")
+        config = NodeConfig(host=host, port=port, peers=goal.addresses, reachability="ask")
+        try:
+            node = await Node.start(config, identity)
+        except LocalError as error:
+            yield Finding.failed("peers", error)
+            return
+        try:
+            yield await judged("peers", _peers(node, goal))
+            yield await judged("reach", _reach(node.reach_estimate))
+            yield await judged("run", _run(node, goal))
+        finally:
+            await node.close()
+
+
+async def judged(check: str, look: Awaitable[Verdict]) -> Finding:
+    """The verdict of a check, or the error that it raised, as a finding."""
+    try:
+        verdict = await look
+    except HetpeerError as error:
+        return Finding.failed(check, error)
+    return Finding.well(check, verdict) if isinstance(verdict, str) else Finding.warned(check, verdict)
+
+
+async def _peers(node: Node, goal: Destination) -> Verdict:
+    """Whether the named peers answer, and the difference of our clocks."""
+    control = (await node.session()).control
+    peers = list(dict.fromkeys(address.peer_id for address in goal.addresses))
+    answers = await asyncio.gather(*(_hello(control, peer) for peer in peers))
+    hellos = [answer for answer in answers if isinstance(answer, JoinAnswer)]
+    silent = [answer for answer in answers if isinstance(answer, RemoteError)]
+    if not hellos:
+        raise silent[0]
+    if silent:
+        return silent[0]
+    apart = max(abs(hello.clock_offset_s) for hello in hellos)
+    many = f"all {len(hellos)} answer" if len(hellos) > 1 else "it answers"
+    return f"{many}; the clocks differ by {1000 * apart:.0f} ms at most"
+
+
+async def _hello(control: P2pdControl, peer: str) -> JoinAnswer | RemoteError:
+    try:
+        return await say_hello(control, SystemClock(), peer)
+    except RemoteError as error:
+        return error
+
+
+async def _reach(standing: ReachEstimate) -> Verdict:
+    return thresholds.reach(standing)
+
+
+async def _run(node: Node, goal: Destination) -> Verdict:
+    """Raises as `fetch_manifest` does."""
+    try:
+        signed = (await fetch_manifest(node, goal.addresses, goal.run)).signed
+    except LocalError as error:
+        if goal.run or error.code != "HP-NET-006":
+            raise
+        return error  # a rendezvous serves no run itself
+    return f"{signed.manifest.name}, {signed.run_id}: its manifest is sound"

@@ -83,7 +83,7 @@ def open_files() -> Verdict:
 
 
 def clock() -> Verdict:
-    """Whether the kernel says that the clock is synchronised; peers measure its error (network_checks.py)."""
+    """Whether the kernel says that the clock is synchronised; peers measure its error (examination.py)."""
     asked = ctypes.create_string_buffer(_TIMEX_BYTES)
     state = ctypes.CDLL(None).adjtimex(asked)
     return thresholds.clock(None if state < 0 else state != _NOT_SYNCHRONISED)
