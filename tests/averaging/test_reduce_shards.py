@@ -1,4 +1,4 @@
-"""Reducers' shares: the busiest uplink ends as soon as the linear program says, and slow peers are asked for little."""
+"""Reducers' shares: the busiest uplink ends as soon as the linear program says; slow peers reduce little."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -11,9 +11,9 @@ import enum
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any
 
-from hetpeer.averaging.effects import StepId
+from hetpeer.averaging.effects import Effect, StepId
 from hetpeer.averaging.member.position import Position
 from hetpeer.averaging.messages import EVERYBODY
 from hetpeer.stages.pipeline.effects import Handle
@@ -64,29 +64,25 @@ def due_outside(origin: Origin, position: Position, *, partner: bool) -> Due:
     return Due.LATER if due else Due.NEVER
 
 
-Step = TypeVar("Step")
-Result = TypeVar("Result")
-
-
 @dataclass(frozen=True, slots=True)
-class EarlyTensor(Generic[Step, Result]):
+class EarlyTensor:
     """A tensor that is held back; `accept` takes it. `partner`: its sender works with us, or lately did."""
 
     origin: Origin
-    accept: Callable[[Step], Result]
+    accept: Callable[[Any], list[Effect]]
     handle: Handle
     partner: bool
 
 
-class EarlyTensors(Generic[Step, Result]):
+class EarlyTensors:
     """The tensors that are held back, in the order of their arrival."""
 
     def __init__(self) -> None:
-        self._waiting: list[EarlyTensor[Step, Result]] = []
+        self._waiting: list[EarlyTensor] = []
         self._shares: Counter[tuple[bool, str]] = Counter()
         """(whether the sender is a stranger, sender) → tensors held back."""
 
-    def hold(self, tensor: EarlyTensor[Step, Result]) -> EarlyTensor[Step, Result] | None:
+    def hold(self, tensor: EarlyTensor) -> EarlyTensor | None:
         """Keep `tensor` for later. Without room, drop and return the newest tensor of the fullest sender.
 
         That may be `tensor` itself. Partners lose tensors only when no stranger has any. The sender of a
@@ -110,12 +106,12 @@ class EarlyTensors(Generic[Step, Result]):
         self._waiting = [tensor for tensor in self._waiting if tensor.origin.step != step]
         self._shares = Counter(map(_share_of, self._waiting))
 
-    def take(self) -> list[EarlyTensor[Step, Result]]:
+    def take(self) -> list[EarlyTensor]:
         """Remove and return all of them, to be looked at again."""
         waiting, self._waiting = self._waiting, []
         self._shares.clear()
         return waiting
 
 
-def _share_of(tensor: EarlyTensor[Step, Result]) -> tuple[bool, str]:
+def _share_of(tensor: EarlyTensor) -> tuple[bool, str]:
     return not tensor.partner, tensor.origin.sender

@@ -54,7 +54,7 @@ class WorkInProgress:
         self._told: set[str] = set()
         """Shunned partners that the coordinator knows of."""
         self._position = position
-        self._early: EarlyTensors[HeldStep, list[Effect]] = EarlyTensors()
+        self._early = EarlyTensors()
         self._lately: frozenset[str] = frozenset()
         """Partners of the step that ended last."""
 
