@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from hetpeer.peer.watching.graph_picture import SKIP, picture
-from hetpeer.stages.graph.cost_report import block_cost
+from hetpeer.stages.graph.graph_cost import block_cost
 from hetpeer.stages.tracing.cut import balanced_ranges, cut_blocks
 from hetpeer.stages.tracing.outline import RowKind, operator_label, outline
 from tests.stages.zoo import zoo

@@ -11,7 +11,7 @@ from torch import Tensor
 from hetpeer.stages.block.block_state import BlockState, dump, layout_of, split
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
 from hetpeer.stages.graph.block_wire import pack_block
-from hetpeer.stages.graph.call_schema import SYMBOLS
+from hetpeer.stages.graph.interpreter import SYMBOLS
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc import vector_commands as v
 from hetpeer.stages.ipc.arena import Extent

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from hetpeer.bootstrap.run.manifest import Manifest
     from hetpeer.stages.graph.block_spec import BlockSpec
-    from hetpeer.stages.graph.cost_report import BlockCostRow
+    from hetpeer.stages.graph.graph_cost import BlockCostRow
     from hetpeer.stages.worker.memory_footprint import StageMemory
 
 
@@ -120,7 +120,7 @@ def _inspection(
     kept: int,
     microbatches: int | None,
 ) -> ModelCosts:
-    from hetpeer.stages.graph.cost_report import block_cost, tied_parameters
+    from hetpeer.stages.graph.graph_cost import block_cost, tied_parameters
     from hetpeer.stages.worker.memory_footprint import stage_memory
 
     costs = [block_cost(spec) for spec in specs]

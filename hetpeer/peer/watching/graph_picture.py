@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from hetpeer.peer.limits.amounts import bytes_text, count_text, flops_text
 from hetpeer.peer.watching.svg_shapes import FAINT, LINE, PAPER, arrow, document, rect, short, text
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec, Value
-from hetpeer.stages.graph.cost_report import BlockCostRow
+from hetpeer.stages.graph.graph_cost import BlockCostRow
 from hetpeer.stages.tracing.outline import Outline, OutlineRow, RowKind, outline
 
 BOX = "#f6f8fa"

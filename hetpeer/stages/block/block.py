@@ -15,8 +15,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
-from hetpeer.stages.graph.call_schema import SYMBOLS
-from hetpeer.stages.graph.interpreter import Program
+from hetpeer.stages.graph.interpreter import SYMBOLS, Program
 from hetpeer.stages.graph.own_operators import Pass
 
 

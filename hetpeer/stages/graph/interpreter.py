@@ -1,8 +1,8 @@
-"""The interpreter: a list of operator calls, prepared once, run many times.
+"""The interpreter: a list of operator calls, checked and prepared once, run many times.
 
-block/block.py runs it on real tensors, graph_cost.py and safety_check.py on tensors without memory. Table
-look-ups and the moment of each value's last read are settled when a Program is made, so a run is one loop
-over calls.
+A call in a block has a known operator, known argument names and known constants (`check_call`).
+block/block.py runs a Program on real tensors, graph_cost.py and safety_check.py on tensors without memory. Table look-ups
+and the moment of each value's last read are settled when a Program is made, so a run is one loop over calls.
 """
 
 from __future__ import annotations
@@ -14,11 +14,81 @@ from typing import Any
 import torch
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.stages.graph.block_spec import Argument, OperatorCall, Ref, Symbol, references
-from hetpeer.stages.graph.call_schema import constant
+from hetpeer.stages.graph.block_spec import ITEM_BYTES, Argument, OperatorCall, Ref, Symbol, references
 from hetpeer.stages.graph.operator_family import Operator
-from hetpeer.stages.graph.operators import operator_of
+from hetpeer.stages.graph.operators import find_operator, operator_of
 from hetpeer.stages.graph.own_operators import Pass
+
+KEYWORDS = frozenset(
+    {
+        "alpha",
+        "approximate",
+        "beta",
+        "correction",
+        "dtype",
+        "enable_gqa",
+        "keepdim",
+        "log_target",
+        "memory_format",
+        "output_size",
+        "path",
+        "rounding_mode",
+        "scale",
+        "stable",
+        "value",
+    }
+)
+"""Arguments that any operator may be given by name."""
+
+SYMBOLS: Mapping[str, Mapping[str, Any]] = {
+    "dtype": {name: getattr(torch, name) for name in ITEM_BYTES},
+    "memory_format": {
+        "contiguous_format": torch.contiguous_format,
+        "preserve_format": torch.preserve_format,
+        "channels_last": torch.channels_last,
+    },
+    "text": {
+        text: text
+        for text in ("none", "tanh", "floor", "trunc", "constant", "reflect", "replicate", "circular")
+    },
+}
+"""Kind → value → torch's constant."""
+
+
+def check_call(node: OperatorCall) -> None:
+    """Raise ProtocolError unless the registry allows this call.
+
+    The operator may be unknown (it is named), or an argument not allowed in graphs. Shapes and types of
+    arguments are left to the dry run.
+    """
+    operator = find_operator(node.op)
+    if operator is None:
+        raise ProtocolError(f"operator {node.op!r} is not allowed in a block")
+    for keyword in node.kwargs:
+        if keyword not in KEYWORDS and keyword not in operator.keywords:
+            raise ProtocolError(f"operator {node.op} has the unknown argument {keyword!r}")
+    for argument in (*node.args, *node.kwargs.values()):
+        _check_symbols(node, operator, argument)
+
+
+def _check_symbols(node: OperatorCall, operator: Operator, argument: Argument) -> None:
+    if isinstance(argument, Symbol) and not _is_known(operator, argument):
+        raise ProtocolError(f"operator {node.op} has the unknown {argument.kind} {argument.value!r}")
+    if isinstance(argument, tuple):
+        for item in argument:
+            _check_symbols(node, operator, item)
+
+
+def _is_known(operator: Operator, symbol: Symbol) -> bool:
+    if symbol.kind == "text" and operator.text is not None:
+        return operator.text.fullmatch(symbol.value) is not None
+    return symbol.value in SYMBOLS.get(symbol.kind, {})
+
+
+def constant(symbol: Symbol) -> Any:
+    """Torch's constant for a symbol that `check_call` has accepted."""
+    return SYMBOLS[symbol.kind].get(symbol.value, symbol.value)
+
 
 Observer = Callable[[OperatorCall, Any], None]
 
@@ -36,7 +106,7 @@ class _Call:
 class Program:
     """Operator calls bound to one device; `keep` names the values that a run returns.
 
-    The nodes have passed `call_schema.check_call`, and every value is made before it is read.
+    The nodes have passed `check_call`, and every value is made before it is read.
 
         program = Program(spec.nodes, spec.outputs, torch.device("cpu"))
         outputs = program.run(values, Pass(draw=None))  # name → tensor

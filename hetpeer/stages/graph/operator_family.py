@@ -29,7 +29,7 @@ class Operator:
     in_pass: bool = False
     """It takes the pass (own_operators.py) and the call's name before its arguments."""
     keywords: frozenset[str] = frozenset()
-    """Arguments that it takes by name, besides those that any operator may take (call_schema.py)."""
+    """Arguments that it takes by name, besides those that any operator may take (interpreter.py)."""
     text: re.Pattern[str] | None = None
     """Free text that an argument may be, in full."""
 

@@ -24,7 +24,7 @@ def find_operator(name: str) -> Operator | None:
 
 
 def operator_of(name: str) -> Operator:
-    """The operator of a call that call_schema.py has accepted."""
+    """The operator of a call that interpreter.py has accepted."""
     found = find_operator(name)
     assert found is not None, name
     return found

@@ -11,8 +11,8 @@ from __future__ import annotations
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.graph.block_spec import BlockSpec, OperatorCall, TensorSpec, Value
 from hetpeer.stages.graph.block_wire import read_block
-from hetpeer.stages.graph.call_schema import check_call
 from hetpeer.stages.graph.graph_cost import measure
+from hetpeer.stages.graph.interpreter import check_call
 from hetpeer.stages.graph.structure_check import DEFAULT_LIMITS, GraphLimits, check_tensor
 
 FEWER = 2

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetpeer.stages.graph.block_spec import BlockSpec
-from hetpeer.stages.graph.cost_report import BlockCostRow, OperatorCost
+from hetpeer.stages.graph.graph_cost import BlockCostRow, OperatorCost
 from hetpeer.stages.graph.operators import operator_of
 
 SHORT = {"scaled_dot_product_attention": "attention", "cross_entropy_loss": "cross_entropy"}

@@ -29,7 +29,7 @@ from hetpeer.stages.graph.block_spec import (
     TensorSpec,
     Value,
 )
-from hetpeer.stages.graph.call_schema import check_call
+from hetpeer.stages.graph.interpreter import check_call
 from hetpeer.stages.graph.own_operators import ATTENTION, DROPOUT
 from hetpeer.stages.tracing.refusals import VALUES, is_author, unfit, unsupported
 

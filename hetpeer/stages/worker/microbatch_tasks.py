@@ -16,8 +16,8 @@ from torch import Tensor
 
 from hetpeer.stages.block.block import Block, backpropagate, run_range
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
-from hetpeer.stages.graph.call_schema import SYMBOLS
 from hetpeer.stages.graph.graph_cost import ANY_DRAW
+from hetpeer.stages.graph.interpreter import SYMBOLS
 from hetpeer.stages.graph.own_operators import Pass
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc import worker_messages as r

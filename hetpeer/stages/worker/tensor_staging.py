@@ -17,7 +17,7 @@ from torch import Tensor
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.stages.block.exact_numerics import is_finite
 from hetpeer.stages.graph.block_spec import TensorSpec
-from hetpeer.stages.graph.call_schema import SYMBOLS
+from hetpeer.stages.graph.interpreter import SYMBOLS
 from hetpeer.stages.ipc.arena import Extent, SharedMemory
 from hetpeer.stages.ipc.worker_messages import Command, Result
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from hetpeer.bootstrap.authoring.model_costs import ModelCosts
     from hetpeer.bootstrap.run.manifest import Manifest
-    from hetpeer.stages.graph.cost_report import OperatorCost
+    from hetpeer.stages.graph.graph_cost import OperatorCost
 
 BLOCK_HEADS = ("block", "ops", "params", "bytes", "forward", "backward", "keeps", "sends", "data", "tied")
 STAGE_HEADS = (
