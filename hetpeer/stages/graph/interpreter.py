@@ -1,8 +1,9 @@
 """The interpreter: a list of operator calls, checked and prepared once, run many times.
 
 A call in a block has a known operator, known argument names and known constants (`check_call`).
-block/block.py runs a Program on real tensors, graph_cost.py and safety_check.py on tensors without memory. Table look-ups
-and the moment of each value's last read are settled when a Program is made, so a run is one loop over calls.
+block/block.py runs a Program on real tensors, graph_cost.py and safety_check.py on tensors without memory.
+Table look-ups and the moment of each value's last read are settled when a Program is made, so a run is one
+loop over calls.
 """
 
 from __future__ import annotations
