@@ -40,8 +40,10 @@ class SystemClock:
 
     monotonic = staticmethod(time.monotonic)
     """Seconds since boot, without the time in which the machine was suspended."""
-    wall = staticmethod(time.time)
-    """Seconds since 1970."""
+
+    def wall(self) -> float:
+        """Seconds since 1970."""
+        return time.time()
 
     def boottime(self) -> float:
         """Seconds since boot, including the time in which the machine was suspended."""
