@@ -12,11 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.coordinator.checkpoint_collection import CheckpointCollection
 from hetpeer.bootstrap.coordinator.commits import ban_records
-from hetpeer.bootstrap.coordinator.rebalancing import Rebalancing
 from hetpeer.bootstrap.coordinator.step_barrier import StepBarrier
-from hetpeer.bootstrap.coordinator.steps import StepQueue
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Disconnect, Effect, Send
 from hetpeer.bootstrap.state.failed_microbatches import room_s
@@ -98,20 +95,8 @@ class WholeRun:
 class Departures:
     """All departures of one term."""
 
-    def __init__(
-        self,
-        context: CoordinatorContext,
-        policy: RunPolicy,
-        steps: StepQueue,
-        checkpoints: CheckpointCollection,
-        rebalancing: Rebalancing,
-        machine: Machine,
-    ) -> None:
+    def __init__(self, context: CoordinatorContext, machine: Machine) -> None:
         self._context = context
-        self._policy = policy
-        self._steps = steps
-        self._checkpoints = checkpoints
-        self._rebalancing = rebalancing
         self._machine = machine
 
     def fence(self, peers: Mapping[str, str], now: float) -> list[Effect]:
@@ -137,7 +122,7 @@ class Departures:
         disputed_pairs, peer = self._context.disputed_pairs, volunteer.peer
         disputed_pairs.waited_in_vain([peer])
         if disputed_pairs.is_fickle(peer) and self._context.members.held_only_by([volunteer]):
-            self._policy.rest([peer], now)
+            self._machine.policy.rest([peer], now)
         return self._leave_step([volunteer], now)
 
     def lose(self, peers: Mapping[str, str], now: float) -> list[Effect]:
@@ -145,7 +130,7 @@ class Departures:
         if not peers:
             return []
         context = self._context
-        self._rebalancing.void()
+        self._machine.rebalancing.void()
         version = context.history.version
         effects: list[Effect] = [
             context.log(kind="gone", peer=peer, why=why, version=version) for peer, why in peers.items()
@@ -157,21 +142,22 @@ class Departures:
 
     def _leave_step(self, volunteers: Sequence[VolunteerState], now: float) -> list[Effect]:
         """Take `volunteers` out of all steps; roll back if one of their blocks has no other holder."""
-        if vacated := self._policy.vacated(volunteers):
-            return self._machine.roll_back(f"no holder is left of block {vacated[0]}", now)
+        machine = self._machine
+        if vacated := machine.policy.vacated(volunteers):
+            return machine.roll_back(f"no holder is left of block {vacated[0]}", now)
         lost = self._context.members.held_only_by(volunteers)
         for volunteer in volunteers:
-            self._checkpoints.lost(volunteer.peer)
+            machine.checkpoints.lost(volunteer.peer)
             volunteer.rejoin()
-        left = self._steps.leave([volunteer.peer for volunteer in volunteers])
+        left = machine.steps.leave([volunteer.peer for volunteer in volunteers])
         if any(left.values()):
-            orphaned, fresh = self._steps.orphaned, self._steps.fresh
+            orphaned, fresh = machine.steps.orphaned, machine.steps.fresh
             stored = self._context.history.stored  # else no late joiner can have the state
             if orphaned and not (stored and fresh is not None and fresh.roster):
-                return self._machine.roll_back(f"no holder is left of block {orphaned[0]}", now)
-            effects = self._steps.without(left, now)
-            effects += self._machine.follow(self._steps.first, now)
-            return effects + self._machine.admit(now)
+                return machine.roll_back(f"no holder is left of block {orphaned[0]}", now)
+            effects = machine.steps.without(left, now)
+            effects += machine.follow(machine.steps.first, now)
+            return effects + machine.admit(now)
         if lost and not self._context.history.stored:
-            return self._machine.roll_back(f"no holder is left of block {lost[0]}", now)
-        return self._machine.left(now) if volunteers else []
+            return machine.roll_back(f"no holder is left of block {lost[0]}", now)
+        return machine.left(now) if volunteers else []

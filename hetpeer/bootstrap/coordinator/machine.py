@@ -70,14 +70,7 @@ class Machine:
         self.barrier = StepBarrier(context, now)
         self.rebalancing = Rebalancing(context, self.checkpoints)
         self.policy = policy or WholeRun(context, self.barrier)
-        self.departures = Departures(
-            context,
-            self.policy,
-            self.steps,
-            self.checkpoints,
-            self.rebalancing,
-            self,
-        )
+        self.departures = Departures(context, self)
 
     def on(self, event: Event, now: float) -> list[Effect]:
         """Answer `event` as `TABLE` says for the state that holds now."""
