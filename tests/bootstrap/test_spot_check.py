@@ -202,7 +202,7 @@ def test_who_is_accused_after_sums_are_shown_is_heard_all_the_same():
     assert one.ask(3, KEYS) == list(KEYS)
     assert one.received("r1", (mark("r1", TRUE),)) is None
     assert one.compared("d", said(0, "d", differ=("c",)))
-    assert not one.asks
+    assert not one.has_asked
     assert one.ask(3, KEYS) == ["c", *KEYS]
 
 

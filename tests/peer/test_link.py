@@ -35,7 +35,7 @@ class Owner:
 
     def link_moved(self, link: Link, traffic: LinkTraffic) -> None: ...
 
-    def link_pressed(self, _peer: str, blocks: int | None) -> None:
+    def link_congested(self, _peer: str, blocks: int | None) -> None:
         self.pressed.append(blocks)
 
     def offended(self, _peer: str, error: ProtocolError) -> None:

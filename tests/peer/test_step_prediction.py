@@ -10,7 +10,7 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.discovery import Advert, LinkNote
 from hetpeer.peer.cli.swarm.plan_command import _lines
-from hetpeer.peer.planning.step_prediction import predict, sums_bytes
+from hetpeer.peer.planning.step_prediction import predict, reduce_bytes
 from hetpeer.peer.training.volunteer_figures import VolunteerFigures
 from hetpeer.stages.pipeline.routes import Hop
 from tests.bootstrap.engine import make_run
@@ -113,12 +113,12 @@ def test_who_holds_the_same_blocks_adds_up(run: RunDirectory) -> None:
     blocks = len(manifest.blocks)
     holders = {"a": (0, 2), "b": (2, blocks), "c": (0, 2), "d": (2, blocks)}
     ways = [tuple(Hop(peer, *holders[peer]) for peer in pair) for pair in ("ab", "cd")]
-    sent = sums_bytes(manifest, {number: ways[number % 2] for number in range(4)}, holders, {})
+    sent = reduce_bytes(manifest, {number: ways[number % 2] for number in range(4)}, holders, {})
     assert sent.keys() == set(permutations("ac", 2)) | set(permutations("bd", 2))
     for one, other, (begin, end) in (("a", "c", (0, 2)), ("b", "d", (2, blocks))):
         ring = 2 * 4 * sum(block.vector_count for block in manifest.blocks[begin:end])
         assert sent[one, other] + sent[other, one] == ring
-    alone = sums_bytes(manifest, dict.fromkeys(range(4), ways[0]), {p: holders[p] for p in "ab"}, {})
+    alone = reduce_bytes(manifest, dict.fromkeys(range(4), ways[0]), {p: holders[p] for p in "ab"}, {})
     assert not alone, "nobody shares a block, and nothing is tied"
 
 

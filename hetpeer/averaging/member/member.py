@@ -257,9 +257,13 @@ class Member:
         return [*effects, *shuns, *step.assign(message.tasks), *work.replay_early()]
 
     def _follows(self, message: m.Begin) -> bool:
-        """Whether the steps in progress are exactly those between `message`'s base version and its step."""
-        between = range(message.step - message.behind, message.step)
-        return not between or [step.id.number for step in self.work.steps] == list(between)
+        """Whether the steps in progress are exactly those that a step with `message.behind` overlaps.
+
+        These are the steps from its base version up to it. A step that overlaps none follows anything: the
+        steps in progress are then dropped.
+        """
+        overlapped = range(message.step - message.behind, message.step)
+        return not overlapped or [step.id.number for step in self.work.steps] == list(overlapped)
 
     def _begin_averaging(self, message: m.Begin) -> list[Effect]:
         number, work = (message.line.term, message.group), self.work

@@ -38,13 +38,16 @@ class WorkerOccupation(enum.Enum):
 
 
 class WorkInProgress:
-    """Steps, and an averaging beside them. `window` limits microbatches in flight over all steps."""
+    """The steps in progress, and an averaging beside them.
+
+    `window` limits the microbatches in flight, counted over all steps together.
+    """
 
     def __init__(self, position: Position, window: InFlightWindow | None) -> None:
         self.worker_queue = WorkerQueue(window)
-        """The worker's room, which the steps share."""
+        """The order in which the steps use the worker, and the window that they share."""
         self.steps: list[HeldStep] = []
-        """In their order: the first one is the next to be committed."""
+        """Steps in progress, oldest first: the first is the next to be committed."""
         self.averaging: HeldStep | None = None
         """Averaging of parameters; a delayed one runs beside steps."""
         self.shunned: set[str] = set()
@@ -75,7 +78,7 @@ class WorkInProgress:
 
     @property
     def partners(self) -> frozenset[str]:
-        """Volunteers that take part in the oldest one, as far as we know."""
+        """Volunteers that take part in the oldest step in progress, as far as we know."""
         return next((one.partners for one in self._all()), frozenset())
 
     @property
@@ -103,7 +106,7 @@ class WorkInProgress:
         return oldest is not None and oldest.vote.reduction is None and oldest.pipeline.idle
 
     def leftovers(self) -> Mapping[int, tuple[int, ...]]:
-        """Border → ids of the oldest step whose bundles we keep for a holder that we do not know."""
+        """Block → ids of the oldest step whose bundles that enter it are kept here without a known holder."""
         return self.steps[0].pipeline.outputs.leftovers() if self.steps else {}
 
     def slots(self, step: StepId) -> GradientSlots | None:
@@ -123,7 +126,7 @@ class WorkInProgress:
         return next((one for one in self._all() if one.id == step), None)
 
     def at_origin(self, origin: Origin) -> HeldStep | None:
-        """The step or averaging in progress that a tensor from `origin` is of."""
+        """The step or averaging in progress to which a tensor from `origin` belongs."""
         return next((one for one in self._all() if one.wire_id == origin.step), None)
 
     def numbered(self, number: int) -> HeldStep | None:
@@ -131,7 +134,7 @@ class WorkInProgress:
         return next((step for step in self.steps if step.id.number == number), None)
 
     def named(self, message: m.Plan | m.Commit) -> HeldStep | None:
-        """The step or averaging in progress that `message` is of."""
+        """The step or averaging in progress to which `message` belongs."""
         if not message.group:
             return self.numbered(message.step)
         return self.averaging if self.averaging and self.averaging.id.group == message.group else None
@@ -176,10 +179,14 @@ class WorkInProgress:
         return min(later, default=step.id.number + 1)
 
     def share_worker(self) -> list[Effect]:
-        """Give the worker to the next step: events of one step may make it another one's turn."""
+        """Start the work that the steps in progress may give to the worker now.
+
+        Called after every event: it may free the worker, or room in the shared window, for another step
+        than its own. A single step has dispatched its work itself.
+        """
         effects: list[Effect] = []
-        for turn in self.worker_queue.turns() if len(self.steps) > 1 else ():
-            step = next(one for one in self.steps if one.pipeline.schedule is turn)
+        for schedule in self.worker_queue.turns() if len(self.steps) > 1 else ():
+            step = next(held for held in self.steps if held.pipeline.schedule is schedule)
             effects += step.absorb(step.pipeline.dispatch())
         return effects
 

@@ -60,7 +60,7 @@ def _row(*answers: Answer) -> Mapping[CoordinatorState, Answer]:
 
 
 class Machine:
-    """The states of one term. Collaborators are public: coordinator.py asks them directly."""
+    """The states of one term. Its parts are public attributes, since coordinator.py uses them directly."""
 
     def __init__(self, context: CoordinatorContext, now: float, policy: RunPolicy | None) -> None:
         self._context = context
@@ -161,10 +161,11 @@ class Machine:
         return [*self.steps.tick(now), *self.follow(step, now), *self.overlap(now)]
 
     def follow(self, step: CoordinatedStep, now: float) -> list[Effect]:
-        """Draw the consequences of what `step` reports now: for the log, its volunteers and the state."""
+        """Act on what `step` reports: log its disputes, then fence, roll back, commit or go on."""
         return [*dispute_records(self._context, step), *self._outcome(step, now)]
 
     def _outcome(self, step: CoordinatedStep, now: float) -> list[Effect]:
+        """Handle the gravest report: trouble, a failure, peers to fence, findings of checks, a decision."""
         context, departures = self._context, self.departures
         if (trouble := step.reduction.trouble) is not None:
             return self._end(trouble, completed=False)
@@ -232,7 +233,7 @@ class Machine:
     # ── in every state: what holders say of their states ────────────────────────────────────────────────────
 
     def hear_states(self, volunteer: VolunteerState, held: Sequence[m.Held], now: float) -> list[Effect]:
-        """`volunteer` reports the states that it holds of the current version."""
+        """Take `volunteer`'s digests of the states that it holds of the current version."""
         self.agreement.hear(volunteer, held)
         return self.judge(now)
 

@@ -129,13 +129,13 @@ class ContributionLog:
                 case "commit":
                     one = steps[cluster, record["step"]] = _of(record, cluster, record["view"])
                     yield from self._committed(one, record)
-                    yield from self._unused(one, record, REDONE)
+                    yield from self._late_and_lost(one, record, REDONE)
                     for step, late in record.get("afterwards", ()):
                         if (cluster, step) in steps:
                             yield from self._named(steps[cluster, step], late, LATE, AFTERWARDS)
                 case "rollback" | "dissolved" | "halt":
                     for step in record.get("given_up", ()):
-                        yield from self._unused(_of(step, cluster, view), step, GIVEN_UP)
+                        yield from self._late_and_lost(_of(step, cluster, view), step, GIVEN_UP)
                     view = record.get("view", view)
                 case _:
                     pass
@@ -162,19 +162,24 @@ class ContributionLog:
                 group=group,
             )
 
-    def _unused(self, one: Contribution, record: Record, why: str) -> Iterator[Contribution]:
-        yield from self._named(one, record.get("late", ()), LATE, DUPLICATE)
-        yield from self._named(one, record.get("lost", ()), LOST, why)
+    def _late_and_lost(self, template: Contribution, record: Record, why: str) -> Iterator[Contribution]:
+        """Contributions that `record` names as late (duplicates) and as lost; `why`: the reason of the loss.
 
-    def _named(self, one: Contribution, written: Any, state: str, why: str) -> Iterator[Contribution]:
+        The other fields are those of `template`.
+        """
+        yield from self._named(template, record.get("late", ()), LATE, DUPLICATE)
+        yield from self._named(template, record.get("lost", ()), LOST, why)
+
+    def _named(self, template: Contribution, written: Any, state: str, why: str) -> Iterator[Contribution]:
+        """Contributions of the (peer, id) pairs in a record's field `written`."""
         for peer, number in unused_work.read(written):
-            yield replace(self._of_id(one, number), state=state, why=why, peers=(peer,))
+            yield replace(self._of_id(template, number), state=state, why=why, peers=(peer,))
 
-    def _of_id(self, one: Contribution, number: int) -> Contribution:
-        """Contribution of microbatch `number` to the step of `one`."""
+    def _of_id(self, template: Contribution, number: int) -> Contribution:
+        """Contribution of microbatch `number` to the step of `template`."""
         if number < self._early:
-            return replace(one, id=number)
-        return replace(one, id=number, base=one.step, staleness=0)
+            return replace(template, id=number)
+        return replace(template, id=number, base=template.step, staleness=0)
 
     def _group(self, one: Contribution) -> int | None:
         copies = self._copies[one.cluster]

@@ -1,7 +1,7 @@
 """One spot check: another holder computes a contribution again, and fingerprints are compared
 (docs/trust.md). Pure.
 
-step_spot_checks.py decides who lends what and when, and what follows from a verdict.
+step_spot_checks.py decides which holder lends which tensors to the checker and when, and acts on the verdict.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from hetpeer.bootstrap.trust.verdicts import CheckCase, CheckOutcome, CheckVerdi
 
 
 class SpotCheck:
-    """Spot check `number` in its step: of `peer`, first by `checker`."""
+    """Spot check of `peer`'s contributions to one step by `checker`; a third checker may follow.
+
+    `number`: 1, 2, … in the step.
+    """
 
     def __init__(self, number: int, peer: str, checker: str) -> None:
         self.number = number
@@ -100,8 +103,8 @@ class SpotCheck:
             opinion.peer == word.peer and opinion.said(said, word.alike, word.differ)
             for opinion in self.opinions
         )
-        if known and word.differ and self.asks and not self._heard:
-            self.void()  # who is accused now is to be heard, too
+        if known and word.differ and self.has_asked and not self._heard:
+            self.void()  # `peer` is accused only now: it is asked for its inputs as well
         return known
 
     def spare(self, mute: Callable[[str], bool]) -> None:
@@ -165,11 +168,11 @@ class SpotCheck:
 
     def is_under(self, plan: int) -> bool:
         """Whether `plan` is the one that was asked about; an answer may come late, for a void plan."""
-        return self.asks and plan == self._plan
+        return self.has_asked and plan == self._plan
 
     @property
-    def asks(self) -> bool:
-        """Whether reducers have been asked."""
+    def has_asked(self) -> bool:
+        """Whether reducers were asked, under the current plan, for fingerprints of what `peer` sent them."""
         return bool(self._asked)
 
     def received(self, reducer: str, marks: tuple[m.Mark, ...]) -> tuple[m.Mark, ...] | None:
@@ -207,7 +210,7 @@ class SpotCheck:
     @property
     def complete(self) -> bool:
         """Whether everything requested is shown."""
-        return self.asks and not self.silent
+        return self.has_asked and not self.silent
 
     def judge(self, rules: CheckRules, *, alone: bool = False) -> CheckOutcome:
         """Outcome by all that is shown.

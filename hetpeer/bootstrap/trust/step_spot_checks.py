@@ -220,7 +220,7 @@ class StepSpotChecks:
             if not check.open:
                 continue
             check.spare(self._is_silent)
-            if check.asks:
+            if check.has_asked:
                 effects += self._judge(check) if check.complete else []
                 continue
             # by now it is known who counts what is next to it
@@ -234,7 +234,7 @@ class StepSpotChecks:
                 own = [mark for mark in said(check.peer) if mark.block in check.blocks]
                 asked = check.ask(plan, hear, said=own, mute=mute(check.peer))
                 effects += [Send(to, self._show(check, plan, peer=check.peer)) for to in asked]
-                if not check.asks and check.computed:
+                if not check.has_asked and check.computed:
                     self._unfinished(check)  # it reduces all that it sends
         return effects
 
@@ -284,7 +284,7 @@ class StepSpotChecks:
             if check.complete:
                 self._settle(check)
                 continue
-            evades = check.asks and check.silent == {(check.peer, CheckDuty.EXPLAINS)}
+            evades = check.has_asked and check.silent == {(check.peer, CheckDuty.EXPLAINS)}
             self._unfinished(check)
             if evades:
                 check.outcome = check.outcome._replace(verdict=CheckVerdict.EVADED, culprit=check.peer)
@@ -292,7 +292,7 @@ class StepSpotChecks:
     def _waited_for(self, check: SpotCheck) -> set[Duty]:
         """Duties that may hold `check` up."""
         awaited = {duty for by in check.opinions for duty in by.awaited}
-        return awaited | check.silent if check.asks or not awaited else awaited
+        return awaited | check.silent if check.has_asked or not awaited else awaited
 
     def _is_hopeless(self, check: SpotCheck) -> bool:
         """Whether it waits for a peer that left or never answers; missing statements alone do not count."""

@@ -3,11 +3,11 @@
 A slot is a reservation of libp2p's circuit v2: the right to be reached through a relay. p2pd's own autorelay
 would reserve too, but reports no result, takes seconds to notice a lost relay, and avoids a failed one for an
 hour. A reservation belongs to our peer id, whichever process asked; p2pd handles the incoming circuits. The
-answer also names the limits of a circuit, which tell whether the relay is of use.
+answer also has the limits of a circuit. A relay with too low a limit of bytes is not used.
 
 `stranger` tests our own p2pd as a relay. p2pd starts two relay services, ours and libp2p's with 128 KiB and
-two minutes for each circuit, and the one that came last answers (on one processor ours, as measured; nothing
-promises it). So a throw-away p2pd takes a slot and reads the limits in the answer.
+two minutes for each circuit. The service that registered last answers; libp2p does not promise which that is
+(measured on one processor: ours). So a throw-away p2pd takes a slot and reads the limits in the answer.
 """
 
 from __future__ import annotations
@@ -282,6 +282,7 @@ async def stranger() -> AsyncIterator[Offered]:
 
 
 async def _start() -> P2pd:
+    """Start the throw-away p2pd; all of this process share one identity. Raises `LocalError`."""
     identity = Identity.load_or_create(Path(_folder().name) / "key")
     return await P2pd.start(NodeConfig(), identity, port=0)
 

@@ -1,7 +1,7 @@
 """Predicted step time of a running swarm, from the volunteers' adverts about workers and links. Pure.
 
-Adverts are claims: a prediction informs people and decides nothing. `sums_bytes` counts what the reduce of a
-step sends: slots by the coordinator's division (bootstrap/coordinator/reduction.py), and the holders' shards.
+Adverts are claims: a prediction informs people and decides nothing. `reduce_bytes` counts what the reduce of
+a step sends, by the coordinator's own division of it (bootstrap/coordinator/reduction.py).
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def _lines(
     roster = {peer: (advert.block_begin, advert.block_end) for peer, advert in working.items()}
     # A reduce is divided by the advertised uplinks, not by the rates of single links.
     said = {peer: believed(advert.uplink) for peer, advert in working.items()}
-    sums = sums_bytes(manifest, routes, roster, said)
+    sums = reduce_bytes(manifest, routes, roster, said)
     lines, notes = {}, _notes(working)
     for sender, to in sorted(pairs | sums.keys()):
         note = notes.get((sender, to))
@@ -228,30 +228,36 @@ def _too_early(why: str) -> LocalError:
     )
 
 
-def sums_bytes(
+def reduce_bytes(
     manifest: Manifest, routes: Mapping[int, Route], roster: Roster, uplinks: Mapping[str, float]
 ) -> dict[tuple[str, str], int]:
-    """(from, to) → bytes of a step whose microbatches take `routes`; `uplinks` in bytes/s, 0 if unknown."""
+    """(from, to) → bytes that the reduce of a step sends if its microbatches take `routes`.
+
+    The holders of a block send their slots, shard by shard, to the shard's reducer; the reducer sends the
+    sum to the block's holders, and to holders of tied blocks if the shard has a tied parameter. `uplinks`:
+    peer → bytes/s, 0 if unknown.
+    """
     ties, codec = Ties(manifest.ties), Codec.of(manifest.links.reduce)
     sizes = {block.index: block.vector_count for block in manifest.blocks}
-    sums = {block: _sums(block, routes) for block in sizes}
+    contributions = {block: _contributions(block, routes) for block in sizes}
     partners = {block: ties.partners(block) for block in sizes}
     sent: defaultdict[tuple[str, str], int] = defaultdict(int)
     guarded = manifest.trust.spot_checks > 0
-    for cover in divided(sums, roster, sizes, partners, uplinks, DisputedPairs(), guarded=guarded):
+    for cover in divided(contributions, roster, sizes, partners, uplinks, DisputedPairs(), guarded=guarded):
         for shard in shards_of(0, cover, sizes[cover.block]):
             count = shard.end - shard.begin
             nbytes = FLOAT_BYTES * count if codec.values is None else codec.values.nbytes(count)
             tied = ties.needed(shard.block, shard.begin, shard.end)
-            readers = (*cover.receivers, *(cover.observers if tied else ()))
-            pairs = [(holder, shard.reducer) for holder, _ in cover.slots]
-            for pair in (*pairs, *((shard.reducer, reader) for reader in readers)):
-                sent[pair] += nbytes
+            receivers = (*cover.receivers, *(cover.observers if tied else ()))
+            for holder, _ in cover.slots:
+                sent[holder, shard.reducer] += nbytes
+            for receiver in receivers:
+                sent[shard.reducer, receiver] += nbytes
     return {(sender, to): nbytes for (sender, to), nbytes in sent.items() if sender != to}
 
 
-def _sums(block: int, routes: Mapping[int, Route]) -> Sequence[tuple[str, tuple[int, ...]]]:
-    """Peer → ids that it has computed at `block`."""
+def _contributions(block: int, routes: Mapping[int, Route]) -> Sequence[tuple[str, tuple[int, ...]]]:
+    """(peer, ids that it computes at `block`), by peer."""
     ids: defaultdict[str, list[int]] = defaultdict(list)
     for number, route in sorted(routes.items()):
         for hop in route:

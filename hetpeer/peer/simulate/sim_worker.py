@@ -105,7 +105,7 @@ class SimWorker:
             self._window.end_step(step)
             self.conduct.step_over(step)
 
-        self._quietly(clear)
+        self._change(clear)
 
     # ── tasks ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -159,18 +159,18 @@ class SimWorker:
 
     def unload(self) -> None:
         """Unload the graphs, as those of another place are about to be loaded."""
-        self._quietly(lambda: setattr(self, "graphs_of", None))
+        self._change(lambda: setattr(self, "graphs_of", None))
 
     def forget_graph(self, step: e.StepId, key: p.TaskKey) -> None:
-        self._quietly(lambda: self._graphs.pop((step.number, key), None))
+        self._change(lambda: self._graphs.pop((step.number, key), None))
 
     def merge_or_drop(self, step: e.StepId, change: Merge | Drop) -> None:
         """Merge a slot into another one, or drop it."""
         match change:
             case Merge(block, source, target):
-                self._quietly(lambda: self._merge(step.number, block, source, target))
+                self._change(lambda: self._merge(step.number, block, source, target))
             case Drop(block, slot):
-                self._quietly(lambda: self.slots.pop((step.number, slot, block), None))
+                self._change(lambda: self.slots.pop((step.number, slot, block), None))
 
     def _merge(self, step: int, block: int, source: int, target: int) -> None:
         both = [self.slots.get((step, target, block)), self.slots.pop((step, source, block))]
@@ -266,11 +266,11 @@ class SimWorker:
 
     def keep_copy(self, step: e.StepId, work: e.KeepCopy) -> None:
         """`KeepCopy`: keep the block's state for a delayed averaging."""
-        self._quietly(lambda: self._copies.update({work.block: self._state(work.block, step.number)}))
+        self._change(lambda: self._copies.update({work.block: self._state(work.block, step.number)}))
 
     def drop_copies(self) -> None:
         """Forget the copies, as the averaging is over."""
-        self._quietly(self._copies.clear)
+        self._change(self._copies.clear)
 
     def load(self, version: int, block: int, state: Any, loaded: Callable[[], None]) -> None:
         """Replace the block's state by a fetched one, then call `loaded`."""
@@ -284,7 +284,9 @@ class SimWorker:
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _quietly(self, change: Callable[[], object]) -> None:
+    def _change(self, change: Callable[[], object]) -> None:
+        """Queue a command that takes no time and has no result for the core."""
+
         def finish(_core: Member) -> Iterable[Effect]:
             change()
             return ()

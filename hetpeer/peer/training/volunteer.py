@@ -230,7 +230,7 @@ class Volunteer:
         self._steps.received(message)
 
     def nudged(self, peer: str, head: ActivationHead) -> None:
-        """A peer sends only the head of an activation again, which waits there for a grant."""
+        """Repeat a task on request: `peer` sent the head alone, since the bundle waits for a grant."""
         origin = Origin(peer, head.incarnation, head.step_id)
         self.perform(self.member.work.nudge(origin, head.id, head.route, head.attempt))
 
@@ -242,8 +242,8 @@ class Volunteer:
             _log.info("lost the link to %s", short_id(peer))
             self.perform(self.member.work.unreachable(peer))
 
-    def link_pressed(self, peer: str, blocks: int | None) -> None:
-        """Our link to `peer` is congested from `blocks` on, or relieved (None)."""
+    def link_congested(self, peer: str, blocks: int | None) -> None:
+        """Our link to `peer` takes no forwards with `blocks` or more left to the loss; None: it takes all."""
         self.perform(self.member.work.congested(peer, blocks))
 
     def refused(self, peer: str, for_now: bool) -> None:

@@ -40,7 +40,7 @@ class PlaneOwner(TensorOwner, Protocol):
     def link_changed(self, peer: str, is_up: bool) -> None:
         """Our link to `peer` is down, or up again."""
 
-    def link_pressed(self, peer: str, blocks: int | None) -> None:
+    def link_congested(self, peer: str, blocks: int | None) -> None:
         """Our link to `peer` takes no forwards with `blocks` or more left to the loss; None: it takes all."""
 
     def refused(self, peer: str, for_now: bool) -> None:
@@ -59,7 +59,7 @@ class DataPlane:
         self._tasks = tasks
         self._book = book
         self._owner = owner
-        self.link_changed, self.link_pressed = owner.link_changed, owner.link_pressed
+        self.link_changed, self.link_congested = owner.link_changed, owner.link_congested
         self.offended = node.listener.offended
         self._receiving = TensorReceiver(book, trace, owner)
         self.of_use = self._receiving.of_use
@@ -153,7 +153,7 @@ class DataPlane:
         self._node.listener.members = peers
         for peer in self._outgoing.keys() - peers:
             self._outgoing.pop(peer).close()
-            self.link_pressed(peer, None)
+            self.link_congested(peer, None)
 
     def admit(self, peer: str) -> None:
         """One more volunteer of the step in progress."""
@@ -192,7 +192,7 @@ class DataPlane:
         """The peer of `link` was restarted: its place in the roster is void too."""
         if self._outgoing.get(link.peer_id) is link:
             del self._outgoing[link.peer_id]
-            self.link_pressed(link.peer_id, None)
+            self.link_congested(link.peer_id, None)
         self.link_changed(link.peer_id, False)
 
     def link_moved(self, link: Link, traffic: LinkTraffic) -> None:

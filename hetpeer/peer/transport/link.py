@@ -53,19 +53,19 @@ class LinkOwner(Protocol):
     """Callbacks of a link."""
 
     def link_changed(self, peer: str, is_up: bool) -> None:
-        """It has been down for longer than the grace, or is back."""
+        """The link has been down for longer than the grace, or is up again."""
 
     def link_lost(self, link: Link) -> None:
         """The peer does not know us any more: what was under way is void, and the link is closed."""
 
     def link_moved(self, link: Link, traffic: LinkTraffic) -> None:
-        """Something left on it or arrived at its end."""
+        """Frames left on `link`, or were acknowledged."""
 
-    def link_pressed(self, peer: str, blocks: int | None) -> None:
-        """It takes no forwards with so many blocks or more left to the loss; None: it takes all."""
+    def link_congested(self, peer: str, blocks: int | None) -> None:
+        """The link takes no forwards with `blocks` or more left to the loss; None: it takes all."""
 
     def offended(self, peer: str, error: ProtocolError) -> None:
-        """The peer did what no honest one does."""
+        """`peer` did what no honest peer does."""
 
 
 class Link:
@@ -184,10 +184,10 @@ class Link:
         short, traffic = self._queue.pools, self.traffic
         self._owner.link_moved(self, traffic)
         if self._pressure.judge(short, traffic.frames, traffic.waiting, traffic.rate):
-            self._owner.link_pressed(self.peer_id, self._pressure.held)
+            self._owner.link_congested(self.peer_id, self._pressure.held)
 
     def _next_lane(self) -> Channel:
-        """The one that has least under way; another one if all have something."""
+        """The lane with the fewest bytes under way; a new lane if all have some and there may be more."""
         if len(self._lanes) == 1 and not len(self._lanes[0].outbox):
             return self._lanes[0]
         most = 1 if self.peer_id in self._node.direct.leads else LANES

@@ -42,10 +42,10 @@ class TensorOwner(Protocol):
         """A tensor of `peer` is here."""
 
     def unread(self, peer: str, head: ActivationHead | GradientHead, why: str) -> None:
-        """A bundle of `peer` is none by its length or its codec."""
+        """A bundle of `peer` was refused: its length or codec is wrong."""
 
     def nudged(self, peer: str, head: ActivationHead) -> None:
-        """An activation that `peer` sends again waits for a grant there."""
+        """`peer` sent the head of an activation alone, since the bundle waits there for a grant."""
 
     def introduced(self, peer: str, head: Introduction) -> None:
         """`peer` says which blocks it holds in a step. Raises `ProtocolError` if its ticket is none."""

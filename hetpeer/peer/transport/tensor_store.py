@@ -126,7 +126,7 @@ class TensorStore:
         if not left:
             self._steps.pop(tensor.step, None)
         if tensor.parked is not None:
-            self._unpark(tensor)
+            self._drop_parked(tensor)
         else:
             self._let_go(tensor)
 
@@ -194,13 +194,13 @@ class TensorStore:
     # ── on the disk ─────────────────────────────────────────────────────────────────────────────────────────
 
     def bring_back(self, tensor: Tensor) -> None:
-        """Move it back to the arena, if it was parked. Raises ArenaFullError."""
+        """Move `tensor` from the spill file back to the arena, if it is parked. Raises ArenaFullError."""
         if tensor.parked is None or tensor.released:
             return
         extent = self._allocate(tensor.parked.nbytes)
         assert self._spill is not None
         self._spill.get(tensor.parked, self._arena.view(extent))
-        self._unpark(tensor)
+        self._drop_parked(tensor)
         tensor.extent = extent
         self._kept[tensor] = None  # the youngest now
 
@@ -226,7 +226,7 @@ class TensorStore:
                 return
 
     def _park(self, tensor: Tensor) -> bool:
-        """Move it to the disk, unless somebody uses it or there is no room."""
+        """Move `tensor` to the spill file; False if it is in use or there is no room."""
         busy = tensor.pins or tensor.flights or self._sharers[tensor.extent]
         if busy or self._spill is None:
             return False
@@ -238,14 +238,15 @@ class TensorStore:
         self._free(tensor.extent)
         return True
 
-    def _unpark(self, tensor: Tensor) -> None:
+    def _drop_parked(self, tensor: Tensor) -> None:
+        """Free the tensor's place in the spill file."""
         assert self._spill is not None
         assert tensor.parked is not None
         self._spill.drop(tensor.parked)
         tensor.parked = None
 
     def _let_go(self, tensor: Tensor) -> None:
-        """Free its memory if it is released and not in use."""
+        """Free the memory of `tensor` if it is released and not in use."""
         if tensor.released and not tensor.pins and not tensor.flights:
             self._free(tensor.extent)
 

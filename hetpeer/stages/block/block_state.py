@@ -32,7 +32,7 @@ Layout = Sequence[tuple[str, tuple[int, ...]]]
 
 FLOAT32 = np.dtype("<f4")
 HEADER_BYTES_PER_TENSOR = 256
-"""Generous bytes for one tensor's JSON entry besides its name; bounds the header before it is parsed."""
+"""Most bytes of a tensor's JSON entry besides its name; bounds the header before it is parsed."""
 DTYPES = {
     "bool": "BOOL",
     "uint8": "U8",
@@ -115,7 +115,10 @@ def split(
 
 
 def dump(state: BlockState, block: int, layout: Layout) -> bytes:
-    """The state as a safetensors file. Raises ValueError if a vector does not have the layout's length."""
+    """`state` as a safetensors file; the label names its averagings if there were any.
+
+    Raises ValueError if a vector does not have the layout's length.
+    """
     expected = element_count(layout)
     tensors = {}
     for kind, vector in state.vectors().items():
@@ -176,6 +179,10 @@ def file_bytes(layout: Layout, vectors: int) -> int:
 
 
 def _header_bytes(layout: Layout, vectors: int) -> int:
+    """Most bytes of the JSON header: 256 for the metadata, and an entry for each tensor.
+
+    JSON needs at most 6 bytes for each character of a name.
+    """
     return 256 + sum(vectors * (HEADER_BYTES_PER_TENSOR + 6 * len(name)) for name, _ in layout)
 
 
@@ -185,7 +192,7 @@ def _is_zero(vector: Vector) -> bool:
 
 
 def tensor_name(kind: str, name: str) -> str:
-    """Name in the file of the part of vector `kind` for parameter `name`; `kind` "": the parameters."""
+    """Name in the file of parameter `name`'s part of the vector `kind`; `kind` "": the parameters."""
     return f"{kind}:{name}" if kind else name
 
 

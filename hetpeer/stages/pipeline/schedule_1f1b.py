@@ -333,6 +333,9 @@ class WorkerQueue:
         return forward
 
     def turns(self) -> Iterator[Schedule[Any]]:
-        """Steps that are to go on, in turn: an event in one step may make it another one's turn."""
+        """Schedules that may give the worker more work, one after another until there is none.
+
+        The caller lets each dispatch before it takes the next: this changes whose turn it is.
+        """
         while (turn := self.turn()) is not None:
             yield turn[0]

@@ -194,7 +194,7 @@ class KeptOutputs:
         no other holder's work on them did.
         """
         self._roster.pop(peer, None)
-        sent = self._send_again(lambda task: peer in task.sent_to)
+        sent = self._resend(lambda task: peer in task.sent_to)
         for task in self._tasks.values():
             task.sent_to.discard(peer)
         return sent
@@ -202,9 +202,13 @@ class KeptOutputs:
     def unreachable(self, peer: str) -> list[SendActivation]:
         """Our link to `peer` is down: tasks for it go to another holder, if there is one."""
         self._avoid.add(peer)
-        return self._send_again(lambda task: task.route[1].peer == peer)
+        return self._resend(lambda task: task.route[1].peer == peer)
 
-    def _send_again(self, concerns: Callable[[PipelineTask], bool]) -> list[SendActivation]:
+    def _resend(self, concerns: Callable[[PipelineTask], bool]) -> list[SendActivation]:
+        """Send the kept output of each task that `concerns` selects along a new way.
+
+        Tasks at the last hop have no output to send; those of spot checks are not rerouted.
+        """
         kept = (
             task
             for task in self._tasks.values()
@@ -231,13 +235,13 @@ class KeptOutputs:
         self._congested.pop(peer, None)
 
     def is_congested(self, peer: str) -> bool:
-        """Whether its link holds up any tasks."""
+        """Whether the link to `peer` holds up any tasks."""
         return peer in self._congested
 
     def may_leave(self, after: Route) -> bool:
         """Whether a forward may begin whose output goes over `after`, as far as links are concerned."""
         if not after or after[0].peer in self._avoid or after[0].peer not in self._roster:
-            return True  # it ends here, or goes another way
+            return True  # the output ends here, or goes another way
         held = self._congested.get(after[0].peer)
         return held is None or blocks_left(after) < held
 
@@ -251,6 +255,6 @@ class KeptOutputs:
         return {border: tuple(ids) for border, ids in left.items()}
 
     def _left_over(self) -> list[TaskKey]:
-        """Outputs without a holder, sorted. A forgotten task that came again has none until it has run."""
+        """Keys of outputs without a holder, sorted. A forgotten task that came again has no output yet."""
         self._left.intersection_update(key for key, task in self._tasks.items() if task.output is not None)
         return sorted(self._left, key=lambda key: (key.id, key.begin))

@@ -156,8 +156,9 @@ class HeldBlock:
         self._slots: dict[int, dict[int, torch.Tensor]] = {}
         """Step → slot → its sum."""
         self._copy: tuple[int, torch.Tensor] | None = None
-        """Version and vector when a delayed averaging began."""
+        """Version and vector at the start of an averaging that runs beside steps; None: there is none."""
         self.losses = CodecLosses(spec.vector_count)
+        """Rounding errors of the lossy codecs of reduces, to be added to later vectors."""
 
     @property
     def version(self) -> int:
@@ -213,23 +214,23 @@ class HeldBlock:
         return torch.cat([clipped.add_(more), rest]), 1.0
 
     def install(self, total: torch.Tensor, coefficient: float, plan: int) -> None:
-        """Version s → s + 1: parameters and statistics become `total` · `coefficient`, after the outer rule
-        if any.
+        """Install an average, version s → s + 1: parameters and statistics become `total` · `coefficient`.
 
-        Changes since `keep_copy` are added, and the rounding errors of our part under `plan`. The optimizer's
-        state stays (docs/averaging.md).
+        Then are added: the rounding errors of our part under `plan`; the outer rule's step, if any; and what
+        local steps changed since `keep_copy`, if the averaging ran beside them. The optimizer's state stays
+        (docs/averaging.md).
         """
         self._slots.clear()
         copied, copy = self._copy or (self.version, self.vector)
-        now = None if copied == self.version else self.vector.clone()
+        local = None if copied == self.version else self.vector.clone()
         vector = self._versions.advance(self.version + 1).vector
         torch.mul(total, float32(coefficient), out=vector)
         if (lost := self.losses.lost(PARAMETERS[0], plan)) is not None:
             vector.add_(lost)
         if self._rules.outer is not None:
             self._rules.outer.apply(**self._averaged())
-        if now is not None:
-            vector.sub_(copy).add_(now)
+        if local is not None:
+            vector.sub_(copy).add_(local)
         self._averages += 1
 
     def _averaged(self) -> dict[str, Any]:
@@ -253,7 +254,7 @@ class HeldBlock:
 
     @property
     def copy(self) -> torch.Tensor:
-        """The copy of them. Raises CommandError if there is none."""
+        """The vector that `keep_copy` kept. Raises CommandError if there is none."""
         if self._copy is None:
             raise CommandError(f"block {self.spec.index} has no copy")
         return self._copy[1]

@@ -257,14 +257,16 @@ def _filter(calls: _Calls) -> list[_FilterStep]:
 
 
 def _assembled(steps: Sequence[_FilterStep]) -> bytes:
-    places = {step.label: place for place, step in enumerate(steps) if step.label}
+    """The filter as an array of the kernel's `struct sock_filter`, labels replaced by jump distances."""
+    index_of = {step.label: index for index, step in enumerate(steps) if step.label}
 
-    def distance(place: int, to: str) -> int:
-        return places[to] - place - 1 if to else 0
+    def distance(index: int, label: str) -> int:
+        """Instructions to skip from `index` to `label`; 0, the next instruction, without a label."""
+        return index_of[label] - index - 1 if label else 0
 
     return b"".join(
-        _STEP.pack(step.code, distance(place, step.then), distance(place, step.otherwise), step.value)
-        for place, step in enumerate(steps)
+        _STEP.pack(step.code, distance(index, step.then), distance(index, step.otherwise), step.value)
+        for index, step in enumerate(steps)
     )
 
 

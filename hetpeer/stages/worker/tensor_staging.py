@@ -28,7 +28,7 @@ Execute = Callable[[Command[Any]], Result]
 
 
 class Copier:
-    """The copier of a CPU: a tensor that is read *is* the arena's memory."""
+    """Copies tensors between the arena and a CPU: a tensor that is read *is* the arena's memory."""
 
     @classmethod
     def of(cls, device: torch.device) -> Copier:
@@ -36,11 +36,11 @@ class Copier:
         return PinnedCopier(device) if device.type == "cuda" else cls()
 
     def up(self, tensor: Tensor) -> Tensor:
-        """A contiguous tensor in main memory, on the device. A copied one may be changed afterwards."""
+        """`tensor`, contiguous in the arena, on the device; on a CPU the arena's memory itself."""
         return tensor
 
     def down(self, tensor: Tensor, place: Tensor) -> None:
-        """Copy to `place`, contiguous in main memory, of the same shape and dtype; complete on return."""
+        """Copy `tensor` to `place`, contiguous in the arena, of the same shape and dtype; done on return."""
         place.copy_(tensor)
 
     def lane(self, execute: Execute) -> Execute:
@@ -58,7 +58,7 @@ class PinnedCopier(Copier):
         self._free = [_event() for _ in self._buffers]
 
     def up(self, tensor: Tensor) -> Tensor:
-        """A copy on the GPU, through the pinned buffers."""
+        """A copy of `tensor` on the GPU, through the pinned buffers; the arena may change afterwards."""
         found = torch.empty_like(tensor, device=self._device)
         for turn, (source, target) in enumerate(_pieces(tensor, found)):
             buffer, free = self._turn(turn)
