@@ -1,4 +1,7 @@
-"""How long the first ready worker waits for others: SDPipe's window T (3.2, 3.4). Pure."""
+"""Wait windows: seconds that the first worker ready to average waits for others to join its group. Pure.
+
+This is the window T of SDPipe (sections 3.2, 3.4): a long one makes large groups, a short one idles less.
+"""
 
 from __future__ import annotations
 
@@ -8,48 +11,47 @@ from collections.abc import Collection
 LONGER, SHORTER = 2.0, 0.9
 """Factors of the window after a group of one and after any other (as in the artifact, preduce_handler.cc)."""
 LEAST = 0.01
-"""N-ths of an iteration."""
+"""Least factor of the window; with N workers present a window is factor / N iterations."""
 SMOOTH = 0.2
-"""Weight of the last iteration, or averaging, in the mean of them."""
+"""Weight of the last iteration, or averaging, in the moving mean."""
 WAITED = 0.05
-"""Share of an iteration that a worker waits for company at most."""
+"""Largest window, as a share of an iteration."""
 AVERAGED = 0.05
 """Share of a worker's time that averaging may cost."""
 MOST = 16
-"""Iterations in a row that a worker makes alone for that."""
+"""Most iterations in a row without averaging, however much an averaging costs."""
 
 
 class WaitWindow:
-    """T is `seconds`, whatever happens: infinite for all-reduce, 0 for local updates."""
+    """A constant window of `seconds`: infinite for all-reduce, 0 for local updates."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
 
     def seconds(self, worker: str, present: int) -> float:  # noqa: ARG002 - as every window
-        """T, where `worker` is the first to be ready, and `present` take part."""
+        """Length of the window that `worker` opens, in seconds; 0 if it is alone of `present` workers."""
         return self._seconds if present > 1 else 0.0
 
     def arrived(self, worker: str, now: float) -> None:
         """`worker` is ready."""
 
     def formed(self, group: Collection[str], present: int, now: float) -> None:
-        """`group` has been formed, of `present` workers."""
+        """`group` has been formed out of `present` workers."""
 
     def averaged(self, seconds: float) -> None:
-        """A group has averaged, and it took so long."""
+        """A group has averaged, which took `seconds`."""
 
     def left(self, worker: str) -> None:
         """`worker` has left."""
 
 
 class Adaptive(WaitWindow):
-    """A window in iterations, from the paper's T of one iteration down to `most` of one.
+    """A window that adapts: doubled after a group of one, a tenth shorter after any larger group (as in the
+    artifact). At most the share `most` of an iteration.
 
-    As in the artifact, it is doubled after a group of one, and a tenth less after any other.
-
-    A worker whose next averaging would cost more than AVERAGED of its time does not wait at all, as far as a
-    span of so many groups per worker allows. An iteration is the mean time from a worker's group to its next
-    arrival. No worker waits before that is known.
+    An iteration is the mean time from a worker's group to its next arrival; no worker waits before that is
+    known. A worker also does not wait if averaging this often would cost more than AVERAGED of its time.
+    `span`: iterations after which a worker must average whatever that costs.
     """
 
     def __init__(self, span: int, most: float = WAITED) -> None:
@@ -64,7 +66,7 @@ class Adaptive(WaitWindow):
 
     @property
     def interval(self) -> int:
-        """After so many iterations it is time for a worker to average again: in a span everybody has to."""
+        """Iterations between two averagings of a worker: from 1 to the smaller of MOST and `span`."""
         share = self._averaging / (AVERAGED * self._iteration) if self._iteration else math.nan
         return 1 if math.isnan(share) else max(1, math.ceil(min(share, MOST, self._span)))
 
@@ -86,7 +88,7 @@ class Adaptive(WaitWindow):
         spared = len(group) == 1 and all(self._spares(worker) for worker in group)
         if len(group) > 1:
             self._alone |= dict.fromkeys(group, 0)
-        if not spared:  # or it has waited for nobody in vain
+        if not spared:  # a spared worker has not waited, so its group of one says nothing about the window
             self._factor = min(max(self._factor * _change(group), LEAST), self._most * present)
         self._since |= dict.fromkeys(group, now)
 
@@ -100,6 +102,7 @@ class Adaptive(WaitWindow):
         self._alone.pop(worker, None)
 
     def _spares(self, worker: str) -> bool:
+        """Whether `worker` has averaged too recently to wait for a group."""
         return self._alone.get(worker, 0) < self.interval
 
 

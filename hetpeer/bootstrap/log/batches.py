@@ -1,9 +1,9 @@
 """Batch → the clusters whose parameters contain it, in a grouped run.
 
-Pure: the folded log, and the batches handed out since. A batch is *in* a cluster if its gradient led to the
-cluster's parameters, by an update or by averaging with a cluster that it is in; a decided averaging counts
-already. When a cluster falls apart, the batches that are in no other cluster are trained again. Docs:
-averaging.md, "Exactly once".
+Pure: a fold of the log, and the batches handed out since. A batch is *in* a cluster if the cluster trained
+it, or averaged with a cluster that it is in. It counts from the log's decision of the averaging on, before
+the mean is installed. When a cluster falls apart, batches that are in no other cluster are trained again
+(docs/averaging.md, "Exactly once").
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PROMISED = 1 << 62
 
 
 class BatchLineage:
-    """Lineage of `count` batches. All methods take cluster numbers."""
+    """Which of `count` batches are in which cluster, and which batch to train next."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -86,7 +86,7 @@ class BatchLineage:
                     heapq.heappush(self._again, handed)
                 for batch in self._in.pop(cluster, {}):
                     self._lose(batch)
-                if not self._in:  # nobody has it but the checkpoint
+                if not self._in:  # the settled batches are only in the checkpoint
                     self._again = sorted([*self._again, *self._settled])
             case _:
                 pass
@@ -136,7 +136,7 @@ class BatchLineage:
                 self._holders[batch] += 1
 
     def _seen(self, batch: int) -> None:
-        """Note that `batch` was handed out: the log does not say so."""
+        """Note that `batch` was handed out; hand-outs are not in the log, commits are."""
         for skipped in range(self._fresh, batch):
             heapq.heappush(self._again, skipped)
         self._fresh = max(self._fresh, batch + 1)

@@ -1,13 +1,13 @@
 """Sessions of volunteers with a coordinator: admission, rate limits, and the end of sessions.
 
 A session is a channel (dht/channels/channel.py) that begins with a Hello. A peer that is not admitted loses
-its channel, and so does one that lets messages to it pile up. The `SessionHost` (driver.py) answers what is
-said.
+its channel, and so does a peer that lets messages to it pile up. The `SessionHost` (driver.py) handles the
+messages.
 
-Each peer has a rate limit: excess messages are delayed, never dropped; other peers are unaffected. It is what
-the event loop and the parser can take from a peer (docs: SECURITY.md). A new session of a known volunteer is
-costly: a departure goes into the log of most reliable peers, and others repeat its work. So few sessions are
-allowed.
+Each peer has a rate limit: excess messages are delayed, never dropped; other peers are unaffected. The limit
+is set so that no peer keeps the event loop and the parser busy (SECURITY.md). A new session of a known
+volunteer is costly: its departure goes into the replicated log, and others repeat its work. So few sessions
+are allowed.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from hetpeer.dht.channels.channel_server import ChannelServer
 from hetpeer.dht.streams.stream import Stream
 
 SESSIONS = (0.2, 10.0)
-"""Sessions: a second, and at once after a pause.
+"""Sessions of a peer: most per second, and most at once after a pause.
 
-A volunteer begins one when the coordinator has forgotten or fenced it.
+A volunteer begins a session when the coordinator has forgotten or fenced it.
 """
 MESSAGES = (1000.0, 4000.0)
-"""Messages: a second, and at once.
+"""Messages of a peer: most per second, and most at once after a pause.
 
-An honest peer sends about one for each slot, block and 2 MiB of a reduce: ten a second in the swarm of two of
-tests/hostile.
+An honest peer sends about one message for each slot, block and 2 MiB of a reduce: ten a second in the swarm
+of two of tests/hostile.
 """
 BYTES = (8e6, 64e6)
-"""Bytes: a second, and at once.
+"""Bytes of a peer: most per second, and most at once after a pause.
 
 The largest are evidence for a new coordinator, a line of 1 to 10 kB for each block and step, and
 fingerprints, 4 KiB for each block.
@@ -45,6 +45,8 @@ fingerprints, 4 KiB for each block.
 
 
 class _Tokens:
+    """A token bucket: `rate` tokens a second, at most `most`; taking more than are left makes others wait."""
+
     def __init__(self, rate: float, most: float, now: float) -> None:
         self._rate, self._most = rate, most
         self._left, self._at = most, now
@@ -54,7 +56,7 @@ class _Tokens:
         self._at = now
 
     def wait(self, now: float) -> float:
-        """Seconds until something may be taken."""
+        """Seconds until one token is there."""
         self._fill(now)
         return max(0.0, 1.0 - self._left) / self._rate
 

@@ -1,16 +1,15 @@
 """Speed of a step's volunteers at their places, costs of the links between them, and link targets.
 
-Pure. All of it rests on claims: a volunteer that lies gets more or less work than it should, and the run is
-slower. What counts does not depend on them.
+Pure. The inputs are volunteers' claims. A false claim gives a volunteer more or less work than it should have
+and slows the run; it cannot change which microbatches count.
 
-Routes keep to fast links and to their cluster. Planners put neighbours into one cluster (docs/planning.md),
-and know nothing of holders of the next blocks in other clusters. A link out of the cluster that was not
-measured is taken to be as slow and as busy as the mean of its sender's links. It is used where the load of
-the peers is uneven enough.
+Routes prefer fast links and links within a cluster, since planners put neighbours into one cluster
+(docs/planning.md). A link to another cluster that was not measured costs as much as one more microbatch at a
+mean peer (`leaving`): a route uses it only if the load of the peers is that uneven.
 
 With an adaptive codec each volunteer's links have a target (docs/links.md): a link should take no longer than
-the time between two microbatches of its sender. Holders of a block share its microbatches. So a slow holder
-does few of them and has time for each.
+the time between two microbatches of its sender. This is longer for a slow holder, as holders of a block share
+its microbatches by speed.
 """
 
 from __future__ import annotations
@@ -60,10 +59,9 @@ def link_costs(
 ) -> LinkCosts:
     """Costs of links between `ready` volunteers, in block times of the fastest by `speeds`.
 
-    Links take as long as `compression` makes them; adaptive ones aim at their senders' `targets` in seconds.
-    Leaving the cluster on a link that was not measured costs as much as one more microbatch at a mean peer.
-    Clusters are made of neighbours, and holders in other clusters may be far away. `mixed`: leaving costs
-    next to nothing. Spot checks find a liar by what it sends to several others, so routes must meet many.
+    A link takes the time of its bundle after `compression`; an adaptive codec aims at the sender's `targets`
+    in seconds. `mixed`: leaving the cluster costs next to nothing. Spot checks find a liar by what it sends
+    to several others, so routes must meet many.
     """
     peers = {volunteer.peer for volunteer in ready}
     fastest = max(speeds.values(), default=1.0)
@@ -80,7 +78,10 @@ def link_costs(
 
 
 def leaving(roster: Roster, speeds: Mapping[str, float], *, mixed: bool = False) -> float:
-    """Cost of leaving the cluster on a link that was not measured, in block times of the fastest peer."""
+    """Cost of a link to another cluster that was not measured, in block times of the fastest peer.
+
+    `mixed`: next to nothing.
+    """
     fastest = max(speeds.values(), default=1.0)
     more = [fastest / speeds[peer] * (end - begin) ** 2 for peer, (begin, end) in roster.items()]
     return SLIGHT if mixed or not more else max(SLIGHT, fmean(more))

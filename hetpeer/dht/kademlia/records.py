@@ -16,8 +16,8 @@ later.
 
 A key holds MAX_RECORDS (table.py), and all foreign keys share MAX_FOREIGN_RECORDS. A record without room is
 refused; stored records keep their place. Nothing is cached: a cached value with a later expiration would
-replace a stored one. Of an answer only the records count that are valid by themselves, and nothing it says
-about all of them.
+replace a stored one. Of an answer only single valid records are used; its own claims about the whole
+value are not.
 """
 
 from __future__ import annotations

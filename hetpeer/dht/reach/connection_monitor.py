@@ -1,8 +1,8 @@
 """Watching p2pd's connections: paths to peers, our relay slots, and streams through relays where needed.
 
-Two peers that others reach may not reach each other (a filter, a broken route). Each keeps slots at reliable
-peers (relay_slots.py) for those who cannot connect, and a peer that cannot reach another tries the relays
-that it knows. Relayed connections are replaced by direct ones when that becomes possible.
+Two peers may be unable to connect although others reach both (a filter, a broken route). So each peer keeps
+slots at relays (relay_slots.py), and a peer that cannot connect to another tries the relays that it knows.
+Relayed connections are replaced by direct ones when that becomes possible.
 """
 
 from __future__ import annotations

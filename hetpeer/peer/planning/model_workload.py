@@ -1,4 +1,7 @@
-"""Workload of a step for a plan: of a run, or of a GPT of a well-known size; the error if it does not fit."""
+"""Workload of one step of the model to plan for: a run directory, or a preset GPT such as `gpt3-6.7b`.
+
+Also the error for a swarm whose devices have too little memory for that model.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ KEPT_PER_WIDTH = 34 / 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpt:
-    """Sizes of Brown et al. (2020), table 2.1, and GPT-2's."""
+    """Sizes of a GPT: those of Brown et al. (2020), table 2.1, or of GPT-2."""
 
     layers: int
     width: int

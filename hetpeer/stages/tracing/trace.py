@@ -1,4 +1,4 @@
-"""From the author's module to the operator graph; runs on the author's machine only.
+"""Conversion of the author's module to the operator graph; runs on the author's machine only.
 
 capture.py has torch.export trace the module, rewrite.py converts the result to plain calls; here they become
 a graph from the inputs to the loss. Anything that volunteers cannot run is refused now, by name and line, and

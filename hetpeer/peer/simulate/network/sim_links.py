@@ -1,8 +1,8 @@
 """Tensors of simulated volunteers, and links between them with flow control: the daemon's own grants.
 
-A tensor is a value behind a handle, freed step by step as the daemon's arena does it. On a link it waits
-until it is granted; there is room for a frame or two. One that has arrived holds its grant until its handle
-is released. A link belongs to one process at each end: when either ends, tensors on their way are lost.
+A tensor is a value behind a handle, released one by one or with its step, as in the daemon's arena. On a
+link a tensor waits for a grant; a receiver grants room for a few. A tensor that has arrived uses its grant
+until its handle is released. A link connects two processes: when either ends, tensors on their way are lost.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class SimTensors:
-    """Handle → value. A value that is used after its release is a violation; a second release is not."""
+    """Handle → value. Use after a release raises `ViolationError`; a second release changes nothing."""
 
     def __init__(self) -> None:
         self._next = itertools.count()
@@ -69,12 +69,12 @@ class SimTensors:
 
 
 Take = Callable[[Member, Handle], Iterable[Effect]]
-"""Gives a tensor that has arrived to the receiver's core, under the receiver's handle."""
+"""Function that gives an arrived tensor to the receiver's core, under the receiver's handle."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimFrame:
-    """Tensor that is to go to another volunteer."""
+    """Tensor that is to go to another volunteer; `cost` is in the units of the pool's grants."""
 
     pool: Pool
     cost: int
