@@ -33,7 +33,6 @@ MAX_LINKS = 4
 AddressText = Annotated[str, Field(max_length=256, pattern=r"^/[!-~]+$")]
 ROSTER_VERSION = 2
 ADVERT_TTL_S = 30.0
-
 BOARD_VERSION = 1
 NOTE_TTL_S = 12.0
 MAX_IDS = 256

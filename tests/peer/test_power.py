@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.peer.daemon.volunteer_life import pace_forever
-from hetpeer.peer.limits.governor import HELPLESS_S, LEAST, POWER_OVER_S, Governor, Pacer, Readings, Reason
+from hetpeer.peer.limits.governor import (
+    HELPLESS_S,
+    LEAST_SHARE,
+    POWER_OVER_S,
+    Governor,
+    Pacer,
+    Readings,
+    Reason,
+)
 from hetpeer.peer.limits.settings import WORKER, Settings
 from hetpeer.stages.ipc.block_commands import WarmUp
 from hetpeer.stages.ipc.compute import Compute, ComputeConfig
@@ -20,7 +28,7 @@ LOOK_S = 2.0
 @given(st.floats(5.0, 60.0), st.floats(80.0, 600.0), st.floats(0.0, 1.0))
 def test_a_card_is_brought_to_its_limit_and_no_further(idle: float, full: float, part: float) -> None:
     """A card that draws in proportion to how much it works; the limit is somewhere between what it takes at a tenth and at most."""
-    lowest = idle + LEAST * (full - idle)
+    lowest = idle + LEAST_SHARE * (full - idle)
     limit = lowest / 0.97 + part * (full - lowest)
     pacer, watts, drawn = Pacer(), full, []
     for look in range(120):
@@ -49,7 +57,7 @@ def test_an_unknown_power_changes_nothing_and_no_limit_lets_it_work() -> None:
 def test_who_cannot_help_it_by_resting_is_held() -> None:
     governor, wanted = Governor(), Settings().changed("limits.gpu_power_w", "100", "")
     now, found = 0.0, frozenset[Reason]()
-    while governor.share > LEAST:
+    while governor.share > LEAST_SHARE:
         assert governor.look(now, Readings(minute=0, gpu_w=400.0), wanted) == frozenset()
         now += LOOK_S
     since = now
@@ -63,7 +71,7 @@ def test_who_cannot_help_it_by_resting_is_held() -> None:
         found = governor.look(now, Readings(minute=0, gpu_w=30.0), wanted)
         now += LOOK_S
     assert now - clear >= POWER_OVER_S
-    assert governor.share == LEAST, "it begins again slowly"
+    assert governor.share == LEAST_SHARE, "it begins again slowly"
     governor.look(now, Readings(minute=0, gpu_w=300.0), Settings())
     assert governor.share == 1.0
 
@@ -101,7 +109,7 @@ async def test_a_worker_rests_for_what_it_may_not_work() -> None:
 async def test_a_suspended_worker_is_not_woken_by_its_rest() -> None:
     compute = await Compute.start(ComputeConfig(device="cpu", nice=0, arena_bytes=1 << 20), WORKER)
     try:
-        pacing = asyncio.create_task(pace_forever(compute, lambda: LEAST))
+        pacing = asyncio.create_task(pace_forever(compute, lambda: LEAST_SHARE))
         process = psutil.Process(compute.pid)
         async with asyncio.timeout(60.0):
             while process.status() != psutil.STATUS_STOPPED:

@@ -21,7 +21,6 @@ from hetpeer.peer.control.control_server import serving
 from hetpeer.peer.process.log_files import keeping_log
 
 NOTIFY_SOCKET = "NOTIFY_SOCKET"
-
 TICK_S = 1.0
 """Seconds between two looks at what changes with time alone."""
 MAX_ADDRESSES = 8

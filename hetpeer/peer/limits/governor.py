@@ -19,11 +19,12 @@ from hetpeer.peer.limits.settings import Settings
 if TYPE_CHECKING:
     from hetpeer.dht.base.errors import HetpeerError
     from hetpeer.peer.limits.nvml import GpuState
-LEAST = 0.1
+
+LEAST_SHARE = 0.1
 """Least share; a volunteer that works less is of no use to a swarm, and is held back instead."""
-AIM = 0.97
+POWER_AIM = 0.97
 """Margin as a share of the limit: readings are some seconds old."""
-FALL, RISE = 0.5, 1.1
+SHARE_FALL, SHARE_RISE = 0.5, 1.1
 """At most, from one look to the next."""
 HELPLESS_S = 30.0
 """Seconds of too much power at the least share before throttling counts as useless: another program uses the
@@ -91,10 +92,10 @@ class Pacer:
             self.share, self._helpless_since = 1.0, math.inf
             return False
         if watts is not None:
-            wanted = self.share * AIM * limit / max(watts, 1.0)
-            highest = self.share if held else min(1.0, self.share * RISE)
-            self.share = max(LEAST, self.share * FALL, min(wanted, highest))
-            over = self.share == LEAST and watts > limit
+            wanted = self.share * POWER_AIM * limit / max(watts, 1.0)
+            highest = self.share if held else min(1.0, self.share * SHARE_RISE)
+            self.share = max(LEAST_SHARE, self.share * SHARE_FALL, min(wanted, highest))
+            over = self.share == LEAST_SHARE and watts > limit
             self._helpless_since = min(self._helpless_since, now) if over else math.inf
         return now - self._helpless_since >= HELPLESS_S
 
