@@ -219,7 +219,7 @@ class TaskBoard:
         self._node = node
         self._prefix = f"hetpeer/{BOARD_VERSION}/{run_id}/leftovers"
         for shard in range(SHARDS):
-            node.dht.declare(f"{self._prefix}/{shard}", _anybody)
+            node.dht.declare(f"{self._prefix}/{shard}", lambda _peer_id: True)
 
     async def post(self, shard: int, note: TaskNote) -> bool:
         """Show `note` for NOTE_TTL_S seconds; False if no node took it. Raises `RemoteError` on a timeout."""
@@ -241,10 +241,6 @@ class TaskBoard:
                 except ProtocolError as error:
                     _log.debug("left out a note: %s", error)
         return notes
-
-
-def _anybody(_peer_id: str) -> bool:
-    return True
 
 
 def board_shard(border: int) -> int:

@@ -36,6 +36,7 @@ from hetpeer.dht.node.session_series import MAX_ASKED, Contacts
 from hetpeer.dht.p2pd.p2pd_control import P2pdControl
 from hetpeer.dht.streams.stream import Stream
 from tests.dht.peer_process import ECHO, RUN_ID, ChildPeer
+from tests.dht.test_channel import until
 
 pytestmark = [
     pytest.mark.swarm,
@@ -241,10 +242,9 @@ async def test_a_killed_p2pd_comes_back_with_its_id_port_handlers_and_records(
     assert await roster.publish(Advert(name="survivor"))
     old_pid, old_addresses = node.p2pd_pid, node.addresses()
     assert old_pid is not None
-    down = asyncio.ensure_future(node.wait_down())
     os.kill(old_pid, signal.SIGKILL)
-    await asyncio.wait_for(down, 20)
-    await asyncio.wait_for(node.wait_up(), 50)
+    await until(lambda: not node.is_up, 20)
+    await until(lambda: node.is_up, 50)
     assert node.p2pd_pid not in (old_pid, None)
     assert node.addresses() == old_addresses
     other = await Node.start(joining(child, node), Identity.create(tmp_path / "other"))
@@ -265,7 +265,7 @@ async def test_a_p2pd_killed_again_while_it_restarts_comes_back_too(node: Node) 
     first = node.p2pd_pid
     assert [process.pid for process in own_p2pds()] == [first]
     os.kill(first, signal.SIGKILL)
-    await asyncio.wait_for(node.wait_down(), 20)
+    await until(lambda: not node.is_up, 20)
     async with asyncio.timeout(100):
         while not (second := [process for process in own_p2pds() if process.pid != first]):
             await asyncio.sleep(0.01)

@@ -69,7 +69,6 @@ class Node:
         self._session: NetworkSession | None = None
         self._tasks = TaskSet()
         self._up = asyncio.Event()
-        self._down = asyncio.Event()
         self._lock: int | None = None
         self.restarts = 0
         """How often p2pd was started again."""
@@ -217,14 +216,6 @@ class Node:
             if self._session is not None:
                 return self._session
 
-    async def wait_up(self) -> None:
-        """Return when p2pd runs. Raises `PeerLostError` once the node is closed."""
-        await self.session()
-
-    async def wait_down(self) -> None:
-        """Return the next time p2pd has died."""
-        await self._down.wait()
-
     async def renew(self) -> None:
         """Restart p2pd: after a suspension of the machine its connections may be dead without knowing.
 
@@ -256,14 +247,12 @@ class Node:
             assert session is not None
             await session.p2pd.exited.wait()
             self._up.clear()
-            self._down.set()
             if not session.p2pd.closing:
                 _log.warning("p2pd %d died and is started again: %s", session.p2pd.pid, session.p2pd.tail())
             previous = session.dht
             await session.close()
             self._session = session = await self._sessions.next(previous)
             self.restarts += 1
-            self._down.clear()
             self._up.set()
             self._tasks.spawn(self._sessions.after(session), name="calls after a restart")
 
