@@ -26,7 +26,7 @@ from hetpeer.stages.pipeline.gradient_slots import CHECKS
 
 
 class SpotCheckAnswers:
-    """The worker's side of the spot checks of one place. Remembers nothing if the run has none."""
+    """The worker's side of the spot checks of one place, in a run that has them."""
 
     def __init__(self, place: HeldPlace) -> None:
         self._posts = place.posts
@@ -40,29 +40,16 @@ class SpotCheckAnswers:
         key = work.key
         if not work.train or not isinstance(work.source, Tensor):
             return None
-        return self._used(step, key, key.begin, work.source, self._schema.input_layout(key.begin, key.id))
+        seen = self._given.used(step, key, key.begin, work.source.sender, back=False)
+        return self._post(step, work.source, self._schema.input_layout(key.begin, key.id), seen)
 
     def backward(self, step: e.StepId, work: p.RunBackward) -> Answer | None:
         """`RunBackward` computes from a gradient. To be called before it is released."""
         if not isinstance(work.gradient, Tensor):
             return None
+        seen = self._given.used(step, work.key, work.end, work.gradient.sender, back=True)
         layout = self._schema.output_layout(work.end, work.key.id, gradients=True)
-        return self._used(step, work.key, work.end, work.gradient, layout, back=True)
-
-    def _used(
-        self,
-        step: e.StepId,
-        key: p.TaskKey,
-        border: int,
-        tensor: Tensor,
-        layout: BundleLayout,
-        *,
-        back: bool = False,
-    ) -> Answer | None:
-        if not self._schema.trust.spot_checks:
-            return None
-        seen = self._given.used(step, key, border, tensor.sender, back=back)
-        return self._post(step, tensor, layout, seen)
+        return self._post(step, work.gradient, layout, seen)
 
     def _post(self, step: e.StepId, tensor: Tensor, layout: BundleLayout, seen: GivenInput) -> Answer:
         command = MarkBundle(tensors=layout.tensors(tensor.extent), key=self._given.secret(step))

@@ -71,17 +71,11 @@ class DataPlane:
         self._introduced: set[str] = set()
         self._schema: TensorSchema | None = None
         self._store: TensorStore | None = None
-        self.bytes_sent = 0
         node.listener.watchers.append(owner.refused)
 
     async def start(self) -> None:
         """Accept tensors of others."""
         await self._node.serve(TENSORS, self._receiving.handle)
-
-    @property
-    def bytes_received(self) -> int:
-        """Bytes of all payloads that have arrived."""
-        return self._receiving.nbytes
 
     def use(self, schema: TensorSchema | None, store: TensorStore | None) -> None:
         """The place whose schema incoming tensors must fit; None: nothing is taken."""
@@ -108,7 +102,6 @@ class DataPlane:
         if self._word is not None and self._word.ticket and peer not in self._introduced:
             self.introduce(peer)
         nbytes = tensor.nbytes
-        self.bytes_sent += nbytes
         cost, pool = cost_of(head, nbytes, self._schema, sending=True), pool_of(head)
         done = partial(self._arrived, peer, head) if isinstance(head, ShardHead) else None
         parcel = Parcel(encode_head(head), tag=head.step_id, pool=pool, cost=cost, done=done)

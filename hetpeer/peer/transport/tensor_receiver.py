@@ -64,8 +64,6 @@ class TensorReceiver:
         self._server = ChannelServer(self._accept, MAX_PAYLOAD, self._meter_of)
         self._schema: TensorSchema | None = None
         self._store: TensorStore | None = None
-        self.nbytes = 0
-        """Bytes of all payloads so far."""
 
     @property
     def handle(self) -> Callable[[Stream], Awaitable[None]]:
@@ -148,7 +146,6 @@ class TensorReceiver:
             raise
         finally:
             store.unpin(pinned)
-        self.nbytes += length
         if self._trace.on:
             self._trace.span(f"from {peer[-6:]}, lane {channel.lane}", _label(head), began, bytes=length)
         if (
