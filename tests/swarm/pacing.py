@@ -67,10 +67,10 @@ def begins_with(count: str) -> None:
 
 def even_handed() -> None:
     """A coordinator for which all are as fast: what a busy machine measures may leave somebody without work."""
-    from hetpeer.bootstrap.state.membership import Membership
+    from hetpeer.bootstrap.coordinator import coordinator, step
 
-    rates = Membership.rates
-    Membership.rates = lambda self: dict.fromkeys(rates(self), 1.0)
+    rates = step.rates
+    step.rates = coordinator.rates = lambda ready, costs: dict.fromkeys(rates(ready, costs), 1.0)
 
 
 def patient() -> None:
