@@ -174,21 +174,21 @@ class WaitQueue:
 
     @property
     def due_at(self) -> float:
-        """When the window ends; infinite if nobody waits, in the past while those who wait may not go."""
+        """End of the window; infinite if nobody waits, in the past while the waiting may not form a group."""
         return self._due_at
 
     def is_due(self, now: float) -> bool:
-        """Whether nobody needs to be waited for any more, except for the graph's sake."""
+        """Whether the window is over or all are ready; the graph may still demand more workers."""
         return not self.is_empty and (now >= self._due_at or len(self._ready) == len(self.graph.members))
 
     @property
     def connects(self) -> bool:
-        """Whether those who wait, as a group, connect all that the graph has left apart."""
+        """Whether a group of all waiting workers would connect the parts of the graph."""
         return len(self._touched) == self.graph.parts
 
     @property
     def valid(self) -> bool:
-        """Whether those who wait may go by themselves."""
+        """Whether the waiting workers may form a group now."""
         return not self.graph.binding or self.connects
 
     @property
@@ -233,7 +233,7 @@ class GroupScheduler(Protocol):
 
     @property
     def due_at(self) -> float:
-        """When `tick` is needed next; infinite if it is not, in the past while workers wait for others."""
+        """Time of the next `tick`; infinite if none is needed, past while workers wait for others."""
 
 
 class GroupPipelines:

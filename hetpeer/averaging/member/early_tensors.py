@@ -27,7 +27,7 @@ before everybody has reported ready for it."""
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a tensor came from and what it belongs to; `plan` is None for activations and gradients."""
+    """Sender of a tensor, its step, and its plan: None for activations and gradients."""
 
     sender: str
     incarnation: int
@@ -36,7 +36,7 @@ class Origin:
 
 
 class Due(enum.Enum):
-    """When to take a tensor."""
+    """Decision on an arrived tensor: take it now, later or never."""
 
     NOW = "now"
     LATER = "later"
@@ -44,7 +44,7 @@ class Due(enum.Enum):
 
 
 def due_outside(origin: Origin, position: Position, *, partner: bool) -> Due:
-    """When to take a tensor of a step that is not in progress at `position`: it may still begin here.
+    """Decision on a tensor of a step that is not in progress at `position`: it may still begin here.
 
     `partner`: the sender has lately worked with us. Only a partner is believed that there is a later
     term-view that we have not heard of.

@@ -29,7 +29,7 @@ from hetpeer.stages.pipeline.schedule_1f1b import WorkerQueue
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """What the head of an activation says: `route` begins with our own hop."""
+    """Head of an activation: `route` begins with our own hop."""
 
     id: int
     route: Route
@@ -71,7 +71,7 @@ class HeldStep:
         return frozenset(self._incarnations)
 
     def due(self, origin: Origin) -> Due:
-        """When to take a tensor of this step. A sender not in the roster may be about to introduce itself."""
+        """Decision on a tensor of this step. A sender not in the roster may be about to introduce itself."""
         known = self._incarnations.get(origin.sender)
         if known is None:
             return Due.LATER if origin.incarnation >= self._left.get(origin.sender, 0) else Due.NEVER
@@ -128,7 +128,7 @@ class HeldStep:
         return [e for t in tasks for e in self.absorb(self.pipeline.assign(t.id, t.route, t.attempt))]
 
     def drop_peers(self, peers: Iterable[str]) -> list[Effect]:
-        """These left the roster: their tensors are ignored from now on."""
+        """Ignore the tensors of volunteers that left the roster."""
         effects: list[Effect] = []
         for peer in peers:
             if (incarnation := self._incarnations.pop(peer, None)) is not None:

@@ -44,22 +44,22 @@ class Phase(enum.Enum):
     """A member's life in the run, as `status` shows it."""
 
     JOINING = "joining"
-    """It has no place."""
+    """The volunteer has no place."""
     PREPARING = "preparing"
-    """It loads the graphs of its place."""
+    """The volunteer loads the graphs of its place."""
     SYNCING = "syncing"
-    """It waits for the state of its blocks, or loads it."""
+    """The volunteer waits for the state of its blocks, or loads it."""
     READY = "ready"
-    """It has the state, and waits for a step."""
+    """The volunteer has the state and waits for a step."""
     TRAINING = "training"
     REDUCING = "reducing"
     APPLYING = "applying"
-    """It applies a commit. Most messages wait until that is done."""
+    """The volunteer applies a commit. Most messages wait until that is done."""
     STOPPED = "stopped"
 
 
 class _Row(NamedTuple):
-    """How one kind of message is handled."""
+    """Handler of one kind of message."""
 
     method: Callable[[Any, Any], list[Effect]]
     phases: frozenset[Phase] = frozenset(Phase)
@@ -88,7 +88,7 @@ class Member:
         self.loss: float | None = None
         """Mean loss of the newest committed step; None before the first one."""
         self.hello = hello
-        """What we say of ourselves: our incarnation, and what this machine can do, as far as it has tried."""
+        """Our Hello: our incarnation, and what this machine can do, as far as it has tried."""
         self._shape = shape
         self._graphs: m.Range | None = None
         """Blocks whose graphs the worker has."""

@@ -53,7 +53,7 @@ class Position:
     """Term and number of the last group that the volunteer averaged with."""
 
     def distrust(self) -> None:
-        """What the worker holds is not, or will not stay, the state of one known version."""
+        """Note that the worker no longer holds, or will not keep, the state of one known version."""
         self.version, self.digests = None, {}
 
     def held(self) -> tuple[m.Held, ...]:

@@ -42,7 +42,7 @@ MOST_NAMED = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What a member must know of the model."""
+    """Facts about the model that a member needs."""
 
     sizes: Mapping[int, int]
     """Block → elements of its flat vector (parameters, then statistics)."""

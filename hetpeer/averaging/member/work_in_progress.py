@@ -88,7 +88,7 @@ class WorkInProgress:
 
     @property
     def occupation(self) -> WorkerOccupation:
-        """What the worker does, or waits for."""
+        """Occupation of the worker now."""
         if any(step.pipeline.schedule.running for step in self.steps):
             return WorkerOccupation.COMPUTES
         if any(step.pipeline.held_up for step in self.steps):

@@ -164,7 +164,7 @@ class Reroute(Schema):
 
 
 class Gone(Schema):
-    """These volunteers left the roster: their tasks are to be sent elsewhere, their messages ignored."""
+    """Volunteers that left the roster: send their tasks elsewhere, ignore their messages."""
 
     kind: Literal["gone"] = "gone"
     line: TermView

@@ -61,7 +61,7 @@ class Hello(Schema):
     voucher: Annotated[bytes, Field(max_length=512)] = b""
     """The voucher of its invite, if the run asks for one (bootstrap/run/vouchers.py)."""
     work: Annotated[bytes, Field(max_length=8)] = b""
-    """Its proof of work, if the run asks for one (bootstrap/admission/proof_of_work.py)."""
+    """The volunteer's proof of work, if the run asks for one (bootstrap/admission/proof_of_work.py)."""
 
     @property
     def understands_us(self) -> bool:
@@ -136,7 +136,7 @@ class Vote(OfPlan):
     kind: Literal["vote"] = "vote"
     blocks: Many[BlockVote]
     received: Annotated[tuple[Received, ...], Field(max_length=1 << 12)] = ()
-    """What each reducer gave us, for blocks that the plan names as `closely`."""
+    """Digests of the results of each reducer, for blocks that the plan names as `closely`."""
     lengths: Annotated[tuple[Length, ...], Field(max_length=1 << 12)] = ()
     """Squared lengths of all parts that we have added up, if there are spot checks."""
 
@@ -193,10 +193,10 @@ class Checked(Schema):
 
 
 class Compared(Schema):
-    """For spot check `check`: `peer`, the checker, sent the bundle that enters block `border`, or with `back`
-    its gradient.
+    """Comparison for spot check `check`: the bundle that enters block `border`, or with `back` its gradient.
 
-    Peers whose tensor for that place was `alike`, and those whose tensor differs.
+    The checker `peer` sent it. `alike`: peers whose own tensor for that place was the same; `differ`: peers
+    whose tensor was not.
     """
 
     kind: Literal["compared"] = "compared"
@@ -246,7 +246,7 @@ class Applied(Schema):
 
 
 class Paced(Schema):
-    """How fast things go here, once a step: what the next step's links aim at
+    """Speeds of the volunteer, once a step: the next step's link targets follow from them
     (stages/links/adaptive_ratio.py).
 
     `computing`: seconds of a microbatch at this place; less if the volunteer was given none for some steps

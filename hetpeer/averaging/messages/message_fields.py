@@ -42,7 +42,7 @@ def _of_few(given: Any) -> Any:
 Item = TypeVar("Item")
 Key = TypeVar("Key")
 Many = Annotated[tuple[Item, ...], FailFast(), Field(max_length=MOST)]
-"""At most MOST entries. Validation ends at the first bad one: a million errors would take a gigabyte."""
+"""At most MOST entries. Validation ends at the first bad entry: a million errors would take a gigabyte."""
 Table = Annotated[dict[Key, Item], BeforeValidator(_of_few)]
 Count = Annotated[int, Field(ge=0, lt=1 << 48)]
 Block = Annotated[int, Field(ge=0, lt=1 << 16)]
@@ -136,10 +136,10 @@ class BlockVote(Schema):
 
 
 class Received(Schema):
-    """What `reducer` gave a holder of `block` as its share of the sum of block `of`: `block` or a block tied
-    to it.
+    """Statement of a holder of `block`: the share of the sum of block `of` that it got from `reducer`.
 
-    `digest` is the digest of the digests of its shards; `finite` says whether all their elements are finite.
+    `of` is `block` or tied to it. `digest`: digest of the digests of the share's shards. `finite`: whether
+    all their elements are finite.
     """
 
     block: Block
@@ -150,7 +150,7 @@ class Received(Schema):
 
 
 class Length(Schema):
-    """The squared length of what a reducer has had of `peer` at `block`, about (its fingerprint's)."""
+    """Squared length of the part that a reducer got from `peer` at `block`, estimated by fingerprint."""
 
     block: Block
     peer: Peer
@@ -186,7 +186,7 @@ class Place(Schema):
     holders: Count
     """Volunteers that hold or prepare the block of the place that has the fewest holders."""
     departures: Count = 0
-    """How often those volunteers have left before, in all; the maximum over such blocks."""
+    """Total number of times those volunteers left before; the maximum over such blocks."""
     rank: Count = 0
     """0: the run is served best if the receiver takes this place, or nothing is known; 1: another place
     serves it better (bootstrap/state/placement_policy.py).
@@ -204,7 +204,7 @@ class OfPlan(Schema):
 
 
 Where = tuple[int, int, int, bytes]
-"""What a fingerprint is of: block, elements [begin, end), key."""
+"""Subject of a fingerprint: block, elements [begin, end), key."""
 
 
 class Mark(Schema):
@@ -218,7 +218,7 @@ class Mark(Schema):
 
     @property
     def where(self) -> Where:
-        """What the fingerprint is of."""
+        """Subject of the fingerprint."""
         return self.block, self.begin, self.end, self.key
 
 

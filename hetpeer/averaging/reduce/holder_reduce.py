@@ -20,13 +20,16 @@ from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.stages.pipeline.effects import Handle, Release
 
 NEWS = 4
-"""Shards' lengths that arrive before it is worth a word to the coordinator."""
+"""Shards that must arrive between two progress reports to the coordinator."""
 
 Effect = SendPart | SumParts | SendResult | Inspect | Release
 
 
 def by_reducer(block: int, shards: Sequence[Shard], looks: Sequence[Look]) -> list[Received]:
-    """What each reducer gave for `block`; `looks` are the inspections of `shards`, tied blocks included."""
+    """Results of each reducer for `block`, as votes list them.
+
+    `looks` are the inspections of `shards`, tied blocks included.
+    """
     given: dict[tuple[int, str], list[Look]] = {}
     for shard, look in zip(shards, looks, strict=True):
         given.setdefault((shard.block, shard.reducer), []).append(look)
@@ -209,7 +212,7 @@ class Reduction:
 
     @property
     def received(self) -> tuple[Received, ...]:
-        """What each reducer gave us, for blocks that are inspected closely."""
+        """Results of each reducer, for blocks that are inspected closely."""
         return tuple(self._received)
 
     @property

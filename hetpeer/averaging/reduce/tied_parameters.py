@@ -38,7 +38,7 @@ class Ties:
         self._ties = [tuple(Use(*use) for use in tie.uses) for tie in ties]
 
     def of(self, block: int) -> list[tuple[Use, tuple[Use, ...]]]:
-        """For each tied parameter of `block`: where it lies in the block, and all its uses."""
+        """Tied parameters of `block`: (place in the block, all uses)."""
         return [(use, uses) for uses in self._ties for use in uses if use.block == block]
 
     def partners(self, block: int) -> list[int]:

@@ -1,1 +1,1 @@
-"""Who may take part in a run."""
+"""Admission of volunteers to a run."""

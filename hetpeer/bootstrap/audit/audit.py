@@ -116,7 +116,7 @@ def audit(directory: Path, *, contributions: bool = False) -> AuditVerdict:
     said = Evidence.read(run.volunteers, run.run_id)
     heard = MajorityStatements.of(said.applied)
     decided = list(read_log(run.log_path)) if served else records
-    """What has been decided by the time that it was told."""
+    """The log read again after the evidence: a run in progress may have decided more by then."""
     verdict = AuditVerdict(
         run=run.run_id,
         steps_planned=run.manifest.training.steps,

@@ -1,1 +1,1 @@
-"""What volunteers have earned and forfeited: reputation, disputed pairs, outliers."""
+"""Records of volunteers' conduct: reputation, disputed pairs, outliers."""

@@ -31,11 +31,11 @@ class Conduct:
     """Misconduct of each peer, over all clusters and incarnations."""
 
     vain: Counter[str] = field(default_factory=Counter)
-    """How often others waited for the peer in vain; fades."""
+    """Number of times others waited for the peer in vain; fades."""
     fenced: Counter[str] = field(default_factory=Counter)
-    """How often the peer was fenced."""
+    """Number of times the peer was fenced."""
     shunned: Counter[str] = field(default_factory=Counter)
-    """How often of them because most others' statements were against the peer's."""
+    """Number of those times at which most others' statements contradicted the peer's."""
 
     def fade(self) -> None:
         """Halve the counts of vain waits."""
@@ -79,7 +79,7 @@ class DisputedPairs:
         self._closely |= dict.fromkeys(blocks, self._commits + CLOSELY)
 
     def closely(self, blocks: Iterable[int]) -> tuple[int, ...]:
-        """Those of `blocks` whose votes must list what each reducer sent."""
+        """Blocks among `blocks` whose votes must list what each reducer sent."""
         return tuple(block for block in sorted(blocks) if block in self._closely)
 
     # ── who with whom ───────────────────────────────────────────────────────────────────────────────────────
@@ -100,7 +100,7 @@ class DisputedPairs:
         return len(holders) > 1 and self._spoilers.keys() >= set(holders)
 
     def fit(self, peers: Sequence[str], others: Collection[str]) -> tuple[str, ...]:
-        """Those of `peers` that may reduce for `others`, which include them.
+        """Peers among `peers` that may reduce for `others`, which include `peers`.
 
         Disputes of a peer that is in dispute with most others do not count against the rest.
         """
@@ -120,7 +120,7 @@ class DisputedPairs:
     # ── who has to go ───────────────────────────────────────────────────────────────────────────────────────
 
     def shunned(self, holders: Collection[str], *, late: bool = False) -> set[str]:
-        """Those of a block's `holders` in dispute with more than one other holder, and with most of them."""
+        """Holders among a block's `holders` in dispute with more than one other, and with most of them."""
         known, there = self._delays if late else self._words, set(holders)
         against = Counter(peer for pair in known if pair <= there for peer in pair)
         return {peer for peer, others in against.items() if self._most(others, there)}

@@ -147,7 +147,7 @@ class Followers:
         return {peer for peer, answered in self._answered.items() if answered > at}
 
     def answered_at(self, peer: str) -> float | None:
-        """When `peer` last answered, or began to follow us; None: it does not follow."""
+        """Time at which `peer` last answered or began to follow us; None: it does not follow."""
         return self._answered.get(peer)
 
     def idle(self, peer: str, place: int) -> bool:

@@ -1,7 +1,7 @@
-"""How an amendment of the manifest comes into effect, at every reliable peer.
+"""Execution of an amendment of the manifest, at every reliable peer.
 
-A peer that learns of one, from its directory or from another peer, tells the leader. The leader has it
-recorded, so every later leader has it, too. Then the leader changes the log's members step by step
+A peer that learns of an amendment, from its directory or from another peer, tells the leader. The leader
+records it, so every later leader has it, too. Then the leader changes the log's members step by step
 to those that the amendment names. No member leaves before most of those that stay have the newest checkpoint.
 A peer that is no longer named ends once that is done.
 """

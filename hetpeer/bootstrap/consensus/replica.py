@@ -161,7 +161,7 @@ class Replica:
         return self.is_leading and set(decided) == set(log.members) == set(peers)
 
     def shape(self, peers: Sequence[str]) -> None:
-        """As the leader, take one step towards `peers` as the members, if one can be taken."""
+        """Take one step, as the leader, towards `peers` as the members, if one can be taken."""
         if self.is_leading and set(self.members) != set(peers):
             self._queue(self._raft.change(peers, self._clock.monotonic()))
 

@@ -36,7 +36,7 @@ class RunPolicy(Protocol):
 
     @property
     def dissolved(self) -> str | None:
-        """Why the cluster has fallen apart; None as long as it has not."""
+        """Reason why the cluster has fallen apart; None as long as it stands."""
 
     def excuse(self, pause_s: float) -> None:
         """The coordinator did not run for `pause_s` seconds: postpone deadlines by that."""
@@ -77,7 +77,7 @@ class WholeRun:
         return "the holders of the last version did not come back in time" if late else None
 
     def is_stuck(self, stalls: int, now: float) -> str | None:  # noqa: ARG002
-        """Never: its work is handed out again until it is done."""
+        """None always: a step's work is handed out again until it is done."""
         return None
 
     def vacated(self, volunteers: Sequence[VolunteerState]) -> list[int]:  # noqa: ARG002
@@ -85,11 +85,11 @@ class WholeRun:
         return []
 
     def rest(self, peers: Sequence[str], now: float) -> None:
-        """They rest until somebody else could be moved to their blocks."""
+        """Let `peers` rest until others could be moved to their blocks."""
         self._context.failures.rest(peers, room_s(self._context.config), now)
 
     def dissolve(self, why: str, given_up: Mapping[str, Any]) -> None:
-        """A whole run rolls back instead."""
+        """Nothing: a whole run rolls back instead."""
 
 
 class Departures:

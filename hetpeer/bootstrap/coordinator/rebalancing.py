@@ -29,7 +29,7 @@ class Arrangement:
     seats: Mapping[str, tuple[int, Range]]
 
     def fault(self, blocks: int) -> str | None:
-        """Why it does not fit a model of this many blocks; None if it does."""
+        """Reason why the arrangement does not fit a model of `blocks` blocks; None if it fits."""
         for cluster, layout in enumerate(self.layouts):
             if not is_cut(layout, blocks):
                 return f"cluster {cluster} does not cut {blocks} blocks"
@@ -43,9 +43,9 @@ class Arrangement:
 
 
 class Rebalancing:
-    """At most one waiting proposal.
+    """At most one waiting proposal of places.
 
-    It is void once a volunteer comes or leaves, or its checkpoint fails or takes too long.
+    A proposal is void once a volunteer comes or leaves, or its checkpoint fails or takes too long.
     """
 
     def __init__(self, context: CoordinatorContext, saving: CheckpointCollection) -> None:

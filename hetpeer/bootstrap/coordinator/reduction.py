@@ -54,11 +54,11 @@ class Reduce:
     under_way: bool = False
     """Whether there is a plan, decided or not."""
     began_at: float = 0.0
-    """When the latest plan was made."""
+    """Time at which the latest plan was made."""
     decision: Mapping[int, m.BlockVote] | None = None
     """The votes of all holders on each block's sum, once they agree."""
     trouble: str | None = None
-    """Why there will be no decision; None as long as there may be one."""
+    """Reason why there will be no decision; None as long as there may be one."""
     closely: tuple[int, ...] = ()
     """Blocks whose votes must name what came from each reducer."""
     votes: dict[str, m.Vote] = field(default_factory=dict)

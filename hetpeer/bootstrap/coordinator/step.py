@@ -81,7 +81,7 @@ class CoordinatedStep:
         self._failures = FailureReports()
         self._progress = ProgressTimer(now)
         self.stalls = 0
-        """How often its work was handed out again since anything was counted."""
+        """Number of times that work was handed out again since the last count."""
 
     def begin(self) -> list[Effect]:
         """Begin messages for the whole roster, with the first routes."""

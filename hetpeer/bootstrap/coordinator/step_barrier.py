@@ -30,7 +30,7 @@ from hetpeer.bootstrap.state.membership import LifeCycle, VolunteerState
 PAYS = 1.5
 """A step must be expected to last this many times a fetch for a late joiner to enter it."""
 IN_VAIN = 5
-"""After this many waits in vain in a row, a volunteer is not waited for any more."""
+"""Waits in vain in a row after which a volunteer is not waited for any more."""
 SLOW_AFTER = 5
 """A volunteer that has not worked at its place after this many sync timeouts is not counted on any more."""
 MISSES = 3

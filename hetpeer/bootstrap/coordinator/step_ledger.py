@@ -17,9 +17,9 @@ from hetpeer.averaging.messages import Contents
 from hetpeer.bootstrap.log.unused_work import Unused
 
 CLIP_EPSILON = 1e-6
-"""As torch.nn.utils.clip_grad_norm_ adds it to the norm."""
+"""Added to the norm, as torch.nn.utils.clip_grad_norm_ does."""
 MAX_REOPENED = 3
-"""How often refused reports of one holder open the same id again at once.
+"""Number of refused reports of one holder that open the same id again at once.
 
 After that the id waits for the stall timeout.
 """

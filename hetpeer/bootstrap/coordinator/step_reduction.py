@@ -64,7 +64,7 @@ class StepReduction:
             route_taken,
         )
         self.awaited_at = now
-        """When all steps before it were committed: timeouts count from then."""
+        """Time at which all earlier steps were committed: timeouts count from then."""
         self.unwanted: set[str] = set()
         """Volunteers that were fenced for its reduce: the others end it without them, if they can."""
         self._context = context
@@ -75,9 +75,9 @@ class StepReduction:
         self._told: dict[int, m.Cover] = {}
         """Block → its part of the latest plan."""
         self._said_at = self._decided_at = self._checked_at = now
-        """When a holder last proved something, when all was proven, and when a spot check last went on."""
+        """Times: a holder last proved something; all was proven; a spot check last went on."""
         self._waits = 0
-        """How often a proof has timed out."""
+        """Number of times a proof has timed out."""
 
     @property
     def under_way(self) -> bool:
@@ -92,11 +92,11 @@ class StepReduction:
 
     @property
     def trouble(self) -> str | None:
-        """Why there will be no decision; None as long as there may be one."""
+        """Reason why there will be no decision; None as long as there may be one."""
         return None if self.reduce.trouble is None else f"{self.reduce.trouble} at step {self._number}"
 
     def plan(self, now: float) -> list[Effect]:
-        """All is counted: make a plan that adds it up, in place of the one before."""
+        """Make a new plan, once all is counted: it adds up the exact cover and replaces the plan before."""
         self.covers = self._ledger.covers()
         self.checks.void()
         says_length = self._context.members.speak(m.SAYS_LENGTH, self._roster)

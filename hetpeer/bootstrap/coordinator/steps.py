@@ -23,7 +23,7 @@ class StepQueue:
         self._context = context
         self._steps: list[CoordinatedStep] = []
         self.timeouts = AdaptiveTimeouts()
-        """Their timeouts, which adapt to this swarm."""
+        """Timeouts of the steps, which adapt to this swarm."""
 
     def __len__(self) -> int:
         return len(self._steps)

@@ -36,7 +36,7 @@ class ClusterCut:
     """Volunteers of the cluster that are to look for another place."""
 
     def fault(self, blocks: int) -> str | None:
-        """Why it does not fit a model of this many blocks; None if it does."""
+        """Reason why the cut does not fit a model of `blocks` blocks; None if it fits."""
         if not is_cut([place for _, place in self.seats], blocks):
             return f"cluster {self.cluster} is not cut into {blocks} blocks"
         peers = [peer for peer, _ in self.seats]
@@ -62,9 +62,9 @@ class Cluster:
         self._whole_by = now + context.config.return_s
         """Deadline by which its holders are to be back, or to have fetched their blocks."""
         self.dissolved: str | None = None
-        """Why it has fallen apart."""
+        """Reason why the cluster has fallen apart; None as long as it stands."""
         self.given_up: Mapping[str, Any] = {}
-        """Log fields of the steps that were under way then."""
+        """Log fields of the steps that were under way when the cluster fell apart."""
         self._fetches = False
         """Whether it was founded in this term."""
         self.late = False
@@ -74,12 +74,12 @@ class Cluster:
 
     @property
     def line(self) -> m.TermView:
-        """Its term, view and number."""
+        """Term, view and number of the cluster."""
         return self.context.line
 
     @property
     def number(self) -> int:
-        """Its number, which no other cluster of the run ever has."""
+        """Number of the cluster, which no other cluster of the run ever has."""
         return self.line.cluster
 
     @property
@@ -134,11 +134,11 @@ class Cluster:
         return spared
 
     def places_for(self, volunteer: VolunteerState) -> tuple[m.Place, ...]:
-        """Its places; those that `volunteer` may claim are open."""
+        """Places of the cluster; those that `volunteer` may claim are open."""
         return self.members.places(yielding=self._yields_to(volunteer))
 
     def _yields_to(self, volunteer: VolunteerState) -> bool:
-        """Whether slow volunteers make room for it.
+        """Whether slow volunteers make room for `volunteer`.
 
         Otherwise volunteers that rest would take each other's places.
         """
@@ -146,7 +146,7 @@ class Cluster:
 
     @property
     def forming(self) -> bool:
-        """Whether some place of it is open, and it is not founded."""
+        """Whether the cluster is not founded and has an open place."""
         return not self.founded and self.dissolved is None and any(p.open for p in self.members.places())
 
     def recut(self, cutting: ClusterCut) -> list[Effect]:
@@ -203,7 +203,7 @@ class Cluster:
         self._whole_by += pause_s
 
     def gap_is_final(self, now: float) -> str | None:
-        """Why nobody is waited for any longer, or None. Those that were to fetch a state rest after that."""
+        """Reason to wait for nobody any longer, or None. Volunteers that were to fetch a state rest then."""
         if now <= self._whole_by:
             return None
         if self._fetches:
@@ -213,7 +213,7 @@ class Cluster:
         return "the holders of its blocks did not come in time"
 
     def is_stuck(self, stalls: int, now: float) -> str | None:
-        """Why the step is given up after `stalls` attempts in vain; all its volunteers rest then."""
+        """Reason to give the step up after `stalls` attempts in vain, or None; its volunteers rest then."""
         if self.dissolved is not None or stalls < STALLS:
             return None
         self.context.failures.idle(self.members.volunteers, room_s(self.context.config), now)
@@ -236,5 +236,5 @@ class Cluster:
         """Nobody rests: others are given the batch, in clusters of their own."""
 
     def dissolve(self, why: str, given_up: Mapping[str, Any]) -> None:
-        """It falls apart, with the log fields of the steps it gives up."""
+        """Note that the cluster falls apart; `given_up`: log fields of the steps that it gives up."""
         self.dissolved, self.given_up = why, given_up

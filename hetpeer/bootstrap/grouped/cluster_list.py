@@ -207,7 +207,7 @@ class Clusters:
         return cluster
 
     def usual(self, number: int) -> Sequence[Range]:
-        """How cluster `number` cuts the blocks, unless a planner has found a better cut."""
+        """Cut of the blocks in cluster `number`, unless a planner has found a better one."""
         return self._config.layouts[number % len(self._config.layouts)]
 
     def remove(self, cluster: Cluster) -> Record:

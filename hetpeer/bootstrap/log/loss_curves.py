@@ -25,7 +25,7 @@ Point = tuple[Number, Number]
 
 
 class Curve:
-    """At most MAX_POINTS points in order of x: when full, every second is dropped and sampling halves."""
+    """At most MAX_POINTS points in order of x: a full curve drops every second point and samples half."""
 
     def __init__(self) -> None:
         self._points: list[Point] = []
@@ -111,7 +111,7 @@ class LogCurves:
 
     @property
     def curves(self) -> Curves:
-        """As they are by now."""
+        """Curves of the records added so far."""
         return Curves(training=tuple(self._training.points), evaluation=tuple(self._evaluation.points))
 
 
@@ -145,7 +145,7 @@ class GroupedCurves:
 
     @property
     def curves(self) -> Curves:
-        """As they are by now."""
+        """Curves of the records added so far."""
         counting = self._counting()
         commits = enumerate(zip(self._batches, self._losses, strict=True), 1)
         training = [point for commit, point in commits if commit in counting]
@@ -153,7 +153,7 @@ class GroupedCurves:
 
 
 def thinned(points: Iterable[Point]) -> tuple[Point, ...]:
-    """At most MAX_POINTS of the points in order of x, including the last."""
+    """Points thinned to at most MAX_POINTS in order of x, including the last."""
     ordered = sorted(points)
     every = -(-len(ordered) // (MAX_POINTS - 1)) or 1
     kept = ordered[::every]

@@ -62,7 +62,7 @@ class EventLog:
         return os.pread(self._descriptor, self._ends[number] - start, start).decode().rstrip("\n")
 
     def lines(self, begin: int, most: int) -> list[str]:
-        """At most `most` lines from line `begin` on."""
+        """Lines from line `begin` on, at most `most` of them."""
         end = min(begin + most, len(self))
         if begin >= end:
             return []

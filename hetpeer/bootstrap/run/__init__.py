@@ -1,1 +1,1 @@
-"""What a run is: manifest, settings, amendments, the run directory."""
+"""Definition of a run: manifest, settings, amendments, the run directory."""

@@ -21,7 +21,7 @@ class Applicant:
     now: float
     """Seconds since 1970, by the coordinator's clock."""
     network: str
-    """Its network (/24, /48); empty if unknown."""
+    """The peer's network (/24, /48); empty if unknown."""
     others: tuple[str, ...]
     """Networks of the present volunteers."""
 

@@ -28,7 +28,7 @@ REMEDIES = {
     errno.ENOENT: "make the folder first, or choose another path",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
-"""What to do about an error of the operating system; anything else is a matter of permissions."""
+"""Advice for an error of the operating system; errors without their own text concern permissions."""
 
 
 @contextmanager

@@ -77,7 +77,7 @@ class RunDirectory:
         return self.path / "addresses"
 
     def owner_key(self) -> Ed25519PrivateKey:
-        """What signs the manifest and its amendments. Raises `LocalError` HP-RUN-015."""
+        """Key that signs the manifest and its amendments. Raises `LocalError` HP-RUN-015."""
         try:
             return Ed25519PrivateKey.from_private_bytes((self.path / "owner.key").read_bytes())
         except (OSError, ValueError) as error:
@@ -172,7 +172,7 @@ class RunDirectory:
         return path.read_bytes()
 
     def author(self) -> Author:
-        """Where the author's module and texts are. Raises `LocalError` HP-RUN-006 on any other machine."""
+        """Folder of the author's module and texts. Raises `LocalError` HP-RUN-006 on any other machine."""
         try:
             return Author.model_validate_json((self.path / "author.json").read_bytes())
         except (OSError, ValidationError) as error:

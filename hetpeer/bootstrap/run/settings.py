@@ -59,7 +59,7 @@ def parameter_group(text: str) -> dict[str, str | float]:
 
 
 class AdmissionSettings(ManifestPart):
-    """Who may take part (docs/admission.md)."""
+    """Rules of admission to the run (docs/admission.md)."""
 
     policy: Annotated[str, AfterValidator(known_policy)] = "open"
     work_bits: Annotated[int, Field(ge=0, le=32)] = 0

@@ -95,7 +95,7 @@ class CoordinatorContext:
     late_work: LateWork = field(default_factory=LateWork)
     state: CoordinatorState = CoordinatorState.WAITING
     end: Finished | None = None
-    """How the run ended, once it is FINISHED."""
+    """End of the run, once it is FINISHED."""
 
     def log(self, **record: Any) -> Record:
         """Fold `record` into the history; the effect makes it durable."""

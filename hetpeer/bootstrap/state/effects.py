@@ -71,7 +71,7 @@ class CoordinatorConfig:
     At the third time holders that do not vote are fenced. Doubles too.
     """
     return_s: float = 15.0
-    """After a restart, holders have this long to come back before the run rolls back to the checkpoint."""
+    """Seconds after a restart for holders to come back before the run rolls back to the checkpoint."""
     checks: CheckRules | None = None
     """Rules of spot checks; None: nothing is checked."""
     move_s: float = 5.0

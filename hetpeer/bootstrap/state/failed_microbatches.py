@@ -24,7 +24,7 @@ ENOUGH = 3
 MOVES = 2
 """Waits of `move_s` until a volunteer is moved: the run rolls back after the first."""
 ALONE = 3
-"""How often a place must have been free for others in vain, when nobody else is expected."""
+"""Number of times a place must be free for others in vain, when nobody else is expected."""
 IDLE = 3
 """Rests double this many times at most."""
 LONE = 1
@@ -77,7 +77,7 @@ class FailureReports:
         return Counter(peer for peer, culprit in self._known[microbatch] if peer == culprit)
 
     def times(self, microbatch: int) -> int:
-        """How often it failed, without failures that others are blamed for."""
+        """Number of failures of `microbatch`, without those that others are blamed for."""
         return self._own(microbatch).total()
 
     def who_else(self, microbatch: int, roster: Roster, blocks: int) -> Roster:

@@ -46,7 +46,7 @@ class VolunteerState:
     cluster: int = -1
     place: Range | None = None
     slow: bool = False
-    """It has had its place for long and never worked there: others may come to its blocks."""
+    """The volunteer has had its place for long and never worked there: others may come to its blocks."""
     missed: int = 0
     """Versions in a row that it held only when they were past."""
     broken_at: float | None = None
@@ -97,7 +97,7 @@ class VolunteerState:
         self.uplink = self.uplink + RECENT * (uplink - self.uplink) if known else uplink or self.uplink
 
     def heard(self, now: float) -> None:
-        """It has sent a message, or its stream is back."""
+        """Note that the volunteer sent a message, or that its stream is back."""
         self.broken_at, self.heard_at = None, now
 
     def holds(self, held: Sequence[Held], version: int) -> bool:
@@ -108,19 +108,19 @@ class VolunteerState:
     # ── transitions ─────────────────────────────────────────────────────────────────────────────────────────
 
     def rejoin(self) -> None:
-        """It got another place, left the step, or the run rolled back: it prepares again."""
+        """Prepare again: another place, out of the step, or the run rolled back."""
         self.life_cycle = LifeCycle.JOINING
 
     def prepare(self) -> None:
-        """It has loaded the graphs of its place, or its state is not the one that is needed now."""
+        """Note that the graphs of the place are loaded, or that the state is not the current one any more."""
         self.life_cycle = LifeCycle.PREPARED
 
     def fetch(self) -> None:
-        """It was told to fetch the current version, or to report whether it still holds it."""
+        """Note that the volunteer was told to fetch the current version, or to report whether it holds it."""
         self.life_cycle = LifeCycle.SYNCING
 
     def work(self) -> None:
-        """It holds the current version."""
+        """Note that the volunteer holds the current version."""
         self.life_cycle = LifeCycle.READY
         self.missed = 0
 

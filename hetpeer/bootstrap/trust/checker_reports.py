@@ -55,7 +55,7 @@ class Accusation(NamedTuple):
 
 
 class Charge(NamedTuple):
-    """Those who found a difference, among those who could compare."""
+    """Peers that found a difference, among those that could compare."""
 
     accusers: frozenset[str]
     of: int

@@ -47,7 +47,7 @@ class SpotCheck:
         self._heard = False
         """Whether `peer` is asked for the inputs that it computed from."""
         self._given: Mapping[Source, m.Given] | None = None
-        """Those inputs, by its statement."""
+        """The inputs that `peer` computed from, by its statement."""
 
     def __repr__(self) -> str:
         by = ", ".join(opinion.peer[-6:] for opinion in self.opinions)

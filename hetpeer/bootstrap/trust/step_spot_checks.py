@@ -210,7 +210,7 @@ class StepSpotChecks:
         told: Iterable[m.Cover],
         said: Callable[[str], Iterable[m.Mark]],
     ) -> list[Effect]:
-        """After all votes on `plan`, ask reducers for fingerprints of the checked contributions in `covers`.
+        """Ask reducers, after all votes on `plan`, for fingerprints of the checked contributions in `covers`.
 
         `said`: peer → fingerprints of what it sent, by its own statement.
         """

@@ -21,9 +21,9 @@ from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.block.fingerprint import KEY_BYTES, ExpectedSum, is_fingerprint
 
 MOST_ANSWERS = 1 << 13
-"""Of each kind, to one question: 16 MiB."""
+"""Most fingerprints of each kind in one answer: 16 MiB."""
 ROUNDING = 1e-5
-"""How far a sum in float32 may be from what its parts add up to, relative to their lengths."""
+"""Largest error of a float32 sum against its parts, relative to the parts' lengths."""
 
 
 class SumClaim(NamedTuple):
