@@ -1,6 +1,6 @@
 """A link: carries tensors to one other volunteer, over a few streams at a time.
 
-One stream does not fill a long or a fast line: it waits for windows to open, and for its own frames to be
+One stream does not fill a long or a fast link: it waits for windows to open, and for its own frames to be
 read one by one. A second and a third lane are opened when the earlier ones have something under way. A frame
 without a grant waits here, before it has a number and a lane, so that others pass it.
 """

@@ -140,7 +140,7 @@ GRADIENTS, SHARDS, ACTIVATIONS = range(3)
 CONGESTED_S, RELIEVED_S = 2.0, 1.0
 """Seconds that the line needs for what is under way: congested above the first, relieved below the second."""
 LEAST_FRAMES = 3
-"""Frames that must be under way: one that is long on a slow line is no congestion."""
+"""Frames that must be under way: one that is long on a slow link is no congestion."""
 CONGESTED_BYTES = 8 << 20
 """Stands for the seconds while the line's rate is not known."""
 
