@@ -11,10 +11,9 @@ import pytest
 from playwright.async_api import Browser, Dialog, Page, expect
 
 from hetpeer.peer.limits.settings import Settings, Where, worded
-from hetpeer.peer.web.dashboard_page import page_routes
+from hetpeer.peer.web.dashboard_page import ViewFeed, page_routes
 from hetpeer.peer.web.http_server import served
 from hetpeer.peer.web.request_guard import application
-from hetpeer.peer.web.view_feed import ViewFeed
 
 pytestmark = pytest.mark.browser
 

@@ -45,9 +45,8 @@ from hetpeer.peer.arrival import manifest_fetch
 from hetpeer.peer.arrival.invites import Destination
 from hetpeer.peer.arrival.manifest_fetch import fetch_manifest
 from hetpeer.peer.process.home import Home
-from hetpeer.peer.reliable.publish_amendment import amended, deliver
+from hetpeer.peer.reliable.reliable_members import amended, deliver, mirror
 from hetpeer.peer.reliable.reliable_peer import BootstrapOptions, ReliablePeer, serve_run
-from hetpeer.peer.reliable.run_mirror import mirror
 from hetpeer.stages.block import block_state
 from hetpeer.stages.block.block_state import BlockState
 from tests.bootstrap.engine import make_run

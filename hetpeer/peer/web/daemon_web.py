@@ -22,7 +22,7 @@ from hetpeer.peer.limits.settings import Where
 from hetpeer.peer.process.console import say
 from hetpeer.peer.process.lifecycle import unless
 from hetpeer.peer.watching.status_reader import FromLog, Onlooker, observing
-from hetpeer.peer.web.dashboard_page import Orders, page_routes
+from hetpeer.peer.web.dashboard_page import Orders, ViewFeed, page_routes
 from hetpeer.peer.web.http_server import served
 from hetpeer.peer.web.machine_load import LoadMeter
 from hetpeer.peer.web.machine_warnings import MachineWarnings
@@ -36,7 +36,6 @@ from hetpeer.peer.web.metric_sources import (
 )
 from hetpeer.peer.web.page_view import PageView, you_of
 from hetpeer.peer.web.request_guard import TOKEN_FILE, application, token_of
-from hetpeer.peer.web.view_feed import ViewFeed
 
 if TYPE_CHECKING:
     from hetpeer.bootstrap.run.run_directory import RunDirectory

@@ -1,9 +1,20 @@
-"""Routes of the dashboard: its files, the view, the stream of views, and the orders of its buttons."""
+"""Routes of the dashboard: its files, the view, the stream of views, and the orders of its buttons.
+
+`ViewFeed` has the newest view of the swarm for all watchers: renewed every second while somebody watches,
+else seldom.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+import asyncio
+import contextlib
+import json
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -11,9 +22,118 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
-from hetpeer.peer.web.view_feed import ViewFeed
+LOOK_S = 1.0
+GAP_S = 0.25
+"""Least seconds between two looks."""
+IDLE_S = 10.0
+"""Seconds between two looks without watchers, for the events; the log is not asked for then."""
+SHOWN_S = 30.0
+"""Seconds for which a reader of a single view counts as a watcher."""
+MAX_WATCHERS = 16
 
 FILES = Path(__file__).with_name("static")
+
+_log = logging.getLogger(__name__)
+
+
+class ViewFeed:
+    """Views made by `look(somebody watches)`. After a failure the last view stays; the log has the error."""
+
+    def __init__(self, look: Callable[[bool], Awaitable[dict[str, Any]]]) -> None:
+        self._look = look
+        self._newest: str | None = None
+        self._news = asyncio.Condition()
+        self._wanted = asyncio.Event()
+        self._watchers = 0
+        self._shown_at = -math.inf
+        self._closed = False
+        self._failure = ""
+        """Error of the last look, logged once."""
+
+    @contextlib.contextmanager
+    def seat(self) -> Iterator[bool]:
+        """A seat for `watch` while the context is open; its value is whether one was free."""
+        if self._watchers >= MAX_WATCHERS:
+            yield False
+            return
+        self._watchers += 1
+        self._wanted.set()
+        try:
+            yield True
+        finally:
+            self._watchers -= 1
+
+    @property
+    def _is_watched(self) -> bool:
+        return self._watchers > 0 or time.monotonic() - self._shown_at < SHOWN_S
+
+    async def run(self) -> None:
+        """Look again and again; the feed is closed at the end. Never returns."""
+        try:
+            while True:
+                self._wanted.clear()
+                await self._renew()
+                await self._pause()
+        finally:
+            await self.close()
+
+    async def _renew(self) -> None:
+        try:
+            view = json.dumps(await self._look(self._is_watched), separators=(",", ":"), allow_nan=False)
+        except Exception as error:  # noqa: BLE001 - the next look may succeed
+            if repr(error) != self._failure:
+                _log.error("no new view of the swarm", exc_info=error)
+            self._failure = repr(error)
+            return
+        self._failure = ""
+        async with self._news:
+            self._newest = view
+            self._news.notify_all()
+
+    async def close(self) -> None:
+        """End the watchers' streams, so that the server can stop."""
+        self._closed = True
+        async with self._news:
+            self._news.notify_all()
+
+    def look_now(self) -> None:
+        """Look at once after a change, if somebody watches."""
+        if self._is_watched:
+            self._wanted.set()
+
+    @property
+    def newest(self) -> str | None:
+        """The newest view as JSON; None before the first one."""
+        return self._newest
+
+    def shown(self) -> str | None:
+        """The newest view for a single request, which counts as watching for SHOWN_S."""
+        if not self._is_watched:
+            self._wanted.set()
+        self._shown_at = time.monotonic()
+        return self._newest
+
+    async def watch(self) -> AsyncIterator[str]:
+        """Each new view as JSON, beginning with the newest; a slow reader misses some. Needs a `seat`."""
+        shown: str | None = None
+        while True:
+            async with self._news:
+                while not self._closed and (self._newest is shown or self._newest is None):
+                    await self._news.wait()
+                if self._closed or self._newest is None:
+                    return
+                shown = self._newest
+            yield shown
+
+    async def _pause(self) -> None:
+        """Wait until the next look is due or wanted."""
+        await asyncio.sleep(GAP_S)
+        try:
+            async with asyncio.timeout((LOOK_S if self._is_watched else IDLE_S) - GAP_S):
+                await self._wanted.wait()
+        except TimeoutError:
+            return
+
 
 Orders = Mapping[str, Callable[[], object]]
 """Name of an order → function that carries it out."""

@@ -5,11 +5,10 @@ from collections import Counter
 from typing import Any
 
 from hetpeer.peer.limits.settings import Where
-from hetpeer.peer.web import view_feed
-from hetpeer.peer.web.dashboard_page import page_routes
+from hetpeer.peer.web import dashboard_page
+from hetpeer.peer.web.dashboard_page import ViewFeed, page_routes
 from hetpeer.peer.web.http_server import served
 from hetpeer.peer.web.request_guard import application
-from hetpeer.peer.web.view_feed import ViewFeed
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -32,8 +31,8 @@ async def test_sixteen_pages_are_served_and_no_further_one_though_all_ask_at_onc
     running = asyncio.create_task(made.run())
     async with served(app, Where("127.0.0.1", 0)) as url:
         port = int(url.rpartition(":")[2])
-        answers = await asyncio.gather(*(opened(port) for _ in range(2 * view_feed.MAX_WATCHERS)))
-        full = view_feed.MAX_WATCHERS
+        answers = await asyncio.gather(*(opened(port) for _ in range(2 * dashboard_page.MAX_WATCHERS)))
+        full = dashboard_page.MAX_WATCHERS
         assert Counter(status for status, _ in answers) == {200: full, 503: full}
         status, (reader, writer) = await opened(port)
         assert status == 503

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from hetpeer.dht.base.errors import RemoteError
-from hetpeer.peer.web import view_feed
-from hetpeer.peer.web.view_feed import ViewFeed
+from hetpeer.peer.web import dashboard_page
+from hetpeer.peer.web.dashboard_page import ViewFeed
 
 
 @pytest.fixture(autouse=True)
 def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for the next look of an idle feed waits too long."""
-    monkeypatch.setattr(view_feed, "IDLE_S", 600.0)
+    monkeypatch.setattr(dashboard_page, "IDLE_S", 600.0)
 
 
 class Source:
@@ -127,7 +127,7 @@ async def test_who_asks_for_one_view_is_somebody_who_watches() -> None:
 def test_so_many_may_watch() -> None:
     made = ViewFeed(Source().look)
     with contextlib.ExitStack() as stack:
-        assert all(stack.enter_context(made.seat()) for _ in range(view_feed.MAX_WATCHERS))
+        assert all(stack.enter_context(made.seat()) for _ in range(dashboard_page.MAX_WATCHERS))
         with made.seat() as free:
             assert not free
     with made.seat() as free:
@@ -136,14 +136,14 @@ def test_so_many_may_watch() -> None:
 
 async def test_what_changes_here_is_seen_before_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """By who watches; and a flood of changes is no flood of looks."""
-    monkeypatch.setattr(view_feed, "LOOK_S", 600.0)
+    monkeypatch.setattr(dashboard_page, "LOOK_S", 600.0)
     source = Source()
     made = ViewFeed(source.look)
     running = asyncio.create_task(made.run())
     try:
         await first(made)
         made.look_now()
-        await asyncio.sleep(2 * view_feed.GAP_S)
+        await asyncio.sleep(2 * dashboard_page.GAP_S)
         assert source.looks == 1, "nobody watches"
         with made.seat():
             async with asyncio.timeout(60):
@@ -153,6 +153,6 @@ async def test_what_changes_here_is_seen_before_the_next_look(monkeypatch: pytes
                 while source.looks < 6:
                     made.look_now()
                     await asyncio.sleep(0.01)
-            assert asyncio.get_running_loop().time() - began >= 3 * view_feed.GAP_S
+            assert asyncio.get_running_loop().time() - began >= 3 * dashboard_page.GAP_S
     finally:
         running.cancel()

@@ -58,7 +58,7 @@ def amend(
     from hetpeer.bootstrap.run.amendment import MembershipChange
     from hetpeer.dht.identity.addresses import parse_address
     from hetpeer.peer.cli.options import run_loop
-    from hetpeer.peer.reliable.publish_amendment import amended, deliver
+    from hetpeer.peer.reliable.reliable_members import amended, deliver
 
     addresses = tuple(parse_address(text) for text in bootstrap or ())
     change = MembershipChange(

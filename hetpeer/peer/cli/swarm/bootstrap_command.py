@@ -99,8 +99,8 @@ def bootstrap(
         need_lan()
     from hetpeer.bootstrap.run.run_directory import RunDirectory
     from hetpeer.peer.limits.settings import parse_where
+    from hetpeer.peer.reliable.reliable_members import mirror
     from hetpeer.peer.reliable.reliable_peer import BootstrapOptions, serve_run
-    from hetpeer.peer.reliable.run_mirror import mirror
 
     is_there = not known or (directory / "manifest.hetpeer").exists()
     options = BootstrapOptions(
