@@ -116,7 +116,7 @@ class Advert(BaseModel):
     reach: Label = ""
     """public: takes connections; private: takes none; unknown."""
     reach_peers: Count = 0
-    """How many peers tried, with this result."""
+    """Number of peers that tried to reach this one, with this result."""
     relays: Annotated[tuple[Label, ...], Field(max_length=MAX_LINKS, strict=False)] = ()
     """Ends of the ids of the relays through which it is reached."""
     links: Annotated[tuple[LinkNote, ...], Field(max_length=MAX_LINKS, strict=False)] = ()

@@ -1,4 +1,4 @@
-"""What every process runs on: the clocks, tasks with an owner, threads aside and child processes.
+"""Foundations of every process: the clocks, tasks with an owner, threads aside and child processes.
 
 Only this module reads the machine's clocks; the simulator passes a clock of its own.
 """

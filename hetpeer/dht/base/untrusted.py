@@ -18,7 +18,7 @@ MAX_DEPTH = 16
 MAX_NAME = 32
 """Characters of a name that a peer chooses."""
 SHOWN = 1000
-"""With more errors than this none is looked at: pydantic would build an object of about 1 kB for each."""
+"""Most validation errors that are looked at, else none: pydantic builds an object of about 1 kB for each."""
 
 
 def first_wrong(error: ValidationError) -> tuple[str, str]:
@@ -31,7 +31,10 @@ def first_wrong(error: ValidationError) -> tuple[str, str]:
 
 
 def unpack(data: bytes | bytearray, what: str, peer: str = "", **options: Any) -> Any:
-    """The one value in `data`; `options`: for msgpack. Raises `ProtocolError` "bytes that are not `what`"."""
+    """Unpack the single value in `data`; `options`: for msgpack.
+
+    Raises `ProtocolError` "bytes that are not `what`".
+    """
     try:
         return msgpack.unpackb(data, **options)
     # TypeError: a map as a key

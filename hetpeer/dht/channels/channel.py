@@ -183,7 +183,7 @@ class Channel:
         self.received = 0
         """Number of the last frame that we received; a later frame counts only if its number is higher."""
         self.address = ""
-        """Where the peer connected from last, if it connected to us."""
+        """Address from which the peer connected last; empty if it never connected to us."""
         self.meter: RateMeter | None = None
         """Measures the rate of arrival; the result is sent to the peer."""
         self.rate = 0.0

@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DirectPort:
-    """Where a peer's direct port is, the certificate expected there, and the ticket that we show."""
+    """A peer's direct port, the certificate expected there, and the ticket that we show."""
 
     host: str
     port: int

@@ -23,7 +23,7 @@ _CUSTOMER = {"ip4": 24, "ip6": 48}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a peer listens and which peer must answer there. `text` ends in `/p2p/<peer_id>`."""
+    """Address of a peer, and the id of the peer that must answer there. `text` ends in `/p2p/<peer_id>`."""
 
     text: str
     peer_id: str

@@ -106,7 +106,7 @@ class NetworkSession:
         return [one.peer_id for one in fit]
 
     async def rejoin(self, peers: Iterable[Address]) -> list[str]:
-        """As `join`, for a node that goes on in any case: never raises, takes at most REJOIN_DEADLINE_S.
+        """Join again, for a node that goes on in any case: never raises, takes at most REJOIN_DEADLINE_S.
 
         Dials only where something listens: after a failed dial p2pd would not try again for 5 s.
         """

@@ -195,7 +195,7 @@ class DHTProtocol(protocol.DHTProtocol):  # type: ignore[misc]
         return made
 
     async def call_find(self, peer: Any, keys: Collection[DHTID]) -> dict[DHTID, Any] | None:
-        """As hivemind's, but an answer's own expiration is ignored: else nobody else would ever be asked."""
+        """Ask `peer`, but ignore the answer's own expiration: hivemind would then ask nobody else."""
         found = await super().call_find(peer, keys)
         if found is None:
             return None

@@ -36,11 +36,11 @@ MAX_RECORDS = 256
 
 Admits = Callable[[str], bool]
 DEADLINE_S = 15.0
-"""For one operation; each of hivemind's calls to a peer waits 3 s at most."""
+"""Deadline of one operation; each of hivemind's calls to a peer waits 3 s at most."""
 
 
 def shard_of(peer_id: str) -> int:
-    """The one shard for a peer's record, where peers are spread by their ids."""
+    """Number of the shard for the record of `peer_id`; ids are spread by their hash."""
     return hashlib.sha256(peer_id.encode()).digest()[0] % SHARDS
 
 

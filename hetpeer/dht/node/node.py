@@ -71,7 +71,7 @@ class Node:
         self._up = asyncio.Event()
         self._lock: int | None = None
         self.restarts = 0
-        """How often p2pd was started again."""
+        """Number of times p2pd was started again."""
         self.dht = Table(self.session, identity.peer_id, clock, keys)
 
     @classmethod

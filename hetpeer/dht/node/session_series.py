@@ -91,7 +91,7 @@ class Contacts:
 
 
 async def _listens_at(control: P2pdControl, peer_id: str) -> list[Address] | None:
-    """Where a recently connected peer listens; None if p2pd no longer knows it."""
+    """Direct addresses of a recently connected peer; None if p2pd no longer knows it."""
     try:
         return [address for address in await control.addresses_of(peer_id) if not address.relay]
     except P2pdError:

@@ -66,7 +66,7 @@ class Listener:
     def __init__(self) -> None:
         self.handlers: dict[str, Handler] = {}
         self.throttle = Throttle()
-        """For all streams to and from other peers."""
+        """Limit and count of all streams to and from other peers."""
         self._own = ""
         self._folder = private_folder()
         self._server: asyncio.Server | None = None

@@ -22,7 +22,7 @@ from hetpeer.dht.streams.stream import Stream
 MAX_MESSAGE = 4 * 1024 * 1024
 """Bytes of one control message: the limit that p2pd itself keeps."""
 _OWN_DEADLINE_S = 5.0
-"""For requests that p2pd answers without the network; a healthy one needs about 1 ms."""
+"""Deadline of requests that p2pd answers without the network; a healthy one needs about 1 ms."""
 
 
 class P2pdError(RemoteError):

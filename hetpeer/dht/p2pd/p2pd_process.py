@@ -53,7 +53,7 @@ class NodeConfig:
     alone_ok: bool = False
     """Whether to start if none of `peers` answers, as the first of several that know each other must."""
     reachability: Literal["auto", "ask", "public", "private"] = "auto"
-    """How to find out whether others can reach us.
+    """Way to find out whether others can reach us.
 
     auto: by libp2p, which takes its time. ask: other peers are asked to dial us, and p2pd is told the result.
     public: anybody can reach us, and we relay for others. private: we take no connections and use `relays`.

@@ -61,7 +61,7 @@ class ReachEstimate:
     outside: bool = False
     """Whether they saw us from outside our own network."""
     alike: int = 0
-    """How many of them agree on this address and port."""
+    """Number of those peers that agree on this address and port."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,7 @@ class RelaySlots:
         self._callers: dict[str, set[str]] = {relay: set() for relay in self.relays}
         self._empty_since: float | None = clock.monotonic()
         self._absent_since: float | None = None
-        """When the last connection to any of them was lost."""
+        """Time at which the last connection to a relay was lost; None while there is one."""
         self.some = asyncio.Event()
         """Set while there is a slot."""
 

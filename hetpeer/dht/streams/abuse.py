@@ -47,7 +47,7 @@ FADE_S = 600.0
 FIRST_REFUSAL_S = 60.0
 LONGEST_REFUSAL_S = 3600.0
 FORGIVEN_S = 6 * 3600.0
-"""After so many seconds without a refusal the next one is short again."""
+"""Seconds without a refusal after which the next refusal is short again."""
 MAX_PEERS = 1024
 """Peers that are remembered: those with the most strikes."""
 NETWORK_SHARE = 4
@@ -270,7 +270,7 @@ class StrangerStream(Protocol):
 
     @property
     def used_at(self) -> float:
-        """When a payload began or ended last, or the stream opened."""
+        """Time at which a payload last began or ended, or the stream opened."""
 
 
 S = TypeVar("S", bound=StrangerStream)

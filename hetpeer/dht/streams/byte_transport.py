@@ -87,7 +87,7 @@ class ByteTransport(asyncio.BufferedProtocol):
 
     @property
     def lost(self) -> str | None:
-        """Why the transport is broken; None while it works. Bytes that arrived before can still be read."""
+        """Reason why the transport is broken, else None. Bytes that arrived before can still be read."""
         return self._lost
 
     @property

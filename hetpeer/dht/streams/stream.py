@@ -105,7 +105,7 @@ class Stream:
         wire.peer = peer_id
         self.peer_id = peer_id
         self.address = address
-        """Where an incoming stream comes from."""
+        """Address from which an incoming stream comes."""
         self.protocol = protocol
         self._wire = wire
         self.pace = MEMBER
@@ -300,7 +300,7 @@ class Stream:
 
 @dataclass(slots=True)
 class _Heard:
-    """When bytes came last (loop time), and how many there were by then."""
+    """Time at which bytes came last (loop time), and their total number by then."""
 
     at: float
     nbytes: int
@@ -324,7 +324,7 @@ class _Guard(AbstractAsyncContextManager[None]):
         self._silence_s = silence_s
         self._loop = asyncio.get_running_loop()
         self._watch: FrameWatch | None = None
-        """From the first look on at which the frame is under way: most frames are complete before."""
+        """Watch of the frame, made at the first look that finds it incomplete: most frames never need one."""
         self._drips = False
 
     async def __aenter__(self) -> None:

@@ -1,1 +1,1 @@
-"""From an invite or an address into the network of a run."""
+"""Arrival in the network of a run, by an invite or an address."""

@@ -29,7 +29,7 @@ _NAME = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*")
 
 @dataclass(frozen=True, slots=True)
 class Invite:
-    """To the run `run` (its id); `name` is for people. Text: `str(invite)`."""
+    """Invite to the run with the id `run`; `name` is for people. Text: `str(invite)`."""
 
     name: str
     run: str

@@ -63,7 +63,7 @@ class _Book(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
     runs: Annotated[tuple[KnownRun, ...], Field(max_length=MAX_RUNS)] = ()
-    """The one joined last comes first."""
+    """Runs, the last one joined first."""
 
 
 def known_run(home: Path, goal: Destination) -> KnownRun | None:

@@ -89,7 +89,7 @@ async def fetch_manifest(
 async def _first(
     node: Node, peers: Sequence[str], run: str, refusals: dict[str, HetpeerError]
 ) -> FetchedManifest | None:
-    """From the first of `peers` that gives it; `refusals` gets what was wrong with others."""
+    """Manifest from the first of `peers` that gives it, or None; `refusals`: peer → error, is filled."""
     asking = [asyncio.ensure_future(_ask(node, peer, run, refusals)) for peer in peers]
     try:
         for answer in asyncio.as_completed(asking):

@@ -169,7 +169,7 @@ class Owner:
 
     @property
     def port(self) -> int:
-        """At which a volunteer that is started now would listen; 0: any free one."""
+        """Port at which a volunteer that is started now would listen; 0: any free one."""
         return 0 if self.standing is not None else int(self.value("network.port"))
 
 

@@ -88,7 +88,7 @@ class VolunteerStatus(BaseModel):
     """Committed steps; this and the fields below have defaults while no volunteer is at work."""
     loss: float | None = None
     blocks: tuple[int, int] | None = None
-    """From the first until before the second."""
+    """Blocks [begin, end) of the place."""
     units_per_second: float = 0.0
     microbatches: int = 0
     computes: float = 0.0
@@ -116,7 +116,7 @@ class ReliableStatus(BaseModel):
     pid: int
     run: Text
     peer: Text
-    """Its own id."""
+    """Id of the reliable peer itself."""
     leader: Text = ""
     """Id of the coordinator; empty: none is known."""
     term: int

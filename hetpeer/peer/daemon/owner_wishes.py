@@ -20,7 +20,7 @@ from hetpeer.peer.process.console import say
 
 
 class Wish(enum.Enum):
-    """What the daemon is to do."""
+    """Order of the owner to the daemon."""
 
     WORK = "work"
     PAUSE = "pause"

@@ -142,7 +142,7 @@ class VolunteerProgress:
 
 
 def _waiting_line(volunteer: Volunteer, rest_s: float) -> str:
-    """What a volunteer without a step does or waits for; empty while that is about to change."""
+    """Text on what a volunteer without a step does or waits for; empty for short waits."""
     member = volunteer.member
     if not volunteer.session.is_up:
         return "waiting for the coordinator: it does not answer" if rest_s > PATIENCE_S else ""

@@ -42,7 +42,7 @@ class Summary:
     eval_loss: float
     """Held-out, after the last step."""
     tokens_per_second: float
-    """From the first commit to the last, everything that happened between them included."""
+    """Mean from the first commit to the last, all interruptions included."""
     peers: int
     killed: int
     rollbacks: int

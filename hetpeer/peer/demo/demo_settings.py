@@ -25,8 +25,9 @@ MARKER = ".hetpeer-demo"
 BATCH_SIZE, MICROBATCH_SIZE, SEQUENCE_LENGTH, SLOT_SIZE = 32, 4, 64, 2
 """Small enough that two cores train sixty steps, and train them again to compare, within four minutes."""
 LEARNING_RATE = 5e-4
-"""With twice this rate some seeds pass through a spike of the loss in which rounding errors grow to 1e-5
-within three steps, also on one machine; then a comparison cannot tell a lost microbatch from rounding.
+"""Low enough for a comparison: with twice this rate some seeds pass through a spike of the loss in which
+rounding errors grow to 1e-5 within three steps, also on one machine. Then a lost microbatch cannot be told
+from rounding.
 """
 
 

@@ -25,7 +25,7 @@ LEAST_SHARE = 0.1
 POWER_AIM = 0.97
 """Margin as a share of the limit: readings are some seconds old."""
 SHARE_FALL, SHARE_RISE = 0.5, 1.1
-"""At most, from one look to the next."""
+"""Least and largest factor of the share from one look to the next."""
 HELPLESS_S = 30.0
 """Seconds of too much power at the least share before throttling counts as useless: another program uses the
 card, or the limit is below its idle power.
@@ -39,7 +39,7 @@ POWER_OVER_S = 60.0
 
 
 class Reason(enum.StrEnum):
-    """Why a volunteer is held back, in the order in which they are told."""
+    """Reason to hold a volunteer back, in the order in which several are told."""
 
     USER = "user"
     BATTERY = "battery"

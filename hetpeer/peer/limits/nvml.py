@@ -28,7 +28,7 @@ class Gpus:
     wrong: str = ""
 
     def unused(self, torch: str) -> LocalError | None:
-        """Why `torch`, its version, computes on none of them: HP-GPU-004. None where there is none. Pure."""
+        """Error HP-GPU-004 if torch of version `torch` cannot use the GPUs; None without GPUs. Pure."""
         if not self.names and not self.wrong:
             return None
         built = "was built without CUDA" if torch.endswith("+cpu") else "finds no device that fits the driver"

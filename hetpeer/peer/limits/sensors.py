@@ -100,7 +100,7 @@ class Sensors:
         self._used: tuple[str, str] | None = None
         """(`compute.device`, UUID of its GPU); the UUID is empty for none."""
         self._unused: LocalError | None = None
-        """Why torch computes on no GPU, where there is one."""
+        """Reason why torch computes on no GPU although there is one; else None."""
         self._asked_unused = False
         self._told: set[str] = set()
         """Codes of what was said."""

@@ -195,7 +195,7 @@ class Settings(_Section):
 
     @property
     def threads(self) -> int:
-        """Of one operator."""
+        """Number of threads of one operator."""
         return self.compute.threads or self.limits.cpu or 1
 
     def flat(self) -> dict[str, Any]:
@@ -207,7 +207,7 @@ class Settings(_Section):
         return any(_of_worker(self)[key] != value for key, value in _of_worker(before).items())
 
     def changed(self, key: str, value: Any, source: str) -> Settings:
-        """These settings with one changed. Raises `LocalError` HP-CONF-003."""
+        """Copy of these settings with `key` set to `value`. Raises `LocalError` HP-CONF-003."""
         now = SettingsLayer("", {name: old for name, old in self.flat().items() if name != key})
         return merged([now, SettingsLayer(source, {key: value})]).settings
 

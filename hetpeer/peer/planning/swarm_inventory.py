@@ -45,7 +45,7 @@ class Inventory:
     """Matrix over the devices, then the fronts, as all matrices here."""
     bandwidth_gbit_s: Matrix
     between_s: float
-    """From the last work of a step, or its last sum, to the first work of the next."""
+    """Seconds from the last work of a step, or its last sum, to the first work of the next."""
     measured: NDArray[np.bool_]
     """[i, j]: somebody has said what the line from i to j carries; no part of the file."""
 

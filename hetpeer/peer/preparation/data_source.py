@@ -29,7 +29,7 @@ from hetpeer.stages.pipeline.routes import Hop
 FEW_SHARDS = 2
 """A step whose samples lie in so few shards needs all of them wherever its microbatches are computed."""
 AHEAD_STEPS, AHEAD_BYTES = 64, 64 * 2**20
-"""How far ahead data is fetched, nearest shards first; a quarter of the disk limit is a limit as well."""
+"""Steps and bytes fetched ahead, nearest shards first; a quarter of the disk limit is a limit, too."""
 TRIES, RETRY_S = 5, 2.0
 """A shard that nobody has is asked for again; then its microbatches count as failed here."""
 
@@ -132,7 +132,7 @@ class DataSource:
         self._ahead = self._tasks.spawn(self._look_ahead(self._soon), name="data of the next steps")
 
     async def warm_up(self, step: int) -> None:
-        """Before the first step, fetch what it needs wherever its microbatches are computed, if available."""
+        """Fetch, before the first step, shards that `step` needs wherever its microbatches are computed."""
         self._soon = [*self._needed(step, ()), *self._held_out()]
         await self._bring(self._soon)
 
@@ -210,7 +210,7 @@ class DataSource:
             await asyncio.wait([self._arrival(shard) for shard in missing])
 
     def _arrival(self, shard: ShardFile) -> asyncio.Task[None]:
-        """The one task that fetches `shard`; it goes on when those that wait for it give up."""
+        """Task that fetches `shard`, shared by all that wait for it; it goes on if those give up."""
         if shard.name not in self._coming:
             task = self._tasks.spawn(self._fetch(shard), name=f"data shard {shard.name}")
             self._coming[shard.name] = task

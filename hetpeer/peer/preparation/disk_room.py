@@ -34,7 +34,7 @@ class Reader(Protocol):
         """Names of those that stay."""
 
     def forget(self, shards: Sequence[str]) -> None:
-        """These shards are removed, before anything else happens."""
+        """Note that `shards` are removed, before anything else happens."""
 
 
 class Room:
@@ -189,7 +189,7 @@ def _others(runs: Path, own: str) -> Iterator[Path]:
 
 
 def _joined(run: Path) -> float:
-    """When it was joined last: its manifest is written then."""
+    """Time at which the run was last joined: its manifest is written then."""
     try:
         return (run / "manifest.hetpeer").stat().st_mtime
     except OSError:

@@ -18,7 +18,7 @@ from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.base.runtime import dying_with_us
 
 END_S = 6.0
-"""From SIGTERM to SIGKILL. A volunteer takes its leave in 4 s."""
+"""Seconds from SIGTERM to SIGKILL. A volunteer leaves in at most 4 s."""
 COMMAND = (sys.executable, "-P", "-m", "hetpeer.peer.cli.main")
 
 

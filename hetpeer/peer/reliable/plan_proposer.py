@@ -25,8 +25,8 @@ LOOK_S = 5.0
 SETTLED_S = 30.0
 """Seconds without a newcomer or loss before a search, and before a block without a holder is given away."""
 AGAIN_S = 120.0
-"""After a change nothing is changed for so long, unless somebody comes or goes; after the next one for twice
-as long, and so on, as what was hoped for of lines that nobody had measured may not have come true.
+"""Seconds without another change after a change, unless a volunteer comes or leaves. They double with each
+change: a gain hoped for from links that nobody had measured may not have come true.
 """
 DOUBLINGS = 10
 SEARCH_S = 2.0
@@ -88,7 +88,7 @@ class PlanProposer:
         self._seed = 0
 
     async def look_forever(self) -> None:
-        """Until cancelled."""
+        """Look for a better plan every LOOK_S seconds until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             service = self._service()

@@ -52,7 +52,7 @@ from hetpeer.peer.reliable.stand_in import StandIn
 from hetpeer.peer.training.self_advert import anything, publish_forever, take_leave
 
 LAST = ("checkpoint", "evaluation", "dissolved")
-"""One of these is what ends a grouped run."""
+"""Kinds of record that can end a grouped run."""
 FOLLOW_S = 0.5
 """Seconds between two looks at the decided records."""
 

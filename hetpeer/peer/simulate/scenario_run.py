@@ -67,7 +67,7 @@ class Places:
         )
 
     def pipelines(self) -> list[dict[Range, int]]:
-        """For each cluster with a device: blocks → device."""
+        """Mapping blocks → device for each cluster that has a device."""
         taken = dict(zip(self.seats, self.devices, strict=True))
         found = [
             {place: taken[cluster, place[0]] for place in layout if (cluster, place[0]) in taken}

@@ -264,7 +264,7 @@ class Counting(Symbols):
 
 
 def _tasks(gradient: SymbolicSum) -> Counter[tuple[int, int]]:
-    """How often each (step, id) is in a sum."""
+    """(step, id) → number of times that it is in a sum."""
     tasks: Counter[tuple[int, int]] = Counter()
     for (step, number, _), count in gradient.ids.items():
         tasks[step, number] += count

@@ -22,7 +22,7 @@ RECENT_S = 60.0
 
 
 class OccupationShares:
-    """How the worker's time is divided, in all and recently."""
+    """Shares of the worker's time by occupation, in all and recently."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(WorkerOccupation, 0.0)

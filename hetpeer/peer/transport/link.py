@@ -95,7 +95,7 @@ class Link:
 
     @property
     def traffic(self) -> LinkTraffic:
-        """What is under way now, and how it has arrived."""
+        """Frames and bytes under way now, and the rate of arrival."""
         frames, waiting, arrived, rate, trip_s = 0, 0, 0, 0.0, math.inf
         for lane in self._lanes:  # one loop: this runs with every acknowledgement, for every link
             outbox = lane.outbox

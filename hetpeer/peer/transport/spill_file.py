@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class SpillFile:
-    """At most `limit` bytes in a nameless file on the disk of `folder`; made when it is first needed."""
+    """A nameless file of at most `limit` bytes on the disk of `folder`; made when it is first needed."""
 
     def __init__(self, folder: Path, limit: int) -> None:
         self.limit = limit
@@ -31,7 +31,7 @@ class SpillFile:
         self._free = FreeList(_aligned(limit))
         self._descriptor: int | None = None
         self.refusal = ""
-        """Why something was refused, until all is well again."""
+        """Reason of the last refusal, until a tensor fits again."""
         self._said = False
 
     def put(self, data: memoryview) -> Extent | None:

@@ -34,13 +34,13 @@ class Tensor:
     """A bundle of activations, its gradient, or a piece of a flat gradient, as bytes in the arena."""
 
     extent: Extent
-    """Where it lies in the arena; meaningless while it is parked."""
+    """Place in the arena; meaningless while the tensor is parked."""
     step: StepId
     pins: int = 0
     flights: int = 0
     """Links on which its bytes are, or wait for their turn."""
     parked: Extent | None = None
-    """Where it lies in the spill file, if it is there and not in the arena."""
+    """Place in the spill file, if the tensor is there and not in the arena."""
     released: bool = False
     length: int | None = None
     """Bytes that mean something, where that is not all of the extent."""
@@ -51,7 +51,7 @@ class Tensor:
     written: Tensor | None = None
     """The same numbers as the run's codec writes them: others get these."""
     once: bool = False
-    """It is not needed any more once it has arrived."""
+    """Whether the tensor is not needed any more once it has arrived."""
     sender: str = ""
     """The peer that it came from."""
 

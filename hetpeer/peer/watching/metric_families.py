@@ -84,7 +84,7 @@ class LimitFigures:
     """gpu, cpu → how hot it may be."""
     gpu_watts: int
     holding: frozenset[str]
-    """Why it is held back now."""
+    """Reasons for which the volunteer is held back now."""
     reasons: tuple[str, ...]
     """All possible values."""
 
@@ -106,7 +106,7 @@ class VolunteerMetricFigures:
     spent: Mapping[str, float]
     """Kind of task → seconds in all."""
     occupied: Mapping[str, float]
-    """What its worker did or waited for (computes, room, data, step) → seconds."""
+    """Occupation of its worker (computes, room, data, step) → seconds."""
     bubble: float
     """Share of the last minute that it waited while a step ran."""
     raw_bytes: int

@@ -72,7 +72,7 @@ def _place(lane: str) -> tuple[int, str]:
 
 
 def _lines(path: Path) -> list[Line]:
-    """Its head and spans; the last line of a process that was killed may be torn, and is left out."""
+    """Head and spans of the trace at `path`. A torn last line, of a killed process, is left out."""
     try:
         with path.open() as file:
             texts = [text for text in file if text.endswith("\n")]

@@ -166,7 +166,7 @@ class Onlooker:
     _present: Sequence[str] = ()
     """Reliable peers that were there at the last look, the coordinator first."""
     _ranking: Ranking | None = None
-    """The one that was asked for last."""
+    """Newest ranking that was fetched."""
 
     async def adverts(self) -> Mapping[str, Advert]:
         """Current adverts by peer id. Raises `RemoteError` HP-NET-012 if the DHT does not answer."""

@@ -9,7 +9,7 @@ INK, FAINT, LINE, PAPER = "#24292f", "#6e7781", "#8c959f", "#ffffff"
 
 
 def short(words: str, length: int) -> str:
-    """At most so many characters."""
+    """`words` cut to at most `length` characters."""
     return words if len(words) <= length else f"{words[: length - 1]}…"
 
 

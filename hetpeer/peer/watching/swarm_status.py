@@ -37,7 +37,7 @@ class PeerRow:
     relays: tuple[str, ...]
     """Last eight characters of the ids of its relays."""
     links: tuple[LinkRow, ...]
-    """Its slowest outgoing links, the slowest first."""
+    """Slowest outgoing links of the peer, the slowest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ class CreditRow:
     name: str
     """Empty if it is not in the swarm now."""
     rank: int
-    """From 1; 0: it has no credit."""
+    """Rank from 1; 0: the peer has no credit."""
     credit: int
 
 
@@ -137,7 +137,7 @@ class SwarmStatus:
     time: float
     state: str
     reason: str
-    """Why the run does not train, in plain words; empty while it does."""
+    """Reason why the run does not train, in plain words; empty while it does."""
     run: RunName
     peers: tuple[PeerRow, ...]
     left: tuple[str, ...]

@@ -145,7 +145,7 @@ class PageView:
         }
 
     def hurry(self) -> None:
-        """After a change of the daemon: the current or next look does not wait for the swarm."""
+        """Let the current or next look not wait for the swarm: the daemon has changed."""
         self._hurried.set()
 
     async def _answered(self, asking: asyncio.Task[None]) -> None:

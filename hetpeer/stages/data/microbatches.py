@@ -1,4 +1,4 @@
-"""From a manifest and its shards to the arrays of a microbatch.
+"""Arrays of a microbatch, from a manifest and its shards.
 
 The coordinator, volunteers and the reference read data through here. Nothing is fetched, and torch is not
 used. The samples of a microbatch are a pure function of the run's seed, so that anybody can compute it again.
@@ -210,7 +210,7 @@ def samples_in(tokens: int, length: int) -> int:
 
 
 def windows(text: Array, samples: Iterable[int], length: int) -> Arrays:
-    """These samples of a shard's text: tokens and targets, each [samples, length] int64."""
+    """Tokens and targets of `samples` of a shard's text, each [samples, length] int64."""
     cut = np.stack([text[at * length : at * length + length + 1] for at in samples]).astype(np.int64)
     return {TOKENS: cut[:, :-1], TARGETS: cut[:, 1:]}
 

@@ -221,7 +221,7 @@ class OperatorCost:
     name: str
     op: str
     result: Value
-    """Its result, of fixed sizes; `grad`: it requires one."""
+    """Result of the call, of fixed sizes; its `grad`: whether it requires a gradient."""
     formula: bool
     """Whether torch has a formula for its FLOPs; else each element of the result counts as one."""
     flops_forward: int
@@ -245,7 +245,7 @@ class BlockCostRow:
     parameter_bytes: int
     flops_forward: int
     flops_backward: int
-    """With recomputation it includes the second forward."""
+    """FLOPs of the backward; with recomputation, of the second forward as well."""
     activation_bytes: int
     """Bytes kept from forward to backward; as `BlockSpec.activation_bytes`."""
     enters: Mapping[str, int]

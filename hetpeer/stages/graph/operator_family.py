@@ -21,13 +21,13 @@ class Operator:
     run: Callable[..., Any]
     _: KW_ONLY
     moves: bool = False
-    """It computes nothing and only rearranges: it counts no FLOPs."""
+    """The operator only rearranges elements: it counts no FLOPs."""
     factory: bool = False
-    """It makes a tensor from no tensor. The runner gives it its `device`, which in a dry run keeps it from
-    allocating. All others compute where their arguments are.
+    """The operator makes a tensor from no tensor. The runner passes its `device`; in a dry run that
+    keeps the operator from allocating. All others compute where their arguments are.
     """
     in_pass: bool = False
-    """It takes the pass (own_operators.py) and the call's name before its arguments."""
+    """The operator takes the pass (own_operators.py) and the call's name before its arguments."""
     keywords: frozenset[str] = frozenset()
     """Arguments that it takes by name, besides those that any operator may take (interpreter.py)."""
     text: re.Pattern[str] | None = None

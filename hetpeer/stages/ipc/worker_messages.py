@@ -45,7 +45,7 @@ Setting = bool | int | Number | Name | tuple[Number, ...] | tuple[tuple[Number, 
 MAX_FRAME_BYTES = 64 << 20
 """Room for the largest block's graph; tensors do not pass here."""
 PREFIX = struct.Struct("<IQ")
-"""Before each frame: its length in bytes, and its number."""
+"""Prefix of each frame: length in bytes, and number."""
 R = TypeVar("R")
 
 # ── commands and answers ────────────────────────────────────────────────────────────────────────────────────

@@ -93,7 +93,7 @@ def _from_bitmap(data: Any, count: int) -> Positions:
 
 
 def _inflate(data: Any, limit: int) -> bytes:
-    """At most `limit` bytes; the frame's claimed size is checked before zstd allocates it."""
+    """Decompress to at most `limit` bytes; the claimed size is checked before zstd allocates it."""
     try:
         if not 0 <= zstandard.frame_content_size(data) <= limit:
             raise ProtocolError(f"compressed positions of more than {limit} bytes, or of no said length")

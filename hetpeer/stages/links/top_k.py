@@ -40,7 +40,7 @@ def largest(flat: Tensor, k: int) -> Tensor:
 
 
 def _largest_here(magnitudes: Floats, k: int) -> Indices:
-    """On a CPU: numpy finds positions twice as fast as torch."""
+    """Positions of the `k` largest, on a CPU: numpy finds them twice as fast as torch."""
     candidates = None
     if len(magnitudes) > SMALL:
         sample = magnitudes[:: _stride(len(magnitudes))]
@@ -59,7 +59,7 @@ def _largest_here(magnitudes: Floats, k: int) -> Indices:
 
 
 def _largest_there(magnitudes: Tensor, k: int) -> Tensor:
-    """On a GPU: its own selection is faster than narrowing down first, but does not order ties."""
+    """Positions of the `k` largest, on a GPU: torch's own selection is fastest, but does not order ties."""
     least = magnitudes.topk(k, sorted=False).values.min()
     chosen = magnitudes > least
     ties = (magnitudes == least).nonzero().flatten()[: k - int(chosen.sum())]

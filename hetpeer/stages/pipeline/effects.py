@@ -94,10 +94,11 @@ class SendGradient:
 
 @dataclass(frozen=True, slots=True)
 class CompareBundle:
-    """For spot check `check`: compare `handle`, sent by `peer`, with what others sent in its place; tell the
-    coordinator.
+    """Compare `handle`, sent by `peer` for spot check `check`, with what others sent in its place.
 
-    It is the bundle that enters block `border`, or with `back` its gradient.
+    The coordinator is told the result.
+
+    `handle` is the bundle that enters block `border`, or with `back` its gradient.
     """
 
     check: int

@@ -55,10 +55,10 @@ class Pipeline:
         self._tasks = TaskTable()
         self._queue = queue or WorkerQueue()
         self.schedule: Schedule[TaskKey] = Schedule(self._queue, self.slots.can_fold, self._may_begin)
-        """What is ready and what runs; its `leave` ends the step here."""
+        """Ready and running tasks; `schedule.leave` ends the step here."""
         self.outputs = KeptOutputs(roster, self._tasks, self.schedule)
         self.recomputations = Recomputations(self._tasks, self.outputs)
-        """For spot checks."""
+        """Recomputed tasks of spot checks."""
         self._folding = 0
         self._urged = False
         self._returned = 0

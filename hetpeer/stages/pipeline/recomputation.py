@@ -70,7 +70,7 @@ class Recomputations:
         return self.passes_on(task, task.output) if asks else []
 
     def passes_on(self, task: PipelineTask, output: Handle) -> list[Effect]:
-        """After the forward of `task`: ask the peer that was sent this bundle by another for the gradient."""
+        """Ask, after the forward of `task`, the peer that got this bundle from another for the gradient."""
         if not task.route[1:] or not self._outputs.knows(task.route[1]):
             return self.failed(task)
         task.status = TaskStatus.SENT

@@ -208,7 +208,7 @@ def _pairs(route: Route) -> list[frozenset[str]]:
 
 
 def meets(route: Route, apart: Collection[frozenset[str]]) -> int:
-    """How many links of the route are between peers that are `apart`."""
+    """Number of the route's links between peers that are `apart`."""
     return sum(pair in apart for pair in _pairs(route)) if apart else 0
 
 

@@ -120,7 +120,7 @@ class InFlightWindow:
             way.end_step()
 
     def depth(self, hops_after: int) -> int:
-        """How many forwards may wait for their gradient."""
+        """Number of forwards that may wait for their gradient."""
         least = shortest(hops_after)
         way = self._ways.get(hops_after)
         if not hops_after or way is None or not math.isfinite(way.enough):

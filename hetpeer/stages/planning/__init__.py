@@ -1,1 +1,1 @@
-"""How long a step of a swarm takes, in virtual time."""
+"""Duration of a swarm's step, in virtual time."""

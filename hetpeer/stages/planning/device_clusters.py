@@ -18,7 +18,7 @@ NOTICED = 1e-12
 NO_LESS = 1e-9
 """Least price of a pair, as a fraction of the farthest pair's."""
 REDRAWN = 4
-"""How often two halves are drawn anew, each time by mean distance."""
+"""Number of times two halves are drawn anew, each time by mean distance."""
 
 
 def chain(seconds: Floats, start: int) -> Ints:

@@ -44,7 +44,7 @@ class VirtualVolunteer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VirtualStep:
-    """From the end of one step to that of the next, in seconds."""
+    """A step: from the end of one step to the end of the next, in seconds."""
 
     seconds: float
     computing: Mapping[str, float]
@@ -98,7 +98,7 @@ class VirtualSwarm:
         }
         """Sender → to → bytes of a step's reduce."""
         self._steps: list[_UnderWay] = []
-        """In their order: the first is the next to be over."""
+        """Steps under way, oldest first: the first is the next to end."""
         self._opened = self._over = 0
 
     def step(self) -> VirtualStep:
@@ -139,7 +139,7 @@ class VirtualSwarm:
                 self._happened(step, first, cores[first].assign(number, route, 0))
 
     def _decide(self) -> None:
-        """When the first step has no work left, begin its reduce and update; steps end in order."""
+        """Begin the first step's reduce and update if it has no work left; steps end in order."""
         first = self._steps[0]
         if first.left or first.awaited:
             return

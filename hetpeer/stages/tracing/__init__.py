@@ -1,1 +1,1 @@
-"""From the author's torch module to blocks. Runs on the author's machine only."""
+"""Conversion of the author's torch module to blocks. Runs on the author's machine only."""

@@ -1,4 +1,4 @@
-"""From a piece of the operator graph to a block: inputs, outputs, owned tensors, costs."""
+"""Blocks made of pieces of the operator graph: inputs, outputs, owned tensors, costs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILL = "aten.masked_fill.Scalar"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeMode:
-    """How blocks compute: under bf16 autocast, and with recomputation instead of kept activations."""
+    """Mode of computing blocks: under bf16 autocast, and with recomputation instead of kept activations."""
 
     autocast: bool = False
     recompute: bool = False

@@ -125,7 +125,7 @@ def _graphs(exported: ExportedProgram) -> list[torch.fx.Graph]:
 
 
 def _dropouts(exported: ExportedProgram) -> int:
-    """How often the program draws a mask."""
+    """Number of times the program draws a mask."""
     return sum(
         _draws(node) for graph in _graphs(exported) for node in graph.nodes if node.op == "call_function"
     )

@@ -1,4 +1,4 @@
-"""From torch's exported graph to our own calls: plain data, with hidden state made explicit.
+"""Conversion of torch's exported graph to our own calls: plain data, with hidden state made explicit.
 
 Sizes that depend on the batch become `Batch(k)`. Dropout, attention with dropout and BatchNorm become the
 operators of own_operators.py. Checks that export leaves in the graph are removed.

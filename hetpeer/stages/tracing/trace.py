@@ -37,7 +37,7 @@ class OpDag:
     """
 
     nodes: tuple[OperatorCall, ...]
-    """In the order of the author's program."""
+    """Calls in the order of the author's program."""
     values: Mapping[str, Value]
     """All values: inputs, parameters, buffers, results. `grad`: the loss sends a gradient there."""
     flops: Mapping[str, int]

@@ -166,8 +166,8 @@ def _homes() -> Iterator[Path]:
 
 
 def scratch() -> Path:
-    """The one writable folder, where torch makes caches at import. A user's workers share it, closed to other
-    users.
+    """The only writable folder; torch makes caches there at import. A user's workers share it; other users
+    cannot use it.
 
     Raises OSError, also if another user made it.
     """

@@ -202,7 +202,7 @@ CHUNK: Final = 1 << 15
 """Elements converted to float64 at a time."""
 
 FEWEST: Final = 3
-"""With fewer parts none is far from the others."""
+"""Least number of parts for clipping: with fewer, none is far from the others."""
 PRECISION: Final = 1e-12
 """Relative precision of a squared distance, compared with the squares whose difference it is."""
 

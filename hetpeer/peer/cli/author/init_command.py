@@ -24,7 +24,7 @@ class Shape(enum.StrEnum):
 
 
 class Mode(enum.StrEnum):
-    """How pipelines come to the same parameters (docs/training.md)."""
+    """Way in which pipelines agree on parameters (docs/training.md)."""
 
     EXACT = "exact"
     GROUPED = "grouped"

@@ -127,7 +127,7 @@ class SwarmQuestion:
     """Processor time of the whole command, from start to end."""
     seed: int
     svg: Path | None = None
-    """Where to draw the plan."""
+    """File for a drawing of the plan; None: no drawing."""
 
 
 def plan_swarm(asked: SwarmQuestion, *, as_json: bool) -> None:

@@ -108,7 +108,7 @@ def own_lines(here: Here | None) -> Iterator[tuple[str, str]]:
 
 
 def _volunteer_lines(figures: VolunteerStatus) -> Iterator[tuple[str, str]]:
-    """What the volunteer has done, and its links; known even while the swarm does not answer."""
+    """Lines on the volunteer's work and links; known even while the swarm does not answer."""
     blocks = "" if figures.blocks is None else f"  {blocks_text(*figures.blocks)}"
     speed = f"{figures.units_per_second:,.0f} {figures.unit}/s, {figures.computes:.0%} of the time computing"
     yield "you", escaped(f"{speed}, {counted(figures.microbatches, 'microbatch', 'microbatches')}{blocks}")
@@ -120,7 +120,7 @@ def _volunteer_lines(figures: VolunteerStatus) -> Iterator[tuple[str, str]]:
 
 
 def _reliable_lines(own: ReliableStatus) -> Iterator[tuple[str, str]]:
-    """What the reliable peer that was asked knows itself, even while the swarm does not answer."""
+    """Lines on the asked reliable peer's own view; known even while the swarm does not answer."""
     leads = (
         "coordinates"
         if own.leader == own.peer
@@ -165,7 +165,7 @@ def _summary(found: SwarmStatus, here: Here | None) -> Iterator[tuple[str, str]]
 
 
 def _coordinator(found: SwarmStatus) -> str:
-    """Who coordinates: `coordinated by …x9fQ2a`."""
+    """Name of the coordinator, as in `coordinated by …x9fQ2a`."""
     leaders = [row for row in found.peers if row.role == "coordinator"] if found.swarm.coordinator else []
     return f"coordinated by {_name(leaders[0])}" if leaders else "no coordinator"
 
@@ -260,7 +260,7 @@ def _busy(row: PeerRow) -> str:
 
 
 def _reached(row: PeerRow, names: Mapping[str, str]) -> str:
-    """How other peers reach this one; empty while that is unknown."""
+    """Way by which other peers reach `row`'s peer; empty while it is unknown."""
     if row.reach == "private":
         ways = ", ".join(_at(relay, names) for relay in row.relays)
         return f"through {ways}" if ways else "by nobody"
@@ -273,7 +273,7 @@ def _names(found: SwarmStatus) -> dict[str, str]:
 
 
 def _at(end: str, names: Mapping[str, str]) -> str:
-    """What the peer is called whose id ends so."""
+    """Name of the peer whose id ends in `end`."""
     return names.get(end, short_id(end))
 
 

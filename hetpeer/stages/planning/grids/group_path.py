@@ -43,7 +43,7 @@ def bottlenecks(costs: Floats) -> Floats:
 
 @cache
 def _layer(size: int, row: int) -> tuple[Ints, Ints]:
-    """For each subset of row + 1 columns and each column in it: place of the rest, and the column."""
+    """(place of the rest, column) for each subset of row + 1 columns and each column in it."""
     smaller = {subset: place for place, subset in enumerate(combinations(range(size), row))}
     subsets = list(combinations(range(size), row + 1))
     before = [[smaller[tuple(c for c in subset if c != column)] for column in subset] for subset in subsets]
@@ -84,7 +84,7 @@ EXACT = 13
 BEGINNINGS = 8
 """Nearest-neighbour paths tried for more groups than EXACT."""
 MANY = 512
-"""With more than MANY / BEGINNINGS groups, fewer paths are tried."""
+"""Largest product of groups and paths tried: more groups mean fewer paths."""
 NOTICED = 1e-9
 """Improvements below this fraction of the longest hop are rounding errors."""
 

@@ -39,7 +39,7 @@ class Swaps(NamedTuple):
     limit: Floats
 
     def some(self, which: Ints) -> Swaps:
-        """Only the swaps with these indices."""
+        """The swaps with the indices `which`."""
         grid, one, other, here, there, limit = self
         return Swaps(grid[which], one[which], other[which], here[which], there[which], limit[which])
 

@@ -75,7 +75,7 @@ def as_it_is(
 
 
 def holders_at(held: Sequence[Range], blocks: int) -> list[list[int]]:
-    """For each block, the devices that hold it."""
+    """Devices that hold each block."""
     return [
         [device for device, (begin, end) in enumerate(held) if begin <= block < end]
         for block in range(blocks)

@@ -14,7 +14,7 @@ from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
 from hetpeer.stages.planning.swarms.swarm_plan import SwarmPlan, planned
 
 OrdersAndCuts = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
-"""For each pipeline its devices in order, and where the blocks are cut."""
+"""(devices in order, cuts of the blocks) for each pipeline."""
 
 NOTICED = 1e-9
 """Improvements below this fraction of a step do not count."""

@@ -216,7 +216,7 @@ class IncrementalPlanner:
             yield from self._mended([alive[number] for number in sorted(numbers)])
 
     def _mended(self, lines: Sequence[Sequence[PipelinePlace]]) -> Iterator[list[OrderAndCuts]]:
-        """These pipelines with their gaps closed, without those that memory or links do not allow."""
+        """Pipelines of `lines` with their gaps closed, less those that memory or links do not allow."""
         here = {device for line in lines for device, _ in line}
         spare = [device for device in range(len(self._devices)) if device not in here]
         ways = [

@@ -37,7 +37,7 @@ class PlannedPipeline:
     cuts: tuple[int, ...]
     """Device k has the blocks [cuts[k], cuts[k + 1])."""
     period: float
-    """From one microbatch to the next."""
+    """Seconds from one microbatch to the next."""
     fill: float
     """One microbatch alone, there and back."""
     slowest: tuple[str, int]
@@ -55,7 +55,7 @@ class PlannedStage:
     device: int
     begin: int
     end: int
-    """Its blocks are [begin, end)."""
+    """Blocks [begin, end) of the device."""
     computing: float
     sending: float
     """The slower of its links, or its uplink with both directions, at full compression."""
@@ -196,7 +196,7 @@ class PipelineCuts:
         return self._busy(near, min(place, 1), len(order) - 1 - place)
 
     def _busy_between(self, near: tuple[int, ...], place: int, behind: int) -> Floats:
-        """As `_periods`, from what matters of an order: the neighbours `near` and how many are `behind`."""
+        """Periods as in `_periods`, by what matters of an order: neighbours `near`, number `behind`."""
         device = near[place]
         busy = np.maximum(self._sending(near, place), self._computing(device))
         fits = self._needed(behind) <= self.devices.memory[device]

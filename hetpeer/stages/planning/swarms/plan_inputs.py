@@ -37,7 +37,7 @@ class Devices:
         return len(self.flops)
 
     def some(self, which: Sequence[int]) -> Devices:
-        """Only these devices, in this order."""
+        """The devices `which`, in this order."""
         chosen, pairs = list(which), np.ix_(which, which)
         return Devices(
             flops=self.flops[chosen],
@@ -55,7 +55,7 @@ class Compression:
     forward: float = 1.0
     backward: float = 1.0
     reduce: float = 1.0
-    """For gradients on their way into sums, and for the sums."""
+    """Factor for gradients on their way into sums, and for the sums."""
     adaptive: bool = False
     """Whether activations and their gradients are compressed only on links slower than computing, as far as
     it helps.

@@ -38,7 +38,7 @@ STARTS = 3
 ADDED = 0.02
 """Fraction of a step beyond which the reduce is a reason to cut pipelines alike."""
 MANY, SOME = 32, 8
-"""With more devices than MANY only SOME numbers of pipelines are tried, while there is time."""
+"""Limits: beyond MANY devices only SOME numbers of pipelines are tried, while there is time."""
 MORE = 200
 """Random orders tried if no beginning fits into memory."""
 LEAST = 256

@@ -28,7 +28,7 @@ class SwarmPlan:
     shares: tuple[int, ...]
     """Microbatches of each pipeline."""
     total_s: float
-    """From one step to the next; if pipelines train batches of their own, from one batch to the next."""
+    """Seconds from one step to the next, or from batch to batch if pipelines train their own batches."""
     pipeline_s: float
     """The pipelines alone."""
     sync_s: float
@@ -143,7 +143,7 @@ def divided(ways: Sequence[tuple[float, float]], microbatches: int) -> float:
 
 
 def holders_of(pipelines: Sequence[PlannedPipeline]) -> list[list[int]]:
-    """For each block, one device of each pipeline."""
+    """Holders of each block: one device of each pipeline."""
     lines = [np.repeat(pipeline.devices, np.diff(pipeline.cuts)) for pipeline in pipelines]
     holders: list[list[int]] = np.array(lines).T.tolist()
     return holders
