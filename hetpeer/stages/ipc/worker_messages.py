@@ -40,8 +40,6 @@ Text = Annotated[str, Field(max_length=MAX_TEXT, strict=True)]
 """Text for people, bounded: the worker runs graphs from the net, and its texts go into the daemon's log."""
 Setting = bool | int | Number | Name | tuple[Number, ...] | tuple[tuple[Number, Number], ...]
 """One setting of the update rule."""
-
-
 MAX_FRAME_BYTES = 64 << 20
 """Room for the largest block's graph; tensors do not pass here."""
 PREFIX = struct.Struct("<IQ")
@@ -77,7 +75,7 @@ class Command(Generic[R]):
     def __init_subclass__(cls, kind: str, lane: WorkerLane = WorkerLane.COMPUTE) -> None:
         (cls.answer,) = get_args(vars(cls)["__orig_bases__"][0])
         cls.kind, cls.lane = kind, lane
-        _COMMANDS[kind] = dataclass(frozen=True, kw_only=True)(cls)
+        _declare(cls, _COMMANDS)
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
@@ -88,7 +86,13 @@ class Result:
 
     def __init_subclass__(cls, kind: str) -> None:
         cls.kind = kind
-        _RESULTS[kind] = dataclass(frozen=True, kw_only=True)(cls)
+        _declare(cls, _RESULTS)
+
+
+def _declare(message: type[Any], kinds: dict[str, type[Any]]) -> None:
+    if message.kind in kinds:
+        raise TypeError(f"{message.__name__} and {kinds[message.kind].__name__} are both {message.kind!r}")
+    kinds[message.kind] = dataclass(frozen=True, kw_only=True)(message)
 
 
 # ── frames ──────────────────────────────────────────────────────────────────────────────────────────────────
