@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.averaging.member.position import choose_place
-from hetpeer.bootstrap.state.link_costs import shunned
 from hetpeer.bootstrap.state.membership import BlockDemand, LifeCycle, Membership, VolunteerState
+from hetpeer.bootstrap.state.work_shares import shunned
 
 COSTS = [BlockDemand(elements=10, memory_bytes=10 * (n + 1), flops=float(n)) for n in range(4)]
 EVEN, UNEVEN = ((0, 2), (2, 4)), ((0, 1), (1, 4))

@@ -7,8 +7,8 @@ import pytest
 
 from hetpeer.averaging.messages import Task
 from hetpeer.bootstrap.coordinator.routing import Assignments
-from hetpeer.bootstrap.state.link_costs import LinkCosts, link_costs, rates
 from hetpeer.bootstrap.state.membership import BlockDemand, LifeCycle, Membership, VolunteerState
+from hetpeer.bootstrap.state.work_shares import LinkCosts, link_costs, rates
 from hetpeer.stages.pipeline.routes import Hop, assign_routes
 
 BLOCKS = 4

@@ -24,9 +24,9 @@ from hetpeer.bootstrap.state.effects import (
     Effect,
     Send,
 )
-from hetpeer.bootstrap.state.link_costs import rates
 from hetpeer.bootstrap.state.membership import LifeCycle, VolunteerState
 from hetpeer.bootstrap.state.timeouts import Leases
+from hetpeer.bootstrap.state.work_shares import rates
 
 
 class Coordinator:

@@ -17,9 +17,8 @@ from hetpeer.bootstrap.coordinator.step_reduction import StepReduction
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Effect, NextStep, Send
 from hetpeer.bootstrap.state.failed_microbatches import FailedMicrobatch, FailureReports
-from hetpeer.bootstrap.state.issue_limits import few
-from hetpeer.bootstrap.state.link_costs import link_costs, link_targets, rates, shunned
 from hetpeer.bootstrap.state.timeouts import AdaptiveTimeouts, ProgressTimer
+from hetpeer.bootstrap.state.work_shares import few, link_costs, link_targets, rates, shunned
 from hetpeer.dht.base.errors import ProtocolError
 
 

@@ -20,9 +20,9 @@ from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.state.context import Agenda, CoordinatorContext
 from hetpeer.bootstrap.state.effects import CoordinatorConfig, Disconnect, Effect, NextStep, Record, Send
 from hetpeer.bootstrap.state.failed_microbatches import Failures
-from hetpeer.bootstrap.state.issue_limits import IssueLimits
 from hetpeer.bootstrap.state.membership import Membership, VolunteerState
 from hetpeer.bootstrap.state.timeouts import Leases
+from hetpeer.bootstrap.state.work_shares import IssueLimits
 
 
 class _Nothing:

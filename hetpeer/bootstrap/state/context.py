@@ -19,8 +19,8 @@ from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.log.unused_work import LateWork
 from hetpeer.bootstrap.state.effects import CoordinatorConfig, CoordinatorState, NextStep, Record
 from hetpeer.bootstrap.state.failed_microbatches import Failures
-from hetpeer.bootstrap.state.issue_limits import IssueLimits
 from hetpeer.bootstrap.state.membership import Membership
+from hetpeer.bootstrap.state.work_shares import IssueLimits
 
 
 class Agenda(Protocol):

@@ -18,7 +18,7 @@ from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.bootstrap.conduct.disputed_pairs import DisputedPairs
 from hetpeer.bootstrap.coordinator.reduction import divided
 from hetpeer.bootstrap.run.manifest import Manifest, SignedManifest
-from hetpeer.bootstrap.state.link_costs import leaving
+from hetpeer.bootstrap.state.work_shares import leaving
 from hetpeer.dht.base.errors import ExitCode, LocalError, short_id
 from hetpeer.dht.discovery import Advert, LinkNote
 from hetpeer.peer.planning.swarm_inventory import believed, uplink_of

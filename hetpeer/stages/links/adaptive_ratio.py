@@ -1,8 +1,8 @@
 """Compression of a link: as little as keeps the pipeline fed. Pure (docs/links.md).
 
 FusionLLM (arXiv 2410.12707, Eq. 7) compresses every link in proportion to its time, the slowest by the
-author's ratio. Here all links aim at one time, `target` (bootstrap/state/link_costs.py), which is never below
-the slowest stage's computation: precision is not given up unless it saves time. Compression begins with
+author's ratio. Here all links aim at one time, `target` (bootstrap/state/work_shares.py), which is never
+below the slowest stage's computation: precision is not given up unless it saves time. Compression begins with
 halves, bytes and half bytes, before elements are left out.
 """
 

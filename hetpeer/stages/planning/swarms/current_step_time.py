@@ -3,7 +3,7 @@
 Microbatches are passed on to any holder of the next blocks, as the coordinator routes them
 (bootstrap/coordinator/routing.py): faster holders get more, in whatever pipeline they are. Links within a
 pipeline are measured; an unused link to another pipeline counts as no faster than the sender's own, as routes
-assume (bootstrap/state/link_costs.py).
+assume (bootstrap/state/work_shares.py).
 """
 
 from __future__ import annotations

@@ -1,20 +1,31 @@
-"""Speed of a step's volunteers at their places, costs of the links between them, and link targets.
+"""How much of a step's work each volunteer gets: its speed, link costs and link targets, and issue limits.
 
-Pure. The inputs are volunteers' claims. A false claim gives a volunteer more or less work than it should have
-and slows the run; it cannot change which microbatches count.
+Pure. All but the limits rests on claims: a volunteer that lies gets more or less work than it should, and the
+run is slower. What counts does not depend on them; the exact cover decides that.
 
-Routes prefer fast links and links within a cluster, since planners put neighbours into one cluster
-(docs/planning.md). A link to another cluster that was not measured costs as much as one more microbatch at a
-mean peer (`leaving`): a route uses it only if the load of the peers is that uneven.
+Routes keep to fast links and to their cluster. Planners put neighbours into one cluster (docs/planning.md),
+and know nothing of holders of the next blocks in other clusters. A link out of the cluster that was not
+measured is taken to be as slow and as busy as the mean of its sender's links. It is used where the load of
+the peers is uneven enough.
 
 With an adaptive codec each volunteer's links have a target (docs/links.md): a link should take no longer than
-the time between two microbatches of its sender. This is longer for a slow holder, as holders of a block share
-its microbatches by speed.
+the time between two microbatches of its sender. Holders of a block share its microbatches. So a slow holder
+does few of them and has time for each.
+
+A volunteer that takes ids and does not do them costs a step two stall timeouts. A few ids cost only the time
+until the last ones are handed out a second time. So a limit is counted in handfuls: one is as many ids as the
+end of a step can absorb (`few`). Nobody has a limit at first. A volunteer that counts less than half of what
+was taken from it falls to half a handful a step, the next time to a quarter, and so on. Less than one handful
+is saved up: after three falls it is tried in every eighth step. What it counts raises its limit, until that
+no longer binds. How deep the next fall is recovers slowly, so alternating good and bad steps gains nothing.
+This is additive increase, multiplicative decrease, as in TCP (Chiu and Jain, 1989; Jacobson, 1988). Where
+nobody else holds a block there is no limit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean, median
 from types import MappingProxyType
 
@@ -24,8 +35,21 @@ from hetpeer.stages.planning.swarms.plan_inputs import Compression
 
 MOST = 100.0
 """No volunteer is taken to be more than this many times as fast as the median."""
-LEAST = 0.01
+LIGHTEST = 0.01
 """Least weight of a block, relative to the median: work without matrix products takes time, too."""
+FIRST = 0.5
+"""Handfuls a step after the first fault."""
+DECREASE = 0.5
+LEAST = 2.0**-10
+"""Least part of a handful a step: a volunteer that has improved is noticed some day."""
+INCREASE = 0.5
+"""Rise of the limit, in ids, for each id that is counted."""
+FORGIVEN = 2.0 ** (1 / 32)
+"""Factor by which the next fall is less deep after each good step."""
+HEDGED = 0.05
+"""Last ids of a step, as a share of all, that are handed out twice when they take too long."""
+MAX_PEERS = 1024
+"""Peers that are remembered; older ones begin again without a limit."""
 
 
 def rates(ready: Collection[VolunteerState], costs: Sequence[BlockDemand]) -> dict[str, float]:
@@ -39,7 +63,7 @@ def rates(ready: Collection[VolunteerState], costs: Sequence[BlockDemand]) -> di
     guessed, said = {}, {}
     for volunteer in ready:
         begin, end = volunteer.place or (0, 1)
-        flops = fmean(max(cost.flops, LEAST * usual) for cost in costs[begin:end])
+        flops = fmean(max(cost.flops, LIGHTEST * usual) for cost in costs[begin:end])
         guessed[volunteer.peer] = max(volunteer.flops_per_second, 1.0) / flops
         if volunteer.computing:
             said[volunteer.peer] = (end - begin) / volunteer.computing
@@ -176,3 +200,72 @@ def _beside(one: VolunteerState, others: Iterable[VolunteerState]) -> tuple[set[
             before |= {other.peer} if first < begin <= last else set()
             behind |= {other.peer} if first <= end < last else set()
     return before, behind
+
+
+# ── issue limits ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(slots=True)
+class _Allowance:
+    handfuls: float = 0.0
+    """Handfuls a step."""
+    saved: float = 0.0
+    falls_to: float = FIRST
+    """Handfuls after the next fault."""
+
+
+class IssueLimits:
+    """Limits of one term."""
+
+    def __init__(self) -> None:
+        self.limited: dict[str, _Allowance] = {}
+        """Peers that have a limit."""
+
+    def limits(self, peers: Collection[str], ids: int) -> dict[str, int]:
+        """Peer with a limit → most ids of a step of `ids` that begins with `peers`.
+
+        Those with less than one handful share one between them. Otherwise two that have saved up for the same
+        step would hold up more than its end can absorb.
+        """
+        found, tried = dict[str, int](), 0
+        for peer, one in self.limited.items():
+            if peer not in peers:
+                continue
+            one.saved = min(one.saved + one.handfuls, max(one.handfuls, 1.0))
+            found[peer] = int(one.saved * few(ids)) if one.saved >= 1.0 else 0
+            if one.handfuls < 1.0:
+                found[peer] *= tried + found[peer] <= few(ids)
+                tried += found[peer]
+            one.saved -= found[peer] / few(ids)
+        return found
+
+    def judge(self, taken: Mapping[str, int], counted: Mapping[str, int], ids: int) -> None:
+        """Adapt limits after a step of `ids`.
+
+        `taken`: peer → ids taken from it undone; `counted`: peer → ids it counts.
+        """
+        for peer, number in taken.items():
+            if number > 2 * counted.get(peer, 0):
+                self._fall(peer)
+        for peer, number in counted.items():
+            if number and peer in self.limited and taken.get(peer, 0) <= 2 * number:
+                self._rise(peer, number, ids)
+
+    def _fall(self, peer: str) -> None:
+        one = self.limited.setdefault(peer, _Allowance())
+        one.handfuls, one.saved = one.falls_to, 0.0
+        one.falls_to = max(one.falls_to * DECREASE, LEAST)
+        if len(self.limited) > MAX_PEERS:
+            del self.limited[next(iter(self.limited))]
+
+    def _rise(self, peer: str, counted: int, ids: int) -> None:
+        one = self.limited[peer]
+        one.handfuls = min(one.handfuls + INCREASE * counted / few(ids), ids / few(ids))
+        one.falls_to = min(one.falls_to * FORGIVEN, FIRST)
+        if one.handfuls * few(ids) >= ids and one.falls_to >= FIRST:
+            del self.limited[peer]
+
+
+def few(microbatches: int) -> int:
+    """Undone ids that count as the last of a step of this many microbatches."""
+    return max(1, int(HEDGED * microbatches))
