@@ -7,10 +7,9 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from hetpeer.stages.planning.swarms.cut_refinement import CutRefinement
 from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts
 from hetpeer.stages.planning.swarms.plan_search import PlanSearch
-from hetpeer.stages.planning.swarms.swarm_plan import planned
+from hetpeer.stages.planning.swarms.swarm_plan import CutRefinement, planned
 from tests.stages.test_planning_living import roomy, turns
 from tests.stages.test_planning_swarms import by_hand, some_devices, some_work
 

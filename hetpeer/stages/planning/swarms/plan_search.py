@@ -5,7 +5,7 @@ memory, uplink or speed, in the given order, by communities, or by halves (devic
 into any number of pipelines of about the same speed, laid out so that neighbours form a stage, or reduced to
 its first few devices. Then annealing: devices swap, move and turn round; pipelines are split and joined. Only
 pipelines that a move touches are cut anew, and cuts are cached. The best plan gets its borders refined for
-the whole step (cut_refinement.py).
+the whole step (swarm_plan.py).
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from itertools import pairwise
 import numpy as np
 
 from hetpeer.stages.planning import device_clusters
-from hetpeer.stages.planning.swarms.cut_refinement import CutRefinement
 from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts, PlannedPipeline, roomiest_last
 from hetpeer.stages.planning.swarms.plan_inputs import Devices, Floats, StepDemand
-from hetpeer.stages.planning.swarms.swarm_plan import SwarmPlan, planned
+from hetpeer.stages.planning.swarms.swarm_plan import CutRefinement, SwarmPlan, planned
 
 Orders = tuple[tuple[int, ...], ...]
 """The devices of each pipeline; those in none are unused."""
