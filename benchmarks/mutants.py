@@ -34,7 +34,7 @@ def hunted(name: str, most: int, faults: int) -> dict[str, Any]:
         with MUTANTS[name]():
             outcome = simulate(seed, Coverage(), faults=faults)
         gc.collect()
-        if outcome.violation is not None:
+        if outcome.caught:
             caught.append(seed)
     return {"bug": inspect.getdoc(MUTANTS[name]), "caught_by": caught, "histories": seed + 1}
 

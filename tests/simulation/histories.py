@@ -46,6 +46,16 @@ class HistoryOutcome:
     overlapped: int
     """Committed steps that began before the step before them was committed."""
 
+    @property
+    def caught(self) -> bool:
+        """Whether a seeded bug has broken an invariant.
+
+        Raises TypeError if the bug's patch does not fit what it patches, which proves nothing.
+        """
+        if self.violation is not None and self.violation.startswith("TypeError"):
+            raise TypeError(self.violation)
+        return self.violation is not None
+
     @classmethod
     def of(cls, seed: int, violation: str | None, swarm: CheckedSwarm) -> HistoryOutcome:
         """Result of the history of `swarm`."""

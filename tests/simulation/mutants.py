@@ -221,9 +221,9 @@ def old_votes() -> AbstractContextManager[None]:
     def any_vote(self: Reduce, peer: str, message: m.Vote, *others: Any) -> bool:
         return vote(self, peer, message.model_copy(update={"plan": self.plan}), *others)
 
-    def keeping(self: Reduce, *arguments: Any) -> Any:
+    def keeping(self: Reduce, *arguments: Any, **named: Any) -> Any:
         votes = dict(self.votes)
-        told = make(self, *arguments)
+        told = make(self, *arguments, **named)
         self.votes.update(votes)
         return told
 

@@ -46,7 +46,7 @@ def test_a_seeded_bug_is_caught_three_times(name):
     for seed in range(QUICK[name]):
         with MUTANTS[name]():
             outcome = history(name, seed)
-        if outcome.violation is not None:
+        if outcome.caught:
             caught.append(seed)
             if len(caught) == 3:
                 return

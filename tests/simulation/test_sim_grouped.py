@@ -117,5 +117,5 @@ MUTANTS = {
 def test_a_seeded_bug_is_caught_three_times(name):
     with MUTANTS[name]():
         seeds = DELAYED if name in ("live", "midway") else range(32)
-        broken = (seed for seed in seeds if simulate(seed, faults=FAULTS).violation)
+        broken = (seed for seed in seeds if simulate(seed, faults=FAULTS).caught)
         assert len(list(islice(broken, 3))) == 3
