@@ -382,6 +382,6 @@ class EffectQueue(Generic[Item]):
         self._drained()
 
     def close(self) -> None:
-        """Drop what waits and ignore what comes."""
+        """Drop waiting effects and ignore further ones."""
         self._closed = True
         self._waiting.clear()

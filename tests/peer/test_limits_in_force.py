@@ -199,7 +199,7 @@ async def test_a_sensor_that_hangs_leaves_the_others_in_force(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What was read last goes on counting, with the clock and the month's bytes of now; and it is said once."""
-    monkeypatch.setattr(sensors, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(sensors, "TIMEOUT_S", 0.05)
     async with rig(tmp_path, Settings().changed("limits.transfer_cap", "1MB", "")) as made:
         made.sensors.battery = True
         await made.governing.look()
@@ -238,7 +238,7 @@ from hetpeer.peer.limits import sensors
 from tests.peer.test_limits_in_force import Given, rig
 
 async def main():
-    sensors.PATIENCE_S = 0.05
+    sensors.TIMEOUT_S = 0.05
     Given.read = lambda *_: threading.Event().wait()
     async with rig(Path({str(tmp_path)!r})) as made:
         print(made.daemon.wish.value)

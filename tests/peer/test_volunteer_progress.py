@@ -12,7 +12,7 @@ from hetpeer.bootstrap.run.manifest import Manifest, validated
 from hetpeer.peer.daemon import volunteer_progress
 from hetpeer.peer.daemon.volunteer_progress import (
     EVERY_S,
-    PATIENCE_S,
+    SHOWN_AFTER_S,
     STALLED_S,
     WORTH_TELLING,
     Arriving,
@@ -68,7 +68,7 @@ def test_lines_while_a_state_comes_and_when_it_does_not(capsys: pytest.CaptureFi
             received[0] += WORTH_TELLING
         made._show(syncing, now + number / 2, number / 2)
         said += capsys.readouterr().err.splitlines()
-    first = next(number for number in range(80) if number / 2 > PATIENCE_S) / 2
+    first = next(number for number in range(80) if number / 2 > SHOWN_AFTER_S) / 2
     assert first < 10 / 2
     fetching = [line for line in said if line.startswith("fetching")]
     assert said[:2] == ["getting blocks 1-2 ready", "waiting for the state of blocks 1-2"]

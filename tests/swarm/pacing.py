@@ -105,5 +105,5 @@ def hasty_stand_in() -> None:
         service = self._service()
         return service is not None and service.core.step is not None and is_wanted(self, peer)
 
-    stand_in.PATIENCE_S = 1.0
+    stand_in.NEEDED_S = 1.0
     stand_in.StandIn._is_wanted = wanted_in_a_step

@@ -157,7 +157,7 @@ class WaitQueue:
         self._count()
 
     def averaged(self, seconds: float) -> None:
-        """A group has averaged, and it took so long."""
+        """A group has averaged, which took `seconds`."""
         self._window.averaged(seconds)
 
     def leave(self, worker: str) -> None:
@@ -226,7 +226,7 @@ class GroupScheduler(Protocol):
         """`worker` has left."""
 
     def averaged(self, seconds: float) -> None:
-        """A group of several has averaged, and it took so long."""
+        """A group of several has averaged, which took `seconds`."""
 
     def tick(self, now: float) -> list[Group]:
         """Time has passed."""

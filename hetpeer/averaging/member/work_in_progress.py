@@ -53,7 +53,7 @@ class WorkInProgress:
         self.shunned: set[str] = set()
         """Peers that have offended too often: we exchange no tensors with them for now, whatever the step."""
         self._congested: dict[str, int] = {}
-        """Peer → the link takes no forwards with so many blocks or more left to the loss."""
+        """Peer → number of blocks left to the loss from which on its link takes no forwards."""
         self._told: set[str] = set()
         """Shunned partners that the coordinator knows of."""
         self._position = position

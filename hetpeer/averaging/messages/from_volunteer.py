@@ -53,7 +53,7 @@ class Hello(Schema):
     product_flops: Speed = 0.0
     """FLOP/s in a product of large matrices, measured everywhere in the same way; 0: unknown."""
     uplink: Speed = 0.0
-    """Bytes/s that leave it, as far as it is allowed to and has measured before; 0: not known."""
+    """Bytes/s that the volunteer can send, within its limits, as measured before; 0: not known."""
     place: Range | None = None
     cluster: Count = 0
     """The cluster of the term-view that it was in."""

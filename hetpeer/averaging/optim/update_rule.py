@@ -47,7 +47,7 @@ class UpdateContext:
     update: int
     """Number of the update, from 1."""
     workers: int
-    """The gradient counts as the mean of so many workers' gradients (SDPipe, section 4)."""
+    """Number of workers of whose gradients this gradient counts as the mean (SDPipe, section 4)."""
 
 
 class UpdateRule(BaseModel, ABC):

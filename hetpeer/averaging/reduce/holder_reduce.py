@@ -267,5 +267,5 @@ class Reduction:
         return set(self.votes) == self._mine
 
     def matches(self, digests: Mapping[int, str], blocks: Iterable[int]) -> bool:
-        """Whether what we hold of `blocks` is what `digests` (a commit) names."""
+        """Whether our reduced gradients of `blocks` have the `digests` of a commit."""
         return all(b in self.votes and self.votes[b].digest == digests.get(b) for b in blocks)

@@ -30,7 +30,7 @@ AT_ONCE = 8
 SHORTEST = 1 << 13
 """Elements; of a shorter one the head and the worker's call cost as much as what it carries."""
 PIECES = 64
-"""A share is cut into so many shards at most."""
+"""Most shards of one share."""
 
 
 def shares_of(cover: Cover, elements: int) -> list[tuple[str, int, int]]:

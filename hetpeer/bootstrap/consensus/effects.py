@@ -56,7 +56,7 @@ class Durable:
 
 @dataclass(frozen=True, slots=True)
 class SaveBallot:
-    """Make durable that we are in `term`, and whom we have voted for in it (None: nobody yet)."""
+    """Make durable our term and our vote in it (None: no vote yet)."""
 
     term: int
     voted_for: str | None

@@ -37,7 +37,7 @@ class AmendmentAnswer:
     sequence: int
     """Number of the latest amendment that it knows."""
     in_effect: bool
-    """Whether that one is in effect, by the word of a leader."""
+    """Whether that amendment is in effect, by the word of a leader."""
     checkpoint: int
     """Version of the newest checkpoint on its disk."""
     data: bytes

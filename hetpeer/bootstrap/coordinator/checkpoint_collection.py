@@ -116,7 +116,7 @@ class CheckpointCollection:
         return [block for block, right in words.items() if right not in (None, self._digests[block])]
 
     def settle(self) -> None:
-        """Keep what is agreed now: the current version is about to end, nobody reports its digests later."""
+        """Keep the agreed digests of the current version: it is about to end; nobody reports them later."""
         if self.under_way and self._order is not None:
             blocks = self._order.savers
             self._settled = {block: self._agreement.settled(block, last=True) for block in blocks}

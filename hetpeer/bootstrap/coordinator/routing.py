@@ -248,7 +248,7 @@ class Assignments:
         return moved
 
     def _goes(self, microbatch: int, way: Route) -> None:
-        """Route `microbatch` this `way`, and note from whom it is taken.
+        """Route `microbatch` along `way`, and note the peers from which it is taken.
 
         A peer that has left the step is not to blame.
         """

@@ -108,7 +108,7 @@ class CoordinatedStep:
 
     @property
     def evaluated_only(self) -> bool:
-        """Whether it was an evaluation of the final state without training, and is complete."""
+        """Whether the step only evaluates the final state, and is complete."""
         return not self.ledger.ids and self.ledger.complete()
 
     def failed(self) -> FailedMicrobatch | None:
@@ -307,7 +307,7 @@ class CoordinatedStep:
         return not self.reduction.under_way and not self.orphaned and now - self._progress.since >= timeout_s
 
     def again(self, now: float) -> list[Effect]:
-        """Hand out again what is not counted."""
+        """Hand the uncounted ids out again."""
         self.stalls += 1
         self._progress.over(now)
         known = self._make_known()

@@ -223,11 +223,11 @@ class Averagings:
         return self._rounds.get(cluster)
 
     def busy(self, cluster: int) -> bool:
-        """Whether it takes part in an averaging, or will install one."""
+        """Whether `cluster` takes part in an averaging, or will install one."""
         return cluster in self._rounds or cluster in self._promised
 
     def stops(self, cluster: int) -> bool:
-        """Whether it must stand still: its own parameters are averaged, or it will install a mean."""
+        """Whether `cluster` must not train: its own parameters are averaged, or it will install a mean."""
         one = self._rounds.get(cluster)
         return cluster in self._promised or (one is not None and not one.delayed)
 
@@ -238,7 +238,7 @@ class Averagings:
     # ── what happens ────────────────────────────────────────────────────────────────────────────────────────
 
     def skip(self, cluster: int, version: int) -> None:
-        """Note that it found no others at `version`: it trains on as if it had averaged."""
+        """Note that `cluster` found no others at `version`: it trains on as if it had averaged."""
         self._since[cluster] = version
 
     def begin(self, contexts: Mapping[int, CoordinatorContext], now: float, *, last: bool) -> list[Effect]:

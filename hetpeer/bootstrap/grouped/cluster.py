@@ -66,9 +66,9 @@ class Cluster:
         self.given_up: Mapping[str, Any] = {}
         """Log fields of the steps that were under way when the cluster fell apart."""
         self._fetches = False
-        """Whether it was founded in this term."""
+        """Whether the cluster was founded in this term."""
         self.late = False
-        """Whether it fell apart because its holders did not have in time what they were to fetch."""
+        """Whether the cluster fell apart because its holders did not fetch their blocks in time."""
         self.coordinator = Coordinator(context, now, policy=self)
         self._machine = self.coordinator.machine
 
@@ -97,12 +97,12 @@ class Cluster:
 
     @property
     def whole(self) -> bool:
-        """Whether it has its parameters."""
+        """Whether the cluster is founded and all its blocks are held."""
         return self.founded and not self.members.uncovered()
 
     @property
     def at_rest(self) -> bool:
-        """Whether it stands between two steps."""
+        """Whether the cluster is at a step barrier."""
         return self.context.state in AT_BARRIER
 
     def has_room(self, place: tuple[int, int]) -> bool:
@@ -175,7 +175,7 @@ class Cluster:
         return self._machine.at_barrier(now) if self.at_rest else []
 
     def moves_on(self) -> None:
-        """Fix what is agreed of the states of this version: an averaging is about to be the next one."""
+        """Keep the agreed digests of this version: an averaging is about to make the next one."""
         self._machine.checkpoints.settle()
 
     def installs(self, record: Mapping[str, Any], now: float) -> list[Effect]:
@@ -195,7 +195,7 @@ class Cluster:
 
     @property
     def may_begin(self) -> bool:
-        """Whether it was founded and still stands."""
+        """Whether the cluster is founded and has not fallen apart."""
         return self.founded and self.dissolved is None
 
     def excuse(self, pause_s: float) -> None:

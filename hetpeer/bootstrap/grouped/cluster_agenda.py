@@ -35,21 +35,21 @@ class GroupQueue:
         self._in_line: set[int] = set()
 
     def knows(self, cluster: int) -> bool:
-        """Whether it takes part."""
+        """Whether `cluster` takes part."""
         return cluster in self._present
 
     def waits(self, cluster: int) -> bool:
-        """Whether it waits for a group."""
+        """Whether `cluster` waits for a group."""
         return cluster in self._in_line
 
     def join(self, cluster: int, base: int | None, now: float) -> Groups:
-        """Let it take part from now on, with the parameters that `base` had."""
+        """Let `cluster` take part from now on, with the parameters that `base` had."""
         self._present.add(cluster)
         like = str(base) if base in self._present else None
         return self._formed(self._scheduler.joined(str(cluster), like, now))
 
     def line_up(self, cluster: int, now: float) -> Groups:
-        """Let it wait until a group takes it in."""
+        """Let `cluster` wait for a group. Returns the groups that form now."""
         self._in_line.add(cluster)
         return self._formed(self._scheduler.ready(STAGE, str(cluster), now))
 
@@ -194,7 +194,7 @@ class ClusterAgendas:
 
     @property
     def heir(self) -> Cluster:
-        """The cluster that does what is left at the end."""
+        """The cluster that trains the batches left at the end."""
         return min(self._clusters.living, key=lambda cluster: cluster.number)
 
     @property

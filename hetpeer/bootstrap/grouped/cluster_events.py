@@ -157,12 +157,12 @@ class ClusterEvents:
         return []
 
     def _is_ready(self, cluster: Cluster) -> bool:
-        """Whether it has trained its batches since it joined a group, and may join another."""
+        """Whether `cluster` has trained enough batches since its last group, and may join another."""
         due = self._averagings.due(cluster.number, cluster.history.version)
         return due and not self._averagings.busy(cluster.number) and cluster.whole and cluster.at_rest
 
     def _form(self, groups: Iterable[Sequence[int]], now: float) -> list[Effect]:
-        """Let these groups average, without clusters that have fallen apart meanwhile."""
+        """Let `groups` average, without clusters that have fallen apart meanwhile."""
         effects: list[Effect] = []
         for group in groups:
             here = [cluster for cluster in map(self._clusters.get, group) if cluster is not None]

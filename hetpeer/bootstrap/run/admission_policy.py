@@ -74,6 +74,6 @@ class AdmissionPolicy:
 
 
 class Open(AdmissionPolicy):
-    """Everybody whom the author has not banned."""
+    """Admission of everybody that the author has not banned."""
 
     describe = "everybody who has the invite may take part"

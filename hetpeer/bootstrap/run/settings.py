@@ -131,7 +131,7 @@ class AveragingSettings(ManifestPart):
     """Mode `grouped`: clusters train their own batches and average with ready ones (docs/averaging.md)."""
 
     span: Positive = 10
-    """Within so many consecutive groups of each cluster, all clusters are connected."""
+    """Consecutive groups of each cluster within which all clusters are connected."""
     interval: Positive = 1
     """Batches that a cluster trains between averagings."""
     delayed: bool = False

@@ -34,7 +34,7 @@ class CoordinatorConfig:
     averaging_interval: int = 1
     """Batches that a cluster trains before it averages."""
     averaging_delayed: bool = False
-    """Whether it trains on while it averages."""
+    """Whether a cluster trains on while it averages."""
     staleness: int = 0
     """Steps that may begin before the one before them is committed (docs/asynchronous.md)."""
     fresh_steps: int = 0

@@ -61,7 +61,7 @@ class VolunteerState:
     shuns: frozenset[str] = frozenset()
     """Peers that it does not work with for now, by its own report."""
     witness: bool = False
-    """Whether it made its state of the current version itself, and did not copy another's."""
+    """Whether the volunteer made its state of the current version itself, and did not copy another's."""
 
     @classmethod
     def of(cls, peer: str, hello: Hello, now: float) -> VolunteerState:

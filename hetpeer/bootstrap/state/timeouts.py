@@ -124,7 +124,7 @@ class ProgressTimer:
         self.since, self._urged = now, False
 
     def is_unusual(self, now: float) -> bool:
-        """Whether it is longer than ever: the rest may be at a slow peer (Dean, Barroso, Tail at Scale)."""
+        """Whether the wait is longer than any before: a slow peer may have the rest (Dean, Tail at Scale)."""
         return now - self.since > max(LEAST_WAIT_S, LONGER * self._longest)
 
     def urges(self, now: float) -> bool:

@@ -50,7 +50,7 @@ class Accusation(NamedTuple):
 
     @property
     def pair(self) -> frozenset[str]:
-        """The two, of whom one is false unless the checker is."""
+        """Suspect and accuser: one of them is false, unless the checker is."""
         return frozenset((self.suspect, self.accuser))
 
 

@@ -173,7 +173,7 @@ class ReduceComplaints:
         self._go(out, FALSE, shunned=shunned)
 
     def drowns(self, peers: Collection[str]) -> None:
-        """Handle parts so long that others' vanish in the sum; the model or a sample may be the cause."""
+        """Handle parts so huge that others vanish in the sum; the model or a sample may be the cause."""
         self._go(peers, HUGE)
 
     def contradict(self, peers: Collection[str]) -> None:

@@ -167,7 +167,7 @@ class SpotCheck:
         return sorted(self._asked | {self.peer})
 
     def is_under(self, plan: int) -> bool:
-        """Whether `plan` is the one that was asked about; an answer may come late, for a void plan."""
+        """Whether reducers were asked about `plan`; an answer may come late, for a void plan."""
         return self.has_asked and plan == self._plan
 
     @property

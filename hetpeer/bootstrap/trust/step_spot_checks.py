@@ -271,7 +271,7 @@ class StepSpotChecks:
         return []
 
     def _settle(self, check: SpotCheck) -> None:
-        """Judge by what is shown and said so far, without another checker."""
+        """Judge by the fingerprints and statements so far, without another checker."""
         assert self.rules is not None
         self.reputation.answered(check.answered)
         self._end(check, check.judge(self.rules, alone=True))
@@ -295,7 +295,7 @@ class StepSpotChecks:
         return awaited | check.silent if check.has_asked or not awaited else awaited
 
     def _is_hopeless(self, check: SpotCheck) -> bool:
-        """Whether it waits for a peer that left or never answers; missing statements alone do not count."""
+        """Whether `check` waits for a peer that left or never answers; missing statements do not count."""
         if check.finished:
             return False
         return any(self._is_silent(peer) for peer, _ in self._waited_for(check))

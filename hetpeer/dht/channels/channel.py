@@ -31,7 +31,7 @@ BEAT_S = 1.0
 ACK_S = 0.05
 """Seconds that an acknowledgement waits for a frame to join: alone it costs as much as a small frame."""
 SILENCE_S = 8.0
-"""A stream is given up when nothing came from its peer in any stream for so many seconds."""
+"""Seconds after which a stream is given up if nothing came from its peer in any stream."""
 MIN_RATE, MAX_RATE = 1.0, 1e15
 """Bounds in bytes/s on what a peer may claim; no link is slower or faster."""
 

@@ -61,7 +61,7 @@ class JoinAnswer:
 
     @property
     def clock_agrees(self) -> bool:
-        """Whether its clock is within MAX_CLOCK_OFFSET_S of ours."""
+        """Whether the peer's clock is within MAX_CLOCK_OFFSET_S of ours."""
         return abs(self.clock_offset_s) <= MAX_CLOCK_OFFSET_S
 
 

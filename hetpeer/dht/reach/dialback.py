@@ -247,7 +247,7 @@ class ReachProbe:
         self.core.tick(self._clock.monotonic())  # helpers that did not answer are not waited for any longer
 
     def adapted(self, current: NodeConfig, session: NetworkSession, *, served: bool) -> NodeConfig:
-        """p2pd's configuration by what is known; `current` is its present one. `served` as in `round`."""
+        """p2pd's configuration for the reachability found, from its `current` one. `served` as in `round`."""
         if self._config.reachability != "ask":
             return current
         estimate, own = self.estimate, session.addresses

@@ -44,7 +44,7 @@ class ReachFinding:
 
     @property
     def is_global(self) -> bool:
-        """Whether it saw us from outside our own network."""
+        """Whether the observer saw us from outside our own network."""
         return ipaddress.ip_address(self.ip).is_global
 
 
@@ -59,7 +59,7 @@ class ReachEstimate:
     port: int = 0
     """The port at which they reached us."""
     outside: bool = False
-    """Whether they saw us from outside our own network."""
+    """Whether those peers saw us from outside our own network."""
     alike: int = 0
     """Number of those peers that agree on this address and port."""
 

@@ -53,7 +53,7 @@ MAX_PEERS = 1024
 NETWORK_SHARE = 4
 """One network may take 1/NETWORK_SHARE of the streams for strangers."""
 SEAT_IDLE_S = 30.0
-"""A stream is in use if a payload began or ended in the last so many seconds; beats do not count."""
+"""Seconds since a payload began or ended after which a stream is idle; beats do not count."""
 SEAT_LONG_S = 120.0
 """Seconds in one transfer after which a stream gives way if none is idle; the transfer is repeated."""
 DIAL_WINDOW_S = 60.0

@@ -258,7 +258,7 @@ class ByteTransport(asyncio.BufferedProtocol):
             self._reader = None
 
     def _set_mark(self) -> None:
-        """Ask the kernel to wake us for many bytes at once (`SO_RCVLOWAT`) while so many are sure to come."""
+        """Ask the kernel to wake us for a whole batch (`SO_RCVLOWAT`) while a batch is sure to come."""
         rest = 0 if self._target is None else len(self._target)
         mark = _BATCH if rest >= _BATCH + _RECORD else 1
         if mark == self._mark or not self._encrypts or sys.platform != "linux" or self.socket is None:

@@ -106,7 +106,7 @@ class RateMeter:
 
     @property
     def _slow(self) -> bool:
-        """Whether the first few frames have taken so long that no more are needed."""
+        """Whether the first SLOW_FRAMES frames took SLOW_S or more: no more are needed to measure."""
         return not self._groups and self._group.frames >= SLOW_FRAMES and self._group.seconds >= SLOW_S
 
     def _close(self) -> None:

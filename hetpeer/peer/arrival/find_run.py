@@ -147,7 +147,7 @@ async def _running(config: NodeConfig, home: Home) -> AsyncIterator[Node]:
 
 
 async def _remember_forever(arrival: FoundRun, home: Home) -> None:
-    """Write down who is there, for the day on which those we joined by are not."""
+    """Write down the present peers: those that we joined by may be gone at the next start."""
     node, signed = arrival.node, arrival.signed
     roster = Roster(node, signed.run_id)
     while True:

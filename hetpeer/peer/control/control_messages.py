@@ -97,7 +97,7 @@ class VolunteerStatus(BaseModel):
 
 
 class ReliableMember(BaseModel):
-    """A reliable peer, as far as the one that answers knows it."""
+    """A reliable peer, as the answering reliable peer knows it."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
@@ -171,7 +171,7 @@ class DaemonStatus(BaseModel):
 
 
 def encode_error(error: HetpeerError) -> bytes:
-    """The answer that says what is wrong."""
+    """The answer for an error, as one line."""
     said = {"code": error.code, "what": error.what, "why": error.why, "fix": error.fix}
     return _line({"error": {**said, "exit": int(error.exit_code)}})
 

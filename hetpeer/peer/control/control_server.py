@@ -27,7 +27,7 @@ from hetpeer.peer.control.control_messages import (
 
 MAX_CONNECTIONS = 16
 IDLE_S = 60.0
-"""A connection over which nothing is asked for so long is closed."""
+"""Seconds without a request after which a connection is closed."""
 PARTING_S = 1.0
 """Seconds after which a client that does not read its answer is dropped at the end."""
 _CREDENTIALS = struct.Struct("3i")

@@ -41,7 +41,7 @@ class Notifier:
     def __init__(self, address: str, watchdog_s: float | None = None) -> None:
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
         self.watchdog_s = watchdog_s if address else None
-        """The service counts as hung when it has not said WATCHDOG=1 for so long."""
+        """Seconds without WATCHDOG=1 after which systemd counts the service as hung; None: never."""
 
     @classmethod
     def of_environment(cls) -> Notifier:

@@ -35,7 +35,7 @@ from hetpeer.stages.ipc.compute import WorkerDiedError
 
 MAX_RESTARTS = 3
 RESTART_WINDOW_S = 600.0
-"""A worker that dies more than MAX_RESTARTS times in so long is not started again."""
+"""Seconds within which a worker that dies more than MAX_RESTARTS times is not started again."""
 SWEEP_S = 0.5
 """Seconds after which nothing of an ended life runs any more."""
 
@@ -154,6 +154,6 @@ async def _serve_files(presence: Presence, governing: LimitsInForce) -> None:
 
 
 async def _sweep() -> None:
-    """Give back what is left of the life that is over: it is full of circles, and has the arena mapped."""
+    """Free the memory of the ended life: its objects form cycles, and keep the arena mapped."""
     await asyncio.sleep(SWEEP_S)
     sweep_memory()

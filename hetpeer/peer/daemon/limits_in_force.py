@@ -167,7 +167,7 @@ class LimitsInForce:
         self._holding = found
 
     def count(self) -> None:
-        """Add what the node has sent and received since the last time."""
+        """Add the node's traffic since the last call to the month's."""
         sent, received = self._throttle.up.nbytes, self._throttle.down.nbytes
         self._month = self._month.plus(_month(), sent - self._counted[0], received - self._counted[1])
         self._counted = sent, received

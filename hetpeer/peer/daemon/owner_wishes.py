@@ -81,7 +81,7 @@ class VolunteerDaemon(OwnedDaemon):
         return wish
 
     def hold(self, reason: Reason, for_s: float = math.inf) -> None:
-        """Hold the volunteer back, for so long from now on."""
+        """Hold the volunteer back for `for_s` seconds from now on."""
         self._holds.hold(reason, self._clock.boottime() + for_s)
         self.look()
 
@@ -96,7 +96,7 @@ class VolunteerDaemon(OwnedDaemon):
         self.look()
 
     def finish_after(self, seconds: float) -> None:
-        """Finish by itself so long from now on; time in which the machine sleeps counts."""
+        """Finish by itself in `seconds` from now; time in which the machine sleeps counts."""
         self._finish_at = self._clock.boottime() + seconds
 
     def answer(self, request: ControlRequest) -> DaemonStatus:

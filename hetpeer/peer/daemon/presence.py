@@ -54,7 +54,7 @@ class JoinOptions:
     sources: Mapping[str, str] = field(default_factory=dict)
     """Key of each setting that is not a default → its source."""
     trace: bool = False
-    """Write down what is done when (span_trace.py)."""
+    """Whether to record spans of the work (span_trace.py)."""
     dashboard: Where | None = None
     """Address of its dashboard and metrics; None: none."""
 

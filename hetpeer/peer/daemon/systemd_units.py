@@ -115,13 +115,13 @@ def install(command: Sequence[str], unit: Unit = VOLUNTEER) -> None:
 
 
 def start(unit: Unit = VOLUNTEER) -> None:
-    """Have it run, anew if it does. Raises `LocalError` HP-SVC-001, HP-SVC-002."""
+    """Start the unit, or restart it. Raises `LocalError` HP-SVC-001, HP-SVC-002."""
     _installed(unit)
     _systemctl("restart", "--no-block", unit.name)  # it is ready once the network is joined
 
 
 def uninstall(unit: Unit = VOLUNTEER) -> None:
-    """Stop it, and start it no more. Raises `LocalError` HP-SVC-001, HP-SVC-002."""
+    """Stop the unit and disable it. Raises `LocalError` HP-SVC-001, HP-SVC-002."""
     _installed(unit)
     try:
         _systemctl("disable", "--now", unit.name)
@@ -142,7 +142,7 @@ def properties(unit: Unit = VOLUNTEER) -> Mapping[str, str]:
 
 
 def is_active(unit: Unit) -> bool:
-    """Whether it is there, and runs. Raises as `properties`."""
+    """Whether the unit is installed and runs. Raises as `properties`."""
     return unit_path(unit).exists() and properties(unit).get("ActiveState") in ("active", "activating")
 
 

@@ -47,7 +47,7 @@ from hetpeer.stages.ipc.worker_messages import WorkerInfo
 
 FAREWELL_S = 3.0
 FINISH_S = 600.0
-"""A step that takes longer is not waited for by who is asked to finish."""
+"""Most seconds that a volunteer asked to finish waits for the running step."""
 MIN_ARENA_BYTES = 1 << 26
 PACE_S = 0.7
 """Period of work and rest under a power limit: far below a lease, out of phase with power readings."""

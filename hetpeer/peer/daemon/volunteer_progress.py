@@ -21,7 +21,7 @@ from hetpeer.peer.training.volunteer import Volunteer
 if TYPE_CHECKING:
     from hetpeer.peer.daemon.presence import Presence
 
-PATIENCE_S = 3.0
+SHOWN_AFTER_S = 3.0
 """Seconds after which a wait is shown."""
 WORTH_TELLING = 1 << 20
 """Bytes: a state of which so much more has come is on its way."""
@@ -112,7 +112,7 @@ class VolunteerProgress:
         if not rest_s:
             if is_due and self._contributed:
                 self._tell(self._step_line(volunteer), now)
-        elif coming is not None and rest_s > PATIENCE_S:
+        elif coming is not None and rest_s > SHOWN_AFTER_S:
             if is_due:
                 self._tell(self._state_line(member, coming), now)
         elif (line := _waiting_line(volunteer, rest_s)) and line != self._told:
@@ -145,14 +145,14 @@ def _waiting_line(volunteer: Volunteer, rest_s: float) -> str:
     """Text on what a volunteer without a step does or waits for; empty for short waits."""
     member = volunteer.member
     if not volunteer.session.is_up:
-        return "waiting for the coordinator: it does not answer" if rest_s > PATIENCE_S else ""
+        return "waiting for the coordinator: it does not answer" if rest_s > SHOWN_AFTER_S else ""
     match member.phase:
         case Phase.PREPARING:
             return f"getting {_blocks(member)} ready"
         case Phase.SYNCING:
-            return f"waiting for the state of {_blocks(member)}" if rest_s > PATIENCE_S else ""
+            return f"waiting for the state of {_blocks(member)}" if rest_s > SHOWN_AFTER_S else ""
         case Phase.READY:
-            return "ready; waiting for other volunteers" if rest_s > PATIENCE_S else ""
+            return "ready; waiting for other volunteers" if rest_s > SHOWN_AFTER_S else ""
         case _:
             return ""
 

@@ -51,7 +51,7 @@ class LogFeed:
         self.history = History()
 
     def poll(self) -> Sequence[Seen]:
-        """Read what is new. Raises `LocalError` HP-LOG-001."""
+        """Read the new records. Raises `LocalError` HP-LOG-001."""
         size = self._log.stat().st_size if self._log.exists() else 0
         if size == self._size:
             return ()

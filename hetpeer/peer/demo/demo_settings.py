@@ -43,7 +43,7 @@ class DemoSettings:
     data: tuple[Path, ...] = ()
     """Text files or folders; none for Python's standard library."""
     seed: int = 0
-    """Decides the parameters, the order of the data and who is killed."""
+    """Seed of the parameters, the order of the data, and the choice of the killed volunteer."""
     model: str = ""
     trace: bool = False
     """Volunteers write down what they do when."""

@@ -127,7 +127,7 @@ class _Finding:
 
     holds: bool
     clear: bool
-    """Whether it may be released, after `steady_s` of that."""
+    """Whether the hold may be released, once this has been true for `steady_s`."""
     steady_s: float = 0.0
 
 

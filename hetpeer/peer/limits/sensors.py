@@ -37,7 +37,7 @@ LOGIND = ("busctl", "call", "org.freedesktop.login1", "/org/freedesktop/login1")
 _PROPERTIES = ("org.freedesktop.DBus.Properties", "Get", "ss", "org.freedesktop.login1.Manager")
 PROCESSOR = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
 """Names of chips whose temperatures are the processor's."""
-PATIENCE_S = 5.0
+TIMEOUT_S = 5.0
 """Seconds to wait: longer than all programs together, each of which has its own limit (sensors.py)."""
 
 _log = logging.getLogger(__name__)
@@ -265,10 +265,10 @@ class SensorPoll:
         self._silent = False
 
     async def look(self, settings: Settings, month_bytes: float) -> Readings:
-        """Readings within PATIENCE_S; if a sensor hangs, the last ones, with `month_bytes` and the minute."""
+        """Readings within TIMEOUT_S; if a sensor hangs, the last ones, with `month_bytes` and the minute."""
         asked = self._under_way or aside(partial(self._sensors.read, settings), name="sensors")
         self._under_way = asked
-        await asyncio.wait([asked], timeout=0.0 if self._silent else PATIENCE_S)
+        await asyncio.wait([asked], timeout=0.0 if self._silent else TIMEOUT_S)
         if asked.done():
             self._under_way, self._last = None, asked.result()
             if self._silent:
@@ -276,6 +276,6 @@ class SensorPoll:
             self._silent = False
         elif not self._silent:
             self._silent = True
-            _log.warning("the sensors have not answered for %.0f s: their last values are used", PATIENCE_S)
+            _log.warning("the sensors have not answered for %.0f s: their last values are used", TIMEOUT_S)
         minute = minute_of_day()
         return replace(self._last or Readings(minute=minute), minute=minute, month_bytes=month_bytes)

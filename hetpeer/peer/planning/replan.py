@@ -31,7 +31,7 @@ from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
 from hetpeer.stages.planning.swarms.plan_search import PlanSearch
 
 HORIZON = 200
-"""A change must pay within so many steps."""
+"""Steps within which a change must pay."""
 DOUBT = 4.0
 """Factor by which unmeasured links are assumed slower after each change that did not help."""
 

@@ -40,7 +40,7 @@ class Inventory:
     """Peer ids of the devices, in order."""
     devices: tuple[Mapping[str, Any], ...]
     fronts: tuple[Mapping[str, Any], ...]
-    """Reliable peers through whom some of these are reached."""
+    """Reliable peers through which some of the devices are reached."""
     latency_ms: Matrix
     """Matrix over the devices, then the fronts, as all matrices here."""
     bandwidth_gbit_s: Matrix
@@ -190,7 +190,7 @@ class _Lines:
 
 
 def uplink_of(advert: Advert) -> float:
-    """Bytes/s that leave it, as far as it is believed: no less than over its fastest line. 0: not known."""
+    """Believed bytes/s that a peer can send: no less than over its fastest link. 0: not known."""
     return believed(max(advert.uplink, *(note.rate for note in advert.links), 0.0))
 
 

@@ -165,7 +165,7 @@ class DataSource:
         return self.wanted() != before
 
     def forget(self, shards: Sequence[str]) -> None:
-        """Note that these files are removed: they must be fetched again."""
+        """Note that the files of `shards` are removed: they must be fetched again."""
         self._here.difference_update(shards)
         self._batches.forget()
 

@@ -75,7 +75,7 @@ def restore(copy: Path, key: Path, *, replace: bool) -> Restored:
 
 
 def _who_is_there(key: Path) -> str | None:
-    """The peer id of the identity at `key`, or what is wrong with it; None if nothing is there."""
+    """The peer id of the identity at `key`, or the fault of the file; None if nothing is there."""
     if not os.path.lexists(key):
         return None
     try:
@@ -85,7 +85,7 @@ def _who_is_there(key: Path) -> str | None:
 
 
 def _set_aside(key: Path) -> Path:
-    """A second name for what is at `key`, which none had yet."""
+    """Give the file at `key` a second name, so far unused. Returns that name."""
     number, aside = 1, key.with_name(f"{key.name}.old")
     with disk_errors(aside):
         while True:

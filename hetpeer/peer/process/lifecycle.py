@@ -163,7 +163,7 @@ def chosen_cores(count: int, allowed: frozenset[int] = ALLOWED_CORES) -> frozens
 
 
 def restrict_cores(count: int) -> None:
-    """Have this process and all of its children, with every thread of them, use so many cores; 0: all."""
+    """Let this process and its children, all threads included, use `count` cores; 0: all."""
     cores = chosen_cores(count)
     done: set[int] = set()
     while new := set(_threads()) - done:  # a thread that was just made may have come from one not yet done

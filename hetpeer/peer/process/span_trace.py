@@ -16,7 +16,7 @@ from hetpeer.dht.base.runtime import Clock
 
 SUFFIX = ".trace.jsonl"
 MAX_BYTES = 1 << 28
-"""A file of so many bytes is not continued: some hundred thousand microbatches."""
+"""Bytes after which a file is not continued: some hundred thousand microbatches."""
 
 _log = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class ProposalTiming:
-    """Whether it is time to look for another division. Pure; `now` in seconds of a clock that only rises."""
+    """Timing of the search for better places. Pure; `now` in seconds of a clock that only rises."""
 
     def __init__(self) -> None:
         self._seating: Seating | None = None
@@ -124,7 +124,7 @@ class PlanProposer:
             service.arrange(found.arrangement)
 
     async def _look_who_waits(self, service: CoordinatorService, core: GroupedRun) -> None:
-        """Whether those who wait in a forming cluster can be one by themselves."""
+        """Cut a forming cluster for the volunteers that wait in it, if they can hold all blocks."""
         forming = core.forming
         if forming is None:
             return

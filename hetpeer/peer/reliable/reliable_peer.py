@@ -97,9 +97,9 @@ class ReliablePeer:
         self._looked_at = 0
         """Records that were examined for the end of the run."""
         self._over_before = len(replica.records)
-        """Halts among so many are of an earlier life."""
+        """Number of records from before this start: halts among them do not end the run again."""
         self._halt: Halt | None = None
-        """The last one, unless somebody has reigned since."""
+        """The last halt, unless a new term has begun since."""
         self._catching_up = CheckpointCatchUp(replica, self._checkpoints)
         self.service: CoordinatorService | None = None
         """While it leads."""

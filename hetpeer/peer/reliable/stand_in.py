@@ -19,7 +19,7 @@ from hetpeer.peer.process.hetpeer_children import Child, end_all
 from hetpeer.peer.process.home import Home
 
 LOOK_S = 1.0
-PATIENCE_S = 15.0
+NEEDED_S = 15.0
 """Seconds without a holder of a block before the stand-in starts."""
 ENOUGH_S = 60.0
 """Seconds with all blocks held by others before the stand-in leaves."""
@@ -45,7 +45,7 @@ class Need:
         self._not_before = float("-inf")
 
     def failed(self, now: float) -> None:
-        """Note that it ended with an error: no restart for AGAIN_S."""
+        """Note that the stand-in ended with an error: no restart for AGAIN_S."""
         self._not_before = now + AGAIN_S
 
     def order(self, wanted: bool, works: bool, now: float) -> StandInOrder | None:
@@ -54,8 +54,8 @@ class Need:
             self._since = None
             return None
         self._since = now if self._since is None else self._since
-        patience = PATIENCE_S if wanted else ENOUGH_S
-        if now - self._since < patience or (wanted and now < self._not_before):
+        needed_s = NEEDED_S if wanted else ENOUGH_S
+        if now - self._since < needed_s or (wanted and now < self._not_before):
             return None
         self._since = None
         return StandInOrder.START if wanted else StandInOrder.END

@@ -36,7 +36,7 @@ FETCHES = 10
 NUMBERS, SHARD = 100, 10
 """Elements of a simulated block, and of a shard of it."""
 TOO_LONG = 50.0
-"""A scenario fails if its steps take so many times the predicted time."""
+"""Multiple of the predicted time after which a scenario fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,7 @@ class SimObserver:
         """`volunteer` has applied an update; `before`: block → digest of the state that it was applied to."""
 
     def keeps(self, volunteer: str, versions: int, steps: int) -> None:
-        """`volunteer` keeps at most so many `versions` of a block and works on so many `steps`."""
+        """Note that `volunteer` keeps at most `versions` of a block and works on at most `steps` at once."""
 
 
 class SimConduct:
@@ -88,7 +88,7 @@ class SimConduct:
         """`key` is computed from `bundle`, which came from `sender` at `border`; `back`: it is a gradient."""
 
     def state_made(self, state: Any) -> Any:
-        """State of a block after an update, as it is kept."""
+        """State that the volunteer keeps after an update to `state`."""
         return state
 
     def applies_at_once(self) -> bool:
@@ -96,7 +96,7 @@ class SimConduct:
         return False
 
     def state_saved(self, state: Any) -> Any:
-        """State of a block, as it is given for a checkpoint."""
+        """State that the volunteer gives for a checkpoint in place of `state`."""
         return state
 
     # ── sending ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -106,7 +106,7 @@ class SimConduct:
         return value
 
     def sends_parts(self) -> bool:
-        """Whether its parts of a reduce leave it."""
+        """Whether the volunteer sends its parts of a reduce."""
         return True
 
     def part_sent(self, value: Any, step: e.StepId, work: e.SendPart) -> Any:  # noqa: ARG002
@@ -141,7 +141,7 @@ class SimConduct:
         vote: m.BlockVote,
         looks: Sequence[e.Look],
     ) -> tuple[m.BlockVote, Sequence[e.Look]]:
-        """Vote on a block, and what is said of the sums that have come."""
+        """Vote on a block, and the inspections of the arrived sums."""
         return vote, looks
 
     # ── words ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -154,7 +154,7 @@ class SimConduct:
         """The core has ordered `message` to be sent."""
 
     def fetches_states(self) -> bool:
-        """Whether it fetches the states that it is told to fetch."""
+        """Whether the volunteer fetches the states that it is told to fetch."""
         return True
 
     def answer(

@@ -43,7 +43,7 @@ class Numerics(Protocol):
         """Run the backward. Returns (gradient of the incoming bundle, gradient per block)."""
 
     def add(self, gradients: Iterable[Any]) -> Any:
-        """Add one after the other, in this order."""
+        """Sum of `gradients`, added one after the other in this order."""
 
     def shard(self, gradient: Any, begin: int, end: int) -> Any: ...
 

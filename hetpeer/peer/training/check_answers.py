@@ -82,7 +82,7 @@ class SpotCheckAnswers:
         return answer()
 
     def given(self, step: e.StepId, asked: m.Show) -> tuple[m.Given, ...]:
-        """Inputs of what is `asked` for; () if the question is about another peer."""
+        """Inputs of the computations `asked` about; () if the question is about another peer."""
         if asked.peer not in ("", self._me):
             return ()
         return self._given.show(step, 0 if asked.peer else asked.check)

@@ -24,8 +24,8 @@ from hetpeer.peer.limits.amounts import blocks_text
 from hetpeer.peer.preparation.state_fetcher import RunFiles
 from hetpeer.peer.training.volunteer_figures import Offer
 
-PATIENCE_S = 3.0
-"""A coordinator that has not answered for so long is taken for absent."""
+SILENCE_S = 3.0
+"""Seconds of silence after which a coordinator is taken for absent."""
 LOOK_AGAIN_S = 5.0
 FLOAT_BYTES = 4
 
@@ -84,13 +84,12 @@ def missing_bytes(run: RunDirectory, blocks: Iterable[int]) -> int:
 async def prepare_ahead(
     roster: Roster, files: RunFiles, offer: Offer, admitted: Callable[[], bool]
 ) -> Place | None:
-    """Once a coordinator has been silent for `PATIENCE_S`: fetch the files of the place it is likely to give
-    us.
+    """Fetch the files of the place that the coordinator is likely to give us, while it is absent.
 
     Returns that place, or None as soon as `admitted()`. Files come from the peers in the roster. Raises
     `LocalError` HP-FIT-001 if nothing fits.
     """
-    await asyncio.sleep(PATIENCE_S)
+    await asyncio.sleep(SILENCE_S)
     while not admitted():
         try:
             adverts = await roster.read()

@@ -68,7 +68,7 @@ async def publish_forever(
 async def _changed(
     notable: Callable[[], object], told: object, happens: Callable[[], Awaitable[object]]
 ) -> None:
-    """Return when what is notable is something else than was `told`."""
+    """Return when `notable()` differs from `told`, what the last advert had."""
     while notable() == told:
         await happens()
         await asyncio.sleep(LOOK_S)

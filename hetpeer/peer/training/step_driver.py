@@ -46,7 +46,7 @@ class KeepsSteps(Protocol):
     """Keeps something for each step in progress."""
 
     def end_step(self, step: e.StepId) -> None:
-        """Forget what was kept for `step`."""
+        """Forget everything kept for `step`."""
 
 
 class StepDriver:

@@ -175,7 +175,7 @@ class LeftoverWatch:
                 _log.debug("the task board: %s", error)
 
     async def _show(self, now: float) -> None:
-        """Post what is left over here, when it changes and before it expires."""
+        """Post our leftovers on the task board, when they change and before the post expires."""
         notes = self._notes()
         for shard in self._shown.keys() - notes.keys():
             await self._board.post(shard, self._shown[shard].model_copy(update={"leftovers": ()}))

@@ -15,7 +15,7 @@ from hetpeer.averaging.member.work_in_progress import WorkerOccupation
 RECENT = 9
 """Steps of which the middle one says how long it is from the last work to the update."""
 SPEED_S = 5.0
-"""A speed is that of so many seconds at least."""
+"""Least seconds over which a speed is measured."""
 
 RECENT_S = 60.0
 """Time constant of recent shares: seconds after which a moment's weight has fallen to 1/e."""

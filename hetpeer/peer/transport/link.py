@@ -27,9 +27,9 @@ TENSORS: Final = "hetpeer/1/tensors"
 LANES = 3
 """Lanes over libp2p. A direct TCP connection fills the line alone; several would hinder each other."""
 ALIKE = 0.02
-"""A pace that differs by less than this is left as it is."""
+"""Relative change of a pace below which the pace is left as it is."""
 GRACE_S = 1.5
-"""A link may be away for so long before its tasks are sent elsewhere (a restart of p2pd)."""
+"""Seconds that a link may be down before its tasks are sent elsewhere (a restart of p2pd)."""
 
 _log = logging.getLogger(__name__)
 

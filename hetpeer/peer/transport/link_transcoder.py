@@ -230,6 +230,6 @@ class MemoryWait:
         return True
 
     def end_step(self, step: StepId) -> None:
-        """Drop what waits of `step`, by our name for it or by others'."""
+        """Drop the waiting tensors of `step`, by our name for it or by others'."""
         self._unsent = deque(late for late in self._unsent if late[0] != step)
         self._undecoded = [late for late in self._undecoded if late[0] != step]

@@ -35,7 +35,7 @@ def microbatches_in(memory_bytes: int, specs: Sequence[BlockSpec], kept: int) ->
 
 
 def bundles_beside(memory_bytes: int, specs: Sequence[BlockSpec], kept: int, microbatches: int) -> int:
-    """Bytes of `memory_bytes` left for bundles if the worker takes its part for so many `microbatches`.
+    """Bytes of `memory_bytes` left for bundles beside the worker's share for `microbatches` microbatches.
 
     At least BUNDLES of it, and what one microbatch needs.
     """

@@ -26,7 +26,7 @@ from hetpeer.stages.ipc.compute import Compute
 from hetpeer.stages.ipc.worker_messages import Command, WorkerLane
 
 TRIM_STEPS = 64
-"""Every so many steps the arena's free pages go back to the system, so that a peak is not kept for ever."""
+"""Steps after which the arena's free pages go back to the system, so that no peak is kept for ever."""
 
 
 @dataclass(eq=False, slots=True)
@@ -47,7 +47,7 @@ class Tensor:
     sparse: bool = False
     """Whether its zeros stand for what a codec left out."""
     coded: bool = False
-    """Whether it is a shard as the run's codec writes it."""
+    """Whether the tensor is a shard as the run's codec writes it."""
     written: Tensor | None = None
     """The same numbers as the run's codec writes them: others get these."""
     once: bool = False
@@ -164,7 +164,7 @@ class TensorStore:
             self._let_go(tensor)
 
     def leaves(self, tensor: Tensor) -> Callable[[], None]:
-        """Note that its bytes go to a peer. Call the result when they have arrived, or never will."""
+        """Note that the bytes of `tensor` go to a peer; the caller calls the result when that is over."""
         tensor.flights += 1
 
         def done() -> None:
@@ -266,7 +266,7 @@ Answer = Coroutine[Any, Any, None]
 
 
 class WorkerPosts:
-    """The way to the worker for those who carry out a step's effects."""
+    """Posts commands to the worker on behalf of a step's effects."""
 
     def __init__(self, compute: Compute, store: TensorStore, trace: Trace) -> None:
         self.store = store

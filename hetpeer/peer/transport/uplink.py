@@ -25,7 +25,7 @@ from hetpeer.dht.streams.flow_control import Pool
 
 SEVERAL = 2
 WINDOW_S, ARRIVALS = 1.0, 24
-"""A window ends after so many busy seconds and acknowledgements, which keeps the error at its ends small."""
+"""Busy seconds and acknowledgements after which a window ends, which keeps the error at its ends small."""
 FULL, ACK_S = 2.0, 0.05
 """The uplink is full if bytes under way take FULL round trips, each plus ACK_S (acknowledgement delay)."""
 WINDOWS, KNOWN, SEEN = 16, 8, 2
@@ -79,7 +79,7 @@ class UplinkRate:
 
     @property
     def seen(self) -> float:
-        """Bytes/s for people and planners, whom a low guess does not slow down; 0 before `SEEN` windows."""
+        """Bytes/s for people and planners, which a low guess does not slow down; 0 before `SEEN` windows."""
         return self._best() if len(self._windows) >= SEEN else 0.0
 
     def _best(self) -> float:

@@ -19,7 +19,7 @@ SAMPLE = 1 << 16
 CAUTION = 3.0
 """Standard deviations of the sample's count by which the guess lets more through than k."""
 SMALL = 1 << 15
-"""Tensors of at most so many elements are searched as a whole."""
+"""Most elements of a tensor that is searched as a whole."""
 
 Indices = np.ndarray[tuple[int], np.dtype[np.int64]]
 Floats = np.ndarray[tuple[int], np.dtype[np.float32]]

@@ -57,11 +57,11 @@ class PipelineTask:
 
     @property
     def counts(self) -> bool:
-        """Whether it is trained for the step itself, and not for a spot check."""
+        """Whether the task is trained for the step itself, and not for a spot check."""
         return self.train and not self.key.check
 
     def release_inputs(self) -> list[Release]:
-        """Release its source and the gradient that came back: they are used, or of no use."""
+        """Release the task's source and the gradient that came back: neither is needed any more."""
         inputs = (self.source, self.gradient)
         self.source = self.gradient = None
         return [Release(handle) for handle in inputs if handle is not None]

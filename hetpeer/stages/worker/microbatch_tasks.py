@@ -48,7 +48,7 @@ class MicrobatchTasks:
         self._staging = staging
         self._held = held
         self._tasks: dict[tuple[int, str], _Task] = {}
-        """(step, name) → what is kept."""
+        """(step, name) → kept graph and tensors."""
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -161,7 +161,7 @@ def _with_gradient(specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
 RUNS = 3
 """Runs after the first one, in which torch imports, chooses and allocates."""
 ENOUGH_S = 0.5
-"""A block that takes so many seconds is not run again."""
+"""Seconds of a run after which a block is not run again."""
 
 
 def rehearse(spec: BlockSpec, buffers: Mapping[str, Tensor], device: torch.device) -> float:

@@ -44,7 +44,7 @@ class PlannedPipeline:
     """The stage that sets the period: (`computing` or `sending`, device)."""
 
     def seconds(self, microbatches: int) -> float:
-        """Seconds of so many microbatches: FILL + (n - 1) BOTTLENECK."""
+        """Seconds of `microbatches` microbatches: FILL + (n - 1) BOTTLENECK."""
         return self.fill + (microbatches - 1) * self.period if microbatches else 0.0
 
 

@@ -71,7 +71,7 @@ class Averaging:
     interval: int = 1
     """Batches that a pipeline trains before it averages."""
     delayed: bool = False
-    """Whether it trains the next ones meanwhile."""
+    """Whether a pipeline trains its next batches while it averages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

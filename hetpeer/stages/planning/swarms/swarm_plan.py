@@ -101,7 +101,7 @@ def _shares(work: StepDemand, pipelines: Sequence[PlannedPipeline]) -> tuple[int
 
 
 def share_out(pipelines: Sequence[PlannedPipeline], microbatches: int) -> tuple[float, tuple[int, ...]]:
-    """(least seconds for so many microbatches, microbatches of each pipeline).
+    """(least seconds for `microbatches` microbatches, microbatches of each pipeline).
 
     By the time t each does floor((t - fill) / period) + 1. The time at which they would be done if
     microbatches could be divided is a lower bound; the few that are left go one by one to the pipeline that
