@@ -257,11 +257,7 @@ class Member:
         return [*effects, *shuns, *step.assign(message.tasks), *work.replay_early()]
 
     def _follows(self, message: m.Begin) -> bool:
-        """Whether the steps in progress are exactly those that a step with `message.behind` overlaps.
-
-        These are the steps from its base version up to it. A step that overlaps none follows anything: the
-        steps in progress are then dropped.
-        """
+        """Whether just the steps that `message`'s step overlaps are in progress; True if it overlaps none."""
         overlapped = range(message.step - message.behind, message.step)
         return not overlapped or [step.id.number for step in self.work.steps] == list(overlapped)
 
