@@ -1,10 +1,10 @@
 """What AdaTopK buys and what it costs: four stages in four regions of the world, ratio 100 in the manifest.
 
-Three ways to send: as it is (`none`), every link as far as it helps (AdaTopK), every link a hundred times smaller (uniform
-Top-K). Time is that of a step of many microbatches. What is lost is seen on a GPT's held-out loss after the same tokens, over
-seeds, and on the accuracy of a ResNet over the whole set of digits by cross-validation; models are evaluated as they are
-exported. What `none` learns is what one machine learns, bit for bit but for the order of sums (benchmarks.models), so it is
-computed on one. In the laboratory (root).
+Three ways to send: as it is (`none`), every link as far as it helps (AdaTopK), every link a hundred times
+smaller (uniform Top-K). Time is that of a step of many microbatches. What is lost is seen on a GPT's held-out
+loss after the same tokens, over seeds, and on the accuracy of a ResNet over the whole set of digits by
+cross-validation; models are evaluated as they are exported. What `none` learns is what one machine learns,
+bit for bit but for the order of sums (benchmarks.models), so it is computed on one. In the laboratory (root).
 
     python -m benchmarks.adaptive --jobs 2
 """
@@ -64,7 +64,10 @@ def data():
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is trained; `samples` are those of a microbatch. Images have four times the sides of scikit-learn's."""
+    """What is trained; `samples` are those of a microbatch.
+
+    Images have four times the sides of scikit-learn's.
+    """
 
     name: str
     model: str
@@ -235,7 +238,8 @@ def show(result: dict[str, Any]) -> None:
             f"  {mode:24} {row['step_s']:9.2f} {row['faster']:6.1f}x {row['fewer_bytes']:11.1f}x  {learned}"
         )
     print(
-        f"  AdaTopK is worse by {result['worse']:.2%}; goals {FASTER}x and {WORSE:.0%}: {'met' if result['met'] else 'MISSED'}",
+        f"  AdaTopK is worse by {result['worse']:.2%}; goals {FASTER}x and {WORSE:.0%}: "
+        f"{'met' if result['met'] else 'MISSED'}",
         flush=True,
     )
 

@@ -1,7 +1,8 @@
 """Are security advisories known of what constraints.txt pins?
 
-pip-audit asks PyPI for each version: a tool for whoever works on hetpeer, and no part of the tests, as it needs the network and says something else tomorrow.
-It ends well where a package is not known to whom it asks, such as a mirror without advisories; nothing is known of that package then, so here that is no success.
+pip-audit asks PyPI for each version: a tool for whoever works on hetpeer, and no part of the tests, as it
+needs the network and says something else tomorrow. It ends well where a package is not known to whom it asks,
+such as a mirror without advisories; nothing is known of that package then, so here that is no success.
 
     make audit-deps         # 0: all were looked up and nothing is known; 1: something is; 5: not all could be looked up
 """
@@ -36,7 +37,10 @@ def judged(written: str, complaint: str) -> tuple[int, list[str]]:
     except ValueError:
         why = (complaint.strip().splitlines() or ["pip-audit said nothing"])[-1]
         return ExitCode.NETWORK, [
-            f"audit-deps: the advisories could not be had; why: {why[:300]}; do: try again where pypi.org answers"
+            (
+                f"audit-deps: the advisories could not be had; why: {why[:300]}; do: try again where pypi.org "
+                "answers"
+            )
         ]
     lines = [line for package in found for line in _known(package)]
     missing = [package["name"] for package in found if "skip_reason" in package]

@@ -1,9 +1,12 @@
-"""A reduce on slow lines: hetpeer's, as it happens in a run, beside torch's all-reduce over gloo and hivemind's averager.
+"""A reduce on slow lines: hetpeer's, as it happens in a run, beside torch's all-reduce over gloo and
+hivemind's averager.
 
-Every peer has the whole model, a table of so many float32 parameters; a step computes next to nothing and then reduces its
-gradient. hetpeer's time is the coordinator's: from its plan to the last vote on the hash; with sums sent in 8 bits it is shown beside. The others' is the slowest peer's, of the
-all-reduce alone (hivemind's matchmaking is shown beside it). In the laboratory (root) every peer has its own line; the last setting is
-this machine's loopback. The bound is that of a linear program over all ways to divide the sums (docs/averaging.md).
+Every peer has the whole model, a table of so many float32 parameters; a step computes next to nothing and
+then reduces its gradient. hetpeer's time is the coordinator's: from its plan to the last vote on the hash;
+with sums sent in 8 bits it is shown beside. The others' is the slowest peer's, of the all-reduce alone
+(hivemind's matchmaking is shown beside it). In the laboratory (root) every peer has its own line; the last
+setting is this machine's loopback. The bound is that of a linear program over all ways to divide the sums
+(docs/averaging.md).
 
     python -m benchmarks.averaging
 """
@@ -131,7 +134,7 @@ class Rounds:
     matchmaking_s: list[float] | None = None
 
 
-# ── the ways ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the ways ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def hetpeer(
@@ -151,7 +154,9 @@ async def hetpeer(
 
 
 class Usage:
-    """What all processes have used so far, looked at ten times a second: of a step only its reduce is to count."""
+    """What all processes have used so far, looked at ten times a second: of a step only its reduce is to
+    count.
+    """
 
     def __init__(self) -> None:
         self._times: list[float] = []
@@ -270,7 +275,7 @@ WAYS = {
 }
 
 
-# ── all of it ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── all of it ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def measure(setting: Setting, ways: Sequence[str], rounds: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Does a bf16 run learn what a float32 run learns?
 
-The same run (model, data, seed) trained twice by a swarm of two volunteers, once with workers that compute in float32,
-once under bf16 autocast; the two loss curves side by side.
+The same run (model, data, seed) trained twice by a swarm of two volunteers, once with workers that compute in
+float32, once under bf16 autocast; the two loss curves side by side.
 
     python -m benchmarks.bf16 --steps 200
 """
@@ -72,7 +72,8 @@ def show(figures: dict[str, Any]) -> None:
     print(
         f"{figures['steps']} steps from a loss of {figures['first_loss']:.4f}: float32 {last['float32']:.4f},"
         f" bf16 {last['bf16']:.4f}\n"
-        f"curves differ by {figures['largest_difference']:.2%} at most, {figures['mean_difference']:.2%} on average;"
+        f"curves differ by {figures['largest_difference']:.2%} at most, {figures['mean_difference']:.2%} on "
+        "average;"
         f" goal {GOAL:.0%}: {'met' if figures['met'] else 'missed'}"
     )
 

@@ -1,7 +1,11 @@
-"""How much of its time each peer of an uneven pipeline computes: steps one after the other (1F1B), and steps that overlap.
+"""How much of its time each peer of an uneven pipeline computes: steps one after the other (1F1B), and
+steps that overlap.
 
-Three volunteers whose workers have processors as fast as 1 : 2 : 3 (tests/wanlab/processors.py, root), with blocks cut so that a microbatch takes all of them as long.
-What else their machines do, and the coordinator, has the rest of this one. What is left of a difference the speeds make up for, by a tenth at most (more is a goal missed): each is put right by the processor time that a microbatch takes its worker, which waiting for another does not change. Two figures for each peer:
+Three volunteers whose workers have processors as fast as 1 : 2 : 3 (tests/wanlab/processors.py, root), with
+blocks cut so that a microbatch takes all of them as long. What else their machines do, and the coordinator,
+has the rest of this one. What is left of a difference the speeds make up for, by a tenth at most (more is a
+goal missed): each is put right by the processor time that a microbatch takes its worker, which waiting for
+another does not change. Two figures for each peer:
 
 * the share of its time in which a forward, a backward or an update is at work, from the volunteers' traces (that of a worker that never waits is all of it);
 * microbatches a second, over those that the same blocks do under the same limit when they wait for nobody (baselines/part.py), the three of them side by side.
@@ -45,7 +49,9 @@ GOAL, ASKEW = 0.95, 0.10
 WITHIN_S = 600.0
 WORK = ("Forward", "Backward", "Apply")
 MODEL = Model(width=256, layers=12, heads=4, sequence_length=128)
-"""Two, four and six layers: as uneven as the speeds, or who has less to do than it could would wait for the others whatever the schedule."""
+"""Two, four and six layers: as uneven as the speeds, or who has less to do than it could would wait for
+the others whatever the schedule.
+"""
 
 Layout = tuple[tuple[int, int], ...]
 Places = Sequence[tuple[psutil.Process, int]]
@@ -138,7 +144,9 @@ async def trained(folder: Path, options: Any, staleness: int) -> dict[str, Any]:
 
 
 async def alone(run: RunDirectory, folder: Path, shares: Sequence[float], options: Any) -> list[float]:
-    """Seconds of a microbatch at each stage, if it never waits for another and is held to so much of its time."""
+    """Seconds of a microbatch at each stage, if it never waits for another and is held to so much of its
+    time.
+    """
     children = []
     try:
         for stage, (begin, end) in enumerate(even(run)):

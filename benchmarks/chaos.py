@@ -1,11 +1,14 @@
-"""A swarm in the laboratory that is hurt again and again: is every microbatch counted once, and how fast is it whole again?
+"""A swarm in the laboratory that is hurt again and again: is every microbatch counted once, and how fast
+is it whole again?
 
-Homes with slow uplinks (root), four stages, each held by several volunteers. Every half minute something happens to one of them or to the
-coordinator, as the seed has it: killed and started again, its worker killed, frozen for two leases, cut off, its uplink slow. At the end all is healed,
-and the run must go on. Then the volunteers' signed logs are audited, and every loss is compared with one machine's.
+Homes with slow uplinks (root), four stages, each held by several volunteers. Every half minute something
+happens to one of them or to the coordinator, as the seed has it: killed and started again, its worker killed,
+frozen for two leases, cut off, its uplink slow. At the end all is healed, and the run must go on. Then the
+volunteers' signed logs are audited, and every loss is compared with one machine's.
 
-Recovery: from the fault to the commit of the first step that began after it, less a step's usual time (peer/demo/demo_run.py). Goodput: what
-was counted of all forwards that were computed, in microbatches times blocks.
+Recovery: from the fault to the commit of the first step that began after it, less a step's usual time
+(peer/demo/demo_run.py). Goodput: what was counted of all forwards that were computed, in microbatches times
+blocks.
 
     make chaos
 """
@@ -68,7 +71,8 @@ async def _nothing(_swarm: Swarm) -> None:
 async def train(trial: Trial, folder: Path, beside: Beside = _nothing) -> dict[str, Any]:
     """Make a run in `folder`, train it through the trial, and look at what came of it. Needs root.
 
-    `beside` runs from the first fault on until all is healed, and is cancelled then; what it raises is raised at the end.
+    `beside` runs from the first fault on until all is healed, and is cancelled then; what it raises is raised
+    at the end.
     """
     with Lab(homes(trial.peers)) as lab:
         return await _train(trial, lab, folder, beside)
@@ -182,8 +186,10 @@ def collect(run: RunDirectory, swarm: Swarm, peers: int) -> None:
 def show(figures: dict[str, Any]) -> None:
     verdict, comparison = figures["audit"], figures["replay"]
     print(
-        f"{figures['peers']} peers, {figures['minutes']} minutes, {figures['faults']} faults: {figures['steps']} steps"
-        f" ({figures['steps_a_minute']} a minute, {figures['usual_step_s']} s each as a rule), {figures['rollbacks']} rollbacks"
+        f"{figures['peers']} peers, {figures['minutes']} minutes, {figures['faults']} faults: "
+        f"{figures['steps']} steps"
+        f" ({figures['steps_a_minute']} a minute, {figures['usual_step_s']} s each as a rule), "
+        f"{figures['rollbacks']} rollbacks"
     )
     for kind, seconds in figures["recovery_s"].items():
         known = [one for one in seconds if one is not None]
@@ -191,7 +197,8 @@ def show(figures: dict[str, Any]) -> None:
         print(f"  {kind:17} {len(seconds):3} times: whole again after {middle}")
     print(
         f"  microbatches: {verdict['counted']} of {verdict['microbatches_expected']} counted exactly once,"
-        f" {verdict['lost']} lost, {verdict['duplicated']} doubled, {verdict['leftovers']} through the task board"
+        f" {verdict['lost']} lost, {verdict['duplicated']} doubled, {verdict['leftovers']} through the task "
+        "board"
     )
     print(f"  one machine: losses differ by {comparison['max_relative_loss_difference']:.1e}")
     print(f"  goodput: {figures['goodput']:.0%} of what was computed was counted")

@@ -1,7 +1,9 @@
-"""What it costs that others compute a share of the contributions once more, and that all sums are proven: the same run with more and more spot checks.
+"""What it costs that others compute a share of the contributions once more, and that all sums are proven:
+the same run with more and more spot checks.
 
-Two stages with three holders each, so that there is always one to check and a third to decide, on this machine's loopback; everybody is honest. The processes share
-the cores, so a step takes as long as all their work. Ways take turns; steps an hour, processor seconds and bytes of a step are of the middle run.
+Two stages with three holders each, so that there is always one to check and a third to decide, on this
+machine's loopback; everybody is honest. The processes share the cores, so a step takes as long as all their
+work. Ways take turns; steps an hour, processor seconds and bytes of a step are of the middle run.
 
     python -m benchmarks.checked
 """
@@ -26,7 +28,10 @@ from hetpeer.bootstrap.run.settings import TrustSettings
 
 VOLUNTEERS, STAGES = 6, 2
 SHARES = (0.0, 0.01, 0.05, 0.2, 1.0)
-"""Of contributions that are checked. The second is for the proofs, which are of every sum wherever there are checks."""
+"""Of contributions that are checked.
+
+The second is for the proofs, which are of every sum wherever there are checks.
+"""
 MODEL = Model(width=256, layers=4, heads=4, sequence_length=128)
 WITHIN_S = 300.0
 JUDGED, WORSE = 0.2, 0.25
@@ -94,10 +99,12 @@ def show(figures: dict[str, Any]) -> None:
         ratios = figures["ratios"].get(share)
         more = f"  {', '.join(f'{name} {ratio:.2f}x' for name, ratio in ratios.items())}" if ratios else ""
         print(
-            f"q = {share:4}: {way['steps_per_hour']:6.0f} steps/h, {way['cpu_s']:.2f} CPU s and {way['bytes'] / 1e6:.1f} MB a step{more}"
+            f"q = {share:4}: {way['steps_per_hour']:6.0f} steps/h, {way['cpu_s']:.2f} CPU s and "
+            f"{way['bytes'] / 1e6:.1f} MB a step{more}"
         )
     print(
-        f"  a step with q = {JUDGED} at most {1 + WORSE:.2f}x the CPU: {'met' if figures['met'] else 'MISSED'}"
+        f"  a step with q = {JUDGED} at most {1 + WORSE:.2f}x the CPU: "
+        f"{'met' if figures['met'] else 'MISSED'}"
     )
 
 

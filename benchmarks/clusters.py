@@ -1,6 +1,8 @@
-"""A grouped run of real processes in the laboratory (root), trained to its end: what stragglers.py and curves.py measure.
+"""A grouped run of real processes in the laboratory (root), trained to its end: what stragglers.py and
+curves.py measure.
 
-Four clusters, so far from each other that a batch takes its time without keeping this machine's two cores busy.
+Four clusters, so far from each other that a batch takes its time without keeping this machine's two cores
+busy.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from tests.wanlab.lab import Lab
 CLUSTERS, STAGES = 4, 2
 LATENCY_MS = 25.0
 WARM_UP = 10
-"""Batches of each cluster before the clock starts: with a span of ten all have averaged once, and partners have met."""
+"""Batches of each cluster before the clock starts: with a span of ten all have averaged once, and partners
+have met.
+"""
 TRAIN_S = 600.0
 
 Look = Callable[[Swarm, Sequence[Seen]], None]
@@ -53,7 +57,10 @@ async def trained(
     look: Look | None = None,
     count: int = CLUSTERS,
 ) -> dict[str, Any]:
-    """One run of `count` clusters. Raises AssertionError if a batch is missing in the end, or is there twice."""
+    """One run of `count` clusters.
+
+    Raises AssertionError if a batch is missing in the end, or is there twice.
+    """
     run = make_run(folder, model, STAGES, training, seed, links, averaging)
     async with running(run, folder, count * STAGES, site=Site(lab=lab)) as swarm:
         async with asyncio.timeout(TRAIN_S):

@@ -1,8 +1,9 @@
 """What a tensor costs on a line: selection, bytes, and end to end, beside FusionLLM's way and plain torch.
 
-FusionLLM (arXiv 2410.12707) sends `torch.topk` of the magnitudes as float32 values with int64 positions, 12 bytes an
-element. Everything runs on one thread of one process, the alternatives take turns, and figures are medians. "End to
-end" is select + encode + bytes over bandwidth + decode; the line is arithmetic, its delay is the same for all.
+FusionLLM (arXiv 2410.12707) sends `torch.topk` of the magnitudes as float32 values with int64 positions, 12
+bytes an element. Everything runs on one thread of one process, the alternatives take turns, and figures are
+medians. "End to end" is select + encode + bytes over bandwidth + decode; the line is arithmetic, its delay is
+the same for all.
 
     python -m benchmarks.compression
 """
@@ -181,11 +182,13 @@ def show(figures: dict[str, Any]) -> None:
         )
     for row in figures["end_to_end"]:
         ways = ", ".join(
-            f"{name} {row[name]['s'] * 1e3:.1f} ms ({row[name]['faster']:.1f} times faster, {row[name]['bytes']:.2f} B)"
+            f"{name} {row[name]['s'] * 1e3:.1f} ms ({row[name]['faster']:.1f} times faster, "
+            f"{row[name]['bytes']:.2f} B)"
             for name in ("topk-int8", "topk-bf16")
         )
         print(
-            f"{row['mib']:2d} MiB, {row['share']:4.0%}, {row['mbps']:4d} Mbit/s: FusionLLM {row['fusion_s'] * 1e3:.0f} ms, {ways}"
+            f"{row['mib']:2d} MiB, {row['share']:4.0%}, {row['mbps']:4d} Mbit/s: FusionLLM "
+            f"{row['fusion_s'] * 1e3:.0f} ms, {ways}"
         )
     for row in figures["dense"]:
         print(

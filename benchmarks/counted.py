@@ -1,4 +1,6 @@
-"""A command of hetpeer in a process of its own, and all that it took: imports, threads and what it compiles."""
+"""A command of hetpeer in a process of its own, and all that it took: imports, threads and what it
+compiles.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from typing import Any
 
 
 def counted(*arguments: str) -> tuple[Any, struct_rusage]:
-    """The object that `hetpeer *arguments` prints with `--json`, and what its process used. Raises SystemExit if it fails."""
+    """The object that `hetpeer *arguments` prints with `--json`, and what its process used.
+
+    Raises SystemExit if it fails.
+    """
     command: Sequence[str] = (sys.executable, "-m", "hetpeer.peer.cli.main", *arguments)
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=dict(os.environ)) as process:
         assert process.stdout is not None

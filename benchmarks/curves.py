@@ -1,8 +1,10 @@
-"""What the choices of grouped runs do to time and loss: one run of real processes for each, on the same batches, side by side.
+"""What the choices of grouped runs do to time and loss: one run of real processes for each, on the same
+batches, side by side.
 
-Four clusters in the laboratory (root), with the uplinks of homes. `grouped` is the default; the others change one thing each: Adam's
-second moments corrected for the mean, delayed averagings, sums in 8 bits, both of these, and averaging after eight batches instead of one, without and
-with an outer optimizer. Ways take turns; figures are the middle of several seeds, the loss that of the stored result on held-out text.
+Four clusters in the laboratory (root), with the uplinks of homes. `grouped` is the default; the others change
+one thing each: Adam's second moments corrected for the mean, delayed averagings, sums in 8 bits, both of
+these, and averaging after eight batches instead of one, without and with an outer optimizer. Ways take turns;
+figures are the middle of several seeds, the loss that of the stored result on held-out text.
 
     python -m benchmarks.curves
 """
@@ -94,7 +96,8 @@ def show(figures: dict[str, Any]) -> None:
     for way, one in ways.items():
         speed, loss = one["batches_per_s"] / usual["batches_per_s"], one["loss"] / usual["loss"] - 1
         print(
-            f"{way:15} {one['batches_per_s']:5.2f} batches/s ({speed:.2f})  an averaging {one['averaging_s']:5.2f} s"
+            f"{way:15} {one['batches_per_s']:5.2f} batches/s ({speed:.2f})  an averaging "
+            f"{one['averaging_s']:5.2f} s"
             f"  loss {one['loss']:.4f} ({100 * loss:+.2f} %)"
         )
     print("loss by batch:")

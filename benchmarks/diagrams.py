@@ -1,6 +1,7 @@
 """Draw the diagrams of docs/architecture.md: `python -m benchmarks.diagrams` writes docs/pictures/*.svg.
 
-The same bytes each time; tests/test_diagrams.py compares them with the files. Colours follow the reader's light or dark theme.
+The same bytes each time; tests/test_diagrams.py compares them with the files. Colours follow the reader's
+light or dark theme.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ STYLE = """
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangle with its first line in bold; pixels from the top left corner. `dashed`: a group around others."""
+    """A rectangle with its first line in bold; pixels from the top left corner.
+
+    `dashed`: a group around others.
+    """
 
     x: int
     y: int
@@ -167,7 +171,10 @@ def step() -> str:
                 [
                     "5 reduce: for every block",
                     "the plan names holders and slots; holders send shards of their slots to reducers,",
-                    "reducers add them up in the plan's order and send the result to all holders of the block",
+                    (
+                        "reducers add them up in the plan's order and send the result to all holders of the "
+                        "block"
+                    ),
                 ],
             ),
             Arrow([(105, 226), (105, 300)]),

@@ -1,8 +1,11 @@
-"""Eight volunteers in DT-FM's eight regions of the world, two pipelines of four stages: hetpeer with its plan, in both natural orders, and torch's mesh.
+"""Eight volunteers in DT-FM's eight regions of the world, two pipelines of four stages: hetpeer with its
+plan, in both natural orders, and torch's mesh.
 
-The same GPT, data and optimizer in the laboratory (root), with the regions' latencies and bandwidths. The plan is that of `hetpeer plan --matrices`: who is in which
-pipeline, and in which stage. `by region` has neighbours in one pipeline, `strided` in one stage, in the order in which DT-FM lists the regions. torch has 1F1B over gloo and an all-reduce
-over the two processes of each stage (a Megatron-like mesh), laid out by the plan, and by region. All nine machines share this machine's cores, so that a step is computed eight times as
+The same GPT, data and optimizer in the laboratory (root), with the regions' latencies and bandwidths. The
+plan is that of `hetpeer plan --matrices`: who is in which pipeline, and in which stage. `by region` has
+neighbours in one pipeline, `strided` in one stage, in the order in which DT-FM lists the regions. torch has
+1F1B over gloo and an all-reduce over the two processes of each stage (a Megatron-like mesh), laid out by the
+plan, and by region. All nine machines share this machine's cores, so that a step is computed eight times as
 slowly as it would be: what lines cost is a smaller part of it. Tokens/s are of the middle step.
 
     python -m benchmarks.eight
@@ -95,7 +98,9 @@ def made(folder: Path, options: Any, links: LinkSettings) -> RunDirectory:
 
 
 def seats(run: RunDirectory) -> list[tuple[int, int]]:
-    """(pipeline, stage) of the place that each volunteer takes, in the order in which they come: by their own rule, from what the coordinator offers."""
+    """(pipeline, stage) of the place that each volunteer takes, in the order in which they come: by their
+    own rule, from what the coordinator offers.
+    """
     config = coordinator_config(run)
     members = Membership(config.layouts, config.costs)
     found = []
@@ -119,7 +124,10 @@ def misplaced(swarm: Swarm, grid: Grid) -> list[str]:
 
 
 async def hetpeer(run: RunDirectory, folder: Path, grid: Grid, steps: int) -> list[float]:
-    """Seconds of so many steps once everybody is there. Volunteers come one after the other, in the order that gives each the place that it has in the grid."""
+    """Seconds of so many steps once everybody is there.
+
+    Volunteers come one after the other, in the order that gives each the place that it has in the grid.
+    """
     with Lab(world()) as lab:
         async with running(run, folder, 0, site=Site(lab=lab)) as swarm:
             for pipeline, stage in seats(run):

@@ -1,10 +1,10 @@
 """The same GPT, data and optimizer: hetpeer beside what its user would take instead, in three networks.
 
-Four peers in the laboratory's homes, city and regions of the world (root): hetpeer as it is and with AdaTopK, torch.distributed.pipelining
-(1F1B over gloo), hivemind.Optimizer (each peer has the whole model), and one machine that needs no network. All processes share
-this machine's cores. Tokens/s are of the middle step. Time to a loss counts steps until the held-out loss is there; what torch's
-pipeline and hetpeer without a codec learn is what one machine learns (their training losses are compared), so its curve counts
-for them.
+Four peers in the laboratory's homes, city and regions of the world (root): hetpeer as it is and with AdaTopK,
+torch.distributed.pipelining (1F1B over gloo), hivemind.Optimizer (each peer has the whole model), and one
+machine that needs no network. All processes share this machine's cores. Tokens/s are of the middle step. Time
+to a loss counts steps until the held-out loss is there; what torch's pipeline and hetpeer without a codec
+learn is what one machine learns (their training losses are compared), so its curve counts for them.
 
     python -m benchmarks.endtoend
 """
@@ -78,7 +78,10 @@ async def script(
 
 
 async def told(children: Sequence[Child], steps: int) -> Trained:
-    """What the last of `children` says, until all are done. Raises `LocalError` HP-DEMO-003 when one fails."""
+    """What the last of `children` says, until all are done.
+
+    Raises `LocalError` HP-DEMO-003 when one fails.
+    """
     listening = asyncio.ensure_future(_listen(children[-1], steps))
     while not listening.done():
         await asyncio.wait({listening}, timeout=LOOK_S)
@@ -164,8 +167,10 @@ def made(folder: Path, options: Any, steps: int, links: LinkSettings) -> RunDire
 
 
 async def measure(where: str, alone: Trained, options: Any, folder: Path) -> dict[str, Trained]:
-    """All ways in one network; those whose curve is known train a few steps only. One machine does so beside the others, as what this machine's
-    cores do in a second changes while all this takes an hour.
+    """All ways in one network; those whose curve is known train a few steps only.
+
+    One machine does so beside the others, as what this machine's cores do in a second changes while all this
+    takes an hour.
     """
     few, steps = options.few, options.steps
     found = {}
@@ -229,7 +234,8 @@ def show(result: dict[str, Any]) -> None:
         )
     print(
         f"  against torch's pipeline: {result['none_against_torch']:.2f}x without a codec,"
-        f" {result['adatopk_against_torch']:.2f}x with AdaTopK (goals 1 and {FASTER}, and first): {'met' if result['met'] else 'MISSED'}",
+        f" {result['adatopk_against_torch']:.2f}x with AdaTopK (goals 1 and {FASTER}, and first): "
+        f"{'met' if result['met'] else 'MISSED'}",
         flush=True,
     )
 

@@ -1,7 +1,9 @@
-"""How long a run stands still when its coordinator dies: three reliable peers, two volunteers, all on this machine.
+"""How long a run stands still when its coordinator dies: three reliable peers, two volunteers, all on this
+machine.
 
-The coordinator is killed (SIGKILL) while they train, and started again once the next one has committed a step. Time goes from the kill to
-the record with which the next reign begins, and to the first step that it commits; the middle of several.
+The coordinator is killed (SIGKILL) while they train, and started again once the next one has committed a
+step. Time goes from the kill to the record with which the next reign begins, and to the first step that it
+commits; the middle of several.
 
     python -m benchmarks.failover
 """

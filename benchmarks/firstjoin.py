@@ -1,8 +1,10 @@
-"""How long does a new user wait? A clone of this repository, set up as README says, a run of it, and a volunteer that joins.
+"""How long does a new user wait? A clone of this repository, set up as README says, a run of it, and a
+volunteer that joins.
 
-The set-up (`git clone` of what is committed here, `make setup`) is timed apart: most of it is torch on its way. Then, in each round, a run is made
-(`hetpeer init`) and served (`hetpeer bootstrap`), and somebody whose home folder is empty joins by the address that this prints: seconds
-from the command to the line that says "you are contributing", and what is said on the way. It has all blocks, so nobody else is waited for.
+The set-up (`git clone` of what is committed here, `make setup`) is timed apart: most of it is torch on its
+way. Then, in each round, a run is made (`hetpeer init`) and served (`hetpeer bootstrap`), and somebody whose
+home folder is empty joins by the address that this prints: seconds from the command to the line that says
+"you are contributing", and what is said on the way. It has all blocks, so nobody else is waited for.
 
     python -m benchmarks.firstjoin --rounds 5
 """
@@ -50,7 +52,10 @@ class Command:
         self._began = time.monotonic()
 
     async def until(self, words: str) -> tuple[float, str]:
-        """Seconds until a line with `words`, and that line. Raises SystemExit where it ends, or takes too long, without it."""
+        """Seconds until a line with `words`, and that line.
+
+        Raises SystemExit where it ends, or takes too long, without it.
+        """
         assert self._process.stdout is not None
         with suppress(TimeoutError):
             async with asyncio.timeout(WITHIN_S):
@@ -77,7 +82,10 @@ class Command:
 
 @asynccontextmanager
 async def command(folder: Path, home: Path, *arguments: str) -> AsyncIterator[Command]:
-    """`hetpeer *arguments` in the clone, of somebody who lives in `home`. It is ended as by Ctrl-C, if it has not."""
+    """`hetpeer *arguments` in the clone, of somebody who lives in `home`.
+
+    It is ended as by Ctrl-C, if it has not.
+    """
     process = await asyncio.create_subprocess_exec(
         folder / "hetpeer" / ".venv" / "bin" / "hetpeer",
         *arguments,

@@ -1,7 +1,9 @@
-"""What it costs when volunteers cannot reach each other, and the reliable peer in front of them carries their streams.
+"""What it costs when volunteers cannot reach each other, and the reliable peer in front of them carries
+their streams.
 
-The same swarm of four stages in homes (root), twice: volunteers send to each other (`direct`), and with every way between two volunteers cut
-(`fronted`). The reliable peer assigns and routes in both. A step's time is that of the middle one.
+The same swarm of four stages in homes (root), twice: volunteers send to each other (`direct`), and with every
+way between two volunteers cut (`fronted`). The reliable peer assigns and routes in both. A step's time is
+that of the middle one.
 
     python -m benchmarks.fronted
 """

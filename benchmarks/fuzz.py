@@ -1,11 +1,13 @@
-"""Every decoder of bytes from outside, fuzzed by atheris (libFuzzer): what breaks it, or gets through though it should not?
+"""Every decoder of bytes from outside, fuzzed by atheris (libFuzzer): what breaks it, or gets through
+though it should not?
 
-Each target of tests/fuzz has processes of its own, one after the other: the first begins with its seeds and with what tests/fuzz/corpus keeps, and the next
-with what that has reached, until there were so many executions or minutes, or a finding. A finding is kept beside the corpus, where `make test` tries it from
-then on. `--keep` adds to the corpus what ends as nothing in it does, the smallest first, as far as it stays small.
+Each target of tests/fuzz has processes of its own, one after the other: the first begins with its seeds and
+with what tests/fuzz/corpus keeps, and the next with what that has reached, until there were so many
+executions or minutes, or a finding. A finding is kept beside the corpus, where `make test` tries it from then
+on. `--keep` adds to the corpus what ends as nothing in it does, the smallest first, as far as it stays small.
 
-Each process is noted when it ends, in `--folder`, and the result file is written: interrupted, the same command goes on where it was, also at another
-commit, as long as no decoder differs.
+Each process is noted when it ends, in `--folder`, and the result file is written: interrupted, the same
+command goes on where it was, also at another commit, as long as no decoder differs.
 
     make fuzz
     python -m benchmarks.fuzz --executions 20000 --targets bootstrap/run/manifest stages/state
@@ -57,7 +59,10 @@ def result(options: Any) -> str:
 def fuzzed(
     name: str, options: Any, journal: Journal, told: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
-    """One target: what was reached, and the findings that ended it, if there are some. `told` hears of it after each process."""
+    """One target: what was reached, and the findings that ended it, if there are some.
+
+    `told` hears of it after each process.
+    """
     work = options.folder / name
     work.mkdir(parents=True, exist_ok=True)
     rounds: list[dict[str, Any]] = []
@@ -142,7 +147,9 @@ def _last_words(said: str) -> list[str]:
 
 
 def _add(name: str, work: Path) -> int:
-    """Keep the smallest input in `work` of each way to end that seeds and corpus do not have, as far as there is room."""
+    """Keep the smallest input in `work` of each way to end that seeds and corpus do not have, as far as
+    there is room.
+    """
     target = every()[name]
     room = KEPT_FILES - len(kept(name))
     there = {ending(attempt(target, data)) for data in (*target.seeds(), *kept(name))}

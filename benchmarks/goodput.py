@@ -32,7 +32,9 @@ class Period:
 
 
 class SlowWorkers(AbstractContextManager["SlowWorkers"]):
-    """Compute workers of `swarm` that have `cores` of a processor each (tests/wanlab/processors.py), and keep them to the end."""
+    """Compute workers of `swarm` that have `cores` of a processor each (tests/wanlab/processors.py), and
+    keep them to the end.
+    """
 
     def __init__(self, swarm: Swarm, cores: float) -> None:
         self._swarm = swarm
@@ -116,7 +118,9 @@ class Watch:
         return found
 
     def goodput(self, when: Period) -> float:
-        """Microbatches a second that were committed then; of a step that was under way at its border, a part."""
+        """Microbatches a second that were committed then; of a step that was under way at its border, a
+        part.
+        """
         times = [one.at for one in self.swarm.feed.seen if one.record["kind"] == "commit"]
         steps = _steps_at(times, when.end) - _steps_at(times, when.begin)
         return self.microbatches * steps / (when.end - when.begin)

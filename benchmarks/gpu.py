@@ -1,8 +1,10 @@
-"""What holds on a CPU must hold on a GPU: the model table, bf16, the optimizer's bits, masks, bundles, a worker killed at work, a swarm.
+"""What holds on a CPU must hold on a GPU: the model table, bf16, the optimizer's bits, masks, bundles, a
+worker killed at work, a swarm.
 
-Forward and backward of every model of tests/stages/zoo.py, cut into three stages, on the CPU and on the device, TF32 off; what it costs
-to run a model as a graph there (seconds of the clock, with what is queued on the device); and a swarm of which not all have a GPU.
-Without a GPU it says so and measures nothing; `--device cpu` runs the same steps on a CPU, to test this file.
+Forward and backward of every model of tests/stages/zoo.py, cut into three stages, on the CPU and on the
+device, TF32 off; what it costs to run a model as a graph there (seconds of the clock, with what is queued on
+the device); and a swarm of which not all have a GPU. Without a GPU it says so and measures nothing; `--device
+cpu` runs the same steps on a CPU, to test this file.
 
     python -m benchmarks.gpu
 """
@@ -49,7 +51,9 @@ LARGE: Mapping[str, Callable[[], tuple[nn.Module, overhead.Data]]] = {
 
 
 def differences(one: Outcome, other: Outcome) -> dict[str, float]:
-    """Largest relative difference of the loss, of any gradient and of any running value, by their largest elements."""
+    """Largest relative difference of the loss, of any gradient and of any running value, by their largest
+    elements.
+    """
 
     def apart(a: torch.Tensor, b: torch.Tensor) -> float:
         return float((a - b).abs().max() / b.abs().max().clamp_min(1e-12))
@@ -143,7 +147,9 @@ async def kill_at_work(device: str) -> dict[str, Any]:
 
 
 async def offered(device: str) -> dict[str, Any]:
-    """Whether NVML knows the worker's GPU by what the worker calls it, and whether what a volunteer offers of that can be had."""
+    """Whether NVML knows the worker's GPU by what the worker calls it, and whether what a volunteer offers
+    of that can be had.
+    """
     worker = await Compute.start(ComputeConfig(device=device), WORKER)
     await worker.submit(WarmUp())
     info = await worker.submit(Info())
@@ -215,19 +221,22 @@ def show(figures: dict[str, Any]) -> None:
     same = ", ".join(name for name, equal in lanes["equal bytes"].items() if equal)
     print(
         f"  bundles: same bytes as on the CPU by {same};"
-        f" selection {lanes['selection against topk']:.1f}x as fast as topk; copies {lanes['copy_gbytes_s']:.1f} GB/s,"
+        f" selection {lanes['selection against topk']:.1f}x as fast as topk; copies "
+        f"{lanes['copy_gbytes_s']:.1f} GB/s,"
         f" {lanes['copies against pageable']:.2f}x those from pageable memory; encoding beside products takes"
         f" {lanes['together_over_in_turns']:.2f} of one after the other"
     )
     for name, row in figures["overhead"].items():
         print(
-            f"  as a graph: {name}: {row['blocks_s']:.4f} s, eager {row['eager_s']:.4f} s, ratio {row['ratio']}"
+            f"  as a graph: {name}: {row['blocks_s']:.4f} s, eager {row['eager_s']:.4f} s, ratio "
+            f"{row['ratio']}"
         )
     print(f"  of its memory a volunteer offers: {figures['offered']}")
     print(f"  a worker killed at work: {figures['killed']}")
     swarm = figures["swarm"]
     print(
-        f"  a swarm with one volunteer killed and one on a CPU: {swarm['steps']} of {gpuswarm.STEPS} steps, losses apart by"
+        f"  a swarm with one volunteer killed and one on a CPU: {swarm['steps']} of {gpuswarm.STEPS} steps, "
+        "losses apart by"
         f" {swarm['loss difference']:.1e}{'' if swarm['met'] else '  MISSED'}"
     )
     for line in (*swarm["problems"], *swarm["unconfined"]):

@@ -1,4 +1,7 @@
-"""A part of benchmarks.gpu: bundles on a GPU. The same bytes as on a CPU, how fast they are chosen, and whether lanes overlap."""
+"""A part of benchmarks.gpu: bundles on a GPU.
+
+The same bytes as on a CPU, how fast they are chosen, and whether lanes overlap.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +101,9 @@ def _copies(copier: Copier, values: torch.Tensor) -> dict[str, Any]:
 
 
 def _overlap(device: torch.device, encode: Callable[[], Any]) -> dict[str, float]:
-    """Products in one lane while another encodes, against one after the other: 1 is no overlap, 0.5 all of it."""
+    """Products in one lane while another encodes, against one after the other: 1 is no overlap, 0.5 all of
+    it.
+    """
     compute = Copier.of(device)
     size = 4096 if device.type == "cuda" else 512
     matrix = torch.ones(size, size, device=device)

@@ -1,7 +1,8 @@
-"""A part of benchmarks.gpu: a real swarm whose volunteers compute on different devices. One is killed, and what comes of it is one machine's run on a CPU.
+"""A part of benchmarks.gpu: a real swarm whose volunteers compute on different devices. One is killed, and
+what comes of it is one machine's run on a CPU.
 
-Two stages with two holders each; one of the four computes on the CPU, so the same sums come from both kinds of device and holders of both
-kinds agree on the bits of each update.
+Two stages with two holders each; one of the four computes on the CPU, so the same sums come from both kinds
+of device and holders of both kinds agree on the bits of each update.
 """
 
 from __future__ import annotations

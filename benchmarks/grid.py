@@ -1,7 +1,9 @@
-"""The fault grid: a process dies at every place of the protocol, one after the other, in swarms of real processes.
+"""The fault grid: a process dies at every place of the protocol, one after the other, in swarms of real
+processes.
 
-Each cell is a test of tests/swarm (docs/faults.md has the table): the run must be complete, exactly once by the volunteers' signed logs,
-and with the losses of one machine. Kept is how each ended and how long it took; a cell that was skipped is missed.
+Each cell is a test of tests/swarm (docs/faults.md has the table): the run must be complete, exactly once by
+the volunteers' signed logs, and with the losses of one machine. Kept is how each ended and how long it took;
+a cell that was skipped is missed.
 
     make grid
 """

@@ -1,7 +1,10 @@
-"""The search for a grid beside DT-FM's scheduler (written anew from its paper), on its five networks and on uneven ones; by its cost model.
+"""The search for a grid beside DT-FM's scheduler (written anew from its paper), on its five networks and
+on uneven ones; by its cost model.
 
-Ours is the command (`hetpeer plan --matrices`) with ten seconds of processor time, in which its whole process has to be done, imports included; DT-FM's three searches have their 100 parents and 4,900 offspring, however long that takes. Ratios are ours
-to theirs, of seconds a step; the gap is to a lower bound, which is far from tight where lines are uneven.
+Ours is the command (`hetpeer plan --matrices`) with ten seconds of processor time, in which its whole process
+has to be done, imports included; DT-FM's three searches have their 100 parents and 4,900 offspring, however
+long that takes. Ratios are ours to theirs, of seconds a step; the gap is to a lower bound, which is far from
+tight where lines are uneven.
 
     python -m benchmarks.grids
 """
@@ -144,7 +147,9 @@ def measure(options: Any) -> dict[str, Any]:
 
 
 def worldwide_orders(seed: int) -> dict[str, dict[str, float]]:
-    """What orders that nobody has planned cost over what ours does, by how many times activations are compressed (everywhere)."""
+    """What orders that nobody has planned cost over what ours does, by how many times activations are
+    compressed (everywhere).
+    """
     found = {}
     for ratio in COMPRESSED:
         traffic = StepTraffic(gradient_gb=TRAFFIC.gradient_gb, activation_gb=TRAFFIC.activation_gb / ratio)
@@ -167,12 +172,14 @@ def show(figures: dict[str, Any]) -> None:
         took = max(one["hetpeer"]["cpu_s"] for one in runs.values())
         theirs = ", ".join(f"{way} {runs['0'][way]['total_s']:.3f}" for way in THEIRS)
         print(
-            f"{case:12} best known {best:.3f} s; hetpeer {max(ours):.3f} in {took:.2f} CPU s (worst of {len(ours)} seeds), {theirs}"
+            f"{case:12} best known {best:.3f} s; hetpeer {max(ours):.3f} in {took:.2f} CPU s (worst of "
+            f"{len(ours)} seeds), {theirs}"
         )
     for kind in KINDS:
         for way, ratios in figures["ratios"][kind].items():
             print(
-                f"{kind:12} against {way:20} middle {statistics.median(ratios):.3f}, best {min(ratios):.3f}, worst {max(ratios):.3f}"
+                f"{kind:12} against {way:20} middle {statistics.median(ratios):.3f}, best {min(ratios):.3f}, "
+                f"worst {max(ratios):.3f}"
                 f" ({len(ratios)} networks)"
             )
         gaps = [

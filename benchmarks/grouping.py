@@ -172,12 +172,14 @@ def sdpipe(seed: int) -> list[dict[str, Any]]:
 def show(figures: dict[str, Any]) -> None:
     whole = figures["runs"]
     print(
-        f"{whole['histories']} grouped runs with {whole['faults']} faults: {len(whole['broken'])} broken or hung,"
+        f"{whole['histories']} grouped runs with {whole['faults']} faults: {len(whole['broken'])} broken or "
+        "hung,"
         f" in {whole['dissolved']} a cluster fell apart"
     )
     for rules, found in figures["schedules"].items():
         print(
-            f"{rules}: {found['schedules']} schedules, {found['groups']} groups, {found['came']} came, {found['went']} went:"
+            f"{rules}: {found['schedules']} schedules, {found['groups']} groups, {found['came']} came, "
+            f"{found['went']} went:"
             f" {len(found['broken'])} broken or hung, in {found['apart']} somebody was apart"
         )
     decision = figures["decision_s"]
@@ -186,7 +188,8 @@ def show(figures: dict[str, Any]) -> None:
         f" {1e3 * decision['99 %']:.3f} in 99 of 100, {1e3 * decision['longest']:.3f} the longest"
     )
     print(
-        "throughput of that without synchronisation (and of all-reduce's); mean group; groups after which somebody was apart"
+        "throughput of that without synchronisation (and of all-reduce's); mean group; groups after which "
+        "somebody was apart"
     )
     for row in figures["sdpipe"]:
         alone, together = (row["ways"][w]["iterations_per_s"] for w in ("no synchronisation", "all-reduce"))

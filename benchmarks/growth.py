@@ -1,7 +1,9 @@
-"""How the search for a grid grows: 64 to 4,096 devices in 50 regions, eight stages, beside random orders and a lower bound.
+"""How the search for a grid grows: 64 to 4,096 devices in 50 regions, eight stages, beside random orders
+and a lower bound.
 
-Of each size: processor seconds until there is a first answer, what it costs, and what is found in thirty, the start of the program counted as `hetpeer plan` counts it. Ratios are
-of random orders (the mean of some, nothing about them optimized) to ours; the gap is to the lower bound.
+Of each size: processor seconds until there is a first answer, what it costs, and what is found in thirty, the
+start of the program counted as `hetpeer plan` counts it. Ratios are of random orders (the mean of some,
+nothing about them optimized) to ours; the gap is to the lower bound.
 
     python -m benchmarks.growth
 """
@@ -81,8 +83,10 @@ def measure(options: Any) -> dict[str, Any]:
 def show(figures: dict[str, Any]) -> None:
     for row in figures["rows"]:
         print(
-            f"{row['devices']:5} devices: {row['first_s']:.2f} s a step after {row['first_cpu_s']:.1f} CPU s, {row['total_s']:.2f}"
-            f" after {row['cpu_s']:.1f} ({row['evaluations']} swaps); {row['gap']:.0%} above the bound; random orders take"
+            f"{row['devices']:5} devices: {row['first_s']:.2f} s a step after {row['first_cpu_s']:.1f} CPU "
+            f"s, {row['total_s']:.2f}"
+            f" after {row['cpu_s']:.1f} ({row['evaluations']} swaps); {row['gap']:.0%} above the bound; "
+            "random orders take"
             f" {row['random_over_ours']:.2f} times as long"
         )
     report.show_goals(figures["goals"])

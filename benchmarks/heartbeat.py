@@ -1,9 +1,9 @@
 """Do heartbeats stay on time while everything else is busy?
 
-Two processes push `--bytes` to each other in 4 MiB frames, both directions at once. Beside them run `--nodes` DHT
-nodes, each with a p2pd of its own, that store a signed record every second. The two exchange a ping and pong ten times a
-second on a stream of its own. A heartbeat's lag runs from when the ping was *due* to its pong, so a stalled event loop
-counts in full.
+Two processes push `--bytes` to each other in 4 MiB frames, both directions at once. Beside them run `--nodes`
+DHT nodes, each with a p2pd of its own, that store a signed record every second. The two exchange a ping and
+pong ten times a second on a stream of its own. A heartbeat's lag runs from when the ping was *due* to its
+pong, so a stalled event loop counts in full.
 
     python -m benchmarks.heartbeat --bytes 2000000000 --json
 """
@@ -204,20 +204,24 @@ async def measure(folder: Path, total: int, nodes: int) -> dict[str, Any]:
 
 def show(result: dict[str, Any]) -> None:
     print(
-        f"{result['bytes_each_way'] / 1e9:g} GB each way beside {result['nodes']} DHT nodes, {os.cpu_count()} cpus"
+        f"{result['bytes_each_way'] / 1e9:g} GB each way beside {result['nodes']} DHT nodes, "
+        f"{os.cpu_count()} cpus"
     )
     for name in ("left", "right"):
         one = result[name]
         for state in ("idle", "busy"):
             lag = one[state]
             print(
-                f"  {name:5} {state}: lag p50 {lag.get('p50_ms')} p99 {lag.get('p99_ms')} max {lag.get('max_ms')} ms ({lag['count']} beats)"
+                f"  {name:5} {state}: lag p50 {lag.get('p50_ms')} p99 {lag.get('p99_ms')} max "
+                f"{lag.get('max_ms')} ms ({lag['count']} beats)"
             )
         print(
-            f"  {name:5} sent {one['megabytes_per_s']} MB/s in {one['seconds']:.1f} s, {one['cpu_s']} s of cpu in Python"
+            f"  {name:5} sent {one['megabytes_per_s']} MB/s in {one['seconds']:.1f} s, {one['cpu_s']} s of "
+            "cpu in Python"
         )
     print(
-        f"  DHT store p50 {result['dht']['store'].get('p50_ms')} p99 {result['dht']['store'].get('p99_ms')} ms, {result['dht']['adverts_seen']} adverts seen"
+        f"  DHT store p50 {result['dht']['store'].get('p50_ms')} p99 {result['dht']['store'].get('p99_ms')} "
+        f"ms, {result['dht']['adverts_seen']} adverts seen"
     )
     print(f"  goal p99 <= {GOAL_P99_S * 1e3:.0f} ms: {'met' if result['met'] else 'NOT met'}")
 

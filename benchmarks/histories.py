@@ -149,7 +149,8 @@ def measure(options: Any) -> dict[str, Any]:
 
 def show(figures: dict[str, Any]) -> None:
     print(
-        f"{figures['histories']} histories with {figures['faults']} faults, {figures['virtual_hours']} virtual hours,"
+        f"{figures['histories']} histories with {figures['faults']} faults, {figures['virtual_hours']} "
+        "virtual hours,"
         f" in {figures['processor_hours']} processor hours: {len(figures['violations'])} violations"
     )
     with_kinds = ", ".join(f"{kind} in {count}" for kind, count in figures["histories_with"].items())

@@ -122,7 +122,8 @@ def measure(options: Any) -> dict[str, Any]:
 def show(figures: dict[str, Any]) -> None:
     checks = ", ".join(f"{count} {verdict}" for verdict, count in sorted(figures["checks"].items()))
     print(
-        f"{figures['contributions']} contributions in {figures['histories']} histories with {figures['faults']} faults;"
+        f"{figures['contributions']} contributions in {figures['histories']} histories with "
+        f"{figures['faults']} faults;"
         f" checks: {checks or 'none'}; {len(figures['bans'])} bans, {len(figures['disputes'])} disputes,"
         f" {figures['quarrels']} pairs in quarrel"
     )

@@ -1,13 +1,16 @@
-"""A swarm in the laboratory under attack: what it still gets done, what it costs its members, and whether anybody honest is turned away for it.
+"""A swarm in the laboratory under attack: what it still gets done, what it costs its members, and whether
+anybody honest is turned away for it.
 
-Twelve volunteers in homes (root), four stages: nine are honest all the time; three are honest but for the attack that is under way, and come anew,
-as somebody else, for each attack by volunteers. A stranger in a home of its own does the rest (tests/hostile). One attack after the other goes on for so
-many seconds; before each the honest nine have the swarm for themselves for a while, which is what it is measured by: the same swarm without attackers.
-First three come who attack nothing: all processes share this machine's cores. So it is said, too, how many of them the attackers took, which would have their own, and
-how much of the honest ones' processor time a microbatch cost, beside what it costs without attackers.
+Twelve volunteers in homes (root), four stages: nine are honest all the time; three are honest but for the
+attack that is under way, and come anew, as somebody else, for each attack by volunteers. A stranger in a home
+of its own does the rest (tests/hostile). One attack after the other goes on for so many seconds; before each
+the honest nine have the swarm for themselves for a while, which is what it is measured by: the same swarm
+without attackers. First three come who attack nothing: all processes share this machine's cores. So it is
+said, too, how many of them the attackers took, which would have their own, and how much of the honest ones'
+processor time a microbatch cost, beside what it costs without attackers.
 
-Goodput: microbatches that are committed, in a second. The first time that somebody hoards costs two stall time-outs, so hoarding is measured after 150 s of it.
-At the end the volunteers' signed logs are audited.
+Goodput: microbatches that are committed, in a second. The first time that somebody hoards costs two stall
+time-outs, so hoarding is measured after 150 s of it. At the end the volunteers' signed logs are audited.
 
     make hostile
 """
@@ -214,7 +217,8 @@ async def _attacked(options: Any, hostile: Hostile, watch: Watch) -> list[dict[s
         await hostile.leave()
         await watch.during(SETTLE_S)
         print(
-            f"{attack.name:14} {watch.goodput(attacked[-1][2]):6.2f}/s, {watch.goodput(quiet[-1]):6.2f}/s before it",
+            f"{attack.name:14} {watch.goodput(attacked[-1][2]):6.2f}/s, {watch.goodput(quiet[-1]):6.2f}/s "
+            "before it",
             file=sys.stderr,
             flush=True,
         )
@@ -283,7 +287,8 @@ def show(figures: dict[str, Any]) -> None:
     for one in figures["attacks"]:
         print(
             f"  {one['row']:2} {one['attack']:14} {one['ratio']:6.0%} of the goodput without attackers,"
-            f" {one['ratio_at_first']:6.0%} before that; {one['cost']:.2f} times the processor time for each microbatch,"
+            f" {one['ratio_at_first']:6.0%} before that; {one['cost']:.2f} times the processor time for each "
+            "microbatch,"
             f" {one['hostile_cores']:.2f} processors taken by attackers"
         )
     verdict = figures["audit"]
@@ -294,7 +299,8 @@ def show(figures: dict[str, Any]) -> None:
         f" {verdict['lost']} lost, {verdict['duplicated']} doubled"
     )
     print(
-        f"  honest peers refused: {figures['honest_bans'] or 'none'}; gone: {figures['honest_gone'] or 'none'}"
+        f"  honest peers refused: {figures['honest_bans'] or 'none'}; gone: "
+        f"{figures['honest_gone'] or 'none'}"
     )
     for problem in verdict["problems"][:10]:
         print(f"  problem: {problem}")

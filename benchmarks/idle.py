@@ -1,11 +1,14 @@
-"""What a volunteer's daemon costs while it does nothing, and whether anything in it grows while others come and go.
+"""What a volunteer's daemon costs while it does nothing, and whether anything in it grows while others
+come and go.
 
-Idle: a run of two stages and one volunteer, with its dashboard, at which nobody looks. First it waits for others, its
-blocks loaded, then its owner has paused it. Of all its processes, for a minute each: processor time, in shares of one core, and RSS.
+Idle: a run of two stages and one volunteer, with its dashboard, at which nobody looks. First it waits for
+others, its blocks loaded, then its owner has paused it. Of all its processes, for a minute each: processor
+time, in shares of one core, and RSS.
 
-Faults: the swarm of benchmarks/chaos.py (root), where something happens to somebody every half minute. RSS and descriptors of every process are
-sampled; of those that have lived long enough in the last twenty minutes, the line through each one's RSS by least squares says what it
-grows in an hour. The coordinator is left alive: or its own memory would not be seen.
+Faults: the swarm of benchmarks/chaos.py (root), where something happens to somebody every half minute. RSS
+and descriptors of every process are sampled; of those that have lived long enough in the last twenty minutes,
+the line through each one's RSS by least squares says what it grows in an hour. The coordinator is left alive:
+or its own memory would not be seen.
 
     python -m benchmarks.idle --minutes 30
 """
@@ -48,7 +51,7 @@ FILES_MORE = 8
 GOALS = {"cpu": 0.01, "mib_per_hour": 2.0}
 
 
-# ── idle ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── idle ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def idle(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -81,7 +84,9 @@ async def _is(swarm: Swarm, state: str, reason: str) -> None:
 
 
 async def _takes(swarm: Swarm, seconds: float) -> dict[str, dict[str, float]]:
-    """Share of a core and MiB by process, and in all; beside it the reliable peer's share, which serves the run."""
+    """Share of a core and MiB by process, and in all; beside it the reliable peer's share, which serves
+    the run.
+    """
     kinds = KINDS | {"bootstrap": "reliable daemon", "bootstrap p2pd": "reliable p2pd"}
     groups = swarm.processes()
     processes = {what: groups[kind][0] for kind, what in kinds.items() if groups[kind]}
@@ -100,7 +105,7 @@ def _rss_mib(process: psutil.Process) -> float:
     return round(process.memory_info().rss / 2**20, 1)
 
 
-# ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── faults ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def faults(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -146,7 +151,9 @@ def growths(lives: Mapping[int, Life]) -> list[dict[str, Any]]:
 
 
 def growth(life: Life, begin: float) -> dict[str, Any] | None:
-    """How a process changed from `begin` on, in seconds of its clock; None if it did not live for LIVED_S of that."""
+    """How a process changed from `begin` on, in seconds of its clock; None if it did not live for LIVED_S
+    of that.
+    """
     begin = max(begin, life.times[0] + WARM_UP_S)
     first = next((number for number, then in enumerate(life.times) if then >= begin), len(life.times))
     times = life.times[first:]
@@ -170,7 +177,7 @@ def growth(life: Life, begin: float) -> dict[str, Any] | None:
     }
 
 
-# ── both ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── both ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -200,9 +207,10 @@ def show(figures: dict[str, Any]) -> None:
         )
         for one in sorted(hurt["processes"], key=lambda one: one["kind"]):
             print(
-                f"  {one['kind']:15} {one['minutes']:4.1f} min, {one['rss_mib'][-1]:6.1f} MiB, {one['mib_per_hour']:+.2f} an hour"
-                f" ({one['private_mib_per_hour']:+.2f} private), files {one['files'][0]}, then {one['files'][1]}"
-                + ("  GROWS" if one["grows"] else "")
+                f"  {one['kind']:15} {one['minutes']:4.1f} min, {one['rss_mib'][-1]:6.1f} MiB, "
+                f"{one['mib_per_hour']:+.2f} an hour"
+                f" ({one['private_mib_per_hour']:+.2f} private), files {one['files'][0]}, then "
+                f"{one['files'][1]}" + ("  GROWS" if one["grows"] else "")
             )
         print(f"  exactly once: {hurt['exactly_once']}; it goes on: {hurt['goes_on']}")
     print(f"goals: 1 % of a core, 2 MiB an hour, no more files: {'met' if figures['met'] else 'MISSED'}")

@@ -1,5 +1,5 @@
-"""What of a long benchmark is done, part by part, a line each: interrupted, the same command goes on where it was, also at another commit, as
-long as no module that it loads differs.
+"""What of a long benchmark is done, part by part, a line each: interrupted, the same command goes on where
+it was, also at another commit, as long as no module that it loads differs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ def sources(*packages: str) -> str:
 
 
 class Journal:
-    """The file at `path`: the parts that are done of what is exactly `about` this. One that was cut short is as if it had never been written."""
+    """The file at `path`: the parts that are done of what is exactly `about` this.
+
+    One that was cut short is as if it had never been written.
+    """
 
     def __init__(self, path: Path, **about: Any) -> None:
         self._path = path

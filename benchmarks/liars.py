@@ -1,9 +1,11 @@
-"""Three of twelve volunteers count false sums: how soon are they banned, is anybody honest banned for it, and what does it do to the loss?
+"""Three of twelve volunteers count false sums: how soon are they banned, is anybody honest banned for it,
+and what does it do to the loss?
 
-Real processes on this machine's loopback, three stages, each held by four. One run without liars, and one for each kind of lie (tests/hostile/lies.py):
-the opposite of the sums, ten times as much, noise of the same norm, those of the step before. A fifth of all contributions is checked. As soon as all are at
-work one in each stage begins to lie. A contribution is what one volunteer counts in one step; of a liar those are counted in which it lied, the one in which it
-was found out included.
+Real processes on this machine's loopback, three stages, each held by four. One run without liars, and one for
+each kind of lie (tests/hostile/lies.py): the opposite of the sums, ten times as much, noise of the same norm,
+those of the step before. A fifth of all contributions is checked. As soon as all are at work one in each
+stage begins to lie. A contribution is what one volunteer counts in one step; of a liar those are counted in
+which it lied, the one in which it was found out included.
 
     make proof-10
     python -m benchmarks.liars --kinds stale --steps 100
@@ -33,8 +35,8 @@ CONTRIBUTIONS, LOSS = 60, 0.02
 MODEL = Model(width=32, layers=4, heads=2, sequence_length=32)
 JOIN_S, WITHIN_S, END_S = 240.0, 600.0, 60.0
 WARM_UP, RATE, LEFT = 10, 3e-3, 0.05
-"""Steps until the learning rate is reached, which falls to a twentieth until the end: so that the final loss says more of what was learned than of the
-last few steps.
+"""Steps until the learning rate is reached, which falls to a twentieth until the end: so that the final
+loss says more of what was learned than of the last few steps.
 """
 
 
@@ -155,14 +157,16 @@ def measure(options: Any, folder: Path) -> dict[str, Any]:
 def show(figures: dict[str, Any]) -> None:
     clean = figures["clean"]
     print(
-        f"{figures['volunteers']} volunteers, {clean['steps']} steps, {figures['share']:.0%} of contributions checked"
+        f"{figures['volunteers']} volunteers, {clean['steps']} steps, {figures['share']:.0%} of "
+        "contributions checked"
     )
     print(f"  {'clean':9} loss {clean['loss']:.4f}, {clean['step_s']} s a step")
     for kind, run in figures["runs"].items():
         lies = ", ".join(str(liar["contributions"]) for liar in run["liars"])
         print(
             f"  {kind:9} loss {run['loss']:.4f} ({run['loss_above_clean']:+.2%}), {run['step_s']} s a step;"
-            f" false contributions of the liars: {lies}; honest banned: {len(run['honest_bans'])}, disputes: {run['disputes']}"
+            f" false contributions of the liars: {lies}; honest banned: {len(run['honest_bans'])}, disputes: "
+            f"{run['disputes']}"
         )
     report.show_goals(figures["goals"])
 

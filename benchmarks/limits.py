@@ -1,9 +1,12 @@
-"""Do limits hold, and does the swarm lose anything? Real processes on loopback, whose limits are changed while they train.
+"""Do limits hold, and does the swarm lose anything? Real processes on loopback, whose limits are changed
+while they train.
 
-Three volunteers of two stages: the upload of the only one of its stage, by what the kernel says that its processes have sent over TCP (`ss`; p2pd, and the
-daemon past it), with everything that we do not count; then one of the others is paused: how long its processes take more than QUIET of a core. A volunteer by itself: its
-cores, by the processor time of its daemon, p2pd and worker, which has to be more than one without the limit. The middle of some rounds; at the end the audit has to find every microbatch counted
-once, and no step may have been rolled back.
+Three volunteers of two stages: the upload of the only one of its stage, by what the kernel says that its
+processes have sent over TCP (`ss`; p2pd, and the daemon past it), with everything that we do not count; then
+one of the others is paused: how long its processes take more than QUIET of a core. A volunteer by itself: its
+cores, by the processor time of its daemon, p2pd and worker, which has to be more than one without the limit.
+The middle of some rounds; at the end the audit has to find every microbatch counted once, and no step may
+have been rolled back.
 
     python -m benchmarks.limits --rounds 5
 """
@@ -63,7 +66,9 @@ def sent(pids: set[int]) -> dict[str, int]:
 
 
 async def sending(swarm: Swarm, number: int, seconds: float) -> float:
-    """Bytes/s that volunteer `number` sends; what goes over a connection that ends is counted until a moment before."""
+    """Bytes/s that volunteer `number` sends; what goes over a connection that ends is counted until a
+    moment before.
+    """
     pids = {one.pid for one in swarm.family(number)}
     before = latest = sent(pids)
     began = time.monotonic()
@@ -141,7 +146,9 @@ def training(microbatches: int) -> TrainingSettings:
 
 
 async def judged(run: RunDirectory) -> AuditVerdict:
-    """What the audit says once the volunteers' logs have come up to the last commit; what is lost stays lost."""
+    """What the audit says once the volunteers' logs have come up to the last commit; what is lost stays
+    lost.
+    """
     verdict = audit(run.path)
     for _ in range(JUDGED_TIMES):
         if verdict.ok:
@@ -176,7 +183,9 @@ async def together(options: Any, folder: Path) -> tuple[list[dict[str, float]], 
 
 
 async def on_cores(options: Any, folder: Path) -> list[dict[str, float]]:
-    """Rounds of a volunteer that has all blocks and always something to compute, on two threads that are nobody's second."""
+    """Rounds of a volunteer that has all blocks and always something to compute, on two threads that are
+    nobody's second.
+    """
     run = make_run(folder, LARGE, 1, training(options.microbatches), options.seed)
     write(folder / "home-1" / CONFIG_FILE, "limits.nice", "0")
     rounds = []
@@ -218,14 +227,16 @@ async def measure(options: Any, folder: Path) -> dict[str, Any]:
 def show(figures: dict[str, Any]) -> None:
     middle, ratios = figures["middle"], figures["ratios"]
     print(
-        f"upload    {middle['free_up']:6.2f} Mbit/s free, {middle['up']:.2f} of {figures['mbit']}: {ratios['up']:.3f}"
+        f"upload    {middle['free_up']:6.2f} Mbit/s free, {middle['up']:.2f} of {figures['mbit']}: "
+        f"{ratios['up']:.3f}"
     )
     print(f"processor {middle['free_cpu']:6.2f} cores free, {middle['cpu']:.2f} of 1: {ratios['cpu']:.3f}")
     if middle["free_cpu"] <= 1 + GOALS["cpu"]:
         print("          which says nothing: it did not get more without a limit, this machine is busy")
     print(f"pause     {middle['pause_s']:6.2f} s until the processor is free")
     print(
-        f"{figures['steps']} steps, {figures['rollbacks']} rolled back, {len(figures['problems'])} found by the audit"
+        f"{figures['steps']} steps, {figures['rollbacks']} rolled back, {len(figures['problems'])} found by "
+        "the audit"
     )
     print(f"goals: 5 %, 10 %, 1 s, nothing lost: {'met' if figures['met'] else 'MISSED'}")
 

@@ -1,7 +1,9 @@
-"""One end of a line, for benchmarks/links.py: sends or takes tensors in several ways, as told on standard input.
+"""One end of a line, for benchmarks/links.py: sends or takes tensors in several ways, as told on standard
+input.
 
-Started in a node of the laboratory as `linkpeer.py FOLDER ADDRESS [PEER HIVEMIND_PEER]`. An order is a line of JSON: way,
-lanes, bytes of a tensor, how many of them; the answer says how long they took, from the first until all were acknowledged.
+Started in a node of the laboratory as `linkpeer.py FOLDER ADDRESS [PEER HIVEMIND_PEER]`. An order is a line
+of JSON: way, lanes, bytes of a tensor, how many of them; the answer says how long they took, from the first
+until all were acknowledged.
 """
 
 from __future__ import annotations
@@ -120,7 +122,9 @@ def certificate(folder: Path) -> ssl.SSLContext:
 
 
 def trusting() -> ssl.SSLContext:
-    """For the end that dials: encrypted, but it does not ask who the other is, which costs nothing a gigabyte."""
+    """For the end that dials: encrypted, but it does not ask who the other is, which costs nothing a
+    gigabyte.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -147,12 +151,16 @@ async def tcp(host: str, tensor: memoryview, tensors: int, *, tls: bool) -> None
 
 
 class Hivemind:
-    """hivemind's own calls between two P2P instances: one message for a tensor, or a stream of 64 KiB pieces."""
+    """hivemind's own calls between two P2P instances: one message for a tensor, or a stream of 64 KiB
+    pieces.
+    """
 
     def __init__(self, p2p: Any) -> None:
         self.p2p = p2p
         self.lost_answers = 0
-        """Calls that ended without an answer (hivemind 1.1.12 does that now and then) and were made again, as its user would."""
+        """Calls that ended without an answer (hivemind 1.1.12 does that now and then) and were made again,
+        as its user would.
+        """
 
     @classmethod
     async def start(cls, host: str, peer: str) -> Hivemind:

@@ -1,8 +1,9 @@
-"""How much of a line tensors fill, and what that costs: our streams beside plain TCP, TLS 1.3 and hivemind's own calls.
+"""How much of a line tensors fill, and what that costs: our streams beside plain TCP, TLS 1.3 and
+hivemind's own calls.
 
-In the laboratory (root), two nodes, one direction. Goodput is payload over time, from the difference of a long and a short
-transfer, so that neither the start nor the last acknowledgement counts. The ways take turns; figures are medians of rounds.
-CPU seconds are those of both ends with their p2pd.
+In the laboratory (root), two nodes, one direction. Goodput is payload over time, from the difference of a
+long and a short transfer, so that neither the start nor the last acknowledgement counts. The ways take turns;
+figures are medians of rounds. CPU seconds are those of both ends with their p2pd.
 
     python -m benchmarks.links
 """
@@ -44,7 +45,9 @@ MOST_UNARY = 2 * MIB
 LONG_S = 4.0
 """What the long transfer takes at least, at the line's rate."""
 CPU_OF_TLS = 2.5
-"""CPU seconds a gigabyte of 3 lanes over those of TLS over TCP, which encrypts as well: at most so many times."""
+"""CPU seconds a gigabyte of 3 lanes over those of TLS over TCP, which encrypts as well: at most so many
+times.
+"""
 GOALS = {5: 0.97, 2: 0.97, 50: 0.93}
 """One-way latency -> share of TCP's goodput that 3 lanes are to reach."""
 

@@ -1,4 +1,6 @@
-"""Lives of a swarm's processes, sample by sample: memory, descriptors and threads of each, for as long as it lived."""
+"""Lives of a swarm's processes, sample by sample: memory, descriptors and threads of each, for as long as
+it lived.
+"""
 
 from __future__ import annotations
 

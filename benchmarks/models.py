@@ -1,7 +1,9 @@
-"""Every example trained by a real swarm: four volunteers, one killed on the way, then the same on one machine.
+"""Every example trained by a real swarm: four volunteers, one killed on the way, then the same on one
+machine.
 
-For each: the audit from the volunteers' logs, the replay on one machine (losses, norms, final state), and the exported
-state dict loaded into the author's own module, whose held-out loss must be the one that the swarm reported.
+For each: the audit from the volunteers' logs, the replay on one machine (losses, norms, final state), and the
+exported state dict loaded into the author's own module, whose held-out loss must be the one that the swarm
+reported.
 
     python -m benchmarks.models --steps 20
 """
@@ -125,7 +127,8 @@ def main() -> int:
 def show(name: str, row: dict[str, Any]) -> None:
     missed = "" if row["met"] else f"  MISSED {row['problems']}"
     print(
-        f"{name:32} {row['parameters']:>9,} parameters, {row['blocks']} blocks, {row['seconds']} s: {row['lost']} lost,"
+        f"{name:32} {row['parameters']:>9,} parameters, {row['blocks']} blocks, {row['seconds']} s: "
+        f"{row['lost']} lost,"
         f" {row['duplicated']} doubled, losses differ by {row['loss_difference']:.1e},"
         f" exported module by {row['exported_module_difference']:.1e}{missed}"
     )

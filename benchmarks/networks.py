@@ -19,7 +19,10 @@ BESIDE_MS = 10.0
 
 
 def network(name: str, volunteers: int = VOLUNTEERS) -> dict[str, Any]:
-    """What Lab takes: `homes`, `city` or `regions` (at most seven volunteers). A fifth has a line like the first's, and so on."""
+    """What Lab takes: `homes`, `city` or `regions` (at most seven volunteers).
+
+    A fifth has a line like the first's, and so on.
+    """
     matrix: dict[str, Any] = json.loads((MATRICES / f"{name}.json").read_text())
     if name == "regions":
         return _picked(matrix, [matrix["names"].index(region) for region in FAR[: volunteers + 1]])
@@ -27,7 +30,9 @@ def network(name: str, volunteers: int = VOLUNTEERS) -> dict[str, Any]:
 
 
 def _picked(matrix: dict[str, Any], at: list[int]) -> dict[str, Any]:
-    """The nodes `at` these places of the matrix, some of them more than once where only latencies are of pairs."""
+    """The nodes `at` these places of the matrix, some of them more than once where only latencies are of
+    pairs.
+    """
 
     def table(rows: list[list[float]]) -> list[list[float]]:
         ends = list(enumerate(at))

@@ -1,8 +1,8 @@
 """hetpeer with a window: the same command line, and every few seconds a line of what piles up inside.
 
-`python -m benchmarks.observed join …` appends JSON to $HETPEER_HOME/inside.jsonl: unacknowledged frames in outboxes,
-channels, bytes used in the arena, asyncio tasks, blocks of Python's allocator. The window takes note of each channel
-and arena as it is made, so the product has no code for it.
+`python -m benchmarks.observed join …` appends JSON to $HETPEER_HOME/inside.jsonl: unacknowledged frames in
+outboxes, channels, bytes used in the arena, asyncio tasks, blocks of Python's allocator. The window takes
+note of each channel and arena as it is made, so the product has no code for it.
 """
 
 from __future__ import annotations

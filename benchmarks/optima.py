@@ -1,4 +1,5 @@
-"""Is the best grid found, where enumeration can tell? Small uneven networks, all partitions of each, and the search for a second.
+"""Is the best grid found, where enumeration can tell? Small uneven networks, all partitions of each, and
+the search for a second.
 
 python -m benchmarks.optima
 """

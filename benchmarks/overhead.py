@@ -1,7 +1,8 @@
-"""What it costs to run a model as a graph: forward and backward of its blocks against the author's module itself.
+"""What it costs to run a model as a graph: forward and backward of its blocks against the author's module
+itself.
 
-Both are in one process, on one thread, and take turns; the blocks came through bytes, as a volunteer gets them. Figures
-are medians of CPU seconds, which other programs on the machine hardly change.
+Both are in one process, on one thread, and take turns; the blocks came through bytes, as a volunteer gets
+them. Figures are medians of CPU seconds, which other programs on the machine hardly change.
 
     python -m benchmarks.overhead
 """
@@ -117,7 +118,8 @@ def main() -> int:
         figures["cases"][name] = found
         if not options.json:
             print(
-                f"{name}: eager {found['eager_s']:.3f} s, blocks {found['blocks_s']:.3f} s, ratio {found['ratio']:.3f}",
+                f"{name}: eager {found['eager_s']:.3f} s, blocks {found['blocks_s']:.3f} s, ratio "
+                f"{found['ratio']:.3f}",
                 flush=True,
             )
     figures["met"] = all(case["ratio"] <= GOAL for case in figures["cases"].values())

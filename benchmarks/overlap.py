@@ -1,9 +1,10 @@
 """How far a slow link is hidden behind computing: two stages, as long on the line as at work.
 
-In the laboratory (root). A swarm trains on a fast line first, which says how long a microbatch computes; then the line is made
-so slow that a bundle takes as long on it, each way. A step that receives, computes and sends at once takes little more
-than the larger of both sums (DT-FM, arXiv 2206.01288, 3.5); one that does not takes both. Computing is summed from the
-volunteers' traces; the line's time is what plain TCP takes for the payload on such a line of the laboratory.
+In the laboratory (root). A swarm trains on a fast line first, which says how long a microbatch computes; then
+the line is made so slow that a bundle takes as long on it, each way. A step that receives, computes and sends
+at once takes little more than the larger of both sums (DT-FM, arXiv 2206.01288, 3.5); one that does not takes
+both. Computing is summed from the volunteers' traces; the line's time is what plain TCP takes for the payload
+on such a line of the laboratory.
 
     python -m benchmarks.overlap
 """
@@ -128,13 +129,16 @@ def judge(options: Any, steps: Sequence[float], sums: Sequence[float], line: flo
 def show(figures: dict[str, Any]) -> None:
     each = figures["per_microbatch_s"]
     print(
-        f"a microbatch: {each['computing']:.3f} s of computing, {each['line']:.3f} s on the line each way ({figures['line_mbps']:.1f} Mbit/s)"
+        f"a microbatch: {each['computing']:.3f} s of computing, {each['line']:.3f} s on the line each way "
+        f"({figures['line_mbps']:.1f} Mbit/s)"
     )
     print(
-        f"steps of {figures['microbatches']}: {figures['step_s']} s; computing {figures['computing_s']} s, line {figures['line_s']} s"
+        f"steps of {figures['microbatches']}: {figures['step_s']} s; computing {figures['computing_s']} s, "
+        f"line {figures['line_s']} s"
     )
     print(
-        f"a step is {figures['ratio']} of the larger sum (both one after the other: {figures['both_sums_would_be']})"
+        f"a step is {figures['ratio']} of the larger sum (both one after the other: "
+        f"{figures['both_sums_would_be']})"
     )
     print(f"  goal {GOAL}: {'met' if figures['met'] else 'MISSED'}")
 

@@ -1,8 +1,10 @@
 """How soon is on the dashboard what happens? Real processes on loopback, and the stream that a browser gets.
 
-A run of one stage with two volunteers, either of which can be missed; the page is that of the first one. In each round: its owner pauses it (from the answer to the command on),
-a step is committed (from its record in the log on), another volunteer comes (from the moment on that it is in the run and starts its
-worker) and leaves (from its end on; 0 where the page is sooner). Seconds until the first view that says so has arrived; the middle of the rounds.
+A run of one stage with two volunteers, either of which can be missed; the page is that of the first one. In
+each round: its owner pauses it (from the answer to the command on), a step is committed (from its record in
+the log on), another volunteer comes (from the moment on that it is in the run and starts its worker) and
+leaves (from its end on; 0 where the page is sooner). Seconds until the first view that says so has arrived;
+the middle of the rounds.
 
     python -m benchmarks.pageupdates --rounds 5
 """

@@ -1,10 +1,11 @@
 """How fast is a swarm of four stages on one machine, against the same training in one process?
 
-Three opponents train the same run (model, microbatches, optimizer): a swarm of a bootstrap node and one volunteer for
-each stage, over real p2pd; one process with two threads; one process with one. All are alive all the time and take turns
-of a few seconds: the others are frozen (SIGSTOP) meanwhile, so a slow moment of the machine hits all alike. A step
-counts if it began and ended within one turn. Turns in which other programs used the processors are taken again, and
-the benchmark waits for a quiet moment; if none comes in time, the noisy turns are shown as such.
+Three opponents train the same run (model, microbatches, optimizer): a swarm of a bootstrap node and one
+volunteer for each stage, over real p2pd; one process with two threads; one process with one. All are alive
+all the time and take turns of a few seconds: the others are frozen (SIGSTOP) meanwhile, so a slow moment of
+the machine hits all alike. A step counts if it began and ended within one turn. Turns in which other programs
+used the processors are taken again, and the benchmark waits for a quiet moment; if none comes in time, the
+noisy turns are shown as such.
 
     python -m benchmarks.pipeline --rounds 6
 """
@@ -36,7 +37,9 @@ from hetpeer.dht.base.runtime import dying_with_us
 WARM_UP_STEPS = 5
 WARM_UP_S = 180.0
 ALIVE_S, LISTEN_S = 0.5, 3.0
-"""While others are busy the swarm lives for a moment, so that no lease runs out, and then holds still to listen."""
+"""While others are busy the swarm lives for a moment, so that no lease runs out, and then holds still to
+listen.
+"""
 GOAL = 0.8
 
 

@@ -3,8 +3,9 @@
 Two predictions: that of the swarm as it runs (`hetpeer plan`), and what the planner says of the same volunteers in the same places (`hetpeer plan --devices`, what decides who is moved): `hetpeer status
 --devices` writes them down, and the layout that they have is priced. The planner's is of steps one after the other. Both are judged in all three networks.
 
-As many stages as volunteers. When the windows are settled and the lines measured, the commands look at the swarm for some steps: the middle one of
-their answers stands beside the middle one of the steps; of steps that overlap (`--staleness`) beside their mean, as their ends come now closer together and now farther apart.
+As many stages as volunteers. When the windows are settled and the lines measured, the commands look at the
+swarm for some steps: the middle one of their answers stands beside the middle one of the steps; of steps that
+overlap (`--staleness`) beside their mean, as their ends come now closer together and now farther apart.
 
     python -m benchmarks.prediction
     python -m benchmarks.prediction --staleness 1
@@ -104,7 +105,9 @@ def names(entries: Sequence[Mapping[str, Any]]) -> set[str]:
 
 
 def priced(run: RunDirectory, document: Any, members: Sequence[Mapping[str, Any]]) -> float:
-    """Seconds of a step by the planner's cost model, of the devices in `document` with the blocks that `members` have: one pipeline."""
+    """Seconds of a step by the planner's cost model, of the devices in `document` with the blocks that
+    `members` have: one pipeline.
+    """
     named = devices_in(document, "status --devices")
     work = named.of(work_of(str(run.path), None))
     order = tuple(named.names.index(member["name"]) for member in members)

@@ -1,9 +1,9 @@
 """A long run with deaths in it: does anything grow, and is every microbatch still counted exactly once?
 
-A small swarm of two clusters with two stages trains for `--steps` steps. Now and then one of two volunteers is killed
-(SIGKILL) and started again; the other two and the bootstrap node live through it all. Every few seconds memory
-and descriptors of every process are read, and what a volunteer holds inside (benchmarks/observed.py). At the end: growth
-of everything that lived long, audit, replay on one machine.
+A small swarm of two clusters with two stages trains for `--steps` steps. Now and then one of two volunteers
+is killed (SIGKILL) and started again; the other two and the bootstrap node live through it all. Every few
+seconds memory and descriptors of every process are read, and what a volunteer holds inside
+(benchmarks/observed.py). At the end: growth of everything that lived long, audit, replay on one machine.
 
     make proof
 """
@@ -39,7 +39,10 @@ WARM_UP, WARM_UP_STEPS = 0.3, 100
 """This part of a process' life and so many of its steps do not count: caches fill, the allocator settles."""
 MIN_SAMPLES = 8
 GROWTH_MIB = 16.0
-"""Allowed growth of a process' memory by the fitted line over 1,000 steps. The coordinator keeps its history: 1 MiB."""
+"""Allowed growth of a process' memory by the fitted line over 1,000 steps.
+
+The coordinator keeps its history: 1 MiB.
+"""
 GROWTH_FILES = 4
 GROWTH_FRAMES = 100
 
@@ -151,13 +154,16 @@ def _inside(path: Path) -> dict[str, Any]:
 def show(figures: dict[str, Any]) -> None:
     kills, verdict, comparison = figures["kills"], figures["audit"], figures["replay"]
     print(
-        f"{figures['steps']} steps in {figures['seconds']} s, {len(kills)} kills, {figures['rollbacks']} rollbacks"
+        f"{figures['steps']} steps in {figures['seconds']} s, {len(kills)} kills, {figures['rollbacks']} "
+        "rollbacks"
     )
     for one in figures["processes"]:
         print(
-            f"  {one['kind']:15} {one['steps']:5} steps, {one['rss_mib']:6.1f} MiB, fitted {one['fitted_mib']:+.2f} MiB"
-            f" ({one['mib_per_1000_steps']:+.2f} per 1000 steps, later half {one['mib_per_1000_steps_in_the_later_half']:+.2f}), files {one['files']:+g}, threads {one['threads']:+g}"
-            + ("  GROWS" if one["grows"] else "")
+            f"  {one['kind']:15} {one['steps']:5} steps, {one['rss_mib']:6.1f} MiB, fitted "
+            f"{one['fitted_mib']:+.2f} MiB"
+            f" ({one['mib_per_1000_steps']:+.2f} per 1000 steps, later half "
+            f"{one['mib_per_1000_steps_in_the_later_half']:+.2f}), files {one['files']:+g}, threads "
+            f"{one['threads']:+g}" + ("  GROWS" if one["grows"] else "")
         )
     for name, one in figures["inside"].items():
         rises = ", ".join(f"{what} {rise:+g}" for what, rise in one["rises"].items())

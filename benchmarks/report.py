@@ -34,7 +34,9 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 
 def keep(name: str, figures: dict[str, Any], *, seed: int) -> dict[str, Any]:
-    """Write `figures` with date, commit, seed and machine to benchmarks/results/`name`.json; returns the document."""
+    """Write `figures` with date, commit, seed and machine to benchmarks/results/`name`.json; returns the
+    document.
+    """
     document = {
         "benchmark": name,
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
@@ -57,7 +59,9 @@ def show_goals(goals: Mapping[str, bool]) -> None:
 def finish(
     name: str, figures: dict[str, Any], options: argparse.Namespace, show: Callable[[dict[str, Any]], None]
 ) -> int:
-    """Keep `figures`, tell them in words or as `--json`, and return the exit status: 1 if a goal is missed, by `met`."""
+    """Keep `figures`, tell them in words or as `--json`, and return the exit status: 1 if a goal is
+    missed, by `met`.
+    """
     document = keep(name, figures, seed=options.seed)
     if options.json:
         print(json.dumps(document))
@@ -77,7 +81,9 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit that is checked out; `+` where files other than results differ from it, empty outside a checkout."""
+    """The commit that is checked out; `+` where files other than results differ from it, empty outside a
+    checkout.
+    """
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(FOLDER.parent), *arguments]

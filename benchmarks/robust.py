@@ -1,8 +1,10 @@
-"""What `init --robust` costs, and what it is good for: pipelines that average, one of which sends false parameters.
+"""What `init --robust` costs, and what it is good for: pipelines that average, one of which sends false
+parameters.
 
-Real processes on this machine's loopback: five pipelines of one volunteer each, everybody averages with everybody after each batch. With the mean and with centered
-clipping, without liars and with one that sends ten times its parameters, or the opposite of them (tests/hostile/lies.py). And how much longer the
-sum of five parts takes. Median of several.
+Real processes on this machine's loopback: five pipelines of one volunteer each, everybody averages with
+everybody after each batch. With the mean and with centered clipping, without liars and with one that sends
+ten times its parameters, or the opposite of them (tests/hostile/lies.py). And how much longer the sum of five
+parts takes. Median of several.
 
     python -m benchmarks.robust
 """
@@ -34,11 +36,15 @@ MODEL = Model(width=32, layers=2, heads=2, sequence_length=32)
 WITHIN_S = 400.0
 ELEMENTS, ROUNDS = 1 << 20, 9
 NEAR, FAR = 0.02, 0.1
-"""Relative difference of a loss to the honest mean's: at most with clipping; at least without it, else the lie does no harm."""
+"""Relative difference of a loss to the honest mean's: at most with clipping; at least without it, else the
+lie does no harm.
+"""
 
 
 async def trained(folder: Path, batches: int, seed: int, lie: str, *, robust: bool) -> float:
-    """The last held-out loss of a run in which one pipeline lies like that; infinite for one that has to halt."""
+    """The last held-out loss of a run in which one pipeline lies like that; infinite for one that has to
+    halt.
+    """
     training = TrainingSettings(
         steps=batches,
         batch_size=24,

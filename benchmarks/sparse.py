@@ -1,8 +1,10 @@
-"""What Top-K at the borders of stages does to learning, and what the rule for the way back is worth (docs/links.md).
+"""What Top-K at the borders of stages does to learning, and what the rule for the way back is worth
+(docs/links.md).
 
-One process, no network: a GPT of four layers is cut after each but the last; a cut lets a share of the activations through,
-and back comes the gradient, either at the same places (ours) or at places chosen anew (FusionLLM's). All runs see the
-same data; the loss on held-out text is told with the cuts as in training and without them, as an exported model has it.
+One process, no network: a GPT of four layers is cut after each but the last; a cut lets a share of the
+activations through, and back comes the gradient, either at the same places (ours) or at places chosen anew
+(FusionLLM's). All runs see the same data; the loss on held-out text is told with the cuts as in training and
+without them, as an exported model has it.
 
     python -m benchmarks.sparse
 """

@@ -261,7 +261,8 @@ def show(figures: Mapping[str, Any]) -> None:
             faster = "not reached" if row["faster"] is None else f"{row['faster']:.2f}x as fast"
             late = row["staleness"]
             print(
-                f"{kind}: {clusters} clusters: {faster}; {late['mean']:.2f} updates behind, {late['most']} at most of {figures['staleness']}"
+                f"{kind}: {clusters} clusters: {faster}; {late['mean']:.2f} updates behind, {late['most']} "
+                f"at most of {figures['staleness']}"
             )
     print(f"  goal {4 * LINEAR:.1f}x with 4: {'met' if figures['met'] else 'MISSED'}")
 

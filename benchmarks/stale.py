@@ -1,4 +1,5 @@
-"""What steps that overlap cost and win: the loss after as many samples, and the time to the same loss in the homes of the laboratory.
+"""What steps that overlap cost and win: the loss after as many samples, and the time to the same loss in
+the homes of the laboratory.
 
 *Loss.* A run computes what one machine computes with the same delays (docs/asynchronous.md), so curves are made on one: of a GPT on text, several seeds, and of a ResNet with BatchNorm on
 digits, one for each fold that is left out; each step with parameters that are `staleness` updates old, with AdamW, with NAdam, which looks ahead, with gradients that are compensated, with steps that overlap only once the learning rate
@@ -111,7 +112,9 @@ def made(
     stages: Sequence[int] = (),
     **other: Any,
 ) -> RunDirectory:
-    """A run of `subject`; `seed` is the fold that is left out of images, and `other` are settings of its training."""
+    """A run of `subject`; `seed` is the fold that is left out of images, and `other` are settings of its
+    training.
+    """
     steps = steps_of(subject, options)
     plain = subject.make(folder, LinkSettings(), options.microbatches, steps, seed)
     rise = round(RISE * steps)
@@ -196,7 +199,7 @@ def worse(ways: Mapping[str, Sequence[Mapping[int, float]]]) -> dict[str, float]
     return {way: loss / losses["exact"] - 1 for way, loss in losses.items()}
 
 
-# ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── time ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def timed_run(folder: Path, options: Any, way: str) -> RunDirectory:
@@ -227,7 +230,7 @@ async def times(options: Any, folder: Path) -> dict[str, list[float]]:
     return found
 
 
-# ── both ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── both ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def steps_to(target: float, runs: Sequence[Mapping[int, float]]) -> float | None:

@@ -1,12 +1,15 @@
-"""What stragglers cost clusters that average: SDPipe's settings (Miao et al., VLDB 2023, section 5) with real processes.
+"""What stragglers cost clusters that average: SDPipe's settings (Miao et al., VLDB 2023, section 5) with
+real processes.
 
-Four clusters in the laboratory (root), so far from each other that a batch takes 1.8 s and this machine's two cores are idle for most of it, so waiting
-costs time. The paper stops a worker for 0.2 s (`hete-A`) or 0.6 s (`hete-B`) after one batch in ten and does not say what a batch takes; here a worker is
-stopped (SIGSTOP) for half a batch or one and a half, as where a batch takes the paper's clusters 0.4 s (four stages of 0.1 s). `homogeneous`: nobody is.
-One batch of every ten of a cluster, at random, rather than each with a chance of a tenth: so short a run would see half as many or twice as many.
-Each way trains the same batches to the end: without any synchronisation until the end, with groups of those that are ready (a span of ten), the same
-while the next batch is trained (`--delayed`), and all-reduce. Speed is batches a second between the warm-up and the last batch, loss that of the averaged
-result; ways take turns, the middle of several runs.
+Four clusters in the laboratory (root), so far from each other that a batch takes 1.8 s and this machine's two
+cores are idle for most of it, so waiting costs time. The paper stops a worker for 0.2 s (`hete-A`) or 0.6 s
+(`hete-B`) after one batch in ten and does not say what a batch takes; here a worker is stopped (SIGSTOP) for
+half a batch or one and a half, as where a batch takes the paper's clusters 0.4 s (four stages of 0.1 s).
+`homogeneous`: nobody is. One batch of every ten of a cluster, at random, rather than each with a chance of a
+tenth: so short a run would see half as many or twice as many. Each way trains the same batches to the end:
+without any synchronisation until the end, with groups of those that are ready (a span of ten), the same while
+the next batch is trained (`--delayed`), and all-reduce. Speed is batches a second between the warm-up and the
+last batch, loss that of the averaged result; ways take turns, the middle of several runs.
 
     python -m benchmarks.stragglers
 """
@@ -60,7 +63,9 @@ TRAINING = TrainingSettings(
     learning_rate=1e-3,
 )
 MODEL = Model(width=16, layers=2, heads=2, sequence_length=32)
-"""So small that an averaging takes a few trips, half a batch, and no slow start; in the paper it takes a twentieth of a batch."""
+"""So small that an averaging takes a few trips, half a batch, and no slow start; in the paper it takes a
+twentieth of a batch.
+"""
 
 
 class Naps:
@@ -135,7 +140,10 @@ async def trained(
 
 
 def measure(options: Any) -> dict[str, Any]:
-    """Every setting, every way, several times; ways take turns. What the rounds so far have shown is kept after each."""
+    """Every setting, every way, several times; ways take turns.
+
+    What the rounds so far have shown is kept after each.
+    """
     found: dict[str, dict[str, list[dict[str, Any]]]] = {s: {w: [] for w in WAYS} for s in SLEEPS}
     figures: dict[str, Any] = {}
     for turn in range(options.rounds):

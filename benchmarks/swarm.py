@@ -1,7 +1,9 @@
-"""A real swarm on this machine for benchmarks to look at: one bootstrap node and volunteers, as child processes.
+"""A real swarm on this machine for benchmarks to look at: one bootstrap node and volunteers, as child
+processes.
 
-Every process dies with the benchmark (peer/process/hetpeer_children.py). A swarm can be frozen (SIGSTOP) and thawed, so that
-others can be measured beside it on the same cores; frozen for longer than a lease it would fall apart.
+Every process dies with the benchmark (peer/process/hetpeer_children.py). A swarm can be frozen (SIGSTOP) and
+thawed, so that others can be measured beside it on the same cores; frozen for longer than a lease it would
+fall apart.
 """
 
 from __future__ import annotations
@@ -118,7 +120,10 @@ class Site:
 
 
 class Swarm:
-    """The processes of one run. Volunteers are numbered from 1, as the nodes they are at; the bootstrap is at node 0."""
+    """The processes of one run.
+
+    Volunteers are numbered from 1, as the nodes they are at; the bootstrap is at node 0.
+    """
 
     def __init__(
         self,
@@ -206,7 +211,10 @@ class Swarm:
         self.check()
 
     async def until(self, steps: int, within_s: float) -> None:
-        """Return when so many steps are committed. Raises TimeoutError; HP-DEMO-003 when a process has failed."""
+        """Return when so many steps are committed.
+
+        Raises TimeoutError; HP-DEMO-003 when a process has failed.
+        """
         async with asyncio.timeout(within_s):
             while self.feed.history.version < steps:
                 self.check()
@@ -272,7 +280,10 @@ class Swarm:
 async def running(
     run: RunDirectory, folder: Path, volunteers: int, *options: str, site: Site | None = None
 ) -> AsyncIterator[Swarm]:
-    """The swarm of `run`; its processes are gone when this ends, however it does. `options` are the volunteers'."""
+    """The swarm of `run`; its processes are gone when this ends, however it does.
+
+    `options` are the volunteers'.
+    """
     site = site or Site()
     bootstrap = await _bootstrap(run, folder, site, site.listening(0))
     swarm = None

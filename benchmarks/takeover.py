@@ -1,7 +1,9 @@
-"""Who takes over what a volunteer leaves behind: blocks that change hands after a death in a swarm of five or six, and how long it takes.
+"""Who takes over what a volunteer leaves behind: blocks that change hands after a death in a swarm of five
+or six, and how long it takes.
 
-One pipeline in the laboratory's homes (root), two layers for each volunteer. One is killed, and nobody comes for it: half a minute later the coordinator divides its
-blocks among those who are left. Blocks that anybody has to fetch are counted, beside what the dead one had and one of its neighbours.
+One pipeline in the laboratory's homes (root), two layers for each volunteer. One is killed, and nobody comes
+for it: half a minute later the coordinator divides its blocks among those who are left. Blocks that anybody
+has to fetch are counted, beside what the dead one had and one of its neighbours.
 
     python -m benchmarks.takeover
 """
@@ -74,9 +76,11 @@ async def measure(volunteers: int, dead: int, options: Any, folder: Path) -> dic
 
 
 async def places(swarm: Swarm, after: Step) -> Places:
-    """Who has which blocks, as all who are there have signed it with their updates in one and the same step later than `after`.
+    """Who has which blocks, as all who are there have signed it with their updates in one and the same
+    step later than `after`.
 
-    A step that a death has interrupted is done again in another view, which is later. Whom a plan spares has blocks that another has too. Raises TimeoutError.
+    A step that a death has interrupted is done again in another view, which is later. Whom a plan spares has
+    blocks that another has too. Raises TimeoutError.
     """
     updates: dict[str, Mapping[Step, set[int]]] = {}
     try:
@@ -114,7 +118,8 @@ def _arrangements(swarm: Swarm) -> list[Mapping[str, Any]]:
 def show(figures: dict[str, Any]) -> None:
     for row in figures["rows"]:
         print(
-            f"number {row['dead'] + 1} of {row['volunteers']} dies: {row['moved']} blocks move (at most {row['most']}),"
+            f"number {row['dead'] + 1} of {row['volunteers']} dies: {row['moved']} blocks move (at most "
+            f"{row['most']}),"
             f" after {row['arranged_s']:.0f} s; the next step is committed after {row['trains_s']:.0f} s"
         )
     print(f"no more than its blocks and one neighbour's: {'met' if figures['met'] else 'MISSED'}")

@@ -1,9 +1,11 @@
-"""hetpeer with a notebook: the same command line, and each walk through the code that `benchmarks.walks` counts.
+"""hetpeer with a notebook: the same command line, and each walk through the code that `benchmarks.walks`
+counts.
 
-`python -m benchmarks.walker join …` appends JSON lines to $HETPEER_HOME/walks.jsonl: the name of a walk, and the file of
-every call of ours within it, in order. Landmarks are functions of the product, so one that is renamed fails at import.
-A coroutine that goes on after an `await` counts as a call. Calls into other packages are no part of a walk, nor are
-module and class bodies, lambdas, comprehensions and what a generator yields after the first: a reader goes nowhere for those.
+`python -m benchmarks.walker join …` appends JSON lines to $HETPEER_HOME/walks.jsonl: the name of a walk, and
+the file of every call of ours within it, in order. Landmarks are functions of the product, so one that is
+renamed fails at import. A coroutine that goes on after an `await` counts as a call. Calls into other packages
+are no part of a walk, nor are module and class bodies, lambdas, comprehensions and what a generator yields
+after the first: a reader goes nowhere for those.
 """
 
 from __future__ import annotations
@@ -155,7 +157,9 @@ def _file_of(code: CodeType) -> str:
 
 
 def _returns(frame: FrameType) -> bool:
-    """Whether a function is left for good: a coroutine that waits "returns" as well, and so does an exception."""
+    """Whether a function is left for good: a coroutine that waits "returns" as well, and so does an
+    exception.
+    """
     return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
 
 

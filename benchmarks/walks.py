@@ -1,15 +1,17 @@
 """How far a reader walks to follow one thing through the code: files, calls, switches from file to file.
 
-Two volunteers train a small model in real daemons, which write down every call of ours (benchmarks/walker.py):
+Two volunteers train a small model in real daemons, which write down every call of ours
+(benchmarks/walker.py):
 
     forward   a payload has arrived → its forward is posted to the worker
     backward  a backward is answered → its gradient is on its way and the next work posted
     ready     the `Ready` that makes a run whole, from the stream → the first `Begin`
     join      `hetpeer join` → the first microbatch is done (files alone)
 
-Of each walk the one with the fewest switches is shown, beside the same of the commit before the rooms were made: in longer
-ones the loop did something else in between. Of `join`, the volunteer that went through most files.
-A switch is a call in another file than the call before; it goes back if that file was seen earlier in the walk.
+Of each walk the one with the fewest switches is shown, beside the same of the commit before the rooms were
+made: in longer ones the loop did something else in between. Of `join`, the volunteer that went through most
+files. A switch is a call in another file than the call before; it goes back if that file was seen earlier in
+the walk.
 
     python -m benchmarks.walks
 """

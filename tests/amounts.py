@@ -1,6 +1,7 @@
 """The amounts that `make test` and `make proof-tests` differ in: a few cases here, all of them there.
 
-`pytest -m "proof or hypothesis" --hypothesis-profile=proof` is what `make proof-tests` runs (docs/testing.md).
+`pytest -m "proof or hypothesis" --hypothesis-profile=proof` is what `make proof-tests` runs
+(docs/testing.md).
 """
 
 from collections.abc import Iterable

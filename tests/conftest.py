@@ -25,7 +25,9 @@ LONG = {
 }
 LONG |= {"test_demo_command", "test_fetching", "test_leftovers", "test_overlap", "test_simulate_command"}
 LONG |= {"test_chaos", "test_doc_commands", "test_grid", "test_histories", "test_mutants", "test_versions"}
-"""Files and groups with what takes a minute or more: begun first, as what is begun last keeps one process busy and the others idle."""
+"""Files and groups with what takes a minute or more: begun first, as what is begun last keeps one process
+busy and the others idle.
+"""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -47,7 +49,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file's tests share its fixtures and its traced models, so they run in one process; some files share a group.
+    """A file's tests share its fixtures and its traced models, so they run in one process; some files
+    share a group.
 
     A swarm test shares nothing and mostly waits; so these and the others, which compute, take turns.
     """

@@ -5,8 +5,8 @@
    nothing has changed or git cannot tell;
 3. twenty simulated histories.
 
-The tests of room `hetpeer/<package>/<room>` are the files of `tests/<package>/` that import it. A test file is quick if
-it starts no process and loads no torch.
+The tests of room `hetpeer/<package>/<room>` are the files of `tests/<package>/` that import it. A test file
+is quick if it starts no process and loads no torch.
 
     python -m tests.quick              what has changed
     python -m tests.quick hetpeer/dht  as if this folder had changed
@@ -27,7 +27,9 @@ PYTHON = sys.executable
 SLOW = re.compile(
     r"\btorch\b|subprocess|CliRunner|create_run|ChildPeer|Node\.start|mark\.(swarm|browser|alone)|tests\.swarm"
 )
-"""What a test file, or a helper that it imports, has in it that takes seconds: processes and traced models."""
+"""What a test file, or a helper that it imports, has in it that takes seconds: processes and traced
+models.
+"""
 HELPER = re.compile(r"^from (tests\.\w+\.\w+) import ", re.MULTILINE)
 ELSEWHERE = {"swarm", "hostile", "wanlab", "browser", "fuzz", "simulation"}
 """Folders below tests/ that are left to `make test`."""
@@ -36,7 +38,9 @@ NOT_QUICK = "not swarm and not grid and not proof and not alone"
 
 
 def changed() -> list[str]:
-    """Paths that differ from the common ancestor with `main`, committed or not; all cores where there are none."""
+    """Paths that differ from the common ancestor with `main`, committed or not; all cores where there are
+    none.
+    """
     since = _git("merge-base", "HEAD", "main") or _git("rev-parse", "HEAD")
     differ = _git("diff", "--name-only", "--no-renames", since[0]) if since else []
     new = _git("ls-files", "--others", "--exclude-standard")

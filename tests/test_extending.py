@@ -1,4 +1,6 @@
-"""docs/extending.md: its examples run in the real parts, and every registered name has its row in the docs."""
+"""docs/extending.md: its examples run in the real parts, and every registered name has its row in the
+docs.
+"""
 
 from __future__ import annotations
 

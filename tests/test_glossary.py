@@ -1,4 +1,6 @@
-"""docs/glossary.md: every name in it exists in the product code, and no banned word is part of a name there."""
+"""docs/glossary.md: every name in it exists in the product code, and no banned word is part of a name
+there.
+"""
 
 from __future__ import annotations
 

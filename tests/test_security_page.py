@@ -1,4 +1,6 @@
-"""What SECURITY.md and docs/trust.md say shows something, is there: every test, every benchmark, every `make` target; and each attack has one."""
+"""What SECURITY.md and docs/trust.md say shows something, is there: every test, every benchmark, every
+`make` target; and each attack has one.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def named(text: str) -> list[str]:
 
 
 def is_there(name: str) -> bool:
-    """A file with tests, `file::test` in it, a folder or file of what is no test, or a target of the Makefile."""
+    """A file with tests, `file::test` in it, a folder or file of what is no test, or a target of the
+    Makefile.
+    """
     if name.startswith("make "):
         return re.search(rf"^{name[5:]}:", (ROOT / "Makefile").read_text(), re.MULTILINE) is not None
     file, _, test = name.partition("::")

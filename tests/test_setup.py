@@ -30,7 +30,9 @@ Setup = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A tree with what the set-up reads, and a folder `bin` with the few tools that it calls, but no Python."""
+    """A tree with what the set-up reads, and a folder `bin` with the few tools that it calls, but no
+    Python.
+    """
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)

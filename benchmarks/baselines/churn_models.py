@@ -1,7 +1,8 @@
 """What two other ways of training under churn would make of the same departures, at their best.
 
-Fluid models: work is divisible, spreads perfectly over whoever is there, and nothing but lost work costs time. Both see a death at once and
-pay nothing for coordination, so what hetpeer's own cores are measured against, event by event, is flattering to the others.
+Fluid models: work is divisible, spreads perfectly over whoever is there, and nothing but lost work costs
+time. Both see a death at once and pay nothing for coordination, so what hetpeer's own cores are measured
+against, event by event, is flattering to the others.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class Fleet:
     stages: Sequence[Mapping[str, float]]
     microbatches: int
     fill_s: float
-    """Until the first microbatch is through all stages and back; nothing is done for the next step meanwhile."""
+    """Until the first microbatch is through all stages and back; nothing is done for the next step
+    meanwhile.
+    """
     rejoin_s: float
     """Until one who is back has the state."""
 
@@ -49,7 +52,9 @@ class _Clock:
         self.away: set[str] = set()
 
     def next(self, until: float) -> str | None:
-        """Go to `until`, or to what happens before: who has died then; empty for one who is back, None at `until`."""
+        """Go to `until`, or to what happens before: who has died then; empty for one who is back, None at
+        `until`.
+        """
         if not self._moments or self._moments[0][0] > until:
             self.now = until
             return None
@@ -68,10 +73,11 @@ class _Clock:
 
 
 def losing_work(fleet: Fleet, departures: Sequence[Departure], steps: int, checkpoint_every: int) -> float:
-    """Seconds for `steps` steps where what a dead peer had accumulated is lost, and other microbatches make up for it.
+    """Seconds for `steps` steps where what a dead peer had accumulated is lost, and other microbatches
+    make up for it.
 
-    As in SWARM (arXiv 2301.11913): a microbatch that makes up for one that was lost at one stage passes all of them. A stage that loses its
-    last peer loses its parameters: all go back to the last checkpoint.
+    As in SWARM (arXiv 2301.11913): a microbatch that makes up for one that was lost at one stage passes all
+    of them. A stage that loses its last peer loses its parameters: all go back to the last checkpoint.
     """
     clock = _Clock(departures, fleet.rejoin_s)
     done = 0
@@ -110,7 +116,9 @@ def _making_up(fleet: Fleet, clock: _Clock) -> bool | None:
 def restarting(
     fleet: Fleet, departures: Sequence[Departure], steps: int, checkpoint_every: int, restart_s: float
 ) -> float:
-    """Seconds for `steps` steps where every death takes all back to the last checkpoint; after `restart_s` those who are left go on."""
+    """Seconds for `steps` steps where every death takes all back to the last checkpoint; after `restart_s`
+    those who are left go on.
+    """
     clock = _Clock(departures, fleet.rejoin_s)
     done = 0
     while done < steps:

@@ -1,11 +1,14 @@
-"""DT-FM's scheduler, written anew from its paper (Yuan et al., NeurIPS 2022, arXiv 2206.01288, 3.4): a genetic search with cyclic local moves.
+"""DT-FM's scheduler, written anew from its paper (Yuan et al., NeurIPS 2022, arXiv 2206.01288, 3.4): a
+genetic search with cyclic local moves.
 
-A population of partitions; two parents make an offspring (five points of one are put into the other, sizes are repaired), a local search moves
-devices along cycles of groups, and it takes the place of the worse parent unless it is worse than both. Two local searches: the paper's own, which moves
-the device with the fastest line inside its group to the group it is slowest to reach (fast lines belong between groups, where the
-pipeline's traffic is), and the Kernighan-Lin gain that it is compared with, as the paper has it and as its code does: there a gradient counts whole, not the part that each
-of R devices reduces, so it outweighs the activations, and near devices are put into one group. (The code's own search, run on some of the networks of scenarios/networks.py for as many
-offspring, came out within a few percent of these two.)
+A population of partitions; two parents make an offspring (five points of one are put into the other, sizes
+are repaired), a local search moves devices along cycles of groups, and it takes the place of the worse parent
+unless it is worse than both. Two local searches: the paper's own, which moves the device with the fastest
+line inside its group to the group it is slowest to reach (fast lines belong between groups, where the
+pipeline's traffic is), and the Kernighan-Lin gain that it is compared with, as the paper has it and as its
+code does: there a gradient counts whole, not the part that each of R devices reduces, so it outweighs the
+activations, and near devices are put into one group. (The code's own search, run on some of the networks of
+scenarios/networks.py for as many offspring, came out within a few percent of these two.)
 """
 
 from __future__ import annotations
@@ -84,7 +87,7 @@ class DtFm:
                 child[device] = room
         return child
 
-    # ── local search ─────────────────────────────────────────────────────────────────────────────────────────────
+    # ── local search ────────────────────────────────────────────────────────────────────────────────────────
 
     def _locally(self, groups: Ints) -> Ints:
         """Cycles of moves, each device once; those up to the best sum of gains are kept."""
@@ -102,7 +105,9 @@ class DtFm:
         return states[int(np.argmax(gains))]
 
     def _cycle(self, groups: Ints, locked: np.ndarray, touched: np.ndarray) -> tuple[Ints, float] | None:
-        """A device goes to another group, one of that group goes on, until the first group is reached again: cut where that pays most."""
+        """A device goes to another group, one of that group goes on, until the first group is reached
+        again: cut where that pays most.
+        """
         moves: list[tuple[int, int]] = []
         """(device, from where)."""
         sums, closing = [0.0], []

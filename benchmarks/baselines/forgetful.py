@@ -1,7 +1,8 @@
 """hetpeer's cores without what they keep: a microbatch that was lost at one stage passes all of them again.
 
-As in SWARM (arXiv 2301.11913), where a dead peer's accumulated gradient is gone with it and others make up for it from the
-data on. Everything else is the same: who detects a death and when, how newcomers come in, what an update waits for.
+As in SWARM (arXiv 2301.11913), where a dead peer's accumulated gradient is gone with it and others make up
+for it from the data on. Everything else is the same: who detects a death and when, how newcomers come in,
+what an update waits for.
 """
 
 from __future__ import annotations

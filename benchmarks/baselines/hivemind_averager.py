@@ -1,6 +1,8 @@
-"""hivemind.averaging.DecentralizedAverager on a flat vector: seconds of the all-reduce alone, and of finding each other.
+"""hivemind.averaging.DecentralizedAverager on a flat vector: seconds of the all-reduce alone, and of
+finding each other.
 
-Peer 0 is the first of the DHT. `python -m benchmarks.baselines.hivemind_averager ELEMENTS ROUNDS PEER PEERS ADDRESS [FIRST]`
+Peer 0 is the first of the DHT. `python -m benchmarks.baselines.hivemind_averager ELEMENTS ROUNDS PEER PEERS
+ADDRESS [FIRST]`
 """
 
 from __future__ import annotations

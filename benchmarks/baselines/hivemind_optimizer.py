@@ -1,6 +1,7 @@
 """hivemind.Optimizer: each peer has the whole model, gradients are averaged once the swarm has seen a batch.
 
-Peer 0 is the first of the DHT. `python -m benchmarks.baselines.hivemind_optimizer RUN STEPS EVERY PEER PEERS ADDRESS [FIRST]`
+Peer 0 is the first of the DHT. `python -m benchmarks.baselines.hivemind_optimizer RUN STEPS EVERY PEER PEERS
+ADDRESS [FIRST]`
 """
 
 from __future__ import annotations

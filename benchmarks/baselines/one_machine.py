@@ -1,4 +1,7 @@
-"""One process with one thread trains the whole model. `python -m benchmarks.baselines.one_machine RUN STEPS EVERY`"""
+"""One process with one thread trains the whole model.
+
+`python -m benchmarks.baselines.one_machine RUN STEPS EVERY`
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""One part of a run's model that never waits for another: forward and backward of one microbatch after the other, and an update after each step's.
+"""One part of a run's model that never waits for another: forward and backward of one microbatch after the
+other, and an update after each step's.
 
-The blocks are those that a volunteer has, without its daemon. Prints when each microbatch is done. `python -m benchmarks.baselines.part RUN BEGIN END`
+The blocks are those that a volunteer has, without its daemon. Prints when each microbatch is done. `python -m
+benchmarks.baselines.part RUN BEGIN END`
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
-"""SWARM's way (Ryabinin et al., ICML 2023): stages of equal layers, each held by several devices, and any device of a stage sends to any of the next.
+"""SWARM's way (Ryabinin et al., ICML 2023): stages of equal layers, each held by several devices, and any
+device of a stage sends to any of the next.
 
-A fluid model at its best: devices are put where speed is lacking most, each microbatch goes to whoever of the next stage is free (so that a stage does as
-many as its devices do together), nobody waits for anybody, and sums are divided by uplinks as ours are. SWARM prefers peers that answer fast: here a device sends to its
-nearest of the next stage, whether that has time for it or not, so nothing that routes like this is faster. Where lines may compress, they do as far as they can. Memory is asked as of ours: as many microbatches are under way as 1F1B has. Of all numbers of stages the best. Written from the paper.
+A fluid model at its best: devices are put where speed is lacking most, each microbatch goes to whoever of the
+next stage is free (so that a stage does as many as its devices do together), nobody waits for anybody, and
+sums are divided by uplinks as ours are. SWARM prefers peers that answer fast: here a device sends to its
+nearest of the next stage, whether that has time for it or not, so nothing that routes like this is faster.
+Where lines may compress, they do as far as they can. Memory is asked as of ours: as many microbatches are
+under way as 1F1B has. Of all numbers of stages the best. Written from the paper.
 """
 
 from __future__ import annotations
@@ -71,7 +75,9 @@ def _with(devices: Devices, work: StepDemand, number: int) -> Fluid | None:
 
 
 def _placed(devices: Devices, work: StepDemand, parts: list[tuple[int, int]], flops: Floats) -> Stages:
-    """The fastest first, each at the stage that has the least speed for its work of those for which it has memory."""
+    """The fastest first, each at the stage that has the least speed for its work of those for which it has
+    memory.
+    """
     stages: Stages = [[] for _ in parts]
     speed = np.zeros(len(parts))
     needed = np.array(
@@ -92,7 +98,9 @@ def _placed(devices: Devices, work: StepDemand, parts: list[tuple[int, int]], fl
 
 
 def _lines(devices: Devices, peers: list[int], others: list[int], nbytes: float) -> tuple[Floats, float]:
-    """Seconds of so many bytes from each of `peers` to its nearest of `others`, and the mean latency to that."""
+    """Seconds of so many bytes from each of `peers` to its nearest of `others`, and the mean latency to
+    that.
+    """
     pairs = np.ix_(peers, others)
     with np.errstate(divide="ignore"):
         carried: Floats = (nbytes / devices.bandwidth[pairs]).min(axis=1)

@@ -1,4 +1,6 @@
-"""The task that all ways of training get: a run directory's model, data and optimizer, read without hetpeer's engine."""
+"""The task that all ways of training get: a run directory's model, data and optimizer, read without
+hetpeer's engine.
+"""
 
 from __future__ import annotations
 

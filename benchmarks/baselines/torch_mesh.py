@@ -1,6 +1,8 @@
-"""A Megatron-like mesh in torch: 1F1B pipelines over gloo, and an all-reduce over the processes that have the same stage.
+"""A Megatron-like mesh in torch: 1F1B pipelines over gloo, and an all-reduce over the processes that have
+the same stage.
 
-Rank r is stage r mod STAGES of pipeline r div STAGES. `python -m benchmarks.baselines.torch_mesh RUN STEPS RANK RANKS STAGES ADDRESS INTERFACE`
+Rank r is stage r mod STAGES of pipeline r div STAGES. `python -m benchmarks.baselines.torch_mesh RUN STEPS
+RANK RANKS STAGES ADDRESS INTERFACE`
 """
 
 from __future__ import annotations

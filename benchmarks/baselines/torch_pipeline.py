@@ -1,6 +1,7 @@
 """torch.distributed.pipelining: 1F1B over gloo, a stage in each process, as its tutorial has it.
 
-Rank r is at node r + 1 of the laboratory. `python -m benchmarks.baselines.torch_pipeline RUN STEPS RANK RANKS ADDRESS INTERFACE`
+Rank r is at node r + 1 of the laboratory. `python -m benchmarks.baselines.torch_pipeline RUN STEPS RANK RANKS
+ADDRESS INTERFACE`
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Networks of devices: DT-FM's five, and seeded ones in which no two devices are alike.
 
-DT-FM's matrices are those of its repository (github.com/DS3Lab/DT-FM, commit cda948f, MIT licence): milliseconds and Gbit/s, 64 devices.
+DT-FM's matrices are those of its repository (github.com/DS3Lab/DT-FM, commit cda948f, MIT licence):
+milliseconds and Gbit/s, 64 devices.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from hetpeer.stages.planning.grids.grid_costs import StepTraffic
 
 STAGES = REPLICAS = 8
 TRAFFIC = StepTraffic(gradient_gb=1.3 * 4 * 3 / 24, activation_gb=2024 * 2048 * 2 * 61.03515625 / 2**30)
-"""DT-FM's: three of 24 layers with 1.3e9 float32 parameters; the activations of 125,000 tokens (its code says 2024 where 2048 must be meant)."""
+"""DT-FM's: three of 24 layers with 1.3e9 float32 parameters; the activations of 125,000 tokens (its code
+says 2024 where 2048 must be meant).
+"""
 BEST: Mapping[str, float] = MappingProxyType(
     {
         "datacenter": 3.439799129486084,
@@ -66,7 +69,9 @@ def _last_miles(random: np.random.Generator, devices: int) -> tuple[np.ndarray, 
 
 
 def _cities(random: np.random.Generator, devices: int, count: int = 10) -> tuple[np.ndarray, np.ndarray]:
-    """Devices in cities on a map, unevenly many in each; latency grows with the distance, bandwidth falls with latency, both with jitter."""
+    """Devices in cities on a map, unevenly many in each; latency grows with the distance, bandwidth falls
+    with latency, both with jitter.
+    """
     city = random.choice(count, size=devices, p=random.dirichlet(np.ones(count)))
     at = random.uniform(0.0, 10_000.0, (count, 2))
     km = np.hypot(*(at[city][:, None] - at[city][None, :]).transpose(2, 0, 1))

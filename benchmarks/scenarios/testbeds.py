@@ -1,4 +1,5 @@
-"""Swarms of devices that differ, in the papers' settings as far as they describe them, drawn anew for each seed.
+"""Swarms of devices that differ, in the papers' settings as far as they describe them, drawn anew for each
+seed.
 
 What a paper does not give, and is chosen here, is in NOT_GIVEN.
 """
@@ -20,21 +21,26 @@ GIGA, TERA, GIB = 1e9, 1e12, float(1 << 30)
 V100, SLOWER = 6.0 * TERA, 1.55
 RTX_4090, RTX_2080 = 0.4 * 82.6 * TERA, 0.4 * 10.1 * TERA
 RATIO = 100.0 / 3.0
-"""FusionLLM's Top-K with ratio 100: of a hundred numbers one is left, which takes the bytes of three, as its index has 64 bits."""
+"""FusionLLM's Top-K with ratio 100: of a hundred numbers one is left, which takes the bytes of three, as
+its index has 64 bits.
+"""
 Floats = np.ndarray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Testbed:
-    """Devices in the order in which people would write them down, machine by machine and region by region, and their work."""
+    """Devices in the order in which people would write them down, machine by machine and region by region,
+    and their work.
+    """
 
     devices: Devices
     work: StepDemand
 
 
 def fusionllm(number: int, seed: int) -> Testbed:
-    """Testbed 1 (24 GPUs: one machine of 8 RTX 4090 and four of 4 RTX 2080) or 2 (two and eight): GPT-2 XL, two microbatches of three sequences. Slow lines
-    compress as far as it helps (AdaTopK, Eq. 7), whoever plans.
+    """Testbed 1 (24 GPUs: one machine of 8 RTX 4090 and four of 4 RTX 2080) or 2 (two and eight): GPT-2
+    XL, two microbatches of three sequences. Slow lines compress as far as it helps (AdaTopK, Eq. 7),
+    whoever plans.
     """
     random = np.random.default_rng([seed, number])
     machines = [8] * number + [4] * (4 * number)
@@ -69,7 +75,9 @@ def hps(case: int, seed: int) -> Testbed:
 
 
 def networks(name: str, seed: int) -> Testbed:
-    """One of DT-FM's five, whose devices differ in speed by a tenth or so (lognormal); GPT-3 1.3B, 64 microbatches."""
+    """One of DT-FM's five, whose devices differ in speed by a tenth or so (lognormal); GPT-3 1.3B, 64
+    microbatches.
+    """
     network, random = dt_fm(name), np.random.default_rng(seed)
     flops = V100 * np.exp(random.normal(0.0, 0.1, len(network)))
     return Testbed(
@@ -81,7 +89,9 @@ def networks(name: str, seed: int) -> Testbed:
 
 
 def homes(seed: int) -> Testbed:
-    """Two dozen homes: GPUs from 2 to 40 TFLOP/s, uplinks around 20 Mbit/s (lognormal), a GPT-2 of medium size."""
+    """Two dozen homes: GPUs from 2 to 40 TFLOP/s, uplinks around 20 Mbit/s (lognormal), a GPT-2 of medium
+    size.
+    """
     random, count = np.random.default_rng([seed, 7]), 24
     up = 0.02 * np.exp(random.normal(0.0, 0.7, count))
     apart = random.uniform(10.0, 60.0, (count, count))
@@ -105,14 +115,21 @@ KINDS: Mapping[str, tuple[str, int]] = MappingProxyType(
 """Name → which function makes it, and its first argument."""
 NOT_GIVEN: Mapping[str, str] = MappingProxyType(
     {
-        "fusionllm": "lines but as pictures (here between machines lognormal around 8 Mbit/s and 30 ms, within one 64 Gbit/s), what its GPUs reach (here 40 % of what their makers say),"
+        "fusionllm": "lines but as pictures (here between machines lognormal around 8 Mbit/s and 30 ms, "
+        "within one 64 Gbit/s), what its GPUs reach (here 40 % of what their makers say),"
         " how far sums of gradients are compressed (here not)",
-        "hps": "which devices are the slow ones (here the last eight), how long a microbatch takes (here a V100 reaches 6 TFLOP/s; an RTX 2080 takes 55 % longer, as it says), ALBERT's activations,"
-        " how it is cut, how parameters that layers share are added up (here twelve layers of width 4096, each with its own)",
-        "networks": "any computing (here GPT-3 1.3B on V100s that reach 6 TFLOP/s and differ by a tenth), microbatches (here 64)",
+        "hps": "which devices are the slow ones (here the last eight), how long a microbatch takes (here a "
+        "V100 reaches 6 TFLOP/s; an RTX 2080 takes 55 % longer, as it says), ALBERT's activations,"
+        " how it is cut, how parameters that layers share are added up (here twelve layers of width 4096, "
+        "each with its own)",
+        "networks": "any computing (here GPT-3 1.3B on V100s that reach 6 TFLOP/s and differ by a tenth), "
+        "microbatches (here 64)",
     }
 )
-"""Function of KINDS → what the paper (arXiv 2410.12707, HPS, DT-FM) leaves out. HPS' case 4 is case 3 with departures (benchmarks/churn.py)."""
+"""Function of KINDS → what the paper (arXiv 2410.12707, HPS, DT-FM) leaves out.
+
+HPS' case 4 is case 3 with departures (benchmarks/churn.py).
+"""
 
 
 def testbed(name: str, seed: int) -> Testbed:
@@ -138,7 +155,9 @@ def _machines(
     mbps: tuple[float, float],
     latency_ms: tuple[float, float],
 ) -> Devices:
-    """GPUs of one machine are next to each other; lines between machines are lognormal (middle, width), directed in bandwidth."""
+    """GPUs of one machine are next to each other; lines between machines are lognormal (middle, width),
+    directed in bandwidth.
+    """
     machine = np.array(list(chain.from_iterable([n] * size for n, size in enumerate(sizes))))
     between, count = (len(sizes), len(sizes)), len(machine)
     gbit_s = 1e-3 * mbps[0] * np.exp(random.normal(0.0, mbps[1], between))

@@ -1,6 +1,7 @@
 """One volunteer alone: a member core brought to any phase by the messages of a real handshake and step.
 
-Its place are blocks 0 and 1 of a model of two, one microbatch a step, so that it is first hop, last hop and reducer.
+Its place are blocks 0 and 1 of a model of two, one microbatch a step, so that it is first hop, last hop and
+reducer.
 """
 
 from hetpeer.averaging import effects as e

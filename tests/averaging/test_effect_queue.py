@@ -1,4 +1,6 @@
-"""Effects are carried out in the order in which the core gave them, also those of a call that an effect has caused."""
+"""Effects are carried out in the order in which the core gave them, also those of a call that an effect
+has caused.
+"""
 
 import doctest
 

@@ -149,7 +149,9 @@ def decided(step):
 
 
 def voted_beside_a_step():
-    """A member that trains step STEP.number while the copies of its blocks are averaged, and has voted on the sums."""
+    """A member that trains step STEP.number while the copies of its blocks are averaged, and has voted on
+    the sums.
+    """
     member = member_in(Phase.READY)
     copies = inner(member.receive(begin().model_copy(update={"delayed": True})))
     assert copies == [e.KeepCopy(0), e.KeepCopy(1)]

@@ -1,4 +1,7 @@
-"""The group scheduler by hand: graph, window, line, and the three sets of rules. Random schedules: tests/simulation."""
+"""The group scheduler by hand: graph, window, line, and the three sets of rules.
+
+Random schedules: tests/simulation.
+"""
 
 import math
 import random
@@ -15,7 +18,7 @@ from tests.simulation.sdpipe import Artifact, Bounded, Paper
 ALWAYS, NEVER = WaitWindow(math.inf), WaitWindow(0.0)
 
 
-# ── the sync graph ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the sync graph ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 def parts_by_flooding(members, groups):
@@ -75,7 +78,7 @@ def test_a_graph_without_a_span_asks_for_nothing():
         SyncGraph(0, "abc")
 
 
-# ── the window ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the window ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_window_grows_after_groups_of_one_and_shrinks_after_others():
@@ -139,7 +142,7 @@ def test_who_has_averaged_lately_goes_on_alone_as_long_as_averaging_is_dear():
     assert window.seconds("b", 2) == 0.0
 
 
-# ── a line ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── a line ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_line_is_due_when_the_window_of_the_first_is_over_or_everybody_is_here():
@@ -175,7 +178,7 @@ def test_who_waits_may_go_when_the_span_would_connect_everybody():
     assert line.valid, "five groups are a span of five workers"
 
 
-# ── the rules ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the rules ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def feed(scheduler, *arrivals, now=0.0):
@@ -204,7 +207,9 @@ def test_without_end_is_all_reduce_and_without_window_local_until_the_span_asks_
 
 
 def test_one_slow_of_many_holds_nobody_up():
-    """Nineteen that need about a second, and one that needs nine: a span is ten iterations of each, however many they are."""
+    """Nineteen that need about a second, and one that needs nine: a span is ten iterations of each,
+    however many they are.
+    """
     workers = [str(n) for n in range(20)]
     scheduler, draw = GroupPipelines(1, workers, 10, Adaptive(10)), random.Random(0)
     ready = {worker: draw.random() for worker in workers}

@@ -65,7 +65,9 @@ def test_shards_cut_the_gradient_completely_and_by_the_shares(elements, shares, 
 
 
 def test_the_first_shards_of_many_reducers_arrive_as_early_as_those_of_a_few():
-    """A line carries one shard to each of them before the first is there: as many bytes, however many they are."""
+    """A line carries one shard to each of them before the first is there: as many bytes, however many they
+    are.
+    """
     for count in (1, AT_ONCE, 50, 100):
         many = tuple(map(str, range(count)))
         for one in (

@@ -446,7 +446,9 @@ def test_checkpoints_are_saved_from_the_version_that_was_asked_for():
 
 
 def test_a_copy_is_ordered_by_what_it_is_of_though_the_state_is_given_up_behind_it():
-    """A cluster falls apart while its members apply what it is to store: both messages wait, and are answered at once."""
+    """A cluster falls apart while its members apply what it is to store: both messages wait, and are
+    answered at once.
+    """
     member = member_in(Phase.APPLYING)
     member.receive(m.Save(line=LINE, version=STEP.number + 1, blocks=(0, 1)))
     elsewhere = LINE.model_copy(update={"cluster": m.EVERYBODY})

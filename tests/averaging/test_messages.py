@@ -251,7 +251,9 @@ MILLION = [None] * 1_000_000
     ids=lambda plain: plain["kind"],
 )
 def test_a_message_of_nonsense_is_refused_for_little(plain):
-    """Not with an error object for each of a million entries: that would be a gigabyte of them, for a stranger's megabyte."""
+    """Not with an error object for each of a million entries: that would be a gigabyte of them, for a
+    stranger's megabyte.
+    """
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ProtocolError):
         decode(msgpack.packb(plain))

@@ -1,4 +1,6 @@
-"""The outer optimizer is DiLoCo's where everybody averages with everybody, and brings clusters together where not."""
+"""The outer optimizer is DiLoCo's where everybody averages with everybody, and brings clusters together
+where not.
+"""
 
 import itertools
 

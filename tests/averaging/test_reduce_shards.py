@@ -98,7 +98,9 @@ def test_one_block_is_done_as_soon_as_can_be(lines):
 @examples(200)
 @given(st.data(), st.lists(rates, min_size=3, max_size=8), st.integers(2, 5), st.booleans())
 def test_several_blocks_of_uneven_clusters_are_done_almost_as_soon_as_can_be(data, lines, blocks, all_send):
-    """Exactly, up to rounding, where every holder has sums; water does not know that who has none pays more for reducing."""
+    """Exactly, up to rounding, where every holder has sums; water does not know that who has none pays
+    more for reducing.
+    """
     uplinks = {f"p{n}": rate for n, rate in enumerate(lines)}
     some = st.lists(st.sampled_from(sorted(uplinks)), min_size=1, max_size=len(uplinks), unique=True)
     loads = {}

@@ -71,7 +71,10 @@ def test_edited_line_is_found(trained: RunDirectory, volunteers: list[Identity])
 def test_parameters_older_than_they_may_be_are_named(
     fresh: RunDirectory, volunteers: list[Identity], fresh_steps: int, passes: bool
 ) -> None:
-    """Step 1 is said to be of version 0, by the coordinator and by all who hold a block. Its batch is not the coordinator's to choose."""
+    """Step 1 is said to be of version 0, by the coordinator and by all who hold a block.
+
+    Its batch is not the coordinator's to choose.
+    """
     training = fresh.manifest.training.model_copy(update={"staleness": 1, "fresh_steps": fresh_steps})
     run = sign_again(fresh, training=training)
     Engine(run, volunteers).train()

@@ -112,7 +112,9 @@ def test_damaged_checkpoint_is_refused(store: CheckpointStore, fresh: RunDirecto
 
 @pytest.mark.parametrize("deaths", mostly_proof([20, 200], [20]))
 def test_the_writer_may_be_killed_anywhere(store: CheckpointStore, fresh: RunDirectory, deaths: int) -> None:
-    """SIGKILL at calls into C, from a checkpoint's first byte to its record in the log: the old or the new one loads."""
+    """SIGKILL at calls into C, from a checkpoint's first byte to its record in the log: the old or the new
+    one loads.
+    """
     older = make_checkpoint(store, 10)
     with closing(Log.open(fresh.log_path)) as log:
         log.append(older)
@@ -137,7 +139,9 @@ def test_the_writer_may_be_killed_anywhere(store: CheckpointStore, fresh: RunDir
 
 
 def write_and_die(store: CheckpointStore, run: RunDirectory, at: int) -> int:
-    """Checkpoint 20 and its record, in a child that is killed at call `at` into C; how many there were if it is 0."""
+    """Checkpoint 20 and its record, in a child that is killed at call `at` into C; how many there were if
+    it is 0.
+    """
     counted = multiprocessing.RawValue("i", 0)
     if child := os.fork():
         _, status = os.waitpid(child, 0)

@@ -1,4 +1,6 @@
-"""Volunteers in a forming cluster get a cut of their own (docs/averaging.md, "A cut for waiting volunteers")."""
+"""Volunteers in a forming cluster get a cut of their own (docs/averaging.md, "A cut for waiting
+volunteers").
+"""
 
 import pytest
 

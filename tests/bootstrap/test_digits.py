@@ -1,4 +1,6 @@
-"""A run of images, from the author's functions to a trained reference: arrays, an uneven last microbatch, a loss outside."""
+"""A run of images, from the author's functions to a trained reference: arrays, an uneven last microbatch,
+a loss outside.
+"""
 
 import json
 from pathlib import Path

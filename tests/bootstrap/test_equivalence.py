@@ -1,4 +1,6 @@
-"""What a trace leaves behind without a word is found before a run is made; what it keeps is not taken for that."""
+"""What a trace leaves behind without a word is found before a run is made; what it keeps is not taken for
+that.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,6 @@
-"""The author's model and loss as one function of a batch: his names, his modes, whatever way his loss is returned."""
+"""The author's model and loss as one function of a batch: his names, his modes, whatever way his loss is
+returned.
+"""
 
 from collections import OrderedDict
 from collections.abc import Callable

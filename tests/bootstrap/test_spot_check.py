@@ -146,7 +146,9 @@ def test_a_piece_is_checked_when_those_have_spoken_who_have_got_something_of_it(
 
 
 def computed_beside(*neighbours):
-    """C is checked by "a" in one microbatch for each of these, who have got what came of it and have said nothing yet."""
+    """C is checked by "a" in one microbatch for each of these, who have got what came of it and have said
+    nothing yet.
+    """
     one = SpotCheck(1, "c", "a")
     one.accepted(CheckedPiece(number, 0, 4) for number in range(len(neighbours)))
     (opinion,) = one.opinions

@@ -1,4 +1,6 @@
-"""Whose word on a state counts: most of those who have made it, whoever speaks first (docs/trust.md, "Agreement on states")."""
+"""Whose word on a state counts: most of those who have made it, whoever speaks first (docs/trust.md,
+"Agreement on states").
+"""
 
 import pytest
 

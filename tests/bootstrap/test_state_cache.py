@@ -1,4 +1,6 @@
-"""What is given to many, and to those who take it slowly: one copy of a thing, and no more of all than there is memory for."""
+"""What is given to many, and to those who take it slowly: one copy of a thing, and no more of all than
+there is memory for.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,9 @@ async def test_a_copy_is_not_lent_for_ever(monkeypatch: pytest.MonkeyPatch) -> N
 async def test_who_takes_old_versions_slowly_keeps_nobody_from_the_new_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As an attacker does with each version, for hours: there is memory for some, and the last one always comes."""
+    """As an attacker does with each version, for hours: there is memory for some, and the last one always
+    comes.
+    """
     store = Store(monkeypatch, room=4)
     for version in range(30):
         assert await store.takes(f"attacker {version}", f"state/0/{version}/1")

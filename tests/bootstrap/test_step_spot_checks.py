@@ -17,7 +17,10 @@ PEERS = "abcd"
 
 
 def step(seed=0, standings=None, peers=PEERS):
-    """In which all of `peers` hold all blocks, and everybody is to be checked. Returns its checks, and the roster."""
+    """In which all of `peers` hold all blocks, and everybody is to be checked.
+
+    Returns its checks, and the roster.
+    """
     chance = random.Random(seed)
     rules = CheckRules(share=1.0, draw=chance.random, key=bytes, distance=lambda _one, _other: 0.0)
     line, roster = m.TermView(term=1, view=0), dict.fromkeys(peers, (0, 6))
@@ -94,8 +97,8 @@ def test_what_is_counted_after_something_was_lost_is_checked_too():
 
 
 class Stages:
-    """A step in which A to D hold the first blocks, E to H the others, and everybody before counts what goes over each of those behind. `liar`: its sums are false; `silent`
-    says nothing of bundles.
+    """A step in which A to D hold the first blocks, E to H the others, and everybody before counts what
+    goes over each of those behind. `liar`: its sums are false; `silent` says nothing of bundles.
     """
 
     def __init__(self, standings, liar="", silent=""):
@@ -122,7 +125,10 @@ class Stages:
         ]
 
     def run(self):
-        """Until it waits for nobody but those who say nothing. Returns what has come of it then, without them."""
+        """Until it waits for nobody but those who say nothing.
+
+        Returns what has come of it then, without them.
+        """
         for peer, ids in self.pieces.items():
             self.deliver(self.checks.accepted(peer, [m.Contents(begin=0, end=3, ids=ids)], ()))
         while effects := self.checks.compare(1, self.covers, self.told, lambda _peer: ()):
@@ -180,7 +186,9 @@ def test_who_holds_what_no_other_holds_in_one_piece_is_checked_by_nobody_and_tha
 
 
 def test_who_leaves_while_it_turns_out_that_it_has_lied_is_gone_once():
-    """It has a dispute with all its neighbours, of which nothing was said as long as another check was open; with it that one is over."""
+    """It has a dispute with all its neighbours, of which nothing was said as long as another check was
+    open; with it that one is over.
+    """
     rules = CheckRules(
         share=1e-4, proves=False, draw=lambda: 0.9, key=lambda: bytes(KEY_BYTES), distance=lambda *_: 0.0
     )

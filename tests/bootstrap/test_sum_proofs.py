@@ -1,4 +1,6 @@
-"""Whether sums are what was sent, and whose word is against whose, with real fingerprints and everybody's answers made by hand."""
+"""Whether sums are what was sent, and whose word is against whose, with real fingerprints and everybody's
+answers made by hand.
+"""
 
 import itertools
 
@@ -39,7 +41,10 @@ def cover(peers, block=0, reducers=None):
 
 
 class Swarm:
-    """Holders of one block, each with its part. `sums` what has come of all; `said`: what somebody says of its part or of the sum, in place of the truth."""
+    """Holders of one block, each with its part.
+
+    `sums` what has come of all; `said`: what somebody says of its part or of the sum, in place of the truth.
+    """
 
     def __init__(self, peers, seed=0, **said):
         self.peers = peers
@@ -66,7 +71,10 @@ class Swarm:
         return NUMBERS.standard_normal(ELEMENTS).astype(np.float32)
 
     def reduce(self, wrong=""):
-        """Another plan; `wrong`: whose share of the sum is false, each element by one. All vote, and are asked for their proofs."""
+        """Another plan; `wrong`: whose share of the sum is false, each element by one.
+
+        All vote, and are asked for their proofs.
+        """
         self.plan += 1
         reducers = self.proofs.choose(0, self.peers, self.peers)
         wrong = reducers[0] if wrong == "the witness" else wrong
@@ -177,7 +185,9 @@ def test_who_sends_something_else_in_each_plan_is_in_quarrel_with_who_has_got_wh
 @pytest.mark.parametrize("peers", ["ab", "abc", "abcdefgh"])
 @pytest.mark.parametrize("sender", "ab")
 def test_who_says_of_a_share_what_it_does_not_say_of_the_whole_is_found(peers, sender):
-    """The reducer adds something, and it, or another of its mind, says that this was its part of the share; of the whole, which spot checks compare, it says the truth."""
+    """The reducer adds something, and it, or another of its mind, says that this was its part of the
+    share; of the whole, which spot checks compare, it says the truth.
+    """
     swarm = Swarm(peers)
     (begin, end), *_ = [(i, j) for who, i, j in shares_of(cover(peers), ELEMENTS) if who == "a"]
     swarm.besides[sender] = np.zeros(ELEMENTS, np.float32)
@@ -190,7 +200,9 @@ def test_who_says_of_a_share_what_it_does_not_say_of_the_whole_is_found(peers, s
 
 @pytest.mark.parametrize("seed", range(4))
 def test_whose_words_on_shares_add_up_is_in_quarrel_over_the_one_that_it_took_from(seed):
-    """The key is known when shares are asked for: what it says too much of its own share it says too little of another."""
+    """The key is known when shares are asked for: what it says too much of its own share it says too
+    little of another.
+    """
     swarm = Swarm("abcd", seed)
     shares = {who: (begin, end) for who, begin, end in shares_of(cover("abcd"), ELEMENTS)}
     honest = swarm.answer
@@ -224,7 +236,9 @@ def test_whose_words_on_shares_add_up_is_in_quarrel_over_the_one_that_it_took_fr
 
 @pytest.mark.parametrize(("times", "drowns"), [(1e5, False), (1e9, True)])
 def test_a_part_in_which_all_others_drown_is_its_senders_doing(times, drowns):
-    """One that is long, as of a sample that the model has never seen, is none: what is not as expected is its rounding."""
+    """One that is long, as of a sample that the model has never seen, is none: what is not as expected is
+    its rounding.
+    """
     swarm = Swarm("abcd")
     swarm.parts["d"] *= np.float32(times)
     swarm.reduce()

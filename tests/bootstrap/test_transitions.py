@@ -15,7 +15,9 @@ OWNERS = {
     "line": {"coordinator/machine.py"},
     "state": {"coordinator/machine.py", "grouped/cluster_events.py"},
 }
-"""Attribute → the modules that may set it; the state of a grouped run as a whole is that of cluster_events.py."""
+"""Attribute → the modules that may set it; the state of a grouped run as a whole is that of
+cluster_events.py.
+"""
 NO_TRANSITION = {"line": {"coordinator/step.py"}}
 """A step notes the term and view in which it began."""
 

@@ -1,4 +1,6 @@
-"""What follows from words on bundles: of those who have computed from them, and of what they have been computed from."""
+"""What follows from words on bundles: of those who have computed from them, and of what they have been
+computed from.
+"""
 
 import pytest
 
@@ -13,7 +15,9 @@ TRUE = {"d": "alike", "e": "alike", "f": "alike"}
 
 
 def opinion(checker, said, where=OUT, given="", suspect="c"):
-    """`said`: neighbour → what it thinks of the checker's bundle; `given`: who has given the checker something, and what."""
+    """`said`: neighbour → what it thinks of the checker's bundle; `given`: who has given the checker
+    something, and what.
+    """
     border, back = where
     one = CheckerReport(checker)
     for number, (neighbour, thinks) in enumerate(said.items()):

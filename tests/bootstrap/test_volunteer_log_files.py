@@ -1,4 +1,6 @@
-"""A volunteer's lines at a coordinator: what the audit would read, once, and no more than there can be to say."""
+"""A volunteer's lines at a coordinator: what the audit would read, once, and no more than there can be to
+say.
+"""
 
 import sys
 from collections.abc import Iterable, Iterator

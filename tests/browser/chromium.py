@@ -1,4 +1,7 @@
-"""A headless Chromium for the tests of the dashboard. Where it is required (CI) a machine without one is a failure, not a skip."""
+"""A headless Chromium for the tests of the dashboard.
+
+Where it is required (CI) a machine without one is a failure, not a skip.
+"""
 
 import os
 import shutil

@@ -1,4 +1,6 @@
-"""The dashboard's page in a browser, served by the real application, with views of the worst that peers could say of themselves."""
+"""The dashboard's page in a browser, served by the real application, with views of the worst that peers
+could say of themselves.
+"""
 
 import asyncio
 import time

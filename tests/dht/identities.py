@@ -1,4 +1,6 @@
-"""A thousand identities for the price of one: an attacker need not make a new modulus for each of its keys."""
+"""A thousand identities for the price of one: an attacker need not make a new modulus for each of its
+keys.
+"""
 
 import math
 from collections.abc import Callable, Iterator

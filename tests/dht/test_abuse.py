@@ -1,4 +1,6 @@
-"""Slow and dripping peers, strikes, and streams of strangers: by arithmetic here, by real streams in test_limits.py."""
+"""Slow and dripping peers, strikes, and streams of strangers: by arithmetic here, by real streams in
+test_limits.py.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ from tests.dht.test_channel import until
 
 
 def verdict(deliver, length=4 << 20, pace=MEMBER, lasts_s=600):
-    """What is said of a frame on which `deliver(second, delivery)` calls what comes, and after how many seconds."""
+    """What is said of a frame on which `deliver(second, delivery)` calls what comes, and after how many
+    seconds.
+    """
     delivery = Delivery(PeerTraffic())
     watch = FrameWatch(delivery, length, (0.0, delivery.nbytes, delivery.peer.nbytes), pace)
     for second in range(1, lasts_s):

@@ -1,4 +1,6 @@
-"""Channels over socket pairs that are cut again and again: each frame once, in order; and peers that misbehave."""
+"""Channels over socket pairs that are cut again and again: each frame once, in order; and peers that
+misbehave.
+"""
 
 from __future__ import annotations
 

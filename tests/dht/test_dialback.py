@@ -1,4 +1,6 @@
-"""Dial-back between real p2pds on loopback: what is dialled, for whom, what p2pd is told, and what a liar achieves."""
+"""Dial-back between real p2pds on loopback: what is dialled, for whom, what p2pd is told, and what a liar
+achieves.
+"""
 
 from __future__ import annotations
 

@@ -71,7 +71,10 @@ async def asked_without_end(stream: Stream) -> None:
 
 
 async def found(node: Node, peer: str) -> None:
-    """Return when `node` sends to `peer` past libp2p. A door that did not open in time is tried again after 5 s, then 60 s."""
+    """Return when `node` sends to `peer` past libp2p.
+
+    A door that did not open in time is tried again after 5 s, then 60 s.
+    """
     async with asyncio.timeout(150):
         while peer not in node.direct.leads:
             with suppress(PeerLostError):  # it is cut once there is a direct way
@@ -189,7 +192,7 @@ async def test_a_sleep_of_the_machine_breaks_direct_streams_too(two: Two) -> Non
         await asked(stream, b"x")
 
 
-# ── who is not to be let in, or not to be trusted ────────────────────────────────────────────────────────────────────
+# ── who is not to be let in, or not to be trusted ───────────────────────────────────────────────────────────
 
 
 async def test_somebody_else_who_answers_at_the_door_gets_nothing(two: Two) -> None:

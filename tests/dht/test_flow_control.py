@@ -1,4 +1,6 @@
-"""Credit: an honest sender is never told that it sent too much, what is held is bounded, and whatever waits goes on."""
+"""Credit: an honest sender is never told that it sent too much, what is held is bounded, and whatever
+waits goes on.
+"""
 
 import random
 from collections import deque
@@ -33,7 +35,9 @@ class Item:
 
 
 class Line:
-    """A sender with lanes that lose what was not acknowledged when they break, and a receiver that holds on to things."""
+    """A sender with lanes that lose what was not acknowledged when they break, and a receiver that holds
+    on to things.
+    """
 
     def __init__(self, chance, budgets=BUDGETS, holding=None):
         self.chance = chance
@@ -128,7 +132,9 @@ def test_nobody_is_accused_nothing_overflows_and_everything_arrives(seed):
 
 
 def test_a_pool_never_waits_for_another():
-    """Far activations fill what there is for them; one that is nearer to the loss goes all the same, and a gradient."""
+    """Far activations fill what there is for them; one that is nearer to the loss goes all the same, and a
+    gradient.
+    """
     line = Line(random.Random(1))
     for _ in range(50):
         line.queue.add(Item(5, 5))

@@ -21,7 +21,10 @@ def printed(code: str) -> str:
 @pytest.mark.parametrize(
     "modules",
     [
-        "hetpeer.dht.kademlia.network_session, hetpeer.dht.kademlia.records, hivemind.dht.node, hivemind.proto.dht_pb2",
+        (
+            "hetpeer.dht.kademlia.network_session, hetpeer.dht.kademlia.records, hivemind.dht.node, "
+            "hivemind.proto.dht_pb2"
+        ),
         "hetpeer.peer.daemon.volunteer_life, hetpeer.peer.web.daemon_web",
         "hetpeer.peer.reliable.reliable_peer",
     ],

@@ -1,4 +1,6 @@
-"""What a peer may cost us: streams that drip or never end are cut, lines that are slow are not, budgets hold."""
+"""What a peer may cost us: streams that drip or never end are cut, lines that are slow are not, budgets
+hold.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,10 @@ async def drip(socket, data: bytes, sent: list[int] | None = None) -> None:
 
 
 async def test_streams_that_drip_are_cut_in_time_and_named() -> None:
-    """In the prefix, in the head, in the payload. In seconds of drops: a busy machine holds up who drips and who looks alike."""
+    """In the prefix, in the head, in the payload.
+
+    In seconds of drops: a busy machine holds up who drips and who looks alike.
+    """
 
     async def take(stream: Stream) -> None:
         await stream.receive(silence_s=8.0)
@@ -116,7 +121,9 @@ async def test_a_line_of_a_third_of_a_megabit_is_not_cut() -> None:
 
 
 async def test_credit_survives_broken_streams_and_holds_back_only_its_own_pool() -> None:
-    """One frame of the far pool may be there: it is kept, the next waits, a near one passes, and nothing is lost."""
+    """One frame of the far pool may be there: it is kept, the next waits, a near one passes, and nothing
+    is lost.
+    """
     holding, backs = HeldBytes(), []
 
     class Holds(Kept):
@@ -169,7 +176,7 @@ async def test_credit_survives_broken_streams_and_holds_back_only_its_own_pool()
     server.close()
 
 
-# ── real nodes ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── real nodes ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -185,7 +192,8 @@ def open_files() -> Iterator[None]:
 async def round_trips(node: Node, peers: list[str], seconds: float) -> list[list[float]]:
     """Milliseconds of small echoes of each peer, one after the other and in turn, a stream for each.
 
-    In turn, because the machine may be robbed for tenths of a second: what happens to it happens to all alike.
+    In turn, because the machine may be robbed for tenths of a second: what happens to it happens to all
+    alike.
     """
     taken: list[list[float]] = [[] for _ in peers]
     async with AsyncExitStack() as stack:

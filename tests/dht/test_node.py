@@ -276,7 +276,9 @@ async def test_a_p2pd_killed_again_while_it_restarts_comes_back_too(node: Node) 
 
 
 async def test_a_ping_fails_unheard(child: ChildPeer, tmp_path: Path) -> None:
-    """Of a peer that answers with an id that is too long for one, and by a session that was closed meanwhile."""
+    """Of a peer that answers with an id that is too long for one, and by a session that was closed
+    meanwhile.
+    """
     node = await Node.start(joining(child), Identity.create(tmp_path / "identity"))
     other = await Node.start(joining(child), Identity.create(tmp_path / "other"))
     try:

@@ -1,4 +1,5 @@
-"""What hivemind's DHT lets anybody do, tried at real nodes: each of seven ways is refused, or nobody believes it.
+"""What hivemind's DHT lets anybody do, tried at real nodes: each of seven ways is refused, or nobody
+believes it.
 
 Mallory speaks the protocol without any rule of its own, as a changed program would.
 """
@@ -251,7 +252,10 @@ async def test_6_more_than_anybody_may_have_kept(
 
 
 async def test_7_a_flood_of_one_shard(nodes, mallory: Mallory, key: str, tmp_path: Path) -> None:
-    """With 64 kB each a reader would get nothing at all. Who is there stays, the other shards do not notice."""
+    """With 64 kB each a reader would get nothing at all.
+
+    Who is there stays, the other shards do not notice.
+    """
     honest, reader, _ = nodes
     flooded = shard_of(honest.peer_id)
     assert await mallory.puts(key, [signed(mallory.identity, key, {"a": bytes(64 << 10)})]) == [False]

@@ -10,7 +10,9 @@ KIB = 1 << 10
 
 
 class Line:
-    """First come, first served, at `rate` bytes/s, after `delay_s`; the sender's clock is hours away from the receiver's."""
+    """First come, first served, at `rate` bytes/s, after `delay_s`; the sender's clock is hours away from
+    the receiver's.
+    """
 
     def __init__(self, rate, delay_s=0.05, skew=7200.0):
         self.meter = RateMeter()
@@ -65,7 +67,10 @@ def test_a_first_guess_comes_soon():
 
 @pytest.mark.parametrize("apart_s", [0.0, 0.3])
 def test_bundles_of_one_size_before_any_empty_frame(apart_s):
-    """Two bundles at a time: the second waits for the first, unless it leaves later. Then nothing tells what the line takes, until a frame without payload has met it idle."""
+    """Two bundles at a time: the second waits for the first, unless it leaves later.
+
+    Then nothing tells what the line takes, until a frame without payload has met it idle.
+    """
     line, now = Line(62.5e3), 0.0
     for _ in range(12):
         first = line.send(now, 12 * KIB)

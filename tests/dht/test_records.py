@@ -1,4 +1,6 @@
-"""What a DHT node keeps for others: so much under one key, so much of what it does not know, and nothing for longer than it may."""
+"""What a DHT node keeps for others: so much under one key, so much of what it does not know, and nothing
+for longer than it may.
+"""
 
 import time
 

@@ -1,4 +1,6 @@
-"""Relays among real p2pds on loopback: slots, circuits, a relay that dies, and one that lets too little pass."""
+"""Relays among real p2pds on loopback: slots, circuits, a relay that dies, and one that lets too little
+pass.
+"""
 
 from __future__ import annotations
 

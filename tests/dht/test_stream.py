@@ -1,4 +1,7 @@
-"""Streams over a socket pair: everything but p2pd. Cancellation at each awkward point, and peers that misbehave."""
+"""Streams over a socket pair: everything but p2pd.
+
+Cancellation at each awkward point, and peers that misbehave.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A limit holds over any time, for all streams together: by arithmetic, and by real streams over socket pairs."""
+"""A limit holds over any time, for all streams together: by arithmetic, and by real streams over socket
+pairs.
+"""
 
 import asyncio
 import itertools

@@ -15,7 +15,9 @@ from typing import Any
 from tests.fuzz.mutations import mutated
 
 TREES = 0.6
-"""Of what is tried, so much is made by mutations.py, which knows msgpack and JSON, and the rest by libFuzzer."""
+"""Of what is tried, so much is made by mutations.py, which knows msgpack and JSON, and the rest by
+libFuzzer.
+"""
 RECENT = 200
 """Inputs of which parts may be put into others."""
 OUTCOMES = 500
@@ -34,7 +36,10 @@ def replay(name: str, files: Sequence[str]) -> int:
 
 
 def fuzz(name: str, flags: Sequence[str]) -> None:
-    """The first folder among the flags is given the seeds, and what is kept. Does not return: libFuzzer ends the process."""
+    """The first folder among the flags is given the seeds, and what is kept.
+
+    Does not return: libFuzzer ends the process.
+    """
     import atheris  # type: ignore[import-not-found]
 
     with atheris.instrument_imports(include=["hetpeer", "multiaddr"]):
@@ -69,7 +74,9 @@ def fuzz(name: str, flags: Sequence[str]) -> None:
 
 
 class _Outcomes:
-    """Tells libFuzzer how decoding ended: pydantic and msgpack are compiled, and which field was wrong is all that can be seen of them."""
+    """Tells libFuzzer how decoding ended: pydantic and msgpack are compiled, and which field was wrong is
+    all that can be seen of them.
+    """
 
     def __init__(self, atheris: Any) -> None:
         self._atheris = atheris

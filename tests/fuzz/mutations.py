@@ -1,6 +1,8 @@
-"""Changes of bytes that decoders are tried with: of the bytes themselves, and of the values in them, if they are msgpack or JSON.
+"""Changes of bytes that decoders are tried with: of the bytes themselves, and of the values in them, if
+they are msgpack or JSON.
 
-A decoder that checks a schema lets nearly nothing through whose bytes were changed blindly; a wrong value in the right place gets further.
+A decoder that checks a schema lets nearly nothing through whose bytes were changed blindly; a wrong value in
+the right place gets further.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ def mutated(data: bytes, random: Random, others: Sequence[bytes]) -> bytes:
     return data
 
 
-# ── of bytes ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── of bytes ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _flipped(data: bytes, random: Random, _others: Sequence[bytes]) -> bytes:
@@ -95,7 +97,7 @@ _RAW: list[Callable[[bytes, Random, Sequence[bytes]], bytes]] = [
 ]
 
 
-# ── of values ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── of values ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _json(value: Any) -> bytes:

@@ -1,4 +1,6 @@
-"""Decoders of averaging/: messages between volunteers and coordinator, heads of tensors between volunteers."""
+"""Decoders of averaging/: messages between volunteers and coordinator, heads of tensors between
+volunteers.
+"""
 
 from __future__ import annotations
 

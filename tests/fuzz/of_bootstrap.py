@@ -1,4 +1,5 @@
-"""Decoders of bootstrap/: what owners sign, what reliable peers say to each other and serve, logs of volunteers and of a run.
+"""Decoders of bootstrap/: what owners sign, what reliable peers say to each other and serve, logs of
+volunteers and of a run.
 
 What is signed is tried twice: as it is, and with the signature that belongs to it.
 """
@@ -71,7 +72,7 @@ def both(
     return decode
 
 
-# ── what the owner signs ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── what the owner signs ────────────────────────────────────────────────────────────────────────────────────
 
 
 def manifests() -> Iterable[bytes]:
@@ -171,7 +172,7 @@ def signed(kind: SignedKind, files: Iterable[bytes]) -> Iterable[bytes]:
         yield body_of(kind, data)
 
 
-# ── who comes in ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── who comes in ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def door(data: bytes) -> Any:
@@ -215,7 +216,7 @@ def introduction(data: bytes) -> Introduction:
     )
 
 
-# ── among reliable peers ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── among reliable peers ────────────────────────────────────────────────────────────────────────────────────
 
 RAFT = [
     raft.RequestVote(term=3, length=9, last_term=2, pre=True),
@@ -275,7 +276,7 @@ def rankings() -> Iterable[bytes]:
     yield credit_ranking.encode(credit_ranking.ranking({}))
 
 
-# ── logs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── logs ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 APPLIED = {
     "kind": "applied",

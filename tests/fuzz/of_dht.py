@@ -1,4 +1,6 @@
-"""Decoders of dht/: frames and what stands in their headers, records of the DHT, addresses, and what libp2p's peers say."""
+"""Decoders of dht/: frames and what stands in their headers, records of the DHT, addresses, and what
+libp2p's peers say.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def packed(*values: Any) -> list[bytes]:
     return [msgpack.packb(value) for value in values]
 
 
-# ── frames ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── frames ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 HEADERS = [
     {"n": 7, "a": 6, "t": 12.5, "r": 1e6, "b": [4096, 65536, 4096], "g": [[2, 70000]], "m": {"kind": "x"}},
@@ -77,7 +79,7 @@ def grants(found: tuple[tuple[int, ...], dict[int, int]]) -> None:
         queue.is_short(pool, 1)
 
 
-# ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── records ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 ADVERTS = [
     Advert(),
@@ -130,7 +132,9 @@ JUDGE = OwnerValidator(known(), SystemClock(), KnownKeys())
 
 
 def record(data: bytes) -> DHTRecord:
-    """All that whoever stores a record says, or the value alone; one that must not be is refused by an error of ours."""
+    """All that whoever stores a record says, or the value alone; one that must not be is refused by an
+    error of ours.
+    """
     try:
         fields = msgpack.unpackb(data)
         said = DHTRecord(fields["key"], fields["subkey"], fields["value"], float(fields["expires"]))
@@ -159,7 +163,7 @@ def records() -> Iterable[bytes]:
         assert _signed_bytes(plain, plain.value)
 
 
-# ── what peers answer ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── what peers answer ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def hello(data: bytes) -> Any:
@@ -236,7 +240,7 @@ def is_known(owner: str) -> None:
     assert owner == known().peer_id
 
 
-# ── addresses ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── addresses ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def address(data: bytes) -> Address:

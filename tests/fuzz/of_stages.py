@@ -1,4 +1,6 @@
-"""Decoders of stages/: graphs, states, shards, tensors written by a codec, and the frames between daemon and worker."""
+"""Decoders of stages/: graphs, states, shards, tensors written by a codec, and the frames between daemon
+and worker.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ from hetpeer.stages.links.tensor_codecs import decode, encode
 from hetpeer.stages.links.value_codecs import codec_names
 from tests.fuzz.target import CORPUS, Target, same
 
-# ── graphs ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── graphs ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 ROWS = TensorSpec(shape=(Batch(1), 8), dtype="float32", grad=True)
 BLOCK = BlockSpec(
@@ -69,7 +71,9 @@ BLOCK = BlockSpec(
 
 
 def graphs() -> Iterable[bytes]:
-    """One that is written by hand, and one of a traced model with all that hetpeer has operators of its own for."""
+    """One that is written by hand, and one of a traced model with all that hetpeer has operators of its
+    own for.
+    """
     return [pack_block(BLOCK), (CORPUS / "stages" / "graph" / "traced").read_bytes()]
 
 
@@ -83,7 +87,7 @@ def runs(data: bytes) -> BlockSpec:
     return unpack_block(data)
 
 
-# ── states and shards ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── states and shards ───────────────────────────────────────────────────────────────────────────────────────
 
 LAYOUT = [("w", (4, 3)), ("b", (3,)), ("empty", (0,))]
 KEPT = ("exp_avg", "exp_avg_sq")
@@ -172,7 +176,7 @@ def shards() -> Iterable[bytes]:
     yield save({"x": np.ones((3, 2), np.float32), "y": np.arange(3)})
 
 
-# ── tensors ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── tensors ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 CODECS = codec_names()
 HEAD = struct.Struct("<BHHB")
@@ -241,7 +245,7 @@ def placed() -> Iterable[bytes]:
             yield PLACES.pack(form, len(places), count) + data
 
 
-# ── between daemon and worker ────────────────────────────────────────────────────────────────────────────────────────
+# ── between daemon and worker ───────────────────────────────────────────────────────────────────────────────
 
 EXTENT = Extent(offset=64, nbytes=128)
 ROUNDING = v.Rounding(codec="int8", plan=1, block=0, begin=0, keeps=v.GRADIENTS[0])

@@ -1,6 +1,8 @@
-"""What is fuzzed: a decoder of bytes from outside, what it may raise, and what must hold of what it lets through.
+"""What is fuzzed: a decoder of bytes from outside, what it may raise, and what must hold of what it lets
+through.
 
-A decoder that wants a signature is given what the fuzzer made of the signed part, signed: else nothing behind the door is reached.
+A decoder that wants a signature is given what the fuzzer made of the signed part, signed: else nothing behind
+the door is reached.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ MAX_TEXT = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """`decode` raises one of `refuses`, or what it returns passes `holds`, which raises AssertionError or whatever is wrong."""
+    """`decode` raises one of `refuses`, or what it returns passes `holds`, which raises AssertionError or
+    whatever is wrong.
+    """
 
     decode: Callable[[bytes], Any]
     refuses: tuple[type[Exception], ...]
@@ -49,7 +53,10 @@ class Target:
 
 
 def attempt(target: Target, data: bytes) -> str:
-    """Decode `data`: `sound: …` with the kind of thing that it is, or `refused: …` and why. Raises whatever the decoder must not."""
+    """Decode `data`: `sound: …` with the kind of thing that it is, or `refused: …` and why.
+
+    Raises whatever the decoder must not.
+    """
     try:
         found = target.decode(data)
     except target.refuses as error:
@@ -74,7 +81,9 @@ def _cause(error: BaseException | None) -> str:
 
 
 def kept(name: str) -> list[bytes]:
-    """What fuzzing has left behind for a target: inputs that reach what the seeds do not, and those that broke it once."""
+    """What fuzzing has left behind for a target: inputs that reach what the seeds do not, and those that
+    broke it once.
+    """
     folder = CORPUS / name
     return [path.read_bytes() for path in sorted(folder.iterdir())] if folder.is_dir() else []
 
@@ -86,7 +95,10 @@ def known() -> Identity:
 
 
 def same(encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> Callable[[Any], None]:
-    """That what was let through can be written, and read again as the same. Compared are bytes: NaN is not itself."""
+    """That what was let through can be written, and read again as the same.
+
+    Compared are bytes: NaN is not itself.
+    """
 
     def holds(found: Any) -> None:
         data = encode(found)

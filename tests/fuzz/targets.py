@@ -1,4 +1,6 @@
-"""Every decoder of bytes that come from outside, by package and name: from the network, the compute worker and files of others."""
+"""Every decoder of bytes that come from outside, by package and name: from the network, the compute worker
+and files of others.
+"""
 
 from __future__ import annotations
 

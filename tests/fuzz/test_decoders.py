@@ -1,6 +1,8 @@
-"""Every decoder of bytes from outside lets through what it should, and refuses all else by the error that it promises.
+"""Every decoder of bytes from outside lets through what it should, and refuses all else by the error that
+it promises.
 
-Seeds are changed at random here, a little each time; `make fuzz` goes on where this ends, and leaves what it finds in corpus/.
+Seeds are changed at random here, a little each time; `make fuzz` goes on where this ends, and leaves what it
+finds in corpus/.
 """
 
 from __future__ import annotations

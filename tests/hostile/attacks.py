@@ -1,4 +1,6 @@
-"""The attacks of SECURITY.md that a live swarm is put through, and which of them is under way: a file says so, which hostile processes look at."""
+"""The attacks of SECURITY.md that a live swarm is put through, and which of them is under way: a file says
+so, which hostile processes look at.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 VARIABLE = "HOSTILE_ATTACK"
-"""In the environment of hostile processes: the path of the file with the name of the attack that is under way; empty: none."""
+"""In the environment of hostile processes: the path of the file with the name of the attack that is under
+way; empty: none.
+"""
 LOOK_S = 0.2
 
 

@@ -1,4 +1,5 @@
-"""What a hostile volunteer does otherwise than an honest one: the daemon's own functions, changed from outside, as a changed program would have them.
+"""What a hostile volunteer does otherwise than an honest one: the daemon's own functions, changed from
+outside, as a changed program would have them.
 
     python -m tests.hostile.behaviour join …
 

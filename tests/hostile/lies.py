@@ -1,10 +1,12 @@
-"""False sums of four kinds, of a volunteer that is honest otherwise: what spot checks are to find (docs/trust.md).
+"""False sums of four kinds, of a volunteer that is honest otherwise: what spot checks are to find
+(docs/trust.md).
 
     python -m tests.hostile.lies FILE join …
 
-They are finite and of the right size, and everybody gets the same, the liar included; in proofs of sums it says that this is what it has sent. Who lies, and how, FILE says: lines of a peer's id and a kind.
-Nobody does before three others hold all the same blocks: where nobody could be found out there is nothing to be measured. Each step in which it lies
-is a line on its stderr.
+They are finite and of the right size, and everybody gets the same, the liar included; in proofs of sums it
+says that this is what it has sent. Who lies, and how, FILE says: lines of a peer's id and a kind. Nobody does
+before three others hold all the same blocks: where nobody could be found out there is nothing to be measured.
+Each step in which it lies is a line on its stderr.
 """
 
 from __future__ import annotations
@@ -45,14 +47,19 @@ LIES: dict[str, Callable[[Vector, Vector], Vector]] = {
 
 
 class Liar:
-    """What one volunteer sends in place of its sums. `kind_of` says of its id how it lies now; empty: not at all."""
+    """What one volunteer sends in place of its sums.
+
+    `kind_of` says of its id how it lies now; empty: not at all.
+    """
 
     def __init__(self, kind_of: Callable[[str], str]) -> None:
         self._kind_of = kind_of
         self._plans: dict[tuple[int, int], str] = {}
         """(step, plan) in which it lies → how."""
         self._sums: dict[int, dict[int, Vector]] = {}
-        """Block → step → the true sums of the last two steps in which there were any, as far as they were sent; else zeros."""
+        """Block → step → the true sums of the last two steps in which there were any, as far as they were
+        sent; else zeros.
+        """
         self._told = -1
         self._sent: dict[tuple[int, int], Vector] = {}
         """(block, step) → what was sent in their place."""
@@ -64,7 +71,10 @@ class Liar:
             self._plans[message.step, message.plan] = kind
 
     def sends(self, head: Any, sums: Vector, elements: int) -> None:
-        """Put what is sent in the place of `sums`, a part of a block of so many `elements`. Before its second step it is honest: nothing is stale."""
+        """Put what is sent in the place of `sums`, a part of a block of so many `elements`.
+
+        Before its second step it is honest: nothing is stale.
+        """
         steps = self._sums.setdefault(head.block, {})
         place = slice(head.begin, head.end)
         if head.step not in steps:

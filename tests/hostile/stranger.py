@@ -1,9 +1,10 @@
-"""A stranger in the network: it takes part in nothing, and makes trouble for everybody. What it does, a file says (attacks.py).
+"""A stranger in the network: it takes part in nothing, and makes trouble for everybody. What it does, a
+file says (attacks.py).
 
     python -m tests.hostile.stranger HOST ADDRESS RUN FOLDER
 
-HOST is where it listens, ADDRESS that of the run's reliable peer, FOLDER where its keys are. Each attack goes on as fast as one core of a
-hostile machine lets it, but for pauses that leave this machine to the swarm.
+HOST is where it listens, ADDRESS that of the run's reliable peer, FOLDER where its keys are. Each attack goes
+on as fast as one core of a hostile machine lets it, but for pauses that leave this machine to the swarm.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class Stranger:
     async def _everybody(self) -> list[str]:
         return [self._place.peer_id, *await self._volunteers()]
 
-    # ── streams ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── streams ─────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _says(self, peer: str, protocol: str, *frames: tuple[dict[str, Any], bytes]) -> None:
         with contextlib.suppress(RemoteError, TimeoutError):
@@ -142,7 +143,9 @@ class Stranger:
             await self._says(self._place.peer_id, CONTROL_PROTOCOL, (OPENING, b""), junk)
 
     async def early(self) -> None:
-        """Shards of no elements, which cost no credit, for a reign and a step that will never be: more than anybody lets wait."""
+        """Shards of no elements, which cost no credit, for a reign and a step that will never be: more
+        than anybody lets wait.
+        """
         while True:
             for peer in await self._volunteers():
                 key = f"early {next(self._numbers)}"
@@ -151,7 +154,9 @@ class Stranger:
                 await asyncio.sleep(PAUSE_S)
 
     async def sessions(self) -> None:
-        """One session with the coordinator after the other, each of which begins as if the one before had gone."""
+        """One session with the coordinator after the other, each of which begins as if the one before had
+        gone.
+        """
         hello = m.encode(m.Hello(run=self._run, incarnation=1))
         while True:
             key = f"session {next(self._numbers)}"
@@ -198,10 +203,12 @@ class Stranger:
                 await asyncio.sleep(PAUSE_S)
             await self._says(peers[0], FILES, ({"want": 7}, b""))
 
-    # ── taking part ──────────────────────────────────────────────────────────────────────────────────────────────
+    # ── taking part ─────────────────────────────────────────────────────────────────────────────────────────
 
     async def identities(self) -> None:
-        """One peer after the other that is new, claims to be the fastest of all, takes a place and is never seen again."""
+        """One peer after the other that is new, claims to be the fastest of all, takes a place and is
+        never seen again.
+        """
         while True:
             identity = Identity.create(self._folder / f"one-{next(self._numbers)}.key")
             with contextlib.suppress(LocalError, RemoteError, TimeoutError):
@@ -247,10 +254,12 @@ class Stranger:
         finally:
             protocol.record_validator = rule
 
-    # ── the DHT ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the DHT ─────────────────────────────────────────────────────────────────────────────────────────────
 
     async def poison(self) -> None:
-        """Records that are forged, for ever, in caches, without end, and as many as there is room for in each shard."""
+        """Records that are forged, for ever, in caches, without end, and as many as there is room for in
+        each shard.
+        """
         protocol = (await self._node.session()).dht.protocol
         rule, protocol.record_validator = protocol.record_validator, Anything()
         reliable = PeerID.from_base58(self._place.peer_id)
@@ -280,7 +289,9 @@ class Stranger:
             protocol.record_validator = rule
 
     async def eclipse(self) -> None:
-        """Nodes right beside the keys of the roster, which say of each that there is nothing, and that this is the last word."""
+        """Nodes right beside the keys of the roster, which say of each that there is nothing, and that
+        this is the last word.
+        """
         create, shards = hivemind_node.DHTNode.create, itertools.count()
 
         async def beside(*args: Any, **kwargs: Any) -> Any:
@@ -320,7 +331,9 @@ def _tensor(peer: str, block: int, payload: bytes) -> tuple[dict[str, Any], byte
 
 
 def _early(number: int) -> tuple[dict[str, Any], bytes]:
-    """A shard of a block that may be there, in a plan of a reign that is none: every other one for a step of this reign that is far."""
+    """A shard of a block that may be there, in a plan of a reign that is none: every other one for a step
+    of this reign that is far.
+    """
     line = m.TermView(term=1 + (number % 2 << 20), view=0)
     head = ShardHead(
         kind="part",
@@ -341,7 +354,9 @@ def _full() -> dict[str, bytes]:
 
 
 def _signed(identity: Identity, key: str, value: Any, expires: float) -> tuple[str, bytes, float]:
-    """Subkey, bytes and expiration of a record as `identity` would write it, whatever the rule says of that."""
+    """Subkey, bytes and expiration of a record as `identity` would write it, whatever the rule says of
+    that.
+    """
     place = DHTID.generate(source=key).to_bytes()
     plain = DHTRecord(place, msgpack.packb(identity.peer_id), msgpack.packb(value), expires)
     signer = OwnerValidator(identity, SystemClock(), KnownKeys())

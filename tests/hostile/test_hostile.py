@@ -1,4 +1,6 @@
-"""A stranger that talks nonsense to everybody while they train: it costs it its streams, and nobody else anything."""
+"""A stranger that talks nonsense to everybody while they train: it costs it its streams, and nobody else
+anything.
+"""
 
 import asyncio
 import math
@@ -124,7 +126,9 @@ async def test_a_stranger_that_is_early_and_begins_sessions_without_end(
 
 
 async def with_liar(swarm: Swarm, wrong: str) -> tuple[list[Child], Child]:
-    """The bootstrap node and three honest volunteers for two places, and one that is `wrong`, which comes first."""
+    """The bootstrap node and three honest volunteers for two places, and one that is `wrong`, which comes
+    first.
+    """
     bootstrap = await swarm.bootstrap()
     liar = swarm.volunteer("liar", before=wrong)
     await liar.blocks()  # or the run might be over before it has come
@@ -156,7 +160,9 @@ async def test_whose_part_of_a_sum_is_none_is_named_and_others_add_up(
 
 @pytest.mark.proof
 async def test_bundles_that_cannot_be_read(swarm: Swarm) -> None:
-    """Noise instead of an encoded bundle: dropped and counted, and the coordinator hears of it at once: it need not get impatient."""
+    """Noise instead of an encoded bundle: dropped and counted, and the coordinator hears of it at once: it
+    need not get impatient.
+    """
     links = LinkSettings(codec="topk-int8", ratio=12.0, adaptive=False)
     training = swarm.run.manifest.training.model_copy(update={"steps": 6})
     swarm.run = resign(swarm.run, links=links, training=training)
@@ -183,7 +189,8 @@ async def disturb_coordinator(node: Node, peer: str) -> None:
 async def disturb_volunteer(node: Node, volunteer: Child) -> None:
     """A tensor of every wrong kind for a block that is held there; a channel without a name; bytes in drops.
 
-    Each is counted by its name; after that the stranger is not listened to, and all of it costs next to no memory.
+    Each is counted by its name; after that the stranger is not listened to, and all of it costs next to no
+    memory.
     """
     peer, block = volunteer.peer_id, (await volunteer.blocks())[1]
     before = psutil.Process(volunteer.pid).memory_info().rss

@@ -71,7 +71,8 @@ app()
 def test_help_answers_at_once(arguments: list[str]) -> None:
     """Processor time: the process never waits, so on an idle machine it is the time a user waits.
 
-    Machines differ, and one differs with its neighbours, so it is compared with what the smallest such program takes, in turns.
+    Machines differ, and one differs with its neighbours, so it is compared with what the smallest such
+    program takes, in turns.
     """
     ours, smallest = [], []
     for _ in range(3):

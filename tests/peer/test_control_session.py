@@ -234,7 +234,9 @@ async def test_who_says_more_than_there_can_be_is_heard_no_further_and_the_run_g
 async def test_a_session_after_the_other_is_no_record_after_the_other(
     run: RunDirectory, volunteer: Identity, network: Network
 ) -> None:
-    """Who is known and begins anew has gone, which is kept by every reliable peer for ever: not as often as one core can say Hello."""
+    """Who is known and begins anew has gone, which is kept by every reliable peer for ever: not as often
+    as one core can say Hello.
+    """
     rig = Rig(run, volunteer, network)
     reign = asyncio.create_task(rig.reign())
     hello = Parcel({}, (m.encode(m.Hello(run=run.run_id, incarnation=1)),))

@@ -1,4 +1,6 @@
-"""Data at a volunteer: what its ids need is fetched from whoever has it, in time; what is missing is waited for."""
+"""Data at a volunteer: what its ids need is fetched from whoever has it, in time; what is missing is
+waited for.
+"""
 
 import asyncio
 import math
@@ -108,7 +110,9 @@ class Peers:
     async def volunteer(
         self, *peers: Node, volunteers: tuple[Node, ...] = (), room: float = math.inf
     ) -> tuple[DataSource, Path]:
-        """A source that may ask `peers` and `volunteers`, and the folder that it fills with no more than `room` bytes."""
+        """A source that may ask `peers` and `volunteers`, and the folder that it fills with no more than
+        `room` bytes.
+        """
         self.room = room
         node = await self.nodes.node("volunteer")
         run = Home(self.folder / "home").run(self.author.signed)

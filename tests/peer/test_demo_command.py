@@ -38,7 +38,7 @@ PICTURE = Picture(
     volunteers={"volunteer-1": "alive", "volunteer-2": "killed"},
 )
 
-# ── settings ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── settings ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("wrong", [{"peers": 0}, {"steps": 0}, {"kill": 4}, {"kill": -1}, {"steps": 1}])
@@ -124,7 +124,7 @@ def test_running_demo_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "run").exists()
 
 
-# ── feed ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── feed ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class HandClock:
@@ -178,7 +178,7 @@ def test_recovery_is_measured_to_the_first_step_begun_after_the_kill() -> None:
     assert recovery_seconds(interrupted[:4], killed_at=2.5) is None
 
 
-# ── view ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── view ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_plain_view_prints_each_step_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,7 +207,7 @@ def test_live_view_draws_the_volunteers() -> None:
     assert "step 3/60" in output.getvalue()
 
 
-# ── children ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── children ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def child(tmp_path: Path, code: str) -> Child:
@@ -270,7 +270,7 @@ def is_gone_within(pidfd: int, seconds: float) -> bool:
         os.close(pidfd)
 
 
-# ── report ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── report ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_report_proves_and_writes_everything(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_report_proves_and_writes_everything(tmp_path: Path) -> None:
     assert "only 4 of 5 steps were committed" in summary.problems
 
 
-# ── all of it ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── all of it ───────────────────────────────────────────────────────────────────────────────────────────────
 
 TINY = """
 from hetpeer_example import build as build_gpt

@@ -1,4 +1,6 @@
-"""A volunteer's settings: which source counts, what is refused and how, and a file of which one line changes."""
+"""A volunteer's settings: which source counts, what is refused and how, and a file of which one line
+changes.
+"""
 
 import asyncio
 import stat
@@ -236,7 +238,10 @@ def test_where_the_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_a_daemon_that_cannot_have_it_so_leaves_the_file_alone(tmp_path: Path) -> None:
-    """As when the hours of a schedule were written into the file after it began. Its error has its own exit status."""
+    """As when the hours of a schedule were written into the file after it began.
+
+    Its error has its own exit status.
+    """
     asked: list[ControlRequest] = []
 
     def answer(request: ControlRequest) -> DaemonStatus:

@@ -273,7 +273,9 @@ def test_slow_lines_that_may_compress_make_a_shorter_step(tmp_path, capsys):
 
 
 def test_presets_have_the_sizes_that_are_known():
-    """Parameters of GPT-2's and GPT-3's sizes, in millions; our first block has the embedding, tied to the head."""
+    """Parameters of GPT-2's and GPT-3's sizes, in millions; our first block has the embedding, tied to the
+    head.
+    """
     known = {
         "gpt2": 124,
         "gpt2-medium": 355,

@@ -1,6 +1,8 @@
-"""Room for what is fetched of runs: what other runs left goes first, the oldest before others, and what nobody else has stays.
+"""Room for what is fetched of runs: what other runs left goes first, the oldest before others, and what
+nobody else has stays.
 
-That shards of our own run go is test_datasource's."""
+That shards of our own run go is test_datasource's.
+"""
 
 import asyncio
 import math

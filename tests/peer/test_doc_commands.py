@@ -1,4 +1,5 @@
-"""Every command that README and the guides show exists, with its options; and the commands of the author's guide, run.
+"""Every command that README and the guides show exists, with its options; and the commands of the author's
+guide, run.
 
 tests/swarm/test_doc_commands.py gives those of the other pages.
 """
@@ -104,7 +105,7 @@ def test_what_is_no_command_is_noticed(command: str) -> None:
         parsed(words(command))
 
 
-# ── the author's guide ───────────────────────────────────────────────────────────────────────────────────────────
+# ── the author's guide ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def started(folder: Path, arguments: Sequence[str]) -> subprocess.Popen[str]:

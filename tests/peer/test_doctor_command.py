@@ -1,4 +1,5 @@
-"""`hetpeer doctor`: what figures mean, each fault made for real where a test may make it, and peers that answer or do not.
+"""`hetpeer doctor`: what figures mean, each fault made for real where a test may make it, and peers that
+answer or do not.
 
 `hetpeer bench`: figures of this machine, and what is said of what it cannot do.
 """

@@ -1,4 +1,6 @@
-"""Every code that hetpeer can raise has a section in docs/errors.md, says what, why and what to do, and is raised by some test."""
+"""Every code that hetpeer can raise has a section in docs/errors.md, says what, why and what to do, and is
+raised by some test.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("hetpeer",)
 CODE = re.compile(r"HP-[A-Z]+-[0-9]{3}")
 PLAIN = frozenset({"HetpeerError", "LocalError", "RemoteError"})
-"""Whoever makes one of these says all three; each other class says in its constructor what its callers do not."""
+"""Whoever makes one of these says all three; each other class says in its constructor what its callers do
+not.
+"""
 CARRIERS = frozenset({"CommandFailed", "FunctionRole"})
 """What an error is made of later: a worker's answer, and what a function of the author's is for."""
 
@@ -116,7 +120,9 @@ def test_the_page_is_found_from_where_people_look() -> None:
 
 
 def is_said(value: ast.expr) -> bool:
-    """Whether a text can be empty only where an exception's own text is: no "", no `or ""`, no `if … else ""`."""
+    """Whether a text can be empty only where an exception's own text is: no "", no `or ""`, no `if … else
+    ""`.
+    """
     if isinstance(value, ast.Constant):
         return isinstance(value.value, str) and bool(value.value.strip())
     if isinstance(value, ast.BoolOp):

@@ -1,4 +1,6 @@
-"""Which lines of its log a volunteer gives to a coordinator: each once, also with an identity that was somewhere else before."""
+"""Which lines of its log a volunteer gives to a coordinator: each once, also with an identity that was
+somewhere else before.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ def identity(tmp_path: Path) -> Identity:
 
 
 class Volunteer:
-    """Processes with one home, one after the other, each under an incarnation above those of all homes. Coordinators keep its lines."""
+    """Processes with one home, one after the other, each under an incarnation above those of all homes.
+
+    Coordinators keep its lines.
+    """
 
     incarnation = 0
 

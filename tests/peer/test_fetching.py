@@ -1,4 +1,6 @@
-"""What is said when a run's files, its manifest or its reliable peers cannot be had: real nodes on loopback."""
+"""What is said when a run's files, its manifest or its reliable peers cannot be had: real nodes on
+loopback.
+"""
 
 from __future__ import annotations
 
@@ -177,7 +179,10 @@ async def test_a_machine_that_the_manifest_does_not_name_gets_no_copy(
 async def test_a_reliable_peer_gets_one_copy_of_a_run(
     network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the second it could vote again. One that was not completed is none, and another identity gets its own."""
+    """With the second it could vote again.
+
+    One that was not completed is none, and another identity gets its own.
+    """
     monkeypatch.setattr(manifest_fetch, "RETRY_S", 0.1)
     home, first, second = Home(tmp_path / "home"), tmp_path / "first", tmp_path / "second"
     shutil.copytree(network.run.path, tmp_path / "run")
@@ -226,7 +231,9 @@ async def test_an_amendment_that_nobody_takes(network: Network, tmp_path: Path) 
 
 
 async def test_an_amendment_whose_number_is_taken(network: Network, tmp_path: Path) -> None:
-    """It was given in two copies of the run directory: the second owner is told, and has the first one's then."""
+    """It was given in two copies of the run directory: the second owner is told, and has the first one's
+    then.
+    """
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):
         shutil.copytree(network.run.path, folder)
@@ -254,7 +261,9 @@ async def test_an_amendment_whose_number_is_taken(network: Network, tmp_path: Pa
 
 @dataclass(frozen=True)
 class Keeper:
-    """The checkpoints of `network.asker`, one of three reliable peers of which it knows no other; and where they are."""
+    """The checkpoints of `network.asker`, one of three reliable peers of which it knows no other; and
+    where they are.
+    """
 
     checkpoints: CheckpointReplication
     network: Network
@@ -287,7 +296,10 @@ def keeper(network: Network, tmp_path: Path) -> Keeper:
 
 
 async def test_a_checkpoint_that_too_few_reliable_peers_keep(keeper: Keeper) -> None:
-    """The one that collects it has it; of two others neither runs. Its files make room for those of the next one."""
+    """The one that collects it has it; of two others neither runs.
+
+    Its files make room for those of the next one.
+    """
     for version in (0, 1, 2, 3):
         with pytest.raises(RemoteError) as caught:
             await keeper.collect(version)
@@ -363,7 +375,9 @@ async def test_who_copies_a_large_checkpoint_is_given_longer(
 async def test_a_checkpoint_of_the_log_whose_files_are_not_here(
     network: Network, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A reliable peer that was killed before it had copied the newest one, and starts again while nobody can give it."""
+    """A reliable peer that was killed before it had copied the newest one, and starts again while nobody
+    can give it.
+    """
     shutil.copytree(network.run.path, tmp_path / "run")
     others = [Identity.create(tmp_path / name).peer_id for name in ("b", "c")]
     run = resign(RunDirectory.open(tmp_path / "run"), coordinators=(network.asker.peer_id, *others))

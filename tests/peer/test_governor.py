@@ -1,4 +1,6 @@
-"""Reasons that hold a volunteer back, in given time and with given readings, and the sentences for the owner."""
+"""Reasons that hold a volunteer back, in given time and with given readings, and the sentences for the
+owner.
+"""
 
 import asyncio
 import contextlib
@@ -109,7 +111,9 @@ looks = st.lists(
 def test_no_reason_comes_back_sooner_than_it_may_go(
     history: list[tuple[float, bool | None, float | None, float | None]],
 ) -> None:
-    """A pause for a reason lasts at least as long as its steady time after the last bad reading: nothing flaps."""
+    """A pause for a reason lasts at least as long as its steady time after the last bad reading: nothing
+    flaps.
+    """
     governor, now = Governor(), 0.0
     bad_at: dict[Reason, float] = {}
     steady = {Reason.BATTERY: MAINS_S, Reason.TEMPERATURE: COOL_S, Reason.GAME: GAME_OVER_S}

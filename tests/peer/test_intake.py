@@ -1,4 +1,6 @@
-"""What each peer may put into the arena: all of it together fits, and whoever has no part gets next to nothing."""
+"""What each peer may put into the arena: all of it together fits, and whoever has no part gets next to
+nothing.
+"""
 
 from __future__ import annotations
 

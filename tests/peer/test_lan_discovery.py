@@ -1,4 +1,6 @@
-"""Announcing and finding with the real library over this machine's loopback, also among those who say what no peer says."""
+"""Announcing and finding with the real library over this machine's loopback, also among those who say what
+no peer says.
+"""
 
 import asyncio
 import contextlib
@@ -74,7 +76,9 @@ async def test_who_is_announced_is_found_and_not_when_it_has_left(
 
 
 def cry(name: str) -> None:
-    """What the library itself would not send: a pointer to a service of any name, and a datagram that is none."""
+    """What the library itself would not send: a pointer to a service of any name, and a datagram that is
+    none.
+    """
     out = DNSOutgoing(const._FLAGS_QR_RESPONSE | const._FLAGS_AA)
     out.add_answer_at_time(DNSPointer(SERVICE, const._TYPE_PTR, const._CLASS_IN, 120, name), 0)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as there:
@@ -86,7 +90,9 @@ def cry(name: str) -> None:
 async def test_among_strangers_who_say_anything(
     node: Node, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Forty of them, for whom nobody waits: the run is found, and of the others nothing is left but what a peer may say."""
+    """Forty of them, for whom nobody waits: the run is found, and of the others nothing is left but what a
+    peer may say.
+    """
     run, other = fresh(), fresh()
     here = f"/ip4/127.0.0.1/tcp/9/p2p/{node.peer_id}"
     wrong = [

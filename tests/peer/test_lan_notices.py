@@ -1,4 +1,6 @@
-"""What is believed of what anybody in the local network says: runs' ids and addresses, nothing else, and not too many of them."""
+"""What is believed of what anybody in the local network says: runs' ids and addresses, nothing else, and
+not too many of them.
+"""
 
 import pytest
 from hypothesis import given

@@ -198,7 +198,9 @@ async def test_a_home_that_takes_no_file_ends_nothing(
 async def test_a_sensor_that_hangs_leaves_the_others_in_force(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What was read last goes on counting, with the clock and the month's bytes of now; and it is said once."""
+    """What was read last goes on counting, with the clock and the month's bytes of now; and it is said
+    once.
+    """
     monkeypatch.setattr(sensors, "TIMEOUT_S", 0.05)
     async with rig(tmp_path, Settings().changed("limits.transfer_cap", "1MB", "")) as made:
         made.sensors.battery = True

@@ -1,4 +1,6 @@
-"""A link over socket pairs: credit is shared by its lanes, who falls behind is said, and the wrong side is an offence."""
+"""A link over socket pairs: credit is shared by its lanes, who falls behind is said, and the wrong side is
+an offence.
+"""
 
 from __future__ import annotations
 

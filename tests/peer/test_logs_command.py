@@ -1,4 +1,6 @@
-"""A daemon's log: what gets into it, its bounds, and reading it while it is written and when nobody writes any more."""
+"""A daemon's log: what gets into it, its bounds, and reading it while it is written and when nobody writes
+any more.
+"""
 
 from __future__ import annotations
 

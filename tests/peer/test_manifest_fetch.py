@@ -128,7 +128,9 @@ async def test_strangers_that_are_silent_or_lie_hold_nobody_up(
 async def test_who_comes_back_goes_on_to_the_next_peer_when_one_is_not_believed(
     run: RunDirectory, other: RunDirectory, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Remembered addresses lead to the run that they are remembered of, or nowhere; named ones that lie are said, and passed over."""
+    """Remembered addresses lead to the run that they are remembered of, or nowhere; named ones that lie
+    are said, and passed over.
+    """
     keys = tmp_path / "keys"
     keys.mkdir()
     async with running(keys) as liar, running(keys) as elsewhere, running(keys) as honest:

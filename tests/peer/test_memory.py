@@ -1,4 +1,6 @@
-"""No memory for what a volunteer is to work on: a real worker under a limit of the kernel's, and an arena that is too small."""
+"""No memory for what a volunteer is to work on: a real worker under a limit of the kernel's, and an arena
+that is too small.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The names, labels and units of all metrics; that the docs, the dashboard and the alerts use those, and no others."""
+"""The names, labels and units of all metrics; that the docs, the dashboard and the alerts use those, and
+no others.
+"""
 
 import json
 import math

@@ -1,4 +1,6 @@
-"""Asking NVIDIA's library: a stand-in with its C interface, compiled here, since few machines that run tests have a GPU."""
+"""Asking NVIDIA's library: a stand-in with its C interface, compiled here, since few machines that run
+tests have a GPU.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +128,9 @@ def test_how_hot_they_are_and_who_uses_them(tmp_path: Path, driver: Callable[[st
 
 
 def test_what_they_draw(tmp_path: Path, driver: Callable[[str], None]) -> None:
-    """By the energy since the last look where a card counts it; the other one says what it takes at the moment."""
+    """By the energy since the last look where a card counts it; the other one says what it takes at the
+    moment.
+    """
     driver(library(tmp_path, broken=False))
     watch = GpuWatch()
     watch.heed(ELSEWHERE)
@@ -173,7 +177,9 @@ def test_who_computes_on_none_yields_to_a_game_on_any(tmp_path: Path, driver: Ca
 def test_before_a_worker_says_which_it_is_what_all_of_them_have_counts(
     tmp_path: Path, driver: Callable[[str], None]
 ) -> None:
-    """Else who is asked to use the second would be held for ever by a game on the first, before any worker could say so."""
+    """Else who is asked to use the second would be held for ever by a game on the first, before any worker
+    could say so.
+    """
     driver(library(tmp_path, broken=False))
     watch = GpuWatch()
     assert (watch.hottest(), watch.foreign_share(().__contains__), watch.drawn(10.0)) == (64.0, 0.0, 99.5)

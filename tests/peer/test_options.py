@@ -37,7 +37,9 @@ OTHER = {
 
 
 def options() -> dict[str, list[str]]:
-    """The setting that each option's help names → what is typed to give it another value; of others, under their own name, nothing."""
+    """The setting that each option's help names → what is typed to give it another value; of others, under
+    their own name, nothing.
+    """
     found = {}
     for option in command_of(join_command.join).params:
         named = re.search(r"\[(\w+\.\w+)\]$", getattr(option, "help", None) or "")

@@ -1,4 +1,6 @@
-"""A GPU's power: how a worker is slowed down until the limit is kept, who is held back where that does not help, and a real worker that rests."""
+"""A GPU's power: how a worker is slowed down until the limit is kept, who is held back where that does not
+help, and a real worker that rests.
+"""
 
 import asyncio
 import time
@@ -27,7 +29,9 @@ LOOK_S = 2.0
 
 @given(st.floats(5.0, 60.0), st.floats(80.0, 600.0), st.floats(0.0, 1.0))
 def test_a_card_is_brought_to_its_limit_and_no_further(idle: float, full: float, part: float) -> None:
-    """A card that draws in proportion to how much it works; the limit is somewhere between what it takes at a tenth and at most."""
+    """A card that draws in proportion to how much it works; the limit is somewhere between what it takes
+    at a tenth and at most.
+    """
     lowest = idle + LEAST_SHARE * (full - idle)
     limit = lowest / 0.97 + part * (full - lowest)
     pacer, watts, drawn = Pacer(), full, []

@@ -96,7 +96,9 @@ def test_whom_the_plan_spares_keeps_a_place(run: RunDirectory) -> None:
 def test_whom_the_plan_spares_has_as_little_to_fetch_as_can_be(
     run: RunDirectory, cut: int, fetched: int
 ) -> None:
-    """The usual cut has no place like its own: it gets the half in which most of its blocks are, and what it has to fetch is said."""
+    """The usual cut has no place like its own: it gets the half in which most of its blocks are, and what
+    it has to fetch is said.
+    """
     uneven = ((0, cut), (cut, 4))
     seats = Seating(
         layouts=(uneven, uneven),
@@ -171,7 +173,9 @@ PEERS = tuple(f"QmVolunteer{number}" for number in range(8))
 
 
 class World:
-    """Eight that hold halves, in four clusters, and what lines between them really carry, which is known of those in use."""
+    """Eight that hold halves, in four clusters, and what lines between them really carry, which is known
+    of those in use.
+    """
 
     def __init__(self, run: RunDirectory, seed: int) -> None:
         random = np.random.default_rng(seed)
@@ -188,7 +192,9 @@ class World:
         self.seats = seating(**{peer: (n // 2, HALVES[n % 2]) for n, peer in enumerate(order)})
 
     def adverts(self, most: int = 4) -> dict[str, Advert]:
-        """Each names its slowest lines in use: to who comes next, to who came before, and to whom it adds up with."""
+        """Each names its slowest lines in use: to who comes next, to who came before, and to whom it adds
+        up with.
+        """
         found = {}
         for peer, (cluster, (begin, end)) in self.seats.seats.items():
             met = [
@@ -346,7 +352,9 @@ def test_who_waits_and_has_the_memory_gets_all_of_the_model(run: RunDirectory) -
 
 
 def test_those_who_wait_share_the_model_by_their_speed_or_are_two_clusters(run: RunDirectory) -> None:
-    """Each has memory for a half at most, so both are needed; with memory for all of it each is a cluster by itself."""
+    """Each has memory for a half at most, so both are needed; with memory for all of it each is a cluster
+    by itself.
+    """
     memory = of_manifest(run.manifest, run.manifest.training.microbatches)
     each = int(0.9 * (memory.memory.sum() + 8 * memory.kept.sum()))
     found = waiting(run, {"fast": advert(1e7, each), "slow": advert(1e6, each)}, "fast", "slow")

@@ -1,4 +1,6 @@
-"""When adverts are published: now and then, at once when something in them matters, and never many at a time."""
+"""When adverts are published: now and then, at once when something in them matters, and never many at a
+time.
+"""
 
 import asyncio
 import time

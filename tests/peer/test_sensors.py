@@ -1,4 +1,6 @@
-"""Sensors: a kernel's files made by hand, programs that are there or not, and this machine, which never makes them fail."""
+"""Sensors: a kernel's files made by hand, programs that are there or not, and this machine, which never
+makes them fail.
+"""
 
 import os
 import subprocess

@@ -1,4 +1,6 @@
-"""The systemd user service: the unit by systemd's own word, the commands with a systemctl that writes down what it is told."""
+"""The systemd user service: the unit by systemd's own word, the commands with a systemctl that writes down
+what it is told.
+"""
 
 import asyncio
 import os
@@ -256,7 +258,9 @@ def test_without_systemd_nothing_is_left(told: Path, monkeypatch: pytest.MonkeyP
 
 
 async def test_a_volunteer_that_runs_already_is_in_the_way(told: Path, tmp_path: Path) -> None:
-    """As after a first `join` in a terminal: the service would end with HP-ID-002 again and again, and begin when the other is stopped."""
+    """As after a first `join` in a terminal: the service would end with HP-ID-002 again and again, and
+    begin when the other is stopped.
+    """
     home = tmp_path / "home"
     home.mkdir()
     words = ["install", "--home", str(home), "--bootstrap", ADDRESS]

@@ -44,7 +44,9 @@ def test_whether_only_this_machine_gets_there(host: str, alone: bool) -> None:
 
 
 def test_a_dashboard_that_is_to_be_nowhere() -> None:
-    """For who serves nothing else it is a mistake, whoever made it: the command's user, or the environment."""
+    """For who serves nothing else it is a mistake, whoever made it: the command's user, or the
+    environment.
+    """
     alone = typer.Typer()
     alone.command()(dashboard_command.dashboard)
     done = CliRunner().invoke(alone, ["--dashboard", "off"])

@@ -85,7 +85,9 @@ def test_stragglers_and_churn_cost_what_they_cost_and_nothing_is_lost(tmp_path: 
 
 @pytest.mark.parametrize("steps", mostly_proof([3, 6, 12], [3]))
 def test_as_many_steps_an_hour_as_their_time_says(tmp_path: Path, steps: int) -> None:
-    """Joining is left out of both, and so are the steps in which windows are learned: eight, or half of all."""
+    """Joining is left out of both, and so are the steps in which windows are learned: eight, or half of
+    all.
+    """
     outcome = played(tmp_path, EQUAL.replace("steps = 6", f"steps = {steps}"))
     assert outcome.steps == len(outcome.step_s) == steps - min(8, steps // 2)
     assert outcome.document()["steps_an_hour"] == pytest.approx(3600.0 / outcome.median_s, rel=0.05)

@@ -56,7 +56,9 @@ def test_two_peers_meet_on_the_wall_clock(tmp_path):
 
 
 def test_no_span_begins_before_the_picture_does(tmp_path):
-    """A step is written when it ends, after all that happened in it; viewers drop what has a negative time."""
+    """A step is written when it ends, after all that happened in it; viewers drop what has a negative
+    time.
+    """
     clock = At(1000.0)
     trace = Trace(clock, tmp_path / f"1{span_trace.SUFFIX}", name="a")
     clock.time = 9.0

@@ -115,7 +115,9 @@ def test_the_limit_is_kept(arena: Arena, tmp_path: Path) -> None:
 
 
 def test_the_owners_limit_comes_before_the_arenas(store: TensorStore, spill: SpillFile, arena: Arena) -> None:
-    """What is kept goes once it is reached, the oldest first; what is in use stays, and nobody waits for it."""
+    """What is kept goes once it is reached, the oldest first; what is in use stays, and nobody waits for
+    it.
+    """
     store.keep_within(2 * SIZE)
     tensors = [filled(store, value) for value in range(4)]
     assert [t.parked is not None for t in tensors] == [True, True, False, False]

@@ -1,4 +1,7 @@
-"""What a volunteer's daemon, which has no torch, sees by itself of a graph that is no good. The worker's part is in tests/swarm/test_bad_input.py."""
+"""What a volunteer's daemon, which has no torch, sees by itself of a graph that is no good.
+
+The worker's part is in tests/swarm/test_bad_input.py.
+"""
 
 from __future__ import annotations
 

@@ -317,7 +317,9 @@ def test_duration(seconds: float, text: str) -> None:
 
 
 async def serve_and_ask(run: RunDirectory, home: Path) -> list[tuple[int, str, str]]:
-    """A volunteer's node, without any coordinator; the command asks it by --bootstrap and by the home's addresses."""
+    """A volunteer's node, without any coordinator; the command asks it by --bootstrap and by the home's
+    addresses.
+    """
 
     async def nothing(_version: int, _block: int) -> None:
         return None

@@ -44,7 +44,9 @@ def swarm(run: RunDirectory, **fields: object) -> dict[str, Advert]:
 
 
 def test_a_swarm_of_two(run: RunDirectory) -> None:
-    """Four bundles take 2 s on the line; the first one's work before, the last gradient's after it, twice the way."""
+    """Four bundles take 2 s on the line; the first one's work before, the last gradient's after it, twice
+    the way.
+    """
     found = predict(run.signed, swarm(run))
     assert found.estimate.seconds == pytest.approx(0.1 + 4 * 0.5 + 0.1 + 0.3 + 0.5 + 0.1 + 0.2 + 0.5)
     assert (found.measured_s, found.estimate.between_s) == (4.0, 0.5)
@@ -61,7 +63,9 @@ def test_a_swarm_of_two(run: RunDirectory) -> None:
 
 
 def test_a_swarm_of_two_whose_steps_overlap(run: RunDirectory) -> None:
-    """What is busiest sets the pace: four bundles of half a second on the line, both ways; nobody waits for what lies between."""
+    """What is busiest sets the pace: four bundles of half a second on the line, both ways; nobody waits
+    for what lies between.
+    """
     manifest = run.manifest
     training = manifest.training.model_copy(update={"staleness": 1, "fresh_steps": 3})
     signed = replace(run.signed, manifest=manifest.model_copy(update={"training": training}))
@@ -89,7 +93,9 @@ def test_what_nobody_can_be_does_not_keep_others_from_predicting(
 
 
 def test_microbatches_keep_to_the_lines_that_were_used(run: RunDirectory) -> None:
-    """Two pipelines on fast lines: nothing goes from one to the other, over a line of which nobody knows anything; and who has a slow line gets less."""
+    """Two pipelines on fast lines: nothing goes from one to the other, over a line of which nobody knows
+    anything; and who has a slow line gets less.
+    """
     blocks = len(run.manifest.blocks)
 
     def two(slow: float) -> dict[str, Advert]:
@@ -108,7 +114,9 @@ def test_microbatches_keep_to_the_lines_that_were_used(run: RunDirectory) -> Non
 
 
 def test_who_holds_the_same_blocks_adds_up(run: RunDirectory) -> None:
-    """Two pipelines: as many bytes leave everybody as a ring takes, and nothing goes between pipelines where nothing is shared."""
+    """Two pipelines: as many bytes leave everybody as a ring takes, and nothing goes between pipelines
+    where nothing is shared.
+    """
     manifest = run.manifest
     blocks = len(manifest.blocks)
     holders = {"a": (0, 2), "b": (2, blocks), "c": (0, 2), "d": (2, blocks)}
@@ -142,7 +150,7 @@ def test_too_early(run: RunDirectory, fields: dict[str, object], why: str) -> No
     )
 
 
-# ── what it is made of ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── what it is made of ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_between_two_steps() -> None:

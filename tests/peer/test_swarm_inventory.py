@@ -1,4 +1,6 @@
-"""A swarm written down as a file of devices: what was measured, what is taken for the rest, and that a plan can be made of it."""
+"""A swarm written down as a file of devices: what was measured, what is taken for the rest, and that a
+plan can be made of it.
+"""
 
 import json
 import tomllib
@@ -31,7 +33,9 @@ def volunteer(**fields: object) -> Advert:
 
 
 def swarm(run: RunDirectory) -> Inventory:
-    """Two that train, the one over 20 Mbit/s and 30 ms there and back, the other over 100, and one that is new."""
+    """Two that train, the one over 20 Mbit/s and 30 ms there and back, the other over 100, and one that is
+    new.
+    """
     onwards = LinkNote(to=BACK[-8:], rate=2.5e6, trip_s=0.03)
     backwards = LinkNote(to=FRONT[-8:], rate=12.5e6)
     adverts = {

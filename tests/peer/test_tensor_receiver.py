@@ -1,4 +1,6 @@
-"""Tensors that come over real channels: what a sender does wrong is its own fault, and what we lack room for is not."""
+"""Tensors that come over real channels: what a sender does wrong is its own fault, and what we lack room
+for is not.
+"""
 
 from __future__ import annotations
 

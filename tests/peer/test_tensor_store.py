@@ -1,4 +1,6 @@
-"""No byte of the arena is given to somebody else while it is in use, and none stays taken when nobody uses it."""
+"""No byte of the arena is given to somebody else while it is in use, and none stays taken when nobody uses
+it.
+"""
 
 import random
 from functools import partial

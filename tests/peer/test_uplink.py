@@ -56,7 +56,9 @@ def test_time_in_which_nothing_is_under_way_does_not_count_nor_that_until_someth
 
 
 def test_frames_that_only_travel_say_nothing_of_the_uplink():
-    """A few small ones that are always under way: acknowledged after a trip, with the next frame that comes back."""
+    """A few small ones that are always under way: acknowledged after a trip, with the next frame that
+    comes back.
+    """
     outflow = UplinkRate()
     now, arrived = windows(outflow, [MB] * WINDOWS, under_way_s=TRIP_S + 0.08)
     assert outflow.rate == outflow.seen == 0

@@ -7,7 +7,9 @@ from hetpeer.bootstrap.state.work_shares import link_targets
 
 
 def target_of(links: Sequence[float], computing: Sequence[float], most: float) -> float:
-    """One volunteer holds each block; `links` are what the lines from one to the next take uncompressed, `computing` what the first ones take. All aim at the same: that."""
+    """One volunteer holds each block; `links` are what the lines from one to the next take uncompressed,
+    `computing` what the first ones take. All aim at the same: that.
+    """
     ready = []
     for number in range(max(len(links) + 1, len(computing))):
         one = VolunteerState(str(number), 1, 0.0, place=(number, number + 1))

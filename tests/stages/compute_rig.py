@@ -1,4 +1,6 @@
-"""What the compute tests share: a tiny GPT cut into blocks, and a holder of some of them that is driven by commands."""
+"""What the compute tests share: a tiny GPT cut into blocks, and a holder of some of them that is driven by
+commands.
+"""
 
 import functools
 import itertools

@@ -1,4 +1,6 @@
-"""One training step by blocks that know nothing of each other: what the stage tests compare with the eager module."""
+"""One training step by blocks that know nothing of each other: what the stage tests compare with the eager
+module.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +33,9 @@ def samples(data: Data) -> int:
 def received(
     spec: BlockSpec, tensors: Mapping[str, Tensor], device: torch.device = CPU
 ) -> tuple[Block, dict[str, Tensor]]:
-    """The block as a volunteer gets it: through bytes, with parameters that are views into one flat vector."""
+    """The block as a volunteer gets it: through bytes, with parameters that are views into one flat
+    vector.
+    """
     spec = unpack_block(pack_block(spec))
     owned = (*spec.parameter_specs, *spec.statistic_specs)
     flat = torch.cat([torch.zeros(0), *(tensors[fqn].flatten() for fqn in owned)]).to(device)
@@ -119,7 +123,10 @@ def _task(stages: Sequence[Sequence[Block]], data: Data, here: Pass, weight: flo
 
 
 def eager_step(model: nn.Module, microbatches: Sequence[Data]) -> Outcome:
-    """The same step by the author's module, with gradients accumulated. Its buffers are put back afterwards."""
+    """The same step by the author's module, with gradients accumulated.
+
+    Its buffers are put back afterwards.
+    """
     model.train()
     model.zero_grad()
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -140,7 +147,9 @@ def eager_step(model: nn.Module, microbatches: Sequence[Data]) -> Outcome:
 
 
 def assert_same_step(split: Outcome, eager: Outcome, tolerance: float = 1e-6) -> None:
-    """Losses, each parameter's gradient and all running values agree to a relative `tolerance` of the largest element."""
+    """Losses, each parameter's gradient and all running values agree to a relative `tolerance` of the
+    largest element.
+    """
     assert split.gradients.keys() == eager.gradients.keys()
     assert (split.loss - eager.loss).abs() <= tolerance * eager.loss.abs()
     for mine, theirs in (

@@ -25,7 +25,9 @@ CAPACITY = 16 * mmap.PAGESIZE
 
 
 class ArenaMachine(RuleBasedStateMachine):
-    """Allocations never overlap, keep their content, and a fresh mapping of the descriptor sees the same bytes."""
+    """Allocations never overlap, keep their content, and a fresh mapping of the descriptor sees the same
+    bytes.
+    """
 
     extents = Bundle("extents")
 

@@ -1,4 +1,6 @@
-"""A model in blocks is the model: same loss, same gradients, whoever holds which block; gradients may be given."""
+"""A model in blocks is the model: same loss, same gradients, whoever holds which block; gradients may be
+given.
+"""
 
 import os
 import subprocess

@@ -33,7 +33,9 @@ WORKER = "hetpeer.averaging.worker_main"
 CONFIG = ComputeConfig(device="cpu", nice=0, arena_bytes=32 << 20)
 STEPS, MICROBATCHES, SLOT = 3, 4, 2
 MANY, SOON_S = 400, 10.0
-"""So many times measuring how fast the machine is takes more than a minute, whatever the machine; and what is far below that and LAST_WORDS_S."""
+"""So many times measuring how fast the machine is takes more than a minute, whatever the machine; and what
+is far below that and LAST_WORDS_S.
+"""
 
 
 def plain_training():

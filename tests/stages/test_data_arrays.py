@@ -1,4 +1,6 @@
-"""Samples of the author's in, shards on disk, each sample once; what cannot be trained on is refused by name."""
+"""Samples of the author's in, shards on disk, each sample once; what cannot be trained on is refused by
+name.
+"""
 
 import math
 from collections.abc import Iterator

@@ -20,7 +20,9 @@ from hetpeer.stages.data.token_shards import sample_of, write_text
 
 @pytest.fixture
 def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataPlan:
-    """40 samples of 12 bytes in shards of at most 7; 4 held out; steps of 10 in microbatches of 4, 4 and 2."""
+    """40 samples of 12 bytes in shards of at most 7; 4 held out; steps of 10 in microbatches of 4, 4 and
+    2.
+    """
     monkeypatch.setattr(array_shards, "SHARD_BYTES", 7 * 12)
     samples = ({"x": np.int64(number), "y": np.float32(-number)} for number in range(40))
     sample, train, heldout = write_samples(samples, tmp_path, 0.1, seed=5)

@@ -24,7 +24,9 @@ def test_known_values() -> None:
 
 
 def test_known_order_is_the_documented_one() -> None:
-    """Raw words of the counter-based generator, sorted: written down again, by the formula in the docstring."""
+    """Raw words of the counter-based generator, sorted: written down again, by the formula in the
+    docstring.
+    """
     raw = np.random.Philox(key=[7, 1], counter=[0, 3, 2, 0]).random_raw(8).tolist()
     assert permutation(7, 1, 8, 3, 2).tolist() == sorted(range(8), key=lambda i: (raw[i], i))
 
@@ -54,7 +56,9 @@ def test_every_sample_comes_once_in_every_epoch(counts: list[int], seed: int, ep
 def test_shards_are_finished_before_others_are_begun(
     counts: list[int], seed: int, begin: int, count: int
 ) -> None:
-    """Between two borders of epochs a shard is entered once; so a run no longer than the shards touches two of them."""
+    """Between two borders of epochs a shard is entered once; so a run no longer than the shards touches
+    two of them.
+    """
     order = SampleOrder(counts, seed)
     samples = drawn(order, begin, count)
     for first in range(0, begin + count, order.total):

@@ -1,4 +1,6 @@
-"""The engine without a process: microbatches, slots and sums, and that a command which is refused changes nothing."""
+"""The engine without a process: microbatches, slots and sums, and that a command which is refused changes
+nothing.
+"""
 
 from dataclasses import replace
 from itertools import pairwise

@@ -111,7 +111,9 @@ async def test_a_delayed_average_keeps_what_was_trained_since_its_copy(holder, a
 
 
 async def test_what_rounding_takes_from_parameters_stays_here(holder, arena):
-    """s of p is sent, the sum is rounded as well, and p + (m - s) is installed; under another plan nothing is."""
+    """s of p is sent, the sum is rounded as well, and p + (m - s) is installed; under another plan nothing
+    is.
+    """
     spec = holder.blocks[0]
     count = spec.vector_count
     sent, written = arena.allocate(4 * count), arena.allocate(4 * count)
@@ -147,7 +149,10 @@ async def test_what_rounding_takes_from_parameters_stays_here(holder, arena):
 
 
 async def test_an_outer_optimizer_goes_on_from_what_was_averaged_last(arena):
-    """Without momentum: half of the way from the first parameters to the mean. Its state travels with the block."""
+    """Without momentum: half of the way from the first parameters to the mean.
+
+    Its state travels with the block.
+    """
     spec, outer = tiny_blocks()[0], {"learning_rate": 0.5, "momentum": 0.0}
     keeps = (*KEPT, "outer_anchor", "outer_momentum")
     holder = Holder(submitter(cpu_engine(arena)), arena, [spec])
@@ -201,7 +206,9 @@ async def test_the_schedule_follows_the_batch_and_the_bias_correction_the_update
 
 
 async def test_a_step_is_computed_with_the_version_with_which_it_began(holder):
-    """Weight stashing: updates come in between forward and backward, and before the forward; slots are those of each step."""
+    """Weight stashing: updates come in between forward and backward, and before the forward; slots are
+    those of each step.
+    """
     spec, last = holder.blocks[1], len(holder.blocks)
 
     async def begin(step, version):

@@ -1,4 +1,6 @@
-"""Fingerprints: they add up, they are about as far apart as what they are of, and without the key nobody can meet one."""
+"""Fingerprints: they add up, they are about as far apart as what they are of, and without the key nobody
+can meet one.
+"""
 
 import math
 from itertools import pairwise

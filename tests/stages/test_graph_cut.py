@@ -59,8 +59,10 @@ def test_default_gpt_has_embedding_layers_and_head_as_blocks():
 
 
 def test_activation_bytes_are_what_autograd_keeps_of_a_layer():
-    """With B T tokens and width D: two norms' outputs, q k v in one, attention's output, its input to c_proj, twice
-    the MLP's 4 D, the layer's input and its middle; the rest (statistics of norms and softmax) is small."""
+    """With B T tokens and width D: two norms' outputs, q k v in one, attention's output, its input to
+    c_proj, twice the MLP's 4 D, the layer's input and its middle; the rest (statistics of norms and
+    softmax) is small.
+    """
     _, dag, data = gpt("default")
     hidden = 4 * data["tokens"].numel() * 128
     kept = cut_blocks(dag)[1].activation_bytes
@@ -165,7 +167,7 @@ def test_more_stages_than_blocks_are_refused():
             balanced_ranges([block_of(1), block_of(1)], stages)
 
 
-# ── cheap borders ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── cheap borders ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def full_gpt2():
@@ -190,12 +192,17 @@ def three_layers_of_1b3():
 
 
 FULL_WIDTH = {"GPT-2": full_gpt2, "Llama": full_llama, "GPT 1.3B": three_layers_of_1b3}
-"""Real widths, so that logits are as wide as they are; without weights. With the shape of what leaves a layer."""
+"""Real widths, so that logits are as wide as they are; without weights.
+
+With the shape of what leaves a layer.
+"""
 
 
 @pytest.mark.parametrize("name", mostly_proof(FULL_WIDTH, ["GPT 1.3B"]))
 def test_no_more_crosses_than_leaves_a_layer(name):
-    """However many blocks there are: up to two for each layer, its attention and its MLP, and one for each end."""
+    """However many blocks there are: up to two for each layer, its attention and its MLP, and one for each
+    end.
+    """
     with torch.device("meta"):
         model, hidden = FULL_WIDTH[name]()
         dag = trace(model, {key: torch.empty(hidden[:2], dtype=torch.int64) for key in ("tokens", "targets")})

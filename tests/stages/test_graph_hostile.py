@@ -1,4 +1,6 @@
-"""A block's sizes, flags, statistics and hetpeer's own operators, from a stranger: ProtocolError, and nothing is allocated."""
+"""A block's sizes, flags, statistics and hetpeer's own operators, from a stranger: ProtocolError, and
+nothing is allocated.
+"""
 
 import contextlib
 import copy
@@ -72,7 +74,7 @@ def test_the_block_is_good_as_it_is():
         assert node(document, op)
 
 
-# ── operators of our own ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── operators of our own ────────────────────────────────────────────────────────────────────────────────────
 
 NO_NUMBERS = [None, "x", {"ref": "x"}, {"ref": "nobody"}, [0.5], {"text": "none"}, {"text": "x"}]
 DROPOUT, ATTENTION, BATCH_NORM = "hetpeer.dropout", "hetpeer.attention", "hetpeer.batch_norm"
@@ -105,7 +107,7 @@ def test_too_few_and_too_many_arguments(op):
     refused(lambda document: node(document, op)[2].extend([1, 1]))
 
 
-# ── statistics ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── statistics ──────────────────────────────────────────────────────────────────────────────────────────────
 
 MEAN, VARIANCE = {"ref": "b_norm_running_mean"}, {"ref": "b_norm_running_var"}
 
@@ -144,7 +146,7 @@ def test_statistics_belong_to_one_batch_norm_each(change):
     refused(change)
 
 
-# ── sizes and flags ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── sizes and flags ─────────────────────────────────────────────────────────────────────────────────────────
 
 SIZES = [
     *({"batch": value} for value in (0, -1, True, 1.0, None, "1", 2**62, 2**63, {"batch": 1}, [1])),
@@ -187,7 +189,7 @@ def test_entries():
     refused(entry("more", 1))
 
 
-# ── anything, anywhere ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── anything, anywhere ──────────────────────────────────────────────────────────────────────────────────────
 
 HOSTILE = st.one_of(
     st.sampled_from([*NO_NUMBERS, *SIZES, MEAN, {"ref": "b_scale"}, "hetpeer.dropout", "hetpeer.batch_norm"]),

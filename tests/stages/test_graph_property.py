@@ -1,4 +1,6 @@
-"""Any module, cut anywhere: random graphs of layers, skips, shared parameters and stopped gradients equal the eager module."""
+"""Any module, cut anywhere: random graphs of layers, skips, shared parameters and stopped gradients equal
+the eager module.
+"""
 
 import torch
 from hypothesis import HealthCheck, event, given
@@ -25,9 +27,11 @@ steps = st.one_of(
 
 
 class Drawn(nn.Module):
-    """Runs a list of (what, value, other) on a growing list of values, float32 [batch, WIDTH]; uses all of them.
+    """Runs a list of (what, value, other) on a growing list of values, float32 [batch, WIDTH]; uses all of
+    them.
 
-    All: torch.export drops a dropout whose result nobody uses, while eager code draws its mask (docs/graph.md).
+    All: torch.export drops a dropout whose result nobody uses, while eager code draws its mask
+    (docs/graph.md).
     """
 
     def __init__(self, program):

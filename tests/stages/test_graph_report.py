@@ -1,4 +1,6 @@
-"""What blocks cost: FLOPs as torch counts them on the author's module, bytes as they add up, seconds as they pass."""
+"""What blocks cost: FLOPs as torch counts them on the author's module, bytes as they add up, seconds as
+they pass.
+"""
 
 import statistics
 import time
@@ -147,11 +149,13 @@ def test_what_has_no_backward_pass_is_refused():
         flops("aten.softmax.int", specs((4, 8)), 5)
 
 
-# ── seconds ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── seconds ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def workload(model, tokens, blocks):
-    """FLOPs of forward and backward of some blocks, and a function that computes them and returns its CPU seconds."""
+    """FLOPs of forward and backward of some blocks, and a function that computes them and returns its CPU
+    seconds.
+    """
     data = {name: torch.randint(0, 512, (2, tokens)) for name in ("tokens", "targets")}
     dag = trace(model, data)
     chosen = cut_blocks(dag)[blocks]

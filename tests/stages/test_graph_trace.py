@@ -33,7 +33,9 @@ def test_gpt_graph_holds_all_parameters_in_the_model_order():
 
 
 def test_gpt_flops_are_those_of_the_formula():
-    """2 FLOPs per weight and token of the matrices, 4 T D per token and layer for attention; then the small change."""
+    """2 FLOPs per weight and token of the matrices, 4 T D per token and layer for attention; then the
+    small change.
+    """
     _, dag, data = gpt("default")
     tokens, width, layers, context, vocabulary = data["tokens"].numel(), 128, 4, 64, 256
     matrices = 12 * width**2 * layers + width * vocabulary

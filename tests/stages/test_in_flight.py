@@ -73,7 +73,9 @@ def test_a_step_that_ends_leaves_what_is_under_way_of_others():
 
 
 def test_steps_that_overlap_show_how_many_return():
-    """One begins whenever one of the step before returns: eight are always under way, ten seconds long, whichever step ends meanwhile."""
+    """One begins whenever one of the step before returns: eight are always under way, ten seconds long,
+    whichever step ends meanwhile.
+    """
     window = InFlightWindow()
     for number in range(8):
         window.begun((0, number), 1, float(number))
@@ -97,7 +99,9 @@ def test_steps_that_overlap_show_how_many_return():
     ids=["as long as computing", "four stages", "far away", "next door"],
 )
 def test_a_link_as_slow_as_the_work_is_hidden_after_a_few_steps(stages, hop_s, latency_s, bound, gain):
-    """DT-FM 3.5: the step is little more than the larger of both sums; what is more is the way of the first and last."""
+    """DT-FM 3.5: the step is little more than the larger of both sums; what is more is the way of the
+    first and last.
+    """
     work, microbatches = 0.2, 32
     peers = [str(number) for number in range(stages)]
     route = tuple(Hop(peer, number, number + 1) for number, peer in enumerate(peers))

@@ -1,4 +1,6 @@
-"""Links shrink as little as keeps the pipeline fed; FusionLLM's Eq. 7 is what is left when computing is free."""
+"""Links shrink as little as keeps the pipeline fed; FusionLLM's Eq. 7 is what is left when computing is
+free.
+"""
 
 import math
 
@@ -72,7 +74,9 @@ def test_halves_of_halves_are_no_gain():
 
 @given(st.lists(st.floats(1e-3, 10.0), min_size=1, max_size=8), st.floats(1.0, 200.0))
 def test_eq_7_where_computing_costs_nothing(links, most):
-    """r_e = max(1, r R_e / max R): the slowest link is shrunk by the author's ratio, the others in proportion."""
+    """r_e = max(1, r R_e / max R): the slowest link is shrunk by the author's ratio, the others in
+    proportion.
+    """
     target = target_of(links, [0.0], most)
     for seconds in links:
         assert ratio_of(seconds, target, most) == pytest.approx(max(1.0, most * seconds / max(links)))
@@ -91,7 +95,7 @@ def test_nothing_known_nothing_shrunk():
     assert ratio_of(5.0, 0.0, 100.0) == 1.0
 
 
-# ── the book ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the book ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def book(**settings):
@@ -191,7 +195,10 @@ def test_who_left_is_forgotten():
 
 
 def test_who_was_slow_once_is_tried_again_and_less_often_if_it_still_is():
-    """It would be given nothing for ever by what it took in a bad moment. Steps without a microbatch until it claims to be as fast as the others: a tenth of that."""
+    """It would be given nothing for ever by what it took in a bad moment.
+
+    Steps without a microbatch until it claims to be as fast as the others: a tenth of that.
+    """
     links = book()
 
     def compute(seconds):

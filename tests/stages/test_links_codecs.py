@@ -1,4 +1,6 @@
-"""Codecs keep exactly what they choose, take the bytes that were said, and believe nothing that is damaged."""
+"""Codecs keep exactly what they choose, take the bytes that were said, and believe nothing that is
+damaged.
+"""
 
 import math
 import tracemalloc
@@ -169,13 +171,15 @@ def test_names_are_those_that_were_read():
     assert [str(Codec.of(name)) for name in NAMES] == NAMES
 
 
-# ── damage ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── damage ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @examples(300)
 @given(st.data())
 def test_a_damaged_frame_is_our_error_or_a_tensor(data):
-    """Never another exception, never much more memory than the tensor takes, never a value that is not finite."""
+    """Never another exception, never much more memory than the tensor takes, never a value that is not
+    finite.
+    """
     name = data.draw(st.sampled_from(NAMES[1:]))
     codec, count = Codec.of(name), 40_000
     flat = torch.randn(count, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 5))))

@@ -45,7 +45,9 @@ def test_a_microbatch_passes_and_its_gradient_comes_back():
 
 
 def test_whoever_waits_for_the_same_gradient_gets_one():
-    """An id that came here at two of our blocks, for an earlier attempt and for a later one, leaves over the same border twice."""
+    """An id that came here at two of our blocks, for an earlier attempt and for a later one, leaves over
+    the same border twice.
+    """
     core = pipeline(roster={"me": (1, 4), "last": (4, 6)})
     forward(core, 0, attempt=0)
     earlier = (Hop("me", 1, 4), ROUTE[1])
@@ -239,7 +241,9 @@ def test_what_was_refused_or_evicted_is_done_again_when_it_is_asked_for():
 
 
 def test_a_broken_backward_spoils_what_was_folded_with_it():
-    """Both lost their gradients, though only one of them failed: both are done again when they are asked for."""
+    """Both lost their gradients, though only one of them failed: both are done again when they are asked
+    for.
+    """
     core = pipeline(capacity=4)
     for microbatch in (0, 1):
         forward(core, microbatch)

@@ -1,4 +1,6 @@
-"""Steps in virtual time: uplinks that are shared, pipelines that wait for the slowest part, steps that overlap, and what is said of it."""
+"""Steps in virtual time: uplinks that are shared, pipelines that wait for the slowest part, steps that
+overlap, and what is said of it.
+"""
 
 import dataclasses
 import itertools
@@ -14,7 +16,7 @@ from hetpeer.stages.planning.uplinks import PeerLink, Timeline, Uplink
 from hetpeer.stages.planning.virtual_swarm import VirtualSwarm, VirtualVolunteer
 from tests.amounts import examples
 
-# ── uplinks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── uplinks ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def sent(capacity, rates, *bundles):
@@ -50,7 +52,9 @@ def test_lines_share_what_leaves_the_house():
 
 @pytest.mark.parametrize("sizes", [[10.0] * 64, [float(1 + n * n % 17) for n in range(64)]])
 def test_what_begins_together_takes_as_long_as_one_by_one_and_ends_together_at_once(sizes):
-    """In a large swarm everybody sends a part of its sum to everybody else: the uplink is not divided anew for each."""
+    """In a large swarm everybody sends a part of its sum to everybody else: the uplink is not divided anew
+    for each.
+    """
 
     class Counting(Timeline):
         planned = 0
@@ -88,7 +92,7 @@ def test_time_that_stands_still_is_a_bug():
         Timeline().run(lambda: False)
 
 
-# ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── steps ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def chain(stages, microbatches):
@@ -118,7 +122,9 @@ def test_the_slowest_worker_sets_the_pace():
 
 
 def test_an_uplink_carries_both_ways_of_a_middle_stage():
-    """Gradients go back over the line by which activations leave: at half the rate each, where it is shared."""
+    """Gradients go back over the line by which activations leave: at half the rate each, where it is
+    shared.
+    """
     quick = VirtualVolunteer(forward_s=0.001, backward_s=0.002)
     line = PeerLink(rate=100.0, activation_bytes=100, gradient_bytes=100)
     alone = estimate(dict.fromkeys("012", quick), lines(3, line), chain(3, 20))
@@ -133,7 +139,9 @@ def test_an_uplink_carries_both_ways_of_a_middle_stage():
 
 
 def test_a_pipeline_waits_for_whoever_is_late():
-    """Times that vary around the same mean cost one machine nothing, and several that wait for each other a part of a step: the more, the more they vary."""
+    """Times that vary around the same mean cost one machine nothing, and several that wait for each other
+    a part of a step: the more, the more they vary.
+    """
 
     def taken(stages, varies):
         machines = {
@@ -157,7 +165,7 @@ def test_two_pipelines_share_a_step():
     assert one == pytest.approx(20 * 0.3 + 0.3, rel=0.01)
 
 
-# ── steps that overlap ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── steps that overlap ──────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -172,7 +180,9 @@ def test_two_pipelines_share_a_step():
     ids=["one after the other", "two at a time", "three", "long sums, two", "long sums, three"],
 )
 def test_steps_that_overlap_take_as_long_as_the_busiest_stage(between_s, staleness, seconds):
-    """Filling and draining the pipeline (0.9 s) and what lies between two steps hide behind the next step's work; sums go one after the other."""
+    """Filling and draining the pipeline (0.9 s) and what lies between two steps hide behind the next
+    step's work; sums go one after the other.
+    """
     machines = dict.fromkeys("0123", VirtualVolunteer(forward_s=0.1, backward_s=0.2))
     found = estimate(machines, lines(4, NEAR), chain(4, 16), between_s, staleness)
     assert found.seconds == pytest.approx(seconds, rel=1e-6)
@@ -180,7 +190,9 @@ def test_steps_that_overlap_take_as_long_as_the_busiest_stage(between_s, stalene
 
 
 def test_few_microbatches_take_more_steps_at_a_time():
-    """Eight do not hide a pipeline of four that drains, and a second, behind one more step; behind two they do."""
+    """Eight do not hide a pipeline of four that drains, and a second, behind one more step; behind two
+    they do.
+    """
     machines = dict.fromkeys("0123", VirtualVolunteer(forward_s=0.1, backward_s=0.2))
     one, two, three = (
         estimate(machines, lines(4, NEAR), chain(4, 8), 1.0, staleness).seconds for staleness in range(3)
@@ -257,7 +269,9 @@ def test_one_after_the_other_they_take_their_work_and_what_lies_between(swarm, b
 @examples(30)
 @given(swarms(), st.floats(0.0, 10.0), st.integers(0, 3))
 def test_no_step_is_faster_than_the_busiest_worker_and_line(swarm, between_s, staleness):
-    """However many overlap, from the first one on: nothing is done twice, forgotten, or at the same time as something else."""
+    """However many overlap, from the first one on: nothing is done twice, forgotten, or at the same time
+    as something else.
+    """
     machines, found, routes = swarm
     passed = {peer: sum(peer in {hop.peer for hop in way} for way in routes.values()) for peer in machines}
     least = [between_s]

@@ -50,7 +50,7 @@ def test_equal_parts_of_more_devices_than_blocks_are_none():
     assert borders(0).alike((tuple(range(6)), (0,) * 10)) is None
 
 
-# ── pipelines that are cut alike ─────────────────────────────────────────────────────────────────────────────────────
+# ── pipelines that are cut alike ────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -67,7 +67,9 @@ def test_what_is_cut_alike_is_cut_as_well_as_can_be(seed):
 
 
 def test_the_search_cuts_alike_where_sums_take_long():
-    """Three places with two devices each, fast lines within a place, slow ones between: a stage in each place adds up at home, whatever suits a pipeline by itself."""
+    """Three places with two devices each, fast lines within a place, slow ones between: a stage in each
+    place adds up at home, whatever suits a pipeline by itself.
+    """
     near = np.arange(6)[:, None] // 2 == np.arange(6)[None, :] // 2
     devices = replace(
         roomy(some_devices(6, 0)),

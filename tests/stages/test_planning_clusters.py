@@ -13,7 +13,9 @@ SEEDS = st.integers(0, 10_000)
 
 
 def cities(sizes, seed: int):
-    """Devices in cities, fifty times nearer and more to their own than to others, in any order: (city of each, seconds)."""
+    """Devices in cities, fifty times nearer and more to their own than to others, in any order: (city of
+    each, seconds).
+    """
     random = np.random.default_rng(seed)
     city = random.permutation(np.repeat(np.arange(len(sizes)), sizes))
     near = random.uniform(0.5, 1.0, (len(city), len(city)))

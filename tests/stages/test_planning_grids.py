@@ -117,7 +117,9 @@ def test_long_paths_are_nearly_as_short():
 
 @pytest.mark.parametrize("count", [2, 14, 40])
 def test_equal_hops_that_differ_by_rounding_are_no_gain(count):
-    """Hops of hours, whose sums round differently in another order: turning equals round for ever would be possible."""
+    """Hops of hours, whose sums round differently in another order: turning equals round for ever would be
+    possible.
+    """
     region = np.arange(count) % 2
     distances = np.where(region[:, None] == region[None, :], 2 * 5000.012, 2 * 12000.006)
     np.fill_diagonal(distances, 0.0)
@@ -128,7 +130,9 @@ def test_equal_hops_that_differ_by_rounding_are_no_gain(count):
 
 @given(st.integers(0, 1000), st.integers(14, 24), st.sampled_from([0, 8]))
 def test_no_long_path_is_longer_than_the_one_that_is_there(seed, count, beginnings):
-    """And none that is returned has a piece of up to three groups that had better stand elsewhere, either way round."""
+    """And none that is returned has a piece of up to three groups that had better stand elsewhere, either
+    way round.
+    """
     half = np.random.default_rng(seed).uniform(0, 1, (count, count))
     distances = half + half.T
     found = group_path.shortest_path(distances, beginnings)
@@ -258,7 +262,7 @@ def test_groups_of_any_size(replicas):
     assert found.total_s >= lower_bound(prices, 3, replicas)
 
 
-# ── the command ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the command ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def question(folder, document, **changes) -> GridQuestion:

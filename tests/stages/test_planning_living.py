@@ -86,7 +86,9 @@ def test_who_was_planned_well_stays(seed):
 
 @pytest.mark.parametrize("seed", mostly_proof(range(6), range(2)))
 def test_a_change_is_worth_it(seed):
-    """Volunteers that sit anywhere, with equal cuts: what is proposed is shorter by a tenth at least, also with what moving takes."""
+    """Volunteers that sit anywhere, with equal cuts: what is proposed is shorter by a tenth at least, also
+    with what moving takes.
+    """
     devices, work = roomy(some_devices(4, seed)), some_work(8, seed)
     lines = [[(0, (0, 2)), (1, (2, 4)), (2, (4, 6)), (3, (6, 8))]]
     held = [place for _, place in lines[0]]
@@ -123,7 +125,9 @@ def test_blocks_of_who_is_gone_go_to_whoever_has_the_memory():
 
 @pytest.mark.parametrize("memory", [1.3e9, 4e9, 1e12])
 def test_after_a_death_a_pipeline_that_is_still_being_filled_is_in_nobodys_way(memory):
-    """Its one volunteer has no room for the model, or could take all of it; what is lost is the dead one's, and the same few blocks move."""
+    """Its one volunteer has no room for the model, or could take all of it; what is lost is the dead
+    one's, and the same few blocks move.
+    """
     blocks, cuts = 12, list(itertools.pairwise((0, 2, 5, 9, 12)))
     devices = Devices(
         flops=np.array([1e12, 1.1e12, 0.9e12, 1e12]),
@@ -185,7 +189,9 @@ WITHIN = [(0, 1), (2, 3)], [(1, 0), (2, 3)]
 
 
 def two_homes() -> tuple[Devices, StepDemand]:
-    """Devices 0 and 1 in one home, 2 and 3 in another; what goes between takes a hundred times as long, and computing hardly anything."""
+    """Devices 0 and 1 in one home, 2 and 3 in another; what goes between takes a hundred times as long,
+    and computing hardly anything.
+    """
     together = HOMES[:, None] == HOMES[None, :]
     devices = Devices(
         flops=np.full(4, 1e13),
@@ -244,7 +250,9 @@ def test_pipelines_over_fast_lines_stay(pairs):
 
 
 def test_lines_to_another_pipeline_count_as_routes_take_them():
-    """Neighbours in both pipelines are far from each other, and each is near the other pipeline's: once that is measured routes cross over, and before they do not."""
+    """Neighbours in both pipelines are far from each other, and each is near the other pipeline's: once
+    that is measured routes cross over, and before they do not.
+    """
     devices, work = two_homes()
     held, lines = halves([(0, 2), (3, 1)])
     unknown = IncrementalPlanner(
@@ -263,7 +271,9 @@ def test_lines_to_another_pipeline_count_as_routes_take_them():
 @pytest.mark.parametrize("staleness", [0, 1])
 @pytest.mark.parametrize("seed", mostly_proof(range(20), range(4)))
 def test_at_best_a_swarm_is_no_slower_than_its_pipelines(seed, staleness):
-    """Whatever lines, cuts and compression: what is measured is allowed to be used, and what is not is no better than the sender's own."""
+    """Whatever lines, cuts and compression: what is measured is allowed to be used, and what is not is no
+    better than the sender's own.
+    """
     random = np.random.default_rng(seed)
     devices, work = roomy(some_devices(6, seed)), some_work(9, seed)
     squeezed = Compression(forward=4.0, backward=2.0, reduce=2.0, adaptive=bool(seed % 2))
@@ -285,7 +295,9 @@ def test_at_best_a_swarm_is_no_slower_than_its_pipelines(seed, staleness):
 
 
 def test_a_swarm_as_it_is_is_no_slower_than_its_pipelines():
-    """Microbatches may go from any holder to any other: that is at least as good as pipelines by themselves, but for what is sent."""
+    """Microbatches may go from any holder to any other: that is at least as good as pipelines by
+    themselves, but for what is sent.
+    """
     devices, work = roomy(some_devices(6, 2)), some_work(9, 2)
     endless = replace(
         devices, bandwidth=np.full((6, 6), 1e15), uplink=np.full(6, 1e15), latency=np.zeros((6, 6))

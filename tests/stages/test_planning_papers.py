@@ -1,5 +1,7 @@
-"""What the papers compute is what the planner computes where their assumptions hold: FusionLLM (Tang et al., arXiv 2410.12707), HPS (the hybrid of parameter servers and pipelines, with
-reliable and unreliable devices) and Ravnest (Menon et al., arXiv 2401.01728). DT-FM's Eq. 1 to 4 are in test_planning_grids.py. Each formula stands here as its paper has it, in plain loops.
+"""What the papers compute is what the planner computes where their assumptions hold: FusionLLM (Tang et
+al., arXiv 2410.12707), HPS (the hybrid of parameter servers and pipelines, with reliable and unreliable
+devices) and Ravnest (Menon et al., arXiv 2401.01728). DT-FM's Eq. 1 to 4 are in test_planning_grids.py.
+Each formula stands here as its paper has it, in plain loops.
 """
 
 import math
@@ -26,7 +28,9 @@ BLOCKS = 9
 
 
 def one_way(seed: int, stages: int) -> tuple[Devices, StepDemand, tuple[int, ...], tuple[int, ...]]:
-    """A pipeline whose lines take time for what goes on alone, as in the papers' forward pass; a device sends by its lines, and no uplink divides them."""
+    """A pipeline whose lines take time for what goes on alone, as in the papers' forward pass; a device
+    sends by its lines, and no uplink divides them.
+    """
     random = np.random.default_rng(seed)
     devices, work = roomy(some_devices(stages, seed)), some_work(BLOCKS, seed)
     order = tuple(random.permutation(stages).tolist())
@@ -39,7 +43,10 @@ def one_way(seed: int, stages: int) -> tuple[Devices, StepDemand, tuple[int, ...
 
 
 def computing(devices: Devices, work: StepDemand, order, cuts) -> list[float]:
-    """C_p of each stage: FLOPs of its operators over the device's speed. FusionLLM counts the forward pass; here the backward, of twice the FLOPs, counts as well."""
+    """C_p of each stage: FLOPs of its operators over the device's speed.
+
+    FusionLLM counts the forward pass; here the backward, of twice the FLOPs, counts as well.
+    """
     found = []
     for device, begin, end in zip(order, cuts, cuts[1:], strict=False):
         flops = 0.0
@@ -65,7 +72,7 @@ def plan_of(devices: Devices, work: StepDemand, order, cuts) -> SwarmPlan:
     return planned(devices, work, [made])
 
 
-# ── FusionLLM ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── FusionLLM ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @given(SEEDS, STAGES, MICROBATCHES)
@@ -74,7 +81,8 @@ def test_fusionllm_eq_3_a_pipeline_takes_one_microbatch_and_the_slowest_stage_fo
 ):
     """T = sum over p of (C_p + R_p) + (n_b - 1) max over p of max(C_p, R_p).
 
-    Differs on purpose: a line is not busy while a byte travels, so alpha is in the first term alone; the paper has it in both.
+    Differs on purpose: a line is not busy while a byte travels, so alpha is in the first term alone; the
+    paper has it in both.
     """
     devices, work, order, cuts = one_way(seed, stages)
     work = replace(work, microbatches=microbatches)
@@ -92,8 +100,9 @@ def test_fusionllm_eq_3_a_pipeline_takes_one_microbatch_and_the_slowest_stage_fo
 
 @given(SEEDS, STAGES)
 def test_fusionllm_eq_3_with_what_comes_back(seed, stages):
-    """What the paper's forward pass leaves out costs as much again: lines that are alike both ways, and gradients as large as activations, make R_p twice as long in the
-    first term, and no longer in the second, since both ways go at once.
+    """What the paper's forward pass leaves out costs as much again: lines that are alike both ways, and
+    gradients as large as activations, make R_p twice as long in the first term, and no longer in the
+    second, since both ways go at once.
     """
     devices, work, order, cuts = one_way(seed, stages)
     devices = replace(
@@ -111,16 +120,20 @@ def test_fusionllm_eq_3_with_what_comes_back(seed, stages):
 
 
 def eq_7(seconds: list[float], ratio: float) -> list[float]:
-    """FusionLLM, Eq. 7 (AdaTopK): of how many numbers one is kept on each link, r_e = max(1, 3 r R_e / max R)."""
+    """FusionLLM, Eq. 7 (AdaTopK): of how many numbers one is kept on each link, r_e = max(1, 3 r R_e / max
+    R).
+    """
     return [max(1.0, 3 * ratio * one / max(seconds)) for one in seconds]
 
 
 @given(st.lists(st.floats(1e-3, 10.0), min_size=1, max_size=8), st.floats(1.0, 200.0))
 def test_fusionllm_eq_7_slow_links_are_compressed_in_proportion(links, ratio):
-    """A kept number takes the bytes of three (float32, and an index of 64 bits), so r_e makes a link r_e / 3 times smaller; `ratio_of` counts bytes.
+    """A kept number takes the bytes of three (float32, and an index of 64 bits), so r_e makes a link r_e /
+    3 times smaller; `ratio_of` counts bytes.
 
-    Differs on purpose: where the paper's Top-K makes a bundle larger (r_e < 3), it is sent as it is; and where computing takes time, links are compressed no further
-    than to be hidden behind it (test_links_adaptive.py).
+    Differs on purpose: where the paper's Top-K makes a bundle larger (r_e < 3), it is sent as it is; and
+    where computing takes time, links are compressed no further than to be hidden behind it
+    (test_links_adaptive.py).
     """
     target = target_of(links, [0.0], ratio)
     for seconds, kept in zip(links, eq_7(links, ratio), strict=True):
@@ -129,10 +142,12 @@ def test_fusionllm_eq_7_slow_links_are_compressed_in_proportion(links, ratio):
 
 @given(SEEDS, st.integers(2, 5), MICROBATCHES, st.floats(1.0, 100.0))
 def test_fusionllm_eq_8_a_pipeline_whose_links_are_compressed(seed, stages, microbatches, ratio):
-    """T = sum over p of (C_p + 3 R_p / r_p) + (n_b - 1) max over p of max(C_p, 3 R_p / r_p), with r_p of Eq. 7. (The paper divides max(C_p, R_p) by r_p; computing is not compressed.)
+    """T = sum over p of (C_p + 3 R_p / r_p) + (n_b - 1) max over p of max(C_p, 3 R_p / r_p), with r_p of
+    Eq. 7. (The paper divides max(C_p, R_p) by r_p; computing is not compressed.)
 
-    Equal where computing is free, nothing has a latency, and lines may take all of the period. Differs on purpose: `SLACK` leaves half of it, so that adaptive lines go further in the first term;
-    and what Top-K would make larger is sent as it is.
+    Equal where computing is free, nothing has a latency, and lines may take all of the period. Differs on
+    purpose: `SLACK` leaves half of it, so that adaptive lines go further in the first term; and what Top-K
+    would make larger is sent as it is.
     """
     devices, work, order, cuts = one_way(seed, stages)
     devices = replace(devices, latency=np.zeros_like(devices.latency))
@@ -148,11 +163,15 @@ def test_fusionllm_eq_8_a_pipeline_whose_links_are_compressed(seed, stages, micr
     assert plan_of(devices, work, order, cuts).total_s <= paper * (1 + 1e-9)
 
 
-# ── HPS ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── HPS ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def eq_1(devices: Devices, work: StepDemand, order, cuts) -> list[float]:
-    """HPS, Eq. 1: DT_k, the longest that a server of stage k waits for a client. With one client a stage and no server between, nothing is sent inside a stage, and what is left is t |h_k| / c."""
+    """HPS, Eq. 1: DT_k, the longest that a server of stage k waits for a client.
+
+    With one client a stage and no server between, nothing is sent inside a stage, and what is left is t |h_k|
+    / c.
+    """
     return computing(devices, work, order, cuts)
 
 
@@ -160,10 +179,12 @@ def eq_1(devices: Devices, work: StepDemand, order, cuts) -> list[float]:
 def test_hps_eq_1_and_2_a_batch_takes_its_slowest_stage_for_each_microbatch(
     seed, stages, microbatches, free_lines
 ):
-    """PT = d max over k of (hop forward + hop back + DT_k): d microbatches, and no filling, as its steps overlap. Equal to our steps that overlap where only one of computing and sending takes time, and
-    a device sends both ways by one uplink.
+    """PT = d max over k of (hop forward + hop back + DT_k): d microbatches, and no filling, as its steps
+    overlap. Equal to our steps that overlap where only one of computing and sending takes time, and a
+    device sends both ways by one uplink.
 
-    Differs on purpose: a stage that computes and sends does both at once here, one after the other in the paper, so ours is PT at most and half of it at least.
+    Differs on purpose: a stage that computes and sends does both at once here, one after the other in the
+    paper, so ours is PT at most and half of it at least.
     """
     devices, work, order, cuts = one_way(seed, stages)
     lines = np.full((stages, stages), math.inf)
@@ -184,7 +205,7 @@ def test_hps_eq_1_and_2_a_batch_takes_its_slowest_stage_for_each_microbatch(
     assert paper(both) / 2 * (1 - 1e-9) <= ours <= paper(both) * (1 + 1e-9)
 
 
-# ── Ravnest ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Ravnest ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def enough_ram(memory: list[float], order: tuple[int, ...], peak: float) -> bool:
@@ -197,9 +218,11 @@ def enough_ram(memory: list[float], order: tuple[int, ...], peak: float) -> bool
 
 @given(SEEDS, STAGES, st.floats(0.3, 2.0))
 def test_ravnest_a_cluster_has_the_ram_of_the_whole_model(seed, stages, part):
-    """With one microbatch under way, and a model of blocks so small that they can be cut anywhere, it is enough as well, but for a block a device.
+    """With one microbatch under way, and a model of blocks so small that they can be cut anywhere, it is
+    enough as well, but for a block a device.
 
-    Differs on purpose: ours is a limit for every device (FusionLLM, Eq. 6), and counts the microbatches that a stage keeps.
+    Differs on purpose: ours is a limit for every device (FusionLLM, Eq. 6), and counts the microbatches that
+    a stage keeps.
     """
     blocks = 100
     devices = some_devices(stages, seed)
@@ -221,7 +244,9 @@ def test_ravnest_a_cluster_has_the_ram_of_the_whole_model(seed, stages, part):
 
 @pytest.mark.parametrize("stages", [2, 3, 5])
 def test_ravnest_stages_are_as_large_as_their_ram(stages):
-    """Ravnest cuts the model in proportion to RAM; ours in proportion to speed, which is the same where whoever computes faster has as much more RAM."""
+    """Ravnest cuts the model in proportion to RAM; ours in proportion to speed, which is the same where
+    whoever computes faster has as much more RAM.
+    """
     blocks = 1000
     memory = np.random.default_rng(stages).uniform(1.0, 4.0, stages)
     devices = replace(
@@ -236,7 +261,9 @@ def test_ravnest_stages_are_as_large_as_their_ram(stages):
 
 
 def imbalance(devices: Devices, clusters) -> float:
-    """Ravnest's fitness, to be least: max - min over clusters of the time in which its nodes fill their RAM, sum of ram_i / bw_i. A node has one bandwidth there: here its uplink."""
+    """Ravnest's fitness, to be least: max - min over clusters of the time in which its nodes fill their
+    RAM, sum of ram_i / bw_i. A node has one bandwidth there: here its uplink.
+    """
     sums = []
     for cluster in clusters:
         total = 0.0
@@ -249,8 +276,9 @@ def imbalance(devices: Devices, clusters) -> float:
 def test_ravnest_clusters_of_equal_devices_are_balanced():
     """Where the devices are equal, so are our pipelines, and none is better balanced.
 
-    Differs on purpose: the balance says nothing about how fast a step is (one cluster of all is always balanced, and not what we find), so it is no goal here. Uneven pipelines get uneven shares of
-    the microbatches instead, and are done at the same time.
+    Differs on purpose: the balance says nothing about how fast a step is (one cluster of all is always
+    balanced, and not what we find), so it is no goal here. Uneven pipelines get uneven shares of the
+    microbatches instead, and are done at the same time.
     """
     devices = Devices(
         flops=np.full(6, 1e13),

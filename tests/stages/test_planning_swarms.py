@@ -355,7 +355,9 @@ def test_the_mode_decides_which_plan_is_best():
 
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_what_lies_between_two_steps_is_in_each(staleness: int) -> None:
-    """Of steps that overlap a part of it hides behind the others' work, but the update of one follows that of another."""
+    """Of steps that overlap a part of it hides behind the others' work, but the update of one follows that
+    of another.
+    """
     devices = replace(some_devices(4, 3), memory=np.full(4, 1e12))
     work = replace(some_work(6, 3), staleness=staleness, reduced=np.full(6, 1e3))
     pipelines = [one for order in ((0, 1), (2, 3)) if (one := PipelineCuts(devices, work).best(order))]

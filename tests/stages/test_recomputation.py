@@ -1,4 +1,6 @@
-"""What a holder does for spot checks: lending, answering once more, comparing, and computing into a slot that counts nowhere."""
+"""What a holder does for spot checks: lending, answering once more, comparing, and computing into a slot
+that counts nowhere.
+"""
 
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.gradient_slots import CHECKS

@@ -70,7 +70,9 @@ def test_what_goes_a_longer_way_now_does_not_block_a_nearer_one():
 
 
 def test_what_comes_back_here_is_not_blocked_by_itself():
-    """A holder of everything has them over its first blocks; the way on was changed since, and is as long again."""
+    """A holder of everything has them over its first blocks; the way on was changed since, and is as long
+    again.
+    """
     schedule = Schedule(WorkerQueue())
     for number in range(3):
         schedule.ready_forward(number, LossDistance(4, 1), train=True)

@@ -1,4 +1,6 @@
-"""State and constants files from strangers: their headers lie in every way that safetensors allows to write down."""
+"""State and constants files from strangers: their headers lie in every way that safetensors allows to
+write down.
+"""
 
 import contextlib
 import copy

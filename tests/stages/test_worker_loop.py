@@ -1,4 +1,6 @@
-"""The worker's loop without a process: it answers lane by lane, until the daemon is gone or something cannot be answered."""
+"""The worker's loop without a process: it answers lane by lane, until the daemon is gone or something
+cannot be answered.
+"""
 
 import contextlib
 import socket

@@ -149,7 +149,9 @@ def test_all_work_of_all_steps_is_done(tasks, random):
 
 
 def test_what_only_looked_stuck_is_set_aside_and_its_gradient_is_taken():
-    """In a burst of failures elsewhere: what was sent a moment ago was dropped for what was handed out anew, and nobody did it again before the next time-out."""
+    """In a burst of failures elsewhere: what was sent a moment ago was dropped for what was handed out
+    anew, and nobody did it again before the next time-out.
+    """
     one = Pipeline("a", ROSTER, 8, 8, WorkerQueue(Room(2)))
     sent(one, 0, 1)
     assert keys(one.assign(2, ON, 0), RunForward) == [], "there is no room"

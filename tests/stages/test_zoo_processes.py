@@ -1,4 +1,6 @@
-"""The promised models in real compute workers, a process for each stage: only bytes in shared memory come and go."""
+"""The promised models in real compute workers, a process for each stage: only bytes in shared memory come
+and go.
+"""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 

@@ -65,7 +65,9 @@ class Child:
 
     @property
     def shown(self) -> dict[str, Any]:
-        """The last whole line of JSON that it printed, as `hetpeer status --watch --json` does; empty before."""
+        """The last whole line of JSON that it printed, as `hetpeer status --watch --json` does; empty
+        before.
+        """
         line = self.printed.rpartition("\n")[0].rpartition("\n")[2]
         shown: dict[str, Any] = json.loads(line or "{}")
         return shown

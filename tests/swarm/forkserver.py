@@ -1,8 +1,9 @@
 """Starts `hetpeer` processes fast: everything is imported once, then each process is forked from that.
 
-The processes run the real command line in their own sessions and start their own p2pd; their first compute worker is
-forked with them (spare.py). Requests are JSON lines on stdin, the answer is the pid; when a process ends, its exit
-status is written to `<folder>/<pid>`. The server dies with the test run, its processes with the server.
+The processes run the real command line in their own sessions and start their own p2pd; their first compute
+worker is forked with them (spare.py). Requests are JSON lines on stdin, the answer is the pid; when a process
+ends, its exit status is written to `<folder>/<pid>`. The server dies with the test run, its processes with
+the server.
 """
 
 import gc
@@ -100,7 +101,8 @@ def run_child(
     fail: str = "",
     network: str = "",
 ) -> None:
-    """Become `hetpeer *arguments`; `before` names functions of tampering.py that are called first. Never returns.
+    """Become `hetpeer *arguments`; `before` names functions of tampering.py that are called first. Never
+    returns.
 
     `fail`: HETPEER_FAIL. `network`: the namespace to be in (wanlab).
     """

@@ -1,4 +1,5 @@
-"""Processes that wait longer or shorter than elsewhere, or for something else; called as what is in tampering.py.
+"""Processes that wait longer or shorter than elsewhere, or for something else; called as what is in
+tampering.py.
 
 The one kind makes a test short; the other makes it say on a busy machine what it says on an idle one.
 """
@@ -21,14 +22,18 @@ def gives_up_soon() -> None:
 
 
 def expects_nobody() -> None:
-    """A coordinator that leaves the place of who fails alone to others for four seconds each time, and not for minutes."""
+    """A coordinator that leaves the place of who fails alone to others for four seconds each time, and not
+    for minutes.
+    """
     from hetpeer.bootstrap.coordinator import departures, machine
 
     machine.room_s = departures.room_s = lambda _config: 4.0
 
 
 def soon_calm() -> None:
-    """A reliable peer that waits for who has gone, or for others, for five seconds only before it gives their blocks away."""
+    """A reliable peer that waits for who has gone, or for others, for five seconds only before it gives
+    their blocks away.
+    """
     from hetpeer.peer.reliable import plan_proposer
 
     settled_s, look = plan_proposer.SETTLED_S, plan_proposer.PlanProposer._look
@@ -42,14 +47,18 @@ def soon_calm() -> None:
 
 
 def soon_enough() -> None:
-    """A reliable peer of a grouped run that looks after those who wait in a forming cluster after five seconds."""
+    """A reliable peer of a grouped run that looks after those who wait in a forming cluster after five
+    seconds.
+    """
     from hetpeer.peer.reliable import plan_proposer
 
     plan_proposer.LOOK_S, plan_proposer.SETTLED_S = 1.0, 5.0
 
 
 def begins_with(count: str) -> None:
-    """A coordinator that begins no step before so many volunteers are ready: nobody has the run to itself because another one starts slowly."""
+    """A coordinator that begins no step before so many volunteers are ready: nobody has the run to itself
+    because another one starts slowly.
+    """
     from hetpeer.bootstrap.state.membership import Membership
 
     uncovered, clusters = Membership.uncovered, WeakSet()
@@ -66,7 +75,9 @@ def begins_with(count: str) -> None:
 
 
 def even_handed() -> None:
-    """A coordinator for which all are as fast: what a busy machine measures may leave somebody without work."""
+    """A coordinator for which all are as fast: what a busy machine measures may leave somebody without
+    work.
+    """
     from hetpeer.bootstrap.coordinator import coordinator, step
 
     rates = step.rates

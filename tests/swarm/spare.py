@@ -1,7 +1,9 @@
-"""A compute worker that is there before its daemon asks for one: forked from what is imported already, not started anew.
+"""A compute worker that is there before its daemon asks for one: forked from what is imported already, not
+started anew.
 
-Importing torch takes three seconds of a processor, longer than most tests train. The first worker of a daemon is such a
-spare, tied to it like any other; one that takes the place of a dead worker is started as everywhere else.
+Importing torch takes three seconds of a processor, longer than most tests train. The first worker of a daemon
+is such a spare, tied to it like any other; one that takes the place of a dead worker is started as everywhere
+else.
 """
 
 import dataclasses

@@ -1,4 +1,5 @@
-"""A swarm of real processes on loopback, as the tests see it: start, hurt, wait for what the ledger says, judge.
+"""A swarm of real processes on loopback, as the tests see it: start, hurt, wait for what the ledger says,
+judge.
 
 Nothing waits for a fixed time: every wait is for a condition and has a deadline.
 """
@@ -38,9 +39,11 @@ class Swarm:
         """Where its processes are, if not on the loopback of this machine."""
         self._server = server
         self._served_by: list[psutil.Process] = []
-        """The helpers of the bootstrap node, which keep its port a little longer than they have it for a parent."""
+        """The helpers of the bootstrap node, which keep its port a little longer than they have it for a
+        parent.
+        """
 
-    # ── processes ────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── processes ───────────────────────────────────────────────────────────────────────────────────────────
 
     def start(
         self,
@@ -71,9 +74,11 @@ class Swarm:
     async def bootstrap(
         self, *options: str, fail: str = "", together: int = 0, before: str = "", **how: Any
     ) -> Child:
-        """Serve the run, at the port where it was served before; returns when volunteers may join. `how` as in `start`.
+        """Serve the run, at the port where it was served before; returns when volunteers may join. `how`
+        as in `start`.
 
-        The run is held until so many volunteers as `together` have their places and are ready, so none of them can be late for it.
+        The run is held until so many volunteers as `together` have their places and are ready, so none of
+        them can be late for it.
         """
         if together:
             before = f"{before} begins_with:{together}"
@@ -101,7 +106,8 @@ class Swarm:
         return self.start(name, "join", *address, *options, node=node, **how)
 
     async def without_end(self, before: str = "", serves: str = "patient") -> tuple[Child, list[Child]]:
-        """A run that ends when the test does, and three volunteers at work for two places: one that can be missed, and all.
+        """A run that ends when the test does, and three volunteers at work for two places: one that can be
+        missed, and all.
 
         `before` is, as in `start`, what is wrong with them, `serves` with the bootstrap node.
         """
@@ -133,14 +139,16 @@ class Swarm:
             for noise in ("Traceback", "never retrieved", "HP-SYS-000"):
                 assert noise not in child.said, f"{child.name}:\n{child.said}"
 
-    # ── the ledger ───────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the ledger ──────────────────────────────────────────────────────────────────────────────────────────
 
     def records(self, kind: str = "") -> list[dict[str, Any]]:
         """What the coordinator's log says; of one kind, or all of it."""
         return [r for r in read_log(self.run.log_path) if not kind or r["kind"] == kind]
 
     async def left_in_order(self, volunteers: list[Child]) -> None:
-        """Everybody leaves once what they have trained is stored, the bootstrap node last; all of it is in the log."""
+        """Everybody leaves once what they have trained is stored, the bootstrap node last; all of it is in
+        the log.
+        """
         stored = len(self.records("checkpoint"))
         await until(
             lambda: len(self.records("checkpoint")) > stored, "what they trained is stored", within_s=200.0
@@ -167,7 +175,9 @@ class Swarm:
         await until(reached, f"{steps} steps; {self._voices()}", within_s)
 
     async def stored(self, steps: int, within_s: float = 2 * BUSY_S) -> None:
-        """Return when a state of so many steps is in the store: with a block's last holder that leaves the rest is gone."""
+        """Return when a state of so many steps is in the store: with a block's last holder that leaves the
+        rest is gone.
+        """
         await until(
             lambda: any(record["version"] >= steps for record in self.records("checkpoint")),
             f"{steps} steps are stored; {self._voices()}",
@@ -189,7 +199,7 @@ class Swarm:
 
         return await until(record, f"{child.name} is gone", within_s)  # type: ignore[return-value]
 
-    # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the end ─────────────────────────────────────────────────────────────────────────────────────────────
 
     async def finished(self, *children: Child, within_s: float = 3 * BUSY_S) -> None:
         """Return when the run is over and all of `children` have ended well."""

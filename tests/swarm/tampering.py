@@ -1,4 +1,6 @@
-"""What is wrong with a process or its machine in a test; called in the child before the command line starts."""
+"""What is wrong with a process or its machine in a test; called in the child before the command line
+starts.
+"""
 
 import ctypes
 import dataclasses
@@ -21,7 +23,9 @@ LITTLE = 512 << 10
 
 
 def install(name: str) -> None:
-    """Change this process as a function of this file or of pacing.py says, which may have an argument: "begins_with:3"."""
+    """Change this process as a function of this file or of pacing.py says, which may have an argument:
+    "begins_with:3".
+    """
     function, _, argument = name.partition(":")
     change = getattr(pacing, function, None) or globals()[function]
     change(*filter(None, [argument]))
@@ -41,7 +45,9 @@ def newer_wire() -> None:
 
 
 def next_version() -> None:
-    """The next version of hetpeer, which works with this one: its messages have a field that we do not know, and there are some that we do not know at all."""
+    """The next version of hetpeer, which works with this one: its messages have a field that we do not
+    know, and there are some that we do not know at all.
+    """
     import msgpack
 
     from hetpeer.averaging import messages
@@ -120,8 +126,10 @@ EVERYWHERE = frozenset({"without_pickle"})
 
 
 def _sends_once(wrong: Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]) -> None:
-    """The first part of a sum that leaves for somebody else is what `wrong` makes of it. Of two holders the one with the faster line adds up all: this
-    one says that its own is slow, or its parts might never leave.
+    """The first part of a sum that leaves for somebody else is what `wrong` makes of it.
+
+    Of two holders the one with the faster line adds up all: this one says that its own is slow, or its parts
+    might never leave.
     """
     from hetpeer.peer.transport.link_book import LinkBook
     from hetpeer.peer.transport.tensor_store import TensorStore
@@ -236,7 +244,9 @@ def sends_stale() -> None:
 
 
 def sends_false_bundles() -> None:
-    """A volunteer whose bundles, activations and gradients, are the opposite of what it has computed, from the first step with five others on; its sums are right."""
+    """A volunteer whose bundles, activations and gradients, are the opposite of what it has computed, from
+    the first step with five others on; its sums are right.
+    """
     import numpy as np
 
     from hetpeer.averaging.member.held_step import HeldStep
@@ -267,7 +277,9 @@ def sends_false_bundles() -> None:
 
 
 def killed_after_step_4() -> None:
-    """A volunteer that dies with an update in its memory, that of the fifth step or of a later one, and nobody told."""
+    """A volunteer that dies with an update in its memory, that of the fifth step or of a later one, and
+    nobody told.
+    """
     from hetpeer.peer.training.evidence_log import EvidenceLog
 
     applied = EvidenceLog.applied
@@ -281,7 +293,9 @@ def killed_after_step_4() -> None:
 
 
 def leaves_after_step_12() -> None:
-    """A volunteer whose terminal goes away once it has applied the thirteenth step or a later one: kernel and shell say so."""
+    """A volunteer whose terminal goes away once it has applied the thirteenth step or a later one: kernel
+    and shell say so.
+    """
     from hetpeer.peer.training.evidence_log import EvidenceLog
 
     applied = EvidenceLog.applied
@@ -339,7 +353,9 @@ def _require(status: int) -> None:
 
 
 def little_memory() -> None:
-    """A volunteer whose arena has room for a reduce of the tiny model and a few bundles, not for all that a step keeps."""
+    """A volunteer whose arena has room for a reduce of the tiny model and a few bundles, not for all that
+    a step keeps.
+    """
     from hetpeer.peer.daemon import volunteer_life
 
     config = volunteer_life.ComputeConfig
@@ -367,7 +383,9 @@ def as_a_service(path: str) -> None:
 
 
 def an_hour_passes() -> None:
-    """A volunteer whose owner's clock is an hour later once there is a file `late` in the home; the machine has not slept."""
+    """A volunteer whose owner's clock is an hour later once there is a file `late` in the home; the
+    machine has not slept.
+    """
     from hetpeer.peer.daemon import join_run
 
     late = Path(os.environ["HETPEER_HOME"]) / "late"

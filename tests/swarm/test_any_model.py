@@ -1,4 +1,6 @@
-"""A model that is hard in every way that hetpeer knows, in a swarm of uneven clusters, with a death on the way."""
+"""A model that is hard in every way that hetpeer knows, in a swarm of uneven clusters, with a death on the
+way.
+"""
 
 import signal
 from pathlib import Path
@@ -59,7 +61,8 @@ def data():
 '''
 OPTIONS = {
     "steps": 12,
-    # the last microbatch has three samples: with two, BatchNorm makes a gradient of 240 of activations of 1, and what another processor
+    # the last microbatch has three samples: with two, BatchNorm makes a gradient of 240 of activations of 1,
+    # and what another processor
     # rounds differently is a part in ten thousand of it
     "batch-size": 23,
     "microbatch-size": 4,

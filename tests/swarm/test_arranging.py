@@ -1,4 +1,6 @@
-"""Blocks change hands while real volunteers train: those who are left take over what nobody comes for, and the curve stays that of one machine."""
+"""Blocks change hands while real volunteers train: those who are left take over what nobody comes for, and
+the curve stays that of one machine.
+"""
 
 import pytest
 
@@ -32,7 +34,10 @@ async def test_who_is_left_takes_over_what_nobody_comes_for(swarm: Swarm, refere
 async def test_a_coordinator_that_dies_while_it_moves_somebody(
     swarm: Swarm, reference: ReferenceRun, place: str
 ) -> None:
-    """What is in the log is in effect; who was not told finds out when it comes back. The first two places are given to those who come."""
+    """What is in the log is in effect; who was not told finds out when it comes back.
+
+    The first two places are given to those who come.
+    """
     await swarm.bootstrap(before="soon_calm", fail=place)
     one = swarm.volunteer("one")
     swarm.volunteer("other", fail="tell_vote:3")

@@ -1,4 +1,6 @@
-"""What users and machines get wrong: one line that says what, why and what to do; the right exit status; nothing half done."""
+"""What users and machines get wrong: one line that says what, why and what to do; the right exit status;
+nothing half done.
+"""
 
 import re
 import signal
@@ -80,7 +82,9 @@ def serve(swarm: Swarm, port: int = 0) -> Child:
 
 
 async def test_a_volunteer_that_cannot_take_part(swarm: Swarm) -> None:
-    """Too small, too full, too old, too late, nowhere to write: the bootstrap node lives on, and leaves when asked."""
+    """Too small, too full, too old, too late, nowhere to write: the bootstrap node lives on, and leaves
+    when asked.
+    """
     bootstrap = await swarm.bootstrap()
     in_the_way = swarm.folder / "file"
     in_the_way.touch()
@@ -106,7 +110,9 @@ async def test_a_volunteer_that_cannot_take_part(swarm: Swarm) -> None:
 
 
 async def test_a_graph_that_is_not_what_it_says(swarm: Swarm) -> None:
-    """Its author has signed it, so no other copy is better: who is to compute it says what its worker found, and ends."""
+    """Its author has signed it, so no other copy is better: who is to compute it says what its worker
+    found, and ends.
+    """
     blocks = []
     for entry in swarm.run.manifest.blocks:
         spec = swarm.run.block_spec(entry)

@@ -1,4 +1,7 @@
-"""A minute in which something happens to somebody all the time. The long one, with figures, is `make chaos`."""
+"""A minute in which something happens to somebody all the time.
+
+The long one, with figures, is `make chaos`.
+"""
 
 import asyncio
 import shutil

@@ -1,4 +1,6 @@
-"""A volunteer that its owner talks to: paused, resumed, told to finish or to stop, and put to sleep with its machine."""
+"""A volunteer that its owner talks to: paused, resumed, told to finish or to stop, and put to sleep with
+its machine.
+"""
 
 import signal
 import stat
@@ -123,7 +125,9 @@ async def test_paused_in_training_resumed_and_finished(swarm: Swarm) -> None:
 
 
 async def test_paused_before_it_works(swarm: Swarm) -> None:
-    """Paused while it starts and while its worker does; what is asked of it then; and a pause that ends by itself."""
+    """Paused while it starts and while its worker does; what is asked of it then; and a pause that ends by
+    itself.
+    """
     training = swarm.run.manifest.training.model_copy(update={"steps": 100_000})
     swarm.run = resign(swarm.run, training=training)  # nobody ends because the run does
     await swarm.bootstrap()

@@ -1,4 +1,6 @@
-"""The dashboard of a volunteer at work, in a browser: every panel is filled, its buttons do what they say, and changes are seen at once."""
+"""The dashboard of a volunteer at work, in a browser: every panel is filled, its buttons do what they say,
+and changes are seen at once.
+"""
 
 import asyncio
 import os

@@ -1,4 +1,6 @@
-"""Data that is not there when it is needed: ids wait for it; if it does not come, the run says what is missing."""
+"""Data that is not there when it is needed: ids wait for it; if it does not come, the run says what is
+missing.
+"""
 
 import pytest
 

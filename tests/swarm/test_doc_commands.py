@@ -1,8 +1,9 @@
-"""The commands that README and the guides show, given for real: one small swarm for all of them, on this machine.
+"""The commands that README and the guides show, given for real: one small swarm for all of them, on this
+machine.
 
-Where they listen, whose ids and files they name, is this test's own; so is their order, as one shows how to end what another needs. What
-one machine cannot do within seconds is in `NOT_HERE`, with the reason; it is parsed all the same (tests/peer/test_doc_commands.py, which also
-does all that the author's guide says).
+Where they listen, whose ids and files they name, is this test's own; so is their order, as one shows how to
+end what another needs. What one machine cannot do within seconds is in `NOT_HERE`, with the reason; it is
+parsed all the same (tests/peer/test_doc_commands.py, which also does all that the author's guide says).
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ SAYS = {
 
 @cache
 def commands() -> dict[str, list[str]]:
-    """Each once, as one text and as its words; without those that only name a command, and mean it with what it takes."""
+    """Each once, as one text and as its words; without those that only name a command, and mean it with
+    what it takes.
+    """
     found = {}
     for command in (words(text) for page in PAGES if page != ELSEWHERE for text in shown(page)):
         try:

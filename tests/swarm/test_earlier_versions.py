@@ -1,7 +1,8 @@
-"""A run and a home that commit e32fc21 wrote (before the package had rooms) are read, and the run goes on from there.
+"""A run and a home that commit e32fc21 wrote (before the package had rooms) are read, and the run goes on
+from there.
 
-`run_of_e32fc21.tar.xz` has a run directory with 12 of 60 steps committed, every process of it killed at once; the home of
-its volunteer with a `config.toml`; and the author's model and data.
+`run_of_e32fc21.tar.xz` has a run directory with 12 of 60 steps committed, every process of it killed at once;
+the home of its volunteer with a `config.toml`; and the author's model and data.
 """
 
 import tarfile

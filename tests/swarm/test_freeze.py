@@ -14,7 +14,9 @@ pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
 @pytest.mark.proof
 async def test_frozen_beyond_the_lease(swarm: Swarm) -> None:
-    """The run goes on without it; when it thaws it is fenced, comes back as a new incarnation and works again."""
+    """The run goes on without it; when it thaws it is fenced, comes back as a new incarnation and works
+    again.
+    """
     frozen, volunteers = await swarm.without_end(serves="")
     bootstrap, *_ = swarm.children
     await until(lambda: swarm.lives(frozen), "it has applied a step")

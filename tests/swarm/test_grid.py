@@ -1,4 +1,5 @@
-"""A process dies at every place of the protocol where it can (docs/faults.md): the run goes on, and counts exactly once.
+"""A process dies at every place of the protocol where it can (docs/faults.md): the run goes on, and counts
+exactly once.
 
 Each cell alone is for `make grid`; here several are met in one run.
 """
@@ -85,7 +86,8 @@ async def mended(
 ) -> None:
     """Start again whoever dies, until the run is over and proves right; somebody must have died.
 
-    `second` says where the second lives of volunteers are to end, and the coordinator's second one ends at a checkpoint then.
+    `second` says where the second lives of volunteers are to end, and the coordinator's second one ends at a
+    checkpoint then.
     """
     reborn = False
     while bootstrap.status != 0:
@@ -111,7 +113,9 @@ async def mended(
 @pytest.mark.grid
 @pytest.mark.parametrize("cell", VOLUNTEER)
 async def test_a_volunteer(swarm: Swarm, reference: ReferenceRun, cell: str) -> None:
-    """One of the first two and one of the others are to die at the same place: stages reach different ones, and work goes to who is fast."""
+    """One of the first two and one of the others are to die at the same place: stages reach different
+    ones, and work goes to who is fast.
+    """
     bootstrap = await swarm.bootstrap()
     volunteers = [
         swarm.volunteer(name, fail=f"{cell}@{swarm.folder}/{pair}") for pair in ("ab", "cd") for name in pair
@@ -122,7 +126,9 @@ async def test_a_volunteer(swarm: Swarm, reference: ReferenceRun, cell: str) -> 
 @pytest.mark.grid
 @pytest.mark.parametrize("cell", WORKER)
 async def test_a_worker(swarm: Swarm, reference: ReferenceRun, cell: str) -> None:
-    """That of whoever gets there first: it depends on lines who reduces, and on places who computes how much."""
+    """That of whoever gets there first: it depends on lines who reduces, and on places who computes how
+    much.
+    """
     bootstrap = await swarm.bootstrap()
     volunteers = [swarm.volunteer(name, fail=f"{cell}@{swarm.folder}/died") for name in "abcd"]
     await mended(swarm, bootstrap, volunteers, reference)

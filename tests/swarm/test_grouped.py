@@ -25,7 +25,10 @@ async def clusters_of_two(
     before: str = "",
     **training: Any,
 ) -> list[Child]:
-    """Two stages are a cluster, so four volunteers are two; none begins before all are there. `before` is what is wrong with the bootstrap node."""
+    """Two stages are a cluster, so four volunteers are two; none begins before all are there.
+
+    `before` is what is wrong with the bootstrap node.
+    """
     settings = swarm.run.manifest.training.model_copy(update=training)
     swarm.run = resign(swarm.run, averaging=averaging, training=settings, links=links or LinkSettings())
     await swarm.bootstrap(together=len(names) // 2 * 2, before=before)
@@ -101,7 +104,9 @@ async def test_what_falls_apart_with_a_killed_volunteer_is_trained_again(swarm: 
 
 @pytest.mark.proof
 async def test_who_waits_alone_and_has_the_memory_is_a_cluster(swarm: Swarm) -> None:
-    """Three for two stages: the third, or whoever comes so much earlier than the next, holds all of the model in one stage, and averages with the others."""
+    """Three for two stages: the third, or whoever comes so much earlier than the next, holds all of the
+    model in one stage, and averages with the others.
+    """
     volunteers = await clusters_of_two(swarm, "abc", steps=ENDLESS, checkpoint_every=4, before="soon_enough")
     await until(lambda: own_cuts(swarm), "a cluster has a cut of its own", 100.0)
     number, cut = own_cuts(swarm)[0]

@@ -1,4 +1,6 @@
-"""Joining by an invite: through a rendezvous that serves no run, and when that is gone, by what the home remembers."""
+"""Joining by an invite: through a rendezvous that serves no run, and when that is gone, by what the home
+remembers.
+"""
 
 import signal
 from pathlib import Path
@@ -71,7 +73,10 @@ async def test_a_run_is_found_through_a_rendezvous_and_found_again_without_it(sw
 
 @pytest.mark.proof
 async def test_an_identity_moves_to_another_home_in_the_middle_of_a_run(swarm: Swarm, tmp_path: Path) -> None:
-    """With its key alone. The coordinator is started again, and asks it for what it did: the audit finds nothing told twice."""
+    """With its key alone.
+
+    The coordinator is started again, and asks it for what it did: the audit finds nothing told twice.
+    """
     to_be_held_by_one(swarm)
     bootstrap = await swarm.bootstrap()
     link = bootstrap.printed.split()[-1]

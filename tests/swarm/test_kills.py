@@ -41,7 +41,9 @@ async def test_the_only_holder_goes(swarm: Swarm, reference: ReferenceRun) -> No
 
 
 def went_back_to_what_was_stored(swarm: Swarm, times: int) -> None:
-    """So often, and each time from a version that was not stored: to the last one that was, and not to the very first."""
+    """So often, and each time from a version that was not stored: to the last one that was, and not to the
+    very first.
+    """
     stored, done, backs = 0, 0, 0
     for record in swarm.records():
         match record["kind"]:

@@ -21,7 +21,9 @@ def ip(*words: str) -> None:
 
 @pytest.fixture
 def house() -> Iterator[SimpleNamespace]:
-    """Network namespaces with a cable between; as the laboratory, whose nodes are routers apart, for `Swarm.lab`."""
+    """Network namespaces with a cable between; as the laboratory, whose nodes are routers apart, for
+    `Swarm.lab`.
+    """
     for name in NAMES:
         subprocess.run(
             ["ip", "netns", "delete", name], check=False, capture_output=True

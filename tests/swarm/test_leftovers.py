@@ -31,8 +31,8 @@ NEWCOMER = (
 
 
 async def orphaned(swarm: Swarm, after: int = 3, before: str = "") -> Child:
-    """The first stage in its first step (`before` as in `Swarm.start`); the second stage has died with its gradient number
-    `after`, and its state can be had.
+    """The first stage in its first step (`before` as in `Swarm.start`); the second stage has died with its
+    gradient number `after`, and its state can be had.
     """
     holder = swarm.volunteer("holder", fail=f"send_gradient:{after}")
     assert (await holder.blocks())[0] == BORDER

@@ -21,8 +21,9 @@ pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 @pytest.mark.alone
 @pytest.mark.parametrize("before", ["", "keeps_to_libp2p"])
 async def test_only_the_slow_direction_shrinks(swarm: Swarm, before: str) -> None:
-    """One of two stages has a very bad uplink; what comes back has a good one, and stays bit for bit over libp2p. Past it that is not so yet: the line looks slower
-    than it is, and what comes back shrinks, but less (docs/links.md, "Direct lanes").
+    """One of two stages has a very bad uplink; what comes back has a good one, and stays bit for bit over
+    libp2p. Past it that is not so yet: the line looks slower than it is, and what comes back shrinks,
+    but less (docs/links.md, "Direct lanes").
     """
     changes = {"steps": 1000, "checkpoint_every": 1000}  # which would take most of the time on the slow line
     changes |= {"microbatch_size": 6}  # tiny bundles measure the processor, not the line
@@ -61,8 +62,8 @@ async def test_only_the_slow_direction_shrinks(swarm: Swarm, before: str) -> Non
 
 
 async def test_sparse_bundles_through_a_death(swarm: Swarm, reference: ReferenceRun) -> None:
-    """A fifth of each activation travels, in bytes, and a quarter of what is added up; one of two pipelines' volunteers dies
-    with an update in its memory.
+    """A fifth of each activation travels, in bytes, and a quarter of what is added up; one of two
+    pipelines' volunteers dies with an update in its memory.
     """
     links = LinkSettings(codec="topk-int8", ratio=12.0, adaptive=False, feedback=True, reduce="int8")
     swarm.run = resign(swarm.run, links=links)

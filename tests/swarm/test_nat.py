@@ -1,4 +1,6 @@
-"""Volunteers that accept no connection: what they find out of themselves, and that they train, through a relay that dies."""
+"""Volunteers that accept no connection: what they find out of themselves, and that they train, through a
+relay that dies.
+"""
 
 import signal
 
@@ -15,7 +17,9 @@ KNOWN_S = 100.0
 
 
 def latest(watcher: Child, one: Child, other: Child) -> tuple[str, list[str], list[str]] | None:
-    """What `hetpeer status --watch --json` last said of volunteer `one`: reach, relays, and the path of its link to `other`."""
+    """What `hetpeer status --watch --json` last said of volunteer `one`: reach, relays, and the path of
+    its link to `other`.
+    """
     peers = watcher.shown.get("peers", [])
     found = (
         (
@@ -44,7 +48,8 @@ async def both_go(watcher: Child, volunteers: list[Child], way: tuple[str, list[
 async def test_closed_volunteers_train_through_a_relay_that_dies(swarm: Swarm) -> None:
     """Both stages are held by volunteers that accept no connection. The relay's p2pd is killed in the middle.
 
-    An open volunteer is there for a while: it finds out that it is, and may help the others to find out that they are not.
+    An open volunteer is there for a while: it finds out that it is, and may help the others to find out that
+    they are not.
     """
     training = swarm.run.manifest.training.model_copy(update={"steps": 1000})
     swarm.run = resign(swarm.run, training=training)

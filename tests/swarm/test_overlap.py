@@ -1,4 +1,6 @@
-"""Steps overlap (docs/asynchronous.md): real processes compute with parameters that are one or two updates old, and one machine that does so gets the same."""
+"""Steps overlap (docs/asynchronous.md): real processes compute with parameters that are one or two updates
+old, and one machine that does so gets the same.
+"""
 
 import asyncio
 import functools
@@ -25,7 +27,9 @@ def staleness_of(swarm: Swarm) -> list[int]:
 
 
 def _every_contribution_is_told(swarm: Swarm, killed: str, staleness: int) -> None:
-    """Each id of each step is used once, as its holders have signed; what `killed` had or was to do is lost, and among them."""
+    """Each id of each step is used once, as its holders have signed; what `killed` had or was to do is
+    lost, and among them.
+    """
     verdict = audit(swarm.run.path, contributions=True)
     each, training = verdict.contributions or [], swarm.run.manifest.training
     used = Counter((one.step, one.id) for one in each if one.state == "used")
@@ -53,7 +57,9 @@ def _every_contribution_is_told(swarm: Swarm, killed: str, staleness: int) -> No
 async def test_steps_that_overlap_are_those_of_one_machine(
     swarm: Swarm, staleness: int, changes: dict[str, Any]
 ) -> None:
-    """Three volunteers on two stages, with what is made of stale gradients, or few of them; one is killed in the middle and comes back."""
+    """Three volunteers on two stages, with what is made of stale gradients, or few of them; one is killed
+    in the middle and comes back.
+    """
     changes = {"steps": 60} | changes | {"staleness": staleness}
     swarm.run = resign(swarm.run, training=swarm.run.manifest.training.model_copy(update=changes))
     bootstrap = await swarm.bootstrap(together=3)

@@ -1,4 +1,6 @@
-"""Real volunteers of whom one gives everybody a false sum (docs/trust.md, "Proofs of sums"): nothing of it is committed, and the curve is that of one machine."""
+"""Real volunteers of whom one gives everybody a false sum (docs/trust.md, "Proofs of sums"): nothing of it
+is committed, and the curve is that of one machine.
+"""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""Real volunteers of whom one spoils what all add up (docs/trust.md, "Disputes in a reduce"): the others go on, and the curve is that of one machine."""
+"""Real volunteers of whom one spoils what all add up (docs/trust.md, "Disputes in a reduce"): the others
+go on, and the curve is that of one machine.
+"""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""Three reliable peers keep the run's log: whichever of them dies, the run goes on, and nothing that was decided is lost."""
+"""Three reliable peers keep the run's log: whichever of them dies, the run goes on, and nothing that was
+decided is lost.
+"""
 
 import signal
 from pathlib import Path
@@ -75,7 +77,10 @@ async def test_a_leader_is_killed(swarm: Swarm, reference: ReferenceRun, tmp_pat
 
 @pytest.mark.proof
 async def test_the_only_reliable_peer_is_replaced(swarm: Swarm, tmp_path: Path) -> None:
-    """The owner amends the manifest while it trains: another machine has the log, and then the run. The old one is not needed."""
+    """The owner amends the manifest while it trains: another machine has the log, and then the run.
+
+    The old one is not needed.
+    """
     home, copy = tmp_path / "home-new", tmp_path / "copy"
     new = Home(home).reliable_identity().peer_id
     swarm.run = resign(swarm.run, training=swarm.run.manifest.training.model_copy(update={"steps": MANY}))

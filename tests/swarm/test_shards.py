@@ -33,7 +33,9 @@ OPTIONS = {
     "checkpoint-every": 2,
 }
 SHARDS = range(1, 8)
-"""A stage is two blocks, one of them a layer, whose half is three shards: the first step and the next one's first shard."""
+"""A stage is two blocks, one of them a layer, whose half is three shards: the first step and the next
+one's first shard.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +63,11 @@ def use(swarm: Swarm, run: RunDirectory) -> None:
 
 
 async def killed_and_started_again(swarm: Swarm, cell: str, names: str) -> list[Child]:
-    """The swarm's volunteers. Whoever gets to `cell` first dies there and comes back, as the first of them: it depends on lines who reduces."""
+    """The swarm's volunteers.
+
+    Whoever gets to `cell` first dies there and comes back, as the first of them: it depends on lines who
+    reduces.
+    """
     await swarm.bootstrap()
     cell = f"{cell}@{swarm.folder}/died"
     volunteers = {name: swarm.volunteer(name, fail=cell) for name in names}
@@ -96,8 +102,8 @@ async def test_a_reduce(
 async def test_an_averaging(
     swarm: Swarm, wide: tuple[RunDirectory, ReferenceRun], phase: str, shard: int
 ) -> None:
-    """A cluster has one holder of each block: it falls apart, the other goes on without it until there is a new one. Every other
-    averaging is a delayed one.
+    """A cluster has one holder of each block: it falls apart, the other goes on without it until there is
+    a new one. Every other averaging is a delayed one.
     """
     use(swarm, wide[0])
     settings = swarm.run.manifest.training.model_copy(update={"steps": ENDLESS})

@@ -1,4 +1,6 @@
-"""An upgrade while a swarm trains: two versions in a row work together, and nothing is lost (docs/protocol.md, "Versions")."""
+"""An upgrade while a swarm trains: two versions in a row work together, and nothing is lost
+(docs/protocol.md, "Versions").
+"""
 
 import signal
 
@@ -13,7 +15,9 @@ ENDLESS, SOME = 100_000, 2
 
 @pytest.mark.proof
 async def test_one_after_the_other_is_upgraded_and_no_step_is_lost(swarm: Swarm) -> None:
-    """The reliable peer first, as docs/operations.md says, then the volunteers; each is killed, and started again as another version."""
+    """The reliable peer first, as docs/operations.md says, then the volunteers; each is killed, and
+    started again as another version.
+    """
     training = swarm.run.manifest.training.model_copy(update={"steps": ENDLESS, "checkpoint_every": 5})
     swarm.run = resign(swarm.run, training=training, layouts=(((0, 6),),))
     reliable = await swarm.bootstrap(together=3, before="previous_version")

@@ -1,8 +1,9 @@
 """A wide-area network on one machine: `python -m tests.wanlab MATRIX.json -- COMMAND`.
 
-Runs COMMAND (a shell line) once for each node, in its namespace; `{i}`, `{name}` and `{ip}` in it are the node's. Without
-a command the network stays up until Ctrl-C, for `ip netns exec`. MATRIX.json may be the name of one in tests/wanlab/matrices.
-Orders (`partition homes3`, `latency 0 1 80`, … network.py has all) are read from standard input, one a line.
+Runs COMMAND (a shell line) once for each node, in its namespace; `{i}`, `{name}` and `{ip}` in it are the
+node's. Without a command the network stays up until Ctrl-C, for `ip netns exec`. MATRIX.json may be the name
+of one in tests/wanlab/matrices. Orders (`partition homes3`, `latency 0 1 80`, … network.py has all) are read
+from standard input, one a line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Hurts the peers of a swarm in the laboratory, one after the other, and mends them: benchmarks/chaos.py and tests/swarm/test_chaos.py."""
+"""Hurts the peers of a swarm in the laboratory, one after the other, and mends them: benchmarks/chaos.py
+and tests/swarm/test_chaos.py.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,8 @@ class Fault:
 
 
 class Chaos:
-    """`kinds` come round in an order of `seed`; the volunteers are at the nodes 1 to `peers`, and have uplinks of UPLINK_MBPS.
+    """`kinds` come round in an order of `seed`; the volunteers are at the nodes 1 to `peers`, and have
+    uplinks of UPLINK_MBPS.
 
     Who is frozen or has a slow uplink is so for two leases, who is cut off for one and a half.
     """
@@ -121,7 +124,9 @@ class Chaos:
 
 
 def homes(peers: int, latency_ms: tuple[float, float] = (8, 30)) -> dict[str, object]:
-    """A matrix: the coordinator in a data centre, everybody else at home, as far from each other as `latency_ms` says."""
+    """A matrix: the coordinator in a data centre, everybody else at home, as far from each other as
+    `latency_ms` says.
+    """
     nodes = peers + 1
     choose = random.Random(peers)
     latency = [[0.0] * nodes for _ in range(nodes)]

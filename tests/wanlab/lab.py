@@ -1,11 +1,13 @@
-"""A laboratory: namespaces joined by a router that is slow where the matrix says so. Needs root and /dev/net/tun.
+"""A laboratory: namespaces joined by a router that is slow where the matrix says so. Needs root and
+/dev/net/tun.
 
     with Lab(matrix) as lab:
         server = lab.start(0, ["iperf3", "-s"])
         lab.order("partition 1")
 
-Everything goes when the block is left, and with this process if it is killed: the router ends when its stdin closes,
-processes in namespaces die with us, and what namespaces a killed laboratory left is removed by the next one.
+Everything goes when the block is left, and with this process if it is killed: the router ends when its stdin
+closes, processes in namespaces die with us, and what namespaces a killed laboratory left is removed by the
+next one.
 """
 
 from __future__ import annotations
@@ -136,7 +138,7 @@ class Lab:
     def _path(self) -> str:
         return f"{self._folder}/router"
 
-    # ── nodes ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── nodes ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def namespace(self, node: int) -> str:
         """Its name, as `ip netns exec` takes it."""
@@ -151,7 +153,10 @@ class Lab:
         return ("ip", "netns", "exec", self.namespace(node), *command)
 
     def start(self, node: int, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """Start a process in the namespace of `node`; `options` as for Popen. It dies with us, or with the laboratory."""
+        """Start a process in the namespace of `node`; `options` as for Popen.
+
+        It dies with us, or with the laboratory.
+        """
         die = dying_with_us()
         with open(f"/run/netns/{self.namespace(node)}") as there:  # noqa: PTH123 - it is no regular file
 
@@ -167,7 +172,7 @@ class Lab:
         """Sockets that this thread makes meanwhile are those of `node`."""
         return namespace(self.namespace(node))
 
-    # ── the network ──────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the network ─────────────────────────────────────────────────────────────────────────────────────────
 
     def order(self, order: str) -> dict[str, Any]:
         """Change the network (`Network.obey`), or `stats`; returns its counters. Raises LabError."""

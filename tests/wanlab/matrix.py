@@ -1,4 +1,7 @@
-"""What a laboratory network is like: who, how far apart, how fast, how lossy. Read from JSON, checked, then plain data."""
+"""What a laboratory network is like: who, how far apart, how fast, how lossy.
+
+Read from JSON, checked, then plain data.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,9 @@ class Matrix:
     """Of each node, shared by all its pairs."""
     loss: tuple[tuple[float, ...], ...]
     queue_s: float = 0.1
-    """A packet that would wait longer than this for a line is dropped, as a router with so much buffer does."""
+    """A packet that would wait longer than this for a line is dropped, as a router with so much buffer
+    does.
+    """
     no_inbound: frozenset[int] = frozenset()
     """Nodes that take packets only of flows which they opened themselves."""
     events: tuple[Event, ...] = field(default=())

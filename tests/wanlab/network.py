@@ -1,8 +1,9 @@
 """The network itself, without sockets or clock: packets in with a time, packets out with a time.
 
-A packet waits for its sender's line (the uplink it shares and the pair's own rate), travels for the latency, and waits
-for the receiver's downlink. Lines are fluid: a packet of n bytes occupies one for n / rate seconds, first come, first
-served; one that would wait longer than the queue is long is dropped. A GSO packet counts the headers of its segments.
+A packet waits for its sender's line (the uplink it shares and the pair's own rate), travels for the latency,
+and waits for the receiver's downlink. Lines are fluid: a packet of n bytes occupies one for n / rate seconds,
+first come, first served; one that would wait longer than the queue is long is dropped. A GSO packet counts
+the headers of its segments.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Network(Generic[Packet]):
         self._number = 0
         self._random = random.Random(seed)
 
-    # ── packets ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── packets ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def send(
         self, now: float, source: int, to: int, size: int, packet: Packet, flow: Flow | None = None
@@ -119,14 +120,14 @@ class Network(Generic[Packet]):
             counters.forwarded_bytes += size
             yield to, packet
 
-    # ── changes ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── changes ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def obey(self, order: str) -> None:
         """Change the network. Raises ValueError for what is no order.
 
-        `partition A` and `heal A` (one node from and to all), `cut A B` and `mend A B` (both ways), `latency A B MS`
-        (both ways), `rate A B MBPS`, `uplink A MBPS`, `downlink A MBPS`, `loss A B SHARE` (one way), `loss SHARE` (all),
-        `close A` and `open A` (whether it takes connections). Nodes are names or numbers.
+        `partition A` and `heal A` (one node from and to all), `cut A B` and `mend A B` (both ways), `latency
+        A B MS` (both ways), `rate A B MBPS`, `uplink A MBPS`, `downlink A MBPS`, `loss A B SHARE` (one way),
+        `loss SHARE` (all), `close A` and `open A` (whether it takes connections). Nodes are names or numbers.
         """
         word, *rest = order.split()
         n = range(len(self.matrix))

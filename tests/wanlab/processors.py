@@ -1,6 +1,8 @@
-"""Processors of the laboratory: who is on one has so much of this machine's, as if it had a slower one of its own. Linux control groups, root.
+"""Processors of the laboratory: who is on one has so much of this machine's, as if it had a slower one of
+its own. Linux control groups, root.
 
-Without them whoever does more has more of this machine, and takes it from everybody else, as no home computer takes it from another.
+Without them whoever does more has more of this machine, and takes it from everybody else, as no home computer
+takes it from another.
 """
 
 from __future__ import annotations
@@ -12,9 +14,12 @@ from pathlib import Path
 from typing import Self
 
 PERIOD_US = 10_000
-"""It stands still for a part of each of these. Who has waited begins at full speed, until the part of one is used: of
-longer ones who waits often would be faster than its processor (30 ms of work after pauses at 0.45 of one: 1.15 times as fast
-with these, 1.46 times with five times as much)."""
+"""It stands still for a part of each of these.
+
+Who has waited begins at full speed, until the part of one is used: of longer ones who waits often would be
+faster than its processor (30 ms of work after pauses at 0.45 of one: 1.15 times as fast with these, 1.46
+times with five times as much).
+"""
 LEAST_US = 1000
 """The kernel takes no smaller part: slower processors have longer periods."""
 _ROOT = Path("/sys/fs/cgroup")
@@ -35,9 +40,11 @@ def missing() -> str:
 
 
 class Processor:
-    """A control group, for process `pid` and the children that it starts from then on. Whoever is on it when it is closed has all of this machine again.
+    """A control group, for process `pid` and the children that it starts from then on. Whoever is on it
+    when it is closed has all of this machine again.
 
-    Raises OSError where the system lets us make none. Groups that a killed process has left go when the next is made.
+    Raises OSError where the system lets us make none. Groups that a killed process has left go when the next
+    is made.
     """
 
     def __init__(self, pid: int, cores: float) -> None:

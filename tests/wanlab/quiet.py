@@ -1,7 +1,7 @@
 """Measurements of time on a machine whose processors the host also gives to others.
 
-What was measured while it did so says nothing about the laboratory. It is measured again, for that reason alone: whether the figure
-is a good one is not looked at.
+What was measured while it did so says nothing about the laboratory. It is measured again, for that reason
+alone: whether the figure is a good one is not looked at.
 """
 
 import time
@@ -17,7 +17,10 @@ WITHIN_S = 120.0
 
 
 def undisturbed(measure: Callable[[], T]) -> T:
-    """What the first `measure()` returns during which the host took next to nothing. Fails if none is such within WITHIN_S."""
+    """What the first `measure()` returns during which the host took next to nothing.
+
+    Fails if none is such within WITHIN_S.
+    """
     until = time.monotonic() + WITHIN_S
     while True:
         before = psutil.cpu_times()

@@ -1,11 +1,13 @@
 """The router: one process that carries the packets of all nodes through a `Network`. Started by lab.py.
 
-Each node is a network namespace with one TUN device, whose other end is here. Packets come with a virtio header, so
-that TCP hands over up to 64 KiB at a time (GSO) while its MTU stays 1500: a few thousand system calls for a gigabit.
-`select` is used for its microseconds; the process has real-time priority, or the delays would be those of the scheduler.
+Each node is a network namespace with one TUN device, whose other end is here. Packets come with a virtio
+header, so that TCP hands over up to 64 KiB at a time (GSO) while its MTU stays 1500: a few thousand system
+calls for a gigabit. `select` is used for its microseconds; the process has real-time priority, or the delays
+would be those of the scheduler.
 
-Protocol with its owner: the arguments are the matrix as JSON and the name of the namespaces; "up" on stdout when they
-are there; orders come as datagrams on a unix socket, each is answered with a line of JSON. It ends when stdin closes.
+Protocol with its owner: the arguments are the matrix as JSON and the name of the namespaces; "up" on stdout
+when they are there; orders come as datagrams on a unix socket, each is answered with a line of JSON. It ends
+when stdin closes.
 """
 
 from __future__ import annotations

@@ -38,7 +38,9 @@ def datagrams(lab, *nodes):
 
 @contextlib.contextmanager
 def first_in_line():
-    """Nothing else on this machine runs before us, as nothing runs before the router: what is timed is the laboratory."""
+    """Nothing else on this machine runs before us, as nothing runs before the router: what is timed is the
+    laboratory.
+    """
     os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(5))
     try:
         yield
@@ -99,8 +101,8 @@ def test_delay_cut_and_closed_door():
 @pytest.mark.alone
 @pytest.mark.timeout(700)
 def test_a_line_carries_its_rate():
-    """TCP's share of 100 Mbit/s, a second after the start: the middle one of five measurements, as a pause of this machine
-    fills the line's queue.
+    """TCP's share of 100 Mbit/s, a second after the start: the middle one of five measurements, as a pause
+    of this machine fills the line's queue.
     """
     with Lab({"nodes": 2, "latency_ms": 5, "uplink_mbps": [100, 0]}) as lab, contextlib.ExitStack() as stack:
         with lab.inside(1):
@@ -134,7 +136,9 @@ def namespaces(pid):
 
 
 def test_nothing_outlives_it():
-    """Neither an orderly end nor a kill leaves processes; namespaces of a killed one go when the next is made."""
+    """Neither an orderly end nor a kill leaves processes; namespaces of a killed one go when the next is
+    made.
+    """
     with Lab({"nodes": 2}) as lab:
         assert len(namespaces(os.getpid())) == 2
         sleeper = lab.start(0, ["sleep", "60"])

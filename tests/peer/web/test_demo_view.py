@@ -1,4 +1,6 @@
-"""All that the page shows: the newest loss beside what the log said some seconds ago; and the daemon, whether the swarm answers or not."""
+"""All that the page shows: the newest loss beside what the log said some seconds ago; and the daemon,
+whether the swarm answers or not.
+"""
 
 import asyncio
 import logging

@@ -180,7 +180,8 @@ async def test_the_daemon_keeps_its_signals():
 def test_a_daemon_that_serves_nothing_loads_nothing_of_it():
     loaded = (
         "import sys, hetpeer.peer.daemon.join_run, hetpeer.peer.reliable.reliable_peer;"
-        "print([m for m in ('starlette', 'uvicorn', 'prometheus_client', 'hetpeer.peer.web') if m in sys.modules])"
+        "print([m for m in ('starlette', 'uvicorn', 'prometheus_client', 'hetpeer.peer.web') if m in "
+        "sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -90,7 +90,10 @@ async def test_a_feed_that_closes_ends_every_stream() -> None:
 
 
 async def test_what_is_no_json_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
-    """A number that is none would end the page of everybody who looks. It is told once, and the next view is shown."""
+    """A number that is none would end the page of everybody who looks.
+
+    It is told once, and the next view is shown.
+    """
     looks = 0
 
     async def look(_watched: bool) -> dict[str, float]:
