@@ -62,6 +62,8 @@ def serve(folder: Path) -> None:
 
     from hetpeer.averaging.optim import update_rules  # noqa: F401
     from hetpeer.peer.cli import main  # noqa: F401
+    from hetpeer.peer.cli.swarm import bootstrap_command  # noqa: F401
+    from hetpeer.peer.cli.volunteer import join_command  # noqa: F401
     from hetpeer.peer.daemon import volunteer_life  # noqa: F401
     from hetpeer.peer.reliable import reliable_peer  # noqa: F401
     from hetpeer.stages.worker import bundle_codec, engine  # noqa: F401
