@@ -1,5 +1,8 @@
 """Sizes and layouts of a place's tensors: everything that is checked before a byte of a peer's tensor is
 taken.
+
+For the head of a tensor: whether it is due here, the layout of its payload, the pool of grants that it
+belongs to, and the bytes that it takes there.
 """
 
 from __future__ import annotations
