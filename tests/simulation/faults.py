@@ -32,7 +32,7 @@ MOMENTS = (
 )
 OF_CLUSTERS = ("record average", "record installed", "record dissolved", "record founded")
 
-PATIENCE_S = 8.0
+STRIKE_AFTER_S = 8.0
 
 
 class Faults:
@@ -60,7 +60,7 @@ class Faults:
             swarm.world.after(at, strike)
 
     def _lie_in_wait(self) -> None:
-        """Strike when a moment of some kind comes for the n-th time, or after PATIENCE_S."""
+        """Strike when a moment of some kind comes for the n-th time, or after STRIKE_AFTER_S."""
         swarm, random = self._swarm, self._random
         moment, left = random.choice(self._moments), random.randrange(1, 12)
         left = 1 + left % 2 if moment in OF_CLUSTERS else left  # they are rare
@@ -82,7 +82,7 @@ class Faults:
                 self._strike()
 
         swarm.hooks.append(hook)
-        swarm.world.after(PATIENCE_S, give_up)
+        swarm.world.after(STRIKE_AFTER_S, give_up)
 
     def _strike(self) -> None:
         swarm, random = self._swarm, self._random

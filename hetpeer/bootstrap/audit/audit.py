@@ -88,9 +88,11 @@ class AuditVerdict:
 
     @property
     def ok(self) -> bool:
+        """Whether no rule is broken and each expected microbatch is counted."""
         return self.problem_count == 0 and self.counted == self.microbatches_expected
 
     def complain(self, problem: str, rule: str = "") -> None:
+        """Add `problem`, and count it under `rule`; only the first MAX_PROBLEMS texts are kept."""
         self.problem_count += 1
         if rule:
             self.broken[rule] = self.broken.get(rule, 0) + 1

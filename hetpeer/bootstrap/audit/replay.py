@@ -59,6 +59,7 @@ class Comparison:
 
     @property
     def ok(self) -> bool:
+        """Whether every compared number is within its gate."""
         return not self.problems
 
 

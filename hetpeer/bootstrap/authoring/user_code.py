@@ -32,6 +32,7 @@ class FunctionRole:
     fix: str
 
     def error(self, reference: str, why: str) -> LocalError:
+        """Error for a function at `reference` that cannot be loaded."""
         what = f"cannot load the {self.name} {reference}"
         return LocalError(self.code, what, why=why, fix=self.fix, exit_code=ExitCode.CONFIG)
 

@@ -50,6 +50,7 @@ class AppliedEvent(BaseModel):
 
     @property
     def key(self) -> Key:
+        """Cluster, view, step, plan and block of the update."""
         return self.cluster, self.view, self.step, self.plan, self.block
 
     @property

@@ -162,10 +162,12 @@ class Decision:
 
     @property
     def trains(self) -> bool:
+        """Whether this is a step; an averaging otherwise."""
         return not self.clusters
 
     @property
     def key(self) -> tuple[int, int, int, int]:
+        """Cluster, view, step and plan."""
         return self.cluster, self.view, self.step, self.plan
 
     def __str__(self) -> str:

@@ -95,6 +95,7 @@ class PackedRecords(Records):
         return other
 
     def read(self, begin: int, end: int) -> list[Any]:
+        """Records [begin, end); packed or from the shelf."""
         return [self._record(place) for place in range(begin, end)]
 
     def _record(self, place: int) -> Any:
@@ -218,6 +219,7 @@ class FirstRecords(Records):
         return self.length
 
     def read(self, begin: int, end: int) -> list[Any]:
+        """Records [begin, end) of the log."""
         return self._log.read(begin, end)
 
 

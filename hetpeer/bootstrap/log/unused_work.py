@@ -47,6 +47,7 @@ class LateWork:
         self._late: defaultdict[int, defaultdict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
 
     def committed(self, step: int, roster: Iterable[str], ids: frozenset[int]) -> None:
+        """Accept late reports of `ids` of `step` from `roster`, until AFTERWARDS more steps are committed."""
         self._over[step] = frozenset(roster), ids
         if len(self._over) > AFTERWARDS:
             del self._over[min(self._over)]

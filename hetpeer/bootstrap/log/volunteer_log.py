@@ -88,6 +88,7 @@ class EventLog:
         return line
 
     def close(self) -> None:
+        """Close the file; nothing can be appended any more."""
         os.close(self._descriptor)
 
 

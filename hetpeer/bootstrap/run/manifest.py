@@ -224,6 +224,7 @@ class Manifest(ManifestPart):
 
     @property
     def outer(self) -> Outer | None:
+        """Outer optimizer of the averaging; None if the run has none."""
         return None if self.averaging is None else self.averaging.outer
 
     @property

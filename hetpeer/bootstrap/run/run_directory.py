@@ -65,6 +65,7 @@ class RunDirectory:
 
     @property
     def identity_path(self) -> Path:
+        """Key of the identity of the reliable peer in this directory."""
         return self.path / "identity.key"
 
     @property
@@ -73,7 +74,7 @@ class RunDirectory:
 
     @property
     def named_path(self) -> Path:
-        """Addresses of it that its author has named, a line each: an invite has them first."""
+        """Addresses of this reliable peer that the author has named, a line each; first in an invite."""
         return self.path / "addresses"
 
     def owner_key(self) -> Ed25519PrivateKey:
@@ -91,10 +92,12 @@ class RunDirectory:
 
     @property
     def log_path(self) -> Path:
+        """Log of the run: its decided records."""
         return self.path / "log" / "ledger.log"
 
     @property
     def journal_path(self) -> Path:
+        """Journal of the consensus (raft): terms, votes and entries, decided or not."""
         return self.path / "log" / "raft.log"
 
     @property

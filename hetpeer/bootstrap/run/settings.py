@@ -113,6 +113,7 @@ class LinkSettings(ManifestPart):
 
     @property
     def lossy(self) -> bool:
+        """Whether any codec of the run loses precision."""
         return self.codec != "none" or self.backward not in (None, "none") or self.reduce != "none"
 
 

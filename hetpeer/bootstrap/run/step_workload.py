@@ -17,6 +17,7 @@ FLOAT = 4
 
 
 def of_manifest(manifest: Manifest, microbatches: int) -> StepDemand:
+    """Demand of a step of `microbatches` microbatches: FLOPs and bytes per block."""
     blocks = manifest.blocks
     vectors = np.array([block.vector_count * FLOAT for block in blocks], dtype=np.float64)
     return StepDemand(

@@ -49,7 +49,8 @@ class Served:
 class Shelf(Protocol):
     """Source of served data. The context keeps the data in place while it is sent."""
 
-    def find(self, name: str) -> AbstractAsyncContextManager[Served | None]: ...
+    def find(self, name: str) -> AbstractAsyncContextManager[Served | None]:
+        """Context with the data called `name`, or None if there is none."""
 
 
 class FileService:
@@ -59,6 +60,7 @@ class FileService:
         self._lending = StateCache(shelf.find, lambda served: len(memoryview(served.data).cast("B")))
 
     async def handle(self, stream: Stream) -> None:
+        """Answer one request. Raises `ProtocolError` if malformed, `RemoteError` if the peer is lost."""
         request = (await stream.receive(timeout_s=ASK_S)).header
         name = request.get("want")
         if not isinstance(name, str) or len(name) > 200:
@@ -67,8 +69,8 @@ class FileService:
             if served is None:
                 await stream.send({"missing": name}, timeout_s=REQUEST_TIMEOUT_S)
             else:
-                patience = REQUEST_TIMEOUT_S + len(memoryview(served.data).cast("B")) / SLOWEST
-                await stream.send({"facts": dict(served.facts)}, served.data, timeout_s=patience)
+                timeout_s = REQUEST_TIMEOUT_S + len(memoryview(served.data).cast("B")) / SLOWEST
+                await stream.send({"facts": dict(served.facts)}, served.data, timeout_s=timeout_s)
             # The asker closes; until then the answer may still be under way.
             try:
                 await stream.receive(timeout_s=REQUEST_TIMEOUT_S)

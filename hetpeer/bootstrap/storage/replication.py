@@ -146,8 +146,8 @@ class CheckpointReplication:
         Raises `RemoteError` HP-SYNC-004 if they cannot.
         """
         # They all fetch over one uplink.
-        patience = REQUEST_TIMEOUT_S + len(others) * sum(self._limits) / SLOWEST
-        asked = [asyncio.ensure_future(self._ask(peer, keep, patience)) for peer in others]
+        timeout_s = REQUEST_TIMEOUT_S + len(others) * sum(self._limits) / SLOWEST
+        asked = [asyncio.ensure_future(self._ask(peer, keep, timeout_s)) for peer in others]
         try:
             kept = 0
             for answer in asyncio.as_completed(asked):
@@ -166,11 +166,11 @@ class CheckpointReplication:
                 one.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
 
-    async def _ask(self, peer: str, keep: _Keep, patience: float) -> bool:
+    async def _ask(self, peer: str, keep: _Keep, timeout_s: float) -> bool:
         try:
             async with await self._node.open(peer, KEEP) as stream:
                 await stream.send(keep.model_dump(mode="json"), timeout_s=ASK_S)
-                answer = await stream.receive(timeout_s=patience)
+                answer = await stream.receive(timeout_s=timeout_s)
                 return bool(answer.header.get("kept"))
         except RemoteError as error:
             _log.info("%s does not copy checkpoint %d: %s", short_id(peer), keep.version, error)

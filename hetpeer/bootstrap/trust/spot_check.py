@@ -55,6 +55,7 @@ class SpotCheck:
 
     @property
     def open(self) -> bool:
+        """Whether there is no verdict yet."""
         return self.outcome.verdict is CheckVerdict.OPEN
 
     @property
@@ -64,6 +65,7 @@ class SpotCheck:
 
     @property
     def checkers(self) -> list[str]:
+        """Peers that compute again, in the order in which they were asked."""
         return [opinion.peer for opinion in self.opinions]
 
     # ── computed once more ──────────────────────────────────────────────────────────────────────────────────

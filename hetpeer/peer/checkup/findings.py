@@ -36,18 +36,22 @@ class Finding:
 
     @classmethod
     def well(cls, check: str, text: str) -> Self:
+        """Finding of a check that passed."""
         return cls(check=check, grade=Grade.OK, text=text)
 
     @classmethod
     def skipped(cls, check: str, text: str) -> Self:
+        """Finding of a check that was not made."""
         return cls(check=check, grade=Grade.SKIP, text=text)
 
     @classmethod
     def warned(cls, check: str, error: HetpeerError) -> Self:
+        """Finding of a check that passed with a warning."""
         return cls(check=check, grade=Grade.WARN, error=error)
 
     @classmethod
     def failed(cls, check: str, error: HetpeerError) -> Self:
+        """Finding of a check that failed."""
         return cls(check=check, grade=Grade.FAIL, error=error)
 
     def line(self) -> str:

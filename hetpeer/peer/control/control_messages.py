@@ -62,6 +62,7 @@ class ControlRequest(BaseModel):
             raise not_understood(error.errors(include_url=False)[0]["msg"]) from error
 
     def encode(self) -> bytes:
+        """The request as one line of JSON."""
         return self.model_dump_json(exclude_none=True).encode() + b"\n"
 
 
@@ -167,6 +168,7 @@ class DaemonStatus(BaseModel):
     """The link to its page, with the token, if it serves one."""
 
     def encode(self) -> bytes:
+        """The status as one line of JSON."""
         return _line(self.model_dump(mode="json"))
 
 

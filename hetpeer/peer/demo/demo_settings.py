@@ -83,6 +83,7 @@ class DemoSettings:
         return BATCH_SIZE * SEQUENCE_LENGTH
 
     def home(self, number: int) -> Path:
+        """Folder of volunteer `number`."""
         return self.out / "volunteers" / str(number)
 
     def events_path(self, number: int, run_id: str) -> Path:

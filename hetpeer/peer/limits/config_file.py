@@ -153,6 +153,7 @@ class Month(BaseModel):
 
     @property
     def nbytes(self) -> int:
+        """Bytes sent and received."""
         return self.sent + self.received
 
     def plus(self, month: str, sent: int, received: int) -> Month:

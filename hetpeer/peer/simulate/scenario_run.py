@@ -97,6 +97,7 @@ class ScenarioOutcome:
 
     @property
     def median_s(self) -> float:
+        """Median seconds of a step, in virtual time."""
         return statistics.median(self.step_s)
 
     def document(self) -> dict[str, Any]:

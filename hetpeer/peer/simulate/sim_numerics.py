@@ -29,7 +29,8 @@ class Numerics(Protocol):
     def sizes(self) -> Mapping[int, int]:
         """Elements of each block's flat gradient."""
 
-    def initial(self, block: int) -> Any: ...
+    def initial(self, block: int) -> Any:
+        """Initial state of `block`."""
 
     def forward(
         self, states: Sequence[Any], begin: int, microbatch: tuple[int, int], bundle: Any
@@ -45,9 +46,11 @@ class Numerics(Protocol):
     def add(self, gradients: Iterable[Any]) -> Any:
         """Sum of `gradients`, added one after the other in this order."""
 
-    def shard(self, gradient: Any, begin: int, end: int) -> Any: ...
+    def shard(self, gradient: Any, begin: int, end: int) -> Any:
+        """Elements [begin, end) of `gradient`."""
 
-    def join(self, shards: Sequence[Any]) -> Any: ...
+    def join(self, shards: Sequence[Any]) -> Any:
+        """Gradient of a block from its shards in order."""
 
     def tie(self, block: int, gradient: Any, tied: Mapping[int, tuple[int, Any]]) -> Any:
         """Gradient of `block` with the parts of the blocks `tied` to it: block → (first element, part)."""
@@ -67,7 +70,8 @@ class Numerics(Protocol):
     def inspect(self, block: int, gradient: Any) -> tuple[str, float]:
         """Digest, and squared norm of the elements that count at `block`."""
 
-    def apply(self, state: Any, gradient: Any, coefficient: float) -> Any: ...
+    def apply(self, state: Any, gradient: Any, coefficient: float) -> Any:
+        """State after an update of `state` with `coefficient` · `gradient`."""
 
     def parameters(self, state: Any, begin: int, end: int) -> Any:
         """Parameters [begin, end) of a state, for an averaging; they are added up like gradients."""
@@ -75,7 +79,8 @@ class Numerics(Protocol):
     def install(self, state: Any, total: Any, coefficient: float, copy: Any) -> Any:
         """State with parameters `total`·`coefficient` plus the change since `copy` (of the same cluster)."""
 
-    def digest(self, state: Any) -> str: ...
+    def digest(self, state: Any) -> str:
+        """Digest of a state; equal states have equal digests."""
 
     def shared(self, state: Any, begin: int, end: int) -> str:
         """Digest of the elements [begin, end), a tied parameter: equal at all blocks that have it."""

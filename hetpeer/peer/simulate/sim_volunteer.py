@@ -106,6 +106,7 @@ class SimVolunteer:
 
     @property
     def frozen(self) -> bool:
+        """Whether the process is stopped, as by SIGSTOP."""
         return self._gate.closed
 
     def _paced(self) -> m.Paced:

@@ -162,6 +162,7 @@ class SimWorker:
         self._change(lambda: setattr(self, "graphs_of", None))
 
     def forget_graph(self, step: e.StepId, key: p.TaskKey) -> None:
+        """Drop the kept forward of task `key` of `step`, in the worker's order."""
         self._change(lambda: self._graphs.pop((step.number, key), None))
 
     def merge_or_drop(self, step: e.StepId, change: Merge | Drop) -> None:

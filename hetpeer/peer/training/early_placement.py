@@ -84,7 +84,7 @@ def missing_bytes(run: RunDirectory, blocks: Iterable[int]) -> int:
 async def prepare_ahead(
     roster: Roster, files: RunFiles, offer: Offer, admitted: Callable[[], bool]
 ) -> Place | None:
-    """Fetch the files of the place that the coordinator is likely to give us, while it is absent.
+    """Fetch the files of the place that the coordinator is likely to give us, after SILENCE_S without it.
 
     Returns that place, or None as soon as `admitted()`. Files come from the peers in the roster. Raises
     `LocalError` HP-FIT-001 if nothing fits.

@@ -23,7 +23,7 @@ from hetpeer.stages.links.codec import Codec
 EASE = 0.9
 """Factor of the claim with each idle step."""
 LONGEST = 64
-"""Idle steps for that, at most."""
+"""Most idle steps for one such factor."""
 LEAST = 1 / 16
 """Least claim, as a share of the measured time: one idle for another reason must not be given everything."""
 
@@ -35,7 +35,8 @@ class PaceClaim:
         """`done` forwards and backwards so far, elsewhere."""
         self.idle = 0
         """Steps since a microbatch was computed here."""
-        self._patience = 1
+        self._every = 1
+        """Idle steps for one factor EASE; doubles while the volunteer is found as slow as before."""
         self._done = done
         self._before = 0.0
 
@@ -47,10 +48,10 @@ class PaceClaim:
             self.idle += 1
         elif self.idle:
             if self._before:
-                self._patience = 1 if seconds < EASE * self._before else min(2 * self._patience, LONGEST)
+                self._every = 1 if seconds < EASE * self._before else min(2 * self._every, LONGEST)
             self.idle = 0
         self._done = done
-        return float(seconds * max(EASE ** (self.idle / self._patience), LEAST))
+        return float(seconds * max(EASE ** (self.idle / self._every), LEAST))
 
 
 RECENT = 33

@@ -37,6 +37,7 @@ def text(
     weight: str = "normal",
     more: str = "",
 ) -> str:
+    """A text element at (x, y); `more`: further attributes."""
     look = f'fill="{fill}" text-anchor="{anchor}" font-size="{size}" font-weight="{weight}"'
     return f'<text x="{x:.1f}" y="{y:.1f}" {look}{more}>{escape(words)}</text>'
 
@@ -44,6 +45,7 @@ def text(
 def rect(
     x: float, y: float, width: float, height: float, *, fill: str, stroke: str, radius: int, hint: str = ""
 ) -> str:
+    """A rectangle with rounded corners; `hint`: its tooltip."""
     place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="{radius}"'
     return f'<rect {place} fill="{fill}" stroke="{stroke}"><title>{escape(hint)}</title></rect>'
 

@@ -34,6 +34,7 @@ class SimTensors:
         self._lent: dict[Handle, Callable[[], None]] = {}
 
     def new(self, step: StepId, value: Any, sender: str = "") -> Handle:
+        """Handle of a new tensor `value` of `step`."""
         handle = next(self._next)
         self._values[handle] = value
         self._senders[handle] = sender
@@ -41,6 +42,7 @@ class SimTensors:
         return handle
 
     def value(self, handle: Handle) -> Any:
+        """The value behind `handle`. Raises `ViolationError` after its release."""
         if handle not in self._values:
             raise ViolationError(f"tensor {handle} is used after its release")
         return self._values[handle]
@@ -50,6 +52,7 @@ class SimTensors:
         return self._senders[handle]
 
     def release(self, handle: Handle) -> None:
+        """Forget the value behind `handle`; no effect if that was done before."""
         self._values.pop(handle, None)
         self._senders.pop(handle, None)
         if (back := self._lent.pop(handle, None)) is not None:
@@ -109,6 +112,7 @@ class SimLink:
         return self._processes == (self._sender.process, self._receiver.process)
 
     def send(self, frame: SimFrame) -> None:
+        """Queue a tensor; it leaves once it is granted."""
         self._queue.add(frame)
         self._go_on()
 
@@ -119,6 +123,7 @@ class SimLink:
             self._carry(lambda: receiver.later(process, word))
 
     def end_step(self, step: StepId) -> None:
+        """Drop the queued tensors of `step`."""
         self._queue.forget(step)
         self._go_on()
 

@@ -103,6 +103,7 @@ class Gate:
 
     @property
     def closed(self) -> bool:
+        """Whether messages wait at the gate now."""
         return self._world.now < self._open_at
 
     def close(self, seconds: float) -> None:
