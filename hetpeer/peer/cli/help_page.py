@@ -4,7 +4,6 @@ docs/cli.md`.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -27,17 +26,6 @@ GROUPS = (
     ("Plan and try out", "demo plan simulate trace"),
 )
 """Headings → the commands below them, in the order of the page."""
-KINDS = {
-    " <int range>": " N",
-    " <int>": " N",
-    " <float range>": " X",
-    " <float>": " X",
-    " <float,float>...": " X X",
-    " <str>": " TEXT",
-    " <path>": "",
-    " <list[str]>": "",
-}
-"""Typer's names of types → those of the page."""
 
 
 def page() -> str:
@@ -67,16 +55,10 @@ def _command(command: Any, name: str) -> Iterator[str]:
             yield "| | |"
             yield "| --- | --- |"
             for option, meaning in rows:
-                yield f"| `{_named(option)}` | {_cell(_prose(meaning))} |"
+                yield f"| `{_cell(option)}` | {_cell(_prose(meaning))} |"
             yield ""
         for inner in getattr(command, "commands", {}).values():
             yield from _command(inner, f"{name} {inner.name}")
-
-
-def _named(option: str) -> str:
-    for kind, instead in KINDS.items():
-        option = option.removesuffix(kind) + instead if option.endswith(kind) else option
-    return _cell(re.sub(r" <([^<>]*)>$", r" \1", option))
 
 
 def _cell(text: str) -> str:

@@ -64,6 +64,16 @@ DashboardOption = Annotated[
 RunDir = Annotated[Path, typer.Argument(metavar="DIR", help="The run directory.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
+_WORDS: Final = {
+    "int": "N",
+    "int range": "N",
+    "float": "X",
+    "float range": "X",
+    "float,float": "X X",
+    "str": "TEXT",
+    "path": "PATH",
+}
+"""Typer's name of a type → what stands for the value of such an option in the help."""
 _ONLY_CHECK: Final = "hetpeer: do not begin"
 _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
@@ -98,14 +108,27 @@ _REGISTERED: Final[Mapping[str, str]] = {
 def command_of(part: Callable[..., Any] | typer.Typer) -> Any:
     """The command of a function, or the group of commands of a `Typer`."""
     if isinstance(part, typer.Typer):
-        return typer.main.get_group(part)
+        group = typer.main.get_group(part)
+        for one in group.commands.values():
+            _complete_help(one)
+        return group
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
     alone.command()(part)
-    command: Any = typer.main.get_command(alone)
+    command = typer.main.get_command(alone)
+    _complete_help(command)
+    return command
+
+
+def _complete_help(command: Any) -> None:
+    """Fill registered names into help texts; a word stands for a value, not the name of its Python type."""
     for param in command.params:
         if "{" in (text := getattr(param, "help", None) or ""):
             param.help = _filled(text)
-    return command
+        if param.param_type_name == "argument":
+            param.display_type_rich = lambda **_: None  # its own name says it
+        elif param.metavar is None and not param.is_flag and not param.count:
+            kind = param.display_type(typer.Context(command)).strip("<>")
+            param.metavar = _WORDS.get(kind, kind)  # choices are shown as they are
 
 
 def _filled(text: str) -> str:
