@@ -4,7 +4,9 @@ pip-audit asks PyPI for each version: a tool for whoever works on hetpeer, and n
 needs the network and says something else tomorrow. It ends well where a package is not known to whom it asks,
 such as a mirror without advisories; nothing is known of that package then, so here that is no success.
 
-    make audit-deps         # 0: all were looked up and nothing is known; 1: something is; 5: not all could be looked up
+    make audit-deps
+
+Exit status: 0: all were looked up and nothing is known; 1: something is; 5: not all could be looked up.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ def judged(written: str, complaint: str) -> tuple[int, list[str]]:
         why = (complaint.strip().splitlines() or ["pip-audit said nothing"])[-1]
         return ExitCode.NETWORK, [
             (
-                f"audit-deps: the advisories could not be had; why: {why[:300]}; do: try again where pypi.org "
-                "answers"
+                f"audit-deps: the advisories could not be had; why: {why[:300]}; do: try again where "
+                "pypi.org answers"
             )
         ]
     lines = [line for package in found for line in _known(package)]

@@ -7,8 +7,10 @@ has the rest of this one. What is left of a difference the speeds make up for, b
 goal missed): each is put right by the processor time that a microbatch takes its worker, which waiting for
 another does not change. Two figures for each peer:
 
-* the share of its time in which a forward, a backward or an update is at work, from the volunteers' traces (that of a worker that never waits is all of it);
-* microbatches a second, over those that the same blocks do under the same limit when they wait for nobody (baselines/part.py), the three of them side by side.
+* the share of its time in which a forward, a backward or an update is at work, from the volunteers' traces
+  (that of a worker that never waits is all of it);
+* microbatches a second, over those that the same blocks do under the same limit when they wait for nobody
+  (baselines/part.py), the three of them side by side.
 
 Ways take turns, the middle of several runs.
 

@@ -51,7 +51,10 @@ class Box:
     def drawn(self) -> str:
         kind = "outer" if self.dashed else "box"
         rows = [
-            f'<rect class="{kind}" x="{self.x}" y="{self.y}" width="{self.width}" height="{self.height}" rx="6"/>'
+            (
+                f'<rect class="{kind}" x="{self.x}" y="{self.y}" '
+                f'width="{self.width}" height="{self.height}" rx="6"/>'
+            )
         ]
         for number, line in enumerate(self.lines):
             cls = "label" if number else "title"
@@ -82,9 +85,11 @@ class Arrow:
 def document(width: int, height: int, title: str, parts: Sequence[Box | Arrow]) -> str:
     """The SVG; `title` is read to people who do not see it."""
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
+        f' width="{width}" height="{height}"'
         f' role="img" aria-label="{escape(title)}">\n<title>{escape(title)}</title>\n<style>{STYLE}</style>\n'
-        '<defs><marker id="head" markerWidth="9" markerHeight="9" refX="8" refY="4.5" orient="auto-start-reverse">'
+        '<defs><marker id="head" markerWidth="9" markerHeight="9" refX="8" refY="4.5"'
+        ' orient="auto-start-reverse">'
         '<path class="head" d="M0 0 L9 4.5 L0 9 z"/></marker></defs>\n'
         f'<rect class="paper" width="{width}" height="{height}"/>\n'
     )

@@ -1,7 +1,9 @@
 """Whether `hetpeer plan` is right: predicted and measured time of a step, in the laboratory's networks.
 
-Two predictions: that of the swarm as it runs (`hetpeer plan`), and what the planner says of the same volunteers in the same places (`hetpeer plan --devices`, what decides who is moved): `hetpeer status
---devices` writes them down, and the layout that they have is priced. The planner's is of steps one after the other. Both are judged in all three networks.
+Two predictions: that of the swarm as it runs (`hetpeer plan`), and what the planner says of the same
+volunteers in the same places (`hetpeer plan --devices`, what decides who is moved): `hetpeer status
+--devices` writes them down, and the layout that they have is priced. The planner's is of steps one after the
+other. Both are judged in all three networks.
 
 As many stages as volunteers. When the windows are settled and the lines measured, the commands look at the
 swarm for some steps: the middle one of their answers stands beside the middle one of the steps; of steps that
@@ -136,7 +138,10 @@ def judge(rows: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
 def told(row: Mapping[str, Any]) -> str:
     """A line."""
     predicted, measured = f"{row['predicted_s']:7.2f} s", f"{row['measured_s']:7.2f} s"
-    line = f"{row['volunteers']} in {row['where']:8} {row['way']:8} measured {measured}  predicted {predicted}, off by {row['off']:+.0%}"
+    line = (
+        f"{row['volunteers']} in {row['where']:8} {row['way']:8} measured {measured}  "
+        f"predicted {predicted}, off by {row['off']:+.0%}"
+    )
     if row["planned_s"] is None:
         return line
     return f"{line}  by the planner {row['planned_s']:7.2f} s, off by {row['planner_off']:+.0%}"

@@ -1,14 +1,22 @@
 """What steps that overlap cost and win: the loss after as many samples, and the time to the same loss in
 the homes of the laboratory.
 
-*Loss.* A run computes what one machine computes with the same delays (docs/asynchronous.md), so curves are made on one: of a GPT on text, several seeds, and of a ResNet with BatchNorm on
-digits, one for each fold that is left out; each step with parameters that are `staleness` updates old, with AdamW, with NAdam, which looks ahead, with gradients that are compensated, with steps that overlap only once the learning rate
-has risen, and with half of a step's microbatches as old. The learning rate rises, and falls to nothing, as it does where a loss counts. A way's loss is the mean of its curves': of the ResNet's single ones, which are near nothing at the end, none says anything (another
-processor's rounding has moved one by two fifths). What chance makes of such a mean, other seeds say. Curves that are done are noted in `--journal`: interrupted, the same command goes on where it was.
+*Loss.* A run computes what one machine computes with the same delays (docs/asynchronous.md), so curves are
+made on one: of a GPT on text, several seeds, and of a ResNet with BatchNorm on digits, one for each fold that
+is left out; each step with parameters that are `staleness` updates old, with AdamW, with NAdam, which looks
+ahead, with gradients that are compensated, with steps that overlap only once the learning rate has risen, and
+with half of a step's microbatches as old. The learning rate rises, and falls to nothing, as it does where a
+loss counts. A way's loss is the mean of its curves': of the ResNet's single ones, which are near nothing at
+the end, none says anything (another processor's rounding has moved one by two fifths). What chance makes of
+such a mean, other seeds say. Curves that are done are noted in `--journal`: interrupted, the same command
+goes on where it was.
 
-*Time.* Seconds of a step of the same GPT, with the same microbatches, in the laboratory (root), four stages in four homes, of hetpeer with and without staleness, and of torch's 1F1B over gloo;
-ways take turns. Time to a loss is steps to it, by the curves, times the middle step, which is that of all ways with the same staleness: what is made of a gradient takes no time beside it, and those that are fresh take as long as without staleness. No timed step evaluates. Both goals are one way's: that
-which is soonest at the loss of those whose loss is near enough.
+*Time.* Seconds of a step of the same GPT, with the same microbatches, in the laboratory (root), four stages
+in four homes, of hetpeer with and without staleness, and of torch's 1F1B over gloo; ways take turns. Time to
+a loss is steps to it, by the curves, times the middle step, which is that of all ways with the same
+staleness: what is made of a gradient takes no time beside it, and those that are fresh take as long as
+without staleness. No timed step evaluates. Both goals are one way's: that which is soonest at the loss of
+those whose loss is near enough.
 
     python -m benchmarks.stale --jobs 2
 """

@@ -251,9 +251,13 @@ def told(name: str, one: dict[str, Any]) -> Iterator[str]:
     if one["not_given"]:
         yield f"  not in the paper: {one['not_given']}"
     for way, ratio in one["over_ours"].items():
-        yield f"  {way:26} {ratio['median']:6.2f} times as long (least {ratio['worst']:.2f}; fits {ratio['fits']})"
+        rest = f"least {ratio['worst']:.2f}; fits {ratio['fits']}"
+        yield f"  {way:26} {ratio['median']:6.2f} times as long ({rest})"
     if one["simulated_over_predicted"]:
-        yield f"  simulated over predicted {one['simulated_over_predicted']}; best of theirs over ours {one['simulated_best_over_ours']}, SWARM's {one['simulated_swarm_over_ours']}"
+        yield (
+            f"  simulated over predicted {one['simulated_over_predicted']}; best of theirs over ours "
+            f"{one['simulated_best_over_ours']}, SWARM's {one['simulated_swarm_over_ours']}"
+        )
 
 
 def show(figures: dict[str, Any]) -> None:

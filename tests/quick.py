@@ -1,8 +1,8 @@
 """`make quick`: within a minute, what a change most likely breaks. `make test` is what counts.
 
 1. ruff on all files, and mypy if its cache is warm;
-2. the quick tests of the rooms that have changed since the common ancestor with `main`; of all protocol cores where
-   nothing has changed or git cannot tell;
+2. the quick tests of the rooms that have changed since the common ancestor with `main`; of all protocol
+   cores where nothing has changed or git cannot tell;
 3. twenty simulated histories.
 
 The tests of room `hetpeer/<package>/<room>` are the files of `tests/<package>/` that import it. A test file

@@ -54,8 +54,8 @@ ADA, BOB = "Qm" + "a" * 38 + "x9fQ2a", "Qm" + "b" * 38 + "K7bobb"
         (
             {"kind": "quarrel", "step": 5, "pairs": [[ADA, BOB]], "of": 3, "why": "one waits for the other"},
             (
-                "volunteers who cannot add up together: …x9fQ2a and …K7bobb and 2 more pairs (one waits for the "
-                "other)"
+                "volunteers who cannot add up together: …x9fQ2a and …K7bobb and 2 more pairs (one waits for "
+                "the other)"
             ),
         ),
     ],

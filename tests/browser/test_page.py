@@ -224,7 +224,8 @@ async def test_sixty_hostile_names_are_text(browser: Browser) -> None:
         )
         assert tags == usual
         assert await page.evaluate("window.harmed") is None
-        handlers = "[...document.querySelectorAll('*')].flatMap(e => [...e.attributes]).filter(a => a.name.startsWith('on')).length"
+        attributes = "[...document.querySelectorAll('*')].flatMap(e => [...e.attributes])"
+        handlers = f"{attributes}.filter(a => a.name.startsWith('on')).length"
         assert await page.evaluate(handlers) == 0
         cells = await page.locator("#peers tbody tr:first-child td").all_inner_texts()
         assert cells[1] == HOSTILE[0]

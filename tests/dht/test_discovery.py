@@ -150,9 +150,18 @@ def test_no_bytes_make_the_rule_raise(
 
 def test_an_advert_survives_the_round_trip() -> None:
     advert = Advert(
-        name="alice's box".replace("'", ""), addresses=("/ip4/1.2.3.4/tcp/1/p2p/Qm",), role="volunteer", state="working",
-        block_begin=2, block_end=5, step=10, loss=3.5, tokens_per_second=12.0, memory_bytes=2**33, device="cpu",
-    )  # fmt: skip
+        name="alice's box".replace("'", ""),
+        addresses=("/ip4/1.2.3.4/tcp/1/p2p/Qm",),
+        role="volunteer",
+        state="working",
+        block_begin=2,
+        block_end=5,
+        step=10,
+        loss=3.5,
+        tokens_per_second=12.0,
+        memory_bytes=2**33,
+        device="cpu",
+    )
     packed = msgpack.packb(advert.to_map())
     assert len(packed) < MAX_PAYLOAD
     assert Advert.from_map(msgpack.unpackb(packed), peer="p") == advert

@@ -45,10 +45,17 @@ def test_who_asks_for_more_gets_it(name):
 
 
 def test_what_there_is_not_is_not_made_up():
-    code = "import hetpeer.dht, hivemind.utils\nprint(hasattr(hivemind.utils, 'nothing'), hasattr(hivemind.utils, 'timed'))"
+    there = "hasattr(hivemind.utils, 'nothing'), hasattr(hivemind.utils, 'timed')"
+    code = f"import hetpeer.dht, hivemind.utils\nprint({there})"
     assert printed(code) == "False False"
 
 
 def test_what_is_imported_already_stays_as_it_is():
-    code = "import hivemind\nbefore = hivemind.DHT\nimport hetpeer.dht.kademlia.network_session\nfrom hivemind.dht import DHT\nprint(DHT is before)"
+    code = """
+import hivemind
+before = hivemind.DHT
+import hetpeer.dht.kademlia.network_session
+from hivemind.dht import DHT
+print(DHT is before)
+"""
     assert printed(code) == "True"

@@ -1,7 +1,12 @@
 """One decoder, by name (tests/fuzz/targets.py): tried with files, or fuzzed by atheris.
 
-python -m tests.fuzz bootstrap/run/manifest FILE…             what becomes of these bytes, with a traceback if that is wrong
-python -m tests.fuzz bootstrap/run/manifest -- -runs=10000    libFuzzer's flags and folders; `pip install 'hetpeer[fuzz]'`
+What becomes of the bytes of files, with a traceback if that is wrong:
+
+    python -m tests.fuzz bootstrap/run/manifest FILE…
+
+With libFuzzer's flags and folders (`pip install 'hetpeer[fuzz]'`):
+
+    python -m tests.fuzz bootstrap/run/manifest -- -runs=10000
 """
 
 from __future__ import annotations

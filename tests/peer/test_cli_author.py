@@ -79,8 +79,14 @@ def test_a_learning_rate_that_would_never_fall_is_refused(tmp_path: Path, schedu
 
 def test_options_of_a_grouped_run_reach_the_manifest(tmp_path: Path) -> None:
     model = make_author(tmp_path / "author")
-    options = "--batch-size 8 --microbatch-size 2 --sequence-length 16 --mode grouped --span 3 --window all --delayed --robust"
-    more = "--interval 5 --outer-learning-rate 0.7 --outer-momentum 0.8 --optimizer SGD --momentum 0.5 --staleness 1 --warmup-steps 7"
+    options = (
+        "--batch-size 8 --microbatch-size 2 --sequence-length 16 --mode grouped --span 3 --window all "
+        "--delayed --robust"
+    )
+    more = (
+        "--interval 5 --outer-learning-rate 0.7 --outer-momentum 0.8 --optimizer SGD --momentum 0.5 "
+        "--staleness 1 --warmup-steps 7"
+    )
     text = tmp_path / "author" / "text.txt"
     run_command("init", tmp_path / "run", "--model", model, "--data", text, *options.split(), *more.split())
     manifest = RunDirectory.open(tmp_path / "run").manifest
@@ -163,7 +169,10 @@ def test_export_and_generate(run_path: Path, tmp_path: Path) -> None:
 def test_import_loads_nothing_heavy() -> None:
     code = """
 import sys
-import hetpeer.peer.cli.author.init_command, hetpeer.peer.cli.author.amend_command, hetpeer.peer.cli.author.audit_command, hetpeer.peer.cli.author.export_command
+import hetpeer.peer.cli.author.init_command
+import hetpeer.peer.cli.author.amend_command
+import hetpeer.peer.cli.author.audit_command
+import hetpeer.peer.cli.author.export_command
 print(sorted({"torch", "numpy", "hivemind", "pydantic", "cryptography"}.intersection(sys.modules)))
 """
     result = subprocess.run(

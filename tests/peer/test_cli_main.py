@@ -265,7 +265,8 @@ sys.argv = ["hetpeer", "join", "--help"]
 try:
     main.run()
 finally:
-    print(sorted(name.rpartition(".")[2] for name in sys.modules if name.endswith("_command")), file=sys.stderr)
+    loaded = (name.rpartition(".")[2] for name in sys.modules if name.endswith("_command"))
+    print(sorted(loaded), file=sys.stderr)
 """
     result = subprocess.run(
         [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=30

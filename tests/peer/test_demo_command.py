@@ -231,7 +231,8 @@ async def test_child_that_stays_silent_is_given_up(tmp_path: Path) -> None:
 
 
 async def test_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
-    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    code = f"{deaf}; print('up', flush=True); time.sleep(60)"
     stubborn = await child(tmp_path, code)
     assert await stubborn.next_line(30) == "up"
     await stubborn.end(0.3)

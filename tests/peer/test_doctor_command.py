@@ -134,8 +134,13 @@ def test_the_exit_status_is_that_of_the_first_failure() -> None:
     assert found[1].line() == "fail  memory     HP-MEM-003: little; why: full; do: close some"
     (row,) = document(found[1:2])["findings"]
     assert row == {
-        "check": "memory", "grade": "fail", "what": "little", "code": "HP-MEM-003", "why": "full", "fix": "close some"
-    }  # fmt: skip
+        "check": "memory",
+        "grade": "fail",
+        "what": "little",
+        "code": "HP-MEM-003",
+        "why": "full",
+        "fix": "close some",
+    }
 
 
 def test_settings_in_force_and_where_each_is_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

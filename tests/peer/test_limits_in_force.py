@@ -270,7 +270,8 @@ def test_cores_are_the_last_ones() -> None:
 @pytest.mark.skipif(len(ALLOWED_CORES) < 2, reason="there is one core only")
 async def test_a_core_less_for_all_processes_and_threads(tmp_path: Path) -> None:
     """Also for a child's threads that are there already."""
-    code = "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); print('up', flush=True)"
+    thread = "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start()"
+    code = f"{thread}; print('up', flush=True)"
     child = await Child.start("busy", ("-c", code), home=tmp_path, log=tmp_path / "log", command=("python3",))
     try:
         await child.next_line(30.0)

@@ -61,8 +61,12 @@ int nvmlDeviceGetPowerUsage(void *device, unsigned int *milliwatts) {
     *milliwatts = device == devices ? 99500 : 120250;
     return 0;
 }
-typedef struct { unsigned int pid; unsigned long long when; unsigned int sm, memory, encoder, decoder; } sample_t;
-int nvmlDeviceGetProcessUtilization(void *device, sample_t *samples, unsigned int *count, unsigned long long since) {
+typedef struct {
+    unsigned int pid; unsigned long long when; unsigned int sm, memory, encoder, decoder;
+} sample_t;
+int nvmlDeviceGetProcessUtilization(
+    void *device, sample_t *samples, unsigned int *count, unsigned long long since
+) {
     if (device == devices + 1) return 6;  /* nobody has used it */
     if (!samples) { *count = 3; return 7; }  /* so many have to have room */
     samples[0] = (sample_t){41, since + 1, 90};

@@ -112,9 +112,11 @@ display, _ = server.accept()
 display.recv(4096)
 visual = struct.pack("<IBBHIIIxxxx", 33, 4, 8, 256, 0xFF0000, 0xFF00, 0xFF)
 depth = struct.pack("<BxHxxxx", 24, 1) + visual
-screen = struct.pack("<IIIIIHHHHHHIBBBB", 256, 32, 0xFFFFFF, 0, 0, 800, 600, 200, 150, 1, 1, 33, 0, 0, 24, 1) + depth
+sizes = 256, 32, 0xFFFFFF, 0, 0, 800, 600, 200, 150, 1, 1, 33, 0, 0, 24, 1
+screen = struct.pack("<IIIIIHHHHHHIBBBB", *sizes) + depth
 formats = struct.pack("<BBBxxxxx", 24, 32, 32)
-about = struct.pack("<IIIIHHBBBBBBBBxxxx", 1, 1 << 21, (1 << 21) - 1, 256, 4, 65535, 1, 1, 0, 0, 32, 32, 8, 255)
+limits = 1, 1 << 21, (1 << 21) - 1, 256, 4, 65535, 1, 1, 0, 0, 32, 32, 8, 255
+about = struct.pack("<IIIIHHBBBBBBBBxxxx", *limits)
 setup = about + b"fake" + formats + screen
 display.sendall(struct.pack("<BxHHH", 1, 11, 0, len(setup) // 4) + setup)
 number, data = 0, b""

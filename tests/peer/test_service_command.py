@@ -23,7 +23,9 @@ ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupN
 SYSTEMCTL = """#!/bin/sh
 echo "$@" >> "$0.told"
 case "$2" in
-    show) printf 'ActiveState=active\\nSubState=running\\nUnitFileState=enabled\\nStatusText=paused (user)\\n' ;;
+    show)
+        printf 'ActiveState=active\\nSubState=running\\n'
+        printf 'UnitFileState=enabled\\nStatusText=paused (user)\\n' ;;
 esac
 """
 

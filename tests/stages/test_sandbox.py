@@ -54,7 +54,9 @@ print(json.dumps({
     "raw pair": attempt(lambda: socket.socketpair(type=socket.SOCK_RAW)),
     "unconnected": attempt(lambda: socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).bind("")),
     "names": attempt(lambda: open("/proc/self/comm", "w")),
-    "names a thread": attempt(lambda: open(f"/proc/self/task/{threading.get_native_id()}/comm", "w").write("cuda")),
+    "names a thread": attempt(
+        lambda: open(f"/proc/self/task/{threading.get_native_id()}/comm", "w").write("cuda")
+    ),
     "signals": attempt(lambda: os.kill(os.getppid(), 0)),
     "environment": attempt(lambda: open(f"/proc/{os.getppid()}/environ").read()),
     "memory": attempt(lambda: open(f"/proc/{os.getppid()}/mem", "rb")),

@@ -192,7 +192,7 @@ blocks = []
 for path in sorted(Path(sys.argv[1]).iterdir()):
     spec = unpack_block(path.read_bytes())
     owned = [
-        {name: torch.zeros(tensor.sizes, dtype=getattr(torch, tensor.dtype)) for name, tensor in specs.items()}
+        {name: torch.zeros(one.sizes, dtype=getattr(torch, one.dtype)) for name, one in specs.items()}
         for specs in (spec.parameter_specs, spec.buffer_specs, spec.statistic_specs)
     ]
     blocks.append(Block(spec, *owned, device))

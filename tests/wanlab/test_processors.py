@@ -87,7 +87,8 @@ def test_nothing_is_left_of_one_for_a_process_that_is_gone():
 
 
 def test_what_a_killed_process_has_left_goes():
-    code = "import os; from tests.wanlab.processors import Processor; Processor(os.getpid(), 0.5); print(flush=True); input()"
+    limited = "import os; from tests.wanlab.processors import Processor; Processor(os.getpid(), 0.5)"
+    code = f"{limited}; print(flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as owner:

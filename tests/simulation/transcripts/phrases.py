@@ -206,7 +206,8 @@ class Phrases:
                 way_back = "gradient" if message.back else "activation"
                 like = f"as {listed(message.alike)} sent it" if message.alike else ""
                 unlike = f"not what {listed(message.differ)} sent" if message.differ else ""
-                return f"the {way_back} of microbatch {message.id} is {' and '.join(filter(None, (like, unlike)))}"
+                found = " and ".join(filter(None, (like, unlike)))
+                return f"the {way_back} of microbatch {message.id} is {found}"
             case m.Shown():
                 return f"fingerprints for spot check {message.check}"
             case m.Proved():
