@@ -179,6 +179,7 @@ class HeldStep:
         return [self._report(effect) for effect in effects]
 
     def _report(self, effect: p.Effect) -> Effect:
+        """`effect` of the pipeline as the step's own effect: reports become messages to the coordinator."""
         line, number = self.id.line, self.id.number
         match effect:
             case p.ReportSealed(slot, ids, losses):

@@ -154,6 +154,7 @@ class Member:
     # ── joining and syncing ─────────────────────────────────────────────────────────────────────────────────
 
     def _welcome(self, message: m.Welcome) -> list[Effect]:
+        """Begin a session: apply a missed commit, then say Ready, ask for the state, or choose a place."""
         commit, position = message.commit, self.position
         if (message.line.cluster, message.line.view) != (self.line.cluster, self.line.view):
             position.distrust()  # the run went back without us: an equal version would be of another history
@@ -176,6 +177,7 @@ class Member:
         return [Tell(m.Claim(cluster=place.cluster, begin=place.begin, end=place.end))]
 
     def _granted(self, message: m.Granted) -> list[Effect]:
+        """Take a place: load its graphs, unless the worker has them, then ask for its state."""
         waits = self.line.cluster == m.EVERYBODY and self.line.term == message.line.term
         if message.line != self.line and not waits:
             return []  # late: of a term-view that is past
@@ -207,6 +209,7 @@ class Member:
         return Tell(m.Prepared(flops_per_second=self.hello.flops_per_second))
 
     def _fetch(self, message: m.Fetch) -> list[Effect]:
+        """Fetch the state of our blocks at a version, unless we hold it with the agreed digests."""
         self.phase = Phase.SYNCING
         effects = self.work.drop_all()
         agreed = all(message.digests.get(b, d) == d for b, d in self.position.digests.items())
@@ -234,6 +237,7 @@ class Member:
     # ── one step ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _begin(self, message: m.Begin) -> list[Effect]:
+        """Begin a step, or ask for the state if ours is not the version that the step needs."""
         if message.group:
             return self._begin_averaging(message)
         line, *last = self._begun
@@ -262,6 +266,7 @@ class Member:
         return not overlapped or [step.id.number for step in self.work.steps] == list(overlapped)
 
     def _begin_averaging(self, message: m.Begin) -> list[Effect]:
+        """Begin an averaging of our version; a group that is not newer than the last one is ignored."""
         number, work = (message.line.term, message.group), self.work
         if number <= self.position.group or not self._may_begin(message):
             return []
@@ -305,6 +310,7 @@ class Member:
     # ── apply ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _commit(self, message: m.Commit) -> list[Effect]:
+        """Apply a commit, or ask for the state if we do not hold the committed gradients."""
         step, work = self.work.named(message), self.work
         if step is None or step.vote.commit is not None:
             return []
@@ -347,6 +353,7 @@ class Member:
     # ── roll-back, and the end ──────────────────────────────────────────────────────────────────────────────
 
     def _rolled_back(self, message: m.RolledBack) -> list[Effect]:
+        """Go back: drop all work, and keep our state only if it is the version to go back to."""
         elsewhere = message.line.cluster != self.line.cluster
         if elsewhere or (message.line.term, message.line.view) <= (self.line.term, self.line.view):
             return []

@@ -354,6 +354,7 @@ class WorkInProgress:
     def _take(
         self, origin: Origin, handle: Handle, accept: Callable[[HeldStep], list[Effect]]
     ) -> list[Effect]:
+        """Give a tensor to its step by `accept`, hold it until its step begins, or release it."""
         step = self.at_origin(origin)
         due = None if step is None else step.due(origin)
         if step is not None and due is Due.NOW:

@@ -40,6 +40,7 @@ def check(run: str, coordinators: Collection[str], peer: str, head: Introduction
 
 
 def _signed(run: str, peer: str, head: Introduction) -> bytes:
+    """Bytes that the coordinator signs for `peer`'s ticket."""
     line: TermView = head.line
     return DOMAIN + pack(
         {

@@ -120,6 +120,7 @@ def _inspection(
     kept: int,
     microbatches: int | None,
 ) -> ModelCosts:
+    """Costs of the model `specs` under each of `layouts`; `kept`: optimizer vectors per block."""
     from hetpeer.stages.graph.graph_cost import block_cost, tied_parameters
     from hetpeer.stages.worker.memory_footprint import stage_memory
 

@@ -196,6 +196,7 @@ class Raft:
         return [SendRaft(peer, request) for peer in self._others() if peer not in self._votes]
 
     def _requested(self, peer: str, request: RequestVote, now: float) -> list[Effect]:
+        """Answer a (pre-)vote request. Granted if the leader is silent and the log of `peer` is complete."""
         led = self.role is RaftRole.LEADER or now - self._heard_at < self._config.election_s
         complete = (request.last_term, request.length) >= self.log.end
         if request.pre:
@@ -218,6 +219,7 @@ class Raft:
         return [*effects, SendRaft(peer, VoteReply(term=self.term, granted=granted))]
 
     def _voted(self, peer: str, vote: VoteReply, now: float) -> list[Effect]:
+        """Count a (pre-)vote: most pre-votes start an election, most votes make us the leader."""
         if not vote.granted:
             return self._see(vote.term, now)
         awaited = (RaftRole.ASKING, self.term + 1) if vote.pre else (RaftRole.CANDIDATE, self.term)
@@ -308,6 +310,7 @@ class Raft:
     # ── the log ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _append(self, peer: str, message: Append, now: float) -> list[Effect]:
+        """Take entries of the leader `peer`; a log that does not fit is answered with where to try again."""
         if message.term < self.term:
             return [SendRaft(peer, Appended(term=self.term, fits=False, length=len(self.log)))]
         effects = [*self._see(message.term, now), *self._follow(peer, now)]

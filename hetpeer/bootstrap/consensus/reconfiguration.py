@@ -106,6 +106,7 @@ class Reconfiguration:
         return not self._recorded or self._node.peer_id not in self._membership_config.peers
 
     async def _lead(self) -> None:
+        """Lead the change: record the amendment, then change the members step by step."""
         if self._recorded:
             await self._shape()
             return
@@ -141,6 +142,7 @@ class Reconfiguration:
         return 2 * have > len(named)
 
     async def _ask_the_others(self) -> None:
+        """Tell the others our amendment and hear theirs. Raises `LocalError` HP-RUN-014 if we are out."""
         membership_config, us = self._membership_config, self._node.peer_id
         for peer in sorted(self._replica.company()):
             try:
@@ -164,6 +166,7 @@ class Reconfiguration:
                 )
 
     async def _asked(self, stream: Stream) -> None:
+        """Answer a peer that offers or asks for an amendment."""
         await stream.receive(payload_limit=AMENDMENT.max_bytes, timeout_s=ANSWER_S)
         data = await stream.receive_bytes(AMENDMENT.max_bytes)
         membership_config = self._membership_config

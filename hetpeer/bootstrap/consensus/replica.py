@@ -216,6 +216,7 @@ class Replica:
             self._effects.put_nowait(effect)
 
     async def _consume(self) -> None:
+        """Carry out raft's effects in order, for ever: what is saved is durable before the next effect."""
         while True:
             effect = await self._effects.get()
             failpoints.before(effect)
@@ -239,6 +240,7 @@ class Replica:
                     self._waiting.clear()
 
     async def _decided(self, place: int) -> None:
+        """Append the decided entry at `place` to the run's log. Raises `LocalError` HP-LOG-003."""
         decided = self._raft.log.records
         record: Record | None = decided[place]
         if record is not None:

@@ -177,6 +177,7 @@ class Coordinator:
         return self.handshake.claim(volunteer, message)
 
     def _prepared(self, volunteer: VolunteerState, message: m.Prepared, now: float) -> list[Effect]:
+        """Note that `volunteer` has loaded its graphs; if it was ready, it has lost its state."""
         if volunteer.place is None:
             return []
         volunteer.flops_per_second = message.flops_per_second or volunteer.flops_per_second

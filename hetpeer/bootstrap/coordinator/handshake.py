@@ -25,6 +25,7 @@ class Handshake:
         return [] if answer is None else [Send(peer, answer), Disconnect(peer)]
 
     def _refusal(self, peer: str, hello: m.Hello) -> m.Message | None:
+        """Answer to a Hello that begins no session (version, run, end, older incarnation); None if it may."""
         run = self._context.config.run
         if not hello.understands_us:
             why = f"wire version {hello.wire_version} here, {m.WIRE_VERSION} at the coordinator"

@@ -106,6 +106,7 @@ class Machine:
         return effects + self._begin_or_wait(now)
 
     def _begin_or_wait(self, now: float) -> list[Effect]:
+        """Begin the next step if all blocks are held and there is work; otherwise wait."""
         if self._context.members.uncovered():
             self.barrier.wait(now)
             self._context.state = CoordinatorState.WAITING
@@ -215,6 +216,7 @@ class Machine:
         return self._commit(step, decision, now)
 
     def _commit(self, step: CoordinatedStep, decision: Mapping[int, m.BlockVote], now: float) -> list[Effect]:
+        """Commit `step`, then cross the barrier, or go on with the steps that overlap it."""
         effects = commit(self._context, step, decision, now)
         self.steps.committed(step)
         self._context.members.outdate(step.roster)

@@ -88,6 +88,7 @@ class CoordinatedStep:
         return [Send(peer, self._begin(peer, tasks.get(peer, ()))) for peer in self.roster]
 
     def _begin(self, peer: str, tasks: tuple[m.Task, ...], entry: int = 0) -> m.Begin:
+        """Begin message for `peer`; `entry`: number of its late entry, 0 for the roster's first members."""
         return m.Begin(
             line=self.line,
             step=self.number,

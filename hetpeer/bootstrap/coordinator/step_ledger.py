@@ -98,6 +98,7 @@ class StepLedger:
         return fresh
 
     def _count(self, holder: str, block: int, ids: frozenset[int], verdict: SlotVerdict) -> bool:
+        """Count `ids` at `block` for `holder`; smaller slots that overlap are dropped. False: not counted."""
         counted = self._counted[block]
         rivals = {counted[i] for i in ids if i in counted}
         if rivals:

@@ -102,6 +102,7 @@ class AveragingRound:
         return ((peer, self._copies[c]) for c, roster in self._rosters.items() for peer in sorted(roster))
 
     def _plan(self, now: float) -> list[Effect]:
+        """Make a new reduce plan and send it to every member."""
         covers = self.reduce.make(self._contributions(), self.roster(), now, says_length=self._says_length)
         return [
             Send(

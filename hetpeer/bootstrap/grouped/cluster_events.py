@@ -170,6 +170,7 @@ class ClusterEvents:
         return effects
 
     def _average(self, members: Sequence[Cluster], now: float, *, last: bool = False) -> list[Effect]:
+        """Let `members` average; a single cluster skips it. Clusters that need not stop go on training."""
         effects: list[Effect] = []
         if len(members) > 1:
             effects += self._averagings.begin({c.number: c.context for c in members}, now, last=last)

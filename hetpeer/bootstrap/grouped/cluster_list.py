@@ -163,6 +163,7 @@ class Clusters:
             self._mentioned[number] = self._new.of_another(number)
 
     def _fold(self, record: Mapping[str, Any]) -> None:
+        """Fold a record of the log into the histories and the cluster numbers."""
         for history in (self._new, *self._mentioned.values()):
             history.add(record)
         for book in self._folds:

@@ -224,6 +224,7 @@ class GroupedRun:
     # ── who is where ────────────────────────────────────────────────────────────────────────────────────────
 
     def _hello(self, peer: str, hello: m.Hello, now: float) -> list[Effect]:
+        """Begin a session: with the cluster that has room for the place `peer` held, else unassigned."""
         known = self.clusters.of(peer)
         refusal = self._unassigned.refuse(peer, hello) or ([] if known is None else known.refuse(peer, hello))
         if refusal:

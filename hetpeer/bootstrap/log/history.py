@@ -89,6 +89,7 @@ class History:
                 pass
 
     def _add_own(self, record: Record) -> None:
+        """Fold a record of this cluster."""
         match record["kind"]:
             case "commit":
                 self.version = int(record["step"]) + 1

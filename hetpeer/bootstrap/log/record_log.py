@@ -294,6 +294,7 @@ def _frames(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _lock(descriptor: int, path: Path) -> None:
+    """Lock the log for this process. Raises `LocalError` HP-LOG-002 if another process holds it."""
     with disk_errors(path):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -29,6 +29,7 @@ def record_text(record: Mapping[str, Any], before: int | None = None) -> str:
 
 
 def _text(record: Mapping[str, Any], before: int | None) -> str:
+    """One line for people on a record of a kind in TOLD; `before`: steps committed before a roll-back."""
     match record["kind"]:
         case "rollback":
             return f"back to step {record['to_version']}: {record['why']}{_again(record, before)}"

@@ -123,6 +123,7 @@ def read_amendment(data: bytes, owner: bytes, run_id: str) -> SignedAmendment:
 
 
 def _checked(data: bytes, owner: bytes, run_id: str) -> Amendment:
+    """The amendment in `data`. Raises ValueError if the signature, a field or the run is wrong."""
     sealed = AMENDMENT.open(data)
     sealed.check(owner)
     try:

@@ -113,6 +113,7 @@ class DataSettings(ManifestPart):
 
     @model_validator(mode="after")
     def _samples_fit(self) -> DataSettings:
+        """Refuse samples that are not of the stated kind, or that do not fit into their shards."""
         shapes = {name: (array.dtype, len(array.shape)) for name, array in self.sample.items()}
         if self.kind == "text":
             if (
@@ -174,6 +175,7 @@ class Manifest(ManifestPart):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Manifest:
+        """Refuse blocks that are not numbered in order, and layouts that do not cover them once."""
         if [block.index for block in self.blocks] != list(range(len(self.blocks))):
             raise ValueError("blocks must be numbered 0, 1, 2, … in order")
         for number, layout in enumerate(self.layouts):

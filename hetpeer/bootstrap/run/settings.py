@@ -219,6 +219,7 @@ class TrainingSettings(ManifestPart):
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> TrainingSettings:
+        """Refuse settings that contradict one another."""
         if self.microbatch_size > self.batch_size:
             raise ValueError(
                 f"training.microbatch_size {self.microbatch_size} is above training.batch_size "

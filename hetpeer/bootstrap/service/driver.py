@@ -113,6 +113,7 @@ class CoordinatorService:
         raise DeposedError
 
     async def _tick(self) -> None:
+        """Pass the time to the core every TICK_S, look after sessions, and pass on amendments."""
         ticked = self._clock.monotonic()
         while True:
             await asyncio.sleep(TICK_S)
@@ -131,6 +132,7 @@ class CoordinatorService:
             self._effects.put_nowait(effect)
 
     async def _consume(self) -> None:
+        """Carry out the core's effects in order: a record is durable before the next effect."""
         while True:
             effect = await self._effects.get()
             match effect:

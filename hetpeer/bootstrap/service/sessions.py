@@ -216,6 +216,7 @@ class _Session:
     async def frame(
         self, _channel: Channel, _header: Mapping[str, Any], payload: Stream, _length: int
     ) -> None:
+        """Pass a message on once the peer's rate limit allows. Raises `ProtocolError` if it is malformed."""
         data = await payload.receive_bytes(m.MAX_MESSAGE_BYTES)
         message = m.decode(data)
         if isinstance(message, m.Hello):

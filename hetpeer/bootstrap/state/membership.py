@@ -209,6 +209,7 @@ class Membership:
         return range(max((v.cluster for v in self.volunteers.values()), default=-1) + 2)
 
     def _place(self, cluster: int, place: Range, is_open: bool, held: Sequence[Sequence[str]]) -> Place:
+        """A place as volunteers see it; `held`: block → its holders."""
         costs = self.costs[place[0] : place[1]]
         holders = min(map(len, held[place[0] : place[1]]))
         least = [peers for peers in held[place[0] : place[1]] if len(peers) == holders]

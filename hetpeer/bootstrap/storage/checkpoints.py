@@ -101,6 +101,7 @@ class CheckpointStore:
         return self._run.checkpoints / f"v{version:08}-block-{block:03}-{digest[:16]}.safetensors"
 
     def _load(self, record: Record, block: int) -> tuple[bytes, BlockState]:
+        """File and state of `block` in a checkpoint. Raises `LocalError` HP-CKPT-001 if damaged."""
         version, digest = record["version"], record["blocks"][block]
         path = self._path(version, block, digest)
         try:

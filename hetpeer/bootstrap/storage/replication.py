@@ -202,6 +202,7 @@ class CheckpointReplication:
             self._copied = [*others, record][-KEPT:]
 
     async def _first(self, sources: Iterable[str], name: str, limit: int) -> bytes:
+        """The file `name` from the first of `sources` that gives it. Raises the last `RemoteError`."""
         last = RemoteError(
             "HP-SYNC-001",
             f"no peer could give {name}",

@@ -80,6 +80,7 @@ class StateCache(Generic[T]):
                     copy.making.cancel()
 
     def _copy(self, name: str, now: float) -> _Copy[T] | None:
+        """A copy of `name`: a fresh one, or one that is being made; None if there is no room."""
         fresh = (one for one in self._copies if one.name == name and now - one.made_at <= FRESH_S)
         if copy := next(fresh, None):
             copy.lent_at = now
@@ -126,6 +127,7 @@ class StateCache(Generic[T]):
         copy.over.set()
 
     async def _make(self, copy: _Copy[T]) -> None:
+        """Make `copy`, and keep its data in place until the copy is over."""
         try:
             async with self._find(copy.name) as data:
                 if data is not None:

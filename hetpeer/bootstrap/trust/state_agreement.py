@@ -83,6 +83,7 @@ class StateAgreement:
         return self._right(block, self._words(block), last=last)
 
     def _words(self, block: int) -> _Words:
+        """Holders' statements on their state of `block`, and the witnesses that have made none."""
         found = _Words()
         for volunteer in self._context.members.volunteers.values():
             begin, end = volunteer.place or (0, 0)

@@ -207,6 +207,7 @@ class SumProof:
     # ── judged ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _judge(self, block: int, shares: Mapping[m.Where, str]) -> None:
+        """Judge the `shares` of a block that did not add up: claims, disputed pairs, contradictions."""
         cover = self._covers[block]
         if shares.keys() <= self._sums.keys():
             liars = {peer for peer in cover.receivers if not self._adds_up(peer, block, shares)}

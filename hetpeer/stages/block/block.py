@@ -101,6 +101,7 @@ class Block:
         data: Mapping[str, Tensor],
         here: Pass,
     ) -> dict[str, Tensor]:
+        """Run `program` on the bundle; floats that cross blocks are in the dtypes that the spec states."""
         entering = {name: bundle[name].to(SYMBOLS["dtype"][s.dtype]) for name, s in spec.entering.items()}
         with torch.autocast(self._device.type, torch.bfloat16, enabled=spec.autocast):
             results = program.run({**self._owned, **entering, **data}, here)
@@ -144,6 +145,7 @@ def statistic_views(spec: BlockSpec, flat: Tensor) -> dict[str, Tensor]:
 
 
 def _views(spec: BlockSpec, specs: Mapping[str, TensorSpec], flat: Tensor) -> dict[str, Tensor]:
+    """Views of `flat` by name, in the order of `specs`. Raises `ProtocolError` if `flat` is too short."""
     counts = [part.count for part in specs.values()]
     if flat.dim() != 1 or len(flat) < sum(counts) or flat.dtype != torch.float32:
         what = f"{flat.dtype} {tuple(flat.shape)}"

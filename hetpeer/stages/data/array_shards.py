@@ -91,6 +91,7 @@ def _arrays(sample: Any, number: int) -> Arrays:
 
 
 def _array(value: Any, name: str, number: int) -> Array:
+    """`value` of sample `number` as an array, in native byte order. Raises an error if it is unfit."""
     try:
         array = np.asarray(value)
     except Exception as error:

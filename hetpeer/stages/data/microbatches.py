@@ -242,6 +242,7 @@ class MicrobatchReader:
         return {name: tensor[piece.samples] for name, tensor in tensors.items()}
 
     def _opened(self, shard: ShardFile) -> Arrays:
+        """Arrays of a shard, mapped from its file. Raises an error if it does not hold the stated samples."""
         path = self._folder / shard.name
         tensors = map_shard(path, shard)
         if self.plan.kind == "text":

@@ -95,6 +95,7 @@ def _visible(folder: Path) -> list[Path]:
 
 
 def _is_text(path: Path) -> bool:
+    """Whether the file is UTF-8 without NUL bytes."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         for chunk in _read(path):

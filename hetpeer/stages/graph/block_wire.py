@@ -104,6 +104,7 @@ def _pack_size(size: Size) -> Any:
 
 
 def _pack_argument(argument: Argument) -> Any:
+    """Plain data for `argument`; `_Reader._argument` reads it."""
     if isinstance(argument, Batch):
         return _pack_size(argument)
     if isinstance(argument, Ref):
@@ -122,6 +123,7 @@ class _Reader:
         self._limits = limits
 
     def block(self, document: Any) -> BlockSpec:
+        """The block in `document`. Raises `ProtocolError` for anything that `pack_block` would not write."""
         entries = self._pairs(document, "a block")
         known = {"version", *(field.name for field in fields(BlockSpec))}
         if entries.keys() != known:
@@ -151,6 +153,7 @@ class _Reader:
         )
 
     def _node(self, value: Any) -> OperatorCall:
+        """A call from [name, operator, arguments, named arguments]."""
         name, op, args, kwargs = self._list(value, "a node", length=4)
         return OperatorCall(
             name=self._name(name, "a node's name"),
@@ -163,6 +166,7 @@ class _Reader:
         )
 
     def _argument(self, value: Any, depth: int) -> Argument:
+        """An argument at nesting `depth`; the counterpart of `_pack_argument`."""
         if value is None or type(value) in (bool, int, float):
             return value  # type: ignore[no-any-return]
         if type(value) is list:
@@ -179,6 +183,7 @@ class _Reader:
         raise ProtocolError(f"an argument is a {type(value).__name__}")
 
     def _specs(self, value: Any, what: str) -> dict[str, TensorSpec]:
+        """Name → tensor from [name, [shape, dtype, grad]] pairs."""
         specs: dict[str, TensorSpec] = {}
         for pair in self._list(value, what):
             name, spec = self._list(pair, what, length=2)

@@ -107,6 +107,7 @@ def call_flops(node: OperatorCall, values: Mapping[str, Value]) -> CallFlops:
 def _call_flops(
     op: str, args: tuple[Argument, ...], kwargs: tuple[tuple[str, Argument], ...], reads: tuple[Value, ...]
 ) -> CallFlops:
+    """FLOPs of one call, forward and backward: torch's formula, else one per element. Runs on `meta`."""
     meta = torch.device("meta")
     start = {str(position): _empty_value(value, meta) for position, value in enumerate(reads)}
     leaves = [tensor for tensor in tree_leaves(list(start.values())) if tensor.requires_grad]

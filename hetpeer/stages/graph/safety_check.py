@@ -51,6 +51,7 @@ def check_at(spec: BlockSpec, batch: int, limits: GraphLimits) -> int:
 
 
 def _check_sizes(spec: BlockSpec, limits: GraphLimits) -> None:
+    """Refuse inputs, data or a loss of a wrong size or dtype."""
     for name, tensor in {**spec.inputs, **spec.data}.items():
         check_tensor(name, tensor, limits)
     if any(tensor.grad for tensor in (*spec.buffer_specs.values(), *spec.data.values())):

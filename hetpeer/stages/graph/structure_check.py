@@ -98,6 +98,7 @@ def _add(made: set[str], names: Iterable[str]) -> None:
 
 
 def _check_owned(spec: BlockSpec, limits: GraphLimits) -> None:
+    """Refuse parameters, buffers and statistics that are too large or not as they must be."""
     if not 1 <= spec.batch <= limits.batch:
         raise ProtocolError(f"a microbatch of {spec.batch} samples is not between 1 and {limits.batch}")
     owned = {**spec.parameter_specs, **spec.buffer_specs, **spec.statistic_specs}

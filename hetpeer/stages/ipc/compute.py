@@ -304,6 +304,7 @@ def _cannot_start(why: str) -> LocalError:
 
 
 def _spawn(options: WorkerOptions, worker: str) -> subprocess.Popen[bytes]:
+    """Start the worker process; it inherits the socket and the arena."""
     environment = os.environ | {
         # The worker imports what we import, installed or not; -P keeps the user's current folder out of it.
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),

@@ -124,6 +124,7 @@ class Pipeline:
         source: Handle | None,
         check: int = 0,
     ) -> list[Effect]:
+        """Take a task: queue its forward if it is new, else answer for the one that is here."""
         key = TaskKey(microbatch, route[0].begin, check)
         task = self._tasks.get(key)
         if check and not (microbatch < self._microbatches and self.recomputations.takes(key)):
@@ -344,6 +345,7 @@ class Pipeline:
         return effects
 
     def _start_work(self) -> list[Effect]:
+        """Effects that start all work that the schedule allows now."""
         effects: list[Effect] = []
         while (work := self.schedule.begin()) is not None:
             key, task = work.key, self._tasks[work.key]

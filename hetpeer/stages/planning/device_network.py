@@ -54,6 +54,7 @@ class DeviceNetwork:
 
 
 def _matrix(document: Mapping[str, Any], name: str) -> NDArray[np.float64]:
+    """The square matrix `name` of a document. Raises an error that names the wrong row or number."""
     rows = document.get(name)
     if not isinstance(rows, Sequence) or isinstance(rows, str) or not rows:
         raise wrong(f"there is no matrix {name}", "give a list of rows of numbers")

@@ -128,6 +128,7 @@ class Uplink:
             self._timeline.after(max(soonest, 0.0), lambda: self._sent(turn, to))
 
     def _sent(self, turn: int, to: str) -> None:
+        """The bundle to `to` has left, unless the shares changed since `turn`; begin the next ones."""
         if turn != self._turn:  # something else began meanwhile
             return
         self._move()

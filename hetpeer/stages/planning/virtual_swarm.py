@@ -176,6 +176,7 @@ class VirtualSwarm:
             self._carry_out(other, peer, other.cores[peer].dispatch())
 
     def _carry_out(self, step: _UnderWay, peer: str, effects: Iterable[p.Effect]) -> None:
+        """Carry out effects of `peer`'s pipeline core in virtual time."""
         for effect in effects:
             match effect:
                 case p.RunForward():
@@ -203,6 +204,7 @@ class VirtualSwarm:
         self._workers[peer].do(self._machines[peer].forward_s * next(self._factors[peer]), done)
 
     def _backward(self, step: _UnderWay, peer: str, work: p.RunBackward) -> None:
+        """Occupy the worker for a backward, then tell the core."""
         key = work.key
 
         def done() -> None:

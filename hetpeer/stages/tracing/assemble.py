@@ -96,6 +96,7 @@ def _fitting_fill(node: OperatorCall) -> OperatorCall:
 
 
 def _carried(specs: Mapping[str, TensorSpec], mode: ComputeMode) -> dict[str, TensorSpec]:
+    """Tensors between blocks in the dtypes in which they cross: bfloat16 for float32 under autocast."""
     if not mode.autocast:
         return dict(specs)
     for name, spec in specs.items():

@@ -67,6 +67,7 @@ def _export_fixed(model: nn.Module, example: Mapping[str, Tensor], autocast: boo
 
 
 def _export(model: nn.Module, example: Mapping[str, Tensor], dynamic: Any, autocast: bool) -> ExportedProgram:
+    """Export and decompose `model`. Raises an error if a dropout has no part in the result."""
     with _quiet_torch():
         exported = torch.export.export(model, (), dict(example), strict=False, dynamic_shapes=dynamic)
         _keep_no_grad(exported)

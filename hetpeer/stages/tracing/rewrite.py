@@ -88,6 +88,7 @@ class Rewriter:
     def _emit(
         self, name: str, op: str, args: tuple[Argument, ...], kwargs: Mapping[str, Argument], val: Any
     ) -> None:
+        """Append a call to the graph. Raises an error with the line if volunteers cannot run it."""
         node = OperatorCall(name=name, op=op, args=args, kwargs=kwargs)
         try:
             check_call(node)
@@ -115,6 +116,7 @@ class Rewriter:
         return self._dropouts - 1 if probability else 0
 
     def _add_batch_norm(self, node: fx.Node) -> None:
+        """Append our own BatchNorm. Raises an error if its statistics are not plain running values."""
         x, weight, bias, mean, variance, training, momentum, epsilon = self._arguments(node)
         if training is not True or not isinstance(momentum, float):
             raise unsupported(
@@ -130,6 +132,7 @@ class Rewriter:
         return isinstance(source, fx.Node) and str(source.target) in (NATIVE_DROPOUT, NATIVE_BATCH_NORM)
 
     def _add_part(self, node: fx.Node) -> None:
+        """Note an item of a tuple: the first, or running values of BatchNorm; others must be unused."""
         source, position = node.args
         assert isinstance(source, fx.Node)
         assert isinstance(position, int)
@@ -157,6 +160,7 @@ class Rewriter:
         return {key: argument for key, argument in named.items() if argument is not None}
 
     def _argument(self, node: fx.Node, argument: Any) -> Argument:
+        """An argument as plain data. Raises an error for types that the graph cannot hold."""
         if argument is None or type(argument) in (bool, int, float):
             return argument  # type: ignore[no-any-return]
         if isinstance(argument, fx.Node):

@@ -209,6 +209,7 @@ def _loss(exported: ExportedProgram) -> str:
 
 
 def _check_loss(value: Value) -> None:
+    """Refuse a result that is not one float32 scalar, or does not depend on a parameter."""
     if not isinstance(value, TensorSpec) or value.shape != () or value.dtype != "float32":
         raise unfit(
             "forward() does not return a float32 scalar",

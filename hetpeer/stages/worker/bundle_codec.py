@@ -114,6 +114,7 @@ class Decoder(Executor):
             raise CommandError(f"{len(view)} bytes of an encoded bundle, {used} of which mean something")
 
     def _mark(self, command: MarkBundle) -> r.BundleMarked:
+        """Fingerprint of the float tensors of a bundle, digest of the others, and digest of all its bytes."""
         total, exact, whole = np.zeros(PLACES), blake3(), blake3()
         for number, (dtype, extent) in enumerate(command.tensors):
             data = self._staging.raw(extent)

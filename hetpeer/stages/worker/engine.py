@@ -88,6 +88,7 @@ class Engine(Executor):
     # ── blocks ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _prepare(self, command: c.PrepareBlock) -> r.BlockPrepared:
+        """Load a graph and its buffers; the state comes with another command."""
         spec = unpack_block(command.graph)
         if spec.index != command.block:
             raise CommandError(f"the graph of block {command.block} says it is block {spec.index}")
@@ -133,6 +134,7 @@ class Engine(Executor):
         return self._blocks[block]
 
     def _apply(self, command: v.Apply) -> r.UpdateApplied:
+        """Apply a reduced gradient to the state, and settle the rounding errors of its plan."""
         started = time.perf_counter()
         held, gradient = self._to_update(command.block, "gradient", command.gradient)
         if command.compensation:
@@ -173,6 +175,7 @@ class Engine(Executor):
             raise
 
     def _dump_state(self, command: c.DumpState) -> r.Dumped:
+        """Write the state file into the extent. Raises `CommandError` if it does not fit."""
         held = self._held(command.block)
         data = dump(held.state(), command.block, layout_of(held.spec))
         place = self._staging.raw(command.extent)
@@ -211,6 +214,7 @@ class Engine(Executor):
         return r.Done()
 
     def _export(self, vector: torch.Tensor, command: v.ExportSlot | v.ExportState) -> r.VectorExported:
+        """Copy elements [begin, end) of a vector to the arena, rounded by a codec if one is named."""
         if not command.begin <= command.end <= len(vector):
             raise CommandError(
                 f"a vector of {len(vector)} elements has no part [{command.begin}, {command.end})"
@@ -222,6 +226,7 @@ class Engine(Executor):
         return r.VectorExported(rounded=False)
 
     def _round(self, how: v.Rounding, piece: torch.Tensor, into: Extent) -> torch.Tensor | None:
+        """Encode `piece` into an extent; None if the codec cannot (see `CodecLosses.round`)."""
         return self._held(how.block).losses.round(
             Codec.of(how.codec),
             piece,
@@ -253,6 +258,7 @@ class Engine(Executor):
         return r.Rehearsed(seconds=rehearse(prepared.spec, prepared.buffers, self._device))
 
     def _info(self, _: c.Info) -> r.WorkerInfo:
+        """Device, memory and contents of this worker."""
         on_gpu = self._device.type == "cuda"
         free, total = devices.memory_of(self._device)
         return r.WorkerInfo(

@@ -138,6 +138,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
                 self._count(tensor, tensor.untyped_storage().nbytes())
 
     def _count(self, tensor: Tensor, nbytes: int) -> None:
+        """Add a storage to the live bytes until it is freed; each is counted once."""
         storage = tensor.untyped_storage()
         key = id(storage)
         if key in self._known:

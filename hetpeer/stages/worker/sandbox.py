@@ -127,6 +127,7 @@ def landlock_version() -> int:
 
 
 def _confine_files() -> None:
+    """Allow reading of Python, the scratch folder and the devices; forbid other files, TCP and signals."""
     abi = _call(_CREATE_RULESET, None, 0, _QUERY_ABI)
     files = sum(rights for since, rights in _FILES.items() if abi >= since)
     network = _TCP if abi >= _NETWORK_ABI else 0

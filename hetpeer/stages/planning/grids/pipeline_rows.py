@@ -161,6 +161,7 @@ class PipelineRows:
         return prices
 
     def _device_after(self, swaps: _Swaps, row: Ints, column: Ints) -> Ints:
+        """Device at (row, column) after each of `swaps`, of which none is carried out."""
         ours, theirs = swaps
         here = (row == ours[0]) & (column == ours[1])
         there = (row == theirs[0]) & (column == theirs[1])
@@ -206,6 +207,7 @@ class PipelineRows:
         return most
 
     def _swap(self, row: int, column: int, other_row: int, other_column: int) -> None:
+        """Exchange two devices, and update the costs that depend on them."""
         one, other = self.grid[row, column], self.grid[other_row, other_column]
         self.grid[row, column], self.grid[other_row, other_column] = other, one
         self._where[:, one], self._where[:, other] = (other_row, other_column), (row, column)

@@ -187,6 +187,7 @@ class IncrementalPlanner:
     # ── beginnings ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _beginnings(self, on: Callable[[], bool]) -> Iterator[list[OrderAndCuts]]:
+        """Plans to begin the search with: mended present ones, then the best of a short search."""
         yield from self.mendings()
         left = int(SEARCHED * MOVES)
 

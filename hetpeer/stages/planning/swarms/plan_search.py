@@ -197,6 +197,7 @@ class PlanSearch:
     # ── annealing ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _anneal(self, orders: Orders, moves: int, on: Callable[[], bool]) -> tuple[float, Orders]:
+        """(least seconds of a step, its orders) after at most `moves` steps of simulated annealing."""
         cost = best_cost = self._known(orders).total_s
         best = orders
         for move in range(moves):
