@@ -122,6 +122,7 @@ class TaskSet:
         return len(self._tasks)
 
     def _finished(self, task: asyncio.Task[Any]) -> None:
+        """Log how a task ended; an error other than `RemoteError` goes to `on_error`, if there is one."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if isinstance(error, RemoteError):

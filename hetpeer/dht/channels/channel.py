@@ -255,6 +255,7 @@ class Channel:
             await self._carry(stream, peer_has)
 
     async def _carry(self, stream: Stream, peer_has: int) -> None:
+        """Use `stream` for the channel until it breaks; the peer has our frames up to `peer_has`."""
         if self.closed:  # another channel has replaced this one; its frames must not count
             stream.abort()
             return
@@ -280,6 +281,7 @@ class Channel:
         heed_cancellation()
 
     async def _write(self, stream: Stream, sent: int) -> None:
+        """Send frames, acknowledgements and beats on `stream`; the peer has our frames up to `sent`."""
         while not self.closed:
             self._wake.clear()
             item = self.outbox.after(sent)
@@ -323,6 +325,7 @@ class Channel:
             self.meter.arrived(sent, asyncio.get_running_loop().time(), nbytes)
 
     async def _read(self, stream: Stream) -> None:
+        """Take frames from `stream`; frames that we had before are skipped. Raises `ProtocolError`."""
         while True:
             frame = await stream.receive(payload_limit=self._payload_limit, silence_s=SILENCE_S)
             header = frame.header

@@ -155,6 +155,7 @@ class DirectStreams:
         return True
 
     async def _dial(self, lead: DirectPort, peer: str, protocol: str, timeout_s: float) -> Stream:
+        """Open a stream to `peer`'s direct port. Raises `PeerLostError`, also for another certificate."""
         name = protocol.encode()
         assert len(name) <= MAX_PROTOCOL
         try:

@@ -105,6 +105,7 @@ class TlsListener:
             self._listening.close()
 
     async def _accept(self, listening: socket.socket) -> None:
+        """Accept connections for ever; few without a ticket are let in at a time, in all and per network."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -122,6 +123,7 @@ class TlsListener:
             self._tasks.spawn(self._serve(connected, network), name="direct stream")
 
     async def _serve(self, connected: socket.socket, network: str) -> None:
+        """Hand a connection over to the listener if it shows a ticket within INTRODUCTION_S."""
         wire = ByteTransport()
         try:
             async with asyncio.timeout(INTRODUCTION_S):

@@ -163,6 +163,7 @@ def hivemind_unix_address(path: str) -> Any:
 
 
 def _check_parts(text: str, parts: list[tuple[str, Any]]) -> None:
+    """Refuse an address without a port, or without a peer id that can be proved."""
     names = [name for name, _ in parts]
     if not names or names[-1] != "p2p":
         raise _unusable(

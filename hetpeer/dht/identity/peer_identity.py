@@ -157,6 +157,7 @@ def _key_message(der: bytes) -> bytes:
 
 
 def _parse_private_key(path: Path, content: bytes) -> rsa.RSAPrivateKey:
+    """The RSA key in a libp2p key file. Raises `LocalError` HP-ID-* if it is damaged."""
     damaged = _unusable(
         path, "it is damaged or not a libp2p RSA key", "restore it from a copy, or make a new identity"
     )

@@ -200,6 +200,7 @@ def nobody_answers(reasons: list[str]) -> LocalError:
 
 
 async def _meet_one(control: P2pdControl, clock: Clock, address: Address, *, knock: bool) -> JoinAnswer | str:
+    """The peer's answer, or the reason why there is none; `knock`: dial only if something listens."""
     place = address.socket
     if knock and place is not None and not await listens(*place, CONNECT_DEADLINE_S):
         return "nothing listens there"

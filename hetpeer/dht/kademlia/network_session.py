@@ -161,6 +161,7 @@ class NetworkSession:
         await self.p2pd.close()
 
     async def _start_hivemind(self, peer_ids: list[str], previous: Any) -> None:
+        """Start hivemind's DHT node on our p2pd; it takes the stored records of the session `previous`."""
         from hivemind.dht import node as hivemind_node
         from hivemind.dht.routing import DHTID
         from hivemind.p2p import P2P

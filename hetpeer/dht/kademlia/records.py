@@ -156,6 +156,7 @@ class RecordStorage(DHTLocalStorage):  # type: ignore[misc]
         return stored
 
     def _has_room(self, key: DHTID, held: int) -> bool:
+        """Whether one more record fits under `key`, which has `held`; counts it if the key is foreign."""
         if held >= MAX_RECORDS:
             return False
         if key.to_bytes() in self._keys:

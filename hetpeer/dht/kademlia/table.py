@@ -120,6 +120,7 @@ class Table:
 
 @asynccontextmanager
 async def _deadline() -> AsyncIterator[None]:
+    """Limit an operation to DEADLINE_S. Raises `RemoteError` HP-NET-012."""
     try:
         async with asyncio.timeout(DEADLINE_S):
             yield

@@ -223,6 +223,7 @@ class P2pd:
         self._ready_or_gone.set()
 
     def _on_output(self) -> None:
+        """Read p2pd's output: its peer id, and the last lines for errors."""
         try:
             chunk = os.read(self._output, 64 * 1024)
         except BlockingIOError:

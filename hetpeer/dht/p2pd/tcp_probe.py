@@ -73,6 +73,7 @@ def owner_of(certificate: bytes) -> str:
 
 
 async def _certificate_at(ip: str, port: int) -> bytes | None:
+    """Certificate of the libp2p host that listens there; None if no libp2p host does. Raises OSError."""
     reader, writer = await asyncio.open_connection(ip, port)
     try:
         writer.write(_HEADER + _TLS)

@@ -292,6 +292,8 @@ class ReachProbe:
                 _log.info("reachability: %s, found by %d peers", effect.estimate.reach, effect.estimate.peers)
 
     async def _ask(self, group: asyncio.TaskGroup, session: NetworkSession, helper: str) -> None:
+        """Ask `helper` to dial us, and give its finding to the core; meet the peers that it names."""
+
         def hinted(hint: DialBackHint) -> None:
             for relay in hint.relays:
                 self._note_relay(relay)

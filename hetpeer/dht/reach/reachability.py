@@ -182,6 +182,7 @@ class Reachability:
         return [Ask(helper) for helper in fresh]
 
     def _conclude(self, now: float) -> list[Effect]:
+        """Settle on the findings; one that contradicts the estimate must be found twice."""
         self._awaited.clear()
         self._concluded = now
         found, known = judge(self._findings), self.estimate

@@ -219,6 +219,7 @@ class RelaySlots:
             self._empty_since = self._clock.monotonic()
 
     async def _take(self, control: P2pdControl, relay: Address, connected: bool) -> None:
+        """Reserve a slot at `relay`, or renew it; a failed or useless relay is tried again later."""
         try:
             if not connected:
                 await self._reach(control, relay)

@@ -160,6 +160,7 @@ class ByteTransport(asyncio.BufferedProtocol):
                 raise
 
     async def _hand_over(self, buffers: Sequence[Buffer]) -> None:
+        """Write `buffers`, and wait until the kernel has them. Raises `PeerLostError` if the peer is lost."""
         if self._lost is not None or self._transport is None:
             raise self._error()
         self._transport.writelines(buffers)

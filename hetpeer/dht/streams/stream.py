@@ -342,6 +342,7 @@ class _Guard(AbstractAsyncContextManager[None]):
             raise _drip(self._stream) from None
 
     def _look(self) -> None:
+        """Abort the stream if the peer is silent or drips; otherwise look again in GUARD_S."""
         now, delivery = self._loop.time(), self._wire.delivery
         for heard, nbytes in ((self._peer, delivery.peer.nbytes), (self._own, delivery.nbytes)):
             if nbytes > heard.nbytes:

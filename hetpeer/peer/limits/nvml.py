@@ -133,6 +133,7 @@ class GpuWatch:
         return self._of(numbers, lambda number: self._foreign(number, is_ours))
 
     def _handles(self) -> list[Any]:
+        """Handles of the GPUs; none if NVML is missing, or (for now) fails."""
         if self._gpus is None:
             try:
                 pynvml.nvmlInit()  # and never shut down: as long as the process lives
@@ -187,6 +188,7 @@ class GpuWatch:
         return None
 
     def _foreign(self, number: int, is_ours: Callable[[int], bool]) -> float | None:
+        """Share of GPU `number` that others' processes use, 0 to 1; None if the driver does not tell."""
         before = self._seen.get(number, 0)
         try:
             samples = pynvml.nvmlDeviceGetProcessUtilization(self._handles()[number], before)

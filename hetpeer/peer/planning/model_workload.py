@@ -60,6 +60,7 @@ def work_of(model: str, microbatches: int | None, ratio: float | None = None) ->
 
 
 def _work_of(model: str, microbatches: int | None) -> StepDemand:
+    """Workload of a preset or a run, compressed as the run says. Raises `LocalError` HP-PLAN-004."""
     if model in PRESETS:
         return preset(PRESETS[model], microbatches or 64)
     if not Path(model).is_dir():

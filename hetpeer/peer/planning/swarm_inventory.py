@@ -230,6 +230,7 @@ def _matrix(
     most: float,
     apart: Callable[[str, str], bool] = lambda _a, _b: False,
 ) -> Matrix:
+    """Matrix of `entry` for each pair of peers, within `least` and `most`; 0 for itself and pairs `apart`."""
     return [
         [0.0 if a == b or apart(a, b) else _rounded(entry(a, b), least, most) for b in peers] for a in peers
     ]

@@ -218,6 +218,7 @@ class DataSource:
         return self._coming[shard.name]
 
     async def _fetch(self, shard: ShardFile) -> None:
+        """Fetch a shard unless it is here; a full disk is noted and not raised."""
         try:
             await asyncio.to_thread(self._batches.open, shard)
         except LocalError:
@@ -233,6 +234,7 @@ class DataSource:
         self._here.add(shard.name)
 
     def _check(self, spec: BlockSpec) -> None:
+        """Refuse a block whose inputs are not in the run's samples. Raises `LocalError` HP-RUN-007."""
         for name, tensor in spec.data.items():
             array = self._plan.sample.get(name)
             if array is None or (array.dtype, array.shape) != (tensor.dtype, tensor.shape[1:]):

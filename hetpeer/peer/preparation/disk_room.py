@@ -68,6 +68,7 @@ class Room:
             self._coming -= nbytes
 
     async def _look_for(self, nbytes: int) -> None:
+        """Make room for `nbytes` more: other runs' files first, then shards of ours. Raises `LocalError`."""
         wanted = self._coming + nbytes
         if self._taken is None:
             await asyncio.to_thread(self._clear_up)

@@ -152,6 +152,7 @@ class StateFetcher:
         return {spec.index: await self._load_block(order, spec) for spec in specs}
 
     async def _load_block(self, order: FetchState, spec: BlockSpec) -> str:
+        """Fetch and load one state, from holders and then reliable peers, until one is the agreed one."""
         version, digest = order.version, order.digests.get(spec.index)
         holders = [p for p in order.sources.get(spec.index, ()) if p != self._node.peer_id]
         theirs = state_name(order.line.cluster, version, spec.index)
@@ -176,6 +177,7 @@ class StateFetcher:
             await asyncio.sleep(RETRY_S)
 
     async def _load_into_worker(self, block: int, data: bytearray) -> Loaded:
+        """Load a state file into the worker through the arena."""
         extent = await self._room(len(data))
         self._compute.arena.view(extent)[:] = data
 

@@ -108,6 +108,7 @@ class PlanProposer:
                 _log.exception("the planner failed; the run goes on as it is")
 
     async def _look(self, service: CoordinatorService, core: Coordinator) -> None:
+        """Look for better places for the whole run; have the coordinator arrange them if any are found."""
         seating = Seating.of(core.members)
         search = partial(
             proposal,

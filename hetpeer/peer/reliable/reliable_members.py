@@ -128,6 +128,7 @@ def _note(mark: Path, directory: Path) -> None:
 
 
 def _has_had_one(peer_id: str, where: Path) -> LocalError:
+    """Error HP-RUN-024 for a machine that had its copy of the run: it may have voted."""
     return LocalError(
         "HP-RUN-024",
         f"this machine has had its copy of the run as the reliable peer {peer_id}: {where}",

@@ -153,6 +153,7 @@ class ReliablePeer:
             await asyncio.gather(*works, duty, return_exceptions=True)
 
     async def _lead_or_follow(self, leaving: asyncio.Event) -> Halt:
+        """Follow or lead, in turn, until the run is over. Returns its end."""
         while True:
             following = asyncio.ensure_future(self._follow())
             leading = asyncio.ensure_future(self.replica.leading())
@@ -169,6 +170,7 @@ class ReliablePeer:
                 return halt
 
     async def _lead(self, leaving: asyncio.Event) -> Halt | None:
+        """Serve as the coordinator for one term. Returns the end of the run; None if another leads."""
         # A checkpoint may have been decided since we last looked, and a roll-back would ask us for it.
         await self._catching_up.look()
         clock = SystemClock()
@@ -272,6 +274,7 @@ async def _take_part(
     leaving: asyncio.Event,
     announce: Callable[[Invite], None],
 ) -> Halt | None:
+    """Run a reliable peer with all that goes beside: adverts, progress, plans, stand-in, invites."""
     freeze_memory()
     roster = Roster(node, run.run_id)
     work = asyncio.ensure_future(peer.run(leaving))

@@ -75,6 +75,7 @@ class ReliableProgress:
                 self._look(service, now)
 
     def _following(self) -> None:
+        """Tell once which peer coordinates."""
         leader = self._replica.leader
         key = (leader or "", -1)
         if key != self._told and len(self._replica.members) > 1 and leader != self._replica.me:
@@ -86,6 +87,7 @@ class ReliableProgress:
             )
 
     def _look(self, service: CoordinatorService, now: float) -> None:
+        """Tell the step, volunteers, loss and missing blocks, on a change or every EVERY_S seconds."""
         core = service.core
         key = (core.state.value if core.missing_blocks else "running", core.volunteers)
         if key == self._told and (core.missing_blocks or now - self._told_at < EVERY_S):

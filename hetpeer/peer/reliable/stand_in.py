@@ -90,6 +90,7 @@ class StandIn:
                 await end_all([self._child])
 
     async def _look(self, peer: str, now: float) -> None:
+        """Start the stand-in if it is needed, end it if not, and note that it died."""
         child = self._child
         if child is not None and child.status is not None:
             if child.status:

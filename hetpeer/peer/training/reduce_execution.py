@@ -136,6 +136,7 @@ class ReduceExecution:
         rounding: v.Rounding | None,
         markings: tuple[v.Marking, ...],
     ) -> Answer:
+        """Add up the parts of a shard in the worker; the result goes to the core. Posted now."""
         shard = work.shard
         parts = [part for part in work.parts if isinstance(part, Tensor)]
         elements = shard.end - shard.begin

@@ -143,6 +143,7 @@ class StepDriver:
         )
 
     def _carry_out(self, effect: Effect) -> None:
+        """Carry out one effect: of a step by the methods of `_table`, other effects by `beside`."""
         if not isinstance(effect, InStep):
             self._beside(effect)
             return
@@ -214,6 +215,7 @@ class StepDriver:
         self.perform(self._member.receive(message))
 
     def _bundle_or_shard(self, peer: str, head: Head, tensor: Tensor) -> None:
+        """Give an arrived tensor to the core."""
         plan = head.plan if isinstance(head, ShardHead) else None
         origin = Origin(peer, head.incarnation, e.StepId(head.line, head.step), plan)
         work = self._member.work
@@ -260,6 +262,7 @@ class StepDriver:
         return {"line": wire.line, "step": wire.number, "incarnation": self._member.hello.incarnation}
 
     def _send_activation(self, step: e.StepId, effect: p.SendActivation) -> None:
+        """Queue an activation; one that was sent before is preceded by a nudge."""
         route, tensor, peer = effect.route, _tensor(effect.handle), effect.route[0].peer
         head = ActivationHead(
             **self._head(step),
@@ -286,6 +289,7 @@ class StepDriver:
         return self._reduces.export(step, effect.shard, effect.slot, then)
 
     def _send_shard(self, step: e.StepId, kind: Any, shard: e.Shard, to: str, tensor: Tensor) -> None:
+        """Send a part or a result of a shard, as the codec of reduces writes it."""
         head = ShardHead(
             **self._head(step),
             kind=kind,
@@ -301,6 +305,7 @@ class StepDriver:
         self._plane.send(to, head, out)
 
     def _apply(self, step: e.StepId, effect: e.ApplyUpdate | e.InstallAverage) -> Work:
+        """Apply an update or an average; if that fails, rejoin with the state fetched anew."""
         posted = self._reduces.apply(step, effect)
 
         async def applied() -> None:

@@ -187,6 +187,7 @@ class LeftoverWatch:
         self._shown = notes
 
     def _notes(self) -> dict[int, TaskNote]:
+        """Task board shard → note on the leftovers that we keep."""
         step = self._keeper.step
         if step is None:
             return {}

@@ -218,6 +218,7 @@ class Volunteer:
     # ── events ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _received(self, message: m.Message) -> None:
+        """Take a message of the coordinator: what concerns links and files first, then the core."""
         if isinstance(message, m.Joined):
             self._entry.joined(message)
         if isinstance(message, m.Gone):
@@ -356,6 +357,7 @@ class Volunteer:
             self._store.keep_within(bundles_beside(memory, specs, kept, min(most, MOST)))
 
     async def _fetch_state(self, order: e.FetchState) -> None:
+        """Fetch and load the states of our blocks and the first data; tell the core."""
         fetcher = StateFetcher(
             self._node,
             self._compute,

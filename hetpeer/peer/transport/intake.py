@@ -94,6 +94,7 @@ class Intake:
             grants.resize(self._budgets(peer), self._pools)
 
     def _budgets(self, peer: str) -> tuple[GrantBudget, ...]:
+        """Grants for `peer`: its share of memory, the least for a stranger, nothing beyond MAX_STRANGERS."""
         if not self._capacity:
             return NOTHING
         if peer not in self._members:

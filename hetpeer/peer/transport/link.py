@@ -213,6 +213,7 @@ class Link:
                 self._owner.link_lost(self)
 
     async def _watch(self) -> None:
+        """Tell the owner that the link is down after the grace, or up again."""
         told_down = False
         while not self.closed:
             await asyncio.sleep(GRACE_S / 3)

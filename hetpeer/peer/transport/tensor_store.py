@@ -205,6 +205,7 @@ class TensorStore:
         self._kept[tensor] = None  # the youngest now
 
     def _allocate(self, nbytes: int) -> Extent:
+        """Memory in the arena; parks kept tensors, oldest first. Raises ArenaFullError."""
         self._keep_within(nbytes)
         try:
             return self._arena.allocate(nbytes)
