@@ -45,7 +45,7 @@ class Tally:
     """Verdict → how many ended with it."""
     bans: list[dict[str, Any]] = field(default_factory=list)
     disputes: list[dict[str, Any]] = field(default_factory=list)
-    quarrels: int = 0
+    pairs_in_dispute: int = 0
     """Pairs of whom one has waited for the other in vain, or could not add what it sent: lines break, and
     parts are spoilt.
     """
@@ -84,7 +84,7 @@ class Tally:
                 case "banned":
                     self.bans.append({"seed": seed, **record})
                 case "quarrel":
-                    self.quarrels += record["of"]
+                    self.pairs_in_dispute += record["of"]
                 case "dispute":
                     self.disputes.append({"seed": seed, **record})
                 case _:
@@ -111,7 +111,7 @@ def measure(options: Any) -> dict[str, Any]:
         "checks": dict(tally.checks),
         "bans": tally.bans,
         "disputes": tally.disputes,
-        "quarrels": tally.quarrels,
+        "quarrels": tally.pairs_in_dispute,
         "violations": [{"seed": seed, "why": why} for seed, why in tally.broken.items()],
         "processor_s": round(time.process_time() - began, 1),
         "goals": goals,
@@ -125,7 +125,7 @@ def show(figures: dict[str, Any]) -> None:
         f"{figures['contributions']} contributions in {figures['histories']} histories with "
         f"{figures['faults']} faults;"
         f" checks: {checks or 'none'}; {len(figures['bans'])} bans, {len(figures['disputes'])} disputes,"
-        f" {figures['quarrels']} pairs in quarrel"
+        f" {figures['quarrels']} pairs in dispute"
     )
     for one in (*figures["bans"], *figures["disputes"], *figures["violations"]):
         print(f"  {one}")

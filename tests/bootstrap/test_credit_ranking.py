@@ -50,9 +50,11 @@ async def test_the_shelf_has_it_where_the_log_is(fresh, tmp_path):
     async def nothing(*_numbers):
         return None
 
-    council = MembershipConfig(fresh.signed, tmp_path)
-    volunteers = ServedRunFiles(fresh, council, nothing)
-    reliable = ServedRunFiles(fresh, council, nothing, {"credit": lambda peer: encode(ranking(CREDIT, peer))})
+    membership = MembershipConfig(fresh.signed, tmp_path)
+    volunteers = ServedRunFiles(fresh, membership, nothing)
+    reliable = ServedRunFiles(
+        fresh, membership, nothing, {"credit": lambda peer: encode(ranking(CREDIT, peer))}
+    )
     async with volunteers.find("credit") as served:
         assert served is None
     async with reliable.find("credit/a/b") as served:

@@ -28,7 +28,7 @@ def known():
 # ── what is remembered ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_neither_adds_up_for_the_other_whatever_the_quarrel_is_about(known):
+def test_neither_adds_up_for_the_other_whatever_the_dispute_is_about(known):
     assert known.fit("abc", "abc") == ("a", "b", "c")
     assert known.add(pairs("ab"))
     assert known.fit("abc", "abc") == ("c",)
@@ -37,12 +37,12 @@ def test_neither_adds_up_for_the_other_whatever_the_quarrel_is_about(known):
     assert known.fit("abc", "bc") == ()
 
 
-def test_who_is_in_quarrel_with_most_does_not_take_the_others_with_it(known):
+def test_who_is_in_dispute_with_most_does_not_take_the_others_with_it(known):
     known.add(pairs("ad", "bd", "cd"))
     assert known.fit("abcd", "abcd") == ("a", "b", "c")
 
 
-def test_the_same_quarrel_is_no_news_and_is_forgotten_in_the_end(known):
+def test_the_same_dispute_is_no_news_and_is_forgotten_in_the_end(known):
     assert known.add(pairs("ab"))
     assert not known.add(pairs("ab"))
     for _ in range(REMEMBERED):
@@ -95,7 +95,7 @@ def test_who_was_waited_for_in_vain_rests_ever_longer(known):
 
 
 @pytest.mark.parametrize(
-    ("quarrels", "holders", "shunned"),
+    ("disputes", "holders", "shunned"),
     [
         (["ab"], "ab", ""),
         (["ab"], "abc", ""),
@@ -106,8 +106,8 @@ def test_who_was_waited_for_in_vain_rests_ever_longer(known):
         (["ab", "ac"], "bc", ""),
     ],
 )
-def test_one_is_shunned_by_most_others_and_by_more_than_one(known, quarrels, holders, shunned):
-    known.add(pairs(*quarrels))
+def test_one_is_shunned_by_most_others_and_by_more_than_one(known, disputes, holders, shunned):
+    known.add(pairs(*disputes))
     assert known.shunned(holders) == set(shunned)
     assert known.shunned(holders, late=True) == set()
 
@@ -164,7 +164,7 @@ def both(a, b):
         "alike, but for the whole",
     ],
 )
-def test_who_differs_from_the_reducer_is_in_quarrel_with_it(votes, found):
+def test_who_differs_from_the_reducer_is_in_dispute_with_it(votes, found):
     assert disputes({peer: vote(*said) for peer, said in votes.items()}, 0) == pairs(*found)
 
 
@@ -175,7 +175,7 @@ def test_a_reducer_of_a_tied_block_has_no_say_of_its_own_and_most_decide():
     assert disputes(votes, 0) == pairs("ra", "rc"), "nobody knows which of the two"
 
 
-def test_a_norm_alone_is_a_quarrel_too():
+def test_a_norm_alone_is_a_dispute_too():
     one, other = vote("x", both("1", "2")), vote("x", both("1", "2"))
     lies = other.model_copy(update={"blocks": (other.blocks[0].model_copy(update={"squared_norm": 2.0}),)})
     assert disputes({"a": one, "b": lies}, 0) == pairs("ab")
@@ -191,7 +191,7 @@ def test_a_sum_is_spoilt_if_most_of_those_who_have_it_say_so_and_by_a_reducer():
     assert spoilers({"a": invented}, 0, "a") == {"a"}
 
 
-def test_who_does_not_say_what_came_from_whom_is_in_quarrel_with_those_who_vote_otherwise():
+def test_who_does_not_say_what_came_from_whom_is_in_dispute_with_those_who_vote_otherwise():
     """It is of an older version, or hides something."""
     votes = {"a": ("x", both("1", "2")), "b": ("x", both("1", "2")), "c": ("y", {})}
     assert disputes({peer: vote(*said) for peer, said in votes.items()}, 0) == pairs("ac", "bc")

@@ -28,14 +28,14 @@ def signed(fresh: RunDirectory, sequence: int, *peers: str) -> bytes:
 
 
 def test_the_latest_amendment_counts(fresh: RunDirectory, others: list[str]) -> None:
-    council = MembershipConfig(fresh.signed, fresh.path)
-    assert (council.peers, council.sequence, council.data) == (fresh.manifest.coordinators, 0, b"")
-    assert council.learn(signed(fresh, 2, others[0]))
-    assert not council.learn(signed(fresh, 1, others[1]))
-    assert not council.learn(signed(fresh, 2, others[1]))
-    assert (council.peers, council.sequence) == ((others[0],), 2)
+    membership = MembershipConfig(fresh.signed, fresh.path)
+    assert (membership.peers, membership.sequence, membership.data) == (fresh.manifest.coordinators, 0, b"")
+    assert membership.learn(signed(fresh, 2, others[0]))
+    assert not membership.learn(signed(fresh, 1, others[1]))
+    assert not membership.learn(signed(fresh, 2, others[1]))
+    assert (membership.peers, membership.sequence) == ((others[0],), 2)
     again = MembershipConfig(fresh.signed, fresh.path)
-    assert (again.peers, again.data) == (council.peers, council.data)
+    assert (again.peers, again.data) == (membership.peers, membership.data)
 
 
 def test_of_two_amendments_with_one_number_the_recorded_one_counts(
@@ -45,15 +45,15 @@ def test_of_two_amendments_with_one_number_the_recorded_one_counts(
         signed(fresh, number, peer)
         for number, peer in ((2, others[0]), (2, others[1]), (1, *others[2:]), (3, others[2]))
     )
-    council = MembershipConfig(fresh.signed, fresh.path)
-    assert council.learn(one)
-    assert [council.learn(data, instead=True) for data in (one, older, another, another)] == [
+    membership = MembershipConfig(fresh.signed, fresh.path)
+    assert membership.learn(one)
+    assert [membership.learn(data, instead=True) for data in (one, older, another, another)] == [
         False,
         False,
         True,
         False,
     ]
-    assert MembershipConfig(fresh.signed, fresh.path).data == council.data == another
+    assert MembershipConfig(fresh.signed, fresh.path).data == membership.data == another
     records = [
         {"kind": "amendment", "sequence": n, "data": data.hex()}
         for n, data in ((2, another), (2, one), (1, older))
@@ -66,16 +66,16 @@ def test_of_two_amendments_with_one_number_the_recorded_one_counts(
 
 
 def test_an_amendment_is_seen_where_it_is_written(fresh: RunDirectory, others: list[str]) -> None:
-    council = MembershipConfig(fresh.signed, fresh.path)
+    membership = MembershipConfig(fresh.signed, fresh.path)
     assert (
         amend(
             fresh.signed, fresh.path, fresh.owner_key(), MembershipChange(coordinators=tuple(others))
         ).sequence
         == 1
     )
-    assert council.sequence == 0
-    council.look()
-    assert (council.peers, council.sequence) == (tuple(others), 1)
+    assert membership.sequence == 0
+    membership.look()
+    assert (membership.peers, membership.sequence) == (tuple(others), 1)
     assert (
         amend(
             fresh.signed, fresh.path, fresh.owner_key(), MembershipChange(coordinators=(others[2],))
@@ -91,12 +91,12 @@ def test_an_amendment_changes_what_it_says_and_keeps_the_rest(fresh: RunDirector
         (MembershipChange(unban=(others[0],), revoke=("0" * 16,)), others[1:2], others[2:], ("0" * 16,)),
         (MembershipChange(ban=(others[1],), unlist=(others[2],)), others[1:2], [], ("0" * 16,)),
     ):
-        council = amend(fresh.signed, fresh.path, fresh.owner_key(), change)
-        latest = council.amendment
+        membership = amend(fresh.signed, fresh.path, fresh.owner_key(), change)
+        latest = membership.amendment
         assert latest is not None
         assert (latest.banned, latest.listed, latest.revoked) == (tuple(banned), tuple(listed), revoked)
-        assert council.peers == first
-    assert len(council.data) < 1000
+        assert membership.peers == first
+    assert len(membership.data) < 1000
     many = MembershipChange(ban=tuple(f"Qm{number:044}".replace("0", "A") for number in range(257)))
     with pytest.raises(LocalError, match="HP-RUN-001"):
         amend(fresh.signed, fresh.path, fresh.owner_key(), many)
@@ -157,15 +157,15 @@ def test_strangers_cannot_amend(fresh: RunDirectory, others: list[str]) -> None:
         fresh.signed.data,
         *(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :] for at in range(len(good))),
     ]
-    council = MembershipConfig(fresh.signed, fresh.path)
+    membership = MembershipConfig(fresh.signed, fresh.path)
     for data in forged:
         with pytest.raises(LocalError) as caught:
-            council.learn(data)
+            membership.learn(data)
         assert (caught.value.code, caught.value.exit_code) == ("HP-RUN-013", ExitCode.VERSION)
         with pytest.raises(ProtocolError) as offence:
-            council.hear(data, others[1])
+            membership.hear(data, others[1])
         assert offence.value.peer == others[1]
-    assert council.sequence == 0
+    assert membership.sequence == 0
     (fresh.path / FILE).write_bytes(forged[0])
     with pytest.raises(LocalError, match="HP-RUN-013"):
         MembershipConfig(fresh.signed, fresh.path)

@@ -43,7 +43,7 @@ def test_what_is_known_of_two_turns_nobody_out_while_a_third_adds_up():
     assert one.to_fence().keys() == {"a"}
 
 
-def test_of_two_who_is_in_quarrel_with_others_too_has_to_go():
+def test_of_two_who_is_in_dispute_with_others_too_has_to_go():
     known = DisputedPairs()
     known.add({frozenset("bc"), frozenset("bd")})
     one = complaints("a", "b", known=known)

@@ -92,7 +92,7 @@ def test_differing_votes_ask_for_another_plan_whose_votes_say_what_has_come_from
     assert one.decision is not None, "they agree this time, whatever they say of it"
 
 
-def test_who_is_in_quarrel_adds_up_nothing_and_only_if_others_can():
+def test_who_is_in_dispute_adds_up_nothing_and_only_if_others_can():
     known = DisputedPairs()
     known.add([frozenset("ab")])
     told = reduce_of(known).make(SUMS, ROSTER | {"c": (0, 2)}, 0.0)

@@ -116,15 +116,15 @@ def test_what_is_folded_has_the_records_that_there_are(
 async def amend_anew(run: RunDirectory, latest: bytes) -> None:
     """Lead again, until the directory's amendment is `latest`."""
     node = await Node.start(NodeConfig(), Identity.load(run.identity_path))
-    council = MembershipConfig(run.signed, run.path)
+    membership = MembershipConfig(run.signed, run.path)
     try:
         with run_logs(run) as logs:
-            replica = Replica(node, run, council, logs, SystemClock())
+            replica = Replica(node, run, membership, logs, SystemClock())
             works = [asyncio.ensure_future(replica.run())]
             await replica.leading()
             works.append(asyncio.ensure_future(Reconfiguration(node, replica, lambda: 0).run()))
             async with asyncio.timeout(5.0):
-                while council.data != latest:
+                while membership.data != latest:
                     await asyncio.sleep(0.01)
             for work in works:
                 work.cancel()

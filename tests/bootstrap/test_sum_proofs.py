@@ -154,7 +154,7 @@ def test_what_a_reducer_has_added_besides_is_found_and_another_adds_it_up(liar):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_who_frames_reducers_is_in_quarrel_with_whoever_has_got_its_part(seed):
+def test_who_frames_reducers_is_in_dispute_with_whoever_has_got_its_part(seed):
     """Reducers that were in question are not: what they had received of it was its part."""
     swarm = Swarm("abcd", seed, **{"d's part": NUMBERS.standard_normal(ELEMENTS).astype(np.float32)})
     swarm.reduce()
@@ -168,7 +168,7 @@ def test_who_frames_reducers_is_in_quarrel_with_whoever_has_got_its_part(seed):
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("says", [1, 2])
-def test_who_sends_something_else_in_each_plan_is_in_quarrel_with_who_has_got_what_it_does_not_say(
+def test_who_sends_something_else_in_each_plan_is_in_dispute_with_who_has_got_what_it_does_not_say(
     seed, says
 ):
     """Not they with each other, though they have got other things of it."""
@@ -199,7 +199,7 @@ def test_who_says_of_a_share_what_it_does_not_say_of_the_whole_is_found(peers, s
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_whose_words_on_shares_add_up_is_in_quarrel_over_the_one_that_it_took_from(seed):
+def test_whose_words_on_shares_add_up_is_in_dispute_over_the_one_that_it_took_from(seed):
     """The key is known when shares are asked for: what it says too much of its own share it says too
     little of another.
     """
@@ -256,14 +256,14 @@ def test_two_parts_that_are_long_hide_nothing():
     assert swarm.proofs.huge() == {"e", "f"}
 
 
-def test_a_reducer_that_says_it_had_something_else_is_in_quarrel_with_its_sender_and_the_witness():
+def test_a_reducer_that_says_it_had_something_else_is_in_dispute_with_its_sender_and_the_witness():
     swarm = Swarm("abcd", **{"a of b": np.ones(ELEMENTS, np.float32)})
     swarm.reduce(wrong="a")
     (witness,) = swarm.reduce()
     assert pairs(swarm) == {("a", "b"), tuple(sorted(("a", witness)))}
 
 
-def test_a_witness_that_lies_is_in_quarrel_with_those_of_whom_it_says_so():
+def test_a_witness_that_lies_is_in_dispute_with_those_of_whom_it_says_so():
     for seed in range(9):
         swarm = Swarm("abcd", seed, **{"c of b": np.ones(ELEMENTS, np.float32)})
         swarm.reduce(wrong="a")
@@ -274,7 +274,7 @@ def test_a_witness_that_lies_is_in_quarrel_with_those_of_whom_it_says_so():
     pytest.fail("it was never the witness")
 
 
-def test_who_disowns_what_it_got_is_in_quarrel_with_all_reducers():
+def test_who_disowns_what_it_got_is_in_dispute_with_all_reducers():
     swarm = Swarm("abcd", **{"d's sum": np.zeros(ELEMENTS, np.float32)})
     swarm.reduce()
     assert not swarm.proofs.found_false

@@ -112,8 +112,8 @@ class Rig:
         """One reign of the only reliable peer."""
         network: Any = self._network
         with run_logs(self._run) as logs:
-            council = MembershipConfig(self._run.signed, self._run.path)
-            replica = Replica(network, self._run, council, logs, SystemClock())
+            membership = MembershipConfig(self._run.signed, self._run.path)
+            replica = Replica(network, self._run, membership, logs, SystemClock())
             running = asyncio.create_task(replica.run())
             try:
                 await replica.leading()

@@ -186,14 +186,14 @@ async def test_a_reliable_peer_gets_one_copy_of_a_run(
     monkeypatch.setattr(manifest_fetch, "RETRY_S", 0.1)
     home, first, second = Home(tmp_path / "home"), tmp_path / "first", tmp_path / "second"
     shutil.copytree(network.run.path, tmp_path / "run")
-    council = amended(tmp_path / "run", MembershipChange(coordinators=(home.reliable_identity().peer_id,)))
+    membership = amended(tmp_path / "run", MembershipChange(coordinators=(home.reliable_identity().peer_id,)))
     node = await Node.start(NodeConfig(), Identity.create(tmp_path / "node.key"))
     try:
         goal = Destination((address_of(node),))
         with pytest.raises(LocalError, match="HP-NET-006"):
             await mirror(first, goal, home)
         await node.serve(
-            PROTOCOL, FileService(ServedRunFiles(network.run, council, network.states.find)).handle
+            PROTOCOL, FileService(ServedRunFiles(network.run, membership, network.states.find)).handle
         )
         await mirror(first, goal, home)
         assert RunDirectory.open(first).run_id == network.run.run_id
@@ -205,7 +205,7 @@ async def test_a_reliable_peer_gets_one_copy_of_a_run(
         assert "hetpeer id --reliable --home" in caught.value.fix
         assert not second.exists()
         home.reliable_key.unlink()
-        council.learn(
+        membership.learn(
             amended(tmp_path / "run", MembershipChange(coordinators=(home.reliable_identity().peer_id,))).data
         )
         await mirror(second, goal, home)
@@ -223,9 +223,9 @@ async def test_an_address_to_listen_on_that_is_none(network: Network) -> None:
 
 async def test_an_amendment_that_nobody_takes(network: Network, tmp_path: Path) -> None:
     shutil.copytree(network.run.path, tmp_path / "run")
-    council = amended(tmp_path / "run", MembershipChange(coordinators=(network.empty.peer_id,)))
+    membership = amended(tmp_path / "run", MembershipChange(coordinators=(network.empty.peer_id,)))
     with pytest.raises(LocalError) as caught:
-        await deliver(council, [address_of(network.empty)])
+        await deliver(membership, [address_of(network.empty)])
     assert (caught.value.code, caught.value.exit_code) == ("HP-RUN-018", ExitCode.NETWORK)
     assert caught.value.what.startswith("amendment 1 is signed")
 

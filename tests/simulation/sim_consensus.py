@@ -50,12 +50,12 @@ class SimConsensusConfig:
 class SimReliablePeer:
     """One reliable peer: a disk, and at times a process."""
 
-    def __init__(self, council: SimConsensus, name: str) -> None:
+    def __init__(self, consensus: SimConsensus, name: str) -> None:
         self.name = name
         self.raft: Raft | None = None
         self.disk = Durable()
         self.frozen_until = 0.0
-        self._council = council
+        self._consensus = consensus
         self._effects: deque[Effect] = deque()
         self._busy = False
         self._life = 0
@@ -64,13 +64,13 @@ class SimReliablePeer:
         """Start a process from the disk."""
         if self.raft is not None:
             return
-        council, disk = self._council, self.disk
+        consensus, disk = self._consensus, self.disk
         self._life += 1
         self._effects.clear()
         self._busy = False
-        config = RaftConfig(me=self.name, members=council.first)
+        config = RaftConfig(me=self.name, members=consensus.first)
         known = Durable(disk.term, disk.voted_for, disk.entries.copy())
-        self.raft = council.make(config, known, council.world.now)
+        self.raft = consensus.make(config, known, consensus.world.now)
         self._tick(self._life)
 
     def kill(self) -> None:
@@ -80,7 +80,7 @@ class SimReliablePeer:
 
     def act(self, act: Callable[[Raft, float], Iterable[Effect]]) -> None:
         """Give an event to the core, now or when the process goes on."""
-        world, life = self._council.world, self._life
+        world, life = self._consensus.world, self._life
         if world.now < self.frozen_until:
             world.at(self.frozen_until, lambda: self.act(act) if life == self._life else None)
         elif self.raft is not None:
@@ -90,21 +90,21 @@ class SimReliablePeer:
     def _tick(self, life: int) -> None:
         if life == self._life:
             self.act(lambda raft, now: raft.tick(now))
-            self._council.world.after(TICK_S, lambda: self._tick(life))
+            self._consensus.world.after(TICK_S, lambda: self._tick(life))
 
     def _go_on(self) -> None:
         """Carry out effects one after the other; saving takes a while."""
-        world = self._council.world
+        world = self._consensus.world
         while self._effects and not self._busy and self.raft is not None:
             effect = self._effects.popleft()
             if isinstance(effect, SaveBallot | SaveEntries):
                 self._busy = True
                 wait = world.random.uniform(*DISK_S)
                 world.after(wait, partial(self._saved, effect, self._life))
-                if isinstance(effect, SaveEntries) and self._council.ambush():
+                if isinstance(effect, SaveEntries) and self._consensus.ambush():
                     self._die(wait / 2)
             else:
-                self._council.carry_out(self, effect)
+                self._consensus.carry_out(self, effect)
 
     def _saved(self, effect: SaveBallot | SaveEntries, life: int) -> None:
         if life != self._life:
@@ -115,12 +115,12 @@ class SimReliablePeer:
             self.disk.entries.replace(effect.begin, effect.entries)
         self._busy = False
         self._go_on()
-        if isinstance(effect, SaveBallot) and self._council.ambush():
+        if isinstance(effect, SaveBallot) and self._consensus.ambush():
             self._die(0.0)
 
     def _die(self, delay: float) -> None:
-        self._council.world.after(delay, self.kill)
-        self._council.world.after(delay + 0.05, self.start)
+        self._consensus.world.after(delay, self.kill)
+        self._consensus.world.after(delay + 0.05, self.start)
 
 
 class SimConsensus:
@@ -219,54 +219,54 @@ class SimConsensus:
 class ConsensusFaults:
     """Injects `count` faults at random times within `until_s`."""
 
-    def __init__(self, council: SimConsensus, count: int, until_s: float) -> None:
-        self._council = council
-        self._random: random.Random = council.world.random
+    def __init__(self, consensus: SimConsensus, count: int, until_s: float) -> None:
+        self._consensus = consensus
+        self._random: random.Random = consensus.world.random
         self._until_s = until_s
         for _ in range(count):
-            council.world.at(self._random.uniform(0.0, until_s), self._strike)
+            consensus.world.at(self._random.uniform(0.0, until_s), self._strike)
 
     def _strike(self) -> None:
-        council, draw = self._council, self._random
-        seat = draw.choice(list(council.seats.values()))
-        leader = council.leader()
+        consensus, draw = self._consensus, self._random
+        seat = draw.choice(list(consensus.seats.values()))
+        leader = consensus.leader()
         if leader is not None and draw.random() < 0.5:
             seat = leader
         away = draw.choice((0.05, 1.0, 4.0, 12.0))
         match draw.randrange(8):
             case 0 | 1:
                 seat.kill()
-                council.world.after(away, seat.start)
+                consensus.world.after(away, seat.start)
             case 2:
-                seat.frozen_until = council.world.now + away
+                seat.frozen_until = consensus.world.now + away
             case 3:
-                for other in council.seats:
-                    council.cut(seat.name, other)
+                for other in consensus.seats:
+                    consensus.cut(seat.name, other)
                     if draw.random() < 0.5:
-                        council.cut(other, seat.name)
-                council.world.after(away, council.heal)
+                        consensus.cut(other, seat.name)
+                consensus.world.after(away, consensus.heal)
             case 4:
-                one, other = draw.sample(sorted(council.seats), 2)
-                council.cut(one, other)
-                council.world.after(away, council.heal)
+                one, other = draw.sample(sorted(consensus.seats), 2)
+                consensus.cut(one, other)
+                consensus.world.after(away, consensus.heal)
             case 5:
                 seat.act(lambda raft, _: raft.leave())
-                council.world.after(1.0, seat.kill)
-                council.world.after(1.0 + away, seat.start)
+                consensus.world.after(1.0, seat.kill)
+                consensus.world.after(1.0 + away, seat.start)
             case 6:
                 self._change()
             case 7:
-                council.ambushes += 1
+                consensus.ambushes += 1
 
     def _change(self) -> None:
         """Change the members, with repeated requests, as a manifest does."""
-        council, draw = self._council, self._random
-        peers = draw.sample(sorted(council.seats), draw.choice((1, 3, len(council.seats))))
+        consensus, draw = self._consensus, self._random
+        peers = draw.sample(sorted(consensus.seats), draw.choice((1, 3, len(consensus.seats))))
 
         def ask() -> None:
-            leader = council.leader()
+            leader = consensus.leader()
             if leader is not None:
                 leader.act(lambda raft, now: raft.change(peers, now) if raft.leading else ())
 
         for number in range(8):
-            council.world.after(0.5 * number, ask)
+            consensus.world.after(0.5 * number, ask)

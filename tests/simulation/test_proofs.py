@@ -41,7 +41,7 @@ def history(shape, lie="", seed=0, faults=0, **more):
 
 
 @pytest.mark.parametrize(("shape", "lie"), [(shape, lie) for shape, lies in LIES.items() for lie in lies])
-def test_a_liar_holds_up_a_few_steps_and_is_in_every_quarrel(shape, lie):
+def test_a_liar_holds_up_a_few_steps_and_is_in_every_dispute(shape, lie):
     swarm, liar = history(SHAPES[shape], lie)
     assert said(swarm, "quarrel")
     assert all(liar in pair for record in said(swarm, "quarrel") for pair in record["pairs"])
@@ -75,7 +75,7 @@ def test_with_steps_that_overlap_and_faults_besides(lie, seed):
 
 
 @pytest.mark.parametrize("seed", mostly_proof(range(3), [1]))
-def test_honest_volunteers_come_and_go_and_nobody_is_in_quarrel_over_what_was_sent(seed):
+def test_honest_volunteers_come_and_go_and_nobody_is_in_dispute_over_what_was_sent(seed):
     swarm, _ = history(list(SHAPES.values())[seed], seed=seed, faults=8, staleness=seed % 2)
     assert not [record for record in said(swarm, "quarrel") if "is not what was sent" in record["why"]]
     assert not said(swarm, "banned")

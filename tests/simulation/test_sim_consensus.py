@@ -29,29 +29,29 @@ NEW_LEADER_S = 5.0
 
 def history(seed: int, make=Raft, faults: int = FAULTS) -> SimConsensus:
     """Faults and proposals for a while, then calm; raises ViolationError."""
-    council = SimConsensus(seed, SimConsensusConfig(peers=(3, 5)[seed % 2]), make)
-    ConsensusFaults(council, faults, TROUBLE_S)
-    council.start()
+    consensus = SimConsensus(seed, SimConsensusConfig(peers=(3, 5)[seed % 2]), make)
+    ConsensusFaults(consensus, faults, TROUBLE_S)
+    consensus.start()
     for _ in range(PROPOSED):
-        council.world.run(council.world.now + TROUBLE_S / PROPOSED, lambda: False)
-        council.propose()
-    council.calm, council.ambushes = True, 0
-    council.heal()
-    for seat in council.seats.values():
+        consensus.world.run(consensus.world.now + TROUBLE_S / PROPOSED, lambda: False)
+        consensus.propose()
+    consensus.calm, consensus.ambushes = True, 0
+    consensus.heal()
+    for seat in consensus.seats.values():
         seat.start()
-    council.world.run(TROUBLE_S + CALM_S, lambda: False)
-    last = council.propose()
-    council.world.run(council.world.now + 3.0, lambda: council.is_decided(last))
-    if not council.is_decided(last):
+    consensus.world.run(TROUBLE_S + CALM_S, lambda: False)
+    last = consensus.propose()
+    consensus.world.run(consensus.world.now + 3.0, lambda: consensus.is_decided(last))
+    if not consensus.is_decided(last):
         raise ViolationError("liveness: nothing is decided after all is well again")
-    twice = [n for n, times in Counter(_numbers(council)).items() if times > 1]
+    twice = [n for n, times in Counter(_numbers(consensus)).items() if times > 1]
     if twice:
         raise ViolationError(f"decided twice: {twice}")
-    return council
+    return consensus
 
 
-def _numbers(council: SimConsensus) -> list[int]:
-    return [entry.record["number"] for entry in council.truth if entry.record and "number" in entry.record]
+def _numbers(consensus: SimConsensus) -> list[int]:
+    return [entry.record["number"] for entry in consensus.truth if entry.record and "number" in entry.record]
 
 
 def test_histories():
@@ -61,59 +61,59 @@ def test_histories():
 
 def led(seed: int, **settings) -> SimConsensus:
     """One whose first leader is there."""
-    council = SimConsensus(seed, SimConsensusConfig(**settings))
-    council.start()
-    council.world.run(20.0, lambda: council.leader() is not None)
-    return council
+    consensus = SimConsensus(seed, SimConsensusConfig(**settings))
+    consensus.start()
+    consensus.world.run(20.0, lambda: consensus.leader() is not None)
+    return consensus
 
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("peers", [3, 5])
 def test_a_leader_that_dies_is_replaced_within_five_seconds(peers, seed):
-    council = led(seed, peers=peers, lost=0.0, doubled=0.0)  # as our channels are
-    number = council.propose()
-    council.world.run(council.world.now + 2.0, lambda: False)
+    consensus = led(seed, peers=peers, lost=0.0, doubled=0.0)  # as our channels are
+    number = consensus.propose()
+    consensus.world.run(consensus.world.now + 2.0, lambda: False)
     for reigns in range(1, peers // 2 + 1):
-        died = council.world.now
-        council.leader().kill()
-        council.world.run(died + NEW_LEADER_S, lambda reigns=reigns: len(council.led_at) > reigns)
-        assert len(council.led_at) == reigns + 1
-        assert council.is_decided(number)
+        died = consensus.world.now
+        consensus.leader().kill()
+        consensus.world.run(died + NEW_LEADER_S, lambda reigns=reigns: len(consensus.led_at) > reigns)
+        assert len(consensus.led_at) == reigns + 1
+        assert consensus.is_decided(number)
 
 
 def test_a_leader_that_leaves_is_replaced_at_once():
-    council = led(3, lost=0.0, doubled=0.0)
-    leader, at = council.leader(), council.world.now
+    consensus = led(3, lost=0.0, doubled=0.0)
+    leader, at = consensus.leader(), consensus.world.now
     leader.act(lambda raft, _: raft.leave())
-    council.world.run(at + 1.0, lambda: len(council.led_at) > 1)
-    assert council.led_at[-1] - at < 1.0
-    assert council.leader() is not leader
+    consensus.world.run(at + 1.0, lambda: len(consensus.led_at) > 1)
+    assert consensus.led_at[-1] - at < 1.0
+    assert consensus.leader() is not leader
 
 
 def test_the_minority_decides_nothing():
-    council = led(1, lost=0.0, doubled=0.0)
-    leader = council.leader()
-    for other in council.seats:
-        council.cut(leader.name, other)
-        council.cut(other, leader.name)
+    consensus = led(1, lost=0.0, doubled=0.0)
+    leader = consensus.leader()
+    for other in consensus.seats:
+        consensus.cut(leader.name, other)
+        consensus.cut(other, leader.name)
     leader.act(lambda raft, now: raft.propose({"kind": "number", "number": -1}, now))
-    council.world.run(council.world.now + 10.0, lambda: False)
+    consensus.world.run(consensus.world.now + 10.0, lambda: False)
     assert leader.raft.role is not RaftRole.LEADER
-    council.heal()
-    number = council.propose()
-    council.world.run(council.world.now + 5.0, lambda: council.is_decided(number))
-    assert council.is_decided(number)
-    assert not council.is_decided(-1)
+    consensus.heal()
+    number = consensus.propose()
+    consensus.world.run(consensus.world.now + 5.0, lambda: consensus.is_decided(number))
+    assert consensus.is_decided(number)
+    assert not consensus.is_decided(-1)
 
 
 def test_who_leads_knows_who_lacks_what_and_since_when_it_is_silent():
-    council = led(1, lost=0.0, doubled=0.0)
-    leader = council.leader()
-    one, other = (seat for seat in council.seats.values() if seat is not leader)
-    council.world.run(council.world.now + 2.0, lambda: False)
+    consensus = led(1, lost=0.0, doubled=0.0)
+    leader = consensus.leader()
+    one, other = (seat for seat in consensus.seats.values() if seat is not leader)
+    consensus.world.run(consensus.world.now + 2.0, lambda: False)
 
     def known(at, of):
-        return at.raft.lacks(of.name), at.raft.silent_s(of.name, council.world.now)
+        return at.raft.lacks(of.name), at.raft.silent_s(of.name, consensus.world.now)
 
     assert known(leader, leader) == (0, None)
     assert known(leader, one)[0] == known(one, one)[0] == 0
@@ -121,21 +121,21 @@ def test_who_leads_knows_who_lacks_what_and_since_when_it_is_silent():
     assert known(one, leader)[0] is None
     assert known(leader, one)[1] < 1.0
     assert known(one, leader)[1] < 1.0
-    for name in council.seats:
-        council.cut(name, one.name)
-        council.cut(one.name, name)
-    cut_at = council.world.now
+    for name in consensus.seats:
+        consensus.cut(name, one.name)
+        consensus.cut(one.name, name)
+    cut_at = consensus.world.now
     for _ in range(3):
-        council.propose()
-        council.world.run(council.world.now + 1.0, lambda: False)
+        consensus.propose()
+        consensus.world.run(consensus.world.now + 1.0, lambda: False)
     assert known(leader, one)[0] == 3
-    assert known(leader, one)[1] > council.world.now - cut_at - 1.0
+    assert known(leader, one)[1] > consensus.world.now - cut_at - 1.0
     assert known(leader, other)[0] == 0
     assert known(one, one)[0] == 0, "it cannot know"
-    council.heal()
-    council.world.run(council.world.now + 5.0, lambda: False)
-    leader = council.leader()
-    assert all(leader.raft.lacks(name) == 0 for name in council.seats)
+    consensus.heal()
+    consensus.world.run(consensus.world.now + 5.0, lambda: False)
+    leader = consensus.leader()
+    assert all(leader.raft.lacks(name) == 0 for name in consensus.seats)
 
 
 def test_who_follows_lacks_what_it_does_not_know_to_be_decided():
@@ -151,12 +151,12 @@ def test_who_follows_lacks_what_it_does_not_know_to_be_decided():
 
 def test_a_member_that_lost_its_log_is_not_answered_at_once():
     """It refuses whatever comes after what it had said to have: leader and member would talk without end."""
-    council = led(1, lost=0.0, doubled=0.0)
-    leader, now = council.leader(), council.world.now + 1.0
-    council.propose()
-    council.world.run(now, lambda: False)
-    other = next(seat for seat in council.seats.values() if seat is not leader)
-    empty = Raft(RaftConfig(me=other.name, members=council.first), Durable(), now)
+    consensus = led(1, lost=0.0, doubled=0.0)
+    leader, now = consensus.leader(), consensus.world.now + 1.0
+    consensus.propose()
+    consensus.world.run(now, lambda: False)
+    other = next(seat for seat in consensus.seats.values() if seat is not leader)
+    empty = Raft(RaftConfig(me=other.name, members=consensus.first), Durable(), now)
     (told,) = [e for e in leader.raft.tick(now + 0.5) if isinstance(e, SendRaft) and e.to == other.name]
     *_, answer = empty.receive(leader.name, told.message, now)
     assert not answer.message.fits
@@ -165,20 +165,20 @@ def test_a_member_that_lost_its_log_is_not_answered_at_once():
 
 
 def test_a_peer_that_is_not_there_is_not_made_a_member():
-    council = SimConsensus(1, SimConsensusConfig(peers=2))
-    council.first = ("r0",)
-    council.seats["r0"].start()
-    council.world.run(5.0, lambda: council.leader() is not None)
+    consensus = SimConsensus(1, SimConsensusConfig(peers=2))
+    consensus.first = ("r0",)
+    consensus.seats["r0"].start()
+    consensus.world.run(5.0, lambda: consensus.leader() is not None)
     for _ in range(10):
-        council.seats["r0"].act(lambda raft, now: raft.change(("r0", "r1"), now))
-        council.world.run(council.world.now + 0.5, lambda: False)
-    assert council.seats["r0"].raft.log.members == ("r0",)
-    assert council.leader() is not None
-    council.seats["r1"].start()
+        consensus.seats["r0"].act(lambda raft, now: raft.change(("r0", "r1"), now))
+        consensus.world.run(consensus.world.now + 0.5, lambda: False)
+    assert consensus.seats["r0"].raft.log.members == ("r0",)
+    assert consensus.leader() is not None
+    consensus.seats["r1"].start()
     for _ in range(10):
-        council.seats["r0"].act(lambda raft, now: raft.change(("r0", "r1"), now) if raft.leading else ())
-        council.world.run(council.world.now + 0.5, lambda: False)
-    assert council.seats["r1"].raft.log.members == ("r0", "r1")
+        consensus.seats["r0"].act(lambda raft, now: raft.change(("r0", "r1"), now) if raft.leading else ())
+        consensus.world.run(consensus.world.now + 0.5, lambda: False)
+    assert consensus.seats["r1"].raft.log.members == ("r0", "r1")
 
 
 # ── seeded bugs that the histories must find ────────────────────────────────────────────────────────────────
@@ -271,8 +271,8 @@ def test_seeded_bugs_are_found(mutant):
 
 def test_messages_of_others_change_nothing():
     """Answers of strangers, of old terms, and to what was never asked."""
-    council = led(0, lost=0.0, doubled=0.0)
-    raft, now = council.leader().raft, council.world.now
+    consensus = led(0, lost=0.0, doubled=0.0)
+    raft, now = consensus.leader().raft, consensus.world.now
     term = raft.term
     assert raft.receive("stranger", Appended(term=term, fits=True, length=1 << 40), now) == []
     assert raft.receive("r9", VoteReply(term=term, granted=True), now) == []
