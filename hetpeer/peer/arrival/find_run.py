@@ -125,6 +125,7 @@ async def _arrive(
     remembered: Destination | None,
     stack: contextlib.AsyncExitStack,
 ) -> FoundRun:
+    """Start a node and fetch the manifest; `stack` keeps the node running if that succeeds."""
     async with contextlib.AsyncExitStack() as attempt:
         node = await attempt.enter_async_context(_running(config, home))
         found = await fetch_manifest(node, named.addresses, named.run, remembered)
@@ -134,6 +135,7 @@ async def _arrive(
 
 @contextlib.asynccontextmanager
 async def _running(config: NodeConfig, home: Home) -> AsyncIterator[Node]:
+    """Context with a running volunteer node, which tells its reachability; closed at the end."""
     node = await Node.start(config, home.identity())
     node.may_cut(CONTROL_PROTOCOL, TENSORS)
     node.may_go_directly(TENSORS)

@@ -89,6 +89,7 @@ async def announce_forever(node: Node, host: str, run: str, name: str) -> None:
 
 
 async def _announce(node: Node, host: str, run: str, name: str) -> None:
+    """Announce the run in the local network, with our current addresses, until cancelled."""
     async with _network(host) as network:
         said: Notice | None = None
         while True:
@@ -106,6 +107,7 @@ async def _announce(node: Node, host: str, run: str, name: str) -> None:
 
 
 def _record(said: Notice) -> ServiceInfo:
+    """The mDNS record of a notice, named by the peer id."""
     first = said.addresses[0]
     assert first.socket is not None  # lan_notices.py takes no others
     ip, port = first.socket

@@ -132,6 +132,7 @@ def _complete_help(command: Any) -> None:
 
 
 def _filled(text: str) -> str:
+    """A help text with its marks, like {admission policies}, replaced by the registered names."""
     for mark, where in _REGISTERED.items():
         if mark in text:
             module, _, name = where.partition(":")

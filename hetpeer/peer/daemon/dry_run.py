@@ -54,6 +54,7 @@ async def try_out(options: JoinOptions) -> None:
 
 
 async def _foresee(options: JoinOptions, home: Home, governing: LimitsInForce, arrival: FoundRun) -> None:
+    """Say what joining would do: admission, proof of work, place, files. Raises what would stop it."""
     signed, node = arrival.signed, arrival.node
     run = RunDirectory(home.path / "runs" / signed.run_id, signed)  # which is made by who joins
     say(

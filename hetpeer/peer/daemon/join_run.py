@@ -77,6 +77,7 @@ async def join(options: JoinOptions, leaving: asyncio.Event) -> Stop | None:
 
 
 async def _lives(presence: Presence, governing: LimitsInForce, daemon: VolunteerDaemon) -> Stop | None:
+    """Live one life of the volunteer after another. Returns the end of the run; None: the owner ends it."""
     deaths: deque[float] = deque(maxlen=MAX_RESTARTS)
     while (wish := daemon.wish) in (Wish.WORK, Wish.PAUSE):
         if wish is Wish.PAUSE:

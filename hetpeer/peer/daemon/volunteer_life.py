@@ -119,6 +119,7 @@ async def _live(
     daemon: VolunteerDaemon,
     share: Callable[[], float],
 ) -> Stop | None:
+    """One life of a volunteer with a running worker. Returns the end of the run, or None."""
     files, node, roster = presence.files, presence.node, presence.roster
     volunteer = Volunteer(
         node, presence.home, files, compute, offer, presence.credentials, presence.evidence, presence.trace
@@ -227,6 +228,7 @@ def doing(phase: Phase, *, in_touch: bool) -> Does:
 
 @contextlib.asynccontextmanager
 async def _running_compute(settings: Settings, ram: int) -> AsyncIterator[Compute]:
+    """Context with a compute worker, ended at its end."""
     config = ComputeConfig(
         device=settings.compute.device,
         threads=settings.threads,

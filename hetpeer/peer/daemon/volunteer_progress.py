@@ -123,6 +123,7 @@ class VolunteerProgress:
         say(line)
 
     def _step_line(self, volunteer: Volunteer) -> str:
+        """The line on step, loss, place and speed; also how long the step has taken if that is long."""
         member, speed = volunteer.member, volunteer.tokens_per_second
         training, unit = self._manifest.training, self._manifest.data.unit
         loss = "" if member.loss is None else f"  loss {member.loss:.4f}"

@@ -191,6 +191,7 @@ class _Watch:
                 self._view.say(record_text(seen.record))
 
     async def _kill_when_due(self) -> None:
+        """Kill a random volunteer that has contributed, each time the step of a kill is reached."""
         while self._due and self.feed.history.version >= self._due[0]:
             victims = [child for child in self._alive() if self._has_contributed(child)]
             if not victims:

@@ -169,6 +169,7 @@ class LogReader:
         return there
 
     def _older(self, number: int) -> list[LogLine]:
+        """Lines of rotated file `number`; none if it is gone, or is the one that we read."""
         try:
             with self._path.with_name(f"{FILE}.{number}").open("rb") as file:
                 # ours has just become an older one

@@ -57,6 +57,7 @@ class Trace:
                 _log.warning("the trace ends early: %s", error.strerror)
 
     def _write(self, line: dict[str, Any]) -> None:
+        """Append a line; a full file or an error ends the trace."""
         assert self._file is not None
         text = json.dumps(line, separators=(",", ":"))
         self._bytes += len(text) + 1

@@ -161,6 +161,7 @@ def play(scenario: Scenario, places: Places | None = None) -> ScenarioOutcome:
 
 
 def _plan(scenario: Scenario) -> SwarmPlan:
+    """Plan for the devices: equal stages in the file's order, or the best found. Raises `LocalError`."""
     devices, work = scenario.devices.devices, scenario.work
     if scenario.equal_stages is not None:
         stages, blocks = scenario.equal_stages, len(work)

@@ -194,6 +194,7 @@ class SimSender:
         return Origin(self._name, self._member.hello.incarnation, step.on_wire, plan)
 
     def _send_activation(self, step: e.StepId, effect: p.SendActivation) -> None:
+        """Send an activation; one that was sent before is preceded by a nudge."""
         number, route, attempt = effect.id, effect.route, effect.attempt
         to, origin, pool = route[0].peer, self._origin(step), pool_at(blocks_left(route))
         bundle = Bundle(number, route, attempt, effect.check, effect.asks)
@@ -211,6 +212,7 @@ class SimSender:
         )
 
     def _send_part(self, step: e.StepId, effect: e.SendPart) -> None:
+        """Send our part of a shard to its reducer, once the worker has exported it."""
         shard, swarm = effect.shard, self._swarm
         if not self._worker.conduct.sends_parts():
             return

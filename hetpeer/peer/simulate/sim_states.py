@@ -162,6 +162,7 @@ class SimCheckpointStore:
         self._collect(order, set(), TRIES)
 
     def _collect(self, order: CollectCheckpoint, here: set[int], tries: int) -> None:
+        """Fetch the states of a checkpoint one by one from `savers`; `here`: blocks that are stored."""
         host, random = self._host, self._world.random
         life, version, savers = host.life, order.version, order.savers
         self._asked = order

@@ -205,6 +205,7 @@ class SimSwarm:
     # ── the control streams ─────────────────────────────────────────────────────────────────────────────────
 
     def _deliver(self, to: str, message: m.Message) -> None:
+        """Send a message of the coordinator; it is lost if the session or process ends before it arrives."""
         volunteer, session = self.volunteers.get(to), self._channels.get(to)
         if volunteer is None or session is None:
             return

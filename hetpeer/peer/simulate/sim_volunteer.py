@@ -168,6 +168,7 @@ class SimVolunteer:
         self._effects.perform(effects)
 
     def _carry_out(self, effect: Effect) -> None:
+        """Carry out one effect of the core."""
         swarm = self.swarm
         match effect:
             case InStep(step, inner):
@@ -206,6 +207,7 @@ class SimVolunteer:
                 self.boxes.release(handle)
 
     def _perform_in_step(self, step: e.StepId, effect: StepEffect) -> None:
+        """Carry out one effect of a step, at the worker or the sender."""
         worker = self.worker
         match effect:
             case p.RunForward():

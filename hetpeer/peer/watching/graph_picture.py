@@ -87,6 +87,7 @@ def picture(
 def _place(
     specs: Sequence[BlockSpec], costs: Sequence[BlockCostRow], insides: Sequence[Outline]
 ) -> Iterator[_Drawn]:
+    """Blocks from top to bottom; a block like an earlier one is drawn without its inside."""
     top: float = TITLE
     seen: dict[object, int] = {}
     for spec, cost, inside in zip(specs, costs, insides, strict=True):
@@ -101,6 +102,7 @@ def _place(
 
 
 def _title(title: str, specs: Sequence[BlockSpec], costs: Sequence[BlockCostRow]) -> Iterator[str]:
+    """Title line and figures of the whole model."""
     parameters = {name: spec.count for block in specs for name, spec in block.parameter_specs.items()}
     forward, backward = (
         sum(getattr(cost, f"flops_{way}") for cost in costs) for way in ("forward", "backward")
@@ -118,6 +120,7 @@ def _title(title: str, specs: Sequence[BlockSpec], costs: Sequence[BlockCostRow]
 
 
 def _block(block: _Drawn, columns: _Columns) -> Iterator[str]:
+    """Box of a block, with its figures and operators."""
     cost, width = block.cost, columns.end - columns.box
     yield '<g class="block">'
     yield rect(columns.box, block.top, width, block.height, fill=BOX, stroke=LINE, radius=6)
@@ -142,6 +145,7 @@ def _block(block: _Drawn, columns: _Columns) -> Iterator[str]:
 
 
 def _inside(block: _Drawn, columns: _Columns) -> Iterator[str]:
+    """Operators of a block, and arrows for the values between them."""
     rows = block.inside.rows
     for number in sorted(block.inside.straight):
         value = rows[number - 1].value
@@ -170,6 +174,7 @@ def _inside(block: _Drawn, columns: _Columns) -> Iterator[str]:
 
 
 def _row(row: OutlineRow, y: float, columns: _Columns, *, loss: str | None) -> Iterator[str]:
+    """One operator: a chip with its name, what it reads on the left, figures on the right."""
     top = y - CHIP_HEIGHT / 2
     if row.cost is None:
         yield rect(columns.chip, top, CHIP, CHIP_HEIGHT, fill=PAPER, stroke=LINE, radius=9)

@@ -84,6 +84,7 @@ def _lines(path: Path) -> list[Line]:
 
 
 def _line(path: Path, number: int, text: str) -> Line:
+    """Line `number` of a trace; line 0 is the head. Raises an error if it is damaged."""
     try:
         line: Line = json.loads(text)
         missing = ({"lane", "name", "from", "to"} if number else {"wall"}) - line.keys()

@@ -42,6 +42,7 @@ def plan_picture(
 
 
 def _title(plan: SwarmPlan, work: StepDemand) -> Iterator[str]:
+    """Title line, figures and legend."""
     what, sums = ("step", "add up the gradients") if work.averaging is None else ("batch", "average")
     beside = " beside them" if work.staleness else ""
     yield text(MARGIN, 32, f"A {what} takes {plan.total_s:.3g} s", size=16, weight="bold")
@@ -63,6 +64,7 @@ def _pipeline(
     top: float,
     waited_for: int,
 ) -> Iterator[str]:
+    """A row of boxes, one for each stage, with arrows between them."""
     yield text(MARGIN, top + 24, f"{share} microbatch{'' if share == 1 else 'es'}", size=13, weight="bold")
     yield text(MARGIN, top + 42, f"one in {pipeline.period:.3g} s", fill=FAINT)
     lefts = [MARGIN + LEFT + (WIDTH + GAP) * place for place in range(len(stages))]
@@ -80,6 +82,7 @@ def _pipeline(
 def _box(
     stage: PlannedStage, name: str, left: float, top: float, period: float, waited_for: bool
 ) -> Iterator[str]:
+    """Box of a stage; bars for the shares of the period that it computes and sends."""
     times = f"computes {stage.computing:.3g} s, sends {stage.sending:.3g} s"
     hint = f"{name}: {times}, holds {bytes_text(stage.memory)}"
     stroke = WAITED_FOR if waited_for else LINE

@@ -87,6 +87,7 @@ class FromLog:
         limit: int,
         decode: Callable[[bytes | bytearray, str], T],
     ) -> T | None:
+        """Answer of the first reliable peer that gives one within ALL_S; a reliable peer asks itself."""
         if kind in self._answers:
             with contextlib.suppress(RemoteError):
                 return decode(self._answers[kind](about), self._node.peer_id)
@@ -223,6 +224,7 @@ def _there(adverts: Mapping[str, Advert]) -> dict[str, Advert]:
 
 
 def _peer_row(peer: str, advert: Advert, closed: set[str]) -> PeerRow:
+    """Row of a peer, by its advert."""
     volunteer = advert.role == "volunteer"
     place = (advert.block_begin, advert.block_end) if advert.block_begin < advert.block_end else None
     return PeerRow(
@@ -301,6 +303,7 @@ def _speed(coordinators: Sequence[PeerRow], rows: Sequence[PeerRow], blocks: Seq
 def _progress(
     manifest: Manifest, witnesses: Sequence[PeerRow], adverts: Mapping[str, Advert], speed: float
 ) -> Progress:
+    """Step, loss and seconds left, by the volunteer or reliable peer that is furthest."""
     steps = manifest.training.steps
     furthest = max(witnesses, key=lambda row: row.step, default=None)
     step = min(furthest.step, steps) if furthest else 0
@@ -316,6 +319,7 @@ def _progress(
 def _state(
     progress: Progress, coordinators: Sequence[PeerRow], blocks: Sequence[BlockRow]
 ) -> tuple[str, str]:
+    """(state of the run, reason to wait): finished, waiting, or what the coordinator says."""
     missing = [block.block for block in blocks if not block.holders]
     if progress.step >= progress.steps:
         return "finished", ""

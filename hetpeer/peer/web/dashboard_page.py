@@ -78,6 +78,7 @@ class ViewFeed:
             await self.close()
 
     async def _renew(self) -> None:
+        """Make a new view and wake those that wait for it; an error is logged once."""
         try:
             view = json.dumps(await self._look(self._is_watched), separators=(",", ":"), allow_nan=False)
         except Exception as error:  # noqa: BLE001 - the next look may succeed

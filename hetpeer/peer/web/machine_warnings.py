@@ -44,6 +44,7 @@ class MachineWarnings:
         return tuple(MachineWarning(code=e.code, what=e.what, why=e.why, fix=e.fix) for e in self._errors())
 
     def _errors(self) -> Iterator[HetpeerError]:
+        """Present warnings: disk, open files, clock, reachability, sensors."""
         looks: tuple[Callable[[], Verdict], ...] = (
             lambda: thresholds.disk(shutil.disk_usage(self._folder).free, "the daemon's folder"),
             local_checks.open_files,

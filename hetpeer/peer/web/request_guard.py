@@ -85,6 +85,7 @@ class RequestGuard:
         await answer(scope, receive, send_guarded)
 
     def _refusal(self, request: Request) -> JSONResponse | None:
+        """Refusal of a foreign host name, another site, or a missing token; None for a permitted request."""
         if not self._is_ours(request.headers.get("host", "")):
             return _refused(421, "this server does not go by that name")
         path, origin = request.url.path, request.headers.get("origin")

@@ -53,6 +53,7 @@ class SwarmEvents:
         self._before = status
 
     def _peers(self, status: SwarmStatus) -> Iterator[SwarmEvent]:
+        """Peers that joined, took blocks, left or were lost since the last status."""
         for row in status.peers:
             known = self._present.get(row.peer)
             self._present[row.peer] = (row, status.time)
@@ -67,6 +68,7 @@ class SwarmEvents:
                 yield SwarmEvent(time=status.time, text=f"{called(row)} {how}")
 
     def _run(self, status: SwarmStatus) -> Iterator[SwarmEvent]:
+        """Changes of the run since the last status: state, roll-back, leftovers."""
         before = self._before
         if before is None:
             return

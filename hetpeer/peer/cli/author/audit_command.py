@@ -64,6 +64,7 @@ def _verdict_json(verdict: AuditVerdict, comparison: Comparison | None, ok: bool
 
 
 def _verdict_text(verdict: AuditVerdict, comparison: Comparison | None, ok: bool) -> str:
+    """The report of an audit, with the replay if there was one."""
     from hetpeer.bootstrap.audit.audit import RULES
 
     counts = f"{verdict.counted} of {verdict.microbatches_expected} counted exactly once"

@@ -193,6 +193,7 @@ def _tied(found: ModelCosts, block: int) -> list[str]:
 
 
 def _block_cells(found: ModelCosts) -> Iterator[Sequence[str]]:
+    """Rows of the table of blocks."""
     for cost in found.costs:
         yield (
             str(cost.index),
@@ -209,6 +210,7 @@ def _block_cells(found: ModelCosts) -> Iterator[Sequence[str]]:
 
 
 def _stage_cells(found: ModelCosts) -> Iterator[Sequence[str]]:
+    """Rows of the table of stages, layout by layout."""
     for number, layout in enumerate(found.layouts):
         whole = sum(stage.flops_forward + stage.flops_backward for stage in layout)
         for place, stage in enumerate(layout):
@@ -226,6 +228,7 @@ def _stage_cells(found: ModelCosts) -> Iterator[Sequence[str]]:
 
 
 def _operator_cells(found: ModelCosts, block: int) -> Iterator[Sequence[str]]:
+    """Rows of the table of operators of `block`."""
     for operator in found.costs[block].operators:
         yield (
             operator.op,

@@ -134,6 +134,7 @@ def _announce_rendezvous(address: str) -> None:
 
 
 def _announce_run(address: str, invite: Invite, directory: Path) -> None:
+    """Print the commands that join; warn if only the local network reaches the addresses."""
     from hetpeer.dht.identity.addresses import is_far
 
     typer.echo(f"hetpeer join --bootstrap {address}\nhetpeer join {invite}")

@@ -65,6 +65,7 @@ def plan_grid(asked: GridQuestion, *, as_json: bool) -> None:
 
 
 def _network(asked: GridQuestion) -> DeviceNetwork:
+    """The device network of the file. Raises `LocalError` HP-PLAN-* if it does not fit the grid."""
     from hetpeer.dht.base.errors import ExitCode, LocalError
     from hetpeer.stages.planning.device_network import DeviceNetwork, wrong
 
@@ -171,6 +172,7 @@ def _fronts(plan: SwarmPlan, named: NamedDevices) -> list[tuple[str, str, str]]:
 def _document(
     found: PlanSearchResult, stages: Sequence[Sequence[PlannedStage]], named: NamedDevices, work: StepDemand
 ) -> dict[str, Any]:
+    """The plan as JSON (see SCHEMA)."""
     best = found.best
     what, device = best.bottleneck
     return {

@@ -201,6 +201,7 @@ def _finite(options: Mapping[str, float | None]) -> None:
 
 
 async def _look(goal: Destination, *, watch: bool, as_json: bool) -> None:
+    """Print the predicted step time, once or every WATCH_S seconds."""
     from hetpeer.peer.planning.step_prediction import predict
     from hetpeer.peer.watching.status_reader import observing
 

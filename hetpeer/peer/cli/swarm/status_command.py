@@ -99,6 +99,7 @@ class _Looks:
 
 
 async def _write_down(goal: Destination, *, watch: bool, as_json: bool) -> None:
+    """Print an inventory of the swarm, a device file for `hetpeer plan`, once or every WATCH_S seconds."""
     from hetpeer.peer.planning.swarm_inventory import inventory
     from hetpeer.peer.watching.status_reader import observing
 
@@ -128,6 +129,7 @@ async def _look(
     watch: bool,
     as_json: bool,
 ) -> None:
+    """Print the swarm's status, once or every WATCH_S seconds, in place on a terminal."""
     from hetpeer.peer.watching.status_reader import observing
 
     async with observing(goal, identity) as onlooker:

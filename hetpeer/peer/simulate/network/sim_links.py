@@ -137,6 +137,7 @@ class SimLink:
             self._sender.later(self._processes[0], lambda core: core.work.congested(peer, blocks))
 
     def _leave(self, frame: SimFrame, totals: Mapping[Pool, int]) -> None:
+        """Send a granted tensor; on arrival it uses its grant until the receiver releases it."""
         receiver, process = self._receiver, self._processes[1]
 
         def arrive(core: Member) -> Iterable[Effect]:

@@ -76,6 +76,7 @@ class SimNetwork:
             self._pass(source, target, deliver)
 
     def _pass(self, source: str, target: str, deliver: Callable[[], None]) -> None:
+        """Deliver after the latency, not before a cut ends, and in order on each link."""
         world = self._world
         known = None if self._carrier is None else self._carrier.latency_s(source, target)
         arrival = world.now + (world.random.uniform(*self._latency_s) if known is None else known)
