@@ -19,7 +19,7 @@ from hetpeer.stages.worker.worker_loop import serve, settle_in
 
 
 def main(arguments: list[str]) -> int:
-    """Serve one daemon until it goes; returns the exit status."""
+    """Serve one daemon until the daemon ends. Returns the exit status."""
     options = WorkerOptions.parse(arguments)
     settle_in(options)
     for line in confine():  # before torch has its first threads

@@ -75,7 +75,7 @@ class Advert(BaseModel):
     version: Count = ADVERT_VERSION
     """Schema version; raised only when an old reader would misunderstand a field."""
     name: Label = ""
-    """Chosen by its owner, for people."""
+    """Name chosen by the owner, for people."""
     addresses: Annotated[tuple[AddressText, ...], Field(max_length=8, strict=False)] = ()
     role: Label = ""
     """volunteer or coordinator."""

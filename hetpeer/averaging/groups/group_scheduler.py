@@ -21,7 +21,7 @@ from hetpeer.averaging.groups.wait_window import WaitWindow
 
 class _Edge(NamedTuple):
     number: int
-    """Number of the group that it comes from."""
+    """Number of the group that the edge comes from."""
     one: str
     other: str
 
@@ -127,11 +127,10 @@ def _star(number: int, group: Collection[str]) -> list[_Edge]:
 
 
 class WaitQueue:
-    """Workers arrive one by one; when the window that the first one opened is over, those that are here are
-    due.
+    """Queue of the workers that wait to average. They are due when the window that the first opened is over.
 
-    They are `valid`, and may go, if the span of `graph` with them connects everybody. That is kept up to date
-    with each arrival.
+    A group of the waiting workers is `valid` if the span of `graph` with it connects everybody. This is kept
+    up to date with each arrival.
     """
 
     def __init__(self, graph: SyncGraph, window: WaitWindow) -> None:
@@ -142,7 +141,7 @@ class WaitQueue:
         self._due_at = math.inf
 
     def arrive(self, worker: str, now: float) -> None:
-        """`worker` is ready; if it is here already or nobody knows it, nothing changes."""
+        """Add `worker`, which is ready; no effect if it waits already or takes no part."""
         if worker in self._ready or worker not in self.graph.members:
             return
         self._window.arrived(worker, now)

@@ -107,7 +107,7 @@ class EarlyTensors:
         self._shares = Counter(map(_share_of, self._waiting))
 
     def take(self) -> list[EarlyTensor]:
-        """Remove and return all of them, to be looked at again."""
+        """Remove and return all held tensors, to be looked at again."""
         waiting, self._waiting = self._waiting, []
         self._shares.clear()
         return waiting

@@ -67,7 +67,7 @@ class HeldStep:
 
     @property
     def partners(self) -> frozenset[str]:
-        """Volunteers that take part in it, as far as we know."""
+        """Volunteers that take part in the step, as far as we know."""
         return frozenset(self._incarnations)
 
     def due(self, origin: Origin) -> Due:
@@ -83,7 +83,7 @@ class HeldStep:
         return Due.LATER if plan is None or origin.plan > plan else Due.NEVER
 
     def catch_up(self) -> list[Effect]:
-        """The steps before it are committed and applied here: it is the next one."""
+        """Note that all earlier steps are committed and applied here: this one is next."""
         return self.absorb(self.pipeline.catch_up())
 
     def apply(self, commit: m.Commit, oldest: int) -> list[Effect]:

@@ -63,7 +63,7 @@ class _Row(NamedTuple):
 
     method: Callable[[Any, Any], list[Effect]]
     phases: frozenset[Phase] = frozenset(Phase)
-    """Phases in which it is handled; in others it is ignored."""
+    """Phases in which the message is handled; in others it is ignored."""
     any_line: bool = False
     """Handled even if it names another term-view than ours."""
     urgent: bool = False

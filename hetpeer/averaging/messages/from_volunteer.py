@@ -43,13 +43,13 @@ class Hello(Schema):
     kind: Literal["hello"] = "hello"
     wire_version: Count = WIRE_VERSION
     oldest_version: Count = 0
-    """The oldest wire version that it speaks; 0: only `wire_version`."""
+    """The oldest wire version that the volunteer speaks; 0: only `wire_version`."""
     run: Text
     incarnation: Count
     name: Text = ""
     memory_bytes: Count = 0
     flops_per_second: Speed = 0.0
-    """FLOP/s that it reaches on the blocks of its place; `product_flops` before it has had one."""
+    """FLOP/s reached on the blocks of the volunteer's place; `product_flops` before it has had one."""
     product_flops: Speed = 0.0
     """FLOP/s in a product of large matrices, measured everywhere in the same way; 0: unknown."""
     uplink: Speed = 0.0

@@ -111,7 +111,7 @@ class ReducerLoad:
         return float(self.elements) if shared and peer in self.senders else 0.0
 
     def reducing(self, peer: str) -> float:
-        """Elements that it sends more if it reduces the whole block."""
+        """Elements that a holder sends in addition if it reduces the whole block."""
         others = len(self.receivers) - 1
         return max(self.elements, 1) * max(others - (peer in self.senders), FREE)
 

@@ -109,7 +109,7 @@ class Journal:
     def __init__(self, log: Log) -> None:
         self._log = log
         self.durable = _folded(log)
-        """The state when it was opened."""
+        """State at the time of opening."""
 
     @classmethod
     def open(cls, path: Path) -> Journal:

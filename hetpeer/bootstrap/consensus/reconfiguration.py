@@ -41,7 +41,7 @@ class AmendmentAnswer:
     checkpoint: int
     """Version of the newest checkpoint on its disk."""
     data: bytes
-    """The amendment; empty: it knows none."""
+    """The amendment; empty: the peer knows none."""
 
 
 async def offer(node: Node, peer: str, data: bytes) -> AmendmentAnswer:

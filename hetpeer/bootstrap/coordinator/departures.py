@@ -72,7 +72,7 @@ class WholeRun:
         """All deadlines are the barrier's."""
 
     def gap_is_final(self, now: float) -> str | None:
-        """The reason once holders had their time to come back and the state is not stored."""
+        """Reason to go back, once holders had time to come back and the state is not stored; else None."""
         late = self._barrier.too_late(now)
         return "the holders of the last version did not come back in time" if late else None
 

@@ -1,7 +1,7 @@
 """A reduce at the coordinator: one plan after another, until all holders have voted alike on the latest.
 
 Pure. The caller decides what is added: a step's exact cover, or the states of clusters that average. Holders
-report peers that spoil or delay a plan; those reports decide who reduces nothing for whom in the next plan
+report peers that spoil or delay a plan; those reports exclude reducers from the next plan
 (reduce_complaints.py).
 """
 
@@ -44,7 +44,7 @@ class Reduce:
 
     config: CoordinatorConfig
     uplinks: Mapping[str, float]
-    """Holder → bytes/s that leave it; 0: unknown."""
+    """Holder → bytes/s that it can send; 0: unknown."""
     complaints: ReduceComplaints
     timeouts: AdaptiveTimeouts
     guarded: bool = False

@@ -42,7 +42,7 @@ class CoordinatedStep:
         evaluation = range(first, first + (config.evaluation_microbatches if work.evaluates else 0))
         self.number = context.history.version + behind
         self.behind = behind
-        """Versions by which the parameters it is computed with are older than `number`."""
+        """Number of versions by which the step's parameters are older than `number`."""
         self.batch = work.batch
         self.workers = work.workers
         self.began_at = now
@@ -104,7 +104,7 @@ class CoordinatedStep:
 
     @property
     def is_next(self) -> bool:
-        """Whether all steps before it are committed: only one is reduced at a time."""
+        """Whether all earlier steps are committed: only one step is reduced at a time."""
         return self.number == self._context.history.version
 
     @property
@@ -255,7 +255,7 @@ class CoordinatedStep:
         return [begin, *fresh, *known, *(self._tell(first, tasks) for first, tasks in sorted(shared.items()))]
 
     def shuts_out(self, peer: str) -> bool:
-        """Whether `peer` was fenced in it or rests while the others get on without it."""
+        """Whether `peer` was fenced in this step, or rests while the others get on without it."""
         return not self.stalls and (
             peer in self.reduction.unwanted or peer in self._context.disputed_pairs.resting
         )
@@ -338,7 +338,7 @@ class CoordinatedStep:
         return self.reduction.plan(now)
 
     def comes_next(self, now: float) -> list[Effect]:
-        """All steps before it are committed: its timeouts begin now."""
+        """Note that all earlier steps are committed: this step's timeouts begin now."""
         self.reduction.awaited_at = now
         self._progress.over(now)
         return self.advance(now)

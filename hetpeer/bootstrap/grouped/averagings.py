@@ -233,7 +233,7 @@ class Averagings:
         return cluster in self._promised or (one is not None and not one.delayed)
 
     def due(self, cluster: int, version: int) -> bool:
-        """Whether, at `version`, it has trained its batches since it joined a group."""
+        """Whether `cluster`, at `version`, has trained enough batches since its last group."""
         return version - self._since.get(cluster, 0) >= self._interval
 
     # ── what happens ────────────────────────────────────────────────────────────────────────────────────────

@@ -46,7 +46,7 @@ class ClusterCut:
 
     @property
     def peers(self) -> frozenset[str]:
-        """All volunteers that it was made for."""
+        """All volunteers that the cut was made for."""
         return frozenset(peer for peer, _ in self.seats) | self.spared
 
 
@@ -84,7 +84,7 @@ class Cluster:
 
     @property
     def complete(self) -> bool:
-        """Whether all its places are taken by volunteers that are prepared and do not rest."""
+        """Whether all places are taken by volunteers that are prepared and do not rest."""
         present = self.members.volunteers.values()
         ready = [
             v.place
@@ -106,7 +106,7 @@ class Cluster:
         return self.context.state in AT_BARRIER
 
     def has_room(self, place: tuple[int, int]) -> bool:
-        """Whether `place` is one of its open places."""
+        """Whether `place` is an open place of the cluster."""
         free = any(p.open and (p.begin, p.end) == place for p in self.members.places())
         return free and self.dissolved is None
 

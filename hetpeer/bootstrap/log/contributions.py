@@ -41,19 +41,19 @@ class Contribution:
     batch: int
     id: int
     base: int
-    """Version of the parameters that it was computed with."""
+    """Version of the parameters that the microbatch was computed with."""
     staleness: int
     """Updates committed between `base` and its own step."""
     state: str
     """USED, LATE or LOST."""
     why: str = ""
-    """Reason, if it was late or lost."""
+    """Reason, if the contribution was late or lost."""
     peers: tuple[str, ...] = ()
     """Volunteers that computed it, in block order; for late or lost work the volunteer concerned."""
     signed: bool = False
     """Whether holders of every block signed that their update contains it once, with this base version."""
     group: int | None = None
-    """First averaging that brought it to other clusters."""
+    """First averaging that brought the contribution to other clusters."""
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ class Lineage:
     records: Sequence[Record]
     """Commits and averagings."""
     decisions: Sequence[Decision]
-    """Decisions in them, for clusters whose parameters survive."""
+    """Decisions in the records, for clusters whose parameters survive."""
 
     @property
     def twice(self) -> frozenset[int]:

@@ -17,7 +17,7 @@ class Applicant:
 
     peer: str
     voucher: bytes
-    """The voucher of its invite; empty if it has none."""
+    """The voucher of the peer's invite; empty if it has none."""
     now: float
     """Seconds since 1970, by the coordinator's clock."""
     network: str
@@ -47,7 +47,7 @@ class AdmissionPolicy:
         self.listed: frozenset[str] = frozenset()
         """Peers that the latest amendment lists."""
         self.revoked: frozenset[str] = frozenset()
-        """Serial numbers of vouchers that it revokes."""
+        """Serial numbers of vouchers that the policy revokes."""
 
     def amended(self, amendment: Amendment) -> None:
         """Put the author's latest amendment in force."""

@@ -26,7 +26,7 @@ class Voucher(ManifestPart):
     expires: Annotated[int, Field(ge=0, lt=2**40)]
     """End of validity, in seconds since 1970."""
     uses: Positive
-    """Number of peers that it admits."""
+    """Number of peers that the voucher admits."""
 
 
 def new_voucher(run_id: str, uses: int, expires: int) -> Voucher:

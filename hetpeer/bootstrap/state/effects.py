@@ -47,7 +47,7 @@ class CoordinatorConfig:
     None: they are not.
     """
     placement: str = "step-time"
-    """Policy by which they are compared (placement_policies.py)."""
+    """Policy by which places are compared (placement_policies.py)."""
     ties: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Block -> the other blocks with which it shares parameters."""
     link_ratio: float = 1.0

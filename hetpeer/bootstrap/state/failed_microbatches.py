@@ -60,7 +60,7 @@ class FailureReports:
     """
 
     def hears(self, microbatch: int, peer: str) -> bool:
-        """Whether `peer` has not reported it too often."""
+        """Whether one more report of `microbatch` by `peer` counts."""
         return [reporter for reporter, _ in self._known.get(microbatch, ())].count(peer) < MAX_FAILURES
 
     def add(self, microbatch: int, peer: str, culprit: str) -> None:

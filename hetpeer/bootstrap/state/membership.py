@@ -36,7 +36,7 @@ class VolunteerState:
     incarnation: int
     heard_at: float
     wire_version: int = 0
-    """The latest wire version that it speaks."""
+    """The latest wire version that the volunteer speaks."""
     flops_per_second: float = 0.0
     product_flops: float = 0.0
     """FLOP/s in products of large matrices; `flops_per_second` if nothing else was tried; 0: not reported."""
@@ -48,18 +48,18 @@ class VolunteerState:
     slow: bool = False
     """The volunteer has had its place for long and never worked there: others may come to its blocks."""
     missed: int = 0
-    """Versions in a row that it held only when they were past."""
+    """Versions in a row that the volunteer held only when they were past."""
     broken_at: float | None = None
     computing: float = 0.0
     """Seconds of a microbatch at its place, as it last reported; 0 before."""
     links: Mapping[str, float] = field(default_factory=dict)
     """Peer → seconds of a microbatch's bundle on the link there, uncompressed."""
     uplink: float = 0.0
-    """Smoothed bytes/s that leave it; 0 before it reports."""
+    """Smoothed bytes/s that the volunteer can send; 0 before it reports."""
     digests: dict[int, str] = field(default_factory=dict)
     """Block → digest of its state at the current version, as far as it has reported."""
     shuns: frozenset[str] = frozenset()
-    """Peers that it does not work with for now, by its own report."""
+    """Peers that the volunteer does not work with for now, by its own report."""
     witness: bool = False
     """Whether the volunteer made its state of the current version itself, and did not copy another's."""
 
@@ -125,7 +125,7 @@ class VolunteerState:
         self.missed = 0
 
     def outdate(self) -> None:
-        """A version was made without it. A volunteer that held or fetched the one before missed it."""
+        """Note that a version was made without the volunteer; one that held the version before missed it."""
         self.missed += self.life_cycle in (LifeCycle.SYNCING, LifeCycle.READY)
         if self.life_cycle is not LifeCycle.JOINING:
             self.life_cycle = LifeCycle.PREPARED

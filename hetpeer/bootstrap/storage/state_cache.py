@@ -133,14 +133,14 @@ class StateCache(Generic[T]):
                 if data is not None:
                     self._made(copy, data)
                 elif copy in self._copies:
-                    self._copies.remove(copy)  # whoever asks next may find it there
+                    self._copies.remove(copy)  # the next request may find it
                 copy.data.set_result(data)
                 await copy.over.wait()
         except Exception as error:
             if copy.data.done():
                 raise
             copy.data.set_exception(error)
-            copy.data.exception()  # whoever asked may be gone
+            copy.data.exception()  # retrieved, since the asker may be gone
 
 
 def _is_older(name: str, than: str) -> bool:

@@ -105,7 +105,7 @@ class CheckerReport:
     done: set[CheckedPiece] = field(default_factory=set)
     marks: Marks | None = None
     given: Mapping[Source, m.Given] = field(default_factory=dict)
-    """Inputs that it computed from."""
+    """Inputs that the checker computed from."""
     accusations: set[Accusation] = field(default_factory=set)
     _vouchers: set[Accusation] = field(default_factory=set)
     """Counterparts of accusations: comparisons that found no difference."""
@@ -191,7 +191,7 @@ class CheckerReport:
         """Charge against `suspect` by peers with its outputs (with `back`: its gradients); None without
         accusers.
 
-        A silent peer counts among those who could compare, so silence helps no accuser to a majority.
+        A silent peer counts among the peers that could compare, so silence helps no accuser to a majority.
         """
         against = {one.accuser for one in self.accusations if (one.suspect, one.back) == (suspect, back)}
         for_it = {one.accuser for one in self._vouchers if (one.suspect, one.back) == (suspect, back)}

@@ -1,4 +1,4 @@
-"""The spot checks of one step: who checks whom, who lends inputs, and the outcomes (docs/trust.md). Pure.
+"""The spot checks of one step: their checkers, the lenders of inputs, and the outcomes (docs/trust.md). Pure.
 
 Another holder of the same blocks computes a contribution again. Its fingerprints are compared with those of
 the sums and bundles that others received. If two differ, a third decides. The commit waits for the checks, up
@@ -35,7 +35,7 @@ class StepSpotChecks:
     line: m.TermView
     step: int
     roster: Mapping[str, Range]
-    """The step's own, as it changes."""
+    """The step's own roster: its changes are seen here."""
     elements: Sequence[int]
     """Block → elements of its vector."""
     route_taken: Callable[[int], Route]
@@ -135,7 +135,7 @@ class StepSpotChecks:
         ]
 
     def _place(self, peer: str) -> float:
-        """Place of `peer` in the circle; a circle leaves nobody for whom only itself would be free."""
+        """Random place of `peer` in the circle. In a circle nobody is left with only itself to check."""
         assert self.rules is not None
         if peer not in self._places:
             self._places[peer] = self.rules.draw()

@@ -1,8 +1,8 @@
 """Verdict on one spot check (docs/trust.md). Pure.
 
 Three kinds of data are compared: sums, as reducers received them; outputs and gradients, by the statements of
-those who computed from them. A third checker decides if it computed from the same inputs as the others. A
-single accuser, or a minority of those who could compare, may lie; then nobody is convicted.
+the peers that computed from them. A third checker decides if it computed from the same inputs as the others.
+A single accuser, or a minority of the peers that could compare, may lie; then nobody is convicted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CheckedSums(Charge):
 
 
 class CheckVerdict(enum.Enum):
-    """Verdict of a check; OPEN: it goes on."""
+    """Verdict of a check; OPEN: the check goes on."""
 
     OPEN = "open"
     PASSED = "passed"
@@ -50,7 +50,7 @@ class CheckOutcome(NamedTuple):
     apart: frozenset[frozenset[str]] = frozenset()
     """Pairs of which one gave the other false data or says so falsely; others may have used that data."""
     witness: str = ""
-    """The only checker that found it; empty if two did."""
+    """The only checker that found the fault; empty if two did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class CheckCase:
         if apart is None and any(map(self._may_be_true, (*sure.values(), _all_of(sure)))):
             return CheckOutcome(CheckVerdict.CONVICTED, first.peer)
         if sure != charges:
-            return self._unsettled(first)  # those who accuse may not have spoken yet
+            return self._unsettled(first)  # the accusers may not have answered yet
         accusers = {peer for charge in charges.values() for peer in charge.accusers}
         accusers |= {one.accuser for one in first.accusations}
         return CheckOutcome(CheckVerdict.DISPUTED, min(accusers) if apart is None else apart.peer, first.peer)

@@ -80,9 +80,9 @@ def going_on(work: Coroutine[Any, Any, R]) -> Coroutine[Any, Any, R]:
 def heed_cancellation() -> None:
     """Raise `CancelledError` if the current task was cancelled while a task group ended with caught errors.
 
-    Call it after `except*` around a group. Python 3.11 and 3.12 forget such a cancellation, and whoever
-    awaits this task would wait for ever. The group's body must not end before its tasks do: a group does not
-    take back a cancellation of its own that comes after that.
+    Call it after `except*` around a group. Python 3.11 and 3.12 forget such a cancellation, and a
+    caller that awaits this task would wait for ever. The group's body must not end before its tasks do: a
+    group does not take back a cancellation of its own that comes after that.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():

@@ -48,7 +48,7 @@ class Parcel:
     """Identifies the frame for `Outbox.forget`."""
     pool: flow_control.Pool = 0
     cost: int = 0
-    """Bytes that it takes of the peer's grant; 0 where the channel has none."""
+    """Bytes that the frame takes of the peer's grant; 0 if the channel has no grants."""
     done: Callable[[], None] | None = None
     """Called once its buffers are free: acknowledged, forgotten or channel ended, and not being sent."""
     depart: Callable[[], Parcel | None] | None = None

@@ -88,7 +88,7 @@ class Table:
         self._keys = keys
 
     def declare(self, key: str, admits: Admits) -> None:
-        """Take `key` into use: there is room for values of peers whom it `admits`, and only for those."""
+        """Take `key` into use, with room only for values of peers that it `admits`."""
         self._keys.declare(key, admits)
 
     async def store(self, key: str, value: Mapping[str, Any], *, ttl_s: float) -> bool:

@@ -132,7 +132,7 @@ class P2pd:
         self._ready_or_gone = asyncio.Event()
         self.exited = asyncio.Event()
         self.closing = False
-        """Whether we have asked it to end."""
+        """Whether we have asked p2pd to end."""
         self._watch()
 
     @classmethod

@@ -57,7 +57,7 @@ async def join(options: JoinOptions, leaving: asyncio.Event) -> Stop | None:
         governing = LimitsInForce(options.settings, daemon, home, Sensors(), options.sources)
         daemon.explained_by(lambda reasons: explained(reasons, governing.settings))
         await stack.enter_async_context(serving(home.path, governing.answer))
-        stack.enter_context(keeping_log(home.path))  # by whoever has the home's lock
+        stack.enter_context(keeping_log(home.path))  # by the process that has the home's lock
         await stack.enter_async_context(governing.running())
         ended = daemon.until(Wish.FINISH, Wish.STOP)
         presence = await unless(ended, present(options, home, stack, lambda: governing.settings))

@@ -46,7 +46,7 @@ class DemoSettings:
     """Seed of the parameters, the order of the data, and the choice of the killed volunteer."""
     model: str = ""
     trace: bool = False
-    """Volunteers write down what they do when."""
+    """Whether volunteers record spans of their work."""
 
     def __post_init__(self) -> None:
         """Raises `LocalError` HP-DEMO-001."""

@@ -175,5 +175,5 @@ def load_month(home: Path, month: str) -> Month:
 
 
 def save_month(home: Path, month: Month) -> None:
-    """Write it down as a whole. Raises `LocalError` HP-DISK-001, HP-DISK-002."""
+    """Write the file as a whole. Raises `LocalError` HP-DISK-001, HP-DISK-002."""
     atomic_write(home / TRAFFIC_FILE, month.model_dump_json().encode())

@@ -64,7 +64,7 @@ class Holds:
         self._until[reason] = until
 
     def release(self, reason: Reason) -> None:
-        """`reason` holds no more, if it did."""
+        """Release the hold for `reason`, if there is one."""
         self._until.pop(reason, None)
 
     def at(self, now: float) -> tuple[Reason, ...]:

@@ -221,7 +221,7 @@ def _name(gpu: Any) -> str:
 
 
 def _uuid(gpu: Any) -> str:
-    """`GPU-…`; empty where it says none."""
+    """UUID `GPU-…`; empty if the driver tells none."""
     with suppress(pynvml.NVMLError):
         return pynvml.nvmlDeviceGetUUID(gpu) or ""
     return ""

@@ -49,7 +49,7 @@ class Room:
         self.limit = limit
         self._lock = asyncio.Lock()
         self._taken: int | None = None
-        """Bytes, as they were counted last and with what was written since; None before that."""
+        """Bytes at the last count, and written since; None before a count."""
         self._coming = 0
         self.reader: Reader | None = None
         """The reader of our run's data."""

@@ -1,6 +1,6 @@
-"""A reliable peer looks for a better division of the blocks while the run that it coordinates goes on
-(docs/planning.md, "Replanning a running swarm"); in a grouped one, for a cut for those who wait for others
-(docs/averaging.md, "A cut for waiting volunteers").
+"""Search for better places while the run goes on, by the reliable peer that coordinates it
+(docs/planning.md, "Replanning a running swarm"). In a grouped run: for a cut of a forming cluster for the
+volunteers that wait in it (docs/averaging.md, "A cut for waiting volunteers").
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class ReliablePeer:
         """The last halt, unless a new term has begun since."""
         self._catching_up = CheckpointCatchUp(replica, self._checkpoints)
         self.service: CoordinatorService | None = None
-        """While it leads."""
+        """Coordinator's service, while this peer leads."""
         self.ready = asyncio.Event()
         """Set once others may connect: volunteers, or the other reliable peers if there are some."""
 

@@ -41,7 +41,7 @@ class Need:
 
     def __init__(self) -> None:
         self._since: float | None = None
-        """Since when it is wanted but not running, or running but not wanted."""
+        """Time since which the stand-in is wanted but not running, or running but not wanted."""
         self._not_before = float("-inf")
 
     def failed(self, now: float) -> None:

@@ -22,7 +22,7 @@ UNUSABLE = "unusable"
 
 
 class ViolationError(AssertionError):
-    """A history did what it must not do; the message says what and where."""
+    """A simulated history broke an invariant; the message says which and where."""
 
 
 class SimObserver:

@@ -200,7 +200,7 @@ class LeftoverWatch:
         }
 
     async def _look(self, now: float) -> None:
-        """While we have nothing to do: ask those who keep work for our blocks."""
+        """Ask keepers of leftovers for our blocks for work, once we were idle for IDLE_S."""
         step, place = self._keeper.step, self._keeper.place
         if step is None or place is None or not self._keeper.is_idle:
             self._idle_since = None

@@ -65,7 +65,7 @@ class Offer:
     """Bytes for a place, of RAM or of a GPU."""
     flops_per_second: float
     uplink: float = 0.0
-    """Bytes/s, as far as it may be used and was measured before; 0: not known."""
+    """Bytes/s of the uplink, within the limits, as measured before; 0: not known."""
     disk_bytes: int = 0
     """Bytes of disk for tensors that must be kept and do not fit into memory."""
     name: str = ""

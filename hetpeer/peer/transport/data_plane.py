@@ -119,7 +119,7 @@ class DataPlane:
         self._introduced.clear()
 
     def introduce(self, peer: str) -> None:
-        """Say it to `peer` now, and ask for what it keeps for us."""
+        """Introduce us to `peer` now, and ask for the work that it keeps for us."""
         assert self._word is not None
         self._introduced.add(peer)
         link = self._outgoing.get(peer) or self._open(peer)

@@ -42,9 +42,9 @@ class LinkTraffic(NamedTuple):
     waiting: int
     """Bytes of payload that the peer has not acknowledged."""
     arrived: int
-    """Bytes of payload that it has."""
+    """Bytes of payload that the peer has acknowledged."""
     rate: float
-    """Bytes/s at which they arrive, as the peer says; 0: it does not say."""
+    """Bytes/s of arrival, as the peer states; 0: unknown."""
     trip_s: float
     """Round-trip time in seconds, the best so far; infinite before the first answer."""
 
@@ -136,7 +136,7 @@ class Link:
         asyncio.get_running_loop().call_soon(self._go_on)
 
     def close(self) -> None:
-        """End it; frames that have not arrived are dropped."""
+        """End the link; frames that have not arrived are dropped."""
         self.closed = True
         for lane in self._lanes:
             lane.close()

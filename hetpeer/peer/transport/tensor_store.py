@@ -53,11 +53,11 @@ class Tensor:
     once: bool = False
     """Whether the tensor is not needed any more once it has arrived."""
     sender: str = ""
-    """The peer that it came from."""
+    """The peer that the tensor came from."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are used of its extent."""
+        """Bytes of the extent that are used."""
         return self.extent.nbytes if self.length is None else self.length
 
 

@@ -58,7 +58,7 @@ class DaemonFigures:
     reach: str
     """public, private or unknown."""
     relays: int
-    """Peers through which it is reached."""
+    """Peers through which this peer is reached."""
     p2pd_restarts: int
     transmitted: int
     """Bytes sent by its node over streams; `received` likewise."""
@@ -81,7 +81,7 @@ class LimitFigures:
     month_bytes: int
     cores: int
     celsius: Mapping[str, int]
-    """gpu, cpu → how hot it may be."""
+    """gpu, cpu → highest allowed temperature in °C."""
     gpu_watts: int
     holding: frozenset[str]
     """Reasons for which the volunteer is held back now."""
@@ -94,11 +94,11 @@ class VolunteerMetricFigures:
     """Figures of a volunteer with a compute worker."""
 
     connected: bool
-    """Whether a coordinator has it."""
+    """Whether a session with a coordinator is open."""
     step: int | None
     loss: float | None
     blocks: int
-    """Blocks that it holds."""
+    """Number of blocks that the volunteer holds."""
     microbatches: int
     tokens_per_second: float
     done: Mapping[str, int]
@@ -133,7 +133,7 @@ class ReliableFigures:
     credit: int
     contributors: int
     swarm: SwarmFigures | None = None
-    """While it coordinates."""
+    """Figures of the swarm, while the peer coordinates; else None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

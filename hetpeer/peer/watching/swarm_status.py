@@ -69,7 +69,7 @@ class LeftoverRow:
 
     block: int
     sender: str
-    """The peer that keeps them."""
+    """The peer that keeps the leftovers."""
     step: int
     microbatches: int
 
@@ -112,7 +112,7 @@ class CreditRow:
 
     peer: str
     name: str
-    """Empty if it is not in the swarm now."""
+    """Name of the peer; empty if it is not in the swarm now."""
     rank: int
     """Rank from 1; 0: the peer has no credit."""
     credit: int

@@ -106,7 +106,7 @@ class _Connection(H11Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     def end(self) -> None:
-        """Close it at once."""
+        """Close the server at once."""
         self.connections.discard(self)
         self.transport.abort()
 

@@ -56,7 +56,7 @@ class MachineWarnings:
                 verdict = look()
             except LocalError as error:  # what keeps a volunteer from starting is no more than a warning here
                 verdict = error
-            except OSError:  # the folder is gone: whoever needs it says so
+            except OSError:  # the folder is gone: its users report that
                 continue
             if isinstance(verdict, HetpeerError):
                 yield verdict

@@ -79,7 +79,7 @@ class You:
     tokens_per_second: float
     microbatches: int
     may: Sequence[str]
-    """Orders that it takes now: pause, resume, finish."""
+    """Orders that the daemon takes now: pause, resume, finish."""
     limits: PageLimits
     gpus: Sequence[GpuState]
     """The GPU in use; before one is in use, all that may be."""

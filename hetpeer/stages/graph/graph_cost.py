@@ -233,7 +233,7 @@ class OperatorCost:
     kept_bytes: int
     """Bytes that it makes autograd keep, beyond the inputs and what earlier operators made it keep."""
     reads: Mapping[str, int]
-    """Values of the block that it reads (made, entering or data) → bytes."""
+    """Values of the block that the call reads (made, entering or data) → bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +253,7 @@ class BlockCostRow:
     leaves: Mapping[str, int]
     """Values that cross the block's borders → bytes."""
     data: tuple[str, ...]
-    """The author's inputs that it reads."""
+    """The author's inputs that the block reads."""
 
 
 def block_cost(spec: BlockSpec) -> BlockCostRow:

@@ -281,11 +281,11 @@ class BundleLayout:
     # ── written by a codec ─────────────────────────────────────────────────────────────────────────────────
 
     def room(self, codec: Codec, share: float) -> int:
-        """Most bytes that it takes encoded, if `share` of each tensor is kept."""
+        """Most bytes of the encoded bundle, if `share` of each tensor is kept."""
         return sum(room(codec, dtype, count, kept_of(count, share)) for dtype, count in self._counted())
 
     def written(self, codec: Codec, written: Sequence[EncodedTensor]) -> int:
-        """Bytes that it takes encoded, by its head. Raises `ProtocolError` for an impossible head."""
+        """Bytes of the encoded bundle, by its head. Raises `ProtocolError` for an impossible head."""
         if len(written) != len(self.places):
             raise ProtocolError(f"{len(written)} encoded tensors for a bundle of {len(self.places)}")
         return sum(

@@ -47,7 +47,7 @@ class PeerLink:
     """The link from one peer to another."""
 
     rate: float
-    """Bytes/s that it carries alone."""
+    """Bytes/s that the link carries alone."""
     delay_s: float = 0.0
     """Seconds one way."""
     activation_bytes: float = 0.0

@@ -34,7 +34,7 @@ class OutlineRow:
 
     kind: RowKind
     value: str
-    """The value that it makes, or that enters or leaves."""
+    """The value that the row makes, or that enters or leaves."""
     label: str
     reads: Mapping[int, int]
     """Row above that makes a value read here → bytes."""
@@ -49,7 +49,7 @@ class ValueLane:
     """A value that passes rows, in `column` 0, 1, … from the rows outwards."""
 
     row: int
-    """The row that makes it."""
+    """The row that makes the value."""
     readers: tuple[int, ...]
     column: int
     nbytes: int

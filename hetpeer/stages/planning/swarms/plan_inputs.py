@@ -25,13 +25,13 @@ class Devices:
     flops: Floats
     """FLOP/s that a worker reaches."""
     memory: Floats
-    """Bytes that it offers."""
+    """Bytes that each device offers, (N,)."""
     uplink: Floats
     """Bytes/s to all others together; infinite if only the pairs are known."""
     latency: Floats
     """Seconds, (N, N)."""
     bandwidth: Floats
-    """Bytes/s, (N, N); 0: they do not reach each other."""
+    """Bytes/s, (N, N); 0: the two devices do not reach each other."""
 
     def __len__(self) -> int:
         return len(self.flops)

@@ -68,7 +68,7 @@ def _averaging(
 ) -> SwarmPlan:
     """The plan if each pipeline does all microbatches of its own batches.
 
-    Who averages with whom is decided as they are ready; here all average together, which takes longest.
+    A run groups pipelines as they get ready; here all average together, which takes longest.
     """
     count = work.microbatches
     adding = adding_up(devices, work, holders_of(pipelines))
