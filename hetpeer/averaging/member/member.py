@@ -130,7 +130,7 @@ class Member:
         return [Tell(self.hello.model_copy(update=known))]
 
     def reborn(self, incarnation: int) -> list[Effect]:
-        """After `Leave`: go on as a new incarnation, which trusts nothing of what the worker holds."""
+        """Go on as a new incarnation, after `Leave`; it trusts nothing that the worker holds."""
         self._deferred.clear()
         self.position.distrust()
         self.hello = self.hello.model_copy(update={"incarnation": incarnation})

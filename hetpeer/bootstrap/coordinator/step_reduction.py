@@ -156,7 +156,7 @@ class StepReduction:
         return [*self.proofs.begin(), *self._proven(now)]
 
     def _proven(self, now: float) -> list[Effect]:
-        """After the proofs: new plan if they contradict, else check suspicious contributions first."""
+        """Make a new plan if the proofs contradict, else check suspicious contributions first."""
         if not self.proofs.over:
             return []
         if pairs := self.proofs.disputes():

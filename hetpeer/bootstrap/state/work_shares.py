@@ -1,16 +1,15 @@
-"""How much of a step's work each volunteer gets: its speed, link costs and link targets, and issue limits.
+"""Shares of a step's work for each volunteer: its speed, link costs and link targets, and issue limits.
 
-Pure. All but the limits rests on claims: a volunteer that lies gets more or less work than it should, and the
-run is slower. What counts does not depend on them; the exact cover decides that.
+Pure. All but the limits rests on volunteers' claims. A false claim gives a volunteer more or less work than
+it should have and slows the run; it cannot change which microbatches count, as the exact cover decides that.
 
-Routes keep to fast links and to their cluster. Planners put neighbours into one cluster (docs/planning.md),
-and know nothing of holders of the next blocks in other clusters. A link out of the cluster that was not
-measured is taken to be as slow and as busy as the mean of its sender's links. It is used where the load of
-the peers is uneven enough.
+Routes prefer fast links and links within a cluster, since planners put neighbours into one cluster
+(docs/planning.md). A link to another cluster that was not measured costs as much as one more microbatch at a
+mean peer (`leaving`): a route uses it only if the load of the peers is that uneven.
 
 With an adaptive codec each volunteer's links have a target (docs/links.md): a link should take no longer than
-the time between two microbatches of its sender. Holders of a block share its microbatches. So a slow holder
-does few of them and has time for each.
+the time between two microbatches of its sender. This is longer for a slow holder, as holders of a block share
+its microbatches by speed.
 
 A volunteer that takes ids and does not do them costs a step two stall timeouts. A few ids cost only the time
 until the last ones are handed out a second time. So a limit is counted in handfuls: one is as many ids as the

@@ -154,7 +154,7 @@ class DataPlane:
             self.keep_only(self._members | {peer})
 
     def drop_peers(self, peers: Iterable[str]) -> None:
-        """These have left the step: drop what is on its way to them, and free its memory."""
+        """Drop the tensors on their way to peers that have left the step, and free their memory."""
         self.keep_only(self._members.difference(peers))
 
     def close(self) -> None:
