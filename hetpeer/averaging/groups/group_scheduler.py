@@ -66,7 +66,7 @@ class SyncGraph:
         return member
 
     def add(self, group: Collection[str]) -> None:
-        """`group` has shared. O(members), if few of its edges are superfluous less."""
+        """Note that `group` has averaged. O(members), less if few of its edges are superfluous."""
         self._formed += 1
         if self._span is None:
             return

@@ -20,7 +20,7 @@ from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.stages.pipeline.effects import Handle, Release
 
 NEWS = 4
-"""Shards that must arrive between two progress reports to the coordinator."""
+"""Shard lengths that must arrive between two reports of progress to the coordinator."""
 
 Effect = SendPart | SumParts | SendResult | Inspect | Release
 
@@ -172,7 +172,7 @@ class Reduction:
         self._untold += shard.end - shard.begin
 
     def has_news(self) -> bool:
-        """Whether so much has arrived since this was last true that the coordinator ought to hear of it."""
+        """Whether to report progress: NEWS shard lengths or more have arrived since this was last true."""
         told = self._untold >= self._news
         if told:
             self._untold = 0

@@ -21,7 +21,7 @@ from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.block.fingerprint import KEY_BYTES, ExpectedSum, is_fingerprint
 
 MOST_ANSWERS = 1 << 13
-"""Most fingerprints of each kind in one answer: 16 MiB."""
+"""Most fingerprints of each kind in all answers to one question: 16 MiB."""
 ROUNDING = 1e-5
 """Largest error of a float32 sum against its parts, relative to the parts' lengths."""
 

@@ -244,7 +244,7 @@ class SessionSeries:
         return session
 
     async def _relays(self, session: NetworkSession, offered: Offered) -> bool:
-        """Whether p2pd relays for others within limits of use; true if this cannot be tested."""
+        """Whether p2pd relays enough for others; true if a running p2pd cannot be tested."""
         host = self._config.host
         here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound to
         try:

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 class HeldStates:
     """States of the blocks of `member`, as the worker holds them at the time of a request.
 
-    `changed` is set after every event of the volunteer: waiting requests then look again.
+    `changed` is set after every batch of effects of the core: waiting requests then look again.
     """
 
     def __init__(self, member: Member, changed: asyncio.Event) -> None:

@@ -116,7 +116,7 @@ class Volunteer:
         )
         self._store = TensorStore(compute.arena, SpillFile(home.path, offer.disk_bytes))
         self._changed = asyncio.Event()
-        """Something has happened."""
+        """Set after every batch of effects: the state of the volunteer may have changed."""
         self._states = HeldStates(self.member, self._changed)
         self.state = self._states.find
         self.links = LinkBook(self._manifest.links)

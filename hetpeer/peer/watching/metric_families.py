@@ -94,7 +94,7 @@ class VolunteerMetricFigures:
     """Figures of a volunteer with a compute worker."""
 
     connected: bool
-    """Whether a session with a coordinator is open."""
+    """Whether a stream to the coordinator is open."""
     step: int | None
     loss: float | None
     blocks: int
