@@ -106,7 +106,7 @@ class ThereError(Exception):
 def trained(seed: int, target: float | None, clusters: int, rate: float, options: Any) -> Curve:
     """One history of so many clusters: with `target`, until it is reached."""
     torch.set_num_threads(1)
-    net = NoisyNet(BLOCKS, seed, SETTINGS.model_copy(update={"learning_rate": rate}))
+    net = NoisyNet(BLOCKS, seed, {**SETTINGS, "learning_rate": rate})
     cut = BLOCKS // STAGES
     config = HistoryConfig(
         volunteers=STAGES * clusters,

@@ -63,7 +63,7 @@ def _run_anew(repeated: Any) -> Any:
 def _without(self: CoordinatedStep, peers: Sequence[str], now: float) -> list[Order]:
     """As the original, but that all ids whose way leads over `peers` begin anew."""
     lost = [peer for peer in peers if self.ledger.lose(peer)]
-    self._lull.over(now)
+    self._progress.over(now)
     over = {i for i, route in self._ways._routes.items() if any(hop.peer in peers for hop in route)}
     effects: list[Order] = self._hand_out(over & self.ledger.undone())
     self.reduction.left(peers)

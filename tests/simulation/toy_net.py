@@ -50,11 +50,11 @@ class ToyNet:
     `Numerics` for the simulated swarm.
     """
 
-    def __init__(self, blocks: int = 4, seed: int = 0) -> None:
+    def __init__(self, blocks: int = 4, seed: int = 0, settings: Mapping[str, Any] = SETTINGS) -> None:
         self.blocks = blocks
         self.ties = (Tie(uses=((0, 0, SHARED), (blocks - 1, 0, SHARED))),)
         self._seed = seed
-        self._rule = rule_of(SETTINGS)
+        self._rule = rule_of(settings)
 
     def _layer(self, block: int) -> nn.Linear:
         return nn.Linear(WIDTH, CLASSES if block == self.blocks - 1 else WIDTH)

@@ -408,4 +408,4 @@ def keeps_to_libp2p() -> None:
     """A volunteer that looks for no way past libp2p."""
     from hetpeer.dht.direct.direct_streams import DirectStreams
 
-    DirectStreams.detour = lambda self, stream: None
+    DirectStreams.seek_direct_way = lambda self, stream: None
