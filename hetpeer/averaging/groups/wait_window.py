@@ -1,6 +1,7 @@
 """Wait windows: seconds that the first worker ready to average waits for others to join its group. Pure.
 
-This is the window T of SDPipe (sections 3.2, 3.4): a long one makes large groups, a short one idles less.
+A worker is a cluster here, as in all of averaging/groups. This is the window T of SDPipe (sections 3.2, 3.4):
+a long one makes large groups, a short one idles less.
 """
 
 from __future__ import annotations

@@ -261,12 +261,18 @@ class Member:
         return [*effects, *shuns, *step.assign(message.tasks), *work.replay_early()]
 
     def _follows(self, message: m.Begin) -> bool:
-        """Whether just the steps that `message`'s step overlaps are in progress; True if it overlaps none."""
+        """Whether just the steps that `message`'s step overlaps are in progress.
+
+        True if it overlaps none: then the steps in progress end as it begins.
+        """
         overlapped = range(message.step - message.behind, message.step)
         return not overlapped or [step.id.number for step in self.work.steps] == list(overlapped)
 
     def _begin_averaging(self, message: m.Begin) -> list[Effect]:
-        """Begin an averaging of our version; a group that is not newer than the last one is ignored."""
+        """Begin an averaging of our version; a group that is not newer than the last one is ignored.
+
+        Beside a delayed averaging steps are trained, so the phase stays.
+        """
         number, work = (message.line.term, message.group), self.work
         if number <= self.position.group or not self._may_begin(message):
             return []

@@ -314,7 +314,7 @@ class WorkInProgress:
         return self._take(origin, handle, lambda step: step.activation(origin.sender, bundle, handle))
 
     def nudge(self, origin: Origin, microbatch: int, route: Route, attempt: int) -> list[Effect]:
-        """The head of an activation came whose bundle waits for a grant: repeat the task if it is known."""
+        """Answer the head of an activation that is sent again, whose bundle waits for a grant."""
         step = self.at_origin(origin)
         if step is None or step.due(origin) is not Due.NOW:
             return []

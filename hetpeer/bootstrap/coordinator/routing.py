@@ -263,7 +263,11 @@ class Assignments:
         self._been[microbatch].update(hop.peer for hop in way)
 
     def _detours(self, ids: set[int]) -> dict[int, Route]:
-        """Other routes for stuck ids: past the peers on earlier routes, past idle peers, then at random."""
+        """Id → another route, for those of the stuck `ids` that have one.
+
+        It avoids peers of the id's earlier routes, then peers that count nothing while others do. Small
+        random costs spread the ids. It has no more links between `apart` peers than the latest route.
+        """
         if not ids:
             return {}
         cost, idle = self._costs(), self._idle()

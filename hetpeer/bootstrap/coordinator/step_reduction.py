@@ -195,7 +195,7 @@ class StepReduction:
     # ── who has to go, and time ─────────────────────────────────────────────────────────────────────────────
 
     def to_fence(self) -> dict[str, str]:
-        """Volunteers on the roster that must leave after what became of the plans → reason."""
+        """Volunteers on the roster to be fenced for new complaints → reason; they become `unwanted`."""
         out = {peer: why for peer, why in self.reduce.complaints.to_fence().items() if peer in self._roster}
         self.unwanted |= out.keys()
         return out

@@ -11,14 +11,17 @@ With an adaptive codec each volunteer's links have a target (docs/links.md): a l
 the time between two microbatches of its sender. This is longer for a slow holder, as holders of a block share
 its microbatches by speed.
 
-A volunteer that takes ids and does not do them costs a step two stall timeouts. A few ids cost only the time
-until the last ones are handed out a second time. So a limit is counted in handfuls: one is as many ids as the
-end of a step can absorb (`few`). Nobody has a limit at first. A volunteer that counts less than half of what
-was taken from it falls to half a handful a step, the next time to a quarter, and so on. Less than one handful
-is saved up: after three falls it is tried in every eighth step. What it counts raises its limit, until that
-no longer binds. How deep the next fall is recovers slowly, so alternating good and bad steps gains nothing.
-This is additive increase, multiplicative decrease, as in TCP (Chiu and Jain, 1989; Jacobson, 1988). Where
-nobody else holds a block there is no limit.
+Issue limits bound the harm of a volunteer that takes ids and does not do them. Many such ids make a step wait
+for two stall timeouts. A few do not: the last ids of a step are handed out a second time without a stall. A
+handful is that number of ids (`few`), and limits are counted in handfuls a step:
+
+- Nobody has a limit at first, and nobody has one where no other volunteer holds the block.
+- A volunteer that counts less than half of the ids that were taken from it in a step gets half a handful, the
+  next time a quarter, and so on. Less than one handful is saved up: an eighth means every eighth step.
+- Each id that it counts raises its limit, until that no longer binds. How deep the next fall is recovers
+  slowly, so alternating good and bad steps gains nothing.
+
+This is additive increase, multiplicative decrease, as in TCP (Chiu and Jain, 1989; Jacobson, 1988).
 """
 
 from __future__ import annotations

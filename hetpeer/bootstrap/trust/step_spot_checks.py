@@ -68,7 +68,11 @@ class StepSpotChecks:
     # ── computed once more ──────────────────────────────────────────────────────────────────────────────────
 
     def accepted(self, peer: str, contents: Iterable[m.Contents], refused: Collection[int]) -> list[Effect]:
-        """Note accepted contributions of `peer`, except in `refused` blocks, for its checker to compute."""
+        """Have accepted contributions of `peer`, except in `refused` blocks, computed again by its checker.
+
+        The first one of the step decides, by reputation or at random, whether `peer` is checked. They wait in
+        `_unchecked` until a checker is found; later ones go to the open check.
+        """
         rules = self.rules
         if rules is None:
             return []
@@ -156,6 +160,7 @@ class StepSpotChecks:
                 return self._shown(check, peer, message) if check.is_under(message.plan) else []
 
     def _open(self, peer: str) -> SpotCheck | None:
+        """The check of `peer` that goes on; None if there is none."""
         return next((one for one in self._checks.values() if one.peer == peer and one.open), None)
 
     def _lend(self, check: SpotCheck) -> list[Effect]:

@@ -1,11 +1,12 @@
 """Proofs of the sums in one reduce, plan after plan, until they are proven (docs/trust.md, "Proofs of sums").
 Pure.
 
-A step is not committed before its sums are proven. A sum that is not the sum of its parts leads to a
-dispute. A witness reduces the same parts in the next plan and fingerprints them under two keys: the key of
-the senders' statements, and the key under which the disputed reducer fingerprinted what it received. This
-shows whose statement differs from what was sent. The result is pairs of contradicting peers, which
-reduce_complaints.py handles.
+A step is not committed before its sums are proven: the fingerprints of the parts, stated by their senders,
+must add up to the fingerprint of the sum. If they do not, there may be a dispute. In the next plan another
+peer, the witness, reduces the same parts and fingerprints them under two keys. The first is the key of the
+senders' statements: a sender and the witness may contradict each other. The second is the key under which the
+disputed reducer fingerprinted what it received: a sender may contradict the reducer or the witness. The
+result is pairs of contradicting peers, which reduce_complaints.py handles.
 """
 
 from __future__ import annotations
@@ -200,10 +201,12 @@ class StepSumProofs:
         return effects
 
     def receive(self, peer: str, message: m.Proved | m.Testimony) -> list[Effect]:
-        """Take `peer`'s fingerprints: `Proved` for the proof, `Testimony` for a dispute.
+        """Take `peer`'s fingerprints: `Proved` for this plan's proof, `Testimony` for disputes about earlier
+        plans.
 
-        Returns the proof's further requests; the last answer concludes proof and disputes. An unrequested
-        answer changes nothing. Raises `ProtocolError` if a `Proved` has other fingerprints than requested.
+        Returns the proof's further requests; the last answer concludes the proof and the disputes. An
+        unrequested answer changes nothing. Raises `ProtocolError` if a `Proved` has other fingerprints than
+        requested.
         """
         if self._proof is None or not self._begun or self.over:
             return []

@@ -146,7 +146,12 @@ class CheckCase:
         return CheckOutcome(CheckVerdict.DISPUTED, min(accusers) if apart is None else apart.peer, first.peer)
 
     def _agree(self, kind: str, one: Charge, other: Charge) -> bool:
-        """Whether both checkers find the same data false, and more than one peer received it."""
+        """Whether both checkers find the same data of `kind` false, by `one`'s and `other`'s accusers.
+
+        Outputs and gradients: under each checker a majority of several peers accuses, and one bundle at least
+        is accused under both. Sums: under each several reducers accuse, or `peer`'s own statement differs
+        from both, and the checkers' own fingerprints are equal.
+        """
         first, second = self.opinions[:2]
         if kind != SUMS:
             places = (
@@ -155,10 +160,11 @@ class CheckCase:
             return one.may_be_true and other.may_be_true and bool(set.intersection(*places))
         mine, theirs = first.marks or {}, second.marks or {}
         several = min(len(one.accusers), len(other.accusers)) > 1
-        own = self.peer in one.accusers & other.accusers
-        return (several or own) and self._alike(mine, theirs, mine)
+        by_itself = self.peer in one.accusers & other.accusers
+        return (several or by_itself) and self._alike(mine, theirs, mine)
 
     def _alike(self, one: Marks, other: Marks, places: Iterable[m.Where]) -> bool:
+        """Whether the fingerprints at `places` are equal within rounding."""
         return all(self.same(other.get(place, b""), one.get(place, b"")) for place in places)
 
 

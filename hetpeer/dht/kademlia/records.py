@@ -14,10 +14,10 @@ A record on the wire is an envelope around the msgpack value (all integers littl
 The signature covers key, subkey, expiration and value, so no record can be replayed under another key or
 later.
 
-A key holds MAX_RECORDS (table.py), and all foreign keys share MAX_FOREIGN_RECORDS. A record without room is
-refused; stored records keep their place. Nothing is cached: a cached value with a later expiration would
-replace a stored one. Of an answer only single valid records are used; its own claims about the whole
-value are not.
+A key holds MAX_RECORDS (table.py). All keys that this node does not use itself (foreign keys) share
+MAX_FOREIGN_RECORDS. A record without room is refused; stored records keep their place. Nothing is cached: a
+cached value with a later expiration would replace a stored one. An answer's claims about a key's whole value
+are ignored: each record in it is checked, and used if it is valid.
 """
 
 from __future__ import annotations

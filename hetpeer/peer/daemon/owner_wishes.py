@@ -45,7 +45,7 @@ class DaemonState(enum.StrEnum):
 
 
 class VolunteerDaemon(OwnedDaemon):
-    """A volunteer's."""
+    """The daemon of a volunteer: its holds and orders, and the wish that follows."""
 
     def __init__(self, clock: SystemClock, leaving: asyncio.Event, notifier: Notifier) -> None:
         super().__init__(clock, leaving, notifier)
@@ -81,7 +81,7 @@ class VolunteerDaemon(OwnedDaemon):
         return wish
 
     def hold(self, reason: Reason, for_s: float = math.inf) -> None:
-        """Hold the volunteer back for `for_s` seconds from now on."""
+        """Hold the volunteer back for `for_s` seconds from now on, and tell those that wait for a wish."""
         self._holds.hold(reason, self._clock.boottime() + for_s)
         self.look()
 

@@ -234,8 +234,8 @@ def reduce_bytes(
     """(from, to) → bytes that the reduce of a step sends if its microbatches take `routes`.
 
     The holders of a block send their slots, shard by shard, to the shard's reducer; the reducer sends the
-    sum to the block's holders, and to holders of tied blocks if the shard has a tied parameter. `uplinks`:
-    peer → bytes/s, 0 if unknown.
+    sum to the block's holders, and to holders of tied blocks (the observers) if the shard has a tied
+    parameter. Spot checks bound the reducers' shares (`divide`). `uplinks`: peer → bytes/s, 0 if unknown.
     """
     ties, codec = Ties(manifest.ties), Codec.of(manifest.links.reduce)
     sizes = {block.index: block.vector_count for block in manifest.blocks}
@@ -244,7 +244,7 @@ def reduce_bytes(
     sent: defaultdict[tuple[str, str], int] = defaultdict(int)
     guarded = manifest.trust.spot_checks > 0
     for cover in divided(contributions, roster, sizes, partners, uplinks, DisputedPairs(), guarded=guarded):
-        for shard in shards_of(0, cover, sizes[cover.block]):
+        for shard in shards_of(0, cover, sizes[cover.block]):  # as plan 0; any plan has these shards
             count = shard.end - shard.begin
             nbytes = FLOAT_BYTES * count if codec.values is None else codec.values.nbytes(count)
             tied = ties.needed(shard.block, shard.begin, shard.end)

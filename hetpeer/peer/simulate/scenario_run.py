@@ -187,7 +187,10 @@ def _plan(scenario: Scenario) -> SwarmPlan:
 
 
 def _config(scenario: Scenario, places: Places) -> SwarmConfig:
-    """The simulator's settings for `scenario`: one volunteer for each device that has a place."""
+    """The simulator's settings for `scenario`: one volunteer for each device that has a place, its seat.
+
+    `layouts` cut the model into places, cluster by cluster; a seat is the place that a volunteer takes.
+    """
     devices = scenario.devices.devices.some(places.devices)
     defaults = SwarmConfig()
     return replace(
@@ -203,6 +206,7 @@ def _config(scenario: Scenario, places: Places) -> SwarmConfig:
         checkpoint_every=scenario.checkpoint_every,
         latency_s=(float(devices.latency.min()), float(devices.latency.max())),
         # The coordinator's own defaults (CoordinatorConfig): SwarmConfig has shorter ones, for toy swarms.
+        # A reduce gets the time of one shard more, since it shows no progress within a shard.
         stall_s=15.0,
         reduce_s=20.0 + _piece_s(devices, scenario.work),
         sync_s=120.0,

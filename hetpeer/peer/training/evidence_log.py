@@ -107,7 +107,11 @@ class EvidenceLog:
             number += len(some)
 
     def _after(self, last: str) -> int:
-        """Number of the first."""
+        """Number of the first line to send: the one that follows `last`.
+
+        If `last` is not in our log, this is the first line of a later incarnation than its own; the number of
+        all lines if there is none.
+        """
         if not last:
             return 0
         kept, begin = self._incarnation_of(last), len(self._log)

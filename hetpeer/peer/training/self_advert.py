@@ -37,7 +37,7 @@ async def _nothing() -> None:
 
 
 async def anything() -> None:
-    """Returns at once: for who cannot say when something happens."""
+    """Returns at once: for an advert whose changes are not announced."""
 
 
 async def publish_forever(
@@ -120,9 +120,10 @@ def volunteer_advert(volunteer: Volunteer, node: Node, device_name: str) -> Adve
 
 
 def notable_of_volunteer(volunteer: Volunteer) -> object:
-    """The part of its advert that others need at once, and not only with the next regular one."""
+    """Phase and place: an advert is published at once when they change. All phases of a step count as one."""
     member = volunteer.member
-    return member.phase in AT_WORK or member.phase, member.place
+    phase = True if member.phase in AT_WORK else member.phase
+    return phase, member.place
 
 
 def workless_advert(node: Node, name: str, state: str) -> Advert:
@@ -142,7 +143,9 @@ def reach_fields(node: Node) -> dict[str, Any]:
 
 
 def link_notes(links: Mapping[str, LinkFigures], path: Callable[[str], PeerPath | None]) -> list[LinkNote]:
-    """The links that something was sent on, as many as an advert may have; the slowest first."""
+    """The links that bundles were sent on, as many as an advert may have: first those that take longest for
+    their largest bundle.
+    """
     used = [(peer, figures) for peer, figures in links.items() if figures.sent_bytes]
     used.sort(key=lambda link: -link[1].seconds)
     return [

@@ -326,7 +326,10 @@ def _on(
     carry_out: Callable[[e.StepId, Kind], Work | None],
     first: Callable[[e.StepId, Kind], Work | None] | None = None,
 ) -> tuple[type, tuple[CarryOut, ...]]:
-    """A row of the table, in which mypy checks that the methods take this kind of effect."""
+    """A row of the table: for an effect of `kind`, call `first`, if any, and then `carry_out`.
+
+    mypy checks that both take this kind.
+    """
     return kind, (carry_out,) if first is None else (first, carry_out)
 
 

@@ -231,7 +231,10 @@ class Volunteer:
         self._steps.received(message)
 
     def nudged(self, peer: str, head: ActivationHead) -> None:
-        """Repeat a task on request: `peer` sent the head alone, since the bundle waits for a grant."""
+        """Answer an activation that `peer` sends again; only its head has come, the bundle waits for a grant.
+
+        If its task is known here, kept tensors are sent again, and a newer attempt is passed on.
+        """
         origin = Origin(peer, head.incarnation, head.step_id)
         self.perform(self.member.work.nudge(origin, head.id, head.route, head.attempt))
 

@@ -41,7 +41,7 @@ class PlaneOwner(TensorOwner, Protocol):
         """Our link to `peer` is down, or up again."""
 
     def link_congested(self, peer: str, blocks: int | None) -> None:
-        """Our link to `peer` takes no forwards with `blocks` or more left to the loss; None: it takes all."""
+        """Hold back forwards to `peer` that have `blocks` or more blocks to go to the loss; None: none."""
 
     def refused(self, peer: str, for_now: bool) -> None:
         """`peer` has offended too often and is shunned `for_now`, or is accepted again."""
@@ -108,10 +108,14 @@ class DataPlane:
         link.send(replace(parcel, depart=partial(self._store.depart, tensor, parcel)))
 
     def nudge(self, peer: str, head: ActivationHead, nbytes: int) -> None:
-        """`head` is sent again: its word alone, if its bundle of `nbytes` may have to wait."""
+        """Send `head` ahead, without a bundle, if its bundle of `nbytes` may have to wait for a grant.
+
+        Used when an activation is sent again: the receiver may answer from what it kept.
+        """
         if (link := self._outgoing.get(peer)) is not None:
-            word = head.model_copy(update={"nudge": True, "coded": None})
-            link.nudge(Parcel(encode_head(word), tag=head.step_id, pool=pool_of(head)), 2 * nbytes)
+            alone = head.model_copy(update={"nudge": True, "coded": None})
+            most = 2 * nbytes  # a coded bundle, and room to decode it
+            link.nudge(Parcel(encode_head(alone), tag=head.step_id, pool=pool_of(head)), most)
 
     def introduction(self, word: Introduction | None) -> None:
         """Set our introduction in this step; with a ticket, it precedes the first tensor to each peer."""

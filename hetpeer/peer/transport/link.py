@@ -62,7 +62,7 @@ class LinkOwner(Protocol):
         """Frames left on `link`, or were acknowledged."""
 
     def link_congested(self, peer: str, blocks: int | None) -> None:
-        """The link takes no forwards with `blocks` or more left to the loss; None: it takes all."""
+        """Hold back forwards to `peer` that have `blocks` or more blocks to go to the loss; None: none."""
 
     def offended(self, peer: str, error: ProtocolError) -> None:
         """`peer` did what no honest peer does."""
@@ -190,7 +190,7 @@ class Link:
         """The lane with the fewest bytes under way; a new lane if all have some and there may be more."""
         if len(self._lanes) == 1 and not len(self._lanes[0].outbox):
             return self._lanes[0]
-        most = 1 if self.peer_id in self._node.direct.leads else LANES
+        most = 1 if self.peer_id in self._node.direct.leads else LANES  # one if lanes bypass libp2p
         idle = min(self._lanes[:most], key=_under_way)
         return self._open() if len(idle.outbox) and len(self._lanes) < most else idle
 

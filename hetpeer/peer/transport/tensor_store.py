@@ -72,7 +72,9 @@ class TensorStore:
         self._kept: dict[Tensor, None] = {}
         """Tensors that may be parked when they are not in use, the oldest first."""
         self._sharers: Counter[Extent] = Counter()
+        """Extent → its owners beside the first."""
         self._lent: dict[Extent, Callable[[], None]] = {}
+        """Extent → callback once its memory is free (`lend`)."""
         self._ended = 0
 
     def keep_within(self, nbytes: int) -> None:
@@ -252,6 +254,7 @@ class TensorStore:
             self._free(tensor.extent)
 
     def _free(self, extent: Extent) -> None:
+        """Take one owner from `extent`; with the last one free its memory and tell its lender."""
         if self._sharers[extent]:
             self._sharers[extent] -= 1
             return

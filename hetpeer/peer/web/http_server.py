@@ -41,7 +41,8 @@ async def served(app: ASGIApp, where: Where) -> AsyncIterator[str]:
         server_header=False,
         lifespan="off",
         ws="none",
-        limit_concurrency=MAX_CONNECTIONS + 1,  # those that are answered; idle ones have given way
+        # one more than MAX_CONNECTIONS gets a 503, if none was idle: _Connection closes an idle one first
+        limit_concurrency=MAX_CONNECTIONS + 1,
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
     server = _Server(config)

@@ -106,10 +106,9 @@ class Pipeline:
         return self.recomputations.lend(microbatch, route, check)
 
     def nudge(self, microbatch: int, route: Route, attempt: int, upstream: str) -> list[Effect]:
-        """`upstream` has a bundle for us that waits for a grant, and tasks here may wait for this very
-        message.
+        """Answer an activation that `upstream` sends again, if its task is known; the bundle awaits a grant.
 
-        As `activation`, for a task that is known.
+        Does what `activation` does for a known task. Tasks here may wait for this very message.
         """
         task = self._tasks.get(TaskKey(microbatch, route[0].begin))
         return [] if task is None else self._repeated(task, route, attempt, upstream, None)

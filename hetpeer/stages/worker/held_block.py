@@ -222,15 +222,17 @@ class HeldBlock:
         """
         self._slots.clear()
         copied, copy = self._copy or (self.version, self.vector)
-        local = None if copied == self.version else self.vector.clone()
+        # what local steps have made of `copy`; None: there have been none
+        trained = None if copied == self.version else self.vector.clone()
         vector = self._versions.advance(self.version + 1).vector
         torch.mul(total, float32(coefficient), out=vector)
-        if (lost := self.losses.lost(PARAMETERS[0], plan)) is not None:
+        of_parts, _ = PARAMETERS
+        if (lost := self.losses.lost(of_parts, plan)) is not None:
             vector.add_(lost)
         if self._rules.outer is not None:
             self._rules.outer.apply(**self._averaged())
-        if local is not None:
-            vector.sub_(copy).add_(local)
+        if trained is not None:
+            vector.sub_(copy).add_(trained)
         self._averages += 1
 
     def _averaged(self) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Tensors between the arena and the device: names, shapes and dtypes from the graph, bytes from an extent.
 
-On a CPU a tensor that is read *is* the arena's memory; on a GPU it is a copy. Pinning the arena would fill
-all of it with real memory, and from pageable memory a GPU copies only synchronously. So a lane has two pinned
-buffers, one copied while the other is filled. Its own stream keeps reading, writing and encoding for a link
-from queueing behind the kernels of a microbatch.
+On a CPU a tensor that is read *is* the arena's memory; on a GPU it is a copy. A GPU copies asynchronously
+only from and to pinned memory, and pinning the arena would fill all of it with real memory. So each lane (a
+thread of the worker, worker_loop.py) has two pinned buffers: one is copied while the other is filled. Each
+lane has a CUDA stream of its own, so reading, writing and encoding do not wait for a microbatch's kernels.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The exact inner problems of a grid: matchings between two groups, and the shortest path through all groups.
+"""Matchings between two groups of a grid, and the shortest path through all its groups.
 
-Pure. DT-FM, Eq. 3 and 4 (Yuan et al., NeurIPS 2022, arXiv 2206.01288, section 3.3). A bottleneck perfect
-matching makes pairs between two groups so that the slowest pair is as fast as possible. Many matchings of one
-size are solved at once: numpy's price for a call is that of a thousand numbers.
+Pure. DT-FM, Eq. 3 and 4 (Yuan et al., NeurIPS 2022, arXiv 2206.01288, section 3.3). A group has the devices
+of one stage, one for each pipeline; the path is the order of the stages. A bottleneck perfect matching makes
+pairs between two groups so that the slowest pair is as fast as possible. Many matchings of one size are
+solved in one call of numpy, since a call costs as much as a thousand numbers.
 
 The path has free ends: an open travelling salesman problem. Exact up to EXACT groups (Held and Karp, 1962),
 else the best of 2-opt and or-opt from the present order and some nearest-neighbour paths.
@@ -57,11 +58,10 @@ def bounds(costs: Floats) -> Floats:
 
 
 def matched(costs: Floats, most: float = np.inf) -> tuple[float, Ints]:
-    """(maximum, column of each row) of a perfect matching of one (R, R) matrix with the least maximum. Any
-    size.
+    """A bottleneck perfect matching of one (R, R) cost matrix of any size: (its maximum, column of each row).
 
-    Binary search over thresholds between the bound and the largest number, or `most` if a matching no worse
-    than that is known to exist.
+    Binary search between `bounds` and the largest cost for the least threshold such that the costs up to it
+    allow a perfect matching. `most`: the search ends there, since a matching no worse is known to exist.
     """
     least = bounds(costs[:, :, None])[0]
     values = np.unique(costs[(costs >= least) & (costs <= most)])
@@ -76,6 +76,7 @@ def matched(costs: Floats, most: float = np.inf) -> tuple[float, Ints]:
 
 
 def _pairs(allowed: NDArray[np.bool_]) -> Ints:
+    """Column of each row in a largest matching by `allowed`; -1: none."""
     pairs: Ints = maximum_bipartite_matching(csr_matrix(allowed), perm_type="column").astype(np.intp)
     return pairs
 
