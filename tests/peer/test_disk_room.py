@@ -7,6 +7,7 @@ That shards of our own run go is test_datasource's.
 import asyncio
 import math
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 
 from hetpeer.bootstrap.run.manifest import FileRef
 from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.peer.preparation import disk_room
 from hetpeer.peer.preparation.disk_room import Room, check_room, make_room, taken
 from hetpeer.peer.process.home import place_file
 
@@ -160,3 +162,35 @@ def test_whether_there_would_be_room_removes_nothing(runs: Path) -> None:
         check_room(runs, OWN, KIB, stay + KIB - 1)
     assert caught.value.exit_code == ExitCode.TOO_SMALL
     assert left(runs) == before
+
+
+async def test_a_file_that_arrives_during_a_count_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the folder would hold one file more than its limit."""
+    runs = tmp_path / "runs"
+    own = run(runs, OWN, 300.0, {"events.jsonl": 2 * KIB})
+    room = Room(runs, OWN, lambda: 3 * KIB)
+    counting, arrived = threading.Event(), threading.Event()
+
+    def slow(folder: Path) -> int:
+        found = taken(folder)
+        counting.set()
+        arrived.wait(10)
+        return found
+
+    async def fetch(name: str, nbytes: int) -> None:
+        async with room.for_file(nbytes):
+            (own / name).write_bytes(bytes(nbytes))
+
+    async with room.for_file(KIB):
+        (own / "events.jsonl").unlink()
+        monkeypatch.setattr(disk_room, "taken", slow)
+        second = asyncio.create_task(fetch("second", KIB))
+        await asyncio.to_thread(counting.wait, 10)
+        (own / "first").write_bytes(bytes(KIB))
+    arrived.set()
+    await second
+    with pytest.raises(LocalError, match="HP-DISK-005"):
+        await fetch("third", 2 * KIB)
+    assert taken(runs) == 2 * KIB

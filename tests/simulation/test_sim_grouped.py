@@ -13,6 +13,7 @@ from hetpeer.bootstrap.grouped.averagings import AveragingRound
 from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.log.batches import BatchLineage
 from hetpeer.bootstrap.log.credit import Credit
+from hetpeer.bootstrap.state.effects import AT_BARRIER
 from tests.amounts import mostly_proof
 from tests.simulation.checked_swarm import CheckedSwarm
 from tests.simulation.sim_grouped import simulate
@@ -97,6 +98,11 @@ def midway(self):
     return True
 
 
+def at_barriers(self, now):
+    """As the original: a step still begins at a barrier only."""
+    return self._machine.at_barrier(now) if self.context.state in AT_BARRIER else []
+
+
 def kept(self, record, original=Credit.add):
     """Work that is lost with a cluster stays credited."""
     if record["kind"] != "dissolved":
@@ -106,7 +112,7 @@ def kept(self, record, original=Credit.add):
 MUTANTS = {
     "kept": lambda: patch.object(Credit, "add", kept),
     "live": lambda: patch.object(StepVote, "_sums", live),
-    "midway": lambda: patch.object(Cluster, "at_rest", property(midway)),
+    "midway": lambda: patch.multiple(Cluster, at_rest=property(midway), go_on=at_barriers),
     "forgetful": lambda: patch.object(BatchLineage, "add", forgetful),
     "alone": lambda: patch.object(AveragingRound, "_contributions", alone),
     "anybody": lambda: patch.object(StepVote, "_sums", anybody),

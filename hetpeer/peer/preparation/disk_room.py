@@ -51,6 +51,8 @@ class Room:
         self._taken: int | None = None
         """Bytes at the last count, and written since; None before a count."""
         self._coming = 0
+        self._arrived = 0
+        """Files that were written since the start."""
         self.reader: Reader | None = None
         """The reader of our run's data."""
 
@@ -65,6 +67,7 @@ class Room:
             if self._taken is not None:
                 self._taken += nbytes
         finally:
+            self._arrived += 1
             self._coming -= nbytes
 
     async def _look_for(self, nbytes: int) -> None:
@@ -75,7 +78,7 @@ class Room:
             self._taken = await asyncio.to_thread(taken, self._runs)
         if self._taken + wanted <= self.limit():
             return
-        now = await asyncio.to_thread(taken, self._runs)  # logs have grown, and somebody may have cleared up
+        now = await self._count()  # logs have grown, and somebody may have cleared up
         limit = self.limit()
         self._taken = now
         if (missing := now + wanted - limit) > 0:
@@ -85,6 +88,14 @@ class Room:
             self._taken -= freed
         if self._taken + wanted > limit:
             raise _no_room(self._runs, self._taken, wanted, limit)
+
+    async def _count(self) -> int:
+        """Bytes on the disk. A file that gets its name meanwhile may be missed, and all are counted again."""
+        while True:
+            before = self._arrived
+            now = await asyncio.to_thread(taken, self._runs)
+            if self._arrived == before:
+                return now
 
     async def _spare_shards(self, nbytes: float) -> int:
         """Remove shards that our reader does not want, oldest first, for `nbytes`; returns freed bytes."""
