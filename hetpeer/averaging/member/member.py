@@ -46,11 +46,9 @@ class Phase(enum.Enum):
     JOINING = "joining"
     """The volunteer has no place."""
     PREPARING = "preparing"
-    """The volunteer loads the graphs of its place."""
     SYNCING = "syncing"
     """The volunteer waits for the state of its blocks, or loads it."""
     READY = "ready"
-    """The volunteer has the state and waits for a step."""
     TRAINING = "training"
     REDUCING = "reducing"
     APPLYING = "applying"
@@ -119,10 +117,7 @@ class Member:
     # ── the control stream ──────────────────────────────────────────────────────────────────────────────────
 
     def connected(self, uplink: float = 0.0) -> list[Effect]:
-        """A new session with a coordinator: say Hello, with the states that we still hold.
-
-        `uplink`: bytes/s, if it has been measured since; 0: not measured.
-        """
+        """Begin a session: say Hello, with the states that we hold; `uplink`: bytes/s, 0 if not measured."""
         place = self.place if self.place == self._graphs else None
         known = {"held": self.position.held(), "place": place, "cluster": self.line.cluster}
         self._deferred.clear()  # they were said to the session that is over
@@ -261,18 +256,12 @@ class Member:
         return [*effects, *shuns, *step.assign(message.tasks), *work.replay_early()]
 
     def _follows(self, message: m.Begin) -> bool:
-        """Whether just the steps that `message`'s step overlaps are in progress.
-
-        True if it overlaps none: then the steps in progress end as it begins.
-        """
+        """Whether just the steps that `message`'s step overlaps are in progress; true if it overlaps none."""
         overlapped = range(message.step - message.behind, message.step)
         return not overlapped or [step.id.number for step in self.work.steps] == list(overlapped)
 
     def _begin_averaging(self, message: m.Begin) -> list[Effect]:
-        """Begin an averaging of our version; a group that is not newer than the last one is ignored.
-
-        Beside a delayed averaging steps are trained, so the phase stays.
-        """
+        """Begin an averaging of our version. Beside a delayed one steps are trained, so the phase stays."""
         number, work = (message.line.term, message.group), self.work
         if number <= self.position.group or not self._may_begin(message):
             return []
