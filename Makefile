@@ -27,7 +27,7 @@ quick: setup
 # Dozens of processes start from the same sources: compile them once even where the environment says otherwise.
 test: export PYTHONDONTWRITEBYTECODE =
 test: setup
-	$(PY) -m pytest -q -n 4 --dist loadgroup --no-loadscope-reorder -m 'not grid and not proof and not alone'
+	$(PY) -m pytest -q -n 3 --dist loadgroup --no-loadscope-reorder -m 'not grid and not proof and not alone'
 	$(PY) -m pytest -q -m 'alone and not proof'
 
 # What takes minutes: long swarms, grids, many seeds, all examples (docs/testing.md).
