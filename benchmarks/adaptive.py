@@ -1,4 +1,4 @@
-"""What AdaTopK buys and what it costs: four stages in four regions of the world, ratio 100 in the manifest.
+"""Gain and cost of AdaTopK: four stages in four regions of the world, ratio 100 in the manifest.
 
 Three ways to send: as it is (`none`), every link as far as it helps (AdaTopK), every link a hundred times
 smaller (uniform Top-K). Time is that of a step of many microbatches. What is lost is seen on a GPT's held-out
@@ -64,7 +64,7 @@ def data():
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is trained; `samples` are those of a microbatch.
+    """A model to train; `samples` are those of a microbatch.
 
     Images have four times the sides of scikit-learn's.
     """

@@ -25,7 +25,7 @@ ADVISORIES = 1
 
 
 def asked(pins: Path) -> tuple[str, str]:
-    """What pip-audit writes, and what it complains about."""
+    """Output of pip-audit, and its complaints."""
     options = ["--no-deps", "--disable-pip", "--progress-spinner", "off", "--format", "json"]
     command = [sys.executable, "-m", "pip_audit", "--requirement", str(pins), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -127,7 +127,7 @@ def laboratory(setting: Setting) -> Any:
 
 @dataclass(slots=True)
 class Rounds:
-    """What one way took: seconds of each round; CPU seconds of all processes in all rounds."""
+    """Times of one way: seconds of each round; CPU seconds of all processes in all rounds."""
 
     seconds: list[float]
     cpu_s: float
@@ -154,7 +154,7 @@ async def hetpeer(
 
 
 class Usage:
-    """What all processes have used so far, looked at ten times a second: of a step only its reduce is to
+    """Processor time of all processes so far, read ten times a second: of a step only its reduce is to
     count.
     """
 
@@ -343,7 +343,7 @@ def show(row: dict[str, Any]) -> None:
 
 
 async def everything(options: Any) -> dict[str, Any]:
-    """What one setting has shown is not lost with the next."""
+    """Measure all settings; the figures of each are saved before the next one begins."""
     rows: list[dict[str, Any]] = []
     document: dict[str, Any] = {}
     for setting in settings(options.seed):

@@ -43,11 +43,11 @@ from tests.wanlab.processors import Processor
 
 SPEEDS = (1, 2, 3)
 CORES = 0.9
-"""Of a core that the workers have together: it leaves room for the daemons on two."""
+"""Share of a core that all workers have together: it leaves room for the daemons on two."""
 LOOKED_AT = 3
 """Steps after which everybody's log says which blocks are its own."""
 GOAL, ASKEW = 0.95, 0.10
-"""Of what each would do alone; what a speed may be off by."""
+"""Goal as a share of what each would do alone; error of a speed at most."""
 WITHIN_S = 600.0
 WORK = ("Forward", "Backward", "Apply")
 MODEL = Model(width=256, layers=12, heads=4, sequence_length=128)
@@ -183,7 +183,7 @@ async def processor_time(swarm: Swarm, places: Places, first: int, steps: int) -
 
 
 async def computed(swarm: Swarm, folder: Path, places: Places, first: int, steps: int) -> list[float]:
-    """Of its time in `steps` steps from step `first` on, that each volunteer computed."""
+    """Share of its time in `steps` steps from step `first` on that each volunteer computed."""
     await swarm.until(first + steps, WITHIN_S)
     passed, spans = seconds(swarm, steps), computing(folder)
     last = min(max(stop for _, stop in one) for one in spans.values())
@@ -191,7 +191,7 @@ async def computed(swarm: Swarm, folder: Path, places: Places, first: int, steps
 
 
 def seconds(swarm: Swarm, steps: int) -> float:
-    """That the last `steps` steps took."""
+    """Seconds that the last `steps` steps took."""
     ends = [seen.at for seen in swarm.feed.seen if seen.record["kind"] == "commit"]
     return ends[-1] - ends[-1 - steps]
 

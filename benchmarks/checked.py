@@ -1,4 +1,4 @@
-"""What it costs that others compute a share of the contributions once more, and that all sums are proven:
+"""Cost of spot checks (others compute a share of the contributions again) and of proofs of all sums:
 the same run with more and more spot checks.
 
 Two stages with three holders each, so that there is always one to check and a third to decide, on this
@@ -28,7 +28,7 @@ from hetpeer.bootstrap.run.settings import TrustSettings
 
 VOLUNTEERS, STAGES = 6, 2
 SHARES = (0.0, 0.01, 0.05, 0.2, 1.0)
-"""Of contributions that are checked.
+"""Shares of contributions that are checked.
 
 The second is for the proofs, which are of every sum wherever there are checks.
 """

@@ -1,4 +1,4 @@
-"""What a tensor costs on a line: selection, bytes, and end to end, beside FusionLLM's way and plain torch.
+"""Cost of a tensor on a link: selection, bytes, and end to end, beside FusionLLM's way and plain torch.
 
 FusionLLM (arXiv 2410.12707) sends `torch.topk` of the magnitudes as float32 values with int64 positions, 12
 bytes an element. Everything runs on one thread of one process, the alternatives take turns, and figures are

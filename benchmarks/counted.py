@@ -30,5 +30,5 @@ def counted(*arguments: str) -> tuple[Any, struct_rusage]:
 
 
 def cpu_s(usage: struct_rusage) -> float:
-    """Of all its threads, in the kernel and outside."""
+    """Processor seconds of all its threads, in the kernel and outside."""
     return usage.ru_utime + usage.ru_stime

@@ -1,4 +1,4 @@
-"""What the choices of grouped runs do to time and loss: one run of real processes for each, on the same
+"""Effect of the choices of grouped runs on time and loss: one run of real processes for each, on the same
 batches, side by side.
 
 Four clusters in the laboratory (root), with the uplinks of homes. `grouped` is the default; the others change

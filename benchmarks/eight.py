@@ -51,7 +51,7 @@ Grid = list[list[int]]
 
 
 def world() -> dict[str, Any]:
-    """What Lab takes: the bootstrap node is in Oregon, beside the first volunteer."""
+    """Arguments of Lab: the bootstrap node is in Oregon, beside the first volunteer."""
     matrix: dict[str, Any] = json.loads((MATRICES / "regions.json").read_text())
     at = [0, *range(PEERS)]
     tables = {key: [[matrix[key][a][b] for b in at] for a in at] for key in ("latency_ms", "bandwidth_mbps")}
@@ -60,7 +60,7 @@ def world() -> dict[str, Any]:
 
 
 def orders(run: RunDirectory) -> dict[str, Grid]:
-    """Who is where, by name of the order."""
+    """Name of an order → the device at each place."""
     matrix = json.loads((MATRICES / "regions.json").read_text())
     network = DeviceNetwork(
         np.array(matrix["latency_ms"]) / 1e3,
@@ -113,7 +113,7 @@ def seats(run: RunDirectory) -> list[tuple[int, int]]:
 
 
 def misplaced(swarm: Swarm, grid: Grid) -> list[str]:
-    """Who has other blocks than the order has for it."""
+    """Volunteers whose blocks are not those of the order."""
     found = []
     for row in grid:
         for device, wanted in zip(row, sorted(swarm.run.manifest.layouts[0]), strict=True):

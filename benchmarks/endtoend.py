@@ -43,7 +43,7 @@ INTERFACE = "wan0"
 
 @dataclass(slots=True)
 class Trained:
-    """What one way did."""
+    """Figures of one way."""
 
     step_s: list[float] = field(default_factory=list)
     train: dict[int, float] = field(default_factory=dict)
@@ -78,7 +78,7 @@ async def script(
 
 
 async def told(children: Sequence[Child], steps: int) -> Trained:
-    """What the last of `children` says, until all are done.
+    """Output of the last of `children`, once all are done.
 
     Raises `LocalError` HP-DEMO-003 when one fails.
     """

@@ -43,7 +43,7 @@ class Reliable:
     feed: LogFeed
 
     def leads(self) -> bool:
-        """By the last thing that it said of it."""
+        """Whether it coordinates, by its last words about that."""
         said = self.log.read_text(errors="replace")
         return self.child.status is None and said.rfind(" volunteers") > said.rfind("following ")
 

@@ -34,7 +34,7 @@ STEPS = 1000
 WITHIN_S, END_S = 300.0, 15.0
 GOAL_S = 60.0
 SAID = ((r"token=\S+", "token=…"), (r"Qm[1-9A-HJ-NP-Za-km-z]{44}", "Qm…"), (r"\b\d+\.\d+\.\d+\.\d+\b", "IP"))
-"""What the messages of this machine have that others' have not."""
+"""Parts of messages that only this machine prints."""
 FOREIGN = ("PYTHON", "VIRTUAL_ENV", "HETPEER_", "XDG_", "MAKE")
 """Beginnings of names in the environment that a new user has none of."""
 

@@ -1,4 +1,4 @@
-"""What it costs when volunteers cannot reach each other, and the reliable peer in front of them carries
+"""Cost of a reliable peer in front of volunteers that cannot reach each other, when it carries
 their streams.
 
 The same swarm of four stages in homes (root), twice: volunteers send to each other (`direct`), and with every

@@ -41,7 +41,7 @@ ROUND_S = 120
 TIMEOUT_S, MEMORY_MIB = 10, 2048
 """An input that takes longer or more is a finding."""
 KEPT_FILES = 30
-"""Of a target's corpus."""
+"""Inputs of a target's corpus at most."""
 LARGEST = 1 << 10
 """Bytes of an input that is added to it."""
 _FIGURES = {

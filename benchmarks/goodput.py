@@ -1,4 +1,4 @@
-"""What honest volunteers get done and what it costs them, while others are on the same machine."""
+"""Work that honest volunteers get done, and its cost, while others are on the same machine."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class SlowWorkers(AbstractContextManager["SlowWorkers"]):
 
 @dataclass(slots=True)
 class Watch:
-    """What the honest ones have got done, and what they take."""
+    """Work of the honest volunteers so far, and what they take."""
 
     swarm: Swarm
     honest: int
@@ -72,7 +72,7 @@ class Watch:
     """The same at its worst."""
 
     async def during(self, seconds: float) -> Period:
-        """What that was like."""
+        """Figures of the next `seconds`."""
         self.slow.hold()
         began = time.monotonic()
         families = self._honest, self.hostile

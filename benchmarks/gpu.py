@@ -1,4 +1,4 @@
-"""What holds on a CPU must hold on a GPU: the model table, bf16, the optimizer's bits, masks, bundles, a
+"""Promises that hold on a CPU, tried on a GPU: the model table, bf16, the optimizer's bits, masks, bundles, a
 worker killed at work, a swarm.
 
 Forward and backward of every model of tests/stages/zoo.py, cut into three stages, on the CPU and on the
@@ -47,7 +47,7 @@ LARGE: Mapping[str, Callable[[], tuple[nn.Module, overhead.Data]]] = {
         overhead.text(8, 512, 1000),
     )
 }
-"""What keeps a GPU busy, which the cases of benchmarks.overhead do not."""
+"""Cases that keep a GPU busy; those of benchmarks.overhead do not."""
 
 
 def differences(one: Outcome, other: Outcome) -> dict[str, float]:
@@ -83,7 +83,7 @@ def compare_model(name: str, device: torch.device) -> dict[str, Any]:
 
 
 def equal_bits(device: torch.device) -> dict[str, bool]:
-    """What holders compare by hash: the update, the norm, the masks."""
+    """Whether numbers that holders compare by hash have equal bits: the update, the norm, the masks."""
     generator = torch.Generator().manual_seed(0)
     rule = rule_of({"name": "AdamW", "eps": 1e-8, "learning_rate": 1e-3, "weight_decay": 0.1})
     vectors = [torch.randn(1_000_003, generator=generator) for _ in range(4)]

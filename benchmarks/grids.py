@@ -147,7 +147,7 @@ def measure(options: Any) -> dict[str, Any]:
 
 
 def worldwide_orders(seed: int) -> dict[str, dict[str, float]]:
-    """What orders that nobody has planned cost over what ours does, by how many times activations are
+    """Cost of unplanned orders relative to our plan, by how many times activations are
     compressed (everywhere).
     """
     found = {}

@@ -49,7 +49,7 @@ HONEST, HOSTILE = 9, 3
 STRANGER = HONEST + HOSTILE + 1
 """The nodes of the laboratory: honest volunteers from 1 on, then the hostile ones, then the stranger."""
 WORKER = 0.06
-"""What each worker has of a processor."""
+"""Share of a processor that each worker has."""
 MICROBATCHES = 24
 WARM_UP_STEPS, WARM_UP_S = 5, 300.0
 JOIN_S, SETTLE_S = 90.0, 15.0
@@ -240,7 +240,7 @@ async def _attacked(options: Any, hostile: Hostile, watch: Watch) -> list[dict[s
 
 
 async def _shown(swarm: Swarm) -> str:
-    """What `hetpeer status` says of the swarm, while the stranger's advert is still there."""
+    """Words of `hetpeer status` about the swarm, while the stranger's advert is still there."""
     async with swarm.asking("status") as child:
         with suppress(LocalError):
             lines = [await child.next_line(60.0)]
@@ -267,7 +267,7 @@ def _ends(swarm: Swarm) -> dict[str, int]:
 
 
 def _bans(swarm: Swarm, folder: Path) -> list[str]:
-    """Who of the honest was refused by whom of them."""
+    """Honest peers that other honest peers refused."""
     ends, found = _ends(swarm), []
     for node in range(HONEST + 1):
         log = folder / (f"volunteer-{node}.log" if node else "bootstrap.log")

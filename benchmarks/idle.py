@@ -1,4 +1,4 @@
-"""What a volunteer's daemon costs while it does nothing, and whether anything in it grows while others
+"""Cost of a volunteer's daemon while it does nothing, and whether anything in it grows while others
 come and go.
 
 Idle: a run of two stages and one volunteer, with its dashboard, at which nobody looks. First it waits for
@@ -43,7 +43,7 @@ TOLD_S = 120.0
 """Between two samples of RSS in the result: whether what grew did so in one step, or goes on."""
 WINDOW_S = 1200.0
 WARM_UP_S = 120.0
-"""Of a process: caches fill, the allocator settles."""
+"""Warm-up of a process: caches fill, the allocator settles."""
 LIVED_S = 600.0
 """A process that lived for less of the window says nothing of an hour."""
 FILES_MORE = 8
@@ -109,7 +109,7 @@ def _rss_mib(process: psutil.Process) -> float:
 
 
 async def faults(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """What became of the run, and what grew. Needs root."""
+    """Outcome of the run, and what grew. Needs root."""
     trial = chaos.Trial(
         peers=options.peers,
         minutes=options.minutes,
@@ -144,7 +144,7 @@ async def faults(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def growths(lives: Mapping[int, Life]) -> list[dict[str, Any]]:
-    """Of each process (by pid) that lived long enough in the last WINDOW_S of all samples."""
+    """Growth of each process (by pid) that lived long enough in the last WINDOW_S of all samples."""
     end = max((life.times[-1] for life in lives.values()), default=0.0)
     found = [growth(life, end - WINDOW_S) for life in lives.values()]
     return [one for one in found if one is not None]

@@ -1,4 +1,4 @@
-"""What of a long benchmark is done, part by part, a line each: interrupted, the same command goes on where
+"""Finished parts of a long benchmark, a line each: interrupted, the same command goes on where
 it was, also at another commit, as long as no module that it loads differs.
 """
 

@@ -29,7 +29,7 @@ from tests.hostile.lies import LIES, OTHERS, SAID, tell
 
 HOLDERS = 1 + OTHERS
 SHARE = 0.2
-"""Of contributions that are checked."""
+"""Share of contributions that are checked."""
 CONTRIBUTIONS, LOSS = 60, 0.02
 """Goals: of each liar at most, and relative."""
 MODEL = Model(width=32, layers=4, heads=2, sequence_length=32)
@@ -100,7 +100,7 @@ def _peer(swarm: Swarm, number: int) -> str:
 
 
 def _liar(swarm: Swarm, number: int, peer: str, banned: int | None) -> dict[str, Any]:
-    """What became of one. `banned`: the step in which it was found out; None: never."""
+    """Fate of one liar. `banned`: the step in which it was found out; None: never."""
     lied = set(map(int, SAID.findall(swarm.said(number))))
     contributors, committed = Contributors(), 0
     for record in (one.record for one in swarm.feed.seen if one.record["kind"] == "commit"):

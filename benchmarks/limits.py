@@ -146,7 +146,7 @@ def training(microbatches: int) -> TrainingSettings:
 
 
 async def judged(run: RunDirectory) -> AuditVerdict:
-    """What the audit says once the volunteers' logs have come up to the last commit; what is lost stays
+    """The audit's words once the volunteers' logs have come up to the last commit; what is lost stays
     lost.
     """
     verdict = audit(run.path)

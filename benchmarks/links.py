@@ -43,7 +43,7 @@ WAYS: dict[str, dict[str, Any]] = {
 MOST_UNARY = 2 * MIB
 """Above this hivemind streams by itself (MAX_UNARY_PAYLOAD_SIZE)."""
 LONG_S = 4.0
-"""What the long transfer takes at least, at the line's rate."""
+"""Least seconds of the long transfer, at the link's rate."""
 CPU_OF_TLS = 2.5
 """CPU seconds a gigabyte of 3 lanes over those of TLS over TCP, which encrypts as well: at most so many
 times.

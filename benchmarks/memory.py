@@ -1,4 +1,4 @@
-"""What a volunteer costs in memory: idle (joined, state loaded, nothing to do) and at work.
+"""Memory of a volunteer: idle (joined, state loaded, nothing to do) and at work.
 
 A run of two stages is joined by one volunteer, which waits; then by a second, and both work. Of the first
 one's three processes RSS and PSS are read; shared pages (libraries, the arena) count in full in each RSS and

@@ -13,13 +13,13 @@ from tests.wanlab.lab import MATRICES
 FAR = ("oregon", "tokyo", "london", "seoul", "frankfurt", "virginia", "ohio", "ireland")
 """DT-FM's eight regions. Whoever takes which stage, the pipeline crosses the world, at 17 to 21 Mbit/s."""
 VOLUNTEERS = 4
-"""That homes and city have by themselves."""
+"""Volunteers that homes and city have by themselves."""
 BESIDE_MS = 10.0
 """From a volunteer to the one whose like it is."""
 
 
 def network(name: str, volunteers: int = VOLUNTEERS) -> dict[str, Any]:
-    """What Lab takes: `homes`, `city` or `regions` (at most seven volunteers).
+    """Arguments of Lab: `homes`, `city` or `regions` (at most seven volunteers).
 
     A fifth has a line like the first's, and so on.
     """

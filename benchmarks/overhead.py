@@ -1,4 +1,4 @@
-"""What it costs to run a model as a graph: forward and backward of its blocks against the author's module
+"""Cost of running a model as a graph: forward and backward of its blocks against the author's module
 itself.
 
 Both are in one process, on one thread, and take turns; the blocks came through bytes, as a volunteer gets

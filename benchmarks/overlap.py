@@ -29,7 +29,7 @@ from tests.wanlab.lab import Lab
 WITHIN_S = 300.0
 GOAL = 1.15
 AT_LEAST_S = 0.2
-"""Of computing and of the line, for one microbatch."""
+"""Least seconds of computing, and of the link, for one microbatch."""
 LATENCY_MS, QUEUE_MS = 10, 300
 ROUNDS = 5
 WORK = ("Forward", "Backward")

@@ -32,7 +32,7 @@ from hetpeer.peer.control.control_client import ask
 from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus
 
 MODEL = Model()
-"""Of which a step takes about a second."""
+"""Size of the model: a step takes about a second."""
 VOLUNTEERS, STAGES = 2, 1
 WATCHED = 1
 POLL_S = 0.02
@@ -46,7 +46,7 @@ View = dict[str, Any]
 
 
 class Page:
-    """What a page is sent, and when."""
+    """Messages that a page is sent, and when."""
 
     def __init__(self) -> None:
         self._views: list[tuple[float, View]] = []
@@ -91,7 +91,7 @@ async def opened(link: str) -> AsyncIterator[Page]:
 
 
 async def standing(swarm: Swarm, number: int, do: str = "status") -> DaemonStatus:
-    """What volunteer `number` answers. Raises `LocalError` HP-CTL-*."""
+    """Answer of volunteer `number`. Raises `LocalError` HP-CTL-*."""
     return await asyncio.to_thread(ask, swarm.home(number), ControlRequest(do=do))
 
 

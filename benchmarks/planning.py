@@ -1,4 +1,4 @@
-"""What planning costs: cutting a model that no home machine could hold, without its weights.
+"""Cost of planning: cutting a model that no home machine could hold, without its weights.
 
 Each model is planned by the user's own command, `hetpeer inspect FILE:FUNCTION --json`, in a process of its
 own; counted are its CPU seconds and its largest resident memory, imports included.

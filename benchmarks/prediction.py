@@ -148,7 +148,7 @@ def told(row: Mapping[str, Any]) -> str:
 
 
 def name_of(options: Any) -> str:
-    """Of the result file."""
+    """Name of the result file."""
     larger = "-larger" if max(options.volunteers) > VOLUNTEERS else ""
     return f"prediction{larger}{'-overlapping' if options.staleness else ''}"
 

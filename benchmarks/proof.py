@@ -48,7 +48,7 @@ GROWTH_FRAMES = 100
 
 
 def growth(life: Life) -> dict[str, Any] | None:
-    """What changed after the warm-up; None for a life too short to tell."""
+    """Changes after the warm-up; None for a life too short to tell."""
     warm = next((i for i, step in enumerate(life.steps) if step >= life.steps[0] + WARM_UP_STEPS), None)
     if warm is None:
         return None

@@ -1,4 +1,4 @@
-"""What `init --robust` costs, and what it is good for: pipelines that average, one of which sends false
+"""Cost and use of `init --robust`: pipelines that average, one of which sends false
 parameters.
 
 Real processes on this machine's loopback: five pipelines of one volunteer each, everybody averages with

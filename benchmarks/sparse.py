@@ -1,4 +1,4 @@
-"""What Top-K at the borders of stages does to learning, and what the rule for the way back is worth
+"""Effect of Top-K between stages on learning, and the worth of the rule for the way back
 (docs/links.md).
 
 One process, no network: a GPT of four layers is cut after each but the last; a cut lets a share of the
@@ -36,7 +36,7 @@ CASES: tuple[tuple[str, float, bool], ...] = (
     ("one in twenty", 0.05, True),
     ("one in twenty, chosen anew on the way back", 0.05, False),
 )
-"""What is kept, as a share, and whether gradients come back to the same places."""
+"""Share that is kept, and whether gradients come back to the same places."""
 
 
 class Cut(torch.autograd.Function):

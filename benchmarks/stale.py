@@ -1,4 +1,4 @@
-"""What steps that overlap cost and win: the loss after as many samples, and the time to the same loss in
+"""Costs and gains of steps that overlap: the loss after as many samples, and the time to the same loss in
 the homes of the laboratory.
 
 *Loss.* A run computes what one machine computes with the same delays (docs/asynchronous.md), so curves are
@@ -78,7 +78,7 @@ class Way:
 
 
 HALF = 2
-"""Of the microbatches of a step."""
+"""Microbatches of a step that are computed early: half of them."""
 RISE, LEFT = 0.1, 0.02
 """The learning rate rises for so much of the steps; what is left of it at the last one."""
 WAYS: Mapping[str, Way] = {
@@ -201,7 +201,7 @@ def curves(options: Any) -> dict[str, dict[str, list[dict[int, float]]]]:
 
 
 def worse(ways: Mapping[str, Sequence[Mapping[int, float]]]) -> dict[str, float]:
-    """By how much the last loss, the mean of the curves, is above that of `exact`."""
+    """Excess of the last loss (mean of the curves) over that of `exact`."""
     last = max(ways["exact"][0])
     losses = {way: statistics.fmean(one[last] for one in runs) for way, runs in ways.items()}
     return {way: loss / losses["exact"] - 1 for way, loss in losses.items()}

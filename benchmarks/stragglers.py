@@ -1,4 +1,4 @@
-"""What stragglers cost clusters that average: SDPipe's settings (Miao et al., VLDB 2023, section 5) with
+"""Cost of stragglers for clusters that average: SDPipe's settings (Miao et al., VLDB 2023, section 5) with
 real processes.
 
 Four clusters in the laboratory (root), so far from each other that a batch takes 1.8 s and this machine's two

@@ -111,7 +111,7 @@ class Site:
     """Who has which blocks is part of what is compared: nobody is given others meanwhile."""
 
     def at(self, node: int) -> Sequence[str]:
-        """What starts hetpeer at `node`."""
+        """Command that starts hetpeer at `node`."""
         return self.lab.at(node, self.command) if self.lab else self.command
 
     def listening(self, node: int) -> Sequence[str]:

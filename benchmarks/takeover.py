@@ -1,4 +1,4 @@
-"""Who takes over what a volunteer leaves behind: blocks that change hands after a death in a swarm of five
+"""Takeover of a dead volunteer's blocks: those that change hands after a death in a swarm of five
 or six, and how long it takes.
 
 One pipeline in the laboratory's homes (root), two layers for each volunteer. One is killed, and nobody comes
@@ -76,7 +76,7 @@ async def measure(volunteers: int, dead: int, options: Any, folder: Path) -> dic
 
 
 async def places(swarm: Swarm, after: Step) -> Places:
-    """Who has which blocks, as all who are there have signed it with their updates in one and the same
+    """Holders of each block, as all present volunteers have signed it with their updates in one and the same
     step later than `after`.
 
     A step that a death has interrupted is done again in another view, which is later. Whom a plan spares has

@@ -41,7 +41,7 @@ BEFORE: dict[str, dict[str, int]] = {
     READY: {"files": 53, "calls": 278, "switches": 174, "back": 122},
     JOIN: {"files": 202},
 }
-"""By this script at e32fc21."""
+"""Figures of this script at e32fc21."""
 GOALS = {
     FORWARD: {"files": 18, "switches": 35},
     BACKWARD: {"files": 25, "switches": 70},

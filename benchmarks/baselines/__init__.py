@@ -1,3 +1,3 @@
-"""What a user would take instead of hetpeer, on the same data, model and optimizer: each a script of its
+"""Alternatives to hetpeer that a user would take, on the same data, model and optimizer: each a script of its
 own.
 """

@@ -1,4 +1,4 @@
-"""What two other ways of training under churn would make of the same departures, at their best.
+"""Two other ways of training under churn, at their best, under the same departures.
 
 Fluid models: work is divisible, spreads perfectly over whoever is there, and nothing but lost work costs
 time. Both see a death at once and pay nothing for coordination, so what hetpeer's own cores are measured
@@ -23,7 +23,7 @@ class Departure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """Who works at which stage, and how fast: microbatches (forward and backward of that stage) a second."""
+    """Speeds of the devices at each stage: microbatches (forward and backward of that stage) a second."""
 
     stages: Sequence[Mapping[str, float]]
     microbatches: int

@@ -28,7 +28,7 @@ class Fluid:
 
     step_s: float
     period_s: float
-    """Of a microbatch, where a device computes it for longest."""
+    """Seconds of a microbatch at the device that computes it for longest."""
     parts: tuple[tuple[int, int], ...]
     """Blocks of each stage."""
     stages: Stages
@@ -36,7 +36,7 @@ class Fluid:
 
 
 def best(devices: Devices, work: StepDemand) -> Fluid | None:
-    """Of all numbers of stages the one with the shortest step; None if none fits."""
+    """The pipelines with the shortest step, over all numbers of stages; None if none fits."""
     most = min(len(devices), len(work))
     found = [_with(devices, work, number) for number in range(1, most + 1)]
     return min((one for one in found if one is not None), key=lambda one: one.step_s, default=None)

@@ -1,4 +1,4 @@
-"""What people do without a planner: devices in some order, laid into the grid, and nobody moved."""
+"""Orders that people use without a planner: devices in some order, laid into the grid, and nobody moved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def natural(prices: Prices, stages: int, replicas: int) -> dict[str, float]:
 
 
 def at_random(prices: Prices, stages: int, replicas: int, count: int, seed: int) -> list[float]:
-    """Of so many random orders."""
+    """Costs of so many random orders."""
     random = np.random.default_rng(seed)
     return [
         as_it_is(prices, random.permutation(stages * replicas).reshape(replicas, stages))
