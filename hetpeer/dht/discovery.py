@@ -227,10 +227,7 @@ class TaskBoard:
         return await self._node.dht.store(f"{self._prefix}/{shard}", value, ttl_s=NOTE_TTL_S)
 
     async def read(self, borders: Iterable[int] | None = None) -> dict[str, list[TaskNote]]:
-        """Sender → its notes in the shards of `borders` (default: all); invalid notes are left out.
-
-        Raises `RemoteError` on a timeout.
-        """
+        """Sender → its valid notes in `borders`' shards (default: all). Raises `RemoteError` on a timeout."""
         shards = range(SHARDS) if borders is None else sorted({board_shard(border) for border in borders})
         found = await self._node.dht.get([f"{self._prefix}/{shard}" for shard in shards])
         notes: dict[str, list[TaskNote]] = {}

@@ -72,10 +72,9 @@ class Admission:
     def judge(
         self, peer: str, hello: m.Hello, now: float, network: str, others: Iterable[str]
     ) -> Admitted | m.Rejected:
-        """Decide on `hello` of `peer` at `now` (seconds since 1970).
+        """Decide on `hello` of `peer` at `now`, in seconds since 1970.
 
-        `network` is the peer's network, `others` those of the present volunteers. An unknown network is empty
-        and not limited.
+        `network`: the peer's; empty: unknown, and not limited. `others`: those of the present volunteers.
         """
         settings = self._settings
         if peer in self._banned:

@@ -77,10 +77,7 @@ class AuditVerdict:
     credit: dict[str, int] = field(default_factory=dict)
     """Peer → credit in the surviving commits, by the coordinator's log; largest first."""
     outvoted: list[str] = field(default_factory=list)
-    """A line for each volunteer that contradicts the majority or applied an update that was never committed.
-
-    A contradiction says nothing against the run, which is judged by the majority.
-    """
+    """A line per volunteer against the majority, or with an uncommitted update; no fault of the run."""
     problems: list[str] = field(default_factory=list)
     problem_count: int = 0
     broken: dict[str, int] = field(default_factory=dict)
@@ -268,10 +265,7 @@ def _check_checkpoints(
     awaited: Collection[tuple[int, int]],
     verdict: AuditVerdict,
 ) -> None:
-    """F4: a checkpoint has the states that holders reported after the last step before it.
-
-    For `awaited` (cluster, version) not all reports are here yet.
-    """
+    """F4: a checkpoint has the states that holders reported; `awaited` (cluster, version) is not judged."""
     states = {(event.step + 1, event.block, event.state) for events in applied.values() for event in events}
     for record in records:
         if record["kind"] == "checkpoint" and (record.get("cluster", 0), record["version"]) not in awaited:

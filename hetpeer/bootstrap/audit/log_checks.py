@@ -137,8 +137,7 @@ def check_credit(
 ) -> tuple[Counter[str], list[str]]:
     """Peer → credit, and a line for each difference from the applied work; `sizes`: id → samples.
 
-    A step with a block without evidence, or with contradicting holders, is not compared: that is a problem of
-    its own.
+    Steps with a block without evidence, or with contradicting holders, are problems of their own: left out.
     """
     contributors = Contributors()
     for record in records:

@@ -31,8 +31,7 @@ from hetpeer.dht.base.runtime import dying_with_us
 from hetpeer.stages.block import block_state
 
 LOSS_GATE = 1e-6
-"""Largest relative difference of a training or evaluation loss: float32 sums in another order stay below it.
-"""
+"""Largest relative difference of a training or held-out loss; float32 sums in another order stay below."""
 GRADIENT_GATE = 1e-4
 """Largest relative difference of a gradient's norm, and of a moment as a vector (2-norm)."""
 PARAMETER_GATE = 1e-3
@@ -72,10 +71,7 @@ class ReferenceRun:
 
 
 def replay(directory: Path) -> Comparison:
-    """Train as many steps again as were committed, and compare.
-
-    Raises `LocalError`: HP-AUDIT-001 if the reference cannot run here, HP-AUDIT-002 for a grouped run.
-    """
+    """Train the committed steps again, and compare. Raises `LocalError` HP-AUDIT-001, HP-AUDIT-002."""
     run = RunDirectory.open(directory)
     if run.manifest.averaging is not None:
         raise LocalError(
@@ -91,10 +87,7 @@ def replay(directory: Path) -> Comparison:
 
 
 def run_reference(directory: Path, steps: int, behind: Sequence[int] = ()) -> ReferenceRun:
-    """Train `steps` steps in a child process; `behind`: staleness of each step (default: none).
-
-    Raises `LocalError` HP-AUDIT-001, HP-DISK-*.
-    """
+    """Train `steps` steps in a child process; `behind`: staleness of each. Raises HP-AUDIT-001, HP-DISK-*."""
     with temporary_folder("replay") as folder:
         out = folder / "reference.json"
         arguments = [str(directory), str(out), json.dumps([*behind] or [0] * steps)]

@@ -49,10 +49,7 @@ FUNCTION = re.compile(r".+\.py:[^/]*")
 
 
 def absolute_data(data: Sequence[Path | str]) -> tuple[str, ...]:
-    """`data` with absolute paths: one `module.py:function`, or paths of texts.
-
-    Raises `LocalError` HP-DATA-004.
-    """
+    """`data` with absolute paths: one `module.py:function`, or texts. Raises `LocalError` HP-DATA-004."""
     names = [str(name) for name in data]
     functions = [name for name in names if FUNCTION.fullmatch(name)]
     if not functions:
@@ -63,10 +60,7 @@ def absolute_data(data: Sequence[Path | str]) -> tuple[str, ...]:
 
 
 def write_data(folder: Path, data: Sequence[str], seed: int, sequence_length: int) -> dict[str, Any]:
-    """Write the shards of `absolute_data`'s data into `folder`; returns the fields of `DataSettings`.
-
-    Raises `LocalError` HP-DATA-*, HP-DISK-*.
-    """
+    """Write `data`'s shards into `folder`; returns fields of `DataSettings`. Raises HP-DATA-*, HP-DISK-*."""
     is_text = not any(map(FUNCTION.fullmatch, data))
     with disk_errors(folder):
         if is_text:
@@ -114,8 +108,7 @@ def create_run(
     trust: TrustSettings | None = None,
     tell: Callable[[str], None] = quietly,
 ) -> RunDirectory:
-    """Make a run directory from the author's functions `model` and `loss` ("module.py:function";
-    bootstrap/authoring/loss_module.py).
+    """Make a run directory from the author's functions `model` and `loss`, each a "module.py:function".
 
     `data` is one such function, which yields the samples, or the paths of texts, which are cut into samples
     of `sequence_length` tokens; without it, the texts are Python's standard library. `stages` lists numbers

@@ -158,11 +158,7 @@ def _subtract_blocks(
     data: Mapping[str, Tensor],
     gradients: Mapping[str, Tensor],
 ) -> float:
-    """Subtract the blocks' gradients from `gradients`, block by block as volunteers do; returns the blocks'
-    loss.
-
-    Raises ProtocolError.
-    """
+    """Subtract the blocks' gradients from `gradients`; returns the blocks' loss. Raises ProtocolError."""
     here, batch = Pass(ANY_DRAW), specs[0].batch
     passed, bundle = [], dict[str, Tensor]()
     for spec in specs:

@@ -39,8 +39,7 @@ class ExportedWeights:
 
 
 def export(directory: Path, out: Path) -> ExportedWeights:
-    """Write the newest checkpoint's parameters to `out` (safetensors) and the curve to `<stem>.metrics.jsonl`
-    beside it.
+    """Write the newest checkpoint to `out` (safetensors), and the curve to `<stem>.metrics.jsonl` beside it.
 
     Without a checkpoint the initial state is exported, version 0. Raises `LocalError`: HP-CKPT-001 if the
     checkpoint is damaged, HP-LOG-001, HP-DISK-*.

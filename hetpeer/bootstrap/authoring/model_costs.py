@@ -84,11 +84,9 @@ def plan_model(
     stages: Sequence[int] = (),
     training: TrainingSettings,
 ) -> ModelCosts:
-    """Costs of the author's function `model` ("module.py:function") for a microbatch like `sample` (meta
-    tensors).
+    """Costs of the author's `model` ("module.py:function") for a microbatch like `sample` (meta tensors).
 
-    `stages` as in `create_run`; of `training` only dtype and recomputation matter. Raises `LocalError`
-    HP-MODEL-*.
+    `stages` as in `create_run`; of `training` only dtype and recomputation matter. Raises HP-MODEL-*.
     """
     import torch
 

@@ -44,8 +44,7 @@ def ship(
 ) -> Fields:
     """Write the blocks of `model` under `folder`; returns the manifest's entries about them.
 
-    `example` is the first microbatch. `tell` gets a line before each part that may take long.
-    Raises `LocalError` HP-MODEL-*.
+    `example`: the first microbatch. `tell` gets a line before each long part. Raises `LocalError` HP-MODEL-*.
     """
     import torch
 

@@ -57,10 +57,7 @@ DATA: Final = FunctionRole(
 
 
 def absolute_reference(reference: str, role: FunctionRole = MODEL) -> str:
-    """`module.py:function` with the module's absolute path.
-
-    Raises the role's `LocalError` unless the file exists.
-    """
+    """`module.py:function` with an absolute path. Raises the role's `LocalError` unless the file exists."""
     module, colon, function = reference.rpartition(":")
     path = Path(module).expanduser()
     if not colon or not function.isidentifier():
@@ -71,10 +68,7 @@ def absolute_reference(reference: str, role: FunctionRole = MODEL) -> str:
 
 
 def build_model(reference: str, seed: int) -> nn.Module:
-    """Import the author's function and call it, with torch seeded, in float32 and on the CPU.
-
-    Raises `LocalError` HP-MODEL-006.
-    """
+    """Call the author's function, torch seeded, in float32, on the CPU. Raises `LocalError` HP-MODEL-006."""
     import torch
     from torch import nn
 
@@ -88,11 +82,9 @@ def build_model(reference: str, seed: int) -> nn.Module:
 
 
 def build_objective(model: str, loss: str | None, seed: int, names: Iterable[str]) -> nn.Module:
-    """The author's model as a function of a batch of the arrays `names` that returns the loss
-    (loss_module.py).
+    """The author's model as a function of a batch with the arrays `names` that returns the loss.
 
-    Parameters and buffers have the author's names. Raises `LocalError` HP-MODEL-004, HP-MODEL-006,
-    HP-MODEL-008.
+    Parameters and buffers have the author's names. Raises HP-MODEL-004, HP-MODEL-006, HP-MODEL-008.
     """
     from hetpeer.bootstrap.authoring.loss_module import objective
 
@@ -127,10 +119,7 @@ def _load_function(reference: str, role: FunctionRole) -> Callable[..., Any]:
 
 @lru_cache(8)
 def _load_module(path: Path, _content: bytes) -> ModuleType:
-    """Import a module, once per content, so that the model, the loss and the data share its classes.
-
-    Its folder is on the import path meanwhile, so that it can import modules beside it.
-    """
+    """Import a module once per content, with its folder on the import path: model, loss and data share it."""
     spec = importlib.util.spec_from_file_location(f"hetpeer_author_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path.name} is not a Python file")

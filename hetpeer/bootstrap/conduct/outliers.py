@@ -30,8 +30,7 @@ SHARED = 1e2
 
 Decision = Mapping[int, m.BlockVote]
 Lengths = Mapping[tuple[int, str], tuple[float, float]]
-"""(block, holder) → length of its slot per id, and per root of the number of ids; sums grow between the two.
-"""
+"""(block, holder) → length of its slot per id, and per root of the ids' number; sums grow between them."""
 
 
 def lengths(votes: Mapping[str, m.Vote], covers: Iterable[m.Cover]) -> Lengths:

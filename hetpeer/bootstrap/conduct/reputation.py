@@ -89,8 +89,7 @@ class Reputation:
     def __init__(self) -> None:
         self._known: dict[str, _PeerRecord] = {}
         self.apart: set[frozenset[str]] = set()
-        """Separated pairs, between which no bundle passes: one gave the other false data, or says so falsely.
-        """
+        """Separated pairs, between which no bundle passes: one gave false data, or says so falsely."""
         self._witness: dict[frozenset[str], str] = {}
         """Separated pairs by the statement of a single checker."""
 
@@ -101,10 +100,7 @@ class Reputation:
         return known
 
     def contributes(self, peer: str) -> bool:
-        """Count a step to which `peer` contributes.
-
-        Returns whether the contribution is checked in any case.
-        """
+        """Count a step to which `peer` contributes. Returns whether it is checked in any case."""
         one = self._of(peer)
         one.contributions += 1
         watched = one.watched > 0

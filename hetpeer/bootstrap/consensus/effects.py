@@ -24,10 +24,7 @@ SPREAD = 0.75
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaftConfig:
-    """Settings of a member.
-
-    `members`: those of the manifest, until a record in the log replaces them. Times in seconds.
-    """
+    """Settings of a member; times in seconds. `members`: the manifest's, until a log record replaces them."""
 
     me: str
     members: tuple[str, ...]
@@ -80,10 +77,7 @@ class SendRaft:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The entry at `place` of the log is decided.
-
-    Entries are reported in order, each once in the life of the process.
-    """
+    """The entry at `place` is decided. Reported in order, each once in the life of the process."""
 
     place: int
 

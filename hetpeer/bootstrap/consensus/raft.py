@@ -51,10 +51,7 @@ class Raft:
         self.decided = 0
         """Entries that are decided, as far as we know."""
         self._said_decided = 0
-        """Entries that are decided, as the leader last said.
-
-        Some may be missing here, or not be confirmed yet.
-        """
+        """Entries decided, as the leader last said; some may be missing here, or not be confirmed yet."""
         self.role = RaftRole.FOLLOWER
         self.leader: str | None = None
         self.leading = False
@@ -97,16 +94,12 @@ class Raft:
                 return self._taking_over(peer, message, now)
 
     def propose(self, record: Mapping[str, Any], now: float) -> list[Effect]:
-        """Append `record`, to be decided; only while `leading`.
-
-        Its place is the current length of the log.
-        """
+        """Append `record`, to be decided, at the current length of the log; only while `leading`."""
         assert self.leading
         return self._extend(dict(record), now)
 
     def change(self, peers: Sequence[str], now: float) -> list[Effect]:
-        """Make `peers` the members, one step with each call; only while `leading`. To be called until they
-        are.
+        """Make `peers` the members, one step a call; only while `leading`. To be called until they are.
 
         At most one member is added or removed at a time, and only when the change before is decided. A new
         member first catches up as a learner: a peer that is not there cannot take the majority away.
@@ -134,10 +127,7 @@ class Raft:
         return self._hand_over()
 
     def lacks(self, peer: str) -> int | None:
-        """Entries that `peer` lacks.
-
-        As the leader: of our log. Of ourselves: of what is decided. None: unknown here.
-        """
+        """Entries that `peer` lacks: of our log, as leader; of what is decided, if it is us; else None."""
         if peer == self._me:
             return 0 if self.role is RaftRole.LEADER else max(self._said_decided - self.decided, 0)
         return len(self.log) - self._followers.match(peer) if self.role is RaftRole.LEADER else None
@@ -155,11 +145,7 @@ class Raft:
         return [peer for peer in self.log.members if peer != self._me]
 
     def _may_run(self) -> bool:
-        """Whether we may be elected.
-
-        A member whose removal is not decided may have more of the log than the others, and must lead them to
-        it.
-        """
+        """Whether we may be elected, also while our removal is undecided: we may have more of the log."""
         return self._me in self.log.members or self._me in self.log.members_at(self.decided)
 
     def _is_most(self, peers: set[str]) -> bool:

@@ -168,11 +168,9 @@ class Followers:
         )
 
     def answered(self, peer: str, answer: Appended, length: int, now: float) -> bool:
-        """Note an answer of this term. Returns whether `peer` is to be sent more at once. `length`: of our
-        log.
+        """Note an answer of this term. Returns whether to send `peer` more at once. `length`: of our log.
 
-        A follower that lacks what it had confirmed before is not answered at once: it would refuse that too,
-        without end.
+        A follower that lacks what it confirmed before is not answered at once: it would refuse without end.
         """
         self._answered[peer] = now
         if answer.fits:

@@ -27,10 +27,7 @@ class LogEntry(Schema):
 
 
 class RequestVote(Schema):
-    """A request for a vote, with the end of the candidate's log.
-
-    `pre`: it only asks whether it would be elected in `term`.
-    """
+    """A request for a vote, with the end of the candidate's log. `pre`: only whether it would be elected."""
 
     kind: Literal["request_vote"] = "request_vote"
     term: Count

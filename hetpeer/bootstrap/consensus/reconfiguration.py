@@ -57,10 +57,7 @@ async def offer(node: Node, peer: str, data: bytes) -> AmendmentAnswer:
 
 
 class Reconfiguration:
-    """Amendments at the reliable peer `node`.
-
-    `checkpoint` returns the version of the newest one on its disk.
-    """
+    """Amendments at the reliable peer `node`; `checkpoint` returns the newest version on its disk."""
 
     def __init__(self, node: Node, replica: Replica, checkpoint: Callable[[], int]) -> None:
         self._node = node

@@ -174,10 +174,7 @@ class Replica:
         await self._deposed.wait()
 
     async def record(self, record: Mapping[str, Any]) -> None:
-        """Have `record` decided: it is on the disks of most members when this returns.
-
-        Raises `DeposedError`.
-        """
+        """Have `record` decided: on return it is on most members' disks. Raises `DeposedError`."""
         if not self._raft.leading:
             raise DeposedError
         place = len(self._raft.log)

@@ -53,10 +53,7 @@ class CheckpointCollection:
         return self._order is not None and self._order.version == self._context.history.version
 
     def _choose(self) -> dict[int, str]:
-        """Block → a holder that uploads it, with the work shared evenly.
-
-        Each failure shifts the choice to another holder.
-        """
+        """Block → a holder that uploads it, shared evenly; each failure shifts the choice to another."""
         members = self._context.members
         load: dict[str, int] = {}
         savers: dict[int, str] = {}
@@ -69,10 +66,7 @@ class CheckpointCollection:
         return savers
 
     def saved(self, order: CollectCheckpoint, block: int, digest: str, now: float) -> None:
-        """Note that the state of `block` lies durably in the store.
-
-        An order that is not the current one is ignored.
-        """
+        """Note that the state of `block` lies durably in the store; an outdated order is ignored."""
         if order == self._order and block in order.savers:
             self._digests[block] = digest
             self._until = now + self._context.config.lease_s
@@ -89,10 +83,7 @@ class CheckpointCollection:
         return [self._context.log(kind="checkpoint", version=order.version, blocks=digests)]
 
     def false(self, now: float) -> dict[str, str]:
-        """Uploaders whose state differs from the agreed one → reason.
-
-        The checkpoint fails if there are any.
-        """
+        """Uploaders whose state differs from the agreed one → reason. Any makes the checkpoint fail."""
         order, found = self._order, self._false(self._words(now))
         if order is None or not found:
             return {}

@@ -35,10 +35,7 @@ def commit(
 def refused(
     context: CoordinatorContext, step: CoordinatedStep, decision: Mapping[int, m.BlockVote]
 ) -> dict[str, str]:
-    """Lone holders whose norm would swamp everybody's update → reason.
-
-    Others are to compute it as well, if there are any.
-    """
+    """Lone holders whose norm would swamp everybody's update → reason; others, if any, compute it as well."""
     return {
         peer: f"the norm of block {block} in step {step.number} is {times:.1e} times that of a usual update, "
         "and nobody else holds it"

@@ -30,8 +30,7 @@ from hetpeer.bootstrap.state.work_shares import rates
 
 
 class Coordinator:
-    """One term of a coordinator. The first effects come from `start`. `policy`: decisions of a grouped run's
-    cluster, if it is one.
+    """One term of a coordinator. `start` gives the first effects. `policy`: of a grouped run's cluster.
 
     >>> Coordinator(whole_run(config, History.of(records)), now=0.0).start()  # doctest: +SKIP
     [Record(record={'kind': 'reign', 'term': 1})]

@@ -56,10 +56,7 @@ class Handshake:
         return [Send(peer, welcome)]
 
     def claim(self, volunteer: VolunteerState, message: m.Claim) -> list[Effect]:
-        """Grant the claimed place, or offer those that are open now.
-
-        A volunteer with a place gets no other.
-        """
+        """Grant the claimed place, or offer open ones. A volunteer with a place gets no other."""
         if volunteer.place is not None:
             return []
         if not self._context.members.claim(volunteer, message.cluster, (message.begin, message.end)):
@@ -70,9 +67,6 @@ class Handshake:
         return [Send(volunteer.peer, granted)]
 
     def _offers(self, volunteer: VolunteerState) -> tuple[m.Place, ...]:
-        """Places to choose from, best first.
-
-        Of several volunteers that want one place the first gets it; offers to the others are ranked anew.
-        """
+        """Places to choose from, best first. The first claim of a place counts; others get a new ranking."""
         config = self._context.config
         return ranked(self._context.members, volunteer, config.asks, config.placement)

@@ -240,10 +240,7 @@ class Machine:
         return self.judge(now)
 
     def judge(self, now: float, *, last: bool = False) -> list[Effect]:
-        """Fence holders whose state differs from most others'; roll back where nobody knows which is right.
-
-        `last`: holders that have said nothing are not waited for.
-        """
+        """Fence holders of another state than most; roll back on a tie. `last`: wait for no silent holder."""
         found = self.agreement.judge(last=last)
         out = dict.fromkeys(sorted(found.wrong), "its state is not that of most holders")
         effects = self.departures.fence_liars(out, found.made, now) if out else []

@@ -43,10 +43,7 @@ class Arrangement:
 
 
 class Rebalancing:
-    """At most one waiting proposal of places.
-
-    A proposal is void once a volunteer comes or leaves, or its checkpoint fails or takes too long.
-    """
+    """At most one waiting proposal; void if volunteers change, or its checkpoint fails or takes too long."""
 
     def __init__(self, context: CoordinatorContext, saving: CheckpointCollection) -> None:
         self._context = context
@@ -61,10 +58,7 @@ class Rebalancing:
         """No proposal is taken before: the run stood still for the last one in vain."""
 
     def propose(self, arrangement: Arrangement, now: float) -> bool:
-        """Note a proposal. Returns whether it can come into effect now.
-
-        Raises `ValueError` if it does not fit the model.
-        """
+        """Note a proposal; whether it can come into effect now. Raises `ValueError` if it does not fit."""
         if fault := arrangement.fault(self._context.members.blocks):
             raise ValueError(fault)
         if now < self._not_before:

@@ -79,8 +79,7 @@ class Reduce:
         *,
         says_length: bool = False,
     ) -> dict[str, tuple[m.Cover, ...]]:
-        """A new plan that adds `contributions` (block → holders and ids, in this order) for the holders in
-        `roster`.
+        """A new plan that adds `contributions` (block → holders and ids, in order) for `roster`'s holders.
 
         Returns peer → its covers. `says_length`: all of them understand `Cover.length`.
         """
@@ -175,10 +174,7 @@ class Reduce:
     # ── timeouts ────────────────────────────────────────────────────────────────────────────────────────────
 
     def moves(self, peer: str, message: m.Reducing, now: float) -> None:
-        """Shards of the plan arrive at `peer`: it is slow, not stuck.
-
-        It can report this no more often than there are shards.
-        """
+        """Shards arrive at `peer`: it is slow, not stuck. It can say so once for each shard at most."""
         if self.under_way and message.plan == self.plan and self._shards[peer] > 0:
             self._shards[peer] -= NEWS
             if self.decision is None:
@@ -197,10 +193,7 @@ class Reduce:
         )
 
     def ran_out(self) -> bool:
-        """The plan timed out: returns whether to make another now.
-
-        False: volunteers that are fenced leave first.
-        """
+        """The plan timed out: returns whether to make another now; False: fenced volunteers leave first."""
         self.timeouts.ran_out()
         helps = self.complaints.late()
         if helps or self.complaints.pending:
@@ -236,8 +229,7 @@ def divided(
     *,
     guarded: bool = False,
 ) -> list[m.Cover]:
-    """Covers: who reduces how much of each of `contributions` (block → holders and ids, in this order), and
-    who receives it.
+    """Covers: who reduces how much of `contributions` (block → holders and ids, in order), and who gets it.
 
     `sizes`: block → elements. `ties`: block → blocks that share a parameter with it. `uplinks` and `guarded`
     as in `Reduce`, `known`: disputed pairs. Where every holder is in dispute with another, all reduce.

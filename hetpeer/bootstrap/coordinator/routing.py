@@ -83,8 +83,7 @@ class Assignments:
     def may_be_at(self, microbatch: int, peer: str) -> bool:
         """Whether this id may have come to `peer`: by one of its routes, or in place of a hop that has left.
 
-        Senders also go around a link that is down without asking. Where that leads is not known here, and it
-        is not waited for long.
+        Senders also go around broken links without asking: that is not known here, and not waited for long.
         """
         begin, end = self._roster[peer]
         gaps = (hop for hop in self._routes[microbatch] if not stands(hop, self._roster))
@@ -109,8 +108,7 @@ class Assignments:
         return {i for i, route in self._routes.items() if not stands(route[0], self._roster)}
 
     def again(self, ids: Iterable[int], roster: Roster | None = None) -> dict[str, tuple[Task, ...]]:
-        """Hand `ids` out again, around peers that are not in `roster` (default: the step's). Returns first
-        hop → its tasks.
+        """Hand `ids` out again, around peers not in `roster` (default: the step's). First hop → its tasks.
 
         An id that nobody can begin is left out until a volunteer has entered.
         """
@@ -150,12 +148,10 @@ class Assignments:
         return tuple(taken)
 
     def share(self, newcomer: str, speed: float) -> dict[str, tuple[Task, ...]]:
-        """Give `newcomer`, which is on the roster by now, its part of the undone ids. Returns peer → tasks to
-        tell it.
+        """Give `newcomer`, now on the roster, its part of the undone ids. Returns peer → tasks to tell it.
 
         It takes the last ids of the peer with the most work left for its speed, most likely not begun yet.
-        This is advice and no new attempt (`Pipeline.assign`). The former and the new first hop of an id are
-        told.
+        This is advice, no new attempt (`Pipeline.assign`). An id's former and new first hop are told.
         """
         self._speeds[newcomer] = speed
         self._fastest = max(self._fastest, speed)
@@ -225,10 +221,9 @@ class Assignments:
         return set(other)
 
     def part(self, one: str, other: str) -> set[int]:
-        """Let nothing pass between these two any more, whichever is to blame. Returns the undone ids that
-        were rerouted.
+        """Let nothing pass between these two any more. Returns the undone ids that were rerouted.
 
-        A peer that blames everybody ends alone.
+        Whichever is to blame: a peer that blames everybody ends alone.
         """
         pair = frozenset((one, other))
         if pair in self._apart:
@@ -248,10 +243,7 @@ class Assignments:
         return moved
 
     def _goes(self, microbatch: int, way: Route) -> None:
-        """Route `microbatch` along `way`, and note the peers from which it is taken.
-
-        A peer that has left the step is not to blame.
-        """
+        """Route `microbatch` along `way`; note the peers it is taken from, less those that have left."""
         before = self._routes[microbatch]
         count = {self._counted(block, microbatch) for hop in before for block in range(hop.begin, hop.end)}
         instead = {hop.peer for hop in before} - {hop.peer for hop in way} - count

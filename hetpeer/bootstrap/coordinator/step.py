@@ -23,10 +23,7 @@ from hetpeer.dht.base.errors import ProtocolError
 
 
 class CoordinatedStep:
-    """The next step, with the members that are ready now.
-
-    `behind`: steps that must be committed before it.
-    """
+    """The next step, with the members that are ready now; `behind`: steps to be committed before it."""
 
     def __init__(
         self,
@@ -133,10 +130,7 @@ class CoordinatedStep:
     # ── what holders say ────────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, peer: str, message: m.Message, now: float) -> list[Effect]:
-        """Note what `peer`, which is on the roster, reports.
-
-        Raises `ProtocolError` for what no honest peer sends; it changes nothing.
-        """
+        """Note a report of `peer`, which is on the roster. Raises `ProtocolError`, with nothing changed."""
         match message:
             case m.Sealed():
                 return self._sealed(peer, message, now)
@@ -148,10 +142,7 @@ class CoordinatedStep:
                 return self.reduction.receive(peer, message, now)
 
     def _sealed(self, peer: str, message: m.Sealed, now: float) -> list[Effect]:
-        """Note a holder's report of a slot: each block counts or is refused.
-
-        Blocks that the holder does not hold never count.
-        """
+        """Note a report of a slot: each block counts or is refused; blocks not held never count."""
         self._check(peer, message)
         begin, end = self.roster[peer]
         theirs = [part for part in message.contents if begin <= part.begin and part.end <= end]
@@ -270,10 +261,7 @@ class CoordinatedStep:
         return left
 
     def without(self, peers: Sequence[str], now: float) -> list[Effect]:
-        """Go on without `peers`.
-
-        The caller has checked that every block keeps a holder or may wait for one.
-        """
+        """Go on without `peers`; every block keeps a holder or may wait for one (the caller has checked)."""
         for peer in peers:
             self.ledger.unused.lost(peer, self.ledger.ids & self._ways.left_by(peer))
         lost = [peer for peer in peers if self.ledger.lose(peer)]
@@ -288,10 +276,7 @@ class CoordinatedStep:
     # ── timeouts ────────────────────────────────────────────────────────────────────────────────────────────
 
     def tick(self, now: float) -> list[Effect]:
-        """Make a plan anew that times out.
-
-        If progress takes unusually long, ask for reports and hand out the last ids twice.
-        """
+        """Renew a late plan. After an unusually long wait ask for reports and hand out last ids twice."""
         if self.reduction.under_way:
             return self.reduction.tick(now)
         if self.orphaned:

@@ -58,10 +58,7 @@ class StepBarrier:
         self._trained_to = context.history.version
         """Training up to that version has been added to `_leisure_s`."""
         self._coming: dict[tuple[str, int, Range], float] = {}
-        """(peer, incarnation, place) → since when it loads graphs or a state.
-
-        Prepared volunteers are not in it: they wait for us.
-        """
+        """(peer, incarnation, place) → since when it loads graphs or a state; not those that wait for us."""
         self._fetching: dict[str, tuple[int, float]] = {}
         """Peer → the version that it was told to fetch, and when."""
         self.fetch_s = 0.0
@@ -218,10 +215,7 @@ class StepBarrier:
         self._waiting_since = None
 
     def gather(self, holders: Iterable[VolunteerState], now: float) -> None:
-        """Wait for `holders` of the version with which the run begins anew.
-
-        Each reports what it still holds.
-        """
+        """Wait for the `holders` of the version to begin anew with, to report what they still hold."""
         self._return_by = self._sync_by = now + self._context.config.return_s
         self._waited_to = now
         for holder in holders:

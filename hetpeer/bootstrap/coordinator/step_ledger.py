@@ -19,10 +19,7 @@ from hetpeer.bootstrap.log.unused_work import Unused
 CLIP_EPSILON = 1e-6
 """Added to the norm, as torch.nn.utils.clip_grad_norm_ does."""
 MAX_REOPENED = 3
-"""Number of refused reports of one holder that open the same id again at once.
-
-After that the id waits for the stall timeout.
-"""
+"""Refused reports of one holder that open the same id again at once; then it waits for the stall timeout."""
 
 
 @dataclass(slots=True)
@@ -47,10 +44,7 @@ class StepLedger:
         """Work that was done, or handed out, and does not count."""
         self._counted: list[dict[int, str]] = [{} for _ in range(blocks)]
         self._settled: dict[str, tuple[int, tuple[int, ...]]] = {}
-        """Holder → its last slot, and the blocks of it that do not count.
-
-        Slots are sealed one after another with rising numbers.
-        """
+        """Holder → its last slot (their numbers rise), and the blocks of it that do not count."""
         self._reopened: Counter[tuple[str, int]] = Counter()
         """Holder and id → how often its reports opened it again."""
         self._losses: dict[tuple[str, int], float] = {}
@@ -115,10 +109,7 @@ class StepLedger:
         return True
 
     def evaluated(self, losses: Mapping[int, float]) -> bool:
-        """Note losses of evaluation microbatches; the first one of an id counts.
-
-        Returns whether any was new.
-        """
+        """Note losses of evaluation microbatches; the first of an id counts. Returns whether any was new."""
         fresh = {i: x for i, x in losses.items() if i in self.evaluation and i not in self._evaluated}
         self._evaluated.update(fresh)
         return bool(fresh)
@@ -175,10 +166,7 @@ class StepLedger:
     # ── deciding ────────────────────────────────────────────────────────────────────────────────────────────
 
     def train_loss(self, sizes: Mapping[int, int]) -> float:
-        """Mean loss of the step's samples.
-
-        `sizes`: id → its samples. The loss of an id is that of the holder that counts it at the last block.
-        """
+        """Mean loss of the samples, by the last block's holder of each id; `sizes`: id → its samples."""
         last = self._counted[-1]
         losses = {i: self._losses[last[i], i] for i in self.ids}
         return math.fsum(sizes[i] * losses[i] for i in losses) / sum(sizes[i] for i in losses)

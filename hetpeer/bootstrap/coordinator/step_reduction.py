@@ -22,10 +22,7 @@ from hetpeer.stages.pipeline.routes import Route
 
 
 class StepReduction:
-    """The reduce of step `number`.
-
-    `roster` is the step's own, as it changes; `route_taken` gives the route of an id.
-    """
+    """The reduce of step `number`; `roster`: the step's own, as it changes; `route_taken`: id → its route."""
 
     def __init__(
         self,
@@ -119,10 +116,7 @@ class StepReduction:
     # ── what holders say ────────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, peer: str, message: m.Message, now: float) -> list[Effect]:
-        """Note what `peer`, which is on the roster, says on plans and spot checks.
-
-        Raises `ProtocolError` for what no honest peer sends.
-        """
+        """Note what `peer`, which is on the roster, says on plans and checks. Raises `ProtocolError`."""
         match message:
             case m.Reducing():
                 self.reduce.moves(peer, message, now)
@@ -233,8 +227,7 @@ class StepReduction:
         return []
 
     def _hurry(self, now: float) -> None:
-        """End spot checks that make no progress for a plan's timeout, or that take longer than the step did
-        so far.
+        """End spot checks without progress for a plan's timeout, or that take longer than the step so far.
 
         A third opinion recomputes all that a volunteer counts, so it may take as long as the step.
         """

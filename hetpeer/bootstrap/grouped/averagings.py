@@ -24,10 +24,7 @@ from hetpeer.bootstrap.trust.reduce_complaints import ReduceComplaints
 
 
 class AveragingRound:
-    """Group `number` of clusters with these contexts, all whole and between two steps.
-
-    `delayed`: they train on meanwhile.
-    """
+    """Group `number` of clusters, all whole and between two steps; `delayed`: they train on meanwhile."""
 
     def __init__(
         self,
@@ -243,10 +240,7 @@ class Averagings:
         self._since[cluster] = version
 
     def begin(self, contexts: Mapping[int, CoordinatorContext], now: float, *, last: bool) -> list[Effect]:
-        """Begin an averaging of two or more clusters with these contexts.
-
-        `last`: nobody trains on meanwhile.
-        """
+        """Begin an averaging of two or more clusters. `last`: nobody trains on meanwhile."""
         self._groups += 1
         one = AveragingRound(
             self._groups,

@@ -119,8 +119,7 @@ class Cluster:
         return self._machine.departures.lose({peer: "came back as a new session"}, now)
 
     def enter(self, volunteer: VolunteerState, claim: m.Claim) -> list[VolunteerState] | None:
-        """Give an unassigned volunteer the place that it claims. Returns slow volunteers that lost it; None
-        if it is not given.
+        """Give an unassigned volunteer the place it claims. Returns slow ones that lost it; None: not given.
 
         A volunteer of a founded cluster comes back to its place by its Hello.
         """
@@ -138,10 +137,7 @@ class Cluster:
         return self.members.places(yielding=self._yields_to(volunteer))
 
     def _yields_to(self, volunteer: VolunteerState) -> bool:
-        """Whether slow volunteers make room for `volunteer`.
-
-        Otherwise volunteers that rest would take each other's places.
-        """
+        """Whether slow volunteers make room for `volunteer`; resting ones would take each other's places."""
         return volunteer.peer not in self.context.failures.resting
 
     @property
@@ -150,10 +146,7 @@ class Cluster:
         return not self.founded and self.dissolved is None and any(p.open for p in self.members.places())
 
     def recut(self, cutting: ClusterCut) -> list[Effect]:
-        """Give the volunteers of a forming cluster these places.
-
-        The caller has removed those that the cut spares.
-        """
+        """Give the cluster's volunteers these places. The caller has removed those that the cut spares."""
         self.members.recut([place for _, place in cutting.seats])
         told: list[Effect] = []
         for peer, place in cutting.seats:
@@ -222,8 +215,7 @@ class Cluster:
     def vacated(self, volunteers: Sequence[VolunteerState]) -> list[int]:
         """Blocks of `volunteers` for which nobody else is here, if it is founded.
 
-        Also while it still fetches: newcomers do as well in a new cluster, and nobody stores anything as long
-        as a founded cluster is not whole.
+        Also while it fetches: newcomers do as well in a new cluster, and nothing is stored until it is whole.
         """
         if not self.founded:
             return []

@@ -24,10 +24,7 @@ Groups = list[tuple[int, ...]]
 
 
 class GroupQueue:
-    """Queue of clusters. Methods take clusters by number and return the groups that form.
-
-    `scheduler` knows no worker yet.
-    """
+    """Queue of clusters, by number; methods return the groups that form. `scheduler` knows no worker yet."""
 
     def __init__(self, scheduler: GroupScheduler) -> None:
         self._scheduler = scheduler
@@ -99,10 +96,7 @@ class ClusterAgendas:
             self._open(number, now, founded=True)
 
     def places(self, volunteer: VolunteerState, now: float) -> list[m.Place]:
-        """Places of clusters that others have begun to form.
-
-        If none of them fits `volunteer`, those of an empty cluster too.
-        """
+        """Places of forming clusters that others have begun; if none fits, those of an empty one too."""
         forming = [cluster for cluster in self._clusters if not cluster.founded and cluster.dissolved is None]
         begun = [cluster for cluster in forming if cluster.members.volunteers]
         places = [place for cluster in begun for place in cluster.places_for(volunteer)]
@@ -147,10 +141,7 @@ class ClusterAgendas:
         return config.evaluation_microbatches > 0 and batch % config.evaluate_every == 0
 
     def saves(self, number: int) -> bool:
-        """Whether `number` is to store its parameters now.
-
-        Nobody stores any while others fetch the last checkpoint.
-        """
+        """Whether `number` is to store its parameters now; nobody does while others fetch a checkpoint."""
         saver = self._clusters.saver
         if saver is not None and saver.number != number:
             return False

@@ -93,10 +93,7 @@ class ClusterEvents:
         return effects + self._form(self._queue.leave(numbers, now), now)
 
     def _found(self, now: float) -> list[Effect]:
-        """Found a cluster that has all its volunteers, from the last checkpoint.
-
-        Another cluster stores a new one first if that is needed.
-        """
+        """Found a complete cluster from the last checkpoint; another one stores a new one first if needed."""
         forming = next((c for c in self._clusters if not c.founded and c.complete), None)
         if forming is None or not self._agendas.may_found:
             return []

@@ -108,10 +108,7 @@ class LogFold(Protocol):
 
 
 class Clusters:
-    """The clusters of a new term over the run with the log `records`; none is open yet.
-
-    `folds` are folded beside their histories.
-    """
+    """The clusters of a new term, by the log `records`, none open yet. `folds` are folded beside them."""
 
     def __init__(
         self, config: CoordinatorConfig, records: Iterable[Mapping[str, Any]], folds: Sequence[LogFold]

@@ -158,8 +158,7 @@ class GroupedRun:
     def recut(self, cutting: ClusterCut, now: float) -> list[Effect]:
         """A planner proposes a cut for the volunteers of a forming cluster.
 
-        Nothing happens if others are there by now than those it was made for. Raises `ValueError` for a cut
-        that does not fit the model.
+        Nothing happens if they have changed meanwhile. Raises `ValueError` if the cut does not fit the model.
         """
         if fault := cutting.fault(self._blocks):
             raise ValueError(fault)

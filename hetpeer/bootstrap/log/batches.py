@@ -30,8 +30,7 @@ class BatchLineage:
         self._stored: dict[int, int] = {}
         """Batch → commit, for the batches in the last checkpoint."""
         self._settled: dict[int, int] = {}
-        """Batch → commit, for batches in the last checkpoint and in all living clusters, which have no entry
-        elsewhere.
+        """Batch → commit, of those in the last checkpoint and all living clusters: no entry elsewhere.
 
         Such a batch is also in every cluster that will be founded.
         """
@@ -92,10 +91,7 @@ class BatchLineage:
                 pass
 
     def _settle(self) -> None:
-        """Move batches that are in the checkpoint and in every cluster to the settled ones.
-
-        Otherwise the tables would grow with the run, and each averaging goes through all of them.
-        """
+        """Settle batches in the checkpoint and every cluster, else the tables would grow with the run."""
         everywhere = {
             batch: commit
             for batch, commit in self._stored.items()

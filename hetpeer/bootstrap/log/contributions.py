@@ -30,10 +30,7 @@ the commit was taken back by a roll-back or the end of a cluster.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
-    """One microbatch's contribution to one step.
-
-    Each id is used exactly once, however often it was late or lost.
-    """
+    """One microbatch's contribution to one step: used once per id, late or lost any number of times."""
 
     cluster: int
     view: int
@@ -163,10 +160,7 @@ class ContributionLog:
             )
 
     def _late_and_lost(self, template: Contribution, record: Record, why: str) -> Iterator[Contribution]:
-        """Contributions that `record` names as late (duplicates) and as lost; `why`: the reason of the loss.
-
-        The other fields are those of `template`.
-        """
+        """Contributions that `record` names late (duplicates) or lost (`why`); the rest is `template`'s."""
         yield from self._named(template, record.get("late", ()), LATE, DUPLICATE)
         yield from self._named(template, record.get("lost", ()), LOST, why)
 

@@ -53,10 +53,7 @@ class Contributors:
         self._peers += record.get("newcomers", ())
 
     def read(self, counted: Sequence[int]) -> Iterator[tuple[str, int]]:
-        """(peer, samples times blocks) of a commit's `counted`.
-
-        Unknown numbers, after a gap in the log, are skipped.
-        """
+        """(peer, samples times blocks) of a commit's `counted`; unknown numbers (log gap) are skipped."""
         for number, amount in zip(counted[::2], counted[1::2], strict=False):
             if number < len(self._peers):
                 yield self._peers[number], amount
@@ -108,10 +105,7 @@ class _Result(Protocol):
 
 
 class _Steps:
-    """Result of an exact run: steps in order.
-
-    A step that is committed again takes back itself and all later ones.
-    """
+    """Result of an exact run, steps in order; committing a step again takes back it and all later ones."""
 
     def __init__(self) -> None:
         self._count = 0

@@ -23,10 +23,7 @@ Key = tuple[int, int, int, int, int]
 
 
 class AppliedEvent(BaseModel):
-    """A volunteer's statement that it updated a block with the sum of `cover`, to `state`.
-
-    `group` > 0: an averaging.
-    """
+    """A volunteer's statement that it updated a block by the sum of `cover`; `group` > 0: an averaging."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -134,10 +131,7 @@ def _read(line: str, peer: str, run_id: str) -> Event | None:
 
 
 def read_record(signer: str, record: Record, peer: str, run_id: str) -> Event | None:
-    """Event that `signer` wrote into the log of `peer`.
-
-    Raises `ProtocolError` or `ValidationError` if it is invalid.
-    """
+    """Event that `signer` wrote into `peer`'s log. Raises `ProtocolError`, `ValidationError` if invalid."""
     if record.get("kind") not in _KINDS:
         return None
     event = _EVENT.validate_python(record)

@@ -116,8 +116,7 @@ class LogCurves:
 
 
 class GroupedCurves:
-    """Curves of a grouped run, where batches are trained in any order, and again if no cluster has them any
-    more.
+    """Curves of a grouped run: batches come in any order, and again if no cluster has them any more.
 
     `counting` returns the commits in the result, numbered from 1 (credit.py); it must get each record first.
     """

@@ -80,10 +80,7 @@ class PackedRecords(Records):
         self._there[begin:] = array("Q", bytes(8 * (len(self._packed) - begin)))
 
     def shelve(self, place: int, shelf: Sequence[Record], there: int) -> None:
-        """Let `shelf` keep record `place`, as its record `there`.
-
-        All shelved records are on the same shelf.
-        """
+        """Let `shelf`, the same one for all, keep record `place` as its record `there`."""
         self._shelf = shelf
         self._packed[place] = None
         self._there[place] = there
@@ -110,8 +107,7 @@ MAX_RECORD_BYTES = 64 * 2**20
 
 
 class Log(Records):
-    """An open log file as a sequence of records, which are read from disk on access; only offsets are in
-    memory.
+    """An open log file as a sequence of records, read from disk on access; only offsets are in memory.
 
     `notes` lists repairs made on open. Append from one thread at a time; any thread may read meanwhile.
     """
@@ -150,10 +146,7 @@ class Log(Records):
         return cls(path, descriptor, ends, notes)
 
     def append(self, *records: dict[str, Any]) -> None:
-        """Add records; they are on the disk when this returns.
-
-        Raises `LocalError` HP-DISK-002 (or 001) and leaves the log as it was before.
-        """
+        """Add records, durable on return. Raises `LocalError` HP-DISK-002 (or 001), the log unchanged."""
         frames = [_frame(record) for record in records]
         try:
             with disk_errors(self.path):

@@ -20,10 +20,7 @@ PLAIN = {
 
 
 def record_text(record: Mapping[str, Any], before: int | None = None) -> str:
-    """A record of a kind in TOLD as one line.
-
-    `before`: steps that were committed before a roll-back; None if that is unknown.
-    """
+    """A record of a kind in TOLD as one line; `before`: steps committed before a roll-back, if known."""
     where = f"cluster {record['cluster']}: " if record.get("cluster") else ""
     return where + short_ids(_text(record, before))
 

@@ -70,10 +70,7 @@ class EventLog:
         return os.pread(self._descriptor, self._ends[end - 1] - start, start).decode().splitlines()
 
     def append(self, record: Record) -> str:
-        """Sign and write a record; returns its line.
-
-        Raises `LocalError` HP-DISK-002 with the file as it was.
-        """
+        """Sign and write a record; returns its line. Raises `LocalError` HP-DISK-002, the file unchanged."""
         line = sign_event(record, self._identity)
         data = line.encode() + b"\n"
         with disk_errors(self.path):
@@ -93,10 +90,7 @@ class EventLog:
 
 
 def keep_event(path: Path, line: str) -> None:
-    """Add another peer's line to its file, after cutting off an unfinished last line.
-
-    Raises `LocalError` HP-DISK-002 with the file as it was.
-    """
+    """Add a peer's line after cutting off a torn one. Raises `LocalError` HP-DISK-002, the file unchanged."""
     with disk_errors(path), path.open("a+b", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
         if end and os.pread(file.fileno(), 1, end - 1) != b"\n":

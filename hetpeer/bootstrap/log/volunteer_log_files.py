@@ -42,10 +42,7 @@ class VolunteerLogs:
         """Digests of recent lines, in two generations."""
         self._before: set[bytes] = set()
         self._of = lru_cache(FILES)(lambda peer: folder / f"{peer}.jsonl")
-        """Volunteer → its file.
-
-        Python interns the parts of a path; a new path per line would fill that table.
-        """
+        """Volunteer → its file, cached: Python would intern the parts of a new path for each line."""
         for record in records:
             self.recorded(record)
 

@@ -40,8 +40,7 @@ def _odd_and_different(peers: tuple[str, ...]) -> tuple[str, ...]:
 Coordinators = Annotated[
     tuple[PeerId, ...], Field(min_length=1, max_length=5), AfterValidator(_odd_and_different)
 ]
-"""Peer ids of the reliable peers. Their number is odd: an even one tolerates no more failures than one less.
-"""
+"""Ids of the reliable peers. Their number is odd: an even one tolerates no more failures than one less."""
 
 
 MAX_LISTED = 256

@@ -55,8 +55,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def atomic_write(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Write or replace a file so that a crash at any moment leaves the old content or the new, and nothing
-    beside it.
+    """Write or replace a file: a crash at any moment leaves the old content or the new, and nothing else.
 
     Durable when it returns. Raises `LocalError` HP-DISK-001 or HP-DISK-002, then with nothing changed.
     """
@@ -99,10 +98,7 @@ def hash_file(path: Path) -> str:
 
 
 def safe_join(folder: Path, name: str) -> Path:
-    """`folder / name` for a name from outside.
-
-    Raises ValueError unless it is a plain file name of `FILE_NAME`.
-    """
+    """`folder / name` for a name from outside. Raises ValueError unless it fits `FILE_NAME`."""
     if not re.fullmatch(FILE_NAME, name):
         raise ValueError(f"not a file name: {name[:80]!r}")
     return folder / name

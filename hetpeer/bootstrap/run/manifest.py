@@ -77,8 +77,7 @@ class BlockEntry(ManifestPart):
     state_digest: Digest
     """Digest of the initial state (`BlockState.digest`); holders report it when they are ready."""
     buffers: FileRef | None = None
-    """Safetensors with the block's constant tensors (masks, frozen parameters), in the folder of the states.
-    """
+    """Safetensors with the block's constant tensors (masks, frozen parameters), in the states' folder."""
     parameter_count: Count
     vector_count: Count
     """Elements of the block's flat vector: parameters, then BatchNorm's running values."""
@@ -279,8 +278,7 @@ class SignedManifest:
     def amended(self, data: bytes, *, instead: bool = False) -> SignedManifest:
         """Manifest with the amendment in `data` if its number is higher than the one in force.
 
-        With `instead` an amendment of the same number replaces the one in force, too. Raises `LocalError`
-        HP-RUN-013.
+        With `instead` one of the same number replaces the one in force, too. Raises `LocalError` HP-RUN-013.
         """
         signed = read_amendment(data, self.manifest.owner, self.run_id)
         number, known = signed.amendment.sequence, self.amendment

@@ -21,8 +21,7 @@ _log = logging.getLogger(__name__)
 class MembershipConfig:
     """The reliable peers of the run in `signed`, now and after each amendment.
 
-    The latest amendment is kept in `folder`, so a peer never returns to an earlier one.
-    Raises `LocalError` HP-RUN-013, HP-DISK-*.
+    The latest is kept in `folder`, so no peer returns to an earlier one. Raises HP-RUN-013, HP-DISK-*.
     """
 
     def __init__(self, signed: SignedManifest, folder: Path) -> None:
@@ -65,19 +64,14 @@ class MembershipConfig:
             self._take(self._signed.amended(data), kept=True)
 
     def learn(self, data: bytes, *, instead: bool = False) -> bool:
-        """Take the amendment in `data` if it is later than the one in force, and store it. Returns whether it
-        was taken.
+        """Take and store the amendment in `data` if it is later than the one in force; whether it was taken.
 
-        With `instead`, an amendment of the same number is taken, too: the one that the log recorded first
-        counts. Raises `LocalError` HP-RUN-013, HP-DISK-*.
+        With `instead`, one of the same number too: the log's first counts. Raises HP-RUN-013, HP-DISK-*.
         """
         return self._take(self._signed.amended(data, instead=instead), kept=False)
 
     def hear(self, data: bytes, peer: str, *, instead: bool = False) -> bool:
-        """`learn` from `peer`.
-
-        Raises `ProtocolError` if the owner did not sign it, `LocalError` HP-DISK-*.
-        """
+        """`learn` from `peer`. Raises `ProtocolError` if the owner did not sign, `LocalError` HP-DISK-*."""
         try:
             amended = self._signed.amended(data, instead=instead)
         except LocalError as error:
@@ -97,10 +91,7 @@ class MembershipConfig:
 def amend(
     signed: SignedManifest, folder: Path, owner_key: Ed25519PrivateKey, change: MembershipChange
 ) -> MembershipConfig:
-    """Sign another amendment of the run in `folder`.
-
-    Raises `LocalError` HP-RUN-001, HP-RUN-013, HP-DISK-*.
-    """
+    """Sign another amendment of the run in `folder`. Raises HP-RUN-001, HP-RUN-013, HP-DISK-*."""
     config = MembershipConfig(signed, folder)
     changed = change.fields(config.amendment, config.peers)
     fields = {"run_id": signed.run_id, "sequence": config.sequence + 1, **changed}

@@ -131,10 +131,7 @@ class RunDirectory:
             yield shard, safe_join(self.data, shard.name)
 
     def constant_paths(self) -> list[Path]:
-        """Safetensors of what training does not change: the blocks' buffers, and what no block needs.
-
-        Raises `LocalError` HP-RUN-005.
-        """
+        """Safetensors of buffers and of what no block needs: not trained. Raises `LocalError` HP-RUN-005."""
         files = [*(block.buffers for block in self.manifest.blocks), self.manifest.rest]
         paths = []
         for file in filter(None, files):
@@ -143,10 +140,7 @@ class RunDirectory:
         return paths
 
     def verify(self) -> None:
-        """Check presence, size and hash of every file of the manifest.
-
-        Raises `LocalError` HP-RUN-005 naming the first bad one.
-        """
+        """Check every file of the manifest. Raises `LocalError` HP-RUN-005 that names the first bad one."""
         for reference, path in self.files():
             check_file(reference, path)
 
@@ -161,10 +155,7 @@ class RunDirectory:
         return unpack_block(self._graph(block))
 
     def layouts(self) -> list[Layout]:
-        """Parameter names and shapes of every block, from the graphs, which are not run for it.
-
-        Raises `LocalError` HP-RUN-005.
-        """
+        """Parameter names and shapes of every block, from the graphs. Raises `LocalError` HP-RUN-005."""
         from hetpeer.stages.graph.block_wire import read_block
 
         return [layout_of(read_block(self._graph(block))) for block in self.manifest.blocks]

@@ -35,10 +35,7 @@ class ParameterGroup(ManifestPart):
 
 
 def parameter_group(text: str) -> dict[str, str | float]:
-    """Fields of a `ParameterGroup` from the text `PATTERN:KEY=VALUE,KEY=VALUE`.
-
-    Raises `LocalError` HP-RUN-001.
-    """
+    """Fields of a `ParameterGroup` from `PATTERN:KEY=VALUE,KEY=VALUE`. Raises `LocalError` HP-RUN-001."""
     pattern, _, changes = text.rpartition(":")
     fields: dict[str, str | float] = {"pattern": pattern}
     for change in changes.split(","):
@@ -99,8 +96,7 @@ class LinkSettings(ManifestPart):
     ratio: Annotated[float, Field(ge=1, le=1000)] = 100.0
     """Largest compression ratio of a link."""
     adaptive: bool = True
-    """True: only slow links compress, and only as far as it helps. False: every link compresses by `ratio`.
-    """
+    """True: only slow links compress, as far as it helps. False: every link compresses by `ratio`."""
     feedback: bool = False
     """Error feedback: add what compression lost of a gradient to the next one of that border or block."""
     reduce: DenseCodecName = "none"
@@ -138,15 +134,13 @@ class AveragingSettings(ManifestPart):
     delayed: bool = False
     """Whether a cluster trains the next batches while the last ones are averaged."""
     corrected: bool = False
-    """Whether Adam's second moments are corrected to those of the group's mean gradient (SDPipe, section 4).
-    """
+    """Whether Adam's second moments are those of the group's mean gradient (SDPipe, section 4)."""
     window_s: Annotated[float, Field(ge=0)] | Literal["adaptive", "all"] = "adaptive"
     """Seconds that the first ready cluster waits for others; `all`: for all; `adaptive`: while it pays."""
     outer: Outer | None = None
     """Outer optimizer; None: a cluster continues from the mean."""
     robust: bool = False
-    """Whether parameters far from the others' are clipped, so that a few clusters cannot move the mean far.
-    """
+    """Whether parameters far from the others' are clipped: a few clusters cannot move the mean far."""
 
 
 class TrainingSettings(ManifestPart):
@@ -167,8 +161,7 @@ class TrainingSettings(ManifestPart):
     schedule: Annotated[tuple[tuple[Count, Factor], ...], Field(min_length=1, max_length=10_000)] = (
         (1, 1.0),
     )
-    """Knots (step from 1, factor of the learning rate), linear in between (averaging/optim/learning_rate.py).
-    """
+    """Knots (step from 1, learning-rate factor), linear in between (averaging/optim/learning_rate.py)."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.1
     clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Largest 2-norm of the whole model's gradient; None does not clip."""
@@ -185,8 +178,7 @@ class TrainingSettings(ManifestPart):
     fresh_steps: Count = 0
     """Steps at the start of the run (grouped runs: batches) that do not overlap."""
     head_start: Positive | None = None
-    """Microbatches of an overlapping step that use the older parameters; the others wait. None: all use them.
-    """
+    """Microbatches of an overlapping step that use older parameters; the others wait. None: all use them."""
     compensation: Annotated[float, Field(ge=0, le=100)] = 0.0
     """λ of the delay compensation of stale gradients (DC-ASGD)."""
 

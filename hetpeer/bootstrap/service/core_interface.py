@@ -114,11 +114,9 @@ class LeaderStart:
     def of(
         cls, run: RunDirectory, records: Sequence[Record], now: float, *, placement: str | None = DEFAULT
     ) -> LeaderStart:
-        """The start that follows from `records`, at `now`. `placement`: policy by which places are compared
-        for newcomers; None: they are not.
+        """The start that follows from `records`, at `now`; `placement` as in `coordinator_config`.
 
-        To be called in a thread: a log of months takes seconds, and a leader that sends no heartbeats is
-        deposed.
+        Call it in a thread: a log of months takes seconds, and a leader without heartbeats is deposed.
         """
         manifest = run.manifest
         return cls(

@@ -46,10 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class CoordinatorService:
-    """One term over `run` at the peer that leads the log; `run` returns the Halt that ended it, or None.
-
-    `begun`: what it starts with.
-    """
+    """One term over `run` at the peer that leads the log, from `begun`; `run` returns the Halt, or None."""
 
     def __init__(
         self,
@@ -304,10 +301,7 @@ class CoordinatorService:
     # ── checkpoints and states ──────────────────────────────────────────────────────────────────────────────
 
     async def _collect(self, order: d.CollectCheckpoint) -> None:
-        """Collect a checkpoint.
-
-        The core completes it when the last block is here and on most reliable peers.
-        """
+        """Collect a checkpoint: the core completes it once all blocks are here and on most reliable peers."""
         try:
             digests = await self._checkpoints.collect(order, self._replica.members)
         except (RemoteError, LocalError) as error:

@@ -26,21 +26,16 @@ from hetpeer.dht.channels.channel_server import ChannelServer
 from hetpeer.dht.streams.stream import Stream
 
 SESSIONS = (0.2, 10.0)
-"""Sessions of a peer: most per second, and most at once after a pause.
-
-A volunteer begins a session when the coordinator has forgotten or fenced it.
-"""
+"""Sessions of a peer, begun when it was forgotten or fenced: most per second, most at once after a pause."""
 MESSAGES = (1000.0, 4000.0)
 """Messages of a peer: most per second, and most at once after a pause.
 
-An honest peer sends about one message for each slot, block and 2 MiB of a reduce: ten a second in the swarm
-of two of tests/hostile.
+An honest peer sends about one for each slot, block and 2 MiB of a reduce: ten a second in tests/hostile.
 """
 BYTES = (8e6, 64e6)
 """Bytes of a peer: most per second, and most at once after a pause.
 
-The largest are evidence for a new coordinator, a line of 1 to 10 kB for each block and step, and
-fingerprints, 4 KiB for each block.
+The largest: evidence for a new coordinator, 1 to 10 kB a block and step; fingerprints, 4 KiB a block.
 """
 
 
@@ -151,8 +146,7 @@ class VolunteerSessions:
     def tell(self, channel: Channel, message: m.Message) -> None:
         """Send a message in a session that is not over.
 
-        A session ends if too much is unacknowledged; then the lease runs out, unless the volunteer begins
-        another.
+        It ends if too much is unacknowledged; the lease runs out unless the volunteer begins another.
         """
         if channel.closed:
             return

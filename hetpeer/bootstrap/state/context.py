@@ -27,11 +27,9 @@ class Agenda(Protocol):
     """Work that a coordinator is to do."""
 
     def take(self, ahead: int = 0) -> NextStep | None:
-        """The work of the step that begins now, `ahead` steps after the next to be committed. None: there is
-        none for now.
+        """Work of a step that begins now, `ahead` steps after the next to be committed; None: there is none.
 
-        An evaluation needs the newest parameters, so nothing is evaluated ahead. The run's first batches are
-        not trained ahead if they are to be fresh.
+        Nothing is evaluated ahead, as that needs the newest parameters; nor are batches that are to be fresh.
         """
 
     def saves(self, version: int) -> bool:

@@ -25,8 +25,7 @@ IN_FLIGHT = 4
 def coordinator_config(run: RunDirectory, *, placement: str | None = DEFAULT) -> CoordinatorConfig:
     """Settings of a coordinator of `run`.
 
-    `placement`: policy that compares places for newcomers; None: places are not compared. Runs in mode
-    `grouped` never compare places.
+    `placement`: policy that compares places for newcomers, None for none; grouped runs never compare.
     """
     manifest = run.manifest
     training = manifest.training
@@ -76,8 +75,7 @@ def coordinator_config(run: RunDirectory, *, placement: str | None = DEFAULT) ->
 def shape_of(manifest: Manifest) -> ModelShape:
     """Sizes of the model for a volunteer's core.
 
-    `head_start` of an overlapped step: ids below it may run before the preceding step is committed. A
-    manifest without one lets all ids do so.
+    Ids below `head_start` of an overlapped step may run before its predecessor is committed; default: all.
     """
     training = manifest.training
     return ModelShape(

@@ -42,10 +42,7 @@ class CoordinatorConfig:
     layouts: Sequence[Sequence[Range]]
     costs: Sequence[BlockDemand]
     asks: plan_inputs.StepDemand | None = None
-    """Work of a step for its holders and links, by which places are compared for newcomers.
-
-    None: they are not.
-    """
+    """Work of a step, by which places are compared for newcomers; None: they are not."""
     placement: str = "step-time"
     """Policy by which places are compared (placement_policies.py)."""
     ties: Mapping[int, Sequence[int]] = field(default_factory=dict)
@@ -61,15 +58,9 @@ class CoordinatorConfig:
     sync_s: float = 120.0
     """Longest wait for joiners that fetch a state, or for the checkpoint before volunteers are moved."""
     stall_s: float = 15.0
-    """Undone ids are handed out again when nothing was counted for this long.
-
-    Doubles each time it proves too short.
-    """
+    """Undone ids are handed out again after this long without a count; doubles if it proves too short."""
     reduce_s: float = 20.0
-    """A plan is made anew when nothing of it arrived for this long.
-
-    At the third time holders that do not vote are fenced. Doubles too.
-    """
+    """A plan is renewed after this long without news; the third time mute holders are fenced. Doubles too."""
     return_s: float = 15.0
     """Seconds after a restart for holders to come back before the run rolls back to the checkpoint."""
     checks: CheckRules | None = None

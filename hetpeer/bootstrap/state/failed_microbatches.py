@@ -38,10 +38,7 @@ def room_s(config: CoordinatorConfig) -> float:
 
 @dataclass(frozen=True, slots=True)
 class FailedMicrobatch:
-    """A microbatch of `batch` that all `holders` of each of `blocks` have failed.
-
-    `why` names it and what they report.
-    """
+    """A microbatch of `batch` that all `holders` of all `blocks` have failed; `why`: what they report."""
 
     batch: int
     blocks: tuple[int, ...]
@@ -54,10 +51,7 @@ class FailureReports:
     """Reported failures of one step."""
 
     _known: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
-    """Microbatch → (reporter, peer to blame).
-
-    The reporter blames itself or the sender of the input; empty: a peer that has left.
-    """
+    """Microbatch → (reporter, peer to blame: itself, the sender of the input, or empty: one that left)."""
 
     def hears(self, microbatch: int, peer: str) -> bool:
         """Whether one more report of `microbatch` by `peer` counts."""
@@ -103,10 +97,7 @@ class FailureReports:
 
 
 class Failures:
-    """Failures of one term.
-
-    `elsewhere`: whether another cluster can be given the same batch, in a run of several.
-    """
+    """Failures of one term. `elsewhere`: whether another cluster of the run can be given the same batch."""
 
     def __init__(self, elsewhere: Callable[[], bool] | None = None) -> None:
         self._elsewhere = elsewhere
@@ -156,10 +147,7 @@ class Failures:
             self._idle[peer] += 1
 
     def excuse(self, pause_s: float, now: float) -> None:
-        """Postpone all rests: the coordinator did not run for `pause_s` seconds until `now`.
-
-        Each cluster of a run may call it.
-        """
+        """Postpone all rests by `pause_s`, for which nothing ran until `now`; each cluster may call it."""
         if now <= self._excused_to:
             return
         self._excused_to = now

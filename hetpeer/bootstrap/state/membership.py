@@ -187,10 +187,7 @@ class Membership:
         return self._layouts[cluster % len(self._layouts)]
 
     def places(self, *, yielding: bool = False) -> tuple[Place, ...]:
-        """All places up to and including the first empty cluster.
-
-        `yielding`: places of slow volunteers are open too.
-        """
+        """Places up to the first empty cluster, included; `yielding`: slow volunteers' places are open."""
         present = (v for v in self.volunteers.values() if not (v.slow and yielding))
         taken = {(v.cluster, v.place) for v in present if v.place is not None}
         held: list[list[str]] = [[] for _ in range(self.blocks)]
@@ -245,10 +242,7 @@ class Membership:
         return False
 
     def move_redundant(self) -> VolunteerState | None:
-        """Move a redundant volunteer to an open place whose blocks nobody has.
-
-        Returns it with its new place, or None if nobody is redundant or nothing is missing.
-        """
+        """Move a redundant volunteer to an open place whose blocks nobody has, and return it; else None."""
         spare = self.spare()
         if spare is None:
             return None

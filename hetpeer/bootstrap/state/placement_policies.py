@@ -19,10 +19,7 @@ DEFAULT = "step-time"
 def ranked(
     members: Membership, newcomer: VolunteerState, asks: StepDemand | None, policy: str = DEFAULT
 ) -> tuple[Place, ...]:
-    """The places of `members` for `newcomer`, with ranks by the policy of that name.
-
-    Without `asks` places are not compared: all have rank 0.
-    """
+    """The places of `members` for `newcomer`, ranked by that policy; all have rank 0 without `asks`."""
     places = members.places()
     if asks is None:
         return places

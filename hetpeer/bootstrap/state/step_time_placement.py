@@ -75,8 +75,7 @@ def _best(swarm: _Swarm, ranges: Sequence[Range]) -> set[Range]:
 class _Swarm:
     """The `others` at their places, and the `newcomer`, which may go to one of the ranges `open_`.
 
-    Devices are in this order: the others, the newcomer, and a median machine for each open range, in case
-    nobody holds it.
+    Devices in order: the others, the newcomer, a median machine for each open range that nobody may hold.
     """
 
     def __init__(

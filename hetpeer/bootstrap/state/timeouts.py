@@ -93,8 +93,7 @@ class AdaptiveTimeouts:
     def committed(self) -> None:
         """A step is committed: shrink the factor, but not below what the step needed.
 
-        A commit never raises the factor. Otherwise a peer that is always a little late would be waited for
-        longer and longer.
+        It is never raised: a peer that is always a little late would be waited for longer and longer.
         """
         if self._blamed and self._before is not None:
             self._factor = self._before

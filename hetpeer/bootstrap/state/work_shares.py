@@ -104,10 +104,7 @@ def link_costs(
 
 
 def leaving(roster: Roster, speeds: Mapping[str, float], *, mixed: bool = False) -> float:
-    """Cost of a link to another cluster that was not measured, in block times of the fastest peer.
-
-    `mixed`: next to nothing.
-    """
+    """Cost of an unmeasured link to another cluster, in the fastest's block times; `mixed`: next to none."""
     fastest = max(speeds.values(), default=1.0)
     more = [fastest / speeds[peer] * (end - begin) ** 2 for peer, (begin, end) in roster.items()]
     return SLIGHT if mixed or not more else max(SLIGHT, fmean(more))
@@ -242,10 +239,7 @@ class IssueLimits:
         return found
 
     def judge(self, taken: Mapping[str, int], counted: Mapping[str, int], ids: int) -> None:
-        """Adapt limits after a step of `ids`.
-
-        `taken`: peer → ids taken from it undone; `counted`: peer → ids it counts.
-        """
+        """Adapt limits after a step of `ids`; `taken`, `counted`: peer → ids taken undone, ids it counts."""
         for peer, number in taken.items():
             if number > 2 * counted.get(peer, 0):
                 self._fall(peer)

@@ -46,8 +46,7 @@ class CheckpointStore:
     def put(self, version: int, block: int, data: bytes, expected_state_digest: str) -> None:
         """Check and store one block's state; it is on the disk when this returns.
 
-        Raises `ProtocolError` if `data` is not the expected state, `LocalError` HP-DISK-002 if it does not
-        fit on the disk; the checkpoint still lacks this block then.
+        Raises `ProtocolError` for another state, `LocalError` HP-DISK-002; then the block is still missing.
         """
         if version != self._version:
             raise ValueError(f"checkpoint {self._version} is being made, not {version}")

@@ -111,10 +111,7 @@ def state_name(cluster: int, version: int, block: int) -> str:
 
 
 async def fetch_file(node: Node, peers: Iterable[str], digest: str, size: int) -> bytearray:
-    """Fetch the file with this blake3 from the first of `peers` that has it undamaged.
-
-    Raises `RemoteError` HP-SYNC-001, caused by the failure of the last peer.
-    """
+    """Fetch the file with this blake3 from the first peer that has it. Raises `RemoteError` HP-SYNC-001."""
     last: RemoteError | None = None
     for peer_id in peers:
         try:
@@ -150,10 +147,7 @@ Answer = Callable[[str], bytes]
 
 
 class ServedRunFiles:
-    """Serves `run`'s manifest, its latest amendment, its local files, and states from `states`.
-
-    `answers`: name → answer from the run's log, at peers that have it.
-    """
+    """Server of `run`'s manifest, amendment, files, `states`, and of `answers` (by name) from the log."""
 
     def __init__(
         self,

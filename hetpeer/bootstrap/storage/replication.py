@@ -90,8 +90,7 @@ class CheckpointReplication:
     # ── making one ──────────────────────────────────────────────────────────────────────────────────────────
 
     async def collect(self, order: CollectCheckpoint, members: Sequence[str]) -> Sequence[str]:
-        """Fetch every block's state from its holder, check it, store it, and have a majority of `members`
-        copy it.
+        """Fetch, check and store every block's state, and have a majority of `members` copy them.
 
         Returns the blocks' digests. Raises `RemoteError` or `LocalError` HP-DISK-* on failure.
         """
@@ -119,8 +118,7 @@ class CheckpointReplication:
     async def _begun(self, version: int, copied: Record | None = None) -> AsyncIterator[None]:
         """Context in which one checkpoint is assembled, and no other.
 
-        Unneeded files are deleted first; existing files of the checkpoint to be `copied` stay.
-        Raises `LocalError` HP-DISK-*.
+        Unneeded files are deleted first, not those of the checkpoint to be `copied`. Raises HP-DISK-*.
         """
         async with self._alone():
             self._store.begin(version)
@@ -141,10 +139,7 @@ class CheckpointReplication:
         await to_its_end(self._store.prune, wanted)
 
     async def _kept_by(self, enough: int, others: Sequence[str], keep: _Keep) -> None:
-        """Return when `enough` of `others` have copied `keep`.
-
-        Raises `RemoteError` HP-SYNC-004 if they cannot.
-        """
+        """Return when `enough` of `others` have copied `keep`. Raises `RemoteError` HP-SYNC-004."""
         # They all fetch over one uplink.
         timeout_s = REQUEST_TIMEOUT_S + len(others) * sum(self._limits) / SLOWEST
         asked = [asyncio.ensure_future(self._ask(peer, keep, timeout_s)) for peer in others]
@@ -187,10 +182,7 @@ class CheckpointReplication:
         await stream.send({"kept": True}, timeout_s=ASK_S)
 
     async def copy(self, record: Record, sources: Iterable[str]) -> None:
-        """Fetch missing files of a checkpoint from `sources`.
-
-        Raises `RemoteError`, `LocalError` HP-DISK-*.
-        """
+        """Fetch a checkpoint's missing files from `sources`. Raises `RemoteError`, `LocalError` HP-DISK-*."""
         version = int(record["version"])
         async with self._begun(version, record):
             for block, digest in enumerate(record["blocks"]):
@@ -220,10 +212,7 @@ class CheckpointReplication:
     # ── those that count ────────────────────────────────────────────────────────────────────────────────────
 
     async def sealed(self, record: Record) -> None:
-        """Note that a checkpoint here is sealed.
-
-        Older ones but one are deleted, now or with the next checkpoint.
-        """
+        """Note that a checkpoint here is sealed; all older ones but one are deleted, now or with the next."""
         others = [one for one in self._sealed if one["blocks"] != record["blocks"]]
         self._sealed, self._newest = [*others, record][-KEPT:], record
         self._copied = [one for one in self._copied if not _is_past(one, record)]

@@ -95,8 +95,7 @@ class StateCache(Generic[T]):
     def _makes_room(self, name: str, now: float) -> bool:
         """Evict overdue copies until there is room for `name`.
 
-        Returns whether it may be copied: there is room, or earlier versions will be evicted once the copy is
-        there.
+        Returns whether it may be copied: there is room, or earlier versions are evicted once it is there.
         """
         while self.nbytes >= self._most:
             slowest = max(self._copies, key=lambda one: one.overdue_s(now))

@@ -68,10 +68,7 @@ class Charge(NamedTuple):
 
 
 class CheckRoute(NamedTuple):
-    """Sources of a checker for a piece: `lender` has its input.
-
-    `after` has the gradient of its output; None if the piece ends in the loss.
-    """
+    """Sources of a checker: `lender` has a piece's input, `after` its output's gradient (None: the loss)."""
 
     lender: str
     checker: str
@@ -133,10 +130,7 @@ class CheckerReport:
     # ── what others say of it ───────────────────────────────────────────────────────────────────────────────
 
     def goes(self, piece: CheckedPiece, way: CheckRoute, about: str) -> bool:
-        """Note the route of `piece`; peers with parts of it will compare them with those of `about`.
-
-        Returns whether the route is new.
-        """
+        """Note `piece`'s route; its peers compare their parts with `about`'s. Returns whether it is new."""
         if self.under_way[piece] == way:
             return False
         self.under_way[piece] = way
@@ -188,8 +182,7 @@ class CheckerReport:
         return bool(self.accusations or self._vouchers)
 
     def charge(self, suspect: str, *, back: bool) -> Charge | None:
-        """Charge against `suspect` by peers with its outputs (with `back`: its gradients); None without
-        accusers.
+        """Charge against `suspect` by peers with its outputs (`back`: its gradients); None: no accusers.
 
         A silent peer counts among the peers that could compare, so silence helps no accuser to a majority.
         """

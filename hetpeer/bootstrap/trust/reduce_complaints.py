@@ -131,10 +131,7 @@ class ReduceComplaints:
         self.known.look_closely(blocks)
 
     def torn(self, votes: Mapping[str, m.Vote], blocks: Iterable[int]) -> bool:
-        """Handle differing votes on `blocks`.
-
-        Returns whether another plan helps; otherwise a peer is fenced.
-        """
+        """Handle differing votes on `blocks`. Returns whether another plan helps; else a peer is fenced."""
         found = {block: disputes(votes, block) for block in blocks}
         what = f"they say different things of a sum of block {min(found)}"
         return self._follow({pair for pairs in found.values() for pair in pairs}, found, DIFFERS, what)
@@ -183,10 +180,7 @@ class ReduceComplaints:
     # ── parts ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def objected(self, peer: str, message: m.Objection, plan: int) -> bool:
-        """Handle a reducer's objection to a part, under the latest `plan`.
-
-        Returns whether a new plan is needed and helps.
-        """
+        """Handle a reducer's objection to a part under the latest `plan`; whether a new one helps."""
         cover = self._covers.get(message.block)
         if cover is None or message.plan != plan or message.peer == peer:
             return False
@@ -204,10 +198,7 @@ class ReduceComplaints:
             self._missed[peer] = message
 
     def late(self) -> bool:
-        """Handle a time-out.
-
-        Returns whether the next plan needs other reducers, by the statements on the last one.
-        """
+        """Handle a time-out. Returns whether the next plan needs other reducers, by members' statements."""
         missed = {peer: word for peer, word in self._missed.items() if peer in self._roster}
         self._missed = {}
         waited_for = {
@@ -248,8 +239,7 @@ class ReduceComplaints:
     ) -> bool:
         """Note disputes of `pairs` `about` blocks; `what` goes into the log.
 
-        Returns whether other reducers are left. If not, or if most are against one peer, a peer is fenced
-        with `why`.
+        Returns whether reducers are left; if not, or most are against one peer, one is fenced with `why`.
         """
         new = self.known.add(pairs)
         self._note(new, what)

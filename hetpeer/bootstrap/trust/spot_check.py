@@ -22,10 +22,7 @@ from hetpeer.bootstrap.trust.verdicts import CheckCase, CheckOutcome, CheckVerdi
 
 
 class SpotCheck:
-    """Spot check of `peer`'s contributions to one step by `checker`; a third checker may follow.
-
-    `number`: 1, 2, … in the step.
-    """
+    """Spot check `number` of a step (1, 2, …): `checker` checks `peer`'s contributions; a third may join."""
 
     def __init__(self, number: int, peer: str, checker: str) -> None:
         self.number = number
@@ -42,8 +39,7 @@ class SpotCheck:
         self._received: dict[str, tuple[m.Mark, ...]] = {}
         """Reducer → fingerprints of what it received from `peer`."""
         self._said: tuple[m.Mark, ...] = ()
-        """Fingerprints of all that `peer` sent, by its own statement, since nobody else sees its own share.
-        """
+        """Fingerprints of all that `peer` sent, by its own statement: nobody else sees its own share."""
         self._heard = False
         """Whether `peer` is asked for the inputs that it computed from."""
         self._given: Mapping[Source, m.Given] | None = None
@@ -96,10 +92,7 @@ class SpotCheck:
         )
 
     def compared(self, peer: str, word: m.Compared) -> bool:
-        """Note a comparison by `peer` of a checker's bundle with the original.
-
-        Returns whether it was asked to.
-        """
+        """Note a comparison by `peer` of a checker's bundle. Returns whether it was asked to."""
         said = AwaitedWord(peer, word.id, word.border, word.back)
         known = any(
             opinion.peer == word.peer and opinion.said(said, word.alike, word.differ)
@@ -178,10 +171,7 @@ class SpotCheck:
         return bool(self._asked)
 
     def received(self, reducer: str, marks: tuple[m.Mark, ...]) -> tuple[m.Mark, ...] | None:
-        """Take a reducer's fingerprints, one per block.
-
-        Returns those that checkers must show once all are here, else None.
-        """
+        """Take a reducer's fingerprints, one a block; those that checkers must show once all are here."""
         if reducer not in self._asked or reducer in self._received:
             return None
         several = len({mark.block for mark in marks}) < len(marks)
@@ -215,10 +205,7 @@ class SpotCheck:
         return self.has_asked and not self.silent
 
     def judge(self, rules: CheckRules, *, alone: bool = False) -> CheckOutcome:
-        """Outcome by all that is shown.
-
-        OPEN: two differ and a third checker is needed; `alone`: there is none.
-        """
+        """Outcome by all that is shown. OPEN: a third checker is needed; `alone`: there is none."""
         return self._case(rules).judge(alone=alone)
 
     def unfinished(self, rules: CheckRules) -> CheckOutcome:

@@ -18,8 +18,7 @@ from hetpeer.bootstrap.state.membership import LifeCycle, VolunteerState
 
 @dataclass(frozen=True, slots=True)
 class Differing:
-    """Volunteers with a `wrong` state, those of them that `made` it themselves, or a `torn` block without a
-    majority.
+    """Volunteers with a `wrong` state, those that `made` it themselves, or a `torn` block: no majority.
 
     `torn` is (block, witnesses that report different digests).
     """

@@ -24,10 +24,7 @@ from hetpeer.stages.pipeline.routes import Hop, Route, rest_of
 
 @dataclass(slots=True)
 class StepSpotChecks:
-    """Spot checks of one step, in one term and view.
-
-    Checkers are chosen along a random circle in which each volunteer checks the one before it.
-    """
+    """Spot checks of one step: in a random circle each volunteer checks the one before it."""
 
     rules: CheckRules | None
     """None: nothing is checked."""
@@ -57,8 +54,7 @@ class StepSpotChecks:
     def take(self) -> list[SpotCheck]:
         """Checks that ended since the last call.
 
-        Before all are over only those with a culprit are returned, since the culprit may have caused other
-        disputes.
+        Before all are over only those with a culprit: the culprit may have caused other disputes.
         """
         found_out = (CheckVerdict.CONVICTED, CheckVerdict.EVADED)
         ended = [one for one in self._ended if self.over or one.outcome.verdict in found_out]
@@ -114,10 +110,7 @@ class StepSpotChecks:
         return self._lend(check)
 
     def _checker(self, peer: str) -> str | None:
-        """The next volunteer in the circle that checks nobody, else one that checks one other.
-
-        The latter serves volunteers that joined the step after all others had somebody to check.
-        """
+        """The next volunteer in the circle that checks nobody, else (late joiners) one that checks one."""
         times = Counter(one for check in self._checks.values() for one in check.checkers)
         busy, twice = ({one for one, number in times.items() if number > least} for least in (0, 1))
         among = self._able(peer, busy) or self._able(peer, twice)

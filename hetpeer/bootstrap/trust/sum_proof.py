@@ -27,11 +27,7 @@ ROUNDING = 1e-5
 
 
 class SumClaim(NamedTuple):
-    """The sum of elements [begin, end) of `block` by `reducer` under `plan` contradicts its senders'
-    statements.
-
-    Either the sum or one of the statements is false.
-    """
+    """`reducer`'s sum of elements [begin, end) of `block` under `plan` or a sender's statement is false."""
 
     plan: int
     block: int

@@ -201,12 +201,10 @@ class StepSumProofs:
         return effects
 
     def receive(self, peer: str, message: m.Proved | m.Testimony) -> list[Effect]:
-        """Take `peer`'s fingerprints: `Proved` for this plan's proof, `Testimony` for disputes about earlier
-        plans.
+        """Take fingerprints: `Proved` for this plan's proof, `Testimony` for disputes about earlier plans.
 
-        Returns the proof's further requests; the last answer concludes the proof and the disputes. An
-        unrequested answer changes nothing. Raises `ProtocolError` if a `Proved` has other fingerprints than
-        requested.
+        Returns further requests; the last answer concludes proof and disputes. An unrequested answer changes
+        nothing. Raises `ProtocolError` if a `Proved` has other fingerprints than requested.
         """
         if self._proof is None or not self._begun or self.over:
             return []

@@ -40,8 +40,7 @@ class ExitCode(enum.IntEnum):
 class HetpeerError(Exception):
     """Base of all errors of the project.
 
-    `what` says what happened, `why` the likely reason, `fix` one thing to do: each a clause without a final
-    full stop, and none is left out.
+    `what` happened, `why` it likely did, one `fix`: each a clause without a final full stop; none is empty.
     """
 
     def __init__(

@@ -51,10 +51,7 @@ class SystemClock:
 
 
 async def to_its_end(function: Callable[..., R], *arguments: Any) -> R:
-    """`function(*arguments)` in a thread. When cancelled, it waits for the function to return first.
-
-    So a file that the function uses is not closed under it.
-    """
+    """`function(*arguments)` in a thread; if cancelled, wait for it, so that no file is closed under it."""
     work = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
     try:
         return await asyncio.shield(work)

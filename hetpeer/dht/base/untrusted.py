@@ -31,10 +31,7 @@ def first_wrong(error: ValidationError) -> tuple[str, str]:
 
 
 def unpack(data: bytes | bytearray, what: str, peer: str = "", **options: Any) -> Any:
-    """Unpack the single value in `data`; `options`: for msgpack.
-
-    Raises `ProtocolError` "bytes that are not `what`".
-    """
+    """Unpack the single value in `data`, with msgpack's `options`. Raises `ProtocolError` with `what`."""
     try:
         return msgpack.unpackb(data, **options)
     # TypeError: a map as a key
@@ -43,10 +40,7 @@ def unpack(data: bytes | bytearray, what: str, peer: str = "", **options: Any) -
 
 
 def decode_map(data: bytes, *, limit: int) -> dict[str, Any]:
-    """A strict msgpack map of at most `limit` bytes, as in a frame header; also used for records.
-
-    Raises `ProtocolError`.
-    """
+    """A strict msgpack map of at most `limit` bytes (a frame header, a record). Raises `ProtocolError`."""
     if len(data) > limit:
         raise ProtocolError(f"{len(data)} bytes of msgpack; the limit is {limit}")
     value = unpack(data, "msgpack", raw=False, strict_map_key=True, ext_hook=_refuse_extension)
@@ -122,8 +116,7 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def read_fields(message: bytes) -> dict[int, int | bytes]:
-    """Field number → integer or bytes, of a message without fixed-width numbers; a repeated field keeps its
-    last value.
+    """Field number → integer or bytes, of a message without fixed-width numbers; of repeated fields the last.
 
     Raises ValueError for bytes that are no such message.
     """

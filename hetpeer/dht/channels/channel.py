@@ -244,8 +244,7 @@ class Channel:
             await self._drained.wait()
 
     async def carry(self, stream: Stream, peer_has: int) -> None:
-        """Move frames both ways over `stream` until it breaks, the peer commits an offence or the channel is
-        closed.
+        """Move frames both ways over `stream` until it breaks, the peer offends or the channel is closed.
 
         `peer_has`: number of the last frame that the peer received.
         """
@@ -307,8 +306,7 @@ class Channel:
     def _acknowledgement(self, spent: Mapping[flow_control.Pool, int]) -> dict[str, Any]:
         """The fields that go with every frame and sign of life.
 
-        Acknowledged number, send time by our clock, rate of arrival, bytes spent of the peer's grants, and
-        our grants.
+        Acknowledged number, our send time, rate of arrival, bytes spent of the peer's grants, our grants.
         """
         fields: dict[str, Any] = {"a": self.received, "t": asyncio.get_running_loop().time()}
         if self.meter is not None and self.meter.rate:

@@ -26,8 +26,7 @@ async def dial(node: Node, protocol: str, channel: Channel, give_up_s: float = m
     """Keep `channel` connected until it is closed; returns then.
 
     Raises `PeerLostError` if the peer no longer knows the channel (its process was restarted): work under way
-    is lost and the owner starts again. An unreachable peer is dialled again and again for `give_up_s`
-    seconds.
+    is lost and the owner starts again. An unreachable peer is dialled again for `give_up_s` seconds.
     """
     attempt = 0
     begun = False

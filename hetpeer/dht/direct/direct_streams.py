@@ -53,10 +53,7 @@ class DirectPort:
 
 
 class DirectStreams:
-    """All direct streams of one node.
-
-    `protocols`: those that go directly where possible; their owners open a stream again when it breaks.
-    """
+    """All direct streams of one node. `protocols`: those that go directly; their owners reopen streams."""
 
     def __init__(
         self, config: NodeConfig, listener: Listener, session: Callable[[], Awaitable[NetworkSession]]

@@ -111,11 +111,7 @@ def socket_in(text: str) -> tuple[str, int] | None:
 
 
 def network_in(text: str) -> str:
-    """The network that an address leads into: /24 of IPv4, /48 of IPv6 (one customer's share), or the relay's
-    id.
-
-    Empty if the address names none.
-    """
+    """Network in an address: IPv4 /24, IPv6 /48 (one customer's share), or the relay's id; empty: none."""
     if relay := relay_in(text):
         return relay
     parts = text.split("/")

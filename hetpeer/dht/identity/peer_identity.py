@@ -52,11 +52,7 @@ class Identity:
 
     @classmethod
     def create(cls, path: Path) -> Identity:
-        """Make a new key at `path`, which must not exist: it appears complete and with mode 0600, or not at
-        all.
-
-        Raises `LocalError` HP-ID-001.
-        """
+        """Make a new key at `path`, mode 0600, complete or not at all. Raises `LocalError` HP-ID-001."""
         key = rsa.generate_private_key(public_exponent=65537, key_size=KEY_BITS)
         der = key.private_bytes(
             serialization.Encoding.DER,
@@ -85,10 +81,7 @@ class Identity:
 
     @classmethod
     def load_copy(cls, path: Path) -> tuple[Identity, bool]:
-        """(identity, whether others can read the file), for key files on disks that know no access rights.
-
-        Raises `LocalError` HP-ID-001 if the file is missing or damaged.
-        """
+        """(identity, whether others can read the file: some disks know no rights). Raises HP-ID-001."""
         try:
             with path.open("rb") as file:
                 mode = os.fstat(file.fileno()).st_mode
@@ -101,10 +94,7 @@ class Identity:
 
     @classmethod
     def load_or_create(cls, path: Path) -> Identity:
-        """The identity at `path`, created if there is none; of several processes one creates it.
-
-        Raises `LocalError` HP-ID-001.
-        """
+        """The identity at `path`, created by one process if there is none. Raises `LocalError` HP-ID-001."""
         if not os.path.lexists(path):
             try:
                 return cls.create(path)
@@ -245,10 +235,7 @@ def in_use(key: Path, lock: Path) -> LocalError:
 
 
 def _holder(path: Path) -> str:
-    """` (pid 4711)`; empty if the file does not name a living process.
-
-    It may not be written yet, be left from a process that was killed, or hold no number.
-    """
+    """` (pid 4711)`; empty if the file names no living process: not written yet, or left by a killed one."""
     with suppress(OSError, OverflowError):
         with path.open("rb") as file:
             text = file.read(_MAX_PID_BYTES).strip()

@@ -145,8 +145,7 @@ async def meet(
     timeout_s: float = MEETING_DEADLINE_S,
     knock: bool = False,
 ) -> tuple[list[JoinAnswer], list[str]]:
-    """Connect to all addresses at once. Returns the answers to our hello, and a reason for each address
-    without one.
+    """Connect to all addresses at once. Returns answers to our hello, and a reason for each without one.
 
     Once one peer has answered, the others have OTHERS_S left, so that a dead address delays nobody. `knock`:
     leave out addresses where nothing listens, without telling p2pd.

@@ -58,8 +58,7 @@ class NetworkSession:
         *,
         port: int,
     ) -> NetworkSession:
-        """A session with p2pd up, all handlers of `listener` registered and our addresses known; in no swarm
-        yet.
+        """A session in no swarm yet: p2pd up, `listener`'s handlers registered, our addresses known.
 
         `keys`: the DHT keys in use here. Raises what `P2pd.start` does, and `P2pdError`.
         """
@@ -116,8 +115,7 @@ class NetworkSession:
         return [one.peer_id for one in hellos if one.clock_agrees]
 
     async def start_dht(self, peer_ids: list[str], previous: Any) -> None:
-        """Run hivemind's DHTNode in this process, joined through `peer_ids`; keeps the records of a
-        `previous` node.
+        """Run hivemind's DHTNode here, joined through `peer_ids`, with the records of a `previous` node.
 
         Raises `P2pdError`, also if p2pd dies meanwhile: hivemind itself would wait for ever.
         """

@@ -203,10 +203,7 @@ class DHTProtocol(protocol.DHTProtocol):  # type: ignore[misc]
         return {key: (_believed(value), nearest) for key, (value, nearest) in found.items()}
 
     def _validate_dictionary(self, key_bytes: bytes, dictionary: DictionaryDHTValue) -> bool:
-        """Remove invalid records from `dictionary`, so that one bad record hides no others.
-
-        False if none is left, or if there are more than MAX_RECORDS.
-        """
+        """Remove invalid records, which would hide others; False: none left, or more than MAX_RECORDS."""
         records = list(dictionary.data.items())
         if len(records) > MAX_RECORDS:
             return False

@@ -92,11 +92,9 @@ class Table:
         self._keys.declare(key, admits)
 
     async def store(self, key: str, value: Mapping[str, Any], *, ttl_s: float) -> bool:
-        """Put our own value under `key` for `ttl_s` seconds, replacing an earlier one; False if it was
-        refused.
+        """Put our value under `key` for `ttl_s` seconds, in place of an earlier one; False if refused.
 
-        A value is a map that `untrusted.decode_map` accepts, of at most `records.MAX_PAYLOAD` bytes. Raises
-        `RemoteError` HP-NET-012 on a timeout.
+        A value: a map for `untrusted.decode_map`, at most `records.MAX_PAYLOAD` bytes. Raises HP-NET-012.
         """
         expires_at = self._clock.wall() + ttl_s
         async with _deadline():
@@ -104,10 +102,7 @@ class Table:
             return bool(await dht.store(key, dict(value), expires_at, subkey=self._peer_id))
 
     async def get(self, keys: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Key → peer id → newest value signed by that peer; keys without values are left out.
-
-        Raises `RemoteError` HP-NET-012 on a timeout.
-        """
+        """Key → peer id → its newest signed value, for keys with values. Raises `RemoteError` HP-NET-012."""
         async with _deadline():
             dht = (await self._session()).dht
             found = await dht.get_many(keys, sufficient_expiration_time=float("inf"))

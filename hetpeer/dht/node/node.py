@@ -79,8 +79,7 @@ class Node:
         """Join the network; on return the node serves and its peers know it.
 
         Raises `LocalError`: HP-NET-001 port taken, HP-NET-002 no peer answers, HP-NET-003 p2pd does not
-        start, HP-NET-004 clock off, HP-ID-002 identity in use. On error or cancellation nothing is left
-        behind.
+        start, HP-NET-004 clock off, HP-ID-002 identity in use. On error or cancellation nothing is left.
         """
         node = cls(config, identity, clock or SystemClock())
         try:
@@ -121,8 +120,7 @@ class Node:
     def addresses(self) -> list[str]:
         """Addresses at which others reach us, each with `/p2p/<peer_id>`.
 
-        First a port that a router forwards to us, if WITNESSES peers confirm it, then what p2pd believes;
-        refreshed every TEND_PERIOD_S.
+        First a forwarded port that WITNESSES peers confirm, then p2pd's; refreshed every TEND_PERIOD_S.
         """
         own = self._session.addresses if self._session is not None else ()
         there = self._sessions.reaching.forwarded(own, WITNESSES) if own else None
@@ -143,15 +141,11 @@ class Node:
         return self._watch.paths.of(peer_id)
 
     def may_cut(self, *protocols: str) -> None:
-        """Allow to cut our streams for these protocols when a direct path replaces a relayed one.
-
-        Their owners must open them again.
-        """
+        """Let a direct path replace our relayed streams for these protocols; their owners reopen them."""
         self._watch.resumable.update(protocols)
 
     def may_go_directly(self, *protocols: str) -> None:
-        """Send our streams for these protocols past libp2p where the peer can be reached so
-        (direct_streams.py).
+        """Send our streams for these protocols past libp2p where that is possible (direct_streams.py).
 
         Streams over libp2p are cut when such a way is found; their owners must open them again.
         """
@@ -160,8 +154,7 @@ class Node:
     async def serve(self, protocol: str, handler: Handler, budget: StreamBudget = DATA) -> None:
         """Run `handler` for each stream that a peer opens for `protocol`, also after restarts of p2pd.
 
-        `budget` bounds the open streams. The stream is closed when the handler returns. A `RemoteError` from
-        it ends only that stream.
+        `budget` bounds the open streams. A stream ends when its handler returns or raises `RemoteError`.
         """
         self.listener.serve(protocol, handler, budget)
         session = await self.session()
@@ -205,10 +198,7 @@ class Node:
             raise PeerLostError(address.peer_id, error.why) from error
 
     async def session(self) -> NetworkSession:
-        """The running session; waits while there is none, so give it a deadline.
-
-        Raises `PeerLostError` once the node is closed.
-        """
+        """The running session, once there is one: give a deadline. Raises `PeerLostError` after `close`."""
         while True:
             await self._up.wait()
             if self._closed:

@@ -50,10 +50,7 @@ class Contacts:
         self._met: dict[str, list[Address]] = {}
 
     async def tend(self, session: NetworkSession) -> None:
-        """Note new peers, redial lost ones to join by, and stay known to them in the DHT.
-
-        Raises `P2pdError` if p2pd does not list the connections.
-        """
+        """Note new peers, redial lost ones to join by, stay known to them in the DHT. Raises `P2pdError`."""
         connections = await session.control.connections()
         self._connected = {peer for peer, _ in connections}
         direct = {peer for peer, text in connections if not relay_in(text)}
@@ -122,8 +119,7 @@ class SessionSeries:
         self._use(config)
 
     async def first(self) -> NetworkSession:
-        """The first session: start, join, ask others to dial us, restart p2pd if they find something, join
-        the DHT.
+        """The first session: start, join, ask others to dial us, restart p2pd if need be, join the DHT.
 
         Raises what `Node.start` does.
         """

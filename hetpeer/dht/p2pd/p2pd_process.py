@@ -139,8 +139,7 @@ class P2pd:
     async def start(cls, config: NodeConfig, identity: Identity, *, port: int) -> P2pd:
         """Start p2pd on `port` (0: any) and wait at most START_DEADLINE_S until it takes requests.
 
-        Raises `LocalError`: HP-NET-001 the port is taken, HP-NET-003 it does not start. If cancelled, nothing
-        is left.
+        Raises `LocalError`: HP-NET-001 port taken, HP-NET-003 no start. If cancelled, nothing is left.
         """
         check_port_free(config.host, port)
         folder = private_folder()

@@ -221,10 +221,7 @@ class ReachProbe:
         return list(self._relays.values())
 
     def forwarded(self, own: Collection[Address], helpers: int = 1) -> Address | None:
-        """Our address behind a router that forwards the port; None if it is one of our `own`, or unknown.
-
-        At least `helpers` peers outside our network must have reached us there.
-        """
+        """Our forwarded address, at which `helpers` outsiders reached us; None: unknown, or one of `own`."""
         estimate = self.estimate
         if estimate.reach is not ReachKind.PUBLIC or not estimate.outside or estimate.alike < helpers:
             return None

@@ -82,10 +82,7 @@ Effect = Ask | Settle
 
 
 def judge(findings: Collection[ReachFinding]) -> ReachEstimate:
-    """The estimate from `findings`: public if more helpers got through than not.
-
-    Findings from outside our network outweigh those of neighbours.
-    """
+    """The estimate from `findings`, by majority; those from outside our network outweigh neighbours'."""
     outside = [finding for finding in findings if finding.is_global]
     counted = outside or list(findings)
     reached = [finding for finding in counted if finding.port]

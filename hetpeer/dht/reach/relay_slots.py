@@ -130,8 +130,7 @@ def _number(value: int | bytes | None) -> int:
 class RelaySlots:
     """Reservations at the first MAX_SLOTS of `relays`, which are in the order of preference.
 
-    `needed`: nobody reaches us without them. Otherwise they serve the few peers that cannot connect to us
-    directly.
+    `needed`: nobody reaches us without them; else they serve the few that cannot connect directly.
     """
 
     def __init__(self, relays: Sequence[Address], clock: Clock, *, needed: bool) -> None:
@@ -189,8 +188,7 @@ class RelaySlots:
                 await self.some.wait()
 
     async def gate(self, control: P2pdControl, peer_id: str) -> None:
-        """Wait while dialling `peer_id` would fail because all relays have just gone; else libp2p would not
-        retry for 5 s.
+        """Wait while dialling `peer_id` would fail for lack of relays: libp2p would not retry for 5 s.
 
         Returns at once if the slots are not needed. Raises `P2pdError`.
         """

@@ -101,8 +101,7 @@ class ByteTransport(asyncio.BufferedProtocol):
         self.delivery.came(self.pending)
 
     def pace_to(self, rate: float) -> None:
-        """Let the kernel send at most `rate` bytes/s; infinite: no limit. TCP with TLS on Linux only, else a
-        no-op.
+        """Have the kernel send at most `rate` bytes/s, or without limit; a no-op but for TLS on Linux.
 
         This smooths bursts (`SO_MAX_PACING_RATE`). Unlike `Throttle`, it keeps no account of bytes.
         """

@@ -303,10 +303,7 @@ class GrantLane:
             raise OffenceError(Offence.FLOOD, f"a frame of {cost} bytes that were not spent")
 
     def settle(self, pool: Pool = 0, kept: int = 0) -> Callable[[], None]:
-        """All that was offered is here or never will be.
-
-        `kept` bytes of `pool` stay in memory until the returned function is called.
-        """
+        """All offered is here or never will be; `kept` bytes of `pool` stay until the result is called."""
         back: Callable[[], None] = _nothing
         for one, total in self._offered.items():
             nbytes = total - self._settled[one]

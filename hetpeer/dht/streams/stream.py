@@ -51,10 +51,7 @@ _SKIP_CHUNK = 256 * 1024
 
 
 def encode_head(header: Mapping[str, Any], payload_length: int) -> bytes:
-    """Prefix and header of one frame.
-
-    Raises ValueError or TypeError for a header that could not be decoded again.
-    """
+    """Prefix and header of one frame. Raises ValueError or TypeError if it could not be decoded again."""
     packed: bytes = msgpack.packb(dict(header), use_bin_type=True)
     if len(packed) > MAX_HEADER:
         raise ValueError(f"header of {len(packed)} bytes; the limit is {MAX_HEADER}")
@@ -313,8 +310,7 @@ def _drip(stream: Stream) -> OffenceError:
 class _Guard(AbstractAsyncContextManager[None]):
     """Checks once a second that an incomplete frame makes progress, and breaks the stream if not.
 
-    With `length` None it waits for a head, which may begin at any time unless the peer is silent for
-    `silence_s`.
+    `length` None: a head, which may begin at any time unless the peer is silent for `silence_s`.
     """
 
     def __init__(self, stream: Stream, length: int | None, silence_s: float | None = None) -> None:
