@@ -210,8 +210,8 @@ async def test_the_next_steps_shards_come_before_they_are_needed(peers: Peers) -
     source, data = await peers.volunteer(bootstrap)
     plan = peers.author.manifest.data_plan
     source.begun(4)
-    source.named(4, 1)
-    source.named(4, plan.evaluation.start)
+    source.note_id(4, 1)
+    source.note_id(4, plan.evaluation.start)
     source.begun(5)
     expected = {shard.name for step in range(6, 20) for shard in plan.shards(step, 1)}
     await until(lambda: all(source.is_ready(step, 1) for step in range(6, 20)))
@@ -220,7 +220,7 @@ async def test_the_next_steps_shards_come_before_they_are_needed(peers: Peers) -
     with pytest.MonkeyPatch.context() as patch:
         near = plan.shards(7, 0)
         patch.setattr(data_source, "AHEAD_BYTES", sum(shard.bytes for shard in near))
-        source.named(5, 0)
+        source.note_id(5, 0)
         source.begun(6)
         assert source._ahead is not None
         await source._ahead
@@ -232,7 +232,7 @@ async def test_what_finds_no_room_ends_it_once_a_microbatch_needs_it_and_not_bef
     bootstrap, _ = await peers.serving("bootstrap")
     source, data = await peers.volunteer(bootstrap)
     for number in range(6):
-        source.named(0, number)
+        source.note_id(0, number)
         await source.make_ready(0, number)
     before, peers.room = names(data), taken(data.parent.parent)
     source.begun(0)
@@ -261,7 +261,7 @@ async def test_shards_that_nobody_needs_here_any_more_make_room(peers: Peers) ->
     for step in range(1, 20):
         source.begun(step)
         for number in (0, 1):
-            source.named(step, number)
+            source.note_id(step, number)
             before = names(data)
             await source.make_ready(step, number)
             given_up |= before - names(data)
@@ -278,7 +278,7 @@ async def test_a_place_without_data_needs_no_shard_and_whoever_made_the_run_give
 ) -> None:
     bootstrap, _ = await peers.serving("bootstrap")
     source, data = await peers.volunteer(bootstrap)
-    source.named(0, 0)
+    source.note_id(0, 0)
     await source.make_ready(0, 0)
     source.close()
     room, runs = source._files.room, data.parent.parent

@@ -261,7 +261,7 @@ class Member:
         return not overlapped or [step.id.number for step in self.work.steps] == list(overlapped)
 
     def _begin_averaging(self, message: m.Begin) -> list[Effect]:
-        """Begin an averaging of our version. Beside a delayed one steps are trained, so the phase stays."""
+        """Begin an averaging of our version. The phase stays if it is delayed: steps go on beside it."""
         number, work = (message.line.term, message.group), self.work
         if number <= self.position.group or not self._may_begin(message):
             return []

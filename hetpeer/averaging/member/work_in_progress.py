@@ -216,21 +216,21 @@ class WorkInProgress:
     def forward_done(
         self, step: StepId, key: TaskKey, output: Handle | None, loss: float | None
     ) -> list[Effect]:
-        """`RunForward` is done."""
+        """Pass the result of `RunForward` on; release it if the step is over."""
         held = self.find(step)
         if held is None:
             return [] if output is None else [Release(output)]
         return [*held.absorb(held.pipeline.forward_done(key, output, loss)), *self.share_worker()]
 
     def backward_done(self, step: StepId, key: TaskKey, input_gradient: Handle | None) -> list[Effect]:
-        """`RunBackward` is done."""
+        """Pass the result of `RunBackward` on; release it if the step is over."""
         held = self.find(step)
         if held is None:
             return [] if input_gradient is None else [Release(input_gradient)]
         return [*held.absorb(held.pipeline.backward_done(key, input_gradient)), *self.share_worker()]
 
     def work_failed(self, step: StepId, key: TaskKey, why: str, given: str = "") -> list[Effect]:
-        """`RunForward` or `RunBackward` failed; `given`: the peer whose tensor was the reason, if one was."""
+        """Note that `RunForward` or `RunBackward` failed; `given`: peer whose tensor caused it, if any."""
         held = self.find(step)
         if held is None:
             return []
@@ -239,19 +239,19 @@ class WorkInProgress:
     def summed(
         self, step: StepId, shard: Shard, handle: Handle, lengths: Sequence[float] = ()
     ) -> list[Effect]:
-        """`SumParts` is done; `lengths`: squared lengths of its parts, if they are fingerprinted."""
+        """Take the result of `SumParts`; `lengths`: squared lengths of its parts, if fingerprinted."""
         held = self.find(step)
         return [Release(handle)] if held is None else held.vote.summed(shard, handle, lengths)
 
     def unusable(self, step: StepId, shard: Shard, part: int, why: str) -> list[Effect]:
-        """`SumParts` cannot be done: part number `part` is malformed or not finite."""
+        """Note that `SumParts` failed: part number `part` is malformed or not finite."""
         held = self.find(step)
         return [] if held is None else held.vote.unusable(shard, part, why)
 
     def inspected(
         self, step: StepId, plan: int, vote: m.BlockVote, gradient: Handle, looks: Sequence[Look] = ()
     ) -> list[Effect]:
-        """`Inspect` is done; `looks`: one at each piece, if that was asked for."""
+        """Take the result of `Inspect`; `looks`: one for each piece, if that was asked for."""
         held = self.find(step)
         return [Release(gradient)] if held is None else held.vote.inspected(plan, vote, gradient, looks)
 

@@ -61,15 +61,16 @@ class DisputedPairs:
     def committed(self) -> None:
         """Note a committed step or averaging; old entries expire."""
         self._commits += 1
-        self._words = self._remembered(self._words)
-        self._delays = self._remembered(self._delays)
-        self._spoilers = self._remembered(self._spoilers)
-        self._closely = self._remembered(self._closely)
-        self.resting = self._remembered(self.resting)
+        self._words = self._unexpired(self._words)
+        self._delays = self._unexpired(self._delays)
+        self._spoilers = self._unexpired(self._spoilers)
+        self._closely = self._unexpired(self._closely)
+        self.resting = self._unexpired(self.resting)
         if self._commits % REMEMBERED == 0:
             self._conduct.fade()
 
-    def _remembered(self, known: Mapping[Known, int]) -> dict[Known, int]:
+    def _unexpired(self, known: Mapping[Known, int]) -> dict[Known, int]:
+        """Entries of `known` (value: their last commit) that still count."""
         return {one: until for one, until in known.items() if until > self._commits}
 
     # ── how closely votes are looked at ─────────────────────────────────────────────────────────────────────

@@ -146,11 +146,12 @@ class CheckCase:
         return CheckOutcome(CheckVerdict.DISPUTED, min(accusers) if apart is None else apart.peer, first.peer)
 
     def _agree(self, kind: str, one: Charge, other: Charge) -> bool:
-        """Whether both checkers find the same data of `kind` false, by `one`'s and `other`'s accusers.
+        """Whether both checkers find the same data of `kind` false.
 
-        Outputs and gradients: under each checker a majority of several peers accuses, and one bundle at least
-        is accused under both. Sums: under each several reducers accuse, or `peer`'s own statement differs
-        from both, and the checkers' own fingerprints are equal.
+        `one` is the charge by the first checker, `other` by the second. Outputs and gradients: with each
+        checker a majority of several peers accuses `peer`, and at least one bundle is accused with both.
+        Sums: with each checker several reducers accuse `peer`, or `peer`'s own statement differs from both
+        checkers'; and the checkers' own fingerprints are equal.
         """
         first, second = self.opinions[:2]
         if kind != SUMS:
@@ -158,10 +159,10 @@ class CheckCase:
                 {(a.id, a.border) for a in by.accusations if a.suspect == self.peer} for by in (first, second)
             )
             return one.may_be_true and other.may_be_true and bool(set.intersection(*places))
-        mine, theirs = first.marks or {}, second.marks or {}
         several = min(len(one.accusers), len(other.accusers)) > 1
         by_itself = self.peer in one.accusers & other.accusers
-        return (several or by_itself) and self._alike(mine, theirs, mine)
+        marks = first.marks or {}
+        return (several or by_itself) and self._alike(marks, second.marks or {}, marks)
 
     def _alike(self, one: Marks, other: Marks, places: Iterable[m.Where]) -> bool:
         """Whether the fingerprints at `places` are equal within rounding."""

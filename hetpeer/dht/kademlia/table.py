@@ -3,8 +3,8 @@
 It advertises and never decides: a `True` from `store` is no proof of publication, readers may see different
 values, and every value disappears when its time is up.
 
-All records under one key travel in one message, of which libp2p's unary calls carry 4 MiB; a longer one is no
-answer at all. So a key holds MAX_RECORDS, and records of many peers are spread over SHARDS keys. hivemind
+All records under one key travel in one message. libp2p's unary calls carry 4 MiB and drop longer ones. So a
+key holds MAX_RECORDS, and records of many peers are spread over SHARDS keys. hivemind
 asks for √SHARDS of them in one call: 4 keys of 256 records of 3,655 bytes (with the longest accepted key and
 signature) are 3.6 MiB. 16 shards of 256 have room for 4,096 peers; of 3,000 peers with random ids a shard
 gets 188 ± 13, and 256 is five standard deviations away.

@@ -94,7 +94,7 @@ class Node:
         node._up.set()
         node._tasks.spawn(node._supervise(), name="p2pd supervisor")
         node._tasks.spawn(node._tend(), name="peer tender")
-        node._tasks.spawn(node._look(), name="look at connections")
+        node._tasks.spawn(node._monitor_connections(), name="look at connections")
         return node
 
     @property
@@ -265,8 +265,8 @@ class Node:
                 _log.exception("contact with known peers was not kept this time")
             silent = 0
 
-    async def _look(self) -> None:
-        """Watch the connections."""
+    async def _monitor_connections(self) -> None:
+        """Pass p2pd's connections to the monitor again and again, `period_s` apart."""
         while True:
             session = await self.session()
             with suppress(P2pdError):

@@ -71,7 +71,7 @@ class ConnectionMonitor:
         self.slots = slots
 
     async def look(self, control: P2pdControl) -> None:
-        """Take in the present connections and act on them. Raises `P2pdError`."""
+        """Read the present connections from p2pd and act on changes. Raises `P2pdError`."""
         connections = await control.connections()
         before = {relay: self.paths.through(relay) for relay in (self.slots.relays if self.slots else ())}
         for peer in self.paths.update(connections):

@@ -1,4 +1,4 @@
-"""Asking other peers whether they can reach us, answering them, and p2pd's configuration that follows.
+"""Dialback: ask other peers whether they can reach us, answer them, and configure p2pd accordingly.
 
 The protocol `hetpeer/1/dialback`: the helper opens a fresh connection to where the question came from.
 
@@ -6,10 +6,10 @@ The protocol `hetpeer/1/dialback`: the helper opens a fresh connection to where 
     helper → asker   {"ip": "203.0.113.7", "relays": [...], "others": [...]}   at once
     helper → asker   {"port": 31330}                          0: at none of them; within DIAL_S + 1 s
 
-A helper dials the IP address that it sees the asker at, never one that is named to it and never through a
-relay. It answers only whether the asker itself proved to be there (tcp_probe.py). `relays` are reliable peers
-to reserve a slot at, `others` addresses of more peers that could be asked, at most two of each; both are
-claims. `DialBack` is the helper's side; `ReachProbe` drives the asker's core in reachability.py.
+A helper dials the IP address that the question came from: never an address in a message, and never through
+a relay. It reports a port only if the asker proves its peer id there (tcp_probe.py). `relays` are reliable
+peers to reserve a slot at, `others` addresses of more peers that could be asked, at most two of each; both
+are claims. `DialBack` is the helper's side; `ReachProbe` drives the asker's core in reachability.py.
 """
 
 from __future__ import annotations

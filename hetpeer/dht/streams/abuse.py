@@ -2,12 +2,12 @@
 
 Delivery. A home connection is slow as a whole: its bytes come over one stream or another, a packet at a time,
 and now and then nothing comes for seconds because other streams have their turn. So the peer's traffic in all
-its streams must reach a floor while a frame is incomplete. One stream that gets bytes again and again, but
-hardly any, drips: no network does that.
+its streams must reach a floor while a frame is incomplete. A stream drips if bytes keep coming on it, but
+hardly any: no network does that.
 
-Offences. A strike is for what no honest peer does, however slow its connection: broken streams, slow links
-and vanished peers are no strikes. Strikes fade. A peer with too many is refused for a while, and longer each
-time.
+Offences. A peer gets a strike for what no honest peer does, even on a slow connection: broken streams, slow
+links and vanished peers are no strikes. Strikes fade. A peer with too many is refused for a while, and longer
+each time.
 
 Strangers. One network of the internet gets at most a quarter of the streams for strangers, so that the first
 to come cannot keep out everybody else. When all are taken, the stream that has been of no use for longest

@@ -165,12 +165,12 @@ async def _remember_forever(arrival: FoundRun, home: Home) -> None:
         await asyncio.sleep(PEERS_LOOK_S)
 
 
-def reach_words(standing: ReachEstimate, relays: Sequence[str]) -> str:
-    """One line about `standing`, with the relays (peer ids) through which we are reached."""
-    tried = f"{standing.peers} peer{'s' if standing.peers != 1 else ''} tried"
-    match standing.reach:
+def reach_words(estimate: ReachEstimate, relays: Sequence[str]) -> str:
+    """One line about `estimate`, with the relays (peer ids) through which we are reached."""
+    tried = f"{estimate.peers} peer{'s' if estimate.peers != 1 else ''} tried"
+    match estimate.reach:
         case ReachKind.PUBLIC:
-            return f"others reach this machine at {standing.ip} port {standing.port} ({tried})"
+            return f"others reach this machine at {estimate.ip} port {estimate.port} ({tried})"
         case ReachKind.PRIVATE if relays:
             names = ", ".join(short_id(relay) for relay in relays)
             blocked = f"no connection from outside reaches this machine ({tried})"

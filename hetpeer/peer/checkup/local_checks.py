@@ -43,7 +43,7 @@ _NOT_SYNCHRONISED = 5
 
 
 def software() -> Verdict:
-    """Raises `LocalError` HP-SYS-001."""
+    """Versions of Python, the system and the packages. Raises `LocalError` HP-SYS-001."""
     found = {name: version_of(name) for name in PACKAGES}
     return thresholds.software(sys.version_info[:3], f"{platform.system()} {platform.machine()}", found)
 
@@ -57,7 +57,7 @@ def version_of(package: str) -> str:
 
 
 def memory() -> Verdict:
-    """Raises `LocalError` HP-MEM-003."""
+    """Free memory. Raises `LocalError` HP-MEM-003."""
     machine = device.survey()
     return thresholds.memory(machine.ram_free_bytes, machine.ram_bytes, machine.cores)
 
@@ -105,7 +105,7 @@ def nearest(home: Path) -> Path:
 
 
 def identity(home: Path) -> Verdict:
-    """Raises `LocalError` HP-ID-001."""
+    """Identity of the home, if it has one. Raises `LocalError` HP-ID-001."""
     key = Home(home).key
     if not os.path.lexists(key):
         return "none yet; hetpeer join makes one"
@@ -174,7 +174,7 @@ class Owner:
 
 
 def settings(owner: Owner) -> Verdict:
-    """Raises `LocalError` HP-CONF-003."""
+    """Settings of the volunteer. Raises `LocalError` HP-CONF-003."""
     if owner.wrong is not None:
         raise owner.wrong
     return thresholds.settings(owner.settings, running=owner.standing is not None)
@@ -190,10 +190,10 @@ def port(owner: Owner) -> Verdict:
 
 
 def idle(owner: Owner) -> Verdict:
-    """Takes some seconds where a program hangs. Raises `LocalError` HP-SYS-007."""
+    """Whether the user's idle time is known. Takes some seconds if a program hangs. Raises HP-SYS-007."""
     return thresholds.idle(idle_told(), owner.value("when.mode"))
 
 
 def battery(owner: Owner) -> Verdict:
-    """Never raises."""
+    """Whether the machine runs on its battery, and what then happens. Never raises."""
     return thresholds.battery(on_battery(), owner.value("when.on_battery"))

@@ -138,7 +138,7 @@ class OwnedDaemon:
         )
 
     def look(self) -> None:
-        """Something may have changed: systemd hears of it."""
+        """Compare the state with the last known one; report a change to systemd and the dashboard."""
         if self._leaving.is_set() and not self._parting:
             self._parting = True
             self._notifier.tell("STOPPING")

@@ -81,12 +81,12 @@ class VolunteerDaemon(OwnedDaemon):
         return wish
 
     def hold(self, reason: Reason, for_s: float = math.inf) -> None:
-        """Hold the volunteer back for `for_s` seconds from now on, and tell those that wait for a wish."""
+        """Hold the volunteer back for `reason`, for `for_s` seconds from now on."""
         self._holds.hold(reason, self._clock.boottime() + for_s)
         self.look()
 
     def release(self, reason: Reason) -> None:
-        """`reason` holds it back no more."""
+        """End the hold for `reason`."""
         self._holds.release(reason)
         self.look()
 
@@ -96,7 +96,7 @@ class VolunteerDaemon(OwnedDaemon):
         self.look()
 
     def finish_after(self, seconds: float) -> None:
-        """Finish by itself in `seconds` from now; time in which the machine sleeps counts."""
+        """Finish by itself `seconds` from now, including time in which the machine sleeps."""
         self._finish_at = self._clock.boottime() + seconds
 
     def answer(self, request: ControlRequest) -> DaemonStatus:
@@ -119,12 +119,12 @@ class VolunteerDaemon(OwnedDaemon):
         addresses: Callable[[], Sequence[str]],
         figures: Callable[[], VolunteerStatus | None] = lambda: None,
     ) -> None:
-        """The node has joined, at `addresses`; `figures` gives the volunteer's progress from now on."""
+        """Note that the node has joined, at `addresses`; `figures` returns the volunteer's progress."""
         self._figures = figures
         self.ready(addresses)
 
     def explained_by(self, explain: Callable[[Sequence[Reason]], str]) -> None:
-        """`explain` says in words what holds it."""
+        """Set the function that puts reasons for a hold into words."""
         self._explain = explain
 
     @property
@@ -144,7 +144,7 @@ class VolunteerDaemon(OwnedDaemon):
         )
 
     def look(self) -> None:
-        """Notify systemd and everything that waits for a wish of a change."""
+        """Wake everything that waits for a wish if the wish has changed, then look for a change of state."""
         if not self._finishing and self._clock.boottime() >= self._finish_at:
             self._finishing = True
             say("its time (--for) is over: it leaves when the current step is done")

@@ -37,8 +37,9 @@ _log = logging.getLogger(__name__)
 
 
 class DataSource:
-    """Microbatches for the blocks `specs`, which use some of the author's inputs. Shards are fetched in
-    `tasks`.
+    """Microbatches for the blocks `specs`, which read some of the author's inputs.
+
+    Shards are fetched in `tasks`.
 
     Raises `LocalError` HP-RUN-007 if a block wants inputs that the run's samples do not have.
     """
@@ -60,7 +61,7 @@ class DataSource:
         self._ahead: asyncio.Task[None] | None = None
         self._soon: Sequence[ShardFile] = ()
         """Shards that the next steps need, as far as the background looks ahead."""
-        self._named: dict[int, set[int]] = {}
+        self._ids_here: dict[int, set[int]] = {}
         """Step → the ids that came here, for the last two steps."""
         self._full: LocalError | None = None
         """A shard found no room. That matters once a microbatch needs one."""
@@ -118,14 +119,14 @@ class DataSource:
 
     # ── looking ahead ───────────────────────────────────────────────────────────────────────────────────────
 
-    def named(self, step: int, number: int) -> None:
-        """An id of `step` has come here, so it may come here again in the next step."""
-        self._named.setdefault(step, set()).add(number)
+    def note_id(self, step: int, number: int) -> None:
+        """Note that microbatch `number` of `step` came here: in the next step it most likely does again."""
+        self._ids_here.setdefault(step, set()).add(number)
 
     def begun(self, step: int) -> None:
         """A step begins: fetch in the background what the next ones need."""
-        self._named = {number: ids for number, ids in self._named.items() if abs(number - step) <= 1}
-        ids = sorted(set().union(*self._named.values()))
+        self._ids_here = {number: ids for number, ids in self._ids_here.items() if abs(number - step) <= 1}
+        ids = sorted(set().union(*self._ids_here.values()))
         if self._ahead is not None:
             self._ahead.cancel()
         self._soon = self._next(step, ids)
@@ -148,7 +149,7 @@ class DataSource:
         """Names of shards that must not be removed: being fetched, or needed by ids here or by next steps."""
         named = (
             shard
-            for step, numbers in self._named.items()
+            for step, numbers in self._ids_here.items()
             for number in numbers
             for shard in self._plan.shards(step, number)
         )
@@ -161,7 +162,7 @@ class DataSource:
             self._ahead.cancel()
         if self._coming:
             await asyncio.wait(self._coming.values())
-        self._soon, self._named = (), {step: self._named.get(step, set())}
+        self._soon, self._ids_here = (), {step: self._ids_here.get(step, set())}
         return self.wanted() != before
 
     def forget(self, shards: Sequence[str]) -> None:
@@ -278,14 +279,14 @@ class DataGate:
             self._hold(step, batch, task.id, partial(receive, again))
 
     def activation(self, head: ActivationHead, receive: Callable[[], None]) -> None:
-        """A task that goes on here."""
+        """Call `receive` for an activation that arrived, at once or when its microbatch's data is here."""
         if self._may_pass(head.batch, head.id, head.route[0]):
             receive()
         else:
             self._hold(head.step_id, head.batch, head.id, receive)
 
     def end_step(self, step: StepId) -> None:
-        """`step` is over and its tensors are freed: let nothing of it through any more."""
+        """Drop the tasks held for `step`: it is over and its tensors are freed."""
         for task in [task for task, held in self._held.items() if held == step]:
             task.cancel()
 
@@ -300,7 +301,7 @@ class DataGate:
         source = self._source
         if source is None or not source.concerns(batch, number, hop.begin, hop.end):
             return True
-        source.named(batch, number)
+        source.note_id(batch, number)
         return source.is_ready(batch, number)
 
     def _hold(self, step: StepId, batch: int, number: int, let_go: Callable[[], None]) -> None:

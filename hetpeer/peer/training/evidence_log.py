@@ -16,7 +16,7 @@ from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.process.home import Home
 
 AT_ONCE = 200
-"""Lines that are read at a time."""
+"""Lines read from the log at a time."""
 
 
 class EvidenceLog:
@@ -92,21 +92,22 @@ class EvidenceLog:
         ]
 
     def after(self, last: str) -> Iterator[list[str]]:
-        """Our lines that a coordinator lacks, some at a time, those included that are written meanwhile.
+        """Our lines that a coordinator lacks, in batches; lines written meanwhile are included.
 
         `last` is the last line of this identity that it has; empty: it has none. If `last` is not in our log,
         it is from another home, or from before a power cut. Incarnations rise from line to line, wherever
         they were written: lines of an earlier incarnation were told before, or come too late to be told in
         order. Raises `ProtocolError` unless `last` is a line of this identity.
         """
-        return self._from(self._after(last))
+        return self._batches_from(self._first_to_send(last))
 
-    def _from(self, number: int) -> Iterator[list[str]]:
+    def _batches_from(self, number: int) -> Iterator[list[str]]:
+        """All lines from `number` on, at most AT_ONCE in a batch."""
         while some := self._log.lines(number, AT_ONCE):
             yield some
             number += len(some)
 
-    def _after(self, last: str) -> int:
+    def _first_to_send(self, last: str) -> int:
         """Number of the first line to send: the one that follows `last`.
 
         If `last` is not in our log, this is the first line of a later incarnation than its own; the number of

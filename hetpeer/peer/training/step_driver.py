@@ -318,6 +318,7 @@ class StepDriver:
         return applied()
 
     def _start(self, work: Work) -> None:
+        """Run `work` in the background; a command that fails in the worker ends only this work."""
         self._spawn(_tolerant(work))
 
 

@@ -160,7 +160,7 @@ def readable() -> list[Path]:
 
 
 def _homes() -> Iterator[Path]:
-    """Home folders: a Python installed right in its user's home must not open all of it."""
+    """Home folders, never readable as a whole, even if Python is installed right in one."""
     yield Path.home().resolve()
     yield Path("/home")
     yield Path("/root")

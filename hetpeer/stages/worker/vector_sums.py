@@ -190,7 +190,7 @@ class CodecLosses:
         self.drop(*names)
 
     def drop(self, *names: str) -> None:
-        """Forget errors that were not settled."""
+        """Forget the errors of these vectors that no committed plan has settled."""
         for name in names:
             if name in self._losses:
                 self._losses[name].pending = None
@@ -243,7 +243,7 @@ def products(parts: Sequence[torch.Tensor], origin: int = 0) -> Matrix:
 
 
 def distances(inner: Matrix) -> Matrix:
-    """Pairwise distances."""
+    """Pairwise distances (N, N) of vectors with the inner products `inner` (N, N)."""
     squares = np.diag(inner)
     return np.asarray(np.sqrt(np.maximum(squares[:, None] + squares[None, :] - 2.0 * inner, 0.0)))
 

@@ -27,11 +27,10 @@ EXACT_SIZE = 9
 
 
 def bottlenecks(costs: Floats) -> Floats:
-    """The least possible maximum of a perfect matching, for each of B cost matrices; (R, R, B) → B, R ≤
-    EXACT.
+    """The least possible maximum of a perfect matching, for each of B cost matrices.
 
-    The first r rows matched to the columns of a subset: best[subset] = min over its columns j of
-    max(best[subset - j], cost[r, j]).
+    (R, R, B) → B, R ≤ EXACT_SIZE. The first r rows matched to the columns of a subset: best[subset] = min
+    over its columns j of max(best[subset - j], cost[r, j]).
     """
     size = costs.shape[0]
     best = np.full((1, costs.shape[2]), -np.inf)
@@ -52,7 +51,7 @@ def _layer(size: int, row: int) -> tuple[Ints, Ints]:
 
 
 def bounds(costs: Floats) -> Floats:
-    """Lower bounds (R, R, B) → B: no matching is better than the best partner of the worst device."""
+    """Lower bounds of `bottlenecks`, (R, R, B) → B: the largest of all devices' cheapest pairs."""
     least: Floats = np.maximum(costs.min(axis=0).max(axis=0), costs.min(axis=1).max(axis=0))
     return least
 
@@ -103,7 +102,7 @@ def shortest_path(distances: Floats, beginnings: int = BEGINNINGS) -> tuple[int,
 
 
 def length_of(distances: Floats, order: tuple[int, ...]) -> float:
-    """Length of the path."""
+    """Length of the path through the groups in `order`."""
     return float(sum(distances[a, b] for a, b in pairwise(order)))
 
 

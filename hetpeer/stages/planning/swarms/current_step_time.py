@@ -1,4 +1,4 @@
-"""The step time of the swarm as it stands, at best: the measure that a change has to beat. Pure.
+"""The best step time of the swarm with its present places, which a new plan has to beat. Pure.
 
 Microbatches are passed on to any holder of the next blocks, as the coordinator routes them
 (bootstrap/coordinator/routing.py): faster holders get more, in whatever pipeline they are. Links within a
