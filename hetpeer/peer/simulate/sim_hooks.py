@@ -102,7 +102,7 @@ class SimConduct:
     # ── sending ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def bundle_sent(self, sent: p.SendActivation | p.SendGradient, value: Any) -> Any:  # noqa: ARG002
-        """Bundle, as the other volunteer gets it."""
+        """The bundle that the other volunteer receives; a liar returns another one than `value`."""
         return value
 
     def sends_parts(self) -> bool:
@@ -110,7 +110,7 @@ class SimConduct:
         return True
 
     def part_sent(self, value: Any, step: e.StepId, work: e.SendPart) -> Any:  # noqa: ARG002
-        """Part of a reduce, as the reducer gets it."""
+        """The part that the reducer receives."""
         return value
 
     def sends_result(self, to: str) -> bool:  # noqa: ARG002
@@ -118,7 +118,7 @@ class SimConduct:
         return True
 
     def result_sent(self, to: str, value: Any) -> Any:  # noqa: ARG002
-        """Sum, as `to` gets it."""
+        """The sum that `to` receives."""
         return value
 
     # ── reducing ────────────────────────────────────────────────────────────────────────────────────────────
@@ -132,7 +132,7 @@ class SimConduct:
         return None
 
     def sum_made(self, value: Any, *, exact: bool) -> Any:  # noqa: ARG002
-        """Sum that was made here; `exact`: of gradients."""
+        """The sum that this volunteer made; `exact`: of gradients."""
         return value
 
     def voted(
@@ -141,7 +141,7 @@ class SimConduct:
         vote: m.BlockVote,
         looks: Sequence[e.Look],
     ) -> tuple[m.BlockVote, Sequence[e.Look]]:
-        """Vote on a block, and the inspections of the arrived sums."""
+        """The vote that is sent, and the inspections of the sums that arrived."""
         return vote, looks
 
     # ── words ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -151,7 +151,7 @@ class SimConduct:
         return True
 
     def said(self, message: m.Message) -> None:
-        """The core has ordered `message` to be sent."""
+        """Note that the core has ordered `message` to be sent."""
 
     def fetches_states(self) -> bool:
         """Whether the volunteer fetches the states that it is told to fetch."""
@@ -160,11 +160,11 @@ class SimConduct:
     def answer(
         self, step: e.StepId, asked: p.CompareBundle | e.ShowMarks | e.ProveSums | e.TestifyParts
     ) -> None:
-        """A spot check or a sum proof asks something of the worker."""
+        """Answer a question of a spot check or a sum proof."""
         raise AssertionError(f"nobody answers {asked} in step {step}")
 
     def step_over(self, step: e.StepId) -> None:
-        """Nobody asks about `step` any more."""
+        """Forget `step`: nobody asks about it any more."""
 
 
 ConductOf = Callable[["SimVolunteer"], SimConduct]

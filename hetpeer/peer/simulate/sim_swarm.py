@@ -240,7 +240,7 @@ class SimSwarm:
                 return
             if isinstance(message, m.Hello):
                 self._channels[name] = session
-                if name in self.banned:  # the door's business, which is not simulated
+                if name in self.banned:  # admission itself is not simulated
                     self._deliver(name, m.Rejected(reason="banned", why="banned"))
                     del self._channels[name]
                     return

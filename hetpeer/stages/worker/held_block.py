@@ -246,7 +246,7 @@ class HeldBlock:
         self._copy = (self.version, self.vector.clone())
 
     def drop_copy(self) -> None:
-        """Forget the copy."""
+        """Forget the vector that `keep_copy` kept."""
         self._copy = None
 
     @property
