@@ -7,7 +7,6 @@ leave behind: the coordinator's log, the volunteers' signed logs and a final che
 
 import atexit
 import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -25,6 +24,7 @@ from hetpeer.bootstrap.log.volunteer_log import EventLog
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.bootstrap.storage.checkpoints import CheckpointStore
+from hetpeer.dht.base.runtime import process_folder
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.stages.block import block_state
 from hetpeer.stages.block.block import Block, flat_views, run_range
@@ -63,8 +63,9 @@ def make_run(folder: Path) -> RunDirectory:
 @cache
 def _template() -> Path:
     """A template, made once in a process: tracing takes seconds."""
-    folder = Path(tempfile.mkdtemp(prefix="hetpeer-tests-"))
-    atexit.register(shutil.rmtree, folder)
+    made = process_folder("tests")
+    atexit.register(made.cleanup)
+    folder = Path(made.name)
     model = make_author(folder / "author")
     data = [folder / "author" / "text.txt"]
     create_run(

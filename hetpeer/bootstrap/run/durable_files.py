@@ -18,6 +18,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.runtime import process_folder
 
 FILE_NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -78,7 +79,7 @@ def atomic_write(path: Path, data: bytes, mode: int = 0o644) -> None:
 def temporary_folder(purpose: str) -> Iterator[Path]:
     """Temporary folder, removed on exit. Raises `LocalError` HP-DISK-001 or HP-DISK-002."""
     with disk_errors(Path(os.environ.get("TMPDIR", "/tmp"))):  # noqa: S108 - it is named, not used
-        folder = tempfile.TemporaryDirectory(prefix=f"hetpeer-{purpose}-")
+        folder = process_folder(purpose)
     with folder as name:
         yield Path(name)
 

@@ -1,4 +1,4 @@
-"""Foundations of every process: the clocks, tasks with an owner, threads aside and child processes.
+"""Foundations of every process: the clocks, tasks with an owner, threads, children and temporary folders.
 
 Only this module reads the machine's clocks; the simulator passes a clock of its own.
 """
@@ -8,12 +8,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import fcntl
+import hashlib
 import logging
 import os
+import shutil
 import signal
+import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from hetpeer.dht.base.errors import LocalError, RemoteError
@@ -175,3 +181,37 @@ def dying_with_us() -> Callable[[], None]:
             os._exit(1)
 
     return die_with_parent
+
+
+# Machines may share the folder for temporary files, but not its locks.
+_PREFIX = f"hetpeer-{hashlib.sha256(os.uname().nodename.encode()).hexdigest()[:6]}-"
+
+
+def process_folder(purpose: str) -> tempfile.TemporaryDirectory[str]:
+    """A new temporary folder, closed to other users and locked (flock) until it is removed. Raises OSError.
+
+    A killed process cannot remove its folders. So before one is made, this user's folders that no process
+    locks are removed.
+    """
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # it is in use, or already gone
+            if path.lstat().st_uid == os.getuid():
+                lock = _lock(path, fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(lock)
+    folder = tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{purpose}-", ignore_cleanup_errors=True)
+    with contextlib.suppress(OSError):  # a file system without locks: nobody else removes the folder either
+        weakref.finalize(folder, os.close, _lock(Path(folder.name)))
+    # Another process may have removed it before it was locked.
+    return folder if Path(folder.name).exists() else process_folder(purpose)
+
+
+def _lock(folder: Path, how: int = 0) -> int:
+    """Lock `folder` until the returned descriptor is closed. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | how)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor

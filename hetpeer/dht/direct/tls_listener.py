@@ -14,7 +14,6 @@ import logging
 import secrets
 import socket
 import ssl
-import tempfile
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from hetpeer.dht.base.errors import ProtocolError, RemoteError
-from hetpeer.dht.base.runtime import TaskSet
+from hetpeer.dht.base.runtime import TaskSet, process_folder
 from hetpeer.dht.identity.addresses import network_in
 from hetpeer.dht.p2pd.listener import Listener
 from hetpeer.dht.streams.byte_transport import ByteTransport
@@ -194,7 +193,7 @@ def _context(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     pem, encoding = serialization.PrivateFormat.PKCS8, serialization.Encoding.PEM
-    with tempfile.TemporaryDirectory(prefix="hetpeer-") as folder:
+    with process_folder("tls") as folder:
         path = Path(folder) / "certificate.pem"
         secret = key.private_bytes(encoding, pem, serialization.NoEncryption())
         path.write_bytes(secret + certificate.public_bytes(encoding))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError, short_id
 from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.dht.p2pd.p2pd_control import read_stream_info, stream_info
-from hetpeer.dht.p2pd.p2pd_process import private_folder
+from hetpeer.dht.p2pd.p2pd_process import sockets_folder
 from hetpeer.dht.streams.abuse import (
     FIRST_BYTE_S,
     MEMBER,
@@ -68,7 +67,7 @@ class Listener:
         self.throttle = Throttle()
         """Limit and count of all streams to and from other peers."""
         self._own = ""
-        self._folder = private_folder()
+        self._folder = sockets_folder()
         self._server: asyncio.Server | None = None
         self.members: frozenset[str] = frozenset()
         """The volunteers of the step: the limits on strangers do not apply to them."""
@@ -84,7 +83,7 @@ class Listener:
     @property
     def path(self) -> str:
         """The unix socket to which p2pd connects incoming streams."""
-        return str(self._folder / "streams.sock")
+        return f"{self._folder.name}/streams.sock"
 
     def serve(self, protocol: str, handler: Handler, budget: StreamBudget = DATA) -> None:
         """Run `handler` for each stream of `protocol`."""
@@ -130,7 +129,7 @@ class Listener:
         if self._server is not None:
             self._server.close()
         await self._tasks.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.cleanup()
 
     async def open_own(self, peer_id: str, protocol: str) -> Stream:
         """A stream to ourselves: libp2p cannot dial its own id, we act as p2pd. Raises `PeerLostError`."""

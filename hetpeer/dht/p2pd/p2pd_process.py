@@ -13,18 +13,17 @@ import errno
 import importlib.util
 import ipaddress
 import os
-import shutil
 import socket
 import subprocess
-import tempfile
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.dht.base.runtime import dying_with_us
+from hetpeer.dht.base.runtime import dying_with_us, process_folder
 from hetpeer.dht.identity.addresses import Address, through
 from hetpeer.dht.identity.peer_identity import Identity
 
@@ -123,7 +122,7 @@ def _unusable(what: str, why: str, fix: str) -> LocalError:
 class P2pd:
     """A running p2pd. `exited` is set, with the reason in `tail()`, as soon as the process has ended."""
 
-    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], folder: TemporaryDirectory[str]) -> None:
         self._process = process
         self._folder = folder
         self._lines: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -142,12 +141,12 @@ class P2pd:
         Raises `LocalError`: HP-NET-001 port taken, HP-NET-003 no start. If cancelled, nothing is left.
         """
         check_port_free(config.host, port)
-        folder = private_folder()
-        command = [_binary(), *p2pd_arguments(config, identity, port, folder)]
+        folder = sockets_folder()
+        command = [_binary(), *p2pd_arguments(config, identity, port, Path(folder.name))]
         try:
             process = _spawn(command, reachability=config.reachability)
         except (OSError, subprocess.SubprocessError) as error:
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.cleanup()
             raise p2pd_does_not_start(str(error)) from error
         p2pd = cls(process, folder)
         try:
@@ -165,7 +164,7 @@ class P2pd:
     @property
     def control_path(self) -> str:
         """The unix socket for requests."""
-        return str(self._folder / "p2pd.sock")
+        return f"{self._folder.name}/p2pd.sock"
 
     def tail(self) -> str:
         """The last lines it printed after its banner, for error messages."""
@@ -186,7 +185,7 @@ class P2pd:
                     await self.exited.wait()
         self.kill()
         await self.exited.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.cleanup()
 
     async def _ready(self, identity: Identity) -> None:
         with suppress(TimeoutError):
@@ -244,10 +243,10 @@ class P2pd:
         return f"<P2pd {self.pid} {'gone' if self.exited.is_set() else 'running'}>"
 
 
-def private_folder() -> Path:
+def sockets_folder() -> TemporaryDirectory[str]:
     """A new folder for sockets between p2pd and us, closed to other users. Raises `LocalError` HP-NET-003."""
     try:
-        return Path(tempfile.mkdtemp(prefix="hetpeer-"))  # mode 0700
+        return process_folder("p2pd")
     except OSError as error:
         raise p2pd_does_not_start(f"no folder for its sockets can be made: {error.strerror}") from error
 

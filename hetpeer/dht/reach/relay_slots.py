@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from hetpeer.dht.base.errors import LocalError, PeerLostError, ProtocolError, RemoteError
-from hetpeer.dht.base.runtime import Clock, TaskSet
+from hetpeer.dht.base.runtime import Clock, TaskSet, process_folder
 from hetpeer.dht.base.untrusted import read_fields, varint
 from hetpeer.dht.identity.addresses import Address, through
 from hetpeer.dht.identity.peer_identity import Identity
@@ -287,6 +287,6 @@ async def _start() -> P2pd:
 
 
 @cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
+def _folder() -> TemporaryDirectory[str]:
     """Folder of the throw-away identity, kept as long as this process."""
-    return tempfile.TemporaryDirectory(prefix="hetpeer-stranger-")
+    return process_folder("stranger")
