@@ -43,7 +43,7 @@ def test_a_record_names_a_peer_once_and_then_by_its_number():
 
 def test_names_are_of_the_log_and_not_of_one_cluster():
     other = {"kind": "commit", "cluster": 1, "step": 0, **written({"bert": 4}, {})}
-    assert History.of([other], cluster=0).contributors == {"bert": 0}
+    assert History.of([other]).contributors == {"bert": 0}
 
 
 def test_a_rollback_takes_back_what_it_undoes():

@@ -28,15 +28,20 @@ def evaluation(step: int, loss: float) -> dict[str, object]:
     return {"kind": "evaluation", "step": step, "batch": step, "loss": loss}
 
 
+def folded(*records: dict[str, object]) -> LogCurves:
+    curves = LogCurves()
+    for record in records:
+        curves.add(record)
+    return curves
+
+
 def test_the_log_is_folded() -> None:
-    log = LogCurves([evaluation(0, 5.0), commit(0, 4.5), {"kind": "reign", "term": 2}, commit(1, 4.0)])
+    log = folded(evaluation(0, 5.0), commit(0, 4.5), {"kind": "reign", "term": 2}, commit(1, 4.0))
     assert log.curves == Curves(training=((1, 4.5), (2, 4.0)), evaluation=((0, 5.0),))
 
 
 def test_what_a_roll_back_voids_is_not_shown() -> None:
-    log = LogCurves(
-        [commit(0, 4.5), commit(1, 4.0), evaluation(2, 3.9), {"kind": "rollback", "to_version": 1}]
-    )
+    log = folded(commit(0, 4.5), commit(1, 4.0), evaluation(2, 3.9), {"kind": "rollback", "to_version": 1})
     assert log.curves == Curves(training=((1, 4.5),))
     log.add(commit(1, 4.1))
     assert log.curves.training == ((1, 4.5), (2, 4.1))
@@ -95,7 +100,7 @@ def test_what_is_not_behind_is_not_taken() -> None:
 
 
 def test_they_arrive_as_they_were_sent() -> None:
-    log = LogCurves([*(commit(step, 1 / (step + 1)) for step in range(5000)), evaluation(0, 5.0)])
+    log = folded(*(commit(step, 1 / (step + 1)) for step in range(5000)), evaluation(0, 5.0))
     data = log.curves.encode()
     assert len(data) <= MAX_BYTES
     assert Curves.decode(data, "peer") == log.curves

@@ -40,7 +40,6 @@ def test_records_come_back(path: Path) -> None:
     assert list(log) == RECORDS
     log.append({"kind": "more"})
     assert list(read_log(path)) == [*RECORDS, {"kind": "more"}]
-    assert log.notes == []
     log.close()
 
 
@@ -102,17 +101,18 @@ def test_every_cut_keeps_the_whole_records_before_it(path: Path) -> None:
         path.write_bytes(data[:length])
         log = Log.open(path)
         assert list(log) == RECORDS[: length // size]
-        assert bool(log.notes) == bool(length % size)
+        assert path.stat().st_size == length - length % size
         log.append({"kind": "after"})
         assert list(log)[-1] == {"kind": "after"}
         log.close()
 
 
 def test_a_tail_of_zeros_is_torn(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + bytes(4096))
+    data = path.read_bytes()
+    path.write_bytes(data + bytes(4096))
     log = Log.open(path)
     assert list(log) == RECORDS
-    assert "4096 bytes" in log.notes[0]
+    assert path.read_bytes() == data
     log.close()
 
 

@@ -175,7 +175,7 @@ def test_the_kind_of_an_error():
     assert kind_of(OffenceError(Offence.CODEC, "?")) is Offence.CODEC
 
 
-FEW = StreamBudget("few", per_peer=8, strangers=4, pace=STRANGER)
+FEW = StreamBudget(per_peer=8, strangers=4, pace=STRANGER)
 FAR, FARTHER = "/ip4/8.8.8.{}/tcp/1", "/ip4/9.9.9.{}/tcp/1"
 
 

@@ -389,7 +389,7 @@ async def test_without_a_folder_for_its_socket_p2pd_does_not_start(
 
 async def test_a_p2pd_that_is_not_there_refuses_every_request(tmp_path: Path) -> None:
     with pytest.raises(RemoteError) as caught:
-        await P2pdControl(str(tmp_path / "p2pd.sock")).identify()
+        await P2pdControl(str(tmp_path / "p2pd.sock")).own_addresses()
     assert caught.value.code == "HP-NET-011"
     assert "it does not answer: No such file or directory" in caught.value.line()
 
@@ -482,7 +482,7 @@ async def test_the_first_of_several_may_start_alone(tmp_path: Path) -> None:
 
 
 async def test_one_identity_file_serves_one_process(child: ChildPeer, node: Node) -> None:
-    error = await failure(joining(child), Identity.load(node._identity.path))
+    error = await failure(joining(child), Identity.load(node.identity.path))
     assert (error.code, error.exit_code) == ("HP-ID-002", ExitCode.IDENTITY)
     assert f"(pid {os.getpid()})" in error.what
 
@@ -491,7 +491,7 @@ async def test_a_copied_identity_is_found_out_by_the_peer_it_joins_by(
     child: ChildPeer, node: Node, tmp_path: Path
 ) -> None:
     copy = tmp_path / "copy"
-    shutil.copy(node._identity.path, copy)
+    shutil.copy(node.identity.path, copy)
     error = await failure(joining(child), Identity.load(copy))
     assert (error.code, error.exit_code) == ("HP-ID-002", ExitCode.IDENTITY)
     assert child.report["peer_id"] in error.why

@@ -9,7 +9,6 @@ from typing import Final
 
 from blake3 import blake3
 
-MAX_BITS: Final = 32
 MAX_NONCE_BYTES: Final = 8
 _DOMAIN = b"hetpeer proof of work\0"
 

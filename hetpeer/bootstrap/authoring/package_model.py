@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from hetpeer.stages.graph.block_spec import BlockSpec
-    from hetpeer.stages.tracing.trace import OpDag
 
 DEFAULT_STAGES = 2
 
@@ -51,7 +50,7 @@ def ship(
     from hetpeer.bootstrap.authoring.equivalence import check_likeness, memory_of
     from hetpeer.stages.block.device import survey
     from hetpeer.stages.tracing.assemble import ComputeMode
-    from hetpeer.stages.tracing.cut import cut_blocks
+    from hetpeer.stages.tracing.cut import balanced_ranges, cut_blocks
     from hetpeer.stages.tracing.trace import trace
 
     first = {name: torch.from_numpy(array) for name, array in example.items()}
@@ -78,19 +77,18 @@ def ship(
     else:
         _log.warning(
             "the blocks are not compared with the model: that takes %.1f GiB of memory, and %.1f GiB are "
-            "free;"
-            " make sure that the model has no hooks and no torch.autograd.Function of your own",
+            "free; make sure that the model has no hooks and no torch.autograd.Function of your own",
             takes / 2**30,
             free / 2**30,
         )
     tell(f"writing {len(specs)} block{'' if len(specs) == 1 else 's'}")
     return {
         "blocks": [_write_block(folder, spec, dag.tensors) for spec in specs],
-        "layouts": _layouts(specs, stages),
+        "layouts": [balanced_ranges(specs, count) for count in stages or [min(DEFAULT_STAGES, len(specs))]],
         "ties": _ties(specs),
         "counters": dict(dag.counters),
         "state_dict": dict(dag.state_dict),
-        "rest": _write_rest(folder, dag),
+        "rest": _write_tensors(folder / "state" / "rest.safetensors", dag.rest) if dag.rest else None,
     }
 
 
@@ -110,12 +108,6 @@ def _check_last(specs: Sequence[BlockSpec], samples: int) -> None:
             fix="choose a --batch-size that is a multiple of --microbatch-size",
             exit_code=ExitCode.CONFIG,
         ) from error
-
-
-def _layouts(specs: Sequence[BlockSpec], stages: Sequence[int]) -> list[list[tuple[int, int]]]:
-    from hetpeer.stages.tracing.cut import balanced_ranges
-
-    return [balanced_ranges(specs, count) for count in stages or [min(DEFAULT_STAGES, len(specs))]]
 
 
 def _ties(specs: Sequence[BlockSpec]) -> list[Fields]:
@@ -163,10 +155,6 @@ def _initial_state(spec: BlockSpec, tensors: Mapping[str, Tensor]) -> block_stat
     for name, part in block_state.split(vector, block_state.layout_of(spec)):
         part[...] = tensors[name].numpy()
     return block_state.BlockState(version=0, parameters=vector)
-
-
-def _write_rest(folder: Path, dag: OpDag) -> Fields | None:
-    return _write_tensors(folder / "state" / "rest.safetensors", dag.rest) if dag.rest else None
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Fields:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hetpeer.bootstrap.consensus.raft_entries import StoredEntries
@@ -98,17 +97,12 @@ Effect = SaveBallot | SaveEntries | SendRaft | Decided | Leading | Deposed
 
 
 class Journal:
-    """The journal of one member, open for this process alone."""
+    """The journal of one member in the file `log`, which its opener closes."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self.durable = _folded(log)
         """State at the time of opening."""
-
-    @classmethod
-    def open(cls, path: Path) -> Journal:
-        """Open the journal at `path`. Raises `LocalError` as `Log.open` does."""
-        return cls(Log.open(path))
 
     def save(self, effect: SaveBallot | SaveEntries) -> None:
         """Make `effect` durable. Raises `LocalError` HP-DISK-002 (or 001); then nothing of it is written."""
@@ -121,10 +115,6 @@ class Journal:
                     for place, entry in enumerate(entries, begin)
                 ]
                 self._log.append(*frames)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._log.close()
 
 
 def _folded(frames: Iterable[dict[str, Any]]) -> Durable:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from hetpeer.bootstrap.consensus.replica import DeposedError, Replica
-from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.owner_signature import AMENDMENT
 from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError, RemoteError
 from hetpeer.dht.node.node import Node
@@ -63,10 +62,7 @@ class Reconfiguration:
         self._node = node
         self._replica = replica
         self._checkpoint = checkpoint
-
-    @property
-    def _membership_config(self) -> MembershipConfig:
-        return self._replica.membership_config
+        self._membership_config = replica.membership_config
 
     @property
     def _recorded(self) -> bool:

@@ -71,9 +71,9 @@ def run_logs(run: RunDirectory) -> Iterator[RunLogs]:
     """The files of `run`, open for this process alone. Raises `LocalError` as `Log.open`."""
     with (
         contextlib.closing(Log.open(run.log_path)) as ledger,
-        contextlib.closing(Journal.open(run.journal_path)) as journal,
+        contextlib.closing(Log.open(run.journal_path)) as journal,
     ):
-        yield RunLogs(ledger, journal)
+        yield RunLogs(ledger, Journal(journal))
 
 
 class Replica:

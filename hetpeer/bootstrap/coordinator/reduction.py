@@ -148,7 +148,7 @@ class Reduce:
             self._waited(now)
             return False
         if not split | broken <= set(self.closely):
-            self.complaints.look_closely(split | broken)
+            self.complaints.known.look_closely(split | broken)
             return True
         if split:
             return self.complaints.torn(self.votes, sorted(split))

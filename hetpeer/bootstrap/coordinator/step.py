@@ -100,11 +100,6 @@ class CoordinatedStep:
         )
 
     @property
-    def is_next(self) -> bool:
-        """Whether all earlier steps are committed: only one step is reduced at a time."""
-        return self.number == self._context.history.version
-
-    @property
     def evaluated_only(self) -> bool:
         """Whether the step only evaluates the final state, and is complete."""
         return not self.ledger.ids and self.ledger.complete()
@@ -317,10 +312,10 @@ class CoordinatedStep:
     # ── when all is counted ─────────────────────────────────────────────────────────────────────────────────
 
     def advance(self, now: float) -> list[Effect]:
-        """Begin the reduce if all is counted and all steps before are committed."""
-        if not self.is_next or self.reduction.under_way or not self.ledger.ids or not self.ledger.complete():
+        """Begin the reduce if all is counted and earlier steps are committed: one is reduced at a time."""
+        if self.number != self._context.history.version or self.reduction.under_way:
             return []
-        return self.reduction.plan(now)
+        return self.reduction.plan(now) if self.ledger.ids and self.ledger.complete() else []
 
     def comes_next(self, now: float) -> list[Effect]:
         """Note that all earlier steps are committed: this step's timeouts begin now."""

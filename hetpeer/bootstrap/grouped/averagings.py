@@ -183,7 +183,7 @@ class Averagings:
         self._delayed = delayed
         self._rounds: dict[int, AveragingRound] = {}
         """Cluster → the averaging that it takes part in."""
-        self._promised: dict[int, Record] = {}
+        self.promised: dict[int, Record] = {}
         """Cluster → the log fields of the mean that it will install."""
         self._since: dict[int, int] = {}
         """Cluster → the version from which its training counts: when it was founded, joined a group or went
@@ -202,11 +202,11 @@ class Averagings:
                 self._since |= dict(record["clusters"] if record["kind"] == "average" else ())
                 for cluster, _ in record["installed"]:
                     self._since[cluster] += 1
-                    self._promised.pop(cluster, None)
+                    self.promised.pop(cluster, None)
             case "founded":
                 self._since[record["cluster"]] = record["version"]
             case "dissolved":
-                self._promised.pop(record["cluster"], None)
+                self.promised.pop(record["cluster"], None)
             case _:
                 pass
 
@@ -222,12 +222,12 @@ class Averagings:
 
     def busy(self, cluster: int) -> bool:
         """Whether `cluster` takes part in an averaging, or will install one."""
-        return cluster in self._rounds or cluster in self._promised
+        return cluster in self._rounds or cluster in self.promised
 
     def stops(self, cluster: int) -> bool:
         """Whether `cluster` must not train: its own parameters are averaged, or it will install a mean."""
         one = self._rounds.get(cluster)
-        return cluster in self._promised or (one is not None and not one.delayed)
+        return cluster in self.promised or (one is not None and not one.delayed)
 
     def due(self, cluster: int, version: int) -> bool:
         """Whether `cluster`, at `version`, has trained enough batches since its last group."""
@@ -276,9 +276,5 @@ class Averagings:
         self.disputed_pairs.committed()
         for cluster in one.clusters:
             del self._rounds[cluster]
-            self._promised[cluster] = record
+            self.promised[cluster] = record
         return record
-
-    def promised(self) -> Mapping[int, Record]:
-        """Cluster → log fields of the averaging that it will install."""
-        return self._promised

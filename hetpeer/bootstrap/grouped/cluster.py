@@ -110,10 +110,6 @@ class Cluster:
         free = any(p.open and (p.begin, p.end) == place for p in self.members.places())
         return free and self.dissolved is None
 
-    def refuse(self, peer: str, hello: m.Hello) -> list[Effect]:
-        """The answer to a session that is older than the known one; empty if it is not."""
-        return self.coordinator.handshake.refuse(peer, hello)
-
     def end_session(self, peer: str, now: float) -> list[Effect]:
         """End the known session of `peer`: a new one has begun."""
         return self._machine.departures.lose({peer: "came back as a new session"}, now)

@@ -128,17 +128,13 @@ class ClusterAgendas:
         batch = self._batches.take(number)
         if batch is None:
             return None
-        due = self._evaluates(batch)
+        due = self._config.evaluation_microbatches > 0 and batch % self._config.evaluate_every == 0
         if ahead and (due or batch < self._config.fresh_steps):
             self._batches.hand_back(number, batch)
             return None
         averages = cluster.history.averages
         last = len(averages[max(averages)]["clusters"]) if averages else 1
         return NextStep(batch, evaluates=due, workers=last if self._config.corrected else 1)
-
-    def _evaluates(self, batch: int) -> bool:
-        config = self._config
-        return config.evaluation_microbatches > 0 and batch % config.evaluate_every == 0
 
     def saves(self, number: int) -> bool:
         """Whether `number` is to store its parameters now; nobody does while others fetch a checkpoint."""

@@ -121,7 +121,7 @@ class ClusterEvents:
 
     def _install(self, now: float) -> list[Effect]:
         """Install a decided mean in a cluster that stands between two steps now."""
-        for number, record in self._averagings.promised().items():
+        for number, record in self._averagings.promised.items():
             if self._clusters[number].at_rest:
                 return self._log_average(record, "installed", (number,), now)
         return []

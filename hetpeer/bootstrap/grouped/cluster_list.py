@@ -130,10 +130,11 @@ class Clusters:
         self.saver: Cluster | None = None
         """The cluster whose checkpoint is collected."""
         self.term = 0
-        self._numbers = 0
-        """Cluster numbers used so far; none is used twice."""
+        self.unused = 0
+        """The number of a new cluster; none is used twice."""
         for record in records:
-            self._mention(record.get("cluster", 0))
+            if (number := record.get("cluster", 0)) not in self._mentioned:
+                self._mentioned[number] = self._new.of_another(number)
             self._fold(record)
         self.term += 1
 
@@ -155,10 +156,6 @@ class Clusters:
         if record["kind"] == "checkpoint":
             self.saver = None
 
-    def _mention(self, number: int) -> None:
-        if number not in self._mentioned:
-            self._mentioned[number] = self._new.of_another(number)
-
     def _fold(self, record: Mapping[str, Any]) -> None:
         """Fold a record of the log into the histories and the cluster numbers."""
         for history in (self._new, *self._mentioned.values()):
@@ -169,7 +166,7 @@ class Clusters:
             case "reign":
                 self.term = int(record["term"])
             case "founded":
-                self._numbers = max(self._numbers, record["cluster"] + 1)
+                self.unused = max(self.unused, record["cluster"] + 1)
             case "dissolved":
                 self._mentioned.pop(record["cluster"], None)
             case _:
@@ -177,18 +174,13 @@ class Clusters:
 
     # ── the clusters ────────────────────────────────────────────────────────────────────────────────────────
 
-    @property
-    def unused(self) -> int:
-        """The number of a new cluster."""
-        return self._numbers
-
     def open(self, number: int, agenda: Agenda, now: float, *, founded: bool) -> Cluster:
         """Open cluster `number` as the log knows it, with this agenda."""
         config, history = self._config, self._mentioned.pop(number, None) or self._new.of_another(number)
         cut = self.usual(number) if history.cut is None else [(begin, end) for begin, end in history.cut]
         members = Membership([cut], config.costs, history.departures, only=number)
         line = m.TermView(term=self.term, view=0, cluster=number)
-        self._numbers = max(self._numbers, number + 1)
+        self.unused = max(self.unused, number + 1)
         context = CoordinatorContext(
             config,
             history,

@@ -225,9 +225,10 @@ class GroupedRun:
     def _hello(self, peer: str, hello: m.Hello, now: float) -> list[Effect]:
         """Begin a session: with the cluster that has room for the place `peer` held, else unassigned."""
         known = self.clusters.of(peer)
-        refusal = self._unassigned.refuse(peer, hello) or ([] if known is None else known.refuse(peer, hello))
-        if refusal:
+        if refusal := self._unassigned.refuse(peer, hello):
             return refusal
+        if known is not None and (older := known.coordinator.handshake.refuse(peer, hello)):
+            return older
         effects = [] if known is None else self._events.by(known, known.end_session(peer, now))
         if peer in self._unassigned:
             self._unassigned.leave(peer)

@@ -53,9 +53,9 @@ class History:
     """Peer → number by which commits of any cluster name it (credit.py)."""
 
     @classmethod
-    def of(cls, records: Iterable[Record], cluster: int = 0, *, whole: bool = True) -> History:
-        """History of `cluster` in `records`, which are in log order."""
-        history = cls(cluster, whole)
+    def of(cls, records: Iterable[Record], *, whole: bool = True) -> History:
+        """History of cluster 0 in `records`, which are in log order."""
+        history = cls(whole=whole)
         for record in records:
             history.add(record)
         return history

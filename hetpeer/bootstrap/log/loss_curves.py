@@ -90,11 +90,9 @@ class Curves(BaseModel):
 class LogCurves:
     """Curves of an exact run, folded from log records in order."""
 
-    def __init__(self, records: Iterable[Mapping[str, Any]] = ()) -> None:
+    def __init__(self) -> None:
         self._training = Curve()
         self._evaluation = Curve()
-        for record in records:
-            self.add(record)
 
     def add(self, record: Mapping[str, Any]) -> None:
         """One more record."""
@@ -121,15 +119,11 @@ class GroupedCurves:
     `counting` returns the commits in the result, numbered from 1 (credit.py); it must get each record first.
     """
 
-    def __init__(
-        self, counting: Callable[[], AbstractSet[int]], records: Iterable[Mapping[str, Any]] = ()
-    ) -> None:
+    def __init__(self, counting: Callable[[], AbstractSet[int]]) -> None:
         self._counting = counting
         self._batches, self._losses = array("Q"), array("d")
         """Point of each commit."""
         self._evaluation: dict[float, float] = {}
-        for record in records:
-            self.add(record)
 
     def add(self, record: Mapping[str, Any]) -> None:
         """One more record."""

@@ -109,12 +109,11 @@ MAX_RECORD_BYTES = 64 * 2**20
 class Log(Records):
     """An open log file as a sequence of records, read from disk on access; only offsets are in memory.
 
-    `notes` lists repairs made on open. Append from one thread at a time; any thread may read meanwhile.
+    Append from one thread at a time; any thread may read meanwhile.
     """
 
-    def __init__(self, path: Path, descriptor: int, ends: array[int], notes: list[str]) -> None:
+    def __init__(self, path: Path, descriptor: int, ends: array[int]) -> None:
         self.path = path
-        self.notes = notes
         self._descriptor = descriptor
         self._ends = ends
         """Offsets at which records end, after a leading 0."""
@@ -131,19 +130,15 @@ class Log(Records):
         try:
             _lock(descriptor, path)
             ends, torn = _scan(path)
-            notes = []
             with disk_errors(path):
-                if torn:
-                    notes.append(
-                        f"cut {torn} bytes off {path}: a record that was being written when the process died"
-                    )
+                if torn:  # a record was being written when the process died
                     os.ftruncate(descriptor, ends[-1])
                 os.fsync(descriptor)
                 sync_folder(path.parent)
         except BaseException:
             os.close(descriptor)
             raise
-        return cls(path, descriptor, ends, notes)
+        return cls(path, descriptor, ends)
 
     def append(self, *records: dict[str, Any]) -> None:
         """Add records, durable on return. Raises `LocalError` HP-DISK-002 (or 001), the log unchanged."""

@@ -236,17 +236,14 @@ class Manifest(ManifestPart):
     @property
     def kept(self) -> int:
         """Vectors that a holder keeps of each block besides parameters, gradient and one step's slots."""
-        delayed = (
-            2 if self.averaging is not None and self.averaging.delayed else 0
-        )  # the copy, the mean of copies
+        # the copy, the mean of copies
+        delayed = 2 if self.averaging is not None and self.averaging.delayed else 0
         rounded = self.links.reduce != "none"
-        gradients = (
-            4 if rounded and self.links.feedback else 0
-        )  # what parts and sums have lost, before and now
+        # what parts and sums have lost, before and now
+        gradients = 4 if rounded and self.links.feedback else 0
         parameters = 3 if rounded and self.averaging is not None else 0  # parts, now; sums, before and now
-        overlapping = self.training.staleness * (
-            1 + LIVE
-        )  # of each step beside the first: its parameters, its slots
+        # of each step beside the first: its parameters, its slots
+        overlapping = self.training.staleness * (1 + LIVE)
         checks = CHECKED if self.trust.spot_checks else 0
         return len(self.optimizer_state) + delayed + gradients + parameters + overlapping + checks
 
@@ -365,8 +362,7 @@ def validated(model: type[Model], fields: Any) -> Model:
         field, what = first_wrong(error)
         raise LocalError(
             "HP-RUN-001",
-            "bad value in the run's settings: "
-            f"{field[:200] or model.__name__}",  # some are named by the author
+            f"bad value in the run's settings: {field[:200] or model.__name__}",  # some are by the author
             why=what.removeprefix("Value error, "),
             fix="correct it and give the command again",
             exit_code=ExitCode.CONFIG,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from hetpeer.averaging import messages as m
@@ -126,11 +126,8 @@ class VolunteerSessions:
         self._rate_limits: dict[str, RateLimit] = {}
         self._looked = clock.monotonic()
         self._channels = ChannelServer(self._accept, m.MAX_MESSAGE_BYTES, lanes=1)
-
-    @property
-    def handle(self) -> Callable[[Stream], Awaitable[None]]:
+        self.handle = self._channels.handle
         """The handler for `Node.serve`."""
-        return self._channels.handle
 
     def channel(self, peer: str) -> Channel | None:
         """The newest session of `peer`."""

@@ -20,8 +20,6 @@ from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
 from hetpeer.stages.block import block_state
 from hetpeer.stages.block.block_state import BlockState, Layout
 
-"""{"kind": "checkpoint", "version", "blocks": [state digest of each block], "cluster" if it is not 0}"""
-
 
 def initial_record(manifest: Manifest) -> Record:
     """Record of version 0."""
@@ -126,6 +124,6 @@ class CheckpointStore:
 
 
 def record_of(version: int, digests: Sequence[str], cluster: int = 0) -> Record:
-    """Record of a complete checkpoint, with the blocks' digests in order."""
+    """Record of a complete checkpoint, with the blocks' state digests in order."""
     whose = {"cluster": cluster} if cluster else {}
     return {"kind": "checkpoint", "version": version, "blocks": list(digests), **whose}

@@ -126,10 +126,6 @@ class ReduceComplaints:
 
     # ── votes ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def look_closely(self, blocks: Collection[int]) -> None:
-        """Note that votes on `blocks` differed or were on sums that are not finite."""
-        self.known.look_closely(blocks)
-
     def torn(self, votes: Mapping[str, m.Vote], blocks: Iterable[int]) -> bool:
         """Handle differing votes on `blocks`. Returns whether another plan helps; else a peer is fenced."""
         found = {block: disputes(votes, block) for block in blocks}

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import ssl
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +31,7 @@ from hetpeer.dht.identity.addresses import relay_in, socket_in
 from hetpeer.dht.kademlia.network_session import NetworkSession
 from hetpeer.dht.p2pd.listener import CONTROL, Listener
 from hetpeer.dht.p2pd.p2pd_process import NodeConfig
+from hetpeer.dht.p2pd.tcp_probe import any_certificate
 from hetpeer.dht.streams.byte_transport import ByteTransport
 from hetpeer.dht.streams.stream import Stream
 
@@ -63,7 +63,7 @@ class DirectStreams:
         self._has_port = config.direct_port is not None
         self._listener = listener
         self._session = session
-        self._context = _context()
+        self._context = any_certificate()  # `_dial` compares its bytes
         self.leads: dict[str, DirectPort] = {}
         """Peer → its direct port, to which new streams go for the protocols that may."""
         self._failures: dict[str, tuple[int, float]] = {}
@@ -219,12 +219,3 @@ async def _asked(stream: Stream) -> tuple[int, bytes, bytes]:
         await stream.send({}, timeout_s=INTRODUCTION_S)
         frame = await stream.receive(payload_limit=0, timeout_s=INTRODUCTION_S)
         return invitation(frame.header, stream.peer_id)
-
-
-def _context() -> ssl.SSLContext:
-    """A context that accepts any certificate: the caller compares its bytes."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context

@@ -83,7 +83,7 @@ class NetworkSession:
 
     async def refresh_addresses(self) -> None:
         """Ask p2pd where we can be reached; this changes when a relay slot is won. Raises `P2pdError`."""
-        _, self.addresses = await self.control.identify()
+        self.addresses = await self.control.own_addresses()
 
     def listening_port(self) -> int:
         """The TCP port that p2pd listens on; 0 if it names none."""

@@ -55,7 +55,8 @@ class Node:
     """
 
     def __init__(self, config: NodeConfig, identity: Identity, clock: Clock) -> None:
-        self._identity = identity
+        self.identity = identity
+        self.peer_id = identity.peer_id
         self._clock = clock
         self._host = config.host
         self._closed = False
@@ -96,16 +97,6 @@ class Node:
         node._tasks.spawn(node._tend(), name="peer tender")
         node._tasks.spawn(node._monitor_connections(), name="look at connections")
         return node
-
-    @property
-    def peer_id(self) -> str:
-        """Our peer id."""
-        return self._identity.peer_id
-
-    @property
-    def identity(self) -> Identity:
-        """Our key pair, for signatures."""
-        return self._identity
 
     @property
     def is_up(self) -> bool:
@@ -244,7 +235,7 @@ class Node:
             self._session = session = await self._sessions.next(previous)
             self.restarts += 1
             self._up.set()
-            self._tasks.spawn(self._sessions.after(session), name="calls after a restart")
+            self._tasks.spawn(self._sessions.contacts.call_back(session), name="calls after a restart")
 
     async def _tend(self) -> None:
         """Check that p2pd is alive, kill it if not, and keep contact with known peers."""

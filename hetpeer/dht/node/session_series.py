@@ -155,10 +155,6 @@ class SessionSeries:
             )
             await session.p2pd.close()
 
-    async def after(self, session: NetworkSession) -> None:
-        """Call the peers met before, once a session is up. Never raises."""
-        await self.contacts.call_back(session)
-
     # ── one session ────────────────────────────────────────────────────────────────────────────────────────
 
     async def _again(self, previous: Any) -> NetworkSession:

@@ -40,7 +40,6 @@ Handler = Callable[[Stream], Awaitable[None]]
 class StreamBudget:
     """Limits on open incoming streams of some protocols. Each costs 16 KiB and two files (one in p2pd)."""
 
-    name: str
     per_peer: int
     strangers: int
     """Streams of all peers together that are no volunteers of the step."""
@@ -48,9 +47,9 @@ class StreamBudget:
     """Delivery required of strangers."""
 
 
-DATA = StreamBudget("data", per_peer=8, strangers=64, pace=STRANGER)
+DATA = StreamBudget(per_peer=8, strangers=64, pace=STRANGER)
 """Tensors take three lanes, and a fourth while one is dialled again; files take the rest."""
-CONTROL = StreamBudget("control", per_peer=4, strangers=1024, pace=MEMBER)
+CONTROL = StreamBudget(per_peer=4, strangers=1024, pace=MEMBER)
 """A session and its successor. Volunteers are strangers to a coordinator until they are admitted."""
 _INTRODUCTION_DEADLINE_S = 5.0
 

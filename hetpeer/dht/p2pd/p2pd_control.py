@@ -43,12 +43,12 @@ class P2pdControl:
     def __init__(self, path: str) -> None:
         self.path = path
 
-    async def identify(self) -> tuple[str, list[Address]]:
-        """(our peer id, addresses at which p2pd believes that others can reach us). Raises `P2pdError`."""
+    async def own_addresses(self) -> list[Address]:
+        """Addresses at which p2pd believes that others can reach us. Raises `P2pdError`."""
         answer = await self._ask(lambda pb: pb.Request(type=pb.Request.IDENTIFY), _OWN_DEADLINE_S)
         peer_id = base58.b58encode(answer.identify.id).decode()
         addresses = (address_from_bytes(raw, peer_id) for raw in answer.identify.addrs)
-        return peer_id, [address for address in addresses if address is not None]
+        return [address for address in addresses if address is not None]
 
     async def connections(self) -> list[tuple[str, str]]:
         """(peer id, address of the remote end) of each open connection. Raises `P2pdError`."""

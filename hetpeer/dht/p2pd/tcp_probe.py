@@ -72,6 +72,15 @@ def owner_of(certificate: bytes) -> str:
     return peer_id_of(key)
 
 
+def any_certificate() -> ssl.SSLContext:
+    """A client's context for TLS 1.3, which proves only that the listener has its certificate's key."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
 async def _certificate_at(ip: str, port: int) -> bytes | None:
     """Certificate of the libp2p host that listens there; None if no libp2p host does. Raises OSError."""
     reader, writer = await asyncio.open_connection(ip, port)
@@ -79,10 +88,7 @@ async def _certificate_at(ip: str, port: int) -> bytes | None:
         writer.write(_HEADER + _TLS)
         if await reader.readexactly(len(_HEADER) + len(_TLS)) != _HEADER + _TLS:
             return None
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE  # `owner_of` checks its own signature
-        context.minimum_version = ssl.TLSVersion.TLSv1_3  # TLS 1.3 proves possession of the certificate's key
+        context = any_certificate()  # `owner_of` checks its own signature
         context.set_alpn_protocols(["libp2p"])
         await writer.start_tls(context)
         secured = writer.get_extra_info("ssl_object")

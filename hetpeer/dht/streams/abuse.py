@@ -157,8 +157,8 @@ class Offence(enum.StrEnum):
 class OffenceError(ProtocolError):
     """A `ProtocolError` with an offence other than MALFORMED."""
 
-    def __init__(self, kind: Offence, what: str, *, peer: str = "", why: str = "") -> None:
-        super().__init__(what, peer=peer, why=why)
+    def __init__(self, kind: Offence, what: str, *, peer: str = "") -> None:
+        super().__init__(what, peer=peer)
         self.kind = kind
 
 

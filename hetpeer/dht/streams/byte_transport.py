@@ -55,7 +55,8 @@ class ByteTransport(asyncio.BufferedProtocol):
         self.delivery = Delivery(PeerTraffic())
         self._on_connect = on_connect
         self._transport: asyncio.Transport | None = None
-        self._lost: str | None = None
+        self.lost: str | None = None
+        """Reason why the transport is broken, else None. Bytes that arrived before can still be read."""
         self._buffer = bytearray(_SMALL_BUFFER)
         self._start = 0
         self._end = 0
@@ -84,11 +85,6 @@ class ByteTransport(asyncio.BufferedProtocol):
     def socket(self) -> Any:
         """The operating system's socket; None when it is gone."""
         return None if self._transport is None else self._transport.get_extra_info("socket")
-
-    @property
-    def lost(self) -> str | None:
-        """Reason why the transport is broken, else None. Bytes that arrived before can still be read."""
-        return self._lost
 
     @property
     def pending(self) -> int:
@@ -160,12 +156,12 @@ class ByteTransport(asyncio.BufferedProtocol):
 
     async def _hand_over(self, buffers: Sequence[Buffer]) -> None:
         """Write `buffers`, and wait until the kernel has them. Raises `PeerLostError` if the peer is lost."""
-        if self._lost is not None or self._transport is None:
+        if self.lost is not None or self._transport is None:
             raise self._error()
         self._transport.writelines(buffers)
         try:
             while self._write_blocked:
-                if self._lost is not None:
+                if self.lost is not None:
                     raise self._error()
                 self._writer = asyncio.get_running_loop().create_future()
                 await self._writer
@@ -173,7 +169,7 @@ class ByteTransport(asyncio.BufferedProtocol):
             self._writer = None
             if self._write_blocked:
                 self.abort("a message was given up half-way")
-        if self._lost is not None:
+        if self.lost is not None:
             raise self._error()
 
     def close(self) -> None:
@@ -244,7 +240,7 @@ class ByteTransport(asyncio.BufferedProtocol):
 
     async def _arrival(self) -> None:
         """Wait until bytes have arrived."""
-        if self._lost is not None or self._transport is None:
+        if self.lost is not None or self._transport is None:
             raise self._error()
         if self._start == self._end:
             self._start = self._end = 0
@@ -273,13 +269,13 @@ class ByteTransport(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def _break(self, why: str) -> None:
-        if self._lost is None:
-            self._lost = why
+        if self.lost is None:
+            self.lost = why
         _wake(self._reader)
         _wake(self._writer)
 
     def _error(self) -> PeerLostError:
-        return PeerLostError(self.peer, self._lost or "not connected")
+        return PeerLostError(self.peer, self.lost or "not connected")
 
 
 def _wake(waiter: asyncio.Future[None] | None) -> None:

@@ -228,10 +228,10 @@ class Stream:
         await self.receive_into(data, timeout_s=timeout_s)
         return data
 
-    async def skip(self, *, timeout_s: float | None = None) -> None:
+    async def skip(self) -> None:
         """Read and drop the payload; errors as `receive_into`."""
         waste = memoryview(bytearray(min(self._payload_left, _SKIP_CHUNK)))
-        async with _Deadline(self, timeout_s, "did not finish a payload"), _Guard(self, self._payload_left):
+        async with _Guard(self, self._payload_left):
             while self._payload_left:
                 chunk = waste[: self._payload_left]
                 await self._wire.read_into(chunk)
