@@ -17,7 +17,6 @@ from hetpeer.averaging.member.tensor_heads import (
     Introduction,
     ShardHead,
     decode_head,
-    encode_head,
 )
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.streams.stream import decode_header
@@ -144,7 +143,7 @@ def head(data: bytes) -> Head | Introduction:
 
 
 def head_bytes(found: Head | Introduction) -> bytes:
-    data: bytes = msgpack.packb(encode_head(found))
+    data: bytes = msgpack.packb(found.model_dump())
     return data
 
 

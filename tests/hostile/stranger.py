@@ -29,7 +29,7 @@ from hivemind.utils.timed_storage import ValueWithExpiration
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.member.early_tensors import MAX_EARLY
-from hetpeer.averaging.member.tensor_heads import ActivationHead, ShardHead, encode_head
+from hetpeer.averaging.member.tensor_heads import ActivationHead, ShardHead
 from hetpeer.averaging.messages import CONTROL_PROTOCOL
 from hetpeer.bootstrap.storage.file_service import PROTOCOL as FILES
 from hetpeer.bootstrap.storage.file_service import fetch
@@ -41,7 +41,7 @@ from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.kademlia.records import MAX_PAYLOAD, MAX_TTL_S, OwnerValidator
 from hetpeer.dht.kademlia.table import MAX_RECORDS, SHARDS, KnownKeys, shard_of
 from hetpeer.dht.node.node import Node, NodeConfig
-from hetpeer.dht.streams.stream import encode_head as encode_frame_head
+from hetpeer.dht.streams.stream import encode_head
 from hetpeer.peer.transport.data_plane import TENSORS
 from hetpeer.stages.pipeline.routes import Hop
 from tests.dht.identities import identities
@@ -184,7 +184,7 @@ class Stranger:
             with contextlib.suppress(RemoteError):
                 stream = await self._node.open(peer, TENSORS)
                 try:
-                    for byte in encode_frame_head(OPENING, 0):
+                    for byte in encode_head(OPENING, 0):
                         await stream._wire.write([bytes([byte])])
                         await asyncio.sleep(0.7)
                 finally:
@@ -327,7 +327,7 @@ def _tensor(peer: str, block: int, payload: bytes) -> tuple[dict[str, Any], byte
         route=(Hop(peer, block, block + 1),),
         attempt=0,
     )
-    return {"n": 1, "a": 0, "m": encode_head(head)}, payload
+    return {"n": 1, "a": 0, "m": head.model_dump()}, payload
 
 
 def _early(number: int) -> tuple[dict[str, Any], bytes]:
@@ -346,7 +346,7 @@ def _early(number: int) -> tuple[dict[str, Any], bytes]:
         begin=0,
         end=0,
     )
-    return {"n": number, "a": 0, "m": encode_head(head)}, b""
+    return {"n": number, "a": 0, "m": head.model_dump()}, b""
 
 
 def _full() -> dict[str, bytes]:

@@ -14,7 +14,7 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
-from hetpeer.averaging.member.tensor_heads import ActivationHead, encode_head
+from hetpeer.averaging.member.tensor_heads import ActivationHead
 from hetpeer.averaging.messages import CONTROL_PROTOCOL
 from hetpeer.bootstrap.audit.audit import audit
 from hetpeer.bootstrap.audit.replay import ReferenceRun
@@ -26,8 +26,7 @@ from hetpeer.dht.base.errors import PeerLostError, RemoteError
 from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig
-from hetpeer.dht.streams.stream import Stream
-from hetpeer.dht.streams.stream import encode_head as encode_frame_head
+from hetpeer.dht.streams.stream import Stream, encode_head
 from hetpeer.peer.transport.data_plane import TENSORS
 from hetpeer.peer.transport.uplink import ACTIVATIONS
 from hetpeer.stages.pipeline.routes import Hop
@@ -69,7 +68,7 @@ def tensor(peer: str, *, block: int, payload: bytes, coded: Any = None) -> tuple
         route=(Hop(peer, block, 6),),
         attempt=0,
     )
-    return {"n": 1, "a": 0, "m": encode_head(head) | {"coded": coded}}, payload
+    return {"n": 1, "a": 0, "m": head.model_dump() | {"coded": coded}}, payload
 
 
 async def test_a_stranger_talks_nonsense(swarm: Swarm, reference: ReferenceRun, tmp_path: Path) -> None:
@@ -218,7 +217,7 @@ async def drips(node: Node, peer: str) -> float:
     began = loop.time()
     stream = await node.open(peer, TENSORS)
     try:
-        for byte in encode_frame_head(OPENING | {"key": "stranger" * 40}, 0):  # it would take minutes
+        for byte in encode_head(OPENING | {"key": "stranger" * 40}, 0):  # it would take minutes
             await stream._wire.write([bytes([byte])])
             await asyncio.sleep(0.7)
     except PeerLostError:

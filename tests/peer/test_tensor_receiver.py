@@ -16,13 +16,13 @@ import torch
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
-from hetpeer.averaging.member.tensor_heads import Coded, Head, ShardHead, encode_head
+from hetpeer.averaging.member.tensor_heads import Coded, Head, ShardHead
+from hetpeer.averaging.member.work_in_progress import WorkerOccupation
 from hetpeer.bootstrap.run.settings import LinkSettings
 from hetpeer.dht.base.errors import PeerLostError
 from hetpeer.dht.base.runtime import SystemClock, TaskSet
 from hetpeer.dht.channels.channel_server import MAX_LANES
-from hetpeer.dht.streams.stream import Stream
-from hetpeer.dht.streams.stream import encode_head as encode_frame_head
+from hetpeer.dht.streams.stream import Stream, encode_head
 from hetpeer.peer.process.span_trace import Trace
 from hetpeer.peer.training.step_driver import StepDriver
 from hetpeer.peer.training.task_execution import HeldPlace
@@ -83,6 +83,8 @@ class InProcess:
 class Member:
     """A core that keeps the parts of shards."""
 
+    occupation = WorkerOccupation.STEP
+
     def __init__(self) -> None:
         self.parts: list[Tensor] = []
         self.work = self
@@ -132,7 +134,7 @@ def shard(step: int) -> dict[str, Any]:
     head = ShardHead(
         line=LINE, step=step, incarnation=1, kind="part", plan=0, block=0, index=0, begin=0, end=ELEMENTS
     )
-    return encode_head(head)
+    return head.model_dump()
 
 
 def frame(number: int, total: int, message: dict[str, Any]) -> dict[str, Any]:
@@ -152,7 +154,7 @@ def working(rig: Rig, schema: TensorSchema, tasks: TaskSet) -> tuple[StepDriver,
 
     def nothing(*_: Any) -> None: ...
 
-    parts = (member, quiet, rig.store, VolunteerFigures(), spawn, nothing, nothing, nothing)
+    parts = (member, quiet, rig.store, VolunteerFigures(), spawn, nothing, rig.trace, nothing)
     work = StepDriver(*parts)  # type: ignore[arg-type]
     window, offended = InFlightWindow(), lambda *_: None
     place = ("us", member, posts, schema, rig.book, window, None, tasks, nothing, offended)
@@ -222,7 +224,7 @@ async def test_a_step_that_ends_while_a_tensor_of_it_arrives_leaves_nothing(sche
     """Neither its memory nor its credit, and nobody is told of a tensor whose memory is another's by then."""
     async with rigged(schema) as rig:
         stream = await rig.open()
-        head = encode_frame_head(frame(1, NBYTES, shard(0)), NBYTES)
+        head = encode_head(frame(1, NBYTES, shard(0)), NBYTES)
         await stream._wire.write([head, bytes(NBYTES // 2)])
         await until(lambda: rig.arena.used > 0)
         rig.store.end_step(StepId(LINE, 0))

@@ -7,7 +7,7 @@ Tensors of a bundle lie one after the other in the order of the block's spec (st
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -98,11 +98,6 @@ Head = ActivationHead | GradientHead | ShardHead
 _ADAPTER: TypeAdapter[Head | Introduction] = TypeAdapter(
     Annotated[Head | Introduction, Field(discriminator="kind")]
 )
-
-
-def encode_head(head: Head | Introduction) -> dict[str, Any]:
-    """The head as plain data for a frame."""
-    return head.model_dump(mode="python")
 
 
 def decode_head(data: object, peer: str) -> Head | Introduction:

@@ -6,6 +6,7 @@ own waits for its answer. The table in `StepDriver.use` names the methods for ea
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
@@ -18,8 +19,10 @@ from hetpeer.averaging.effects import EffectQueue, InStep
 from hetpeer.averaging.member.held_step import Bundle
 from hetpeer.averaging.member.member import Effect, Member, Origin
 from hetpeer.averaging.member.tensor_heads import ActivationHead, GradientHead, Head, ShardHead
+from hetpeer.averaging.member.work_in_progress import WorkerOccupation
 from hetpeer.dht.base import failpoints
 from hetpeer.peer.preparation.data_source import DataGate
+from hetpeer.peer.process.span_trace import Trace
 from hetpeer.peer.training.check_answers import SpotCheckAnswers, SumProofAnswers
 from hetpeer.peer.training.reduce_execution import ReduceExecution
 from hetpeer.peer.training.task_execution import HeldPlace, TaskExecution, task_name
@@ -52,9 +55,8 @@ class KeepsSteps(Protocol):
 class StepDriver:
     """The steps of `member`.
 
-    `perform` queues effects of the core and carries them out. Those that belong to no step go to `beside`;
-    `drained` is called when all are done. `spawn` runs a task, `state_lost` rejoins with the state fetched
-    anew.
+    `perform` queues effects of the core and carries them out. Those that belong to no step go to `beside`.
+    `spawn` runs a task, `state_lost` rejoins with the state fetched anew.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class StepDriver:
         figures: VolunteerFigures,
         spawn: Callable[[Work], object],
         beside: Callable[[Effect], None],
-        drained: Callable[[], None],
+        trace: Trace,
         state_lost: Callable[[], None],
     ) -> None:
         self._member = member
@@ -73,9 +75,12 @@ class StepDriver:
         self._store = store
         self._figures = figures
         self._spawn = spawn
-        self._effects: EffectQueue[Effect] = EffectQueue(self._carry_out, drained)
+        self.changed = asyncio.Event()
+        """Set after every batch of effects: the state of the volunteer may have changed."""
+        self._effects: EffectQueue[Effect] = EffectQueue(self._carry_out, self._drained)
         self.perform = self._effects.perform
         self._beside = beside
+        self._trace = trace
         self._state_lost = state_lost
         self._closed = False
         self._place: HeldPlace | None = None
@@ -153,6 +158,13 @@ class StepDriver:
         for carry_out in self._table[type(inner)]:
             if (work := carry_out(step, inner)) is not None:
                 self._spawn(_tolerant(work))
+
+    def _drained(self) -> None:
+        """Note, after a batch of effects, whether the worker computes or what it waits for."""
+        self.changed.set()
+        over = self._figures.shares.note(self._member.work.occupation, time.monotonic())
+        if over is not None and over[0] is not WorkerOccupation.COMPUTES:
+            self._trace.span("waits", f"for {over[0].value}", over[1])
 
     def end(self, step: e.StepId) -> None:
         """Forget `step`, here and in everything that keeps something of it."""

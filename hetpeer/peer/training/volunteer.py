@@ -21,7 +21,6 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.member import Effect, Member, Origin, Phase
 from hetpeer.averaging.member.position import choose_place
 from hetpeer.averaging.member.tensor_heads import ActivationHead
-from hetpeer.averaging.member.work_in_progress import WorkerOccupation
 from hetpeer.bootstrap.state.core_config import shape_of
 from hetpeer.dht.base import failpoints
 from hetpeer.dht.base.errors import LocalError, short_id
@@ -115,10 +114,6 @@ class Volunteer:
             self._tasks.spawn, name="volunteer's work"
         )
         self._store = TensorStore(compute.arena, SpillFile(home.path, offer.disk_bytes))
-        self._changed = asyncio.Event()
-        """Set after every batch of effects: the state of the volunteer may have changed."""
-        self._states = HeldStates(self.member, self._changed)
-        self.state = self._states.find
         self.links = LinkBook(self._manifest.links)
         self._plane = DataPlane(node, str(hello.incarnation), self._tasks, self.links, trace, self)
         self._steps = StepDriver(
@@ -128,9 +123,11 @@ class Volunteer:
             self.figures,
             self._spawn,
             self._carry_out,
-            self._drained,
+            trace,
             self.rejoin,
         )
+        self._states = HeldStates(self.member, self._steps.changed)
+        self.state = self._states.find
         self.perform: Callable[[Iterable[Effect]], None] = self._steps.perform
         self.tensor_arrived, self.unread = self._steps.arrived, self._steps.unread
         self._entry = StepEntry(
@@ -198,8 +195,8 @@ class Volunteer:
 
     async def happens(self) -> None:
         """Return when something has happened here."""
-        self._changed.clear()
-        await self._changed.wait()
+        self._steps.changed.clear()
+        await self._steps.changed.wait()
 
     def rejoin(self) -> None:
         """Go on under a new incarnation: others have given this one up, or soon will."""
@@ -255,12 +252,6 @@ class Volunteer:
         self.perform(self.member.work.refused(peer, for_now))
 
     # ── effects ─────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _drained(self) -> None:
-        self._changed.set()
-        over = self.figures.shares.note(self.member.work.occupation, time.monotonic())
-        if over is not None and over[0] is not WorkerOccupation.COMPUTES:
-            self._trace.span("waits", f"for {over[0].value}", over[1])
 
     def _carry_out(self, effect: Effect) -> None:
         """Carry out an effect that belongs to no step."""

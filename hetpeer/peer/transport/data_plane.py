@@ -15,13 +15,7 @@ from statistics import median
 from typing import Protocol
 
 from hetpeer.averaging.effects import StepId
-from hetpeer.averaging.member.tensor_heads import (
-    ActivationHead,
-    Head,
-    Introduction,
-    ShardHead,
-    encode_head,
-)
+from hetpeer.averaging.member.tensor_heads import ActivationHead, Head, Introduction, ShardHead
 from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.dht.channels.channel import Parcel
 from hetpeer.dht.node.node import Node
@@ -104,7 +98,7 @@ class DataPlane:
         nbytes = tensor.nbytes
         cost, pool = cost_of(head, nbytes, self._schema, sending=True), pool_of(head)
         done = partial(self._arrived, peer, head) if isinstance(head, ShardHead) else None
-        parcel = Parcel(encode_head(head), tag=head.step_id, pool=pool, cost=cost, done=done)
+        parcel = Parcel(head.model_dump(), tag=tensor.step, pool=pool, cost=cost, done=done)
         link.send(replace(parcel, depart=partial(self._store.depart, tensor, parcel)))
 
     def nudge(self, peer: str, head: ActivationHead, nbytes: int) -> None:
@@ -115,7 +109,7 @@ class DataPlane:
         if (link := self._outgoing.get(peer)) is not None:
             alone = head.model_copy(update={"nudge": True, "coded": None})
             most = 2 * nbytes  # a coded bundle, and room to decode it
-            link.nudge(Parcel(encode_head(alone), tag=head.step_id, pool=pool_of(head)), most)
+            link.nudge(Parcel(alone.model_dump(), tag=head.step_id, pool=pool_of(head)), most)
 
     def introduction(self, word: Introduction | None) -> None:
         """Set our introduction in this step; with a ticket, it precedes the first tensor to each peer."""
@@ -127,7 +121,7 @@ class DataPlane:
         assert self._word is not None
         self._introduced.add(peer)
         link = self._outgoing.get(peer) or self._open(peer)
-        link.tell(Parcel(encode_head(self._word), tag=self._word.step_id))
+        link.tell(Parcel(self._word.model_dump(), tag=self._word.step_id))
 
     def share_uplink(self, step: StepId, loads: Mapping[str, int]) -> None:
         """Divide the uplink so that links finish the reduce of `step` together; `loads`: peer → any unit."""

@@ -20,10 +20,9 @@ from functools import cache
 from typing import Annotated, Any, ClassVar, Generic, TypeVar, cast, dataclass_transform, get_args
 
 import msgpack
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError, ProtocolError
-from hetpeer.dht.base.untrusted import unpack
 from hetpeer.stages.block.fingerprint import NBYTES
 from hetpeer.stages.links.codec import EncodedTensor
 
@@ -118,11 +117,12 @@ def decode_result(body: bytes) -> Result:
 
 
 def _decode(body: bytes, kinds: dict[str, Any]) -> Any:
-    plain = unpack(body, "a frame between daemon and worker", use_list=False)
-    kind = plain.pop("kind", "") if isinstance(plain, dict) else ""
     try:
+        plain = msgpack.unpackb(body, use_list=False)
+        kind = plain.pop("kind", "") if isinstance(plain, dict) else ""
         return _adapter(kinds[kind]).validate_python(plain)
-    except (KeyError, TypeError, ValidationError) as error:
+    # ValueError: pydantic's and msgpack's; TypeError: a container as a key or as the kind
+    except (KeyError, TypeError, ValueError, RecursionError, msgpack.UnpackException) as error:
         raise ProtocolError("daemon and worker do not understand each other", why=str(error)) from error
 
 
