@@ -10,7 +10,7 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.tensor_heads import ActivationHead, Coded, GradientHead, ShardHead
-from hetpeer.peer.transport.intake import MAX_STRANGERS, MOST_LATELY, Intake
+from hetpeer.peer.transport.tensor_receiver import MAX_STRANGERS, MOST_LATELY, Intake
 from hetpeer.peer.transport.tensor_schema import (
     TensorSchema,
     bundles_beside,
