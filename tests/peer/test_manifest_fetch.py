@@ -19,11 +19,10 @@ from hetpeer.dht.identity.addresses import Address, parse_address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.streams.stream import Stream
-from hetpeer.peer.arrival import manifest_fetch
-from hetpeer.peer.arrival.find_run import FoundRun, arrived
+from hetpeer.peer.arrival import find_run
+from hetpeer.peer.arrival.find_run import FoundRun, arrived, fetch_manifest
 from hetpeer.peer.arrival.invites import Destination
 from hetpeer.peer.arrival.known_runs import known_run, remember, remember_seen
-from hetpeer.peer.arrival.manifest_fetch import fetch_manifest
 from hetpeer.peer.process.home import Home
 from tests.bootstrap.engine import make_run
 from tests.swarm.child import until
@@ -110,14 +109,14 @@ async def test_strangers_that_are_silent_or_lie_hold_nobody_up(
             assert await Roster(node, run.run_id).publish(
                 Advert(role="reliable", addresses=tuple(node.addresses()))
             )
-        monkeypatch.setattr(manifest_fetch, "TRIES", 1)
-        monkeypatch.setattr(manifest_fetch, "FILE_TIMEOUT_S", 15.0)  # the silent ones take all of it
+        monkeypatch.setattr(find_run, "TRIES", 1)
+        monkeypatch.setattr(find_run, "FILE_TIMEOUT_S", 15.0)  # the silent ones take all of it
         with pytest.raises(LocalError) as caught:
             await fetch_manifest(newcomer, [address(rendezvous)], run.run_id)
         assert caught.value.code == "HP-NET-006"
         assert f"peer {short_id(liar.peer_id)} gave no valid manifest: manifest damaged" in caplog.text
 
-        monkeypatch.setattr(manifest_fetch, "FILE_TIMEOUT_S", 600.0)
+        monkeypatch.setattr(find_run, "FILE_TIMEOUT_S", 600.0)
         await serve(honest, run, tmp_path)
         assert await Roster(honest, run.run_id).publish(Advert(addresses=tuple(honest.addresses())))
         async with asyncio.timeout(100):
@@ -188,7 +187,7 @@ async def test_a_peer_that_hands_out_another_run_is_passed_over_for_one_that_the
         both = [address(liar), address(honest)]
         assert (await fetch_manifest(newcomer, both, run.run_id)).peer == honest.peer_id
 
-        monkeypatch.setattr(manifest_fetch, "TRIES", 1)
+        monkeypatch.setattr(find_run, "TRIES", 1)
         with pytest.raises(LocalError) as caught:
             await fetch_manifest(newcomer, [address(newcomer)], "0" * 32)
         assert caught.value.code == "HP-NET-006"

@@ -1,4 +1,5 @@
-"""Joining the network of a run: a node in touch with the named peers, and the run's manifest.
+"""Joining the network of a run: a node in touch with the named peers, and the run's manifest with its latest
+amendment, from the peers that serve them.
 
 A run that this home was in before is waited for, since a coordinator may be restarted. An address that was
 never reached is most likely wrong, and that is reported soon. `tell_reach_forever` tells the person who
@@ -10,20 +11,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
+import secrets
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hetpeer.averaging.messages import CONTROL_PROTOCOL
-from hetpeer.bootstrap.run.manifest import SignedManifest
-from hetpeer.dht.base.errors import LocalError, RemoteError, short_id
+from hetpeer.bootstrap.run.manifest import SignedManifest, read
+from hetpeer.bootstrap.run.owner_signature import AMENDMENT, MANIFEST
+from hetpeer.bootstrap.storage.file_service import FILE_TIMEOUT_S, fetch
+from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError, PeerLostError, RemoteError, short_id
 from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.dht.discovery import Roster
 from hetpeer.dht.identity.addresses import Address
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.reach.reachability import ReachEstimate, ReachKind
 from hetpeer.peer.arrival.invites import Destination
-from hetpeer.peer.arrival.known_runs import acquaintances, known_run, remember, remember_seen
-from hetpeer.peer.arrival.manifest_fetch import fetch_manifest
+from hetpeer.peer.arrival.known_runs import (
+    MAX_PLACES,
+    acquaintances,
+    advertised_places,
+    known_run,
+    remember,
+    remember_seen,
+)
 from hetpeer.peer.process.console import say
 from hetpeer.peer.process.home import Home
 from hetpeer.peer.transport.link import TENSORS
@@ -38,6 +48,11 @@ DOUBTFUL = frozenset({"HP-RUN-001", "HP-RUN-002", "HP-RUN-003", "HP-RUN-016"})
 PEERS_LOOK_S = 30.0
 """Seconds between two looks at the peers to remember."""
 REACH_LOOK_S = 1.5
+TRIES, RETRY_S = 5, 1.0
+"""Times that the peers are asked for the manifest, and seconds between two of them."""
+AMENDMENT_S = 8.0
+MAX_ADVERTISED = 8
+"""Most peers asked because the DHT names them: anybody can publish there."""
 
 _log = logging.getLogger(__name__)
 
@@ -163,6 +178,142 @@ async def _remember_forever(arrival: FoundRun, home: Home) -> None:
         except LocalError as error:  # there may be room the next time
             _log.warning("%s", error.line())
         await asyncio.sleep(PEERS_LOOK_S)
+
+
+# ── the manifest ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedManifest:
+    """A run's manifest, and the peer that gave it."""
+
+    signed: SignedManifest
+    peer: str
+
+
+async def fetch_manifest(
+    node: Node, named: Sequence[Address], run: str = "", remembered: Destination | None = None
+) -> FetchedManifest:
+    """The manifest of a run from the first peer that gives a valid one, with the latest amendment that any
+    asked peer has.
+
+    `run`: id of the run; empty: any. Asked are the peers at the `named` addresses, then `remembered` ones of
+    a run, then those that the DHT has for the run; all of a group at once. A wrong answer of a peer that was
+    not named is only logged. Raises `LocalError` HP-RUN-001, HP-RUN-002, HP-RUN-003 (damaged), HP-RUN-016
+    (another run) or HP-NET-006 (no peer serves one).
+    """
+    peers = list(dict.fromkeys(address.peer_id for address in named))
+    goal = run or (remembered.run if remembered is not None else "")
+    places = remembered.addresses if remembered is not None else ()
+    known = [peer for peer in dict.fromkeys(place.peer_id for place in places) if peer not in peers]
+    told: set[str] = set()
+    silent = ""
+    for attempt in range(TRIES):
+        asked = [*peers, *known]
+        refusals: dict[str, HetpeerError] = {}
+        found = await _first(node, peers, run, refusals) or await _first(node, known, goal, refusals)
+        if found is None and goal:
+            others = [peer for peer in await _advertised(node, goal) if peer not in asked]
+            asked += others
+            found = await _first(node, others, goal, refusals)
+        wrong = {peer: why for peer, why in refusals.items() if isinstance(why, LocalError)}
+        if found is None and (blamed := [wrong[peer] for peer in peers if peer in wrong]):
+            raise blamed[0]
+        for peer in wrong.keys() - told:
+            _log.warning(
+                "peer %s gave no valid manifest: %s; why: %s",
+                short_id(peer),
+                wrong[peer].what,
+                wrong[peer].why,
+            )
+        told.update(wrong)
+        if found is not None:
+            return replace(found, signed=await amended(node, found.signed, asked))
+        silent = next((refusal.what for refusal in reversed(refusals.values())), silent)
+        if attempt < TRIES - 1:
+            await asyncio.sleep(RETRY_S)
+    raise LocalError(
+        "HP-NET-006",
+        f"no peer found that serves run {goal}" if goal else "no peer at the given address serves a run",
+        why=silent or "no address was given",
+        fix="check the address with the person who gave it to you; to join through a rendezvous, use an "
+        "invite",
+        exit_code=ExitCode.NETWORK,
+    )
+
+
+async def _first(
+    node: Node, peers: Sequence[str], run: str, refusals: dict[str, HetpeerError]
+) -> FetchedManifest | None:
+    """Manifest from the first of `peers` that gives it, or None; `refusals`: peer → error, is filled."""
+    asking = [asyncio.ensure_future(_ask(node, peer, run, refusals)) for peer in peers]
+    try:
+        for answer in asyncio.as_completed(asking):
+            found = await answer
+            if found is not None:
+                return found
+        return None
+    finally:
+        for one in asking:
+            one.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+
+async def _ask(node: Node, peer: str, run: str, refusals: dict[str, HetpeerError]) -> FetchedManifest | None:
+    try:
+        data, _ = await fetch(node, peer, "manifest", MANIFEST.max_bytes, FILE_TIMEOUT_S)
+        return FetchedManifest(read(bytes(data), run, peer), peer)
+    except HetpeerError as error:
+        refusals[peer] = error
+        return None
+
+
+async def _advertised(node: Node, run: str) -> list[str]:
+    """Peers that advertise in `run` and could be met, self-declared reliable ones first. Never raises."""
+    try:
+        adverts = await Roster(node, run).read()
+    except RemoteError as error:
+        _log.debug("who is in run %s: %s", run, error)
+        return []
+    others = [peer for peer in adverts if peer != node.peer_id]
+    secrets.SystemRandom().shuffle(others)  # others ones each time, should strangers crowd in there
+    others.sort(key=lambda peer: adverts[peer].role == "volunteer")
+    others = others[:MAX_ADVERTISED]
+    met = await asyncio.gather(*(_meet(node, advertised_places(peer, adverts[peer])) for peer in others))
+    return [peer for peer, there in zip(others, met, strict=True) if there]
+
+
+async def _meet(node: Node, places: Sequence[Address]) -> bool:
+    for place in places[:MAX_PLACES]:
+        try:
+            await node.connect(place)
+        except PeerLostError as error:
+            _log.debug("%s: %s", place, error)
+        else:
+            return True
+    return False
+
+
+async def amended(node: Node, signed: SignedManifest, peers: Iterable[str]) -> SignedManifest:
+    """`signed` with the latest valid amendment that any of `peers` has. Never raises."""
+
+    async def ask(peer: str) -> bytes:
+        try:
+            data, _ = await fetch(node, peer, "amendment", AMENDMENT.max_bytes, AMENDMENT_S)
+        except RemoteError as error:
+            _log.debug("no amendment from %s: %s", peer, error)
+            return b""
+        return bytes(data)
+
+    for data in filter(None, await asyncio.gather(*map(ask, dict.fromkeys(peers)))):
+        try:
+            signed = signed.amended(data)
+        except LocalError as error:
+            _log.info("%s", error)
+    return signed
+
+
+# ── reachability ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def reach_words(estimate: ReachEstimate, relays: Sequence[str]) -> str:

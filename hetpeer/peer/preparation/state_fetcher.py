@@ -23,7 +23,7 @@ from hetpeer.bootstrap.storage.file_service import fetch, fetch_file, state_name
 from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError, RemoteError, short_id
 from hetpeer.dht.base.runtime import going_on
 from hetpeer.dht.node.node import Node
-from hetpeer.peer.arrival.manifest_fetch import amended
+from hetpeer.peer.arrival.find_run import amended
 from hetpeer.peer.preparation.disk_room import Room
 from hetpeer.peer.process.home import place_file
 from hetpeer.stages.block.block_state import file_bytes, layout_of, load_constants
