@@ -29,8 +29,8 @@ from hetpeer.stages.graph.operators import FAMILIES
 from hetpeer.stages.graph.safety_check import unpack_block
 from hetpeer.stages.ipc.arena import Arena
 from hetpeer.stages.links.adaptive_ratio import coding_for
-from hetpeer.stages.links.codec import Codec
-from hetpeer.stages.links.value_codecs import VALUE_CODECS, codec_names, dense_codec_names
+from hetpeer.stages.links.codec import Codec, codec_names, dense_codec_names
+from hetpeer.stages.links.value_codecs import VALUE_CODECS
 from hetpeer.stages.tracing.cut import cut_blocks
 from hetpeer.stages.tracing.trace import trace
 from hetpeer.stages.worker.bundle_codec import Decoder, Encoder

@@ -37,10 +37,9 @@ from hetpeer.stages.ipc.worker_messages import (
     decode_result,
     encode_message,
 )
-from hetpeer.stages.links.codec import Codec, EncodedTensor, length, room
+from hetpeer.stages.links.codec import Codec, EncodedTensor, codec_names, length, room
 from hetpeer.stages.links.sparse_positions import decode_positions, encode_positions
 from hetpeer.stages.links.tensor_codecs import decode, encode
-from hetpeer.stages.links.value_codecs import codec_names
 from tests.fuzz.target import CORPUS, Target, same
 
 # ── graphs ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 from hetpeer.dht.base.errors import LocalError, ProtocolError
-from hetpeer.stages.links.codec import Codec, EncodedTensor, kept_of, length, room
+from hetpeer.stages.links.codec import Codec, EncodedTensor, codec_names, kept_of, length, room
 from hetpeer.stages.links.quantized_values import QuantizedValues
 from hetpeer.stages.links.sparse_positions import PositionForm, decode_positions, encode_positions
 from hetpeer.stages.links.tensor_codecs import decode, encode
 from hetpeer.stages.links.top_k import SMALL, _largest_there, largest
-from hetpeer.stages.links.value_codecs import VALUE_CODECS, codec_names
+from hetpeer.stages.links.value_codecs import VALUE_CODECS
 from tests.amounts import examples
 
 NAMES = codec_names()

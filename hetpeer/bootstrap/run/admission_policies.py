@@ -11,10 +11,3 @@ ADMISSION_POLICIES: dict[str, type[AdmissionPolicy]] = {
     "listed": Listed,
 }
 """Name in the manifest → policy."""
-
-
-def known_policy(name: str) -> str:
-    """`name`. Raises ValueError that names the known policies if it is none."""
-    if name not in ADMISSION_POLICIES:
-        raise ValueError(f"unknown admission policy {name!r}; known: {', '.join(ADMISSION_POLICIES)}")
-    return name

@@ -9,12 +9,11 @@ from pydantic import AfterValidator, Field, model_validator
 
 from hetpeer.averaging.optim.adam import AdamW
 from hetpeer.averaging.optim.update_rules import AnyRule
-from hetpeer.bootstrap.run.admission_policies import known_policy
+from hetpeer.bootstrap.run.admission_policies import ADMISSION_POLICIES
 from hetpeer.bootstrap.run.manifest_part import Count, ManifestPart, Positive
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.data.microbatches import size_of
-from hetpeer.stages.links.codec import Codec
-from hetpeer.stages.links.value_codecs import dense_codec_names
+from hetpeer.stages.links.codec import Codec, dense_codec_names
 
 Factor = Annotated[float, Field(ge=0, le=1000)]
 Setting = bool | int | float | str | tuple[float, ...] | tuple[tuple[float, float], ...]
@@ -55,10 +54,16 @@ def parameter_group(text: str) -> dict[str, str | float]:
     return fields
 
 
+def _known_policy(name: str) -> str:
+    if name not in ADMISSION_POLICIES:
+        raise ValueError(f"unknown admission policy {name!r}; known: {', '.join(ADMISSION_POLICIES)}")
+    return name
+
+
 class AdmissionSettings(ManifestPart):
     """Rules of admission to the run (docs/admission.md)."""
 
-    policy: Annotated[str, AfterValidator(known_policy)] = "open"
+    policy: Annotated[str, AfterValidator(_known_policy)] = "open"
     work_bits: Annotated[int, Field(ge=0, le=32)] = 0
     """A new identity needs a proof of work of 2**`work_bits` hashes."""
     per_network: Count = 0

@@ -16,11 +16,23 @@ from pydantic import Field
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.graph.block_spec import ITEM_BYTES
 from hetpeer.stages.links.value_codec import ValueCodec
-from hetpeer.stages.links.value_codecs import NONE, TOP_K, VALUE_CODECS, codec_names
+from hetpeer.stages.links.value_codecs import VALUE_CODECS
 
 EXACT_TOLERANCE, ANY_TOLERANCE = 1e-3, 1.0
 """`tolerance` of sums in float32, and of those of which parts are left out."""
 FLOATING = frozenset({"float16", "bfloat16", "float32", "float64"})
+TOP_K = "topk-"
+NONE = "none"
+
+
+def dense_codec_names() -> list[str]:
+    """Names for a reduce, in which every element is sent."""
+    return [NONE, *VALUE_CODECS]
+
+
+def codec_names() -> list[str]:
+    """Names for links: also those with `topk-`."""
+    return dense_codec_names() + [TOP_K + name for name, codec in VALUE_CODECS.items() if codec.with_top_k]
 
 
 def bitmap_bytes(count: int) -> int:

@@ -12,16 +12,4 @@ VALUE_CODECS: dict[str, ValueCodec] = {
     "int8": INT8(),
     "int4": INT4(),
 }
-"""Name in manifests and frames → codec."""
-TOP_K = "topk-"
-NONE = "none"
-
-
-def dense_codec_names() -> list[str]:
-    """Names for a reduce, in which every element is sent."""
-    return [NONE, *VALUE_CODECS]
-
-
-def codec_names() -> list[str]:
-    """Names for links: also those with `topk-`."""
-    return dense_codec_names() + [TOP_K + name for name, codec in VALUE_CODECS.items() if codec.with_top_k]
+"""Name in manifests and frames → codec; codec.py has the names of `topk-` codecs."""
