@@ -22,8 +22,9 @@ from hetpeer.dht.base.errors import ExitCode, LocalError, short_id
 from hetpeer.dht.discovery import Advert
 from hetpeer.dht.reach.reachability import ReachKind
 from hetpeer.peer.planning.device_files import BITS, GIB, GIGA, LATENCY_MS, LINE_MBPS, LONGEST_S, MEGA, TERA
+from hetpeer.stages.graph.block_spec import times_forward
 from hetpeer.stages.planning.swarms.current_step_time import holders_at
-from hetpeer.stages.planning.swarms.plan_inputs import Devices, times_forward
+from hetpeer.stages.planning.swarms.plan_inputs import Devices
 from hetpeer.stages.planning.swarms.swarm_plan import adding_up
 
 Matrix = list[list[float]]

@@ -28,13 +28,12 @@ from hetpeer.peer.preparation.disk_room import Room
 from hetpeer.peer.process.home import place_file
 from hetpeer.stages.block.block_state import file_bytes, layout_of, load_constants
 from hetpeer.stages.block.device import efficiency
-from hetpeer.stages.graph.block_spec import BlockSpec
+from hetpeer.stages.graph.block_spec import BlockSpec, times_forward
 from hetpeer.stages.graph.block_wire import read_block
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc.arena import ArenaFullError, Extent
 from hetpeer.stages.ipc.compute import Compute
 from hetpeer.stages.ipc.worker_messages import BlockPrepared, CommandFailedError, Loaded
-from hetpeer.stages.planning.swarms.plan_inputs import times_forward
 
 RETRY_S = 0.3
 PREPARE_RETRY_S = 2.0

@@ -231,6 +231,11 @@ class BlockSpec:
         return sum(spec.nbytes for spec in self.parameter_specs.values())
 
 
+def times_forward(recompute: bool) -> int:
+    """FLOPs of a microbatch's forward and backward, as a multiple of its forward's."""
+    return 4 if recompute else 3
+
+
 BATCH_NORM = "hetpeer.batch_norm"
 _ARGUMENTS = 7
 

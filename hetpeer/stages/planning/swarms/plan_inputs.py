@@ -8,14 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hetpeer.stages.graph.block_spec import times_forward
+
 Floats = NDArray[np.float64]
 LATENCY_S, LINE = 0.02, 125e6
 """Seconds one way and bytes/s of links without other information."""
-
-
-def times_forward(recompute: bool) -> int:
-    """FLOPs of a microbatch's forward and backward, as a multiple of its forward's."""
-    return 4 if recompute else 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
