@@ -4,7 +4,7 @@ import numpy as np
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
-from hetpeer.averaging.member.given_inputs import GivenInput, GivenInputs
+from hetpeer.averaging.member.kept_fingerprints import GivenInput, GivenInputs
 from hetpeer.stages.block.fingerprint import PLACES, pack
 from hetpeer.stages.pipeline import effects as p
 

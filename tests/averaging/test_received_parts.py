@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from hetpeer.averaging.effects import Shard, StepId
+from hetpeer.averaging.member.kept_fingerprints import ReceivedParts
 from hetpeer.averaging.messages import MOST_RECEIPTS, Mark, TermView
-from hetpeer.averaging.reduce.received_parts import ReceivedParts
 from hetpeer.stages.block.fingerprint import fingerprint, unpack
 
 STEP = StepId(TermView(term=1, view=0), 3)

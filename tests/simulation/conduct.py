@@ -13,8 +13,7 @@ import numpy as np
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member.given_inputs import GivenInput, GivenInputs
-from hetpeer.averaging.reduce.received_parts import ReceivedParts
+from hetpeer.averaging.member.kept_fingerprints import GivenInput, GivenInputs, ReceivedParts
 from hetpeer.peer.simulate.sim_hooks import UNUSABLE
 from hetpeer.peer.simulate.sim_volunteer import SimVolunteer
 from hetpeer.peer.simulate.sim_worker import REDUCE_S

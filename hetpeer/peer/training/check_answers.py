@@ -12,8 +12,7 @@ from typing import Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member.given_inputs import GivenInput, GivenInputs
-from hetpeer.averaging.reduce.received_parts import ReceivedParts
+from hetpeer.averaging.member.kept_fingerprints import GivenInput, GivenInputs, ReceivedParts
 from hetpeer.peer.training.task_execution import HeldPlace
 from hetpeer.peer.transport.tensor_store import Answer, Tensor
 from hetpeer.stages.block.fingerprint import KEY_BYTES, unpack
