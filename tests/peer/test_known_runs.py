@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.discovery import Advert
 from hetpeer.dht.identity.addresses import Address, at_socket
+from hetpeer.peer.arrival.find_run import acquaintances
 from hetpeer.peer.arrival.invites import Destination
 from hetpeer.peer.arrival.known_runs import (
     FILE,
     MAX_PLACES,
     MAX_RUNS,
     MAX_SEEN,
-    acquaintances,
     back_to,
     known_run,
     remember,

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hetpeer.averaging.messages import CONTROL_PROTOCOL
@@ -21,19 +21,12 @@ from hetpeer.bootstrap.run.owner_signature import AMENDMENT, MANIFEST
 from hetpeer.bootstrap.storage.file_service import FILE_TIMEOUT_S, fetch
 from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError, PeerLostError, RemoteError, short_id
 from hetpeer.dht.base.runtime import TaskSet
-from hetpeer.dht.discovery import Roster
-from hetpeer.dht.identity.addresses import Address
+from hetpeer.dht.discovery import Advert, Roster
+from hetpeer.dht.identity.addresses import Address, parse_address
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.reach.reachability import ReachEstimate, ReachKind
-from hetpeer.peer.arrival.invites import Destination
-from hetpeer.peer.arrival.known_runs import (
-    MAX_PLACES,
-    acquaintances,
-    advertised_places,
-    known_run,
-    remember,
-    remember_seen,
-)
+from hetpeer.peer.arrival.invites import Destination, worth_giving
+from hetpeer.peer.arrival.known_runs import MAX_PLACES, MAX_SEEN, known_run, remember, remember_seen
 from hetpeer.peer.process.console import say
 from hetpeer.peer.process.home import Home
 from hetpeer.peer.transport.link import TENSORS
@@ -178,6 +171,31 @@ async def _remember_forever(arrival: FoundRun, home: Home) -> None:
         except LocalError as error:  # there may be room the next time
             _log.warning("%s", error.line())
         await asyncio.sleep(PEERS_LOOK_S)
+
+
+def acquaintances(adverts: Mapping[str, Advert], reliable: Collection[str]) -> list[Address]:
+    """Addresses to remember: of the `reliable` peers, then of public peers, then of others."""
+
+    def rank(peer: str) -> int:
+        return 0 if peer in reliable else 1 if adverts[peer].reach == ReachKind.PUBLIC else 2
+
+    found: list[Address] = []
+    for peer in sorted(adverts, key=rank)[:MAX_SEEN]:
+        found += worth_giving(advertised_places(peer, adverts[peer]))[:MAX_PLACES]
+    return found
+
+
+def advertised_places(peer: str, advert: Advert) -> list[Address]:
+    """Addresses in the advert of `peer`; those of other peers and invalid ones are left out."""
+    found = []
+    for text in advert.addresses:
+        try:
+            address = parse_address(text)
+        except LocalError:
+            continue
+        if address.peer_id == peer:
+            found.append(address)
+    return found
 
 
 # ── the manifest ────────────────────────────────────────────────────────────────────────────────────────────

@@ -7,7 +7,7 @@ counts as empty and is replaced.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -15,10 +15,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from hetpeer.bootstrap.run.durable_files import atomic_write
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.dht.discovery import Advert
 from hetpeer.dht.identity.addresses import Address, parse_address
-from hetpeer.dht.reach.reachability import ReachKind
-from hetpeer.peer.arrival.invites import MAX_ADDRESSES, Destination, worth_giving
+from hetpeer.peer.arrival.invites import MAX_ADDRESSES, Destination
 
 FILE = "peers.json"
 MAX_RUNS = 8
@@ -96,31 +94,6 @@ def remember_seen(home: Path, run: str, seen: Sequence[Address]) -> None:
     if places != before.seen:
         now = before.model_copy(update={"seen": places})
         _write(home, _Book(runs=tuple(now if known is before else known for known in runs)))
-
-
-def acquaintances(adverts: Mapping[str, Advert], reliable: Collection[str]) -> list[Address]:
-    """Addresses to remember: of the `reliable` peers, then of public peers, then of others."""
-
-    def rank(peer: str) -> int:
-        return 0 if peer in reliable else 1 if adverts[peer].reach == ReachKind.PUBLIC else 2
-
-    found: list[Address] = []
-    for peer in sorted(adverts, key=rank)[:MAX_SEEN]:
-        found += worth_giving(advertised_places(peer, adverts[peer]))[:MAX_PLACES]
-    return found
-
-
-def advertised_places(peer: str, advert: Advert) -> list[Address]:
-    """Addresses in the advert of `peer`; those of other peers and invalid ones are left out."""
-    found = []
-    for text in advert.addresses:
-        try:
-            address = parse_address(text)
-        except LocalError:
-            continue
-        if address.peer_id == peer:
-            found.append(address)
-    return found
 
 
 def back_to(home: Path, run: str = "") -> Destination:
