@@ -9,8 +9,15 @@ from pydantic import ValidationError
 from hetpeer.bootstrap.run.vouchers import sign_voucher
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.identity.addresses import parse_address
-from hetpeer.peer.arrival.invites import Invite, _check, destination, make_invite, parse_invite
-from hetpeer.peer.arrival.known_runs import KnownRun, _Book
+from hetpeer.peer.arrival.destinations import (
+    Invite,
+    KnownRun,
+    _Book,
+    _check,
+    destination,
+    make_invite,
+    parse_invite,
+)
 from hetpeer.peer.control.control_messages import (
     ControlRequest,
     DaemonStatus,

@@ -23,7 +23,7 @@ from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError
 from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.reach.reachability import ReachEstimate, ReachKind
-from hetpeer.peer.arrival.invites import Destination
+from hetpeer.peer.arrival.destinations import Destination
 from hetpeer.peer.checkup import examination, local_checks, machine_speeds, thresholds
 from hetpeer.peer.checkup.findings import Finding, Grade, document, exit_code, summary
 from hetpeer.peer.checkup.local_checks import Owner

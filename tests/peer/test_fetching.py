@@ -44,8 +44,8 @@ from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.arrival import find_run
+from hetpeer.peer.arrival.destinations import Destination
 from hetpeer.peer.arrival.find_run import fetch_manifest
-from hetpeer.peer.arrival.invites import Destination
 from hetpeer.peer.process.home import Home
 from hetpeer.peer.reliable.reliable_members import amended, deliver, mirror
 from hetpeer.peer.reliable.reliable_peer import BootstrapOptions, ReliablePeer, serve_run

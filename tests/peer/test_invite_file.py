@@ -16,8 +16,8 @@ from hetpeer.dht.identity.addresses import EXAMPLE, at_socket, parse_address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.reach.reachability import ROUND_S, ReachFinding
+from hetpeer.peer.arrival.destinations import MAX_LENGTH, make_invite, parse_invite
 from hetpeer.peer.arrival.invite_file import Inviting, keep, new_invite
-from hetpeer.peer.arrival.invites import MAX_LENGTH, make_invite, parse_invite
 from hetpeer.peer.arrival.rendezvous import near_address
 from hetpeer.peer.cli import main
 from hetpeer.peer.cli.author.invite_command import draw

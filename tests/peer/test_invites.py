@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.addresses import EXAMPLE, Address, at_socket, parse_address, through
-from hetpeer.peer.arrival.invites import (
+from hetpeer.peer.arrival.destinations import (
     MAX_ADDRESSES,
     MAX_LENGTH,
     Destination,

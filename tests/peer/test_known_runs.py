@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.discovery import Advert
 from hetpeer.dht.identity.addresses import Address, at_socket
-from hetpeer.peer.arrival.find_run import acquaintances
-from hetpeer.peer.arrival.invites import Destination
-from hetpeer.peer.arrival.known_runs import (
+from hetpeer.peer.arrival.destinations import (
     FILE,
     MAX_PLACES,
     MAX_RUNS,
     MAX_SEEN,
+    Destination,
     back_to,
     known_run,
     remember,
     remember_seen,
 )
+from hetpeer.peer.arrival.find_run import acquaintances
 from hetpeer.peer.cli.options import joined_by
 
 PEERS = [

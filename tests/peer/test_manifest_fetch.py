@@ -20,9 +20,8 @@ from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.arrival import find_run
+from hetpeer.peer.arrival.destinations import Destination, known_run, remember, remember_seen
 from hetpeer.peer.arrival.find_run import FoundRun, arrived, fetch_manifest
-from hetpeer.peer.arrival.invites import Destination
-from hetpeer.peer.arrival.known_runs import known_run, remember, remember_seen
 from hetpeer.peer.process.home import Home
 from tests.bootstrap.engine import make_run
 from tests.swarm.child import until

@@ -26,7 +26,7 @@ from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.kademlia.records import MAX_TTL_S
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.reach import reachability
-from hetpeer.peer.arrival.known_runs import remember
+from hetpeer.peer.arrival.destinations import remember
 from hetpeer.peer.cli.swarm import status_command
 from hetpeer.peer.cli.swarm.status_text import Here, _duration, lines, own_lines, tables
 from hetpeer.peer.control.control_messages import DaemonStatus, LinkStatus, VolunteerStatus, decode_answer

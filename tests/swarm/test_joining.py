@@ -10,7 +10,7 @@ import pytest
 
 from hetpeer.dht.base.errors import ExitCode
 from hetpeer.dht.identity.addresses import parse_address
-from hetpeer.peer.arrival.invites import make_invite, parse_invite
+from hetpeer.peer.arrival.destinations import make_invite, parse_invite
 from hetpeer.peer.process.home import Home
 from hetpeer.peer.process.identity_backup import backup, restore
 from tests.swarm.child import Child, until

@@ -25,8 +25,15 @@ from hetpeer.dht.discovery import Advert, Roster
 from hetpeer.dht.identity.addresses import Address, parse_address
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.reach.reachability import ReachEstimate, ReachKind
-from hetpeer.peer.arrival.invites import Destination, worth_giving
-from hetpeer.peer.arrival.known_runs import MAX_PLACES, MAX_SEEN, known_run, remember, remember_seen
+from hetpeer.peer.arrival.destinations import (
+    MAX_PLACES,
+    MAX_SEEN,
+    Destination,
+    known_run,
+    remember,
+    remember_seen,
+    worth_giving,
+)
 from hetpeer.peer.process.console import say
 from hetpeer.peer.process.home import Home
 from hetpeer.peer.transport.link import TENSORS

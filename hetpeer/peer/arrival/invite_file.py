@@ -18,7 +18,7 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.addresses import Address, parse_address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node
-from hetpeer.peer.arrival.invites import Invite, make_invite, parse_invite, worth_giving
+from hetpeer.peer.arrival.destinations import Invite, make_invite, parse_invite, worth_giving
 
 LOOK_S = 3.0
 _HOST_PORT = re.compile(r"(?:\[([0-9a-fA-F:]+)\]|([^\s/:\[\]]+)):(\d{1,5})")

@@ -13,7 +13,7 @@ from itertools import zip_longest
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.untrusted import printable
 from hetpeer.dht.identity.addresses import Address, is_far, parse_address
-from hetpeer.peer.arrival.invites import MAX_ADDRESSES, RUN_ID, Destination, is_loopback
+from hetpeer.peer.arrival.destinations import MAX_ADDRESSES, RUN_ID, Destination, is_loopback
 
 SERVICE = "_hetpeer._tcp.local."
 VERSION = "1"

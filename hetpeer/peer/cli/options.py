@@ -21,7 +21,7 @@ from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError
 from hetpeer.peer.process.console import JsonFormatter, PlainFormatter, show_from
 
 if TYPE_CHECKING:
-    from hetpeer.peer.arrival.invites import Destination
+    from hetpeer.peer.arrival.destinations import Destination
     from hetpeer.peer.control.control_messages import DaemonStatus
 
 T = TypeVar("T")
@@ -194,8 +194,7 @@ def asked(texts: list[str] | None, home: Path | None, run: str = "") -> Destinat
     Raises `LocalError` HP-ADDR-001, HP-ADDR-002, HP-ADDR-003; HP-CTL-001 where `home` is a run directory that
     nobody serves.
     """
-    from hetpeer.peer.arrival.invites import destination
-    from hetpeer.peer.arrival.known_runs import back_to
+    from hetpeer.peer.arrival.destinations import back_to, destination
     from hetpeer.peer.process.home import default_home
 
     here = None if texts or run else standing_here(home)
@@ -214,8 +213,7 @@ def joined_by(texts: list[str], home: Path, run: str = "", *, near: bool = False
     Remembered addresses do not count as given. `near`: without a run joined before, one of the local network
     will do. Raises `LocalError` HP-ADDR-001, HP-ADDR-002, HP-ADDR-003.
     """
-    from hetpeer.peer.arrival.invites import Destination, destination
-    from hetpeer.peer.arrival.known_runs import back_to
+    from hetpeer.peer.arrival.destinations import Destination, back_to, destination
 
     named = destination(texts, run)
     if named.addresses:

@@ -20,9 +20,8 @@ from hetpeer.dht.identity.addresses import Address
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.arrival.credentials import Credentials, credentials
+from hetpeer.peer.arrival.destinations import Destination, known_run
 from hetpeer.peer.arrival.find_run import FoundRun, arrived
-from hetpeer.peer.arrival.invites import Destination
-from hetpeer.peer.arrival.known_runs import known_run
 from hetpeer.peer.arrival.lan_notices import chosen
 from hetpeer.peer.daemon.volunteer_progress import VolunteerProgress
 from hetpeer.peer.limits.amounts import size

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.peer.arrival.invites import RUN_ID
+from hetpeer.peer.arrival.destinations import RUN_ID
 
 FETCHED = ("graph", "state", "data")
 """Folders of a run whose files others have, too."""

@@ -19,8 +19,8 @@ from hetpeer.dht.base.errors import ExitCode, LocalError, RemoteError
 from hetpeer.dht.identity.addresses import Address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig
+from hetpeer.peer.arrival.destinations import Destination
 from hetpeer.peer.arrival.find_run import fetch_manifest
-from hetpeer.peer.arrival.invites import Destination
 from hetpeer.peer.process.home import Home
 
 _log = logging.getLogger(__name__)

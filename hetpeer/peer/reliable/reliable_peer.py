@@ -32,9 +32,9 @@ from hetpeer.dht.identity.addresses import Address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.p2pd.listener import CONTROL as CONTROL_BUDGET
+from hetpeer.peer.arrival.destinations import Invite
 from hetpeer.peer.arrival.find_run import tell_reach_forever
 from hetpeer.peer.arrival.invite_file import Inviting
-from hetpeer.peer.arrival.invites import Invite
 from hetpeer.peer.arrival.rendezvous import join_address, near_address, open_config
 from hetpeer.peer.control.owned_daemon import AttendedDaemon, attended
 from hetpeer.peer.limits.settings import Where

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from hetpeer.bootstrap.log.credit_ranking import RankedPeer, Ranking
     from hetpeer.bootstrap.run.manifest import Manifest, SignedManifest
     from hetpeer.dht.discovery import Advert, Roster, TaskBoard, TaskNote
-    from hetpeer.peer.arrival.invites import Destination
+    from hetpeer.peer.arrival.destinations import Destination
 
 ANSWER_S = 4.0
 ALL_S = 6.0

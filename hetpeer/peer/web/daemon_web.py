@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute
 from hetpeer.bootstrap.run.durable_files import temporary_folder
 from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.dht.discovery import Roster, TaskBoard
-from hetpeer.peer.arrival.invites import Destination
+from hetpeer.peer.arrival.destinations import Destination
 from hetpeer.peer.control.control_messages import ControlRequest
 from hetpeer.peer.control.owned_daemon import is_service
 from hetpeer.peer.daemon.owner_wishes import DaemonState

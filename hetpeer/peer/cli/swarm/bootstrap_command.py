@@ -11,7 +11,7 @@ from hetpeer.peer.cli.options import DashboardOption, HomeOption, need_lan, only
 from hetpeer.peer.process.console import tell
 
 if TYPE_CHECKING:
-    from hetpeer.peer.arrival.invites import Invite
+    from hetpeer.peer.arrival.destinations import Invite
 
 
 def bootstrap(
@@ -68,7 +68,7 @@ def bootstrap(
     Without DIR: serve as a rendezvous and relay, where peers of any run find each other (--peers).
     """
     from hetpeer.bootstrap.state.placement_policies import DEFAULT, PLACEMENT_POLICIES
-    from hetpeer.peer.arrival.invites import destination
+    from hetpeer.peer.arrival.destinations import destination
     from hetpeer.peer.process.home import Home, default_home
     from hetpeer.peer.process.lifecycle import run_daemon
 

@@ -24,7 +24,7 @@ from hetpeer.peer.cli.options import (
 from hetpeer.peer.limits.amounts import blocks_text
 
 if TYPE_CHECKING:
-    from hetpeer.peer.arrival.invites import Destination
+    from hetpeer.peer.arrival.destinations import Destination
     from hetpeer.peer.planning.step_prediction import Prediction
 
 WATCH_S = 5.0

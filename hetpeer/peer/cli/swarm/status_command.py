@@ -27,7 +27,7 @@ from hetpeer.peer.cli.options import (
 from hetpeer.peer.cli.swarm.status_text import Here, lines, own_lines, tables
 
 if TYPE_CHECKING:
-    from hetpeer.peer.arrival.invites import Destination
+    from hetpeer.peer.arrival.destinations import Destination
     from hetpeer.peer.watching.swarm_status import SwarmStatus
     from hetpeer.peer.web.machine_load import LoadMeter
 

@@ -18,7 +18,7 @@ from hetpeer.peer.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from hetpeer.peer.arrival.invites import Destination
+    from hetpeer.peer.arrival.destinations import Destination
     from hetpeer.peer.checkup.findings import Finding
 
 
@@ -42,7 +42,7 @@ def doctor(
     this machine. Changes nothing; needs no network without an invite. The exit status is that of the first
     failure.
     """
-    from hetpeer.peer.arrival.invites import destination
+    from hetpeer.peer.arrival.destinations import destination
     from hetpeer.peer.checkup import findings
     from hetpeer.peer.process.home import default_home
 

@@ -100,7 +100,7 @@ def join(
 
     here = home or default_home()
 
-    from hetpeer.peer.arrival.invites import destination
+    from hetpeer.peer.arrival.destinations import destination
     from hetpeer.peer.daemon.dry_run import try_out
     from hetpeer.peer.daemon.join_run import join as take_part
     from hetpeer.peer.daemon.presence import JoinOptions
