@@ -10,8 +10,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from hetpeer.bootstrap.storage import state_cache
-from hetpeer.bootstrap.storage.state_cache import AT_LEAST_S, FRESH_S, StateCache
+from hetpeer.bootstrap.storage import file_service
+from hetpeer.bootstrap.storage.file_service import AT_LEAST_S, FRESH_S, StateCache
 from hetpeer.dht.base.errors import ProtocolError
 
 SIZE = 100
@@ -21,9 +21,9 @@ class Store:
     """Copies of SIZE bytes of whatever is asked for, but of what is nowhere."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
-        monkeypatch.setattr(state_cache, "MOST", room * SIZE)
-        monkeypatch.setattr(state_cache, "OF_THE_LARGEST", 0)
-        monkeypatch.setattr(state_cache, "UNSEEN", SIZE)
+        monkeypatch.setattr(file_service, "MOST_COPIED", room * SIZE)
+        monkeypatch.setattr(file_service, "OF_THE_LARGEST", 0)
+        monkeypatch.setattr(file_service, "UNSEEN", SIZE)
         self.absent: set[str] = set()
         self.here: list[str] = []
         self.most = self.made = 0
