@@ -4,9 +4,9 @@ import pytest
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member.early_tensors import MAX_EARLY, NEAR, EarlyTensor, EarlyTensors, Origin
 from hetpeer.averaging.member.held_step import Bundle
 from hetpeer.averaging.member.member import Phase
+from hetpeer.averaging.member.position import MAX_EARLY, NEAR, EarlyTensor, EarlyTensors, Origin
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.routes import Hop
 from tests.averaging.rig import LINE, ME, STEP, begin, member_in, place

@@ -28,7 +28,7 @@ from hivemind.utils.timed_storage import ValueWithExpiration
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
-from hetpeer.averaging.member.early_tensors import MAX_EARLY
+from hetpeer.averaging.member.position import MAX_EARLY
 from hetpeer.averaging.member.tensor_heads import ActivationHead, ShardHead
 from hetpeer.averaging.messages import CONTROL_PROTOCOL
 from hetpeer.bootstrap.storage.file_service import PROTOCOL as FILES

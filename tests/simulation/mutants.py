@@ -12,9 +12,9 @@ from typing import Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import Effect, StepId, SumParts
-from hetpeer.averaging.member.early_tensors import Due, Origin
 from hetpeer.averaging.member.held_step import HeldStep
 from hetpeer.averaging.member.member import Member
+from hetpeer.averaging.member.position import Due, Origin
 from hetpeer.averaging.member.work_in_progress import WorkInProgress
 from hetpeer.averaging.reduce.holder_reduce import Reduction
 from hetpeer.averaging.reduce.tied_parameters import Ties

@@ -19,7 +19,7 @@ from hetpeer.averaging.effects import (
     Tell,
     TestifyParts,
 )
-from hetpeer.averaging.member.early_tensors import Due, Origin
+from hetpeer.averaging.member.position import Due, Origin
 from hetpeer.averaging.member.step_vote import ModelShape, StepVote
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.pipeline import Pipeline

@@ -30,9 +30,8 @@ from hetpeer.averaging.effects import (
     Stop,
     Tell,
 )
-from hetpeer.averaging.member.early_tensors import Origin
 from hetpeer.averaging.member.held_step import HeldStep
-from hetpeer.averaging.member.position import Position
+from hetpeer.averaging.member.position import Origin, Position
 from hetpeer.averaging.member.step_vote import ModelShape
 from hetpeer.averaging.member.work_in_progress import WorkInProgress
 from hetpeer.stages.pipeline.schedule_1f1b import InFlightWindow

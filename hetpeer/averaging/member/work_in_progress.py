@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import Effect, EndStep, Look, Shard, StepId, Tell
-from hetpeer.averaging.member.early_tensors import Due, EarlyTensor, EarlyTensors, Origin, due_outside
 from hetpeer.averaging.member.held_step import Bundle, HeldStep
-from hetpeer.averaging.member.position import Position
+from hetpeer.averaging.member.position import Due, EarlyTensor, EarlyTensors, Origin, Position, due_outside
 from hetpeer.stages.pipeline.effects import Handle, Release, TaskKey
 from hetpeer.stages.pipeline.gradient_slots import GradientSlots
 from hetpeer.stages.pipeline.routes import Route
