@@ -26,10 +26,9 @@ from hetpeer.bootstrap.authoring.user_code import (
     author_samples,
     build_objective,
 )
-from hetpeer.bootstrap.run.amendment import Coordinators
 from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors, sync_folder
 from hetpeer.bootstrap.run.manifest import Manifest, Name, public_bytes, sign, validated
-from hetpeer.bootstrap.run.manifest_part import Count, Positive
+from hetpeer.bootstrap.run.owner_signature import Coordinators, Count, Positive
 from hetpeer.bootstrap.run.run_directory import FOLDERS, Author, RunDirectory
 from hetpeer.bootstrap.run.settings import (
     AdmissionSettings,

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import msgpack
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hetpeer.bootstrap.run.amendment import PeerId
+from hetpeer.bootstrap.run.owner_signature import PeerId
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.base.untrusted import unpack
 

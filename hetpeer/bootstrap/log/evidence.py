@@ -13,9 +13,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from hetpeer.bootstrap.log.volunteer_log import Record, read_event, read_events
-from hetpeer.bootstrap.run.amendment import PeerId
 from hetpeer.bootstrap.run.manifest import Digest
-from hetpeer.bootstrap.run.manifest_part import Count
+from hetpeer.bootstrap.run.owner_signature import Count, PeerId
 from hetpeer.dht.base.errors import ProtocolError
 
 Key = tuple[int, int, int, int, int]

@@ -7,41 +7,17 @@ itself counts as number 0 with empty lists; the highest number is in force.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from hetpeer.bootstrap.run.manifest_part import ManifestPart, Positive
-from hetpeer.bootstrap.run.owner_signature import AMENDMENT
+from hetpeer.bootstrap.run.owner_signature import AMENDMENT, Coordinators, ManifestPart, PeerId, Positive
 from hetpeer.bootstrap.run.vouchers import Serial
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.untrusted import first_wrong
-
-
-def _peer_id(text: str) -> str:
-    if not re.fullmatch(r"[1-9A-HJ-NP-Za-km-z]{10,100}", text):
-        raise ValueError(f"{text[:100]!r} is not the id of a peer, as hetpeer id prints it")
-    return text
-
-
-PeerId = Annotated[str, AfterValidator(_peer_id)]
-
-
-def _odd_and_different(peers: tuple[str, ...]) -> tuple[str, ...]:
-    if len(peers) % 2 == 0 or len(set(peers)) < len(peers):
-        raise ValueError(f"1, 3 or 5 different reliable peers, not {len(peers)}")
-    return peers
-
-
-Coordinators = Annotated[
-    tuple[PeerId, ...], Field(min_length=1, max_length=5), AfterValidator(_odd_and_different)
-]
-"""Ids of the reliable peers. Their number is odd: an even one tolerates no more failures than one less."""
-
 
 MAX_LISTED = 256
 Peers = Annotated[tuple[PeerId, ...], Field(max_length=MAX_LISTED)]

@@ -19,10 +19,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from hetpeer.averaging.reduce.tied_parameters import Tie
-from hetpeer.bootstrap.run.amendment import Coordinators, SignedAmendment, read_amendment
+from hetpeer.bootstrap.run.amendment import SignedAmendment, read_amendment
 from hetpeer.bootstrap.run.durable_files import FILE_NAME
-from hetpeer.bootstrap.run.manifest_part import Count, ManifestPart, Positive
-from hetpeer.bootstrap.run.owner_signature import MANIFEST
+from hetpeer.bootstrap.run.owner_signature import MANIFEST, Coordinators, Count, ManifestPart, Positive
 from hetpeer.bootstrap.run.settings import (
     AdmissionSettings,
     AveragingSettings,

@@ -1,4 +1,4 @@
-"""Files that a run's owner signs: canonical bytes of some fields, and the signature over them.
+"""Files that a run's owner signs: the base of their parts, their canonical bytes and the signature over them.
 
 Canonical bytes are msgpack with sorted keys, so equal values have equal bytes. The kind of file is part of
 the signed bytes, so a signature for one kind is never valid for another.
@@ -6,12 +6,44 @@ the signed bytes, so a signature for one kind is never valid for another.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgpack
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=0, lt=2**60)]
+Positive = Annotated[int, Field(ge=1, lt=2**31)]
+
+
+class ManifestPart(BaseModel):
+    """A part of the manifest. Unknown fields are ignored, so that later versions may add some."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+def _peer_id(text: str) -> str:
+    if not re.fullmatch(r"[1-9A-HJ-NP-Za-km-z]{10,100}", text):
+        raise ValueError(f"{text[:100]!r} is not the id of a peer, as hetpeer id prints it")
+    return text
+
+
+PeerId = Annotated[str, AfterValidator(_peer_id)]
+
+
+def _odd_and_different(peers: tuple[str, ...]) -> tuple[str, ...]:
+    if len(peers) % 2 == 0 or len(set(peers)) < len(peers):
+        raise ValueError(f"1, 3 or 5 different reliable peers, not {len(peers)}")
+    return peers
+
+
+Coordinators = Annotated[
+    tuple[PeerId, ...], Field(min_length=1, max_length=5), AfterValidator(_odd_and_different)
+]
+"""Ids of the reliable peers. Their number is odd: an even one tolerates no more failures than one less."""
 
 
 def pack(value: Any) -> bytes:

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from hetpeer.averaging.optim.adam import AdamW
 from hetpeer.averaging.optim.update_rules import AnyRule
 from hetpeer.bootstrap.run.admission_policies import ADMISSION_POLICIES
-from hetpeer.bootstrap.run.manifest_part import Count, ManifestPart, Positive
+from hetpeer.bootstrap.run.owner_signature import Count, ManifestPart, Positive
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.data.microbatches import size_of
 from hetpeer.stages.links.codec import Codec, dense_codec_names

@@ -10,8 +10,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import Field
 
-from hetpeer.bootstrap.run.manifest_part import ManifestPart, Positive
-from hetpeer.bootstrap.run.owner_signature import SignedKind
+from hetpeer.bootstrap.run.owner_signature import ManifestPart, Positive, SignedKind
 
 VOUCHER: Final = SignedKind("voucher", 512)
 
