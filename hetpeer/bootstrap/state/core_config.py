@@ -1,15 +1,12 @@
-"""Settings of the coordinator's and the volunteers' cores, from a run's manifest."""
+"""Settings of a coordinator's core, from a run's manifest."""
 
 from __future__ import annotations
 
 import random
 import secrets
 
-from hetpeer.averaging.effects import EVERY_ID
-from hetpeer.averaging.member.step_vote import ModelShape
 from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.bootstrap.conduct.reputation import CheckRules
-from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.step_workload import of_links, of_manifest
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
@@ -69,18 +66,4 @@ def coordinator_config(run: RunDirectory, *, placement: str | None = DEFAULT) ->
             )
             for block in manifest.blocks
         ],
-    )
-
-
-def shape_of(manifest: Manifest) -> ModelShape:
-    """Sizes of the model for a volunteer's core.
-
-    Ids below `head_start` of an overlapped step may run before its predecessor is committed; default: all.
-    """
-    training = manifest.training
-    return ModelShape(
-        sizes={block.index: block.vector_count for block in manifest.blocks},
-        slot_capacity=training.slot_size,
-        ties=Ties(manifest.ties),
-        head_start=EVERY_ID if training.head_start is None else training.head_start,
     )

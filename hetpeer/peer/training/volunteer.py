@@ -20,8 +20,10 @@ from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.member import Effect, Member, Origin, Phase
 from hetpeer.averaging.member.position import choose_place
+from hetpeer.averaging.member.step_vote import ModelShape
 from hetpeer.averaging.member.tensor_heads import ActivationHead
-from hetpeer.bootstrap.state.core_config import shape_of
+from hetpeer.averaging.reduce.tied_parameters import Ties
+from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.dht.base import failpoints
 from hetpeer.dht.base.errors import LocalError, short_id
 from hetpeer.dht.base.runtime import TaskSet
@@ -100,7 +102,7 @@ class Volunteer:
             work=credentials.work,
         )
         self._window = InFlightWindow()
-        self.member = Member(node.peer_id, hello, shape_of(self._manifest), self._window)
+        self.member = Member(node.peer_id, hello, _shape_of(self._manifest), self._window)
         self.session = ControlSession(
             node,
             files.membership_config,
@@ -368,3 +370,17 @@ class Volunteer:
         incarnation = await asyncio.to_thread(self._home.next_incarnation)
         self.perform(self.member.reborn(incarnation))
         self.session.renew()
+
+
+def _shape_of(manifest: Manifest) -> ModelShape:
+    """Sizes of the model for a volunteer's core.
+
+    Ids below `head_start` of an overlapped step may run before its predecessor is committed; default: all.
+    """
+    training = manifest.training
+    return ModelShape(
+        sizes={block.index: block.vector_count for block in manifest.blocks},
+        slot_capacity=training.slot_size,
+        ties=Ties(manifest.ties),
+        head_start=e.EVERY_ID if training.head_start is None else training.head_start,
+    )
