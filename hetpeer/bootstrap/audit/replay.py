@@ -2,8 +2,7 @@
 
 The reference runs in a process of its own (reference.py, two threads) and takes about as long as one machine
 needs for the run. AdamW divides the scale of a gradient out again, so losses alone would not tell a gradient
-that is wrong by a constant factor: the gradients' norms and the last checkpoint's parameters and moments are
-compared too.
+that is wrong by a constant factor: gradients' norms and the last checkpoint's state are compared, too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Equivalence of the blocks and the author's module: one microbatch by both, before the manifest is signed.
 
 A trace records operators only. It silently drops everything else that decides a gradient (a custom backward,
-a hook) or a loss (Python state, a cast by autocast). So the numbers themselves are compared, on the author's
-machine.
+a hook) or a loss (Python state, a cast by autocast). So the author's machine compares the numbers themselves.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The author's model and loss as one module: it takes a batch by name and returns the loss. It is traced and
-trained.
+"""The author's model and loss as one module, which takes a batch by name and returns the loss.
 
 The model becomes an instance of a subclass of its own class with another `forward`. So the names of its
 parameters, its state dict and its modes stay the author's own.

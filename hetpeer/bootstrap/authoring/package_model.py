@@ -1,6 +1,4 @@
-"""The model's part of a run directory: traced, cut, written block by block, with the data that export
-needs.
-"""
+"""The model's part of a run directory: traced, cut, written block by block, with what export needs."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 The journal is an append-only file of ballots and entries, one frame after another. An entry is written with
 its place. An entry at a place that is taken cuts off what was there; nothing is ever overwritten. The file is
-kept as in bootstrap/log/record_log.py: a torn tail was never acknowledged, and damage to anything else is
-refused.
+kept as in bootstrap/log/record_log.py: a torn tail was never acknowledged, other damage is refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Messages between reliable peers about the log, and its entries.
 
-Lengths count entries from the beginning of the log: "the entries before `length`" are those with places 0 to
-length - 1.
+Lengths count entries from the beginning of the log: those "before `length`" have places 0 to length - 1.
 """
 
 from __future__ import annotations

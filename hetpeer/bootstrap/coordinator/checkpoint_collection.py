@@ -1,8 +1,7 @@
 """Checkpoint collection: who uploads which block, and when all states have arrived.
 
 Pure. A checkpoint exists once one log record names the digests of all its blocks, so it is a consistent cut
-by construction. The digests are those on which most volunteers agree that made these states; the uploader's
-own word is not enough.
+by construction. The digests are those on which most volunteers agree that made these states.
 """
 
 from __future__ import annotations

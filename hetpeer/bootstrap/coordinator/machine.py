@@ -10,8 +10,7 @@ event in which state. These methods enter other states:
 | `go_back` | any but FINISHED | WAITING, or SYNCING while holders report the state that they kept |
 | `_end` | any | FINISHED: complete, or it cannot go on |
 
-Pure: time in, effects out. Events of volunteers are handled in coordinator.py and end in a call of this
-machine.
+Pure: time in, effects out. coordinator.py handles events of volunteers, and ends in a call of this machine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Rebalancing: a planner proposes another division of the blocks while the run goes on.
 
-Pure. Volunteers that get other blocks lose their state. So they are moved only while the current version lies
-complete in the checkpoint store, where everybody can fetch it (docs/planning.md, "Replanning a running
-swarm").
+Pure. Volunteers that get other blocks lose their state. So they are moved only while everybody can fetch the
+current version from the checkpoint store (docs/planning.md, "Replanning a running swarm").
 """
 
 from __future__ import annotations

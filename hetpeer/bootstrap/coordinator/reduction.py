@@ -1,8 +1,7 @@
 """A reduce at the coordinator: one plan after another, until all holders have voted alike on the latest.
 
-Pure. The caller decides what is added: a step's exact cover, or the states of clusters that average. Holders
-report peers that spoil or delay a plan; those reports exclude reducers from the next plan
-(reduce_complaints.py).
+Pure. The caller decides what is added: a step's exact cover, or the states of clusters that average. Reports
+on peers that spoil or delay a plan exclude reducers from the next one (reduce_complaints.py).
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""The step barrier: which volunteers the next step waits for while they fetch, who enters a step while it
-runs, and who fills a gap.
+"""The step barrier: volunteers that the next step waits for, late joiners of a step, and who fills a gap.
 
 Pure. Where peers come and go in minutes, a step is too long to wait for its end. A late joiner fetches the
 state with which the step began and enters, to share its work or to hold an orphaned block. It fetches from
 other holders, or from the checkpoint store if a block has lost its last one. So the step need not be given up
-for an orphaned block: the others keep their work, and leftovers find their way to the new holder
-(docs/protocol.md, leftovers).
+for an orphaned block: others keep their work, and leftovers find the new holder (docs/protocol.md).
 
 A volunteer that is too slow for that, because steps are short or its link is slow, is waited for; half as
 long after each wait in vain. All these waits together take at most a share of the training time, however many

@@ -2,8 +2,7 @@
 
 Pure. Per block a mapping id → holder; an id is counted once or not at all, however often it is reported.
 Slots are reported one by one and accepted block by block. A slot that is disjoint from the ledger counts. Of
-two slots that overlap the smaller is dropped, and ids that it alone held are open again (docs/protocol.md,
-step 4).
+two that overlap the smaller is dropped, and ids that it alone held are open again (docs/protocol.md, step 4).
 """
 
 from __future__ import annotations

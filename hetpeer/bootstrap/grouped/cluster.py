@@ -1,5 +1,4 @@
-"""One cluster of a grouped run: it has a coordinator of its own, and falls apart where a whole run would roll
-back.
+"""One cluster of a grouped run: it has a coordinator, and falls apart where a whole run would roll back.
 
 Pure. It is *forming* until all its places are taken by prepared volunteers; a planner may propose another cut
 of the blocks for them. Then the run *founds* it from a checkpoint; it fetches that and trains. It dissolves

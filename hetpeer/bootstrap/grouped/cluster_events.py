@@ -1,8 +1,7 @@
 """Consequences for all clusters of what has happened in one of them.
 
 Pure. Clusters that have fallen apart are removed, averagings are decided and installed, clusters are founded,
-queue up and average, and at the end the run is closed (docs/averaging.md, "Grouped runs"). This module alone
-sets the state of a grouped run.
+queue up and average, and at the end the run is closed. This module alone sets the state of a grouped run.
 """
 
 from __future__ import annotations

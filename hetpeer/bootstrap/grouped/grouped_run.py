@@ -1,5 +1,4 @@
-"""A grouped run: clusters train batches of their own, and average with others that are ready at about the
-same time.
+"""A grouped run: clusters train batches of their own, and average with others that are ready about then.
 
 Pure. Each cluster has a coordinator (cluster.py), whose volunteers work in it as in an exact run. This module
 passes events on to a cluster, an averaging, or the unassigned volunteers. cluster_agenda.py decides what

@@ -1,5 +1,4 @@
-"""Every contribution of a run: each microbatch that was used, late, or lost, and the version it was computed
-with.
+"""Every contribution of a run: each microbatch that was used, late, or lost, and the version it used.
 
 Pure. That a contribution was *used*, and its base version, are signed by holders. That it was *late* or
 *lost* is the coordinator's statement in the log, since a lost volunteer can sign nothing. Docs:

@@ -1,7 +1,6 @@
 """Credit of each peer: samples times blocks counted in commits, from the log alone.
 
-Pure. A commit says which peer did how much of it, and counts as long as it is part of the result. Docs:
-credit.md.
+Pure. A commit says which peer did how much of it, and counts while it is part of the result. Docs: credit.md.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 The file is durable when `append` returns. A frame is a head of 16 bytes (payload length u32, check of the
 head, 8 bytes of the payload's blake3) and the payload, a record as msgpack. A crash while appending leaves a
 cut frame, or a file grown by zeros; that tail was never acknowledged and is cut off on open. Any other
-inconsistency is damage to acknowledged records. It is refused with its offset, because going on would forget
-a decision.
+inconsistency is damage to acknowledged records, and refused: going on would forget a decision.
 
 In memory records are kept as bytes, in a fifth of the space of objects; they are read seldom. A record that
 another sequence keeps takes next to nothing.

@@ -1,5 +1,4 @@
-"""Unused work of a step: microbatches that were late, or lost and computed again under the same id, and by
-whom.
+"""Unused work of a step, by peer: microbatches that were late, or lost and computed again.
 
 Pure. The coordinator writes it into the step's commit record; `hetpeer audit` lists it beside the used work.
 Docs: asynchronous.md, "Every contribution".

@@ -1,13 +1,11 @@
 """Sessions of volunteers with a coordinator: admission, rate limits, and the end of sessions.
 
 A session is a channel (dht/channels/channel.py) that begins with a Hello. A peer that is not admitted loses
-its channel, and so does a peer that lets messages to it pile up. The `SessionHost` (driver.py) handles the
-messages.
+its channel, as does one that lets messages to it pile up. The `SessionHost` (driver.py) handles the messages.
 
 Each peer has a rate limit: excess messages are delayed, never dropped; other peers are unaffected. The limit
 is set so that no peer keeps the event loop and the parser busy (SECURITY.md). A new session of a known
-volunteer is costly: its departure goes into the replicated log, and others repeat its work. So few sessions
-are allowed.
+volunteer is costly, since its departure is logged and others repeat its work: few are allowed.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ Routes prefer fast links and links within a cluster, since planners put neighbou
 mean peer (`leaving`): a route uses it only if the load of the peers is that uneven.
 
 With an adaptive codec each volunteer's links have a target (docs/links.md): a link should take no longer than
-the time between two microbatches of its sender. This is longer for a slow holder, as holders of a block share
-its microbatches by speed.
+the time between two microbatches of its sender, which is longer for a slow holder.
 
 Issue limits bound the harm of a volunteer that takes ids and does not do them. Many such ids make a step wait
 for two stall timeouts. A few do not: the last ids of a step are handed out a second time without a stall. A

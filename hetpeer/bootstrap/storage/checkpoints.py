@@ -3,8 +3,7 @@
 Each block's file is written whole and named by version and state digest, so nothing that counts is ever
 overwritten. A checkpoint exists only once one log record names the digests of all blocks: `seal` returns that
 record and the caller appends it to the log. A crash before that leaves files which no record names, and
-`prune` removes them. The run's initial state is version 0; its record is in no log, the manifest stands for
-it.
+`prune` removes them. The run's initial state is version 0; the manifest stands for its record.
 """
 
 from __future__ import annotations

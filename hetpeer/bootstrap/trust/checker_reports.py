@@ -1,7 +1,6 @@
-"""Report of one checker: what it computed again, its fingerprints, and others' comparisons of its bundles.
-Pure.
+"""Report of one checker: what it computed again, its fingerprints, others' comparisons of its bundles.
 
-Docs: trust.md.
+Pure. Docs: trust.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""One spot check: another holder computes a contribution again, and fingerprints are compared
-(docs/trust.md). Pure.
+"""One spot check: another holder computes a contribution again, and fingerprints are compared. Pure.
 
-step_spot_checks.py decides which holder lends which tensors to the checker and when, and acts on the verdict.
+step_spot_checks.py decides who lends the checker which tensors when, and acts on the verdict (docs/trust.md).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The spot checks of one step: their checkers, the lenders of inputs, and the outcomes (docs/trust.md). Pure.
 
 Another holder of the same blocks computes a contribution again. Its fingerprints are compared with those of
-the sums and bundles that others received. If two differ, a third decides. The commit waits for the checks, up
-to a time-out.
+the sums and bundles that others received. If two differ, a third decides. The commit waits, up to a time-out.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 A key is drawn only after all voted alike. Senders then state the fingerprints of their parts under this key,
 and receivers those of the sums. Fingerprints are linear: they add up as the vectors do. Whole blocks are
 compared first. For a block that does not add up, each reducer's share is compared under the same key. A
-peer's statements on the shares must add up to its statement on the whole; otherwise it could adapt them to
-what is compared.
+peer's statements on the shares must add up to that on the whole, or it could adapt them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Proofs of the sums in one reduce, plan after plan, until they are proven (docs/trust.md, "Proofs of sums").
-Pure.
+"""Proofs of the sums in one reduce, plan after plan, until they are proven. Docs: trust.md. Pure.
 
 A step is not committed before its sums are proven: the fingerprints of the parts, stated by their senders,
 must add up to the fingerprint of the sum. If they do not, there may be a dispute. In the next plan another

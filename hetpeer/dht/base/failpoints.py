@@ -1,5 +1,4 @@
-"""Places where a process can be made to die, so that tests cover every gap between two effects of the
-protocol.
+"""Places where a process can be made to die, so that tests cover every gap between two effects.
 
 `HETPEER_FAIL=NAME:N` kills the process (SIGKILL) when the place NAME is reached for the N-th time. Several
 entries are separated by commas. `NAME:N@FILE` kills only one of the processes that share FILE: the first to

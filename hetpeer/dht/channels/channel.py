@@ -2,8 +2,7 @@
 
 A stream ends when p2pd restarts or a connection drops. A channel outlives it: each side numbers its frames
 and keeps them until the other has acknowledged them (`Outbox`, pure); a new stream goes on where the last one
-ended. The channel is lost only when a side has lost its memory (its process was restarted); then its owner
-starts again from nothing.
+ended. The channel is lost only when the process of a side was restarted; its owner starts again from nothing.
 
 `Channel` moves frames for both sides; `dial` and `ChannelServer` (channel_server.py) open streams.
 """

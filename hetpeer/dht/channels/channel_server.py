@@ -1,6 +1,4 @@
-"""Streams for channels: the dialling side reopens broken streams, the serving side finds the
-channel again.
-"""
+"""Streams for channels: the dialling side reopens broken ones, the serving side finds the channel again."""
 
 from __future__ import annotations
 

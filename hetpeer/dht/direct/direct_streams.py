@@ -1,10 +1,8 @@
-"""Direct streams: TCP with TLS, past p2pd, to peers whose port can be reached. Docs: links.md, "Direct
-lanes".
+"""Direct streams past p2pd: TCP with TLS to peers whose port can be reached (links.md, "Direct lanes").
 
 The first stream to a peer goes over libp2p. Meanwhile the peer is asked for its direct port
 (tls_listener.py), and that is tried. If it answers, the streams over libp2p are cut, their owners open them
-again, and these and later ones go to that port. If it does not, nothing changes, and it is tried again after
-a while.
+again, and these and later ones go to that port. Otherwise nothing changes, and it is tried again later.
 """
 
 from __future__ import annotations

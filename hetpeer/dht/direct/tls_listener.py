@@ -1,8 +1,7 @@
 """The direct port: TCP with TLS for peers that libp2p has introduced. Docs: links.md, "Direct lanes".
 
 A peer that asks over libp2p, which proves its id, is told the port, the certificate that answers there and a
-ticket of its own. At the direct port the ticket proves the caller's id, and the certificate proves ours. Both
-live as long as this process.
+ticket of its own. There the ticket proves its id and the certificate ours; both live as long as this process.
 """
 
 from __future__ import annotations

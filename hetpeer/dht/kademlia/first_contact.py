@@ -1,7 +1,6 @@
 """First contact with the peers to join by: a hello, what it reveals, and plain reasons when it fails.
 
-We connect to each address ourselves, because p2pd's own `-b` ends the process when none answers and does not
-say which one refused and why.
+We connect to each address ourselves: p2pd's own `-b` ends the process when none answers, without a reason.
 
 hivemind refuses peers whose wall clock is more than 3 s off, but says so only in a log. A second process with
 the same key makes streams end at the wrong one. The answer to a hello shows both: the peer's wall time, and

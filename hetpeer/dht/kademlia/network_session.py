@@ -1,7 +1,6 @@
 """One life of the network: a p2pd, its connections, and hivemind's DHT node on top.
 
-`Node` makes a new session when p2pd dies. Only this file, records.py and addresses.py
-touch hivemind's classes.
+`Node` makes a new one when p2pd dies. Only this file, records.py and addresses.py touch hivemind's classes.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 hivemind 1.1.12 by itself lets a plain value wipe a dictionary of signed ones, binds no key to a peer id,
 stores every signed record without limit, and believes what an answer says about itself. Every hetpeer node
-checks what it stores and what it reads with `OwnerValidator`, so a key can hold only one value for each peer,
-put there by that peer.
+checks what it stores and reads with `OwnerValidator`: a key holds one value for each peer, put there by it.
 
 A record on the wire is an envelope around the msgpack value (all integers little-endian):
 
@@ -11,8 +10,7 @@ A record on the wire is an envelope around the msgpack value (all integers littl
     u16      length of the public key      u16  length of the signature
     public key (DER), signature, value
 
-The signature covers key, subkey, expiration and value, so no record can be replayed under another key or
-later.
+The signature covers key, subkey, expiration and value: no record can be replayed elsewhere or later.
 
 A key holds MAX_RECORDS (table.py). All keys that this node does not use itself (foreign keys) share
 MAX_FOREIGN_RECORDS. A record without room is refused; stored records keep their place. Nothing is cached: a

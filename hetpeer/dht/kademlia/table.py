@@ -10,8 +10,7 @@ signature) are 3.6 MiB. 16 shards of 256 have room for 4,096 peers; of 3,000 pee
 gets 188 ± 13, and 256 is five standard deviations away.
 
 An attacker who fills a shard with identities of his own hides newcomers in that shard only: a peer with a
-record keeps its place as long as it renews the record. An id belongs to one shard of the roster, so 256 ids
-fill one shard and not all.
+record keeps its place as long as it renews it. An id belongs to one shard, so 256 ids do not fill all.
 """
 
 from __future__ import annotations

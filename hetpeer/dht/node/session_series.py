@@ -1,7 +1,6 @@
 """The sessions of one node, one after the other, each configured by the known addresses and relays.
 
-`Contacts` keeps the peers across sessions: it redials lost peers to join by, and after a restart of p2pd
-those met lately.
+`Contacts` redials lost peers to join by, and after a restart of p2pd those met lately.
 """
 
 from __future__ import annotations

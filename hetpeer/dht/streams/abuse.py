@@ -6,8 +6,7 @@ its streams must reach a floor while a frame is incomplete. A stream drips if by
 hardly any: no network does that.
 
 Offences. A peer gets a strike for what no honest peer does, even on a slow connection: broken streams, slow
-links and vanished peers are no strikes. Strikes fade. A peer with too many is refused for a while, and longer
-each time.
+links and vanished peers are no strikes. Strikes fade. A peer with too many is refused, longer each time.
 
 Strangers. One network of the internet gets at most a quarter of the streams for strangers, so that the first
 to come cannot keep out everybody else. When all are taken, the stream that has been of no use for longest
