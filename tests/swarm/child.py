@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import signal
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -78,6 +79,11 @@ class Child:
 
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
+
+    def fill_disk(self, log: Path) -> None:
+        """From now on it may write into no file beyond the size of its `log`: the disk is full."""
+        size = log.stat().st_size  # its last words fit: what it says on stderr is shorter
+        resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (size, size))
 
     def helpers(self) -> dict[str, psutil.Process]:
         """Its own children: `p2pd` and `worker`, as far as they run."""

@@ -5,7 +5,6 @@ starts.
 import ctypes
 import dataclasses
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -340,11 +339,6 @@ def small_disk() -> None:
     home = os.environ["HETPEER_HOME"]
     Path(home).mkdir()
     _require(_libc.mount(b"tmpfs", home.encode(), b"tmpfs", 0, b"size=8k"))
-
-
-def small_files() -> None:
-    """No file may grow beyond 24 KiB: what a full disk says, to a coordinator in the middle of a run."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (24 << 10, 24 << 10))
 
 
 def _require(status: int) -> None:

@@ -30,11 +30,12 @@ async def test_bootstrap_is_killed_and_finds_no_room(swarm: Swarm, reference: Re
     workers = [volunteer.helpers()["worker"] for volunteer in volunteers]
     for worker in workers:
         worker.suspend()  # no step ends, and no holder gives its state, whichever place the newcomer gets
-    full = await swarm.bootstrap(before="patient small_files")
+    full = await swarm.bootstrap(before="patient")
     await newcomer.says("waiting for the state of blocks")
     for worker in workers:
         worker.resume()
     await newcomer.says("you are contributing")
+    full.fill_disk(swarm.run.log_path)
     assert await full.ended() == ExitCode.TOO_SMALL
     assert full.said.splitlines()[-1].startswith("HP-DISK-002: no room to write")
 
