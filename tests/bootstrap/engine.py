@@ -20,12 +20,12 @@ from blake3 import blake3
 from hetpeer.bootstrap.authoring.create import create_run
 from hetpeer.bootstrap.log.credit import written
 from hetpeer.bootstrap.log.record_log import Log, read_log
-from hetpeer.bootstrap.log.volunteer_log import EventLog
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.bootstrap.storage.checkpoints import CheckpointStore
 from hetpeer.dht.base.runtime import process_folder
 from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.peer.training.evidence_log import EventLog
 from hetpeer.stages.block import block_state
 from hetpeer.stages.block.block import Block, flat_views, run_range
 from hetpeer.stages.graph.own_operators import Pass

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from hetpeer.bootstrap.log.volunteer_log import (
-    EventLog,
     keep_event,
     last_event,
     read_event,
@@ -16,6 +15,7 @@ from hetpeer.bootstrap.log.volunteer_log import (
 )
 from hetpeer.dht.base.errors import LocalError, ProtocolError
 from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.peer.training.evidence_log import EventLog
 
 RECORD = {"kind": "applied", "step": 3, "cover": [["Qm", [1, 2]]], "state": "ab", "loss": 0.1}
 

@@ -1,7 +1,7 @@
-"""A volunteer's signed log, one line of JSON per event: the evidence that `hetpeer audit` counts.
+"""Lines of volunteers' signed logs, one JSON object per event: the evidence that `hetpeer audit` counts.
 
 A line is {"record", "key", "signature"}: the signature of the writer's peer key over the record's canonical
-msgpack. The file survives `kill -9`. It is evidence and not state, so it is not synced to disk line by line.
+msgpack.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ import base64
 import binascii
 import contextlib
 import errno
-import itertools
 import json
 import os
-from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,63 +28,6 @@ TAIL_BYTES = 2**23
 """Bytes at the end of a file that are searched for its last line."""
 
 Record = dict[str, Any]
-
-
-class EventLog:
-    """One volunteer's own log, open for appending."""
-
-    def __init__(self, path: Path, identity: Identity) -> None:
-        """Open or create the file, and cut off an unfinished last line of a killed process."""
-        self.path = path
-        self._identity = identity
-        with disk_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            with path.open("rb") as file:
-                lengths = (len(one) for one in file if one.endswith(b"\n"))
-                self._ends = array("Q", itertools.accumulate(lengths))
-            """Offset at which each line ends, in bytes."""
-            os.ftruncate(self._descriptor, self._end)
-
-    @property
-    def _end(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    def __len__(self) -> int:
-        """Number of lines."""
-        return len(self._ends)
-
-    def line(self, number: int) -> str:
-        """Line `number`, counted from 0."""
-        start = self._ends[number - 1] if number else 0
-        return os.pread(self._descriptor, self._ends[number] - start, start).decode().rstrip("\n")
-
-    def lines(self, begin: int, most: int) -> list[str]:
-        """Lines from line `begin` on, at most `most` of them."""
-        end = min(begin + most, len(self))
-        if begin >= end:
-            return []
-        start = self._ends[begin - 1] if begin else 0
-        return os.pread(self._descriptor, self._ends[end - 1] - start, start).decode().splitlines()
-
-    def append(self, record: Record) -> str:
-        """Sign and write a record; returns its line. Raises `LocalError` HP-DISK-002, the file unchanged."""
-        line = sign_event(record, self._identity)
-        data = line.encode() + b"\n"
-        with disk_errors(self.path):
-            try:
-                rest = memoryview(data)
-                while rest:
-                    rest = rest[os.write(self._descriptor, rest) :]
-            except OSError:
-                os.ftruncate(self._descriptor, self._end)
-                raise
-        self._ends.append(self._end + len(data))
-        return line
-
-    def close(self) -> None:
-        """Close the file; nothing can be appended any more."""
-        os.close(self._descriptor)
 
 
 def keep_event(path: Path, line: str) -> None:

@@ -1,14 +1,20 @@
-"""Evidence for the audit: signed lines on the contents of each update, in our own log and at the
-coordinator.
+"""Evidence for the audit: signed lines on the contents of each update, in our own log and at the coordinator.
+
+The log survives `kill -9`. It is evidence and not state, so it is not synced to disk line by line.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+from array import array
 from collections.abc import Iterator
+from pathlib import Path
 
 from hetpeer.averaging import effects as e
-from hetpeer.bootstrap.log.volunteer_log import EventLog, read_event
+from hetpeer.bootstrap.log.volunteer_log import Record, read_event, sign_event
+from hetpeer.bootstrap.run.durable_files import disk_errors
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.discovery import LeftoverIds
@@ -17,6 +23,63 @@ from hetpeer.peer.process.home import Home
 
 AT_ONCE = 200
 """Lines read from the log at a time."""
+
+
+class EventLog:
+    """One volunteer's own log, open for appending."""
+
+    def __init__(self, path: Path, identity: Identity) -> None:
+        """Open or create the file, and cut off an unfinished last line of a killed process."""
+        self.path = path
+        self._identity = identity
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            with path.open("rb") as file:
+                lengths = (len(one) for one in file if one.endswith(b"\n"))
+                self._ends = array("Q", itertools.accumulate(lengths))
+            """Offset at which each line ends, in bytes."""
+            os.ftruncate(self._descriptor, self._end)
+
+    @property
+    def _end(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __len__(self) -> int:
+        """Number of lines."""
+        return len(self._ends)
+
+    def line(self, number: int) -> str:
+        """Line `number`, counted from 0."""
+        start = self._ends[number - 1] if number else 0
+        return os.pread(self._descriptor, self._ends[number] - start, start).decode().rstrip("\n")
+
+    def lines(self, begin: int, most: int) -> list[str]:
+        """Lines from line `begin` on, at most `most` of them."""
+        end = min(begin + most, len(self))
+        if begin >= end:
+            return []
+        start = self._ends[begin - 1] if begin else 0
+        return os.pread(self._descriptor, self._ends[end - 1] - start, start).decode().splitlines()
+
+    def append(self, record: Record) -> str:
+        """Sign and write a record; returns its line. Raises `LocalError` HP-DISK-002, the file unchanged."""
+        line = sign_event(record, self._identity)
+        data = line.encode() + b"\n"
+        with disk_errors(self.path):
+            try:
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[os.write(self._descriptor, rest) :]
+            except OSError:
+                os.ftruncate(self._descriptor, self._end)
+                raise
+        self._ends.append(self._end + len(data))
+        return line
+
+    def close(self) -> None:
+        """Close the file; nothing can be appended any more."""
+        os.close(self._descriptor)
 
 
 class EvidenceLog:
