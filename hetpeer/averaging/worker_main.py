@@ -24,7 +24,8 @@ def main(arguments: list[str]) -> int:
     settle_in(options)
     for line in confine():  # before torch has its first threads
         print(f"the compute worker is less confined than it should be: {line}", file=sys.stderr)
-    failpoints.arm(os.environ.get(failpoints.VARIABLE, ""))
+    if places := os.environ.get(failpoints.VARIABLE):
+        failpoints.arm(places)
 
     import torch
 

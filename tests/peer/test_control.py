@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.peer.control import control_client, control_server
+from hetpeer.peer.control import control_client, owned_daemon
 from hetpeer.peer.control.control_client import ask, connected
 from hetpeer.peer.control.control_messages import (
     MAX_ANSWER,
@@ -23,7 +23,7 @@ from hetpeer.peer.control.control_messages import (
     decode_answer,
     encode_error,
 )
-from hetpeer.peer.control.control_server import serving
+from hetpeer.peer.control.owned_daemon import serving
 
 PAUSED = DaemonStatus(state="paused", reason="user", since=1.5, until=9.0, addresses=("/ip4/127.0.0.1",))
 
@@ -144,13 +144,13 @@ async def test_a_line_without_end_is_not_kept(tmp_path: Path) -> None:
 async def test_who_is_not_the_owner_hears_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     owner = Owner()
     async with serving(tmp_path, owner):
-        monkeypatch.setattr(control_server.os, "getuid", lambda: os.geteuid() + 1)
+        monkeypatch.setattr(owned_daemon.os, "getuid", lambda: os.geteuid() + 1)
         await refused("HP-CTL-001", ask, tmp_path, ControlRequest(do="stop"))
     assert not owner.asked
 
 
 async def test_connections_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_server, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(owned_daemon, "MAX_CONNECTIONS", 2)
     async with serving(tmp_path, Owner()):
         open_ones = [await asyncio.open_unix_connection(str(tmp_path / SOCKET)) for _ in range(2)]
         for reader, writer in open_ones:
@@ -165,7 +165,7 @@ async def test_connections_are_bounded(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 async def test_who_says_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_server, "IDLE_S", 0.05)
+    monkeypatch.setattr(owned_daemon, "IDLE_S", 0.05)
     async with serving(tmp_path, Owner()):
         reader, writer = await asyncio.open_unix_connection(str(tmp_path / SOCKET))
         assert await asyncio.wait_for(reader.read(), 5.0) == b""
@@ -182,7 +182,7 @@ async def test_who_does_not_read_holds_up_no_end(tmp_path: Path) -> None:
                 while True:
                     await asyncio.wait_for(loop.sock_sendall(there, b'{"do": "status"}\n' * 1000), 1.0)
             leaving = loop.time()
-        assert loop.time() - leaving < control_server.IDLE_S / 4
+        assert loop.time() - leaving < owned_daemon.IDLE_S / 4
 
 
 async def test_the_owner_learns_that_it_has_ended(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.cli.main import app
 from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus
-from hetpeer.peer.control.control_server import serving
+from hetpeer.peer.control.owned_daemon import serving
 from hetpeer.peer.limits.config_file import config_path, edited, effective, read, write
 from hetpeer.peer.limits.settings import (
     AT_START,

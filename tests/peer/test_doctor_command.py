@@ -31,7 +31,7 @@ from hetpeer.peer.checkup.machine_speeds import MeasuredSpeed
 from hetpeer.peer.checkup.thresholds import GIB, MIB, Verdict
 from hetpeer.peer.cli.main import app
 from hetpeer.peer.control.control_messages import DaemonStatus as Answer
-from hetpeer.peer.control.control_server import serving
+from hetpeer.peer.control.owned_daemon import serving
 from hetpeer.peer.daemon import systemd_units
 from hetpeer.peer.daemon.limits_in_force import told
 from hetpeer.peer.limits.nvml import Gpus

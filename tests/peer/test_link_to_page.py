@@ -16,7 +16,7 @@ from hetpeer.peer.cli.swarm.status_command import _show_own
 from hetpeer.peer.cli.swarm.status_text import Here
 from hetpeer.peer.cli.volunteer import service_command
 from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus, decode_answer
-from hetpeer.peer.control.control_server import serving
+from hetpeer.peer.control.owned_daemon import serving
 from hetpeer.peer.daemon import systemd_units
 from hetpeer.peer.limits.settings import Where
 from hetpeer.peer.web.daemon_web import _served

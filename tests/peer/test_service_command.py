@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.cli.volunteer.service_command import commands
 from hetpeer.peer.control.control_messages import DaemonStatus
-from hetpeer.peer.control.control_server import serving
+from hetpeer.peer.control.owned_daemon import serving
 from hetpeer.peer.daemon import systemd_units
 from tests.bootstrap.engine import make_run
 

@@ -216,7 +216,8 @@ class Replica:
         """Carry out raft's effects in order, for ever: what is saved is durable before the next effect."""
         while True:
             effect = await self._effects.get()
-            failpoints.before(effect)
+            if failpoints.armed:
+                failpoints.before(effect)
             match effect:
                 case e.SaveBallot() | e.SaveEntries():
                     await to_its_end(self._journal.save, effect)

@@ -18,8 +18,7 @@ from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.dht.discovery import Advert, Roster
 from hetpeer.peer.arrival.credentials import refusal
 from hetpeer.peer.arrival.find_run import FoundRun
-from hetpeer.peer.control.control_server import locked
-from hetpeer.peer.control.owned_daemon import Notifier
+from hetpeer.peer.control.owned_daemon import Notifier, locked
 from hetpeer.peer.daemon.limits_in_force import LimitsInForce
 from hetpeer.peer.daemon.owner_wishes import VolunteerDaemon
 from hetpeer.peer.daemon.presence import JoinOptions, arriving

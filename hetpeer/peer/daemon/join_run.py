@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from hetpeer.averaging.effects import Stop
 from hetpeer.dht.base.errors import ExitCode
 from hetpeer.dht.base.runtime import SystemClock
-from hetpeer.peer.control.control_server import serving
-from hetpeer.peer.control.owned_daemon import TICK_S, Notifier
+from hetpeer.peer.control.owned_daemon import TICK_S, Notifier, serving
 from hetpeer.peer.daemon.limits_in_force import LimitsInForce
 from hetpeer.peer.daemon.owner_wishes import DaemonState, VolunteerDaemon, Wish
 from hetpeer.peer.daemon.presence import JoinOptions, Presence, no_state, present

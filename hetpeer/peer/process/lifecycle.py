@@ -91,7 +91,8 @@ def run_daemon(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
 
     open_many()
     use_one_heap()
-    failpoints.arm(os.environ.get(failpoints.VARIABLE, ""))
+    if places := os.environ.get(failpoints.VARIABLE):
+        failpoints.arm(places)
 
     async def with_signals() -> T:
         leaving = asyncio.Event()

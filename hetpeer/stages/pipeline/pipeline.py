@@ -7,6 +7,8 @@ decides what counts. The sender keeps: a repeated activation is answered with th
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from hetpeer.stages.pipeline.effects import (
     Effect,
     ForgetGraph,
@@ -57,12 +59,15 @@ class Pipeline:
         self.schedule: Schedule[TaskKey] = Schedule(self._queue, self.slots.can_fold, self._may_begin)
         """Ready and running tasks; `schedule.leave` ends the step here."""
         self.outputs = KeptOutputs(roster, self._tasks, self.schedule)
-        self.recomputations = Recomputations(self._tasks, self.outputs)
-        """Recomputed tasks of spot checks."""
         self._folding = 0
         self._urged = False
         self._returned = 0
         """Gradients that have come from others."""
+
+    @cached_property
+    def recomputations(self) -> Recomputations:
+        """Recomputed tasks of spot checks; most runs have none."""
+        return Recomputations(self._tasks, self.outputs)
 
     def catch_up(self) -> list[Effect]:
         """The parameters for ids from `early` on are here."""
