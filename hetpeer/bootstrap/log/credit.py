@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, Protocol
+from typing import Any
 
 import msgpack
 
@@ -70,7 +70,7 @@ class Credit:
         self._contributors = Contributors()
         self._commits: list[bytes] = []
         """`counted` of each commit, packed, since a long run has many."""
-        self._result: _Result = _Steps() if grouped is None else _Batches(grouped)
+        self._result = _Steps() if grouped is None else _Batches(grouped)
         self._work: Counter[str] = Counter()
 
     def add(self, record: Record) -> None:
@@ -93,16 +93,6 @@ class Credit:
         return {peer: work * self._sample for peer, work in self._work.items() if work}
 
 
-class _Result(Protocol):
-    """Commits that are part of the result so far, numbered from 1 in log order."""
-
-    @property
-    def counting(self) -> AbstractSet[int]: ...
-
-    def add(self, record: Record) -> Iterable[tuple[int, int]]:
-        """Fold a record; return (commit, 1) for commits that join the result, (commit, -1) if they leave."""
-
-
 class _Steps:
     """Result of an exact run, steps in order; committing a step again takes back it and all later ones."""
 
@@ -113,9 +103,11 @@ class _Steps:
 
     @property
     def counting(self) -> AbstractSet[int]:
+        """Commits of the result, numbered from 1 in log order."""
         return set(self._commits)
 
     def add(self, record: Record) -> list[tuple[int, int]]:
+        """Fold a record; return (commit, 1) for commits that join the result, (commit, -1) if they leave."""
         match record["kind"]:
             case "commit":
                 taken = self._back_to(record["step"])

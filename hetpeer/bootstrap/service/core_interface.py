@@ -1,13 +1,11 @@
-"""The interface of a coordinator's core, whatever the run's mode, and the start of a term from the log."""
+"""The coordinator's core for a run's mode, and the start of a term from the log."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from hetpeer.averaging import messages as m
 from hetpeer.averaging.groups.group_scheduler import GroupPipelines
 from hetpeer.averaging.groups.wait_window import Adaptive, WaitWindow
 from hetpeer.bootstrap.admission.admission import Admission
@@ -19,58 +17,11 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import AveragingSettings
 from hetpeer.bootstrap.state.context import is_complete, whole_run
 from hetpeer.bootstrap.state.core_config import coordinator_config
-from hetpeer.bootstrap.state.effects import CollectCheckpoint, CoordinatorConfig, CoordinatorState, Effect
+from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.bootstrap.state.placement_policies import DEFAULT
 
-
-class Core(Protocol):
-    """A core: messages and time in, effects out (state/effects.py)."""
-
-    @property
-    def state(self) -> CoordinatorState:
-        """The state of docs/protocol.md."""
-
-    def start(self) -> list[Effect]:
-        """The first effects of a term."""
-
-    def receive(self, peer: str, message: m.Message, now: float) -> list[Effect]:
-        """Answer a message. Raises `ProtocolError` for what no honest peer sends."""
-
-    def broken(self, peer: str, now: float) -> list[Effect]:
-        """The stream of `peer` broke."""
-
-    def resumed(self, peer: str, now: float) -> list[Effect]:
-        """The stream of `peer` is back."""
-
-    def saved(self, order: CollectCheckpoint, block: int, digest: str, now: float) -> list[Effect]:
-        """The state of `block` that `order` asks for is stored."""
-
-    def not_saved(self, order: CollectCheckpoint, now: float) -> list[Effect]:
-        """The checkpoint that `order` asks for could not be collected."""
-
-    def tick(self, now: float) -> list[Effect]:
-        """Check timeouts; to be called a few times a second."""
-
-    # for status and metrics
-
-    @property
-    def volunteers(self) -> int:
-        """Volunteers that are connected."""
-
-    def working(self) -> Mapping[str, m.Range]:
-        """Holder of the current parameters → its blocks."""
-
-    @property
-    def missing_blocks(self) -> Sequence[int]:
-        """Blocks without a holder: the run waits for them."""
-
-    @property
-    def done(self) -> int:
-        """Batches that are trained."""
-
-    @property
-    def last(self) -> Sequence[Record]:
-        """The record of the last commit, or that of each cluster."""
+Core = Coordinator | GroupedRun
+"""A core: messages and time in, effects out. `receive` raises `ProtocolError` for a dishonest message."""
 
 
 def new_core(

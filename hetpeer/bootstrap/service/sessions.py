@@ -1,7 +1,7 @@
 """Sessions of volunteers with a coordinator: admission, rate limits, and the end of sessions.
 
 A session is a channel (dht/channels/channel.py) that begins with a Hello. A peer that is not admitted loses
-its channel, as does one that lets messages to it pile up. The `SessionHost` (driver.py) handles the messages.
+its channel, as does one that lets messages to it pile up. The host (driver.py) handles the messages.
 
 Each peer has a rate limit: excess messages are delayed, never dropped; other peers are unaffected. The limit
 is set so that no peer keeps the event loop and the parser busy (SECURITY.md). A new session of a known
@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.dht.base.errors import ProtocolError, short_id
@@ -22,6 +22,9 @@ from hetpeer.dht.base.runtime import Clock
 from hetpeer.dht.channels.channel import Channel, Parcel
 from hetpeer.dht.channels.channel_server import ChannelServer
 from hetpeer.dht.streams.stream import Stream
+
+if TYPE_CHECKING:
+    from hetpeer.bootstrap.service.driver import CoordinatorService
 
 SESSIONS = (0.2, 10.0)
 """Sessions of a peer, begun when it was forgotten or fenced: most per second, most at once after a pause."""
@@ -96,23 +99,10 @@ MAX_UNHEARD = 32 << 20
 _log = logging.getLogger(__name__)
 
 
-class SessionHost(Protocol):
-    """Receiver of what happens in sessions."""
-
-    def received(self, peer: str, message: m.Message) -> None:
-        """`peer` sends a message."""
-
-    def broken(self, peer: str) -> None:
-        """The stream of `peer` broke."""
-
-    def resumed(self, peer: str) -> None:
-        """The stream of `peer` is there, or there again."""
-
-
 class VolunteerSessions:
     """All sessions of one term."""
 
-    def __init__(self, host: SessionHost, clock: Clock) -> None:
+    def __init__(self, host: CoordinatorService, clock: Clock) -> None:
         self.host = host
         self._clock = clock
         self.inside: set[str] = set()

@@ -22,9 +22,12 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from hetpeer.dht.base.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from hetpeer.dht.streams.stream import Stream
 
 FIRST_BYTE_S = 5.0
 """Seconds from the opening of a stream to its first byte."""
@@ -256,34 +259,15 @@ class DialBudget:
             self._dialling -= 1
 
 
-class StrangerStream(Protocol):
-    """A stranger's stream, as far as its use matters."""
-
-    @property
-    def network(self) -> str:
-        """The internet network it comes from; empty if none is known."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether a transfer is under way."""
-
-    @property
-    def used_at(self) -> float:
-        """Time at which a payload last began or ended, or the stream opened."""
-
-
-S = TypeVar("S", bound=StrangerStream)
-
-
-def has_share(network: str, taken: Collection[StrangerStream], most: int) -> bool:
+def has_share(network: str, taken: Collection[Stream], most: int) -> bool:
     """Whether `network` may have one more of `most` streams."""
     return not network or sum(seat.network == network for seat in taken) < max(1, most // NETWORK_SHARE)
 
 
-def gives_way(taken: Collection[S], now: float) -> S | None:
+def gives_way(taken: Collection[Stream], now: float) -> Stream | None:
     """The stream that gives way to a new one; None if all are in use."""
 
-    def idle_s(seat: S) -> float:
+    def idle_s(seat: Stream) -> float:
         return now - seat.used_at - (SEAT_LONG_S if seat.busy else SEAT_IDLE_S)
 
     longest = max(taken, key=idle_s, default=None)

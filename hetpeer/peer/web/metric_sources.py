@@ -226,7 +226,7 @@ class ReliableSource:
         if service is not None:
             done, last = service.core.done, service.core.last
         elif self._grouped:
-            done, last = None, ()  # only who coordinates has the clusters' books
+            done, last = None, []  # only who coordinates has the clusters' books
         else:
             done, last = (
                 history.version,
