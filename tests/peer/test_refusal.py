@@ -14,7 +14,7 @@ from hetpeer.bootstrap.run.manifest import read as read_manifest
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import AdmissionSettings
 from hetpeer.bootstrap.run.vouchers import new_voucher, sign_voucher
-from hetpeer.peer.arrival.credentials import refusal
+from hetpeer.peer.daemon.presence import refusal
 from tests.bootstrap.engine import make_run
 
 ME, OTHER = "QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC", f"Qm{'A' * 44}"

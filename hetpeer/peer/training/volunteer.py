@@ -29,7 +29,6 @@ from hetpeer.dht.base.errors import LocalError, short_id
 from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.dht.discovery import TaskBoard
 from hetpeer.dht.node.node import Node
-from hetpeer.peer.arrival.credentials import Credentials
 from hetpeer.peer.preparation.data_source import DataSource
 from hetpeer.peer.preparation.state_fetcher import (
     RunFiles,
@@ -46,7 +45,7 @@ from hetpeer.peer.training.held_states import HeldStates
 from hetpeer.peer.training.step_driver import StepDriver
 from hetpeer.peer.training.step_entry import LeftoverWatch, StepEntry
 from hetpeer.peer.training.task_execution import HeldPlace
-from hetpeer.peer.training.volunteer_figures import Offer, VolunteerFigures
+from hetpeer.peer.training.volunteer_figures import Credentials, Offer, VolunteerFigures
 from hetpeer.peer.transport.data_plane import DataPlane
 from hetpeer.peer.transport.link_book import LinkBook
 from hetpeer.peer.transport.spill_file import SpillFile

@@ -1,5 +1,5 @@
-"""A volunteer's offer, and figures of what it has done so far: steps, pieces of work, and shares of the
-worker's time.
+"""A volunteer's offer and credentials, and figures of what it has done so far: steps, pieces of work, and
+shares of the worker's time.
 """
 
 from __future__ import annotations
@@ -71,6 +71,14 @@ class Offer:
     name: str = ""
     in_ram: bool = True
     """Whether the worker's part of a place is in RAM, as tensors that travel are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Credentials for admission to a run: a voucher and a proof of work; empty where there is none."""
+
+    voucher: bytes = b""
+    work: bytes = b""
 
 
 class WorkRate:
