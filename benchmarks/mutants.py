@@ -1,8 +1,9 @@
 """Seeded bugs: within how many simulated histories is each of them caught three times
 (tests/simulation/mutants.py)?
 
-Histories are those of `make proof-churn`, from seed 0 on, with 20 faults each. A bug that fewer than three of
-the first 1,500 catch is named.
+Histories are those of `make proof-churn`, from seed 0 on, with 20 faults each; a few bugs have histories of
+their own (tests/simulation/mutant_histories.py). A bug that fewer than three of the first 1,500 catch is
+named.
 
     python -m benchmarks.mutants
 """
@@ -18,8 +19,7 @@ from typing import Any
 
 from benchmarks import report
 from hetpeer.dht.base.runtime import dying_with_us
-from tests.simulation.coverage import Coverage
-from tests.simulation.histories import simulate
+from tests.simulation.mutant_histories import mutant_history
 from tests.simulation.mutants import MUTANTS
 
 TIMES = 3
@@ -32,7 +32,7 @@ def hunted(name: str, most: int, faults: int) -> dict[str, Any]:
     while len(caught) < TIMES and seed + 1 < most:
         seed += 1
         with MUTANTS[name]():
-            outcome = simulate(seed, Coverage(), faults=faults)
+            outcome = mutant_history(name, seed, faults)
         gc.collect()
         if outcome.caught:
             caught.append(seed)
