@@ -36,9 +36,9 @@ from benchmarks.baselines.churn_models import Departure, Fleet, losing_work, res
 from benchmarks.baselines.forgetful import forgetful
 from hetpeer.dht.base.runtime import dying_with_us
 from hetpeer.peer.simulate.sim_hooks import ViolationError
-from hetpeer.peer.simulate.sim_numerics import Counting
 from hetpeer.peer.simulate.sim_worker import BACKWARD_S, FORWARD_S
 from tests.simulation.checked_swarm import CheckedSwarm
+from tests.simulation.checked_symbols import CheckedSymbols
 from tests.simulation.config import HistoryConfig
 from tests.simulation.coverage import Coverage
 
@@ -115,7 +115,7 @@ def train(scenario: Scenario, seed: int, churn: Churn, keeping: bool) -> dict[st
 
 
 def _train(scenario: Scenario, seed: int, churn: Churn) -> dict[str, Any]:
-    numerics = Counting(4)
+    numerics = CheckedSymbols(4)
     swarm = CheckedSwarm(seed, scenario.config, numerics, Coverage())
     ends: list[float] = []
     swarm.hooks.append(lambda what: ends.append(swarm.world.now) if what == "record commit" else None)

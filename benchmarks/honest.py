@@ -20,9 +20,9 @@ from typing import Any
 
 from benchmarks import report
 from hetpeer.bootstrap.trust.step_spot_checks import StepSpotChecks
-from hetpeer.peer.simulate.sim_numerics import Symbols
 from tests.simulation.arrangements import Arrangements
 from tests.simulation.checked_swarm import CheckedSwarm
+from tests.simulation.checked_symbols import CheckedSymbols
 from tests.simulation.coverage import Coverage
 from tests.simulation.faults import Faults
 from tests.simulation.histories import BLOCKS, LIMIT_S, shape
@@ -67,7 +67,7 @@ class Tally:
         """One more history."""
         frames = 0 if seed % 3 else NARROW
         config = replace(shape(seed), volunteers=VOLUNTEERS, check_share=SHARE, granted_frames=frames)
-        swarm = CheckedSwarm(seed, config, Symbols(BLOCKS), Coverage())
+        swarm = CheckedSwarm(seed, config, CheckedSymbols(BLOCKS), Coverage())
         Faults(swarm, faults)
         if config.arranged_s:
             Arrangements(swarm, seed, config.arranged_s)

@@ -16,11 +16,11 @@ from hetpeer.bootstrap.state.membership import BlockDemand, Membership, Voluntee
 from hetpeer.bootstrap.state.placement_policies import ranked
 from hetpeer.bootstrap.state.step_time_placement import MOST
 from hetpeer.peer.simulate.network.sim_uplinks import SimHardware
-from hetpeer.peer.simulate.sim_numerics import Counting
 from hetpeer.stages.planning.swarms.current_step_time import as_it_is
 from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S, Devices, StepDemand
 from tests.bootstrap.court import Court
 from tests.simulation.checked_swarm import CheckedSwarm
+from tests.simulation.checked_symbols import CheckedSymbols
 from tests.simulation.config import HistoryConfig
 from tests.simulation.coverage import Coverage
 
@@ -295,7 +295,7 @@ def steps_of(kind):
         duplicates=0.0,
         hardware=SimHardware(devices=lines_of(machines), work=work, target_s=1.0),
     )
-    swarm = CheckedSwarm(1, config, Counting(len(work)), Coverage())
+    swarm = CheckedSwarm(1, config, CheckedSymbols(len(work)), Coverage())
     swarm.run(50_000.0)
     return [record["seconds"] for record in swarm.log if record["kind"] == "commit"][-2:]
 

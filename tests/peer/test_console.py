@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.peer.checkup.findings import Finding
+from hetpeer.peer.checkup.findings import Finding, Grade
 from hetpeer.peer.cli import main
 from hetpeer.peer.process import console
 
@@ -36,7 +36,9 @@ def test_nor_does_what_is_wrong_with_what_they_have_signed() -> None:
     error = LocalError(
         "HP-RUN-001", "counters.\x1b[1A\x1b[2Kok is wrong", why="\u202eno", fix="ask\nits author"
     )
-    for line in (error.line(), Finding.failed("run", error).line(), Finding.well("run", "\x1b[8m").line()):
+    failed = Finding(check="run", grade=Grade.FAIL, error=error)
+    well = Finding(check="run", grade=Grade.OK, text="\x1b[8m")
+    for line in (error.line(), failed.line(), well.line()):
         assert line.isprintable()
 
 

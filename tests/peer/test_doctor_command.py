@@ -126,11 +126,17 @@ def test_others_reach_us_or_not() -> None:
 def test_the_exit_status_is_that_of_the_first_failure() -> None:
     few = LocalError("HP-SYS-002", "few", why="a limit", fix="raise it", exit_code=ExitCode.CONFIG)
     little = LocalError("HP-MEM-003", "little", why="full", fix="close some", exit_code=ExitCode.TOO_SMALL)
-    found = [Finding.warned("files", few), Finding.failed("memory", little), Finding.failed("files", few)]
+    found = [
+        Finding(check="files", grade=Grade.WARN, error=few),
+        Finding(check="memory", grade=Grade.FAIL, error=little),
+        Finding(check="files", grade=Grade.FAIL, error=few),
+    ]
     assert exit_code(found) == ExitCode.TOO_SMALL
     assert summary(found) == "2 failures, 1 warning"
     assert exit_code(found[:1]) == ExitCode.OK
-    assert summary([Finding.well("files", "many"), Finding.skipped("peers", "none")]) == "nothing is wrong"
+    passed = Finding(check="files", grade=Grade.OK, text="many")
+    skipped = Finding(check="peers", grade=Grade.SKIP, text="none")
+    assert summary([passed, skipped]) == "nothing is wrong"
     assert found[1].line() == "fail  memory     HP-MEM-003: little; why: full; do: close some"
     (row,) = document(found[1:2])["findings"]
     assert row == {

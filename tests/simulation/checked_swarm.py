@@ -6,13 +6,21 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import ClassVar
 
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.coordinator.coordinator import Coordinator
+from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
+from hetpeer.bootstrap.grouped.cluster import ClusterCut
+from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
+from hetpeer.bootstrap.service.core_interface import Core
+from hetpeer.bootstrap.state import effects as d
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
-from hetpeer.peer.simulate.sim_numerics import Numerics
 from hetpeer.peer.simulate.sim_swarm import SimSwarm
 from hetpeer.peer.simulate.sim_volunteer import SimVolunteer
+from tests.simulation.checked_symbols import CheckedNumerics
 from tests.simulation.conduct import HistoryConduct
 from tests.simulation.config import HistoryConfig
 from tests.simulation.coverage import Coverage
@@ -25,7 +33,9 @@ class CheckedSwarm(SimSwarm):
     config: HistoryConfig
     checks_class: ClassVar[type[Checks]] = Checks
 
-    def __init__(self, seed: int, config: HistoryConfig, numerics: Numerics, coverage: Coverage) -> None:
+    def __init__(
+        self, seed: int, config: HistoryConfig, numerics: CheckedNumerics, coverage: Coverage
+    ) -> None:
         self.checks = self.checks_class(numerics, config, coverage)
         self.poison: dict[str, set[int]] = defaultdict(set)
         """Volunteer → marks of work that is to fail once (`SimConduct.computation_fails`)."""
@@ -40,4 +50,40 @@ class CheckedSwarm(SimSwarm):
         name, config = volunteer.name, self.config
         return HistoryConduct(
             volunteer, config.told_by(name), self.poison[name], checks=config.check_share > 0
+        )
+
+    # ── faults and proposals ────────────────────────────────────────────────────────────────────────────────
+
+    def crash_coordinator(self, away_s: float) -> None:
+        """Kill the coordinator for `away_s` seconds; its log stays, and volunteers connect again."""
+        if self.coordinator is None:
+            return
+        self.host.crash()
+        sessions, self._channels = self._channels, {}
+        self.world.after(away_s, self.start_coordinator)
+        for name, session in sessions.items():
+            back = away_s + self.world.random.uniform(0.1, 2.0)
+            self.world.after(back, self.volunteers[name].lost_session(session))
+
+    def arrange(self, arrangement: Arrangement) -> None:
+        """Propose places for volunteers, as a planner does."""
+
+        def proposed(core: Core, now: float) -> Iterable[d.Effect]:
+            assert isinstance(core, Coordinator)
+            return core.arrange(arrangement, now)
+
+        self.host.later(lambda: self.host.event("arrange", proposed))
+
+    def recut(self, cutting: ClusterCut) -> None:
+        """Propose a cut for the volunteers of a forming cluster, as a planner does."""
+
+        def proposed(core: Core, now: float) -> Iterable[d.Effect]:
+            return core.recut(cutting, now) if isinstance(core, GroupedRun) else ()
+
+        self.host.later(lambda: self.host.event("recut", proposed))
+
+    def stranger(self, message: m.Message) -> None:
+        """Send a message to the coordinator from a peer that is no volunteer of this run."""
+        self.host.later(
+            lambda: self.host.event(message.kind, lambda core, now: core.receive("stranger", message, now))
         )

@@ -6,10 +6,11 @@ so half of the faults wait for a named moment and strike within a hundredth of a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from hetpeer.averaging import messages as m
+from hetpeer.averaging.member.member import Effect, Member
 from hetpeer.peer.simulate.sim_swarm import COORDINATOR
 from hetpeer.peer.simulate.sim_volunteer import SimVolunteer
 from tests.simulation.checked_swarm import CheckedSwarm
@@ -139,8 +140,8 @@ class Faults:
         swarm.network.cut(victim.name, other.name, seconds)
         if seconds > 1.0 and other is not victim:
             for here, there in ((victim, other), (other, victim)):
-                swarm.world.after(1.0, partial(here.link_changed, there.name, is_up=False))
-                swarm.world.after(seconds, partial(here.link_changed, there.name, is_up=True))
+                swarm.world.after(1.0, partial(here.link_lost, there.name))
+                swarm.world.after(seconds, partial(_link_up, here, there.name))
 
     def _shun(self, victim: SimVolunteer) -> None:
         """Let a volunteer refuse another one for a while; that one only sees that its link is down."""
@@ -148,10 +149,10 @@ class Faults:
         other = self._random.choice([v for v in swarm.volunteers.values() if v is not victim] or [victim])
         seconds = self._random.choice((2.0, 20.0))
         swarm.network.cut(victim.name, other.name, seconds)
-        victim.refuses(other.name, for_now=True)
-        swarm.world.after(1.0, partial(other.link_changed, victim.name, is_up=False))
-        swarm.world.after(seconds, partial(victim.refuses, other.name, for_now=False))
-        swarm.world.after(seconds, partial(other.link_changed, victim.name, is_up=True))
+        _refuse(victim, other.name, for_now=True)
+        swarm.world.after(1.0, partial(other.link_lost, victim.name))
+        swarm.world.after(seconds, partial(_refuse, victim, other.name, for_now=False))
+        swarm.world.after(seconds, partial(_link_up, other, victim.name))
 
     def _cut_from_coordinator(self, victim: SimVolunteer) -> None:
         swarm, name = self._swarm, victim.name
@@ -207,3 +208,18 @@ class Kills:
 
         for number in range(1, count + 1):
             swarm.world.after((number + random.random()) * interval_s, strike)
+
+
+def _link_up(volunteer: SimVolunteer, peer: str) -> None:
+    """Tell the core of `volunteer` that the link to `peer` is up."""
+
+    def up(core: Member) -> Iterable[Effect]:
+        core.work.reachable(peer)
+        return ()
+
+    volunteer.later(volunteer.process, up)
+
+
+def _refuse(volunteer: SimVolunteer, peer: str, *, for_now: bool) -> None:
+    """Tell the core of `volunteer` to stop working with `peer` for now, or to go on."""
+    volunteer.later(volunteer.process, lambda core: core.work.refused(peer, for_now))

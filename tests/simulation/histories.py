@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from hetpeer.averaging.reduce.reduce_shards import LENGTH
 from hetpeer.averaging.reduce.tied_parameters import Tie
-from hetpeer.peer.simulate.sim_numerics import Symbols
 from tests.simulation.arrangements import Arrangements
 from tests.simulation.checked_swarm import CheckedSwarm
+from tests.simulation.checked_symbols import CheckedSymbols
 from tests.simulation.config import HistoryConfig
 from tests.simulation.coverage import Coverage
 from tests.simulation.faults import Faults
@@ -81,7 +81,7 @@ def simulate(
 
     `failing`: share of the faults that are failing work, besides those that are so by chance.
     """
-    swarm = CheckedSwarm(seed, config or shape(seed), Symbols(BLOCKS), coverage)
+    swarm = CheckedSwarm(seed, config or shape(seed), CheckedSymbols(BLOCKS), coverage)
     Faults(swarm, faults, failing=failing)
     if swarm.config.arranged_s:
         Arrangements(swarm, seed, swarm.config.arranged_s)

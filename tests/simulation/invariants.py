@@ -25,8 +25,8 @@ from hetpeer.bootstrap.log.credit import Contributors, Credit, work_in
 from hetpeer.bootstrap.log.history import History
 from hetpeer.peer.simulate.sim_config import SwarmConfig
 from hetpeer.peer.simulate.sim_hooks import SimObserver, ViolationError
-from hetpeer.peer.simulate.sim_numerics import Numerics
 from hetpeer.stages.pipeline.gradient_slots import LIVE, GradientSlots
+from tests.simulation.checked_symbols import CheckedNumerics
 from tests.simulation.coverage import Coverage
 
 Digests = Mapping[int, str]
@@ -36,7 +36,7 @@ Digests = Mapping[int, str]
 class Checks(SimObserver):
     """Watches one history of a run, and counts in `coverage` what it reaches."""
 
-    def __init__(self, numerics: Numerics, config: SwarmConfig, coverage: Coverage) -> None:
+    def __init__(self, numerics: CheckedNumerics, config: SwarmConfig, coverage: Coverage) -> None:
         self._coverage = coverage
         self._numerics = numerics
         self._steps = config.steps

@@ -11,8 +11,8 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.conduct.outliers import ENOUGH
 from hetpeer.bootstrap.state.failed_microbatches import MAX_FAILURES
 from hetpeer.peer.simulate.sim_hooks import UNUSABLE, SimConduct
-from hetpeer.peer.simulate.sim_numerics import Numerics
 from hetpeer.stages.block.fingerprint import pack, unpack
+from tests.simulation.checked_symbols import CheckedNumerics
 
 FLIPPED = 7
 """The state with a wrong bit, counted from 1, if memory errs once."""
@@ -25,7 +25,7 @@ HUGE = 1e290
 class LyingConduct(SimConduct):
     """Conduct of volunteer `name`, which tells `lies`."""
 
-    def __init__(self, name: str, numerics: Numerics, lies: frozenset[str]) -> None:
+    def __init__(self, name: str, numerics: CheckedNumerics, lies: frozenset[str]) -> None:
         self._name = name
         self._numerics = numerics
         self.lies = lies

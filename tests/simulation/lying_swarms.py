@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from hetpeer.peer.simulate.sim_numerics import Symbols
 from tests.simulation.checked_swarm import CheckedSwarm
+from tests.simulation.checked_symbols import CheckedSymbols
 from tests.simulation.config import HistoryConfig
 from tests.simulation.coverage import Coverage
 from tests.simulation.faults import Faults
@@ -20,7 +20,7 @@ PAIRS = {
 
 def history(config, seed, faults=0, limit_s=900.0):
     """The swarm at the run's end, after `limit_s` virtual seconds at most."""
-    swarm = CheckedSwarm(seed, config, Symbols(BLOCKS), Coverage())
+    swarm = CheckedSwarm(seed, config, CheckedSymbols(BLOCKS), Coverage())
     Faults(swarm, faults)
     swarm.run(limit_s)
     return swarm

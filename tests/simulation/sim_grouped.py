@@ -23,10 +23,11 @@ from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.log.credit import Contributors, Credit
 from hetpeer.bootstrap.log.lineage import lineage
 from hetpeer.bootstrap.service.core_interface import Core
-from hetpeer.peer.simulate.sim_numerics import SymbolicState, Symbols
+from hetpeer.peer.simulate.sim_numerics import SymbolicState
 from hetpeer.peer.simulate.sim_swarm import is_past
 from tests.simulation.arrangements import Arrangements
 from tests.simulation.checked_swarm import CheckedSwarm
+from tests.simulation.checked_symbols import CheckedSymbols
 from tests.simulation.config import HistoryConfig
 from tests.simulation.coverage import Coverage
 from tests.simulation.faults import MOMENTS, OF_CLUSTERS, Faults
@@ -57,7 +58,7 @@ def simulate(
     if delayed:
         enough = max(shaped.volunteers, 2 * len(shaped.layouts[0]))
         shaped = replace(shaped, volunteers=enough, part_s=(0.0, SLOW_S[seed % 3]))
-    swarm = GroupedSwarm(seed, shaped, Symbols(BLOCKS), Coverage(), interval=interval, delayed=delayed)
+    swarm = GroupedSwarm(seed, shaped, CheckedSymbols(BLOCKS), Coverage(), interval=interval, delayed=delayed)
     Faults(swarm, faults, (*MOMENTS, *OF_CLUSTERS))
     if shaped.arranged_s:
         Arrangements(swarm, seed, shaped.arranged_s)

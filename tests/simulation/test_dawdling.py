@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from hetpeer.bootstrap.coordinator.step_barrier import ADVANCE, SHARE
-from hetpeer.peer.simulate.sim_numerics import Symbols
 from tests.simulation.checked_swarm import CheckedSwarm
+from tests.simulation.checked_symbols import CheckedSymbols
 from tests.simulation.config import HistoryConfig
 from tests.simulation.coverage import Coverage
 from tests.simulation.histories import LAYOUTS
@@ -26,7 +26,7 @@ have to load graphs.
 def played(dawdlers):
     """Seconds of the run between two steps, and those of its steps."""
     swarm = CheckedSwarm(
-        3, replace(CONFIG, lies=dict.fromkeys(dawdlers, "dawdles")), Symbols(BLOCKS), Coverage()
+        3, replace(CONFIG, lies=dict.fromkeys(dawdlers, "dawdles")), CheckedSymbols(BLOCKS), Coverage()
     )
 
     def again(name):

@@ -8,8 +8,8 @@ import pytest
 
 from hetpeer.bootstrap.conduct.outliers import ENOUGH
 from hetpeer.peer.simulate.sim_hooks import ViolationError
-from hetpeer.peer.simulate.sim_numerics import Symbols
 from tests.amounts import mostly_proof
+from tests.simulation.checked_symbols import CheckedSymbols
 from tests.simulation.config import HistoryConfig
 from tests.simulation.coverage import Coverage
 from tests.simulation.histories import LAYOUTS
@@ -47,7 +47,7 @@ def test_what_everybody_fails_ends_the_run(volunteers):
 
 def grouped(volunteers, lies):
     config = HistoryConfig(volunteers=volunteers, layouts=LAYOUTS[1], steps=STEPS, lies=lies)
-    swarm = GroupedSwarm(0, config, Symbols(BLOCKS), Coverage())
+    swarm = GroupedSwarm(0, config, CheckedSymbols(BLOCKS), Coverage())
     swarm.run(1800.0)
     return swarm
 

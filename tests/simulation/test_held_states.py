@@ -13,9 +13,9 @@ import pytest
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.peer.simulate.sim_hooks import ViolationError
-from hetpeer.peer.simulate.sim_numerics import Symbols
 from tests.amounts import mostly_proof
 from tests.simulation.checked_swarm import CheckedSwarm
+from tests.simulation.checked_symbols import CheckedSymbols
 from tests.simulation.config import HistoryConfig
 from tests.simulation.coverage import Coverage
 from tests.simulation.histories import LAYOUTS
@@ -58,7 +58,7 @@ def test_one_of_two_that_lies_for_ever_does_not_hold_the_run_up_for_ever(shape):
     config = dataclasses.replace(
         PAIRS[shape], lies={f"v{PAIRS[shape].volunteers - 1}": "alters"}, steps=STEPS
     )
-    swarm = CheckedSwarm(0, config, Symbols(BLOCKS), Coverage())
+    swarm = CheckedSwarm(0, config, CheckedSymbols(BLOCKS), Coverage())
     try:
         swarm.run(900.0)
     except ViolationError as error:

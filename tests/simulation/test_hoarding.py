@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from hetpeer.peer.simulate.sim_numerics import Symbols
 from hetpeer.stages.pipeline import effects as p
 from tests.simulation.checked_swarm import CheckedSwarm
+from tests.simulation.checked_symbols import CheckedSymbols
 from tests.simulation.config import HistoryConfig
 from tests.simulation.coverage import Coverage
 
@@ -57,7 +57,7 @@ class Hoard:
 
 def played(config, *, hoards=None):
     """A whole run. Returns it, its hoarder, and how long each step took."""
-    swarm = CheckedSwarm(7, config, Symbols(4), Coverage())
+    swarm = CheckedSwarm(7, config, CheckedSymbols(4), Coverage())
     hoarder = Hoard(swarm, hoards) if hoards is not None else None
     swarm.run(LIMIT_S)
     return swarm, hoarder, [record["seconds"] for record in swarm.log if record["kind"] == "commit"]
@@ -104,7 +104,7 @@ def test_three_at_three_stages_cost_some_stalls_the_first_time():
     layouts, hoarding = (((0, 1), (1, 2), (2, 3), (3, 4)),), ("v1", "v6", "v11")
     config = replace(CONFIG, volunteers=12, layouts=layouts, steps=4)
     for seed in range(4):
-        swarm = CheckedSwarm(seed, config, Symbols(4), Coverage())
+        swarm = CheckedSwarm(seed, config, CheckedSymbols(4), Coverage())
         hoarders = [Hoard(swarm, lambda step: step == 1, name) for name in hoarding]
         swarm.run(LIMIT_S)
         assert all(hoarder.asked[1] for hoarder in hoarders)

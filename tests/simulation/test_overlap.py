@@ -10,10 +10,10 @@ import pytest
 
 from hetpeer.averaging.effects import StepId
 from hetpeer.bootstrap.log.history import History
-from hetpeer.peer.simulate.sim_numerics import Symbols
 from hetpeer.stages.pipeline.pipeline import Pipeline
 from tests.amounts import mostly_proof
 from tests.simulation.checked_swarm import CheckedSwarm
+from tests.simulation.checked_symbols import CheckedSymbols
 from tests.simulation.config import HistoryConfig
 from tests.simulation.coverage import Coverage
 from tests.simulation.histories import BLOCKS
@@ -110,7 +110,7 @@ class Deaths:
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_death_hangs_neither_the_pipeline_nor_the_reduce(moment):
     """In ravnest it does: neighbours in the pipeline and in the ring wait for a dead peer for ever."""
-    swarm = CheckedSwarm(1, THREE_STAGES, Symbols(BLOCKS), Coverage())
+    swarm = CheckedSwarm(1, THREE_STAGES, CheckedSymbols(BLOCKS), Coverage())
     deaths = Deaths(swarm, moment, MOMENTS[moment])
     swarm.run(2000.0)
     assert deaths.count >= 3
@@ -125,7 +125,7 @@ def test_nobody_waits_for_a_pipeline_to_fill_and_drain(seed):
     seconds = {}
     for staleness in (0, 1, 2):
         config = replace(THREE_STAGES, volunteers=3, staleness=staleness, latency_s=(0.05, 0.05))
-        swarm = CheckedSwarm(seed, config, Symbols(BLOCKS), Coverage())
+        swarm = CheckedSwarm(seed, config, CheckedSymbols(BLOCKS), Coverage())
         times = []
         swarm.hooks.append(
             lambda what, swarm=swarm, times=times: (

@@ -9,8 +9,8 @@ from statistics import fmean
 
 import pytest
 
-from hetpeer.peer.simulate.sim_numerics import Symbols
 from tests.amounts import mostly_proof
+from tests.simulation.checked_symbols import CheckedSymbols
 from tests.simulation.config import HistoryConfig
 from tests.simulation.coverage import Coverage
 from tests.simulation.histories import LAYOUTS, TIES
@@ -90,7 +90,7 @@ def test_an_averaging_is_not_spoilt_for_ever_either(lie, layout):
     volunteers = 3 * (layout + 1)
     liar = f"v{volunteers - 1}"
     config = HistoryConfig(volunteers=volunteers, layouts=LAYOUTS[layout], steps=12, lies={liar: lie})
-    swarm = GroupedSwarm(0, config, Symbols(BLOCKS), Coverage(), delayed=bool(layout))
+    swarm = GroupedSwarm(0, config, CheckedSymbols(BLOCKS), Coverage(), delayed=bool(layout))
     swarm.run(900.0)
     assert {record["peer"] for record in said(swarm, "banned")} <= {liar}
     assert len(said(swarm, "average")) > 1

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from hetpeer.peer.simulate.sim_numerics import Symbols
 from tests.amounts import mostly_proof
 from tests.simulation.checked_swarm import CheckedSwarm
+from tests.simulation.checked_symbols import CheckedSymbols
 from tests.simulation.config import HistoryConfig
 from tests.simulation.coverage import Coverage
 from tests.simulation.histories import LAYOUTS
@@ -24,7 +24,7 @@ HONEST = HistoryConfig(
 
 def played(config, seed=0):
     """The swarm at the run's end."""
-    swarm = CheckedSwarm(seed, config, Symbols(BLOCKS), Coverage())
+    swarm = CheckedSwarm(seed, config, CheckedSymbols(BLOCKS), Coverage())
     swarm.run(1000.0)
     assert len(said(swarm, "commit")) == config.steps
     return swarm

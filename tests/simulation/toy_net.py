@@ -47,7 +47,7 @@ class ToyNet:
     """`blocks` blocks of Linear and tanh, the last one a classifier whose weight is tied to the first
     block's.
 
-    `Numerics` for the simulated swarm.
+    `CheckedNumerics` for the simulated swarm.
     """
 
     def __init__(self, blocks: int = 4, seed: int = 0, settings: Mapping[str, Any] = SETTINGS) -> None:

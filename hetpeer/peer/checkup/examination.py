@@ -18,11 +18,10 @@ from hetpeer.dht.kademlia.first_contact import JoinAnswer, say_hello
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.p2pd.p2pd_control import P2pdControl
 from hetpeer.dht.p2pd.p2pd_process import P2pd
-from hetpeer.dht.reach.reachability import ReachEstimate
 from hetpeer.peer.arrival.destinations import Destination
 from hetpeer.peer.arrival.find_run import fetch_manifest
 from hetpeer.peer.checkup import local_checks, thresholds
-from hetpeer.peer.checkup.findings import Finding
+from hetpeer.peer.checkup.findings import Finding, Grade
 from hetpeer.peer.checkup.local_checks import Owner, battery, idle, port, settings, version_of
 from hetpeer.peer.checkup.thresholds import Verdict
 from hetpeer.peer.limits import nvml
@@ -58,10 +57,8 @@ async def examine(home: Path, goal: Destination | None) -> AsyncIterator[Finding
         yield await judged(check, _at_once(look))
     yield await judged("network", network_process())
     if goal is None:
-        yield Finding.skipped(
-            "peers",
-            "not checked: hetpeer doctor INVITE shows whether the run's peers answer and reach this machine",
-        )
+        how = "hetpeer doctor INVITE shows whether the run's peers answer and reach this machine"
+        yield Finding(check="peers", grade=Grade.SKIP, text=f"not checked: {how}")
     else:
         async for finding in meet(goal, owner.value("network.host"), owner.port):
             yield finding
@@ -110,11 +107,11 @@ async def meet(goal: Destination, host: str, port: int) -> AsyncIterator[Finding
         try:
             node = await Node.start(config, identity)
         except LocalError as error:
-            yield Finding.failed("peers", error)
+            yield Finding(check="peers", grade=Grade.FAIL, error=error)
             return
         try:
             yield await judged("peers", _peers(node, goal))
-            yield await judged("reach", _reach(node.reach_estimate))
+            yield await judged("reach", _at_once(lambda: thresholds.reach(node.reach_estimate)))
             yield await judged("run", _run(node, goal))
         finally:
             await node.close()
@@ -125,8 +122,10 @@ async def judged(check: str, look: Awaitable[Verdict]) -> Finding:
     try:
         verdict = await look
     except HetpeerError as error:
-        return Finding.failed(check, error)
-    return Finding.well(check, verdict) if isinstance(verdict, str) else Finding.warned(check, verdict)
+        return Finding(check=check, grade=Grade.FAIL, error=error)
+    if isinstance(verdict, str):
+        return Finding(check=check, grade=Grade.OK, text=verdict)
+    return Finding(check=check, grade=Grade.WARN, error=verdict)
 
 
 async def _peers(node: Node, goal: Destination) -> Verdict:
@@ -150,10 +149,6 @@ async def _hello(control: P2pdControl, peer: str) -> JoinAnswer | RemoteError:
         return await say_hello(control, SystemClock(), peer)
     except RemoteError as error:
         return error
-
-
-async def _reach(standing: ReachEstimate) -> Verdict:
-    return thresholds.reach(standing)
 
 
 async def _run(node: Node, goal: Destination) -> Verdict:

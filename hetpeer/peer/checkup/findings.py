@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from hetpeer.dht.base.errors import ExitCode, HetpeerError, escaped
 
@@ -33,26 +33,6 @@ class Finding:
     grade: Grade
     text: str = ""
     error: HetpeerError | None = None
-
-    @classmethod
-    def well(cls, check: str, text: str) -> Self:
-        """Finding of a check that passed."""
-        return cls(check=check, grade=Grade.OK, text=text)
-
-    @classmethod
-    def skipped(cls, check: str, text: str) -> Self:
-        """Finding of a check that was not made."""
-        return cls(check=check, grade=Grade.SKIP, text=text)
-
-    @classmethod
-    def warned(cls, check: str, error: HetpeerError) -> Self:
-        """Finding of a check that passed with a warning."""
-        return cls(check=check, grade=Grade.WARN, error=error)
-
-    @classmethod
-    def failed(cls, check: str, error: HetpeerError) -> Self:
-        """Finding of a check that failed."""
-        return cls(check=check, grade=Grade.FAIL, error=error)
 
     def line(self) -> str:
         """`ok    memory     3.1 GiB of 8 GiB are free`; where something is wrong, with the error's line."""

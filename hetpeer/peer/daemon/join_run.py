@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import time
 from collections import deque
@@ -27,7 +28,7 @@ from hetpeer.peer.limits.governor import Reason, explained, paused
 from hetpeer.peer.limits.sensors import Sensors
 from hetpeer.peer.process.console import say
 from hetpeer.peer.process.home import Home
-from hetpeer.peer.process.lifecycle import sweep_memory, unless
+from hetpeer.peer.process.lifecycle import unless
 from hetpeer.peer.process.log_files import keeping_log
 from hetpeer.peer.training.self_advert import publish_forever, take_leave, workless_advert
 from hetpeer.stages.ipc.compute import WorkerDiedError
@@ -156,4 +157,5 @@ async def _serve_files(presence: Presence, governing: LimitsInForce) -> None:
 async def _sweep() -> None:
     """Free the memory of the ended life: its objects form cycles, and keep the arena mapped."""
     await asyncio.sleep(SWEEP_S)
-    sweep_memory()
+    gc.unfreeze()  # `freeze_memory` has excluded it from collection
+    gc.collect()

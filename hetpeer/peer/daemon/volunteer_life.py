@@ -15,7 +15,6 @@ import math
 import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from hetpeer.averaging.effects import Stop
@@ -88,7 +87,7 @@ async def start_compute(
 ) -> tuple[Compute, Offer, str]:
     """Start a compute worker; returns it, the offer and the device's name. Raises `LocalError` HP-GPU-*."""
     settings = governing.settings
-    ram = ram_offered(share_or_bytes(settings.limits.ram))
+    ram = _offered(share_or_bytes(settings.limits.ram), device.survey().ram_free_bytes)
     compute = await life.enter_async_context(_running_compute(settings, ram))
     try:
         speed = (await compute.submit(c.WarmUp())).flops_per_second
@@ -99,7 +98,7 @@ async def start_compute(
     governing.computes_on(settings.compute.device, info.device_uuid)
     memory = memory_offered(ram, info, share(settings.limits.gpu_memory))
     say(computes_on(info, memory))
-    disk = disk_offered(home.path, share_or_bytes(settings.limits.disk))
+    disk = _offered(share_or_bytes(settings.limits.disk), shutil.disk_usage(home.path).free)
     offer = Offer(
         memory_bytes=memory,
         uplink=uplink_offered(home.uplink(), rate(settings.limits.up)),
@@ -300,14 +299,9 @@ RESERVED, LEAST_RESERVED_BYTES = 0.05, 256 << 20
 """Share and least bytes of GPU memory that are not offered: for kernels, scratch space and fragmentation."""
 
 
-def ram_offered(limit: float) -> int:
-    """Bytes; `limit` is a number of them, or up to 1 a share of what is free now."""
-    return int(limit) if limit > 1 else int(device.survey().ram_free_bytes * limit)
-
-
-def disk_offered(home: Path, limit: float) -> int:
-    """Bytes of the disk of `home`; `limit` is a number of them, or up to 1 a share of what is free now."""
-    return int(limit) if limit > 1 else int(shutil.disk_usage(home).free * limit)
+def _offered(limit: float, free: int) -> int:
+    """Bytes; `limit` is a number of them, or up to 1 a share of those that are `free`."""
+    return int(limit) if limit > 1 else int(free * limit)
 
 
 def memory_offered(ram: int, info: WorkerInfo, gpu_memory: float) -> int:

@@ -6,7 +6,7 @@ import asyncio
 import random
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetpeer.bootstrap.log.history import History, Record
@@ -135,30 +135,24 @@ async def _volunteer(settings: DemoSettings, number: int, address: str) -> Child
     return await Child.start(name, arguments, home=settings.home(number), log=settings.logs / f"{name}.log")
 
 
+@dataclass(eq=False)
 class _Watch:
     """Follows one run and carries out its kills."""
 
-    def __init__(
-        self,
-        settings: DemoSettings,
-        run: RunDirectory,
-        view: DemoView,
-        clock: Clock,
-        bootstrap: Child,
-        volunteers: Sequence[Child],
-    ) -> None:
-        self.feed = LogFeed(run.log_path, clock)
-        self._settings = settings
-        self._run = run
-        self._view = view
-        self._clock = clock
-        self._bootstrap = bootstrap
-        self._volunteers = volunteers
-        self._random = random.Random(settings.seed)  # noqa: S311 - the same victim for the same seed
-        self._due = list(settings.kill_steps)
-        self._killed: dict[str, tuple[int, float]] = {}
-        self._mourned: set[str] = set()
-        self._moved_at = clock.monotonic()
+    _settings: DemoSettings
+    _run: RunDirectory
+    _view: DemoView
+    _clock: Clock
+    _bootstrap: Child
+    _volunteers: Sequence[Child]
+    _killed: dict[str, tuple[int, float]] = field(default_factory=dict)
+    _mourned: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.feed = LogFeed(self._run.log_path, self._clock)
+        self._random = random.Random(self._settings.seed)  # noqa: S311 - the same victim for the same seed
+        self._due = list(self._settings.kill_steps)
+        self._moved_at = self._clock.monotonic()
 
     async def until_finished(self) -> None:
         """Return when the bootstrap node has ended after the last step and all volunteers have left."""

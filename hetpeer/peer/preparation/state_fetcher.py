@@ -12,6 +12,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -49,6 +50,7 @@ AT_ONCE = 4
 """Files fetched at a time: tensors need some of a peer's eight streams to another (dht/p2pd/listener.py)."""
 
 
+@dataclass(eq=False)
 class RunFiles:
     """The files of a run on this volunteer's disk.
 
@@ -56,23 +58,15 @@ class RunFiles:
     into what `room` there is.
     """
 
-    def __init__(
-        self,
-        node: Node,
-        run: RunDirectory,
-        membership_config: MembershipConfig,
-        named: Iterable[str],
-        room: Room,
-    ) -> None:
-        self._node = node
-        self.run = run
-        self.membership_config = membership_config
-        self.room = room
-        self._named = tuple(named)
-        self._met: dict[str, None] = {}
-        self._turns = asyncio.Semaphore(AT_ONCE)
-        self.volunteers: tuple[str, ...] = ()
-        """Volunteers that take part, and may have shards of the data."""
+    _node: Node
+    run: RunDirectory
+    membership_config: MembershipConfig
+    _named: Sequence[str]
+    room: Room
+    volunteers: tuple[str, ...] = ()
+    """Volunteers that take part, and may have shards of the data."""
+    _met: dict[str, None] = field(default_factory=dict)
+    _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
 
     @property
     def peers(self) -> list[str]:

@@ -79,12 +79,6 @@ def freeze_memory() -> None:
     gc.collect()
 
 
-def sweep_memory() -> None:
-    """Find also what has become garbage of what was frozen."""
-    gc.unfreeze()
-    gc.collect()
-
-
 def run_daemon(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
     """Run `main(leaving)` on a new loop; the first signal sets `leaving`. Raises `LocalError` HP-CONF-002."""
     import uvloop

@@ -18,7 +18,7 @@ from hetpeer.peer.simulate.network.sim_uplinks import SimHardware
 from hetpeer.peer.simulate.scenario import Scenario
 from hetpeer.peer.simulate.sim_config import SwarmConfig
 from hetpeer.peer.simulate.sim_hooks import ViolationError
-from hetpeer.peer.simulate.sim_numerics import Counting
+from hetpeer.peer.simulate.sim_numerics import Symbols
 from hetpeer.peer.simulate.sim_swarm import SimSwarm
 from hetpeer.stages.planning.swarms.pipeline_cuts import PipelineCuts
 from hetpeer.stages.planning.swarms.plan_inputs import Devices, StepDemand
@@ -124,7 +124,7 @@ def play(scenario: Scenario, places: Places | None = None) -> ScenarioOutcome:
     Raises `LocalError` HP-PLAN-005 if nothing fits, HP-SIM-002 if the run does not come to its end.
     """
     places = places or Places.of(_plan(scenario))
-    numerics = Counting(len(scenario.work))
+    numerics = Symbols(len(scenario.work))
     swarm = SimSwarm(scenario.seed, _config(scenario, places), numerics)
     assert swarm.config.hardware is not None
     fetching = 0.0

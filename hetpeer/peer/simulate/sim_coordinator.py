@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from hetpeer.bootstrap.service.core_interface import Core
 from hetpeer.bootstrap.state.effects import Effect
@@ -12,24 +13,20 @@ from hetpeer.peer.simulate.sim_hooks import SimObserver
 TICK_S = 0.25
 
 
+@dataclass(eq=False)
 class SimCoordinator:
     """Runs the core that `new_core` makes, and gives its effects to `carry_out`."""
 
-    def __init__(
-        self,
-        world: World,
-        observer: SimObserver,
-        new_core: Callable[[], Core],
-        carry_out: Callable[[Effect], None],
-    ) -> None:
-        self.core: Core | None = None
-        """None while the coordinator is down."""
-        self.life = 0
-        self._world = world
-        self._observer = observer
-        self._new_core = new_core
-        self._carry_out = carry_out
-        self._gate = Gate(world)
+    _world: World
+    _observer: SimObserver
+    _new_core: Callable[[], Core]
+    _carry_out: Callable[[Effect], None]
+    core: Core | None = None
+    """None while the coordinator is down."""
+    life: int = 0
+
+    def __post_init__(self) -> None:
+        self._gate = Gate(self._world)
 
     def start(self) -> None:
         """Start a process: a new life, and with it a new term."""

@@ -12,12 +12,8 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
-
-import numpy as np
-
-from hetpeer.stages.block.fingerprint import PLACES, Fingerprint
 
 
 class Numerics(Protocol):
@@ -55,18 +51,6 @@ class Numerics(Protocol):
     def tie(self, block: int, gradient: Any, tied: Mapping[int, tuple[int, Any]]) -> Any:
         """Gradient of `block` with the parts of the blocks `tied` to it: block → (first element, part)."""
 
-    def fingerprint(self, gradient: Any, shard: tuple[int, int, int], key: bytes) -> Fingerprint:
-        """Fingerprint of a shard of a gradient, (block, first element, end), under `key`."""
-
-    def lie(self, gradient: Any, by: str) -> Any:
-        """False value of the same shape, made by the liar `by`."""
-
-    def mark(self, bundle: Any, key: bytes) -> Fingerprint:
-        """Fingerprint of a bundle under `key`."""
-
-    def forge(self, bundle: Any, by: str) -> Any:
-        """False bundle of the same shape by the liar `by`; all that is computed from it is false too."""
-
     def inspect(self, block: int, gradient: Any) -> tuple[str, float]:
         """Digest, and squared norm of the elements that count at `block`."""
 
@@ -84,12 +68,6 @@ class Numerics(Protocol):
 
     def shared(self, state: Any, begin: int, end: int) -> str:
         """Digest of the elements [begin, end), a tied parameter: equal at all blocks that have it."""
-
-    def check_loss(self, step: int, microbatches: int, loss: float) -> bool:
-        """Whether a committed step may have this mean loss."""
-
-    def check_final(self, block: int, bases: Sequence[Sequence[int]], state: Any) -> bool:
-        """Whether exact steps may end in `state`; `bases`: step → base version of each microbatch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +103,8 @@ class Symbols:
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
+        self.executed = 0
+        """Backward passes so far, one for each block and microbatch."""
 
     @property
     def sizes(self) -> Mapping[int, int]:
@@ -138,22 +118,17 @@ class Symbols:
     ) -> tuple[Any, Any]:
         step, number = microbatch
         end = begin + len(states)
-        expected, lies = (None, ()) if begin == 0 else (("activation", step, number, begin), bundle[4:])
-        assert expected is None or bundle[:4] == expected, bundle
-        kept = (step, number, begin, tuple(states), lies)
-        if end == self.blocks:
-            return kept, float(number + 1)
-        return kept, ("activation", step, number, end, *lies)
+        assert begin == 0 or bundle == ("activation", step, number, begin), bundle
+        kept = (step, number, begin, tuple(states))
+        return kept, float(number + 1) if end == self.blocks else ("activation", step, number, end)
 
     def backward(self, kept: Any, gradient: Any) -> tuple[Any, list[SymbolicSum]]:
-        step, number, begin, states, lies = kept
+        step, number, begin, states = kept
         end = begin + len(states)
-        if end < self.blocks:
-            assert gradient[:4] == ("gradient", step, number, end), gradient
-            lies = (*lies, *gradient[4:])
-        false = Counter({(-1, -1, by): 1 for by in lies})
-        return ("gradient", step, number, begin, *lies), [
-            SymbolicSum(Counter({(step, number, state.exact): 1}) + false, _hash((step, number, state, lies)))
+        assert end == self.blocks or gradient == ("gradient", step, number, end), gradient
+        self.executed += len(states)
+        return ("gradient", step, number, begin), [
+            SymbolicSum(Counter({(step, number, state.exact): 1}), hashed((step, number, state)))
             for state in states
         ]
 
@@ -166,7 +141,7 @@ class Symbols:
         ids: Counter[tuple[int, int, str]] = Counter()
         for term in terms:
             ids.update(term.ids)
-        return SymbolicSum(ids, _hash([term.bits for term in terms]))
+        return SymbolicSum(ids, hashed([term.bits for term in terms]))
 
     def shard(self, gradient: Any, begin: int, end: int) -> Any:  # noqa: ARG002
         return gradient
@@ -182,44 +157,20 @@ class Symbols:
         parts = sorted({block: gradient, **others}.items())
         if any(_tasks(part) != _tasks(gradient) for _, part in parts):
             return SymbolicSum(Counter({(-1, -1, "torn"): 1}), "torn")
-        total = _hash([(other, part.bits) for other, part in parts])
-        return SymbolicSum(gradient.ids, _hash((gradient.bits, total)), total)
-
-    def fingerprint(self, gradient: SymbolicSum, shard: tuple[int, int, int], key: bytes) -> Fingerprint:
-        block, begin, end = shard
-        total = np.zeros(PLACES)
-        for task, count in gradient.ids.items():
-            drawn = hashlib.blake2b(repr((key, block, task)).encode(), digest_size=32).digest()
-            total[:4] += (end - begin) * count * (np.frombuffer(drawn, "<u8") / 2.0**63 - 1.0)
-        return total
-
-    def mark(self, bundle: Any, key: bytes) -> Fingerprint:
-        drawn = hashlib.blake2b(repr((key, bundle)).encode(), digest_size=32).digest()
-        total = np.zeros(PLACES)
-        total[:4] = np.frombuffer(drawn, "<u8") / 2.0**63 - 1.0
-        return total
-
-    def forge(self, bundle: Any, by: str) -> Any:
-        return (*bundle, by)
-
-    def lie(self, gradient: Any, by: str) -> Any:
-        if isinstance(gradient, SymbolicAverage):
-            return SymbolicAverage((*gradient.states, SymbolicState(by, by)))
-        if isinstance(gradient, SymbolicState):
-            return replace(gradient, exact=_hash((gradient.exact, by)), bits=_hash((gradient.bits, by)))
-        return SymbolicSum(gradient.ids + Counter({(-1, -1, by): 1}), _hash((gradient.bits, by)))
+        total = hashed([(other, part.bits) for other, part in parts])
+        return SymbolicSum(gradient.ids, hashed((gradient.bits, total)), total)
 
     def inspect(self, block: int, gradient: Any) -> tuple[str, float]:  # noqa: ARG002
         if isinstance(gradient, SymbolicAverage):
-            return _hash([self.digest(state) for state in gradient.states]), 1.0
-        return _hash((sorted(gradient.ids.items()), gradient.bits)), 1.0
+            return hashed([self.digest(state) for state in gradient.states]), 1.0
+        return hashed((sorted(gradient.ids.items()), gradient.bits)), 1.0
 
     def apply(self, state: SymbolicState, gradient: SymbolicSum, coefficient: float) -> SymbolicState:  # noqa: ARG002
-        exact = _hash((state.exact, sorted(gradient.ids.items())))
+        exact = hashed((state.exact, sorted(gradient.ids.items())))
         return SymbolicState(
             exact,
-            _hash((state.bits, gradient.bits)),
-            _hash((state.tied, gradient.tied or gradient.bits)),
+            hashed((state.bits, gradient.bits)),
+            hashed((state.tied, gradient.tied or gradient.bits)),
             state.batches.union(batch for batch, _, _ in gradient.ids),
         )
 
@@ -233,39 +184,17 @@ class Symbols:
         assert copy in total.states, (copy, total)
         terms = total.states if copy == state else (*total.states, state)
         return SymbolicState(
-            _hash([one.exact for one in terms]),
-            _hash([one.bits for one in terms]),
-            _hash([one.tied for one in terms]),
+            hashed([one.exact for one in terms]),
+            hashed([one.bits for one in terms]),
+            hashed([one.tied for one in terms]),
             frozenset().union(*(one.batches for one in terms)),
         )
 
     def digest(self, state: SymbolicState) -> str:
-        return _hash((state.exact, state.bits))
+        return hashed((state.exact, state.bits))
 
     def shared(self, state: SymbolicState, begin: int, end: int) -> str:  # noqa: ARG002
         return state.tied
-
-    def check_loss(self, step: int, microbatches: int, loss: float) -> bool:  # noqa: ARG002
-        return loss == sum(n + 1 for n in range(microbatches)) / microbatches
-
-    def check_final(self, block: int, bases: Sequence[Sequence[int]], state: SymbolicState) -> bool:
-        """One big machine's state has the same exact part."""
-        versions = [self.initial(block)]
-        for step, each in enumerate(bases):
-            ids = Counter({(step, n, versions[base].exact): 1 for n, base in enumerate(each)})
-            versions.append(self.apply(versions[step], SymbolicSum(ids, ""), 1.0))
-        return state.exact == versions[-1].exact
-
-
-class Counting(Symbols):
-    """Symbols that count backward passes in `executed`, one for each block and microbatch."""
-
-    executed = 0
-
-    def backward(self, kept: Any, gradient: Any) -> tuple[Any, list[SymbolicSum]]:
-        back, gradients = super().backward(kept, gradient)
-        self.executed += len(gradients)
-        return back, gradients
 
 
 def _tasks(gradient: SymbolicSum) -> Counter[tuple[int, int]]:
@@ -276,5 +205,6 @@ def _tasks(gradient: SymbolicSum) -> Counter[tuple[int, int]]:
     return tasks
 
 
-def _hash(value: object) -> str:
+def hashed(value: object) -> str:
+    """Digest of the text of `value`."""
     return hashlib.blake2b(repr(value).encode(), digest_size=16).hexdigest()

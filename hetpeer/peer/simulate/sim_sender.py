@@ -7,7 +7,8 @@ that they keep leftovers for it.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hetpeer.averaging import effects as e
@@ -19,7 +20,6 @@ from hetpeer.peer.simulate.network.sim_links import SimFrame, SimLink, SimTensor
 from hetpeer.peer.simulate.network.sim_uplinks import SimUplinks
 from hetpeer.peer.simulate.network.world import SimNetwork, World
 from hetpeer.peer.simulate.sim_config import SwarmConfig
-from hetpeer.peer.simulate.sim_numerics import Numerics
 from hetpeer.peer.simulate.sim_worker import Answer, SimWorker
 from hetpeer.peer.transport.uplink import GRADIENTS, SHARDS, pool_at
 from hetpeer.stages.pipeline import effects as p
@@ -39,22 +39,15 @@ APPEARS_S, LOST = (0.05, 1.0), 0.1
 TTL_S = 5.0
 
 
+@dataclass(eq=False)
 class TensorTraffic:
     """Tensors on `network`. Without `uplinks` bytes cost no time and are not counted."""
 
-    def __init__(
-        self,
-        world: World,
-        network: SimNetwork,
-        uplinks: SimUplinks | None,
-        config: SwarmConfig,
-        numerics: Numerics,
-    ) -> None:
-        self._world = world
-        self._network = network
-        self._uplinks = uplinks
-        self._config = config
-        self._sizes = numerics.sizes
+    _world: World
+    _network: SimNetwork
+    _uplinks: SimUplinks | None
+    _config: SwarmConfig
+    _sizes: Mapping[int, int]
 
     def bundle(self, sender: str, to: str, border: int, *, back: bool = False) -> float:
         """Bytes of the activation that enters block `border`, or of its gradient, which goes `back`."""
@@ -120,6 +113,7 @@ class SimTaskBoard:
         ]
 
 
+@dataclass(eq=False)
 class SimSender:
     """Sends what `member` orders, from volunteer `name` of `swarm`.
 
@@ -127,27 +121,17 @@ class SimSender:
     already.
     """
 
-    def __init__(
-        self,
-        swarm: SimSwarm,
-        name: str,
-        member: Member,
-        boxes: SimTensors,
-        worker: SimWorker,
-        later: Answer,
-        perform: Callable[[Iterable[Effect]], None],
-    ) -> None:
-        self._swarm = swarm
-        self._name = name
-        self._member = member
-        self._boxes = boxes
-        self._worker = worker
-        self._later = later
-        self._perform = perform
-        self._links: dict[str, SimLink] = {}
-        self._introduced: set[str] = set()
-        """Volunteers that know that this one entered the step in progress while it ran."""
-        self._sent: set[tuple[e.StepId, int, Hop]] = set()
+    _swarm: SimSwarm
+    _name: str
+    _member: Member
+    _boxes: SimTensors
+    _worker: SimWorker
+    _later: Answer
+    _perform: Callable[[Iterable[Effect]], None]
+    _links: dict[str, SimLink] = field(default_factory=dict)
+    _introduced: set[str] = field(default_factory=set)
+    """Volunteers that know that this one entered the step in progress while it ran."""
+    _sent: set[tuple[e.StepId, int, Hop]] = field(default_factory=set)
 
     def end_step(self, step: e.StepId) -> None:
         """Drop tensors of `step` that wait to be sent."""

@@ -5,6 +5,7 @@ coordinator's checkpoints.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hetpeer.averaging import effects as e
@@ -27,6 +28,7 @@ SLOW_S, SLOW = 8.0, 0.1
 """Most seconds of a slow fetch, and the share of slow fetches."""
 
 
+@dataclass(eq=False)
 class SimStates:
     """States of volunteer `name` of `swarm`, in `worker`.
 
@@ -34,24 +36,15 @@ class SimStates:
     process comes to it.
     """
 
-    def __init__(
-        self,
-        swarm: SimSwarm,
-        name: str,
-        member: Member,
-        worker: SimWorker,
-        later: Answer,
-        fetch_s: Callable[[], tuple[float, float]],
-    ) -> None:
-        self._swarm = swarm
-        self._name = name
-        self._member = member
-        self._worker = worker
-        self._later = later
-        self._fetch_s = fetch_s
-        self._copies: dict[tuple[m.TermView, int, int], Any] = {}
-        """(term and view, version, block) → state that the coordinator may fetch."""
-        self._fetching = 0
+    _swarm: SimSwarm
+    _name: str
+    _member: Member
+    _worker: SimWorker
+    _later: Answer
+    _fetch_s: Callable[[], tuple[float, float]]
+    _copies: dict[tuple[m.TermView, int, int], Any] = field(default_factory=dict)
+    """(term and view, version, block) → state that the coordinator may fetch."""
+    _fetching: int = 0
 
     # ── ours ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -133,29 +126,22 @@ class SimStates:
         return states[version] if max(states) == version else None
 
 
+@dataclass(eq=False)
 class SimCheckpointStore:
     """Checkpoints of the coordinator `host`, whose durable log is `log`; they survive its crashes."""
 
-    def __init__(
-        self,
-        world: World,
-        host: SimCoordinator,
-        volunteers: Mapping[str, SimVolunteer],
-        numerics: Numerics,
-        log: Sequence[Mapping[str, Any]],
-    ) -> None:
-        self._world = world
-        self._host = host
-        self._volunteers = volunteers
-        self._numerics = numerics
-        self._log = log
-        self._states: dict[tuple[int, int, int, str], Any] = {}
-        """(cluster, version, block, digest) → state.
+    _world: World
+    _host: SimCoordinator
+    _volunteers: Mapping[str, SimVolunteer]
+    _numerics: Numerics
+    _log: Sequence[Mapping[str, Any]]
+    _states: dict[tuple[int, int, int, str], Any] = field(default_factory=dict)
+    """(cluster, version, block, digest) → state.
 
-        A state that comes late for an old order replaces no other one.
-        """
-        self._asked: CollectCheckpoint | None = None
-        """Last order."""
+    A state that comes late for an old order replaces no other one.
+    """
+    _asked: CollectCheckpoint | None = None
+    """Last order."""
 
     def collect(self, order: CollectCheckpoint) -> None:
         """Fetch the blocks' states from the volunteers that save them; it fails if one is not available."""

@@ -18,9 +18,6 @@ from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.member.member import Effect as MemberEffect
 from hetpeer.averaging.member.member import Member, Phase
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
-from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
-from hetpeer.bootstrap.grouped.cluster import ClusterCut
-from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.service.core_interface import Core
 from hetpeer.bootstrap.state import effects as d
@@ -66,7 +63,7 @@ class SimSwarm:
         names = [f"v{number}" for number in range(config.volunteers)]
         carrier = None if config.hardware is None else SimUplinks(self.world, names, config.hardware)
         self.network = SimNetwork(self.world, config.latency_s, carrier)
-        self.traffic = TensorTraffic(self.world, self.network, carrier, config, numerics)
+        self.traffic = TensorTraffic(self.world, self.network, carrier, config, numerics.sizes)
         self.board = SimTaskBoard(self.world, seed)
         self.observer = observer or SimObserver()
         self.conduct_of = conduct_of
@@ -134,39 +131,11 @@ class SimSwarm:
     def _core_config(self) -> d.CoordinatorConfig:
         return self.config.coordinator(self.numerics)
 
-    def crash_coordinator(self, away_s: float) -> None:
-        """Kill the coordinator for `away_s` seconds; its log stays, and volunteers connect again."""
-        if self.coordinator is None:
-            return
-        self.host.crash()
-        sessions, self._channels = self._channels, {}
-        self.world.after(away_s, self.start_coordinator)
-        for name, session in sessions.items():
-            back = away_s + self.world.random.uniform(0.1, 2.0)
-            self.world.after(back, self.volunteers[name].lost_session(session))
-
     def _beat(self) -> None:
         for volunteer in self.volunteers.values():
             if volunteer.alive and not volunteer.frozen and volunteer.name in self._channels:
                 self.tell(volunteer, m.Heartbeat())
         self.world.after(BEAT_S, self._beat)
-
-    def arrange(self, arrangement: Arrangement) -> None:
-        """Propose places for volunteers, as a planner does."""
-
-        def proposed(core: Core, now: float) -> Iterable[d.Effect]:
-            assert isinstance(core, Coordinator)
-            return core.arrange(arrangement, now)
-
-        self.host.later(lambda: self.host.event("arrange", proposed))
-
-    def recut(self, cutting: ClusterCut) -> None:
-        """Propose a cut for the volunteers of a forming cluster, as a planner does."""
-
-        def proposed(core: Core, now: float) -> Iterable[d.Effect]:
-            return core.recut(cutting, now) if isinstance(core, GroupedRun) else ()
-
-        self.host.later(lambda: self.host.event("recut", proposed))
 
     def _carry_out(self, effect: d.Effect) -> None:
         """Carry out an effect of the coordinator."""
@@ -306,13 +275,7 @@ class SimSwarm:
         self.world.after(0.05, lambda: self.stream_broken(name))
         for other in self.volunteers.values():
             if other is not volunteer and other.alive and self.world.random.random() < 0.5:
-                self.world.after(0.3, functools.partial(other.link_changed, name, is_up=False))
-
-    def stranger(self, message: m.Message) -> None:
-        """Send a message to the coordinator from a peer that is no volunteer of this run."""
-        self.host.later(
-            lambda: self.host.event(message.kind, lambda core, now: core.receive("stranger", message, now))
-        )
+                self.world.after(0.3, functools.partial(other.link_lost, name))
 
     def happened(self, what: str) -> None:
         """Call the hooks with the moment `what`."""

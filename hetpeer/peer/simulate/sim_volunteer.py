@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hetpeer.averaging import effects as e
@@ -22,7 +23,7 @@ from hetpeer.peer.simulate.network.sim_links import SimTensors
 from hetpeer.peer.simulate.network.world import Gate
 from hetpeer.peer.simulate.sim_sender import LOOK_S, SimSender
 from hetpeer.peer.simulate.sim_states import SimStates
-from hetpeer.peer.simulate.sim_worker import Answer, SimWorker
+from hetpeer.peer.simulate.sim_worker import SimWorker
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.gradient_slots import Drop, Merge
 from hetpeer.stages.pipeline.schedule_1f1b import InFlightWindow
@@ -68,7 +69,7 @@ class SimVolunteer:
         self.process += 1
         self._effects: EffectQueue[Effect] = EffectQueue(self._carry_out)
         self.boxes = SimTensors()
-        window, later = InFlightWindow(), self._answer_of(self.process)
+        window, later = InFlightWindow(), partial(self.later, self.process)
         self.worker = SimWorker(
             swarm.world,
             swarm.numerics,
@@ -143,23 +144,9 @@ class SimVolunteer:
 
         self._gate.enter(act)
 
-    def link_changed(self, peer: str, *, is_up: bool) -> None:
-        """Tell the core that the link to `peer` is down or up."""
-
-        def changed(core: Member) -> Iterable[Effect]:
-            if is_up:
-                core.work.reachable(peer)
-                return ()
-            return core.work.unreachable(peer)
-
-        self.later(self.process, changed)
-
-    def refuses(self, peer: str, *, for_now: bool) -> None:
-        """Tell the core to stop working with `peer` for now, or to go on."""
-        self.later(self.process, lambda core: core.work.refused(peer, for_now))
-
-    def _answer_of(self, process: int) -> Answer:
-        return lambda finish: self.later(process, finish)
+    def link_lost(self, peer: str) -> None:
+        """Tell the core that the link to `peer` is down."""
+        self.later(self.process, lambda core: core.work.unreachable(peer))
 
     # ── effects ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -265,15 +252,15 @@ class SimVolunteer:
             self.worker.graphs_of = place
             return core.prepared(self.speed)
 
+        def load(_core: Member) -> Iterable[Effect]:
+            self.worker.submit(0.0, finish)
+            return ()
+
         process = self.process
         self.swarm.world.after(
             self.swarm.world.random.uniform(*PREPARE_S),
-            lambda: self.later(process, lambda _: self._submit(finish)),
+            lambda: self.later(process, load),
         )
-
-    def _submit(self, finish: Callable[[Member], Iterable[Effect]]) -> Iterable[Effect]:
-        self.worker.submit(0.0, finish)
-        return ()
 
     def _rejoin(self, core: Member) -> Iterable[Effect]:
         self.perform(core.reborn(next(self._incarnations)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from hetpeer.averaging import effects as e
@@ -29,43 +30,36 @@ FORWARD_S, BACKWARD_S, REDUCE_S, APPLY_S, LOAD_S = 0.05, 0.1, 0.01, 0.02, 0.05
 """Virtual seconds at speed 1: per block, per block, per call, per block, per block."""
 
 
+@dataclass(eq=False)
 class SimWorker:
     """Worker of one process. `answer` gives a result to the core; `boxes` are the process's tensors.
 
     `speed` is in FLOP/s if there is `hardware`, else relative to 1.
     """
 
-    def __init__(
-        self,
-        world: World,
-        numerics: Numerics,
-        boxes: SimTensors,
-        window: InFlightWindow,
-        speed: float,
-        answer: Answer,
-        hardware: SimHardware | None = None,
-    ) -> None:
-        self.states: dict[int, dict[int, Any]] = {}
-        """Block → version → state; only versions that steps in progress compute with."""
-        self.graphs_of: tuple[int, int] | None = None
-        """Blocks whose graphs are loaded."""
-        self.before: dict[int, str] = {}
-        """Block → digest of the state to which the last update was applied."""
-        self._world = world
-        self._numerics = numerics
-        self.boxes = boxes
-        self._window = window
-        self._speed = speed
-        self._hardware = hardware
-        self._answer = answer
-        self.conduct = SimConduct()
-        """Set by the volunteer before the first command comes."""
-        self._busy_until = world.now
-        self.slots: dict[tuple[int, int, int], Any] = {}
-        """(step, slot, block) → sum."""
-        self._graphs: dict[tuple[int, p.TaskKey], Any] = {}
-        self._copies: dict[int, Any] = {}
-        """Block → its state when a delayed averaging began."""
+    _world: World
+    _numerics: Numerics
+    boxes: SimTensors
+    _window: InFlightWindow
+    _speed: float
+    _answer: Answer
+    _hardware: SimHardware | None = None
+    states: dict[int, dict[int, Any]] = field(default_factory=dict)
+    """Block → version → state; only versions that steps in progress compute with."""
+    graphs_of: tuple[int, int] | None = None
+    """Blocks whose graphs are loaded."""
+    before: dict[int, str] = field(default_factory=dict)
+    """Block → digest of the state to which the last update was applied."""
+    conduct: SimConduct = field(default_factory=SimConduct)
+    """Set by the volunteer before the first command comes."""
+    slots: dict[tuple[int, int, int], Any] = field(default_factory=dict)
+    """(step, slot, block) → sum."""
+    _graphs: dict[tuple[int, p.TaskKey], Any] = field(default_factory=dict)
+    _copies: dict[int, Any] = field(default_factory=dict)
+    """Block → its state when a delayed averaging began."""
+
+    def __post_init__(self) -> None:
+        self._busy_until = self._world.now
 
     def hang(self, seconds: float) -> None:
         """Do nothing for a while; the process itself goes on."""

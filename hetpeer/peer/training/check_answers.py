@@ -130,13 +130,14 @@ class SumProofAnswers:
             marks = self._received.of(step, asked.plan, asked.peer)
             if not asked.peer:
                 marks = await _filled(asked.marks, posted)
-            named: dict[str, Any] = {
-                "line": asked.line,
-                "step": asked.step,
-                "check": asked.check,
-                "plan": asked.plan,
-            }
-            shown = m.Shown(**named, marks=marks, given=given)
+            shown = m.Shown(
+                line=asked.line,
+                step=asked.step,
+                check=asked.check,
+                plan=asked.plan,
+                marks=marks,
+                given=given,
+            )
             self._perform([e.Tell(shown)])
 
         return answer()

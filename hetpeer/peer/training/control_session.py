@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -33,6 +34,7 @@ SEARCH_S = 10.0
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class ControlSession:
     """The control stream to the coordinator. Each reliable peer of `membership_config` is tried in turn.
 
@@ -42,28 +44,19 @@ class ControlSession:
     without a coordinator: it fetches amendments, which may have replaced the reliable peers.
     """
 
-    def __init__(
-        self,
-        node: Node,
-        membership_config: MembershipConfig,
-        opened: Callable[[], None],
-        received: Callable[[m.Message], None],
-        evidence: Callable[[str], Iterator[Sequence[str]]],
-        ask_others: Callable[[], Awaitable[None]],
-    ) -> None:
-        self._node = node
-        self._membership_config = membership_config
-        self._tried = 0
-        """Number of sessions that ended because the peer was lost; each makes us try the next peer."""
-        self._opened = opened
-        self._received = received
-        self._evidence = evidence
-        self._ask_others = ask_others
-        self._has_all = False
-        """Whether all lines were sent in this session; further lines are then sent as they are written."""
-        self._catching_up: asyncio.Task[None] | None = None
-        self._channel: Channel | None = None
-        self._leaving = False
+    _node: Node
+    _membership_config: MembershipConfig
+    _opened: Callable[[], None]
+    _received: Callable[[m.Message], None]
+    _evidence: Callable[[str], Iterator[Sequence[str]]]
+    _ask_others: Callable[[], Awaitable[None]]
+    _tried: int = 0
+    """Number of sessions that ended because the peer was lost; each makes us try the next peer."""
+    _has_all: bool = False
+    """Whether all lines were sent in this session; further lines are then sent as they are written."""
+    _catching_up: asyncio.Task[None] | None = None
+    _channel: Channel | None = None
+    _leaving: bool = False
 
     @property
     def is_up(self) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
@@ -67,27 +68,18 @@ class LinkedPeers:
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class StepEntry:
     """Introductions of one volunteer. `perform` carries out the core's effects, `tell` sends evidence."""
 
-    def __init__(
-        self,
-        member: Member,
-        plane: DataPlane,
-        run_id: str,
-        membership_config: MembershipConfig,
-        evidence: EvidenceLog,
-        perform: Callable[[Sequence[Effect]], None],
-        tell: Callable[[str], None],
-    ) -> None:
-        self._member = member
-        self._plane = plane
-        self._run_id = run_id
-        self._membership_config = membership_config
-        self._evidence = evidence
-        self._perform = perform
-        self._tell = tell
-        self._linked = LinkedPeers()
+    _member: Member
+    _plane: DataPlane
+    _run_id: str
+    _membership_config: MembershipConfig
+    _evidence: EvidenceLog
+    _perform: Callable[[Sequence[Effect]], None]
+    _tell: Callable[[str], None]
+    _linked: LinkedPeers = field(default_factory=LinkedPeers)
 
     def begun(self, begin: m.Begin) -> None:
         """A step begins: keep links to its volunteers, set our introduction for any that may not know us."""

@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging.effects import StepId
@@ -37,6 +38,7 @@ Unread = Callable[[str, BundleHead, str], None]
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class LinkTranscoder:
     """Codecs of one place.
 
@@ -44,28 +46,20 @@ class LinkTranscoder:
     and why.
     """
 
-    def __init__(
-        self,
-        posts: WorkerPosts,
-        schema: TensorSchema,
-        book: LinkBook,
-        me: str,
-        send: Send,
-        offended: Offended,
-        unread: Unread,
-    ) -> None:
-        self._posts = posts
-        self._store = posts.store
-        self._schema = schema
-        self._book = book
-        self._me = me
-        self._send = send
-        self._offended = offended
-        self._unread = unread
-        self._sent: set[tuple[e.StepId, int, int]] = set()
-        """Gradients that a residual has been taken from: a repeated one is sent without."""
-        self._codings: dict[tuple[e.StepId, int, int, bool], AdaptiveRatio] = {}
-        """(step, microbatch, block border, is gradient) → first encoding of the bundle, for spot checks."""
+    _posts: WorkerPosts
+    _schema: TensorSchema
+    _book: LinkBook
+    _me: str
+    _send: Send
+    _offended: Offended
+    _unread: Unread
+    _sent: set[tuple[e.StepId, int, int]] = field(default_factory=set)
+    """Gradients that a residual has been taken from: a repeated one is sent without."""
+    _codings: dict[tuple[e.StepId, int, int, bool], AdaptiveRatio] = field(default_factory=dict)
+    """(step, microbatch, block border, is gradient) → first encoding of the bundle, for spot checks."""
+
+    def __post_init__(self) -> None:
+        self._store = self._posts.store
 
     def out(self, step: e.StepId, peer: str, head: BundleHead, tensor: Tensor) -> Answer | None:
         """Send a bundle; None if it leaves at once, unencoded. Raises ArenaFullError with nothing done."""

@@ -29,7 +29,6 @@ from hetpeer.peer.web.machine_warnings import MachineWarnings
 from hetpeer.peer.web.metric_sources import (
     RELIABLE_STATES,
     DaemonSource,
-    GoverningSource,
     ReliableSource,
     VolunteerSource,
     metrics_route,
@@ -62,7 +61,7 @@ async def volunteer_served(
         lambda: daemon.standing.state,
         lambda: presence.life.volunteer,
         view.own_credit,
-        GoverningSource(governing),
+        governing,
     ).metrics
     orders = {do: lambda do=do: daemon.answer(ControlRequest(do=do)) for do in ("pause", "resume", "finish")}
     async with (

@@ -26,18 +26,13 @@ class MachineWarning:
     fix: str
 
 
+@dataclass(eq=False)
 class MachineWarnings:
     """Warnings of a daemon with files in `folder`, its `reach`, and the problems `found` by its sensors."""
 
-    def __init__(
-        self,
-        folder: Path,
-        reach: Callable[[], ReachEstimate],
-        found: Callable[[], Iterable[HetpeerError]] = tuple,
-    ) -> None:
-        self._folder = folder
-        self._reach = reach
-        self._found = found
+    _folder: Path
+    _reach: Callable[[], ReachEstimate]
+    _found: Callable[[], Iterable[HetpeerError]] = tuple
 
     def look(self) -> tuple[MachineWarning, ...]:
         """Current warnings. Takes less than a millisecond."""

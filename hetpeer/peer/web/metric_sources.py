@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
@@ -44,31 +45,22 @@ if TYPE_CHECKING:
     from hetpeer.peer.daemon.limits_in_force import LimitsInForce
     from hetpeer.peer.reliable.reliable_peer import ReliablePeer
     from hetpeer.peer.training.volunteer import Volunteer
-    from hetpeer.peer.training.volunteer_figures import Offer
 
 FOLLOWING = "following"
 RELIABLE_STATES = (FOLLOWING, *(state.value for state in CoordinatorState))
 
 
+@dataclass(eq=False)
 class DaemonSource:
     """Metrics of any daemon: node, processes and machine. `folder` has its files."""
 
-    def __init__(
-        self,
-        node: Node,
-        role: str,
-        run: str,
-        folder: Path,
-        states: tuple[str, ...],
-        warnings: MachineWarnings,
-    ) -> None:
-        self._node = node
-        self._role = role
-        self._run = run
-        self._folder = folder
-        self._states = states
-        self._warnings = warnings
-        self._process = psutil.Process()
+    _node: Node
+    _role: str
+    _run: str
+    _folder: Path
+    _states: tuple[str, ...]
+    _warnings: MachineWarnings
+    _process: psutil.Process = field(default_factory=psutil.Process)
 
     def look(self, state: str) -> DaemonFigures:
         """Current figures; takes a few milliseconds."""
@@ -105,59 +97,44 @@ class DaemonSource:
             yield "p2pd" if child.pid == self._node.p2pd_pid else "worker", child
 
 
+@dataclass(eq=False)
 class VolunteerSource:
-    """Volunteer metrics. `state`: the daemon's; `volunteer`: the living one, if any; `credit`: if known."""
+    """Metrics of a volunteer, its limits and GPU. `state`: the daemon's; `volunteer`: the living one, if any;
+    `credit`: if known.
+    """
 
-    def __init__(
-        self,
-        daemon: DaemonSource,
-        state: Callable[[], str],
-        volunteer: Callable[[], Volunteer | None],
-        credit: Callable[[], int | None],
-        governing: GoverningSource,
-    ) -> None:
-        self._daemon = daemon
-        self._state = state
-        self._volunteer = volunteer
-        self._credit = credit
-        self._governing = governing
+    _daemon: DaemonSource
+    _state: Callable[[], str]
+    _volunteer: Callable[[], Volunteer | None]
+    _credit: Callable[[], int | None]
+    _governing: LimitsInForce
 
     def metrics(self) -> Iterator[Metric]:
         """All metrics."""
-        volunteer = self._volunteer()
+        volunteer, readings = self._volunteer(), self._governing.readings
+        gpus = readings.gpus if readings is not None else ()
+        offer = None if volunteer is None else volunteer.offer
+        offered = offer.memory_bytes if offer is not None and not offer.in_ram and len(gpus) == 1 else None
         yield from daemon_metrics(self._daemon.look(self._state()))
-        yield from self._governing.metrics(None if volunteer is None else volunteer.offer)
+        yield from limit_metrics(_limits(self._governing))
+        yield from gpu_metrics(gpus, offered)
         if volunteer is not None:
             yield from volunteer_metrics(_of_volunteer(volunteer, self._credit()))
 
 
-class GoverningSource:
-    """Metrics of the limits in force and of the GPU in use."""
-
-    def __init__(self, governing: LimitsInForce) -> None:
-        self._governing = governing
-
-    def metrics(self, offer: Offer | None) -> Iterator[Metric]:
-        """All metrics; `offer` is that of the living volunteer."""
-        readings = self._governing.readings
-        gpus = readings.gpus if readings is not None else ()
-        offered = offer.memory_bytes if offer is not None and not offer.in_ram and len(gpus) == 1 else None
-        yield from limit_metrics(self._figures())
-        yield from gpu_metrics(gpus, offered)
-
-    def _figures(self) -> LimitFigures:
-        governing, limits = self._governing, self._governing.settings.limits
-        return LimitFigures(
-            transmit_rate=rate(limits.up),
-            receive_rate=rate(limits.down),
-            transfer_cap=volume(limits.transfer_cap),
-            month_bytes=governing.month_bytes,
-            cores=limits.cpu,
-            celsius={"gpu": limits.temperature_c, "cpu": limits.cpu_temperature_c},
-            gpu_watts=limits.gpu_power_w,
-            holding=frozenset(governing.holding),
-            reasons=tuple(Reason),
-        )
+def _limits(governing: LimitsInForce) -> LimitFigures:
+    limits = governing.settings.limits
+    return LimitFigures(
+        transmit_rate=rate(limits.up),
+        receive_rate=rate(limits.down),
+        transfer_cap=volume(limits.transfer_cap),
+        month_bytes=governing.month_bytes,
+        cores=limits.cpu,
+        celsius={"gpu": limits.temperature_c, "cpu": limits.cpu_temperature_c},
+        gpu_watts=limits.gpu_power_w,
+        holding=frozenset(governing.holding),
+        reasons=tuple(Reason),
+    )
 
 
 def _of_volunteer(volunteer: Volunteer, credit: int | None) -> VolunteerMetricFigures:

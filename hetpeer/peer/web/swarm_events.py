@@ -81,7 +81,9 @@ class SwarmEvents:
             yield SwarmEvent(time=status.time, text=text, grave=True)
         left, were = _left_over(status), _left_over(before)
         if left and not were:
-            yield SwarmEvent(time=status.time, text=_waits(left))
+            microbatches = counted(left, "microbatch", "microbatches")
+            text = f"{microbatches} wait for a volunteer that can compute them"
+            yield SwarmEvent(time=status.time, text=text)
         elif were and not left:
             yield SwarmEvent(time=status.time, text="the unfinished work is done")
 
@@ -89,10 +91,6 @@ class SwarmEvents:
 def called(row: PeerRow) -> str:
     """The peer's name, or its short id."""
     return row.name or short_id(row.peer)
-
-
-def _waits(left: int) -> str:
-    return f"{counted(left, 'microbatch', 'microbatches')} wait for a volunteer that can compute them"
 
 
 def _doing(status: SwarmStatus) -> tuple[str, str]:

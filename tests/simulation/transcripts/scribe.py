@@ -10,10 +10,10 @@ from hetpeer.averaging import effects as e
 from hetpeer.averaging.effects import InStep
 from hetpeer.averaging.member.member import Effect
 from hetpeer.bootstrap.state import effects as d
-from hetpeer.peer.simulate.sim_numerics import Symbols
 from hetpeer.peer.simulate.sim_swarm import COORDINATOR
 from hetpeer.peer.simulate.sim_volunteer import SimVolunteer
 from tests.simulation.checked_swarm import CheckedSwarm
+from tests.simulation.checked_symbols import CheckedSymbols
 from tests.simulation.config import HistoryConfig
 from tests.simulation.coverage import Coverage
 from tests.simulation.sim_grouped import GroupedSwarm
@@ -166,7 +166,7 @@ def written(
     """A swarm that is about to run, and its scribe. `late`: volunteer → seconds after which it starts."""
     scribe = Scribe(names_steps=config.staleness > 0)
     kind = ScribbledClusters if clusters else ScribbledSwarm
-    swarm = kind(seed, config, Symbols(BLOCKS), Coverage())
+    swarm = kind(seed, config, CheckedSymbols(BLOCKS), Coverage())
     swarm.scribe = scribe
     for volunteer in swarm.volunteers.values():
         scribe.follow(volunteer)

@@ -1,0 +1,104 @@
+"""Symbols that histories are checked with: false values, fingerprints, and the exact result of a run.
+
+What a liar forges carries the liar's name, and so does all that is computed from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from hetpeer.peer.simulate.sim_numerics import (
+    Numerics,
+    SymbolicAverage,
+    SymbolicState,
+    SymbolicSum,
+    Symbols,
+    hashed,
+)
+from hetpeer.stages.block.fingerprint import PLACES, Fingerprint
+
+
+class CheckedNumerics(Numerics, Protocol):
+    """Arithmetic of a simulated swarm whose volunteers may lie, and whose result is known."""
+
+    def fingerprint(self, gradient: Any, shard: tuple[int, int, int], key: bytes) -> Fingerprint:
+        """Fingerprint of a shard of a gradient, (block, first element, end), under `key`."""
+
+    def lie(self, gradient: Any, by: str) -> Any:
+        """False value of the same shape, made by the liar `by`."""
+
+    def mark(self, bundle: Any, key: bytes) -> Fingerprint:
+        """Fingerprint of a bundle under `key`."""
+
+    def forge(self, bundle: Any, by: str) -> Any:
+        """False bundle of the same shape by the liar `by`; all that is computed from it is false too."""
+
+    def check_loss(self, step: int, microbatches: int, loss: float) -> bool:
+        """Whether a committed step may have this mean loss."""
+
+    def check_final(self, block: int, bases: Sequence[Sequence[int]], state: Any) -> bool:
+        """Whether exact steps may end in `state`; `bases`: step → base version of each microbatch."""
+
+
+class CheckedSymbols(Symbols):
+    """`CheckedNumerics` of symbols; a bundle of `Symbols` is followed by the names of liars."""
+
+    def forward(
+        self, states: Sequence[SymbolicState], begin: int, microbatch: tuple[int, int], bundle: Any
+    ) -> tuple[Any, Any]:
+        lies = () if begin == 0 else bundle[4:]
+        kept, out = super().forward(states, begin, microbatch, None if begin == 0 else bundle[:4])
+        return (*kept, lies), (*out, *lies) if isinstance(out, tuple) else out
+
+    def backward(self, kept: Any, gradient: Any) -> tuple[Any, list[SymbolicSum]]:
+        *kept, lies = kept
+        step, number, _, states = kept
+        if gradient is not None:
+            lies = (*lies, *gradient[4:])
+        back, sums = super().backward(kept, None if gradient is None else gradient[:4])
+        false = Counter({(-1, -1, by): 1 for by in lies})
+        return (*back, *lies), [
+            SymbolicSum(exact.ids + false, hashed((step, number, state, lies)))
+            for exact, state in zip(sums, states, strict=True)
+        ]
+
+    def fingerprint(self, gradient: SymbolicSum, shard: tuple[int, int, int], key: bytes) -> Fingerprint:
+        block, begin, end = shard
+        total = np.zeros(PLACES)
+        for task, count in gradient.ids.items():
+            drawn = hashlib.blake2b(repr((key, block, task)).encode(), digest_size=32).digest()
+            total[:4] += (end - begin) * count * (np.frombuffer(drawn, "<u8") / 2.0**63 - 1.0)
+        return total
+
+    def mark(self, bundle: Any, key: bytes) -> Fingerprint:
+        drawn = hashlib.blake2b(repr((key, bundle)).encode(), digest_size=32).digest()
+        total = np.zeros(PLACES)
+        total[:4] = np.frombuffer(drawn, "<u8") / 2.0**63 - 1.0
+        return total
+
+    def forge(self, bundle: Any, by: str) -> Any:
+        return (*bundle, by)
+
+    def lie(self, gradient: Any, by: str) -> Any:
+        if isinstance(gradient, SymbolicAverage):
+            return SymbolicAverage((*gradient.states, SymbolicState(by, by)))
+        if isinstance(gradient, SymbolicState):
+            return replace(gradient, exact=hashed((gradient.exact, by)), bits=hashed((gradient.bits, by)))
+        return SymbolicSum(gradient.ids + Counter({(-1, -1, by): 1}), hashed((gradient.bits, by)))
+
+    def check_loss(self, step: int, microbatches: int, loss: float) -> bool:
+        return loss == sum(n + 1 for n in range(microbatches)) / microbatches
+
+    def check_final(self, block: int, bases: Sequence[Sequence[int]], state: SymbolicState) -> bool:
+        """One big machine's state has the same exact part."""
+        versions = [self.initial(block)]
+        for step, each in enumerate(bases):
+            ids = Counter({(step, n, versions[base].exact): 1 for n, base in enumerate(each)})
+            versions.append(self.apply(versions[step], SymbolicSum(ids, ""), 1.0))
+        return state.exact == versions[-1].exact
