@@ -30,11 +30,11 @@ from functools import partial
 from typing import Any
 
 from benchmarks import report
-from hetpeer.averaging.groups.group_scheduler import GroupPipelines, GroupScheduler
+from hetpeer.averaging.groups.group_scheduler import GroupPipelines
 from hetpeer.averaging.groups.wait_window import Adaptive, WaitWindow
 from hetpeer.dht.base.runtime import dying_with_us
 from tests.simulation.group_schedules import RULES, GroupWatch, schedule
-from tests.simulation.sdpipe import Artifact, Paper
+from tests.simulation.sdpipe import Artifact, GroupScheduler, Paper
 from tests.simulation.sim_grouped import simulate
 from tests.simulation.sim_pipelines import PipelineSetting, SimPipelines, names
 

@@ -125,7 +125,7 @@ def test_how_hot_they_are_and_who_uses_them(tmp_path: Path, driver: Callable[[st
     driver(library(tmp_path, broken=False))
     watch = GpuWatch()
     watch.heed(ELSEWHERE)
-    assert (watch.there, watch.hottest()) == (True, 71.0)
+    assert (bool(watch._handles()), watch.hottest()) == (True, 71.0)
     assert watch.foreign_share({41}.__contains__) == 0.25, "the last word of each process counts"
     assert watch.foreign_share({41, 42}.__contains__) == 0.0
     assert watch.foreign_share(().__contains__) == 1.15
@@ -206,7 +206,7 @@ def test_a_driver_that_does_not_answer_says_why(tmp_path: Path, driver: Callable
         wrong="the NVIDIA driver does not answer: RM has detected an NVML/RM version mismatch."
     )
     assert nvml.loads() == []
-    assert not GpuWatch().there
+    assert not bool(GpuWatch()._handles())
 
 
 def test_a_driver_that_answers_later_is_heard(tmp_path: Path, driver: Callable[[str], None]) -> None:
@@ -226,10 +226,10 @@ def test_a_gpu_that_a_worker_names_and_nobody_knows_is_looked_for_once(
     driver(library(tmp_path, broken=False))
     watch = GpuWatch()
     monkeypatch.setattr(nvml, "_all", lambda: iter(()))
-    assert not watch.there
+    assert not bool(watch._handles())
     monkeypatch.undo()
     driver(library(tmp_path, broken=False))
-    assert not watch.there
+    assert not bool(watch._handles())
     watch.heed(SECOND)
     assert watch.hottest() == 64.0
     watch.heed(ELSEWHERE)
@@ -244,7 +244,12 @@ def test_without_a_driver_there_are_none(driver: Callable[[str], None]) -> None:
     assert nvml.gpus() == Gpus()
     assert nvml.loads() == []
     watch = GpuWatch()
-    assert (watch.there, watch.hottest(), watch.foreign_share({1}.__contains__), watch.drawn(1.0)) == (
+    assert (
+        bool(watch._handles()),
+        watch.hottest(),
+        watch.foreign_share({1}.__contains__),
+        watch.drawn(1.0),
+    ) == (
         False,
         None,
         None,

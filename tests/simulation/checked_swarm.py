@@ -24,6 +24,7 @@ from tests.simulation.checked_symbols import CheckedNumerics
 from tests.simulation.conduct import HistoryConduct
 from tests.simulation.config import HistoryConfig
 from tests.simulation.coverage import Coverage
+from tests.simulation.granted_links import GrantedLink
 from tests.simulation.invariants import Checks
 
 
@@ -51,6 +52,10 @@ class CheckedSwarm(SimSwarm):
         return HistoryConduct(
             volunteer, config.told_by(name), self.poison[name], checks=config.check_share > 0
         )
+
+    def open_link(self, sender: SimVolunteer, receiver: SimVolunteer) -> GrantedLink | None:
+        frames = self.config.granted_frames
+        return GrantedLink(sender, receiver, frames) if frames else None
 
     # ── faults and proposals ────────────────────────────────────────────────────────────────────────────────
 

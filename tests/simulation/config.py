@@ -44,6 +44,8 @@ class HistoryConfig(SwarmConfig):
     """Volunteer → its lies, several joined by "+"."""
     arranged_s: float = 0.0
     """Seconds between proposals of another division of the blocks; 0: never."""
+    granted_frames: int = 0
+    """Bundles of each kind that a volunteer grants another one at a time; 0: any number."""
 
     def told_by(self, volunteer: str) -> frozenset[str]:
         """Lies of `volunteer`."""

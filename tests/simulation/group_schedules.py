@@ -15,9 +15,9 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hetpeer.averaging.groups.group_scheduler import Group, GroupPipelines, GroupScheduler
+from hetpeer.averaging.groups.group_scheduler import Group, GroupPipelines
 from hetpeer.averaging.groups.wait_window import Adaptive, WaitWindow
-from tests.simulation.sdpipe import Artifact, Paper
+from tests.simulation.sdpipe import Artifact, GroupScheduler, Paper
 from tests.simulation.sim_pipelines import PipelineSetting, SimPipelines, names
 
 ROUNDS = 30

@@ -173,8 +173,9 @@ class Checks(SimObserver):
     def folding(self, volunteer: str, slots: GradientSlots, blocks: range) -> None:
         """A backward starts; its gradients are to be folded into a slot."""
         for block in blocks:
-            require(slots.live(block) <= LIVE, f"{volunteer} keeps {slots.live(block)} slots of {block}")
-            ids = Counter(i for held in slots.contents().values() for i in held.get(block, ()))
+            live = [held[block] for held in slots.contents().values() if block in held]
+            require(len(live) <= LIVE, f"{volunteer} keeps {len(live)} slots of {block}")
+            ids = Counter(i for held in live for i in held)
             require(max(ids.values(), default=0) <= 1, f"{volunteer} has an id in two slots of {block}")
 
     def ended(self, states: Mapping[int, Any]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterable
+from typing import Protocol
 
 from hetpeer.averaging.groups.group_scheduler import Group, SyncGraph, WaitQueue
 from hetpeer.averaging.groups.wait_window import LONGER, SHORTER, WaitWindow
@@ -21,6 +22,29 @@ PAIRS_ABOVE = 8
 """With more workers the artifact cuts groups into pairs."""
 START_S, LEAST_S, MOST_S = 1e-3, 1e-5, 1e-2
 """The artifact's window."""
+
+
+class GroupScheduler(Protocol):
+    """Arrivals and departures go in, groups come out, each once. Times: seconds of one monotonic clock."""
+
+    def ready(self, stage: int, worker: str, now: float) -> list[Group]:
+        """`worker` has updated `stage`, and waits until its group has averaged it."""
+
+    def joined(self, worker: str, like: str | None, now: float) -> list[Group]:
+        """`worker` takes part from now on, from the state of `like`, or from the initial state (None)."""
+
+    def left(self, worker: str, now: float) -> list[Group]:
+        """`worker` has left."""
+
+    def averaged(self, seconds: float) -> None:
+        """A group of several has averaged, which took `seconds`."""
+
+    def tick(self, now: float) -> list[Group]:
+        """Time has passed."""
+
+    @property
+    def due_at(self) -> float:
+        """Time of the next `tick`; infinite if none is needed, past while workers wait for others."""
 
 
 class Bounded(WaitWindow):

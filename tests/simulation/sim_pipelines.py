@@ -15,8 +15,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from hetpeer.averaging.groups.group_scheduler import Group, GroupScheduler
+from hetpeer.averaging.groups.group_scheduler import Group
 from hetpeer.stages.planning.uplinks import Timeline
+from tests.simulation.sdpipe import GroupScheduler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

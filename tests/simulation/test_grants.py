@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from hetpeer.peer.simulate.network.sim_links import SimLink
 from hetpeer.peer.transport.uplink import ACTIVATIONS
 from tests.amounts import mostly_proof
 from tests.simulation.coverage import Coverage
+from tests.simulation.granted_links import GrantedLink
 from tests.simulation.histories import HistoryOutcome, shape, simulate
 
 SEEDS = range(2000, 2030)
@@ -26,9 +26,9 @@ def test_histories_with_room_for_one_bundle(count):
 
 def far_and_near_together(monkeypatch):
     """Activations have one pool, however far they are from the loss."""
-    send = SimLink.send
+    send = GrantedLink.send
     monkeypatch.setattr(
-        SimLink,
+        GrantedLink,
         "send",
         lambda self, frame: send(self, dataclasses.replace(frame, pool=min(frame.pool, ACTIVATIONS))),
     )
@@ -36,7 +36,7 @@ def far_and_near_together(monkeypatch):
 
 def no_nudge(monkeypatch):
     """An activation that is sent again has nothing to say before there is credit for it."""
-    monkeypatch.setattr(SimLink, "nudge", lambda *_: None)
+    monkeypatch.setattr(GrantedLink, "nudge", lambda *_: None)
 
 
 @pytest.mark.parametrize("mistake", [far_and_near_together, no_nudge])

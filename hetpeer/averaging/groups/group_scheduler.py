@@ -14,7 +14,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from hetpeer.averaging.groups.wait_window import WaitWindow
 
@@ -212,34 +212,12 @@ class Group:
     members: tuple[str, ...]
 
 
-class GroupScheduler(Protocol):
-    """Arrivals and departures go in, groups come out, each once. Times: seconds of one monotonic clock."""
-
-    def ready(self, stage: int, worker: str, now: float) -> list[Group]:
-        """`worker` has updated `stage`, and waits until its group has averaged it."""
-
-    def joined(self, worker: str, like: str | None, now: float) -> list[Group]:
-        """`worker` takes part from now on, from the state of `like`, or from the initial state (None)."""
-
-    def left(self, worker: str, now: float) -> list[Group]:
-        """`worker` has left."""
-
-    def averaged(self, seconds: float) -> None:
-        """A group of several has averaged, which took `seconds`."""
-
-    def tick(self, now: float) -> list[Group]:
-        """Time has passed."""
-
-    @property
-    def due_at(self) -> float:
-        """Time of the next `tick`; infinite if none is needed, past while workers wait for others."""
-
-
 class GroupPipelines:
     """Whole pipelines wait in one queue: a worker is ready when all its `stages` are, and each group connects
     the span.
 
-    So no worker waits for two things at a time, and no group goes unchecked.
+    So no worker waits for two things at a time, and no group goes unchecked. Arrivals and departures go in,
+    groups come out, each once. Times: seconds of one monotonic clock.
     """
 
     def __init__(self, stages: int, workers: Iterable[str], span: int | None, window: WaitWindow) -> None:
@@ -249,7 +227,7 @@ class GroupPipelines:
         self._number = 0
 
     def ready(self, stage: int, worker: str, now: float) -> list[Group]:
-        """`worker` has one more stage ready at `now`; see `GroupScheduler.ready`."""
+        """`worker` has updated `stage`, and waits until its group has averaged it."""
         done = self._done.setdefault(worker, set())
         done.add(stage)
         if len(done) < self._stages:
@@ -258,22 +236,22 @@ class GroupPipelines:
         return self.tick(now)
 
     def joined(self, worker: str, like: str | None, now: float) -> list[Group]:
-        """See `GroupScheduler.joined`."""
+        """`worker` takes part from now on, from the state of `like`, or from the initial state (None)."""
         self._line.join(worker, like)
         return self.tick(now)
 
     def left(self, worker: str, now: float) -> list[Group]:
-        """See `GroupScheduler.left`."""
+        """`worker` has left."""
         self._done.pop(worker, None)
         self._line.leave(worker)
         return self.tick(now)
 
     def averaged(self, seconds: float) -> None:
-        """See `GroupScheduler.averaged`."""
+        """A group of several has averaged, which took `seconds`."""
         self._line.averaged(seconds)
 
     def tick(self, now: float) -> list[Group]:
-        """See `GroupScheduler.tick`."""
+        """Time has passed."""
         line = self._line
         if not (line.is_due(now) and line.valid):
             return []
@@ -286,5 +264,5 @@ class GroupPipelines:
 
     @property
     def due_at(self) -> float:
-        """See `GroupScheduler.due_at`."""
+        """Time of the next `tick`; infinite if none is needed, past while workers wait for others."""
         return self._line.due_at

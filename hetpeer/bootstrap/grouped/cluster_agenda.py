@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.groups.group_scheduler import Group, GroupScheduler
+from hetpeer.averaging.groups.group_scheduler import Group, GroupPipelines
 from hetpeer.bootstrap.grouped.averagings import Averagings
 from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.grouped.cluster_list import Clusters
@@ -26,7 +26,7 @@ Groups = list[tuple[int, ...]]
 class GroupQueue:
     """Queue of clusters, by number; methods return the groups that form. `scheduler` knows no worker yet."""
 
-    def __init__(self, scheduler: GroupScheduler) -> None:
+    def __init__(self, scheduler: GroupPipelines) -> None:
         self._scheduler = scheduler
         self._present: set[int] = set()
         self._in_line: set[int] = set()

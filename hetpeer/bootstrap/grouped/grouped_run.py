@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.groups.group_scheduler import GroupScheduler
+from hetpeer.averaging.groups.group_scheduler import GroupPipelines
 from hetpeer.bootstrap.grouped.averagings import AveragingRound, Averagings
 from hetpeer.bootstrap.grouped.cluster import Cluster, ClusterCut
 from hetpeer.bootstrap.grouped.cluster_agenda import ClusterAgendas, GroupQueue
@@ -38,7 +38,7 @@ class GroupedRun:
         self,
         config: CoordinatorConfig,
         records: Iterable[Mapping[str, Any]],
-        scheduler: GroupScheduler,
+        scheduler: GroupPipelines,
         now: float,
     ) -> None:
         self._blocks = len(config.costs)

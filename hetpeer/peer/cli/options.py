@@ -195,7 +195,6 @@ def asked(texts: list[str] | None, home: Path | None, run: str = "") -> Destinat
     nobody serves.
     """
     from hetpeer.peer.arrival.destinations import back_to, destination
-    from hetpeer.peer.process.home import default_home
 
     here = None if texts or run else standing_here(home)
     if here is None and home is not None and not texts and (home / "manifest.hetpeer").exists():
@@ -204,7 +203,7 @@ def asked(texts: list[str] | None, home: Path | None, run: str = "") -> Destinat
         raise not_running(home, f"that is a run directory that nobody serves: hetpeer bootstrap {home} does")
     nearby = here.addresses if here is not None else ()
     goal = destination(texts or nearby, run)
-    return goal if goal.addresses else back_to(home or default_home(), run)
+    return goal if goal.addresses else back_to(home_of(home), run)
 
 
 def joined_by(texts: list[str], home: Path, run: str = "", *, near: bool = False) -> Destination:
@@ -238,14 +237,20 @@ def need_lan() -> None:
         )
 
 
+def home_of(home: Path | None) -> Path:
+    """`home` if it is given, else this peer's default home."""
+    from hetpeer.peer.process.home import default_home
+
+    return home or default_home()
+
+
 def standing_here(home: Path | None) -> DaemonStatus | None:
     """Status of the daemon that runs from `home`; None if none answers."""
     from hetpeer.peer.control.control_client import ask
     from hetpeer.peer.control.control_messages import ControlRequest
-    from hetpeer.peer.process.home import default_home
 
     try:
-        return ask(home or default_home(), ControlRequest(do="status"))
+        return ask(home_of(home), ControlRequest(do="status"))
     except LocalError as error:
         logging.getLogger(__name__).debug("%s", error)
         return None

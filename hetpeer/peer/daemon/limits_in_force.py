@@ -121,11 +121,6 @@ class LimitsInForce:
         return told(self.settings, self.sources)
 
     @property
-    def throttle(self) -> Throttle:
-        """Traffic and rate limits of the node."""
-        return self._throttle
-
-    @property
     def month_bytes(self) -> int:
         """Up and down, in this month, until now."""
         self.count()

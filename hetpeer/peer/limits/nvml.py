@@ -102,11 +102,6 @@ class GpuWatch:
             self._gpus = None  # it may have come since they were looked at
         self._heeded = uuid
 
-    @property
-    def there(self) -> bool:
-        """Whether there is any."""
-        return bool(self._handles())
-
     def states(self, now: float) -> tuple[GpuState, ...]:
         """States of the GPUs in use, or that may be; `now` as in `drawn`."""
         found = ((number, _load(self._handles()[number])) for number in self._used())

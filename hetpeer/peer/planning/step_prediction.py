@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -71,16 +71,7 @@ class Prediction:
             "fresh_steps": self.fresh_steps,
             "measured_s": self.measured_s,
             "bottleneck": {"what": what, "peer": peer},
-            "members": [
-                {
-                    "peer": member.peer,
-                    "name": member.name,
-                    "blocks": list(member.blocks),
-                    "computing": member.computing,
-                    "sending": member.sending,
-                }
-                for member in self.members
-            ],
+            "members": [asdict(member) for member in self.members],
         }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,8 +21,6 @@ from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.peer.arrival.destinations import Destination
 from hetpeer.peer.arrival.find_run import fetch_manifest
 from hetpeer.peer.process.home import Home
-
-_log = logging.getLogger(__name__)
 
 
 def amended(directory: Path, change: MembershipChange) -> MembershipConfig:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,8 +54,6 @@ LAST = ("checkpoint", "evaluation", "dissolved")
 """Kinds of record that can end a grouped run."""
 FOLLOW_S = 0.5
 """Seconds between two looks at the decided records."""
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,8 +52,6 @@ class SwarmConfig:
     """Elements of a shard, at least."""
     part_s: tuple[float, float] = (0.0, 0.0)
     """Least and most seconds by which a part of an averaging leaves late."""
-    granted_frames: int = 0
-    """Bundles of each kind that a volunteer grants another one at a time; 0: any number."""
     duplicates: float = 0.05
     """Share of tensors that arrive twice."""
     hardware: SimHardware | None = None

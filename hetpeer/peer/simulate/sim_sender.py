@@ -258,12 +258,14 @@ class SimSender:
 
     def _link(self, to: str) -> SimLink | None:
         """Link with flow control to another volunteer; None if this history has none."""
-        frames, volunteers = self._swarm.config.granted_frames, self._swarm.volunteers
-        if not frames or to == self._name:
+        if to == self._name:
             return None
         link = self._links.get(to)
         if link is None or not link.stands:
-            link = self._links[to] = SimLink(volunteers[self._name], volunteers[to], frames)
+            volunteers = self._swarm.volunteers
+            link = self._swarm.open_link(volunteers[self._name], volunteers[to])
+            if link is not None:
+                self._links[to] = link
         return link
 
     # ── leftovers ───────────────────────────────────────────────────────────────────────────────────────────

@@ -22,6 +22,7 @@ from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.service.core_interface import Core
 from hetpeer.bootstrap.state import effects as d
 from hetpeer.bootstrap.state.context import whole_run
+from hetpeer.peer.simulate.network.sim_links import SimLink
 from hetpeer.peer.simulate.network.sim_uplinks import SimUplinks
 from hetpeer.peer.simulate.network.world import SimNetwork, World
 from hetpeer.peer.simulate.sim_config import SwarmConfig
@@ -130,6 +131,10 @@ class SimSwarm:
 
     def _core_config(self) -> d.CoordinatorConfig:
         return self.config.coordinator(self.numerics)
+
+    def open_link(self, sender: SimVolunteer, receiver: SimVolunteer) -> SimLink | None:  # noqa: ARG002
+        """New link with flow control from one volunteer to another; None: tensors wait for no grant."""
+        return None
 
     def _beat(self) -> None:
         for volunteer in self.volunteers.values():

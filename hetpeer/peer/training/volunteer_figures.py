@@ -112,7 +112,6 @@ class VolunteerFigures:
     """Block ranges run forward and backward here."""
     speed: WorkRate = field(default_factory=WorkRate)
     """Rate of those, per second."""
-    steps: int = 0
     credited: int = 0
     """Samples x blocks of ours that commits counted (docs/credit.md); after a roll-back some count again."""
     shares: OccupationShares = field(default_factory=OccupationShares)
@@ -130,7 +129,6 @@ class VolunteerFigures:
 
     def updated(self, step: int, now: float) -> None:
         """`step` is over: its update is made. It could not be decided on before the one before it was."""
-        self.steps += 1
         if step in self._worked_at:
             self._pauses.append(now - max(self._worked_at[step], self._updated_at))
         self._updated_at = now

@@ -102,11 +102,6 @@ class ViewFeed:
         if self._is_watched:
             self._wanted.set()
 
-    @property
-    def newest(self) -> str | None:
-        """The newest view as JSON; None before the first one."""
-        return self._newest
-
     def shown(self) -> str | None:
         """The newest view for a single request, which counts as watching for SHOWN_S."""
         if not self._is_watched:

@@ -139,15 +139,9 @@ def measure_flops(
     return best
 
 
-def seconds(flops: float, flops_per_second: float, efficiency: float) -> float:
-    """Seconds for `flops` on a device whose matrix product reaches `flops_per_second` (device.measure_flops).
-
-    `efficiency` is λ of FusionLLM (arXiv 2410.12707, section 3.5): the fraction of that speed that real
-    operators get.
-    """
-    return flops / (flops_per_second * efficiency)
-
-
 def efficiency(flops: float, seconds: float, flops_per_second: float) -> float:
-    """λ of a device on blocks whose `flops` took `seconds`."""
+    """λ of a device on blocks whose `flops` took `seconds` (FusionLLM, arXiv 2410.12707, section 3.5).
+
+    λ is the fraction of the speed of its matrix product, `flops_per_second`, that real operators get.
+    """
     return flops / (seconds * flops_per_second)

@@ -5,7 +5,7 @@ A new family of operators is one module and one line here (docs/extending.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from hetpeer.stages.graph import aten_operators, guarded_operators, own_operators
 from hetpeer.stages.graph.operator_family import Operator
@@ -28,9 +28,3 @@ def operator_of(name: str) -> Operator:
     found = find_operator(name)
     assert found is not None, name
     return found
-
-
-def operator_names() -> Iterator[str]:
-    """Names of all operators."""
-    for family in FAMILIES.values():
-        yield from family

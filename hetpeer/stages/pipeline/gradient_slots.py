@@ -140,10 +140,6 @@ class GradientSlots:
         base = self._find(SlotState.ACCEPTED)
         return None if base is None else base.number
 
-    def live(self, block: int) -> int:
-        """Number of slots with ids at `block`."""
-        return sum(block in slot.ids for slot in self._slots.values())
-
     def contents(self) -> Mapping[int, Mapping[int, frozenset[int]]]:
         """Slot → block → ids, for status and tests."""
         return {n: {b: frozenset(ids) for b, ids in s.ids.items()} for n, s in self._slots.items()}

@@ -37,10 +37,6 @@ class Timeline:
             self.now, _, happens = heapq.heappop(self._events)
             happens()
 
-    def clear(self) -> None:
-        """Cancel all events."""
-        self._events.clear()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLink:

@@ -118,14 +118,6 @@ def confine() -> list[str]:
 # ── Landlock ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def landlock_version() -> int:
-    """Version of this kernel's Landlock ABI; 0 if there is none."""
-    try:
-        return _call(_CREATE_RULESET, None, 0, _QUERY_ABI)
-    except OSError:
-        return 0
-
-
 def _confine_files() -> None:
     """Allow reading of Python, the scratch folder and the devices; forbid other files, TCP and signals."""
     abi = _call(_CREATE_RULESET, None, 0, _QUERY_ABI)

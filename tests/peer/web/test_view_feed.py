@@ -37,7 +37,7 @@ class Source:
 async def first(made: ViewFeed) -> None:
     """Return when there is a view."""
     async with asyncio.timeout(60):
-        while made.newest is None:
+        while made._newest is None:
             await asyncio.sleep(0.01)
 
 
@@ -118,7 +118,7 @@ async def test_who_asks_for_one_view_is_somebody_who_watches() -> None:
     running = asyncio.create_task(made.run())
     try:
         await first(made)
-        assert made.shown() == made.newest
+        assert made.shown() == made._newest
         async with asyncio.timeout(60):
             while source.looks < 3:
                 await asyncio.sleep(0.01)

@@ -18,6 +18,7 @@ from hetpeer.peer.cli.options import (
     InvitesArgument,
     JsonOption,
     asked,
+    home_of,
     plain,
     run_loop,
     standing_here,
@@ -85,12 +86,11 @@ class _Looks:
         import psutil
 
         from hetpeer.peer.limits import nvml
-        from hetpeer.peer.process.home import default_home
         from hetpeer.peer.web.machine_load import LoadMeter
 
         try:
             if self._meter is None or self._meter[0] != own.figures.pid:
-                self._meter = own.figures.pid, LoadMeter(self._home or default_home(), own.figures.pid)
+                self._meter = own.figures.pid, LoadMeter(home_of(self._home), own.figures.pid)
                 return Here(own)  # the load is that between two looks
             return Here(own, self._meter[1].look(), tuple(nvml.loads()))
         except (psutil.Error, OSError):  # it has just ended
@@ -115,9 +115,8 @@ async def _write_down(goal: Destination, *, watch: bool, as_json: bool) -> None:
 def _identity(home: Path | None) -> str:
     """Peer id of this machine's volunteer; empty if it has never joined. Raises `LocalError` HP-ID-001."""
     from hetpeer.dht.identity.peer_identity import Identity
-    from hetpeer.peer.process.home import default_home
 
-    key = (home or default_home()) / "identity.key"
+    key = home_of(home) / "identity.key"
     return Identity.load(key).peer_id if os.path.lexists(key) else ""
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hetpeer.dht.base.errors import LocalError
-from hetpeer.peer.cli.options import HomeOption, JsonOption
+from hetpeer.peer.cli.options import HomeOption, JsonOption, home_of
 
 commands = typer.Typer(
     no_args_is_help=True,
@@ -26,9 +26,8 @@ def show(
     """Show every setting and where it comes from. Options of `hetpeer join` override them."""
     from hetpeer.peer.limits.config_file import effective
     from hetpeer.peer.limits.settings import DEFAULT, worded
-    from hetpeer.peer.process.home import default_home
 
-    found = effective(home or default_home(), {})
+    found = effective(home_of(home), {})
     if as_json:
         rows = {
             key: {"value": value, "source": found.sources.get(key, DEFAULT)}
@@ -58,9 +57,8 @@ def change(
     from hetpeer.peer.control.control_messages import ControlRequest
     from hetpeer.peer.limits.config_file import changed, config_path, effective, write
     from hetpeer.peer.limits.settings import AT_START
-    from hetpeer.peer.process.home import default_home
 
-    here = home or default_home()
+    here = home_of(home)
     path = config_path(here)
     changed(path, key, value)  # nobody is asked for what the file cannot say
     since = " from the next start on" if key in AT_START else " from now on"
@@ -85,6 +83,5 @@ def change(
 def path(*, home: HomeOption = None) -> None:
     """Print the path of the file, whether it exists or not."""
     from hetpeer.peer.limits.config_file import config_path
-    from hetpeer.peer.process.home import default_home
 
-    typer.echo(config_path(home or default_home()))
+    typer.echo(config_path(home_of(home)))

@@ -13,6 +13,7 @@ from hetpeer.peer.cli.options import (
     HomeOption,
     InvitesArgument,
     JsonOption,
+    home_of,
     run_loop,
     together,
 )
@@ -44,11 +45,10 @@ def doctor(
     """
     from hetpeer.peer.arrival.destinations import destination
     from hetpeer.peer.checkup import findings
-    from hetpeer.peer.process.home import default_home
 
     named = together(invites, bootstrap)
     goal = destination(named) if named else None
-    place = home or default_home()
+    place = home_of(home)
     found = run_loop(_examine(place, goal, quiet=as_json))
     print(json.dumps(findings.document(found)) if as_json else findings.summary(found))
     if bundle is not None:
@@ -76,11 +76,10 @@ def bench(*, as_json: JsonOption = False, home: HomeOption = None) -> None:
     Takes a few seconds: matrix products, memory, the disk of its home, and its own network.
     """
     from hetpeer.peer.checkup import machine_speeds
-    from hetpeer.peer.process.home import default_home
     from hetpeer.stages.block.device import survey
 
     machine, found = survey(), []
-    for speed in machine_speeds.measure(home or default_home(), machine.cores):
+    for speed in machine_speeds.measure(home_of(home), machine.cores):
         found.append(speed)
         if not as_json:
             print(speed.line(), flush=True)

@@ -13,6 +13,7 @@ from hetpeer.peer.cli.options import (
     DashboardOption,
     HomeOption,
     InvitesArgument,
+    home_of,
     joined_by,
     need_lan,
     only_checked,
@@ -96,9 +97,7 @@ def join(
     Ctrl-C leaves within ten seconds and harms nobody. Options override the settings in config.toml, whose
     names are in brackets (`hetpeer config show`).
     """
-    from hetpeer.peer.process.home import default_home
-
-    here = home or default_home()
+    here = home_of(home)
 
     from hetpeer.peer.arrival.destinations import destination
     from hetpeer.peer.daemon.dry_run import try_out

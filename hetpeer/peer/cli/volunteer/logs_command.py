@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetpeer.peer.cli.options import HomeOption, plain
+from hetpeer.peer.cli.options import HomeOption, home_of, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,10 +37,9 @@ def logs(
     """
     from contextlib import closing
 
-    from hetpeer.peer.process.home import default_home
     from hetpeer.peer.process.log_files import LogReader
 
-    with closing(LogReader(home or default_home())) as reader:
+    with closing(LogReader(home_of(home))) as reader:
         _show(reader.last(count), as_json)
         while follow:
             time.sleep(LOOK_S)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from hetpeer.peer.cli.options import HomeOption, parse_duration
+from hetpeer.peer.cli.options import HomeOption, home_of, parse_duration
 
 if TYPE_CHECKING:
-    from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus
+    from hetpeer.peer.control.control_messages import DaemonStatus
 
 GONE_S = 10.0
 """Seconds in which a stopped daemon must have ended."""
@@ -28,24 +28,17 @@ def pause(
 
     Until `hetpeer resume`; the daemon keeps running.
     """
-    from hetpeer.peer.control.control_messages import ControlRequest
-
-    for_s = parse_duration(duration) if duration else None
-    _tell(_asked(home, ControlRequest(do="pause", for_s=for_s)))
+    _order(home, "pause", parse_duration(duration) if duration else None)
 
 
 def resume(*, home: HomeOption = None) -> None:
     """Continue after `hetpeer pause`."""
-    from hetpeer.peer.control.control_messages import ControlRequest
-
-    _tell(_asked(home, ControlRequest(do="resume")))
+    _order(home, "resume")
 
 
 def finish(*, home: HomeOption = None) -> None:
     """Leave the run when the current step is done."""
-    from hetpeer.peer.control.control_messages import ControlRequest
-
-    _tell(_asked(home, ControlRequest(do="finish")))
+    _order(home, "finish")
 
 
 def stop(*, home: HomeOption = None) -> None:
@@ -57,9 +50,8 @@ def stop(*, home: HomeOption = None) -> None:
     from hetpeer.dht.base.errors import LocalError
     from hetpeer.peer.control.control_client import connected
     from hetpeer.peer.control.control_messages import ControlRequest
-    from hetpeer.peer.process.home import default_home
 
-    with connected(home or default_home()) as daemon:
+    with connected(home_of(home)) as daemon:
         daemon.ask(ControlRequest(do="stop"))
         if not daemon.ended(GONE_S):
             raise LocalError(
@@ -71,15 +63,12 @@ def stop(*, home: HomeOption = None) -> None:
     typer.echo("stopped")
 
 
-def _asked(home: Path | None, request: ControlRequest) -> DaemonStatus:
+def _order(home: Path | None, do: Literal["pause", "resume", "finish"], for_s: float | None = None) -> None:
+    """Give the daemon of `home` an order and show its state; `for_s`: seconds of a pause."""
     from hetpeer.peer.control.control_client import ask
-    from hetpeer.peer.process.home import default_home
+    from hetpeer.peer.control.control_messages import ControlRequest
 
-    return ask(home or default_home(), request)
-
-
-def _tell(standing: DaemonStatus) -> None:
-    typer.echo(standing_text(standing))
+    typer.echo(standing_text(ask(home_of(home), ControlRequest(do=do, for_s=for_s))))
 
 
 def standing_text(standing: DaemonStatus) -> str:
