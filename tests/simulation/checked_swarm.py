@@ -21,6 +21,7 @@ from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.peer.simulate.sim_swarm import SimSwarm
 from hetpeer.peer.simulate.sim_volunteer import SimVolunteer
 from tests.simulation.checked_symbols import CheckedNumerics
+from tests.simulation.checked_volunteer import CheckedVolunteer
 from tests.simulation.conduct import HistoryConduct
 from tests.simulation.config import HistoryConfig
 from tests.simulation.coverage import Coverage
@@ -33,6 +34,7 @@ class CheckedSwarm(SimSwarm):
 
     config: HistoryConfig
     checks_class: ClassVar[type[Checks]] = Checks
+    volunteer_class = CheckedVolunteer
 
     def __init__(
         self, seed: int, config: HistoryConfig, numerics: CheckedNumerics, coverage: Coverage

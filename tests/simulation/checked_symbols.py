@@ -1,4 +1,5 @@
-"""Symbols that histories are checked with: false values, fingerprints, and the exact result of a run.
+"""Symbols that histories are checked with: false values, fingerprints, averages, and the exact result of a
+run.
 
 What a liar forges carries the liar's name, and so does all that is computed from it.
 """
@@ -7,21 +8,27 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from hetpeer.peer.simulate.sim_numerics import (
     Numerics,
-    SymbolicAverage,
     SymbolicState,
     SymbolicSum,
     Symbols,
     hashed,
 )
 from hetpeer.stages.block.fingerprint import PLACES, Fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolicAverage:
+    """Parameters of several clusters, in the order in which they were added."""
+
+    states: tuple[SymbolicState, ...]
 
 
 class CheckedNumerics(Numerics, Protocol):
@@ -38,6 +45,12 @@ class CheckedNumerics(Numerics, Protocol):
 
     def forge(self, bundle: Any, by: str) -> Any:
         """False bundle of the same shape by the liar `by`; all that is computed from it is false too."""
+
+    def parameters(self, state: Any, begin: int, end: int) -> Any:
+        """Parameters [begin, end) of a state, for an averaging; they are added up like gradients."""
+
+    def install(self, state: Any, total: Any, coefficient: float, copy: Any) -> Any:
+        """State with parameters `total`·`coefficient` plus the change since `copy` (of the same cluster)."""
 
     def check_loss(self, step: int, microbatches: int, loss: float) -> bool:
         """Whether a committed step may have this mean loss."""
@@ -67,6 +80,33 @@ class CheckedSymbols(Symbols):
             SymbolicSum(exact.ids + false, hashed((step, number, state, lies)))
             for exact, state in zip(sums, states, strict=True)
         ]
+
+    def parameters(self, state: SymbolicState, begin: int, end: int) -> SymbolicAverage:
+        return SymbolicAverage((state,))
+
+    def install(
+        self, state: SymbolicState, total: SymbolicAverage, coefficient: float, copy: SymbolicState
+    ) -> SymbolicState:
+        assert round(1 / coefficient) == len(total.states), (coefficient, total)
+        assert copy in total.states, (copy, total)
+        terms = total.states if copy == state else (*total.states, state)
+        return SymbolicState(
+            hashed([one.exact for one in terms]),
+            hashed([one.bits for one in terms]),
+            hashed([one.tied for one in terms]),
+            frozenset().union(*(one.batches for one in terms)),
+        )
+
+    def add(self, gradients: Iterable[Any]) -> Any:
+        terms = list(gradients)
+        if isinstance(terms[0], SymbolicAverage):
+            return SymbolicAverage(tuple(state for term in terms for state in term.states))
+        return super().add(terms)
+
+    def inspect(self, block: int, gradient: Any) -> tuple[str, float]:
+        if isinstance(gradient, SymbolicAverage):
+            return hashed([self.digest(state) for state in gradient.states]), 1.0
+        return super().inspect(block, gradient)
 
     def fingerprint(self, gradient: SymbolicSum, shard: tuple[int, int, int], key: bytes) -> Fingerprint:
         block, begin, end = shard

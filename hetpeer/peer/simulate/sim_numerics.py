@@ -57,12 +57,6 @@ class Numerics(Protocol):
     def apply(self, state: Any, gradient: Any, coefficient: float) -> Any:
         """State after an update of `state` with `coefficient` · `gradient`."""
 
-    def parameters(self, state: Any, begin: int, end: int) -> Any:
-        """Parameters [begin, end) of a state, for an averaging; they are added up like gradients."""
-
-    def install(self, state: Any, total: Any, coefficient: float, copy: Any) -> Any:
-        """State with parameters `total`·`coefficient` plus the change since `copy` (of the same cluster)."""
-
     def digest(self, state: Any) -> str:
         """Digest of a state; equal states have equal digests."""
 
@@ -89,13 +83,6 @@ class SymbolicState:
     tied: str = ""
     batches: frozenset[int] = frozenset()
     """Batches that the state was trained on."""
-
-
-@dataclass(frozen=True, slots=True)
-class SymbolicAverage:
-    """Parameters of several clusters, in the order in which they were added."""
-
-    states: tuple[SymbolicState, ...]
 
 
 class Symbols:
@@ -136,8 +123,6 @@ class Symbols:
         terms = list(gradients)
         if len(terms) == 1:
             return terms[0]
-        if isinstance(terms[0], SymbolicAverage):
-            return SymbolicAverage(tuple(state for term in terms for state in term.states))
         ids: Counter[tuple[int, int, str]] = Counter()
         for term in terms:
             ids.update(term.ids)
@@ -161,8 +146,6 @@ class Symbols:
         return SymbolicSum(gradient.ids, hashed((gradient.bits, total)), total)
 
     def inspect(self, block: int, gradient: Any) -> tuple[str, float]:  # noqa: ARG002
-        if isinstance(gradient, SymbolicAverage):
-            return hashed([self.digest(state) for state in gradient.states]), 1.0
         return hashed((sorted(gradient.ids.items()), gradient.bits)), 1.0
 
     def apply(self, state: SymbolicState, gradient: SymbolicSum, coefficient: float) -> SymbolicState:  # noqa: ARG002
@@ -172,22 +155,6 @@ class Symbols:
             hashed((state.bits, gradient.bits)),
             hashed((state.tied, gradient.tied or gradient.bits)),
             state.batches.union(batch for batch, _, _ in gradient.ids),
-        )
-
-    def parameters(self, state: SymbolicState, begin: int, end: int) -> SymbolicAverage:  # noqa: ARG002
-        return SymbolicAverage((state,))
-
-    def install(
-        self, state: SymbolicState, total: SymbolicAverage, coefficient: float, copy: SymbolicState
-    ) -> SymbolicState:
-        assert round(1 / coefficient) == len(total.states), (coefficient, total)
-        assert copy in total.states, (copy, total)
-        terms = total.states if copy == state else (*total.states, state)
-        return SymbolicState(
-            hashed([one.exact for one in terms]),
-            hashed([one.bits for one in terms]),
-            hashed([one.tied for one in terms]),
-            frozenset().union(*(one.batches for one in terms)),
         )
 
     def digest(self, state: SymbolicState) -> str:

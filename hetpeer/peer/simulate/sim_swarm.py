@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
@@ -49,6 +49,8 @@ class SimSwarm:
     Symbols(4)).run(900.0)`.
     """
 
+    volunteer_class: ClassVar[type[SimVolunteer]] = SimVolunteer
+
     def __init__(
         self,
         seed: int,
@@ -82,7 +84,8 @@ class SimSwarm:
         machines = zip(names, itertools.cycle(config.speeds), itertools.cycle(config.uplinks))
         seats = dict(zip(names, config.seats, strict=False))
         self.volunteers = {
-            name: SimVolunteer(self, name, speed, uplink, seats.get(name)) for name, speed, uplink in machines
+            name: self.volunteer_class(self, name, speed, uplink, seats.get(name))
+            for name, speed, uplink in machines
         }
         self.store = SimCheckpointStore(self.world, self.host, self.volunteers, numerics, self.log)
 

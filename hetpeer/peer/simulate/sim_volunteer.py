@@ -12,7 +12,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
@@ -42,6 +42,8 @@ class SimVolunteer:
     place that it takes if that is open.
     """
 
+    worker_class: ClassVar[type[SimWorker]] = SimWorker
+
     def __init__(
         self, swarm: SimSwarm, name: str, speed: float, uplink: float, seat: tuple[int, int] | None
     ) -> None:
@@ -70,7 +72,7 @@ class SimVolunteer:
         self._effects: EffectQueue[Effect] = EffectQueue(self._carry_out)
         self.boxes = SimTensors()
         window, later = InFlightWindow(), partial(self.later, self.process)
-        self.worker = SimWorker(
+        self.worker = self.worker_class(
             swarm.world,
             swarm.numerics,
             self.boxes,
@@ -183,7 +185,7 @@ class SimVolunteer:
                 self._sending.end_step(step)
                 self.boxes.end_step(step)
                 self.boxes.end_step(step.on_wire)
-                self.worker.clear_step(step) if not step.group else self.worker.drop_copies()
+                self.worker.clear_step(step)
             case e.Leave():
                 process = self.process
                 swarm.world.after(REJOIN_S, lambda: self.later(process, self._rejoin))
@@ -212,12 +214,10 @@ class SimVolunteer:
                 worker.sum(step, effect)
             case e.Inspect():
                 worker.inspect(step, effect)
-            case e.ApplyUpdate() | e.InstallAverage():
+            case e.ApplyUpdate():
                 worker.apply(step, effect)
             case p.CompareBundle() | e.ShowMarks() | e.ProveSums() | e.TestifyParts():
                 self.conduct.answer(step, effect)
-            case e.KeepCopy():
-                worker.keep_copy(step, effect)
             case p.Release(handle):
                 self.boxes.release(handle)
             case _:

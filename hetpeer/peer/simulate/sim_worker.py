@@ -55,8 +55,6 @@ class SimWorker:
     slots: dict[tuple[int, int, int], Any] = field(default_factory=dict)
     """(step, slot, block) → sum."""
     _graphs: dict[tuple[int, p.TaskKey], Any] = field(default_factory=dict)
-    _copies: dict[int, Any] = field(default_factory=dict)
-    """Block → its state when a delayed averaging began."""
 
     def __post_init__(self) -> None:
         self._busy_until = self._world.now
@@ -178,16 +176,8 @@ class SimWorker:
 
         def finish(_core: Member) -> Iterable[Effect]:
             shard = work.shard
-            if work.slot in (e.STATE, e.COPY):
-                held = (
-                    self._state(shard.block, step.number)
-                    if work.slot == e.STATE
-                    else self._copies[shard.block]
-                )
-                value = self._numerics.parameters(held, shard.begin, shard.end)
-            else:
-                sums = self.slots[step.number, work.slot, shard.block]
-                value = self._numerics.shard(sums, shard.begin, shard.end)
+            sums = self.slots[step.number, work.slot, shard.block]
+            value = self._numerics.shard(sums, shard.begin, shard.end)
             send(self.boxes.new(step, self.conduct.part_sent(value, step, work)))
             return ()
 
@@ -238,34 +228,29 @@ class SimWorker:
 
         self.submit(self.besides(REDUCE_S), finish)
 
-    def apply(self, step: e.StepId, work: e.ApplyUpdate | e.InstallAverage) -> None:
-        """`ApplyUpdate` or `InstallAverage` → `applied`."""
-        given = self.boxes.value(work.total if isinstance(work, e.InstallAverage) else work.gradient)
-        version = work.version if isinstance(work, e.InstallAverage) else step.number
+    def apply(self, step: e.StepId, work: e.ApplyUpdate) -> None:
+        """`ApplyUpdate` → `applied`."""
+        gradient = self.boxes.value(work.gradient)
+
+        def after(before: Any) -> Any:
+            return self._numerics.apply(before, gradient, work.coefficient)
+
+        self._update(step, work.block, step.number, after, work.needed)
+
+    def _update(
+        self, step: e.StepId, block: int, version: int, after: Callable[[Any], Any], needed: int
+    ) -> None:
+        """Replace the state of `block` at `version` by `after` of it; `needed`: the oldest version kept."""
 
         def finish(core: Member) -> Iterable[Effect]:
-            before = self._state(work.block, version)
-            if isinstance(work, e.InstallAverage):
-                copy = self._copies.get(work.block, before)
-                after = self._numerics.install(before, given, work.coefficient, copy)
-            else:
-                after = self._numerics.apply(before, given, work.coefficient)
-            after = self.conduct.state_made(after)
-            needed = version + 1 if isinstance(work, e.InstallAverage) else work.needed
-            older = {v: state for v, state in self.states[work.block].items() if v >= needed}
-            self.states[work.block] = {**older, version + 1: after}
-            self.before[work.block] = self._numerics.digest(before)
-            return core.applied(step, work.block, self._numerics.digest(after))
+            before = self._state(block, version)
+            state = self.conduct.state_made(after(before))
+            older = {v: held for v, held in self.states[block].items() if v >= needed}
+            self.states[block] = {**older, version + 1: state}
+            self.before[block] = self._numerics.digest(before)
+            return core.applied(step, block, self._numerics.digest(state))
 
         self.submit(0.0 if self.conduct.applies_at_once() else self.besides(APPLY_S), finish)
-
-    def keep_copy(self, step: e.StepId, work: e.KeepCopy) -> None:
-        """`KeepCopy`: keep the block's state for a delayed averaging."""
-        self._change(lambda: self._copies.update({work.block: self._state(work.block, step.number)}))
-
-    def drop_copies(self) -> None:
-        """Forget the copies, as the averaging is over."""
-        self._change(self._copies.clear)
 
     def load(self, version: int, block: int, state: Any, loaded: Callable[[], None]) -> None:
         """Replace the block's state by a fetched one, then call `loaded`."""
