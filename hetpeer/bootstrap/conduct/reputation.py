@@ -20,10 +20,7 @@ EQUAL = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckRules:
-    """Settings of spot checks and proofs of sums, from the manifest.
-
-    `draw` returns a number in [0, 1) and `key` the key of a fingerprint; nobody can foresee either.
-    """
+    """Settings of spot checks and sum proofs; nobody can foresee `draw()`, in [0, 1), nor `key()`."""
 
     share: float = 0.0
     """Share of contributions that are checked, in [0, 1]."""
@@ -140,10 +137,7 @@ class Reputation:
                 one.watched = WATCHED
 
     def part(self, pairs: Iterable[frozenset[str]], witness: str = "") -> bool:
-        """Separate `pairs` as far as possible, by two checkers' statements or by `witness` alone.
-
-        Returns whether that is new; otherwise another attempt would not help.
-        """
+        """Separate `pairs` by two checkers' words, or `witness`'s alone. Returns whether a retry may help."""
         found = {pair for pair in pairs if len(pair) > 1}
         fresh = found - self.apart
         if len(self.apart) < MAX_PAIRS:

@@ -124,10 +124,7 @@ class Reduce:
         self.votes.clear()
 
     def vote(self, peer: str, message: m.Vote, roster: Mapping[str, Range], now: float) -> bool:
-        """Note a holder's vote on its blocks. True: all have voted, and another plan is needed.
-
-        Raises `ProtocolError` for a norm that no vector has, and for two votes on one block.
-        """
+        """Note a holder's vote. True: all have voted, and another plan is needed. Raises `ProtocolError`."""
         if not self.under_way or message.plan != self.plan:
             return False
         if any(vote.finite and vote.squared_norm > LARGEST_NORM for vote in message.blocks):

@@ -7,7 +7,7 @@ new ones, and those whose cluster has fallen apart.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.messages import Range
@@ -15,7 +15,9 @@ from hetpeer.bootstrap.conduct.disputed_pairs import Conduct, DisputedPairs
 from hetpeer.bootstrap.conduct.outliers import NormOutliers
 from hetpeer.bootstrap.conduct.reputation import Reputation
 from hetpeer.bootstrap.coordinator.handshake import Handshake
+from hetpeer.bootstrap.grouped.averagings import Averagings
 from hetpeer.bootstrap.grouped.cluster import Cluster
+from hetpeer.bootstrap.log.batches import BatchLineage
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.state.context import Agenda, CoordinatorContext
 from hetpeer.bootstrap.state.effects import CoordinatorConfig, Disconnect, Effect, NextStep, Record, Send
@@ -100,18 +102,14 @@ MAX_SYNC_FACTOR = 8
 """Most sync timeouts for a cluster to fetch a checkpoint (15 min): nobody stores anything meanwhile."""
 
 
-class LogFold(Protocol):
-    """State that is folded from the log."""
-
-    def add(self, record: Mapping[str, Any]) -> None:
-        """Fold one more record."""
-
-
 class Clusters:
     """The clusters of a new term, by the log `records`, none open yet. `folds` are folded beside them."""
 
     def __init__(
-        self, config: CoordinatorConfig, records: Iterable[Mapping[str, Any]], folds: Sequence[LogFold]
+        self,
+        config: CoordinatorConfig,
+        records: Iterable[Mapping[str, Any]],
+        folds: Sequence[BatchLineage | Averagings],
     ) -> None:
         self._config = config
         self._folds = folds

@@ -30,10 +30,7 @@ class BatchLineage:
         self._stored: dict[int, int] = {}
         """Batch → commit, for the batches in the last checkpoint."""
         self._settled: dict[int, int] = {}
-        """Batch → commit, of those in the last checkpoint and all living clusters: no entry elsewhere.
-
-        Such a batch is also in every cluster that will be founded.
-        """
+        """Batch → commit: in the checkpoint and all clusters, present and future. No entry elsewhere."""
         self._commits = 0
         self._promised: dict[int, Mapping[int, int]] = {}
         """Cluster → batch → commit, for the mean that the cluster will install."""

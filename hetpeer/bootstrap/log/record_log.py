@@ -106,10 +106,7 @@ MAX_RECORD_BYTES = 64 * 2**20
 
 
 class Log(Records):
-    """An open log file as a sequence of records, read from disk on access; only offsets are in memory.
-
-    Append from one thread at a time; any thread may read meanwhile.
-    """
+    """An open log as a sequence of records, read from disk. Append from one thread; any thread may read."""
 
     def __init__(self, path: Path, descriptor: int, ends: array[int]) -> None:
         self.path = path

@@ -59,8 +59,7 @@ class VolunteerLogs:
     def keep(self, peer: str, line: str) -> None:
         """Store a line of `peer` unless it is stored already; lines of an unknown kind are stored unchanged.
 
-        Raises `ProtocolError` for an invalid line or one over the limit, and `LocalError` HP-DISK-002 with
-        the file unchanged.
+        Raises `ProtocolError` for an invalid line or one over the limit, `LocalError` HP-DISK-002.
         """
         said = self._said(peer, line)
         if said in self._here or said in self._before:

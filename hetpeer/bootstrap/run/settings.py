@@ -176,10 +176,7 @@ class TrainingSettings(ManifestPart):
     recompute: bool = False
     """Activation recomputation: blocks run forward twice instead of keeping activations."""
     staleness: Annotated[int, Field(ge=0, le=8)] = 0
-    """Number of steps that may begin before the step they follow is committed.
-
-    Their gradients are computed with parameters that are so many updates old (docs/asynchronous.md).
-    """
+    """Steps that may begin before the previous commit, with older parameters (docs/asynchronous.md)."""
     fresh_steps: Count = 0
     """Steps at the start of the run (grouped runs: batches) that do not overlap."""
     head_start: Positive | None = None

@@ -129,10 +129,7 @@ class VolunteerSessions:
         self._channels.close()
 
     def tell(self, channel: Channel, message: m.Message) -> None:
-        """Send a message in a session that is not over.
-
-        It ends if too much is unacknowledged; the lease runs out unless the volunteer begins another.
-        """
+        """Send a message in a session, if it is open; end it if too much is unacknowledged."""
         if channel.closed:
             return
         channel.send(Parcel({}, (m.encode(message),)))

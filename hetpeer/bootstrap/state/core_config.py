@@ -20,10 +20,7 @@ IN_FLIGHT = 4
 
 
 def coordinator_config(run: RunDirectory, *, placement: str | None = DEFAULT) -> CoordinatorConfig:
-    """Settings of a coordinator of `run`.
-
-    `placement`: policy that compares places for newcomers, None for none; grouped runs never compare.
-    """
+    """Settings of a coordinator of `run`; `placement`: policy for newcomers' places, None: no comparison."""
     manifest = run.manifest
     training = manifest.training
     compares = placement is not None and manifest.averaging is None

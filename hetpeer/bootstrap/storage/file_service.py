@@ -267,10 +267,7 @@ class StateCache(Generic[T]):
         return copy
 
     def _makes_room(self, name: str, now: float) -> bool:
-        """Evict overdue copies until there is room for `name`.
-
-        Returns whether it may be copied: there is room, or earlier versions are evicted once it is there.
-        """
+        """Evict overdue copies for `name`; whether there is room, or will be once earlier versions go."""
         while self.nbytes >= self._most:
             slowest = max(self._copies, key=lambda one: one.overdue_s(now))
             if slowest.overdue_s(now) <= 0:

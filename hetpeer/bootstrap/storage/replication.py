@@ -116,10 +116,7 @@ class CheckpointReplication:
 
     @asynccontextmanager
     async def _begun(self, version: int, copied: Record | None = None) -> AsyncIterator[None]:
-        """Context in which one checkpoint is assembled, and no other.
-
-        Unneeded files are deleted first, not those of the checkpoint to be `copied`. Raises HP-DISK-*.
-        """
+        """Context to make one checkpoint at a time, after a prune that spares `copied`. Raises HP-DISK-*."""
         async with self._alone():
             self._store.begin(version)
             await self._prune(copied)

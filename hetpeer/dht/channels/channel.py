@@ -303,10 +303,7 @@ class Channel:
         raise PeerLostError(self.peer_id, "the channel was closed")
 
     def _acknowledgement(self, spent: Mapping[flow_control.Pool, int]) -> dict[str, Any]:
-        """The fields that go with every frame and sign of life.
-
-        Acknowledged number, our send time, rate of arrival, bytes spent of the peer's grants, our grants.
-        """
+        """Fields of every frame: acknowledged number, send time, rate of arrival, bytes spent, our grants."""
         fields: dict[str, Any] = {"a": self.received, "t": asyncio.get_running_loop().time()}
         if self.meter is not None and self.meter.rate:
             fields["r"] = self.meter.rate

@@ -71,10 +71,7 @@ class Contacts:
                 await session.ping(address.peer_id)
 
     async def call_back(self, session: NetworkSession) -> None:
-        """Dial everybody met lately; never raises.
-
-        Peers that tried to reach us while p2pd was away would not try again for 5 s (libp2p's dial back-off).
-        """
+        """Dial everybody met lately: libp2p's dial back-off keeps them from us for 5 s. Never raises."""
         for peer_id in await session.rejoin(list(chain.from_iterable(self._met.values()))):
             await session.ping(peer_id)
 
@@ -118,10 +115,7 @@ class SessionSeries:
         self._use(config)
 
     async def first(self) -> NetworkSession:
-        """The first session: start, join, ask others to dial us, restart p2pd if need be, join the DHT.
-
-        Raises what `Node.start` does.
-        """
+        """Start, join, ask others to dial us, maybe restart p2pd, join the DHT. Raises as `Node.start`."""
         session = await self._p2pd()
         async with _whole(session):
             peer_ids = await session.join(self.contacts.known, alone_ok=self._config.alone_ok)
@@ -143,10 +137,7 @@ class SessionSeries:
                 _log.warning("p2pd could not be started again: %s", error)
 
     async def tend(self, session: NetworkSession) -> None:
-        """Keep contact, and check every few seconds whether others still find us as before.
-
-        If not, p2pd is ended, to be configured accordingly at its next start. Raises `P2pdError`.
-        """
+        """Keep contact; end p2pd, to be configured anew, if others find us otherwise. Raises `P2pdError`."""
         await self.contacts.tend(session)
         if await self._otherwise(session):
             _log.info(
