@@ -62,12 +62,12 @@ class Reconfiguration:
         self._node = node
         self._replica = replica
         self._checkpoint = checkpoint
-        self._membership_config = replica.membership_config
+        self._config = replica.membership_config
 
     @property
     def _recorded(self) -> bool:
         """Whether the latest amendment is decided, so that it survives this peer."""
-        return bytes.fromhex(self._replica.history.amendment) == self._membership_config.data
+        return bytes.fromhex(self._replica.history.amendment) == self._config.data
 
     async def run(self) -> None:
         """Run until cancelled. Raises `LocalError` HP-RUN-014 if this peer is no longer named, HP-DISK-*."""
@@ -85,37 +85,33 @@ class Reconfiguration:
 
     def _look(self) -> None:
         """Read the newest amendment from the log and from the file that `hetpeer amend` writes."""
-        membership_config = self._membership_config
         if recorded := self._replica.history.amendment:
-            membership_config.learn(bytes.fromhex(recorded), instead=True)
+            self._config.learn(bytes.fromhex(recorded), instead=True)
         try:
-            membership_config.look()
+            self._config.look()
         except LocalError as error:
             _log.warning("%s", error)
 
     @property
     def _pressing(self) -> bool:
         """Whether others should learn what we know, or we should learn what became of us."""
-        return not self._recorded or self._node.peer_id not in self._membership_config.peers
+        return not self._recorded or self._node.peer_id not in self._config.peers
 
     async def _lead(self) -> None:
         """Lead the change: record the amendment, then change the members step by step."""
         if self._recorded:
             await self._shape()
             return
-        record = {
-            "kind": "amendment",
-            "sequence": self._membership_config.sequence,
-            "data": self._membership_config.data.hex(),
-        }
+        config = self._config
+        record = {"kind": "amendment", "sequence": config.sequence, "data": config.data.hex()}
         try:
             await self._replica.record(record)
         except DeposedError:
-            _log.info("amendment %d is left to the next leader", self._membership_config.sequence)
+            _log.info("amendment %d is left to the next leader", self._config.sequence)
 
     async def _shape(self) -> None:
         """Take one step towards the named members: new ones come in first, then others go."""
-        members, named = self._replica.members, self._membership_config.peers
+        members, named = self._replica.members, self._config.peers
         new = [peer for peer in named if peer not in members]
         if new:
             self._replica.shape((*members, *new))
@@ -129,27 +125,23 @@ class Reconfiguration:
         for peer in named:
             if peer != self._node.peer_id:
                 try:
-                    have += (await offer(self._node, peer, self._membership_config.data)).checkpoint >= newest
+                    have += (await offer(self._node, peer, self._config.data)).checkpoint >= newest
                 except RemoteError as error:
                     _log.debug("%s does not say what it has: %s", peer, error)
         return 2 * have > len(named)
 
     async def _ask_the_others(self) -> None:
         """Tell the others our amendment and hear theirs. Raises `LocalError` HP-RUN-014 if we are out."""
-        membership_config, us = self._membership_config, self._node.peer_id
+        us = self._node.peer_id
         for peer in sorted(self._replica.company()):
             try:
-                told = await offer(self._node, peer, membership_config.data)
+                told = await offer(self._node, peer, self._config.data)
                 if told.in_effect and told.data:
-                    membership_config.hear(told.data, peer, instead=True)
+                    self._config.hear(told.data, peer, instead=True)
             except RemoteError as error:
-                _log.debug("%s was not told of amendment %d: %s", peer, membership_config.sequence, error)
+                _log.debug("%s was not told of amendment %d: %s", peer, self._config.sequence, error)
                 continue
-            if (
-                told.in_effect
-                and told.sequence >= membership_config.sequence
-                and us not in membership_config.peers
-            ):
+            if told.in_effect and told.sequence >= self._config.sequence and us not in self._config.peers:
                 raise LocalError(
                     "HP-RUN-014",
                     "this machine is not one of the run's reliable peers any more",
@@ -162,13 +154,8 @@ class Reconfiguration:
         """Answer a peer that offers or asks for an amendment."""
         await stream.receive(payload_limit=AMENDMENT.max_bytes, timeout_s=ANSWER_S)
         data = await stream.receive_bytes(AMENDMENT.max_bytes)
-        membership_config = self._membership_config
         if data:
-            membership_config.hear(bytes(data), stream.peer_id)
-        in_effect = self._recorded and self._replica.settled(membership_config.peers)
-        header = {
-            "sequence": membership_config.sequence,
-            "in_effect": in_effect,
-            "checkpoint": self._checkpoint(),
-        }
-        await stream.send(header, membership_config.data, timeout_s=ANSWER_S)
+            self._config.hear(bytes(data), stream.peer_id)
+        in_effect = self._recorded and self._replica.settled(self._config.peers)
+        answer = {"sequence": self._config.sequence, "in_effect": in_effect, "checkpoint": self._checkpoint()}
+        await stream.send(answer, self._config.data, timeout_s=ANSWER_S)

@@ -82,13 +82,10 @@ class CheckRoute(NamedTuple):
 
     def words(self, piece: CheckedPiece, about: str) -> set[AwaitedWord]:
         """Statements expected on `piece`; nobody is asked about itself."""
-        back = (
-            {AwaitedWord(self.lender, piece.id, piece.begin, back=True)}
-            if self.lender != self.checker
-            else set()
-        )
-        out = {AwaitedWord(self.after, piece.id, piece.end, back=False)} if self.after is not None else set()
-        return {word for word in back | out if word.peer not in (self.checker, about)}
+        words = {AwaitedWord(self.lender, piece.id, piece.begin, back=True)}
+        if self.after is not None:
+            words.add(AwaitedWord(self.after, piece.id, piece.end, back=False))
+        return {word for word in words if word.peer not in (self.checker, about)}
 
 
 @dataclass(slots=True)

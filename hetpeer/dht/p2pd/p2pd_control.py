@@ -8,7 +8,6 @@ for this, because it wraps streams in StreamReader, which copies each payload tw
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import base58
@@ -45,56 +44,41 @@ class P2pdControl:
 
     async def own_addresses(self) -> list[Address]:
         """Addresses at which p2pd believes that others can reach us. Raises `P2pdError`."""
-        answer = await self._ask(lambda pb: pb.Request(type=pb.Request.IDENTIFY), _OWN_DEADLINE_S)
+        answer = await self._ask(_pb().Request(type=_pb().Request.IDENTIFY), _OWN_DEADLINE_S)
         peer_id = base58.b58encode(answer.identify.id).decode()
         addresses = (address_from_bytes(raw, peer_id) for raw in answer.identify.addrs)
         return [address for address in addresses if address is not None]
 
     async def connections(self) -> list[tuple[str, str]]:
         """(peer id, address of the remote end) of each open connection. Raises `P2pdError`."""
-        answer = await self._ask(lambda pb: pb.Request(type=pb.Request.LIST_PEERS), _OWN_DEADLINE_S)
+        answer = await self._ask(_pb().Request(type=_pb().Request.LIST_PEERS), _OWN_DEADLINE_S)
         return [(base58.b58encode(peer.id).decode(), text_of(b"".join(peer.addrs))) for peer in answer.peers]
 
     async def addresses_of(self, peer_id: str) -> list[Address]:
         """Addresses at which p2pd knows a peer to listen; instant for a connected one. Raises `P2pdError`."""
-
-        def request(pb: Any) -> Any:
-            find = pb.DHTRequest(type=pb.DHTRequest.FIND_PEER, peer=base58.b58decode(peer_id))
-            return pb.Request(type=pb.Request.DHT, dht=find)
-
-        answer = await self._ask(request, _OWN_DEADLINE_S)
+        pb = _pb()
+        find = pb.DHTRequest(type=pb.DHTRequest.FIND_PEER, peer=base58.b58decode(peer_id))
+        answer = await self._ask(pb.Request(type=pb.Request.DHT, dht=find), _OWN_DEADLINE_S)
         addresses = (address_from_bytes(raw, peer_id) for raw in answer.dht.peer.addrs)
         return [address for address in addresses if address is not None]
 
     async def connect(self, address: Address, timeout_s: float) -> None:
         """Connect to a peer at a known address. Raises `P2pdError` with libp2p's reason."""
-        transport = address.transport_bytes()
-
-        def request(pb: Any) -> Any:
-            connect = pb.ConnectRequest(peer=base58.b58decode(address.peer_id), addrs=[transport])
-            return pb.Request(type=pb.Request.CONNECT, connect=connect)
-
-        await self._ask(request, timeout_s)
+        pb = _pb()
+        connect = pb.ConnectRequest(peer=base58.b58decode(address.peer_id), addrs=[address.transport_bytes()])
+        await self._ask(pb.Request(type=pb.Request.CONNECT, connect=connect), timeout_s)
 
     async def disconnect(self, peer_id: str) -> None:
         """Close all connections to a peer. Raises `P2pdError`."""
-
-        def request(pb: Any) -> Any:
-            return pb.Request(
-                type=pb.Request.DISCONNECT, disconnect=pb.DisconnectRequest(peer=base58.b58decode(peer_id))
-            )
-
-        await self._ask(request, _OWN_DEADLINE_S)
+        pb = _pb()
+        disconnect = pb.DisconnectRequest(peer=base58.b58decode(peer_id))
+        await self._ask(pb.Request(type=pb.Request.DISCONNECT, disconnect=disconnect), _OWN_DEADLINE_S)
 
     async def send_streams_to(self, protocol: str, listen_path: str) -> None:
         """Have p2pd connect each incoming stream of `protocol` to our unix socket. Raises `P2pdError`."""
-        target = hivemind_unix_address(listen_path).to_bytes()
-
-        def request(pb: Any) -> Any:
-            handler = pb.StreamHandlerRequest(addr=target, proto=[protocol], balanced=False)
-            return pb.Request(type=pb.Request.STREAM_HANDLER, streamHandler=handler)
-
-        await self._ask(request, _OWN_DEADLINE_S)
+        pb, target = _pb(), hivemind_unix_address(listen_path).to_bytes()
+        handler = pb.StreamHandlerRequest(addr=target, proto=[protocol], balanced=False)
+        await self._ask(pb.Request(type=pb.Request.STREAM_HANDLER, streamHandler=handler), _OWN_DEADLINE_S)
 
     async def open_stream(self, peer_id: str, protocol: str, timeout_s: float) -> Stream:
         """A new stream to `peer_id`. Raises `PeerLostError`."""
@@ -102,18 +86,13 @@ class P2pdControl:
 
     async def open_wire(self, peer_id: str, protocol: str, timeout_s: float) -> ByteTransport:
         """The bytes of a new stream, for a protocol without our frames. Raises `PeerLostError`."""
-
-        def request(pb: Any) -> Any:
-            opening = pb.StreamOpenRequest(
-                peer=base58.b58decode(peer_id), proto=[protocol], timeout=max(1, round(timeout_s))
-            )
-            return pb.Request(type=pb.Request.STREAM_OPEN, streamOpen=opening)
-
+        pb, seconds = _pb(), max(1, round(timeout_s))
+        opening = pb.StreamOpenRequest(peer=base58.b58decode(peer_id), proto=[protocol], timeout=seconds)
         wire: ByteTransport | None = None
         try:
             async with asyncio.timeout(timeout_s):
                 wire = await self._connection()
-                await _exchange(wire, request)
+                await _exchange(wire, pb.Request(type=pb.Request.STREAM_OPEN, streamOpen=opening))
         except (P2pdError, PeerLostError) as error:
             raise PeerLostError(peer_id, error.why) from error
         except TimeoutError:
@@ -132,7 +111,7 @@ class P2pdControl:
             raise P2pdError(f"it does not answer: {error.strerror or error}") from error
         return wire
 
-    async def _ask(self, request: Callable[[Any], Any], timeout_s: float) -> Any:
+    async def _ask(self, request: Any, timeout_s: float) -> Any:
         wire: ByteTransport | None = None
         try:
             async with asyncio.timeout(timeout_s):
@@ -147,33 +126,34 @@ class P2pdControl:
                 wire.abort()
 
 
-async def _exchange(wire: ByteTransport, request: Callable[[Any], Any]) -> Any:
-    """Send what `request` builds from the protobuf module; return the answer. Raises `P2pdError` on ERROR."""
+def _pb() -> Any:
+    """p2pd's protobuf messages, imported on first use: the command line does without them."""
     from hivemind.proto import p2pd_pb2
 
-    message = request(p2pd_pb2).SerializeToString()
+    return p2pd_pb2
+
+
+async def _exchange(wire: ByteTransport, request: Any) -> Any:
+    """Send `request` and return the answer. Raises `P2pdError` on ERROR."""
+    message = request.SerializeToString()
     await wire.write([varint(len(message)), message])
-    answer = p2pd_pb2.Response()
+    answer = _pb().Response()
     answer.ParseFromString(await read_message(wire))
-    if answer.type == p2pd_pb2.Response.ERROR:
+    if answer.type == _pb().Response.ERROR:
         raise P2pdError(answer.error.msg)
     return answer
 
 
 async def read_stream_info(wire: ByteTransport) -> tuple[str, str, str]:
     """(authenticated peer id, remote address, protocol), with which p2pd opens each stream for us."""
-    from hivemind.proto import p2pd_pb2
-
-    info = p2pd_pb2.StreamInfo()
+    info = _pb().StreamInfo()
     info.ParseFromString(await read_message(wire))
     return base58.b58encode(info.peer).decode(), text_of(bytes(info.addr)), str(info.proto)
 
 
 def stream_info(peer_id: str, protocol: str) -> bytes:
     """The bytes that `read_stream_info` reads, without an address."""
-    from hivemind.proto import p2pd_pb2
-
-    info = p2pd_pb2.StreamInfo(peer=base58.b58decode(peer_id), addr=b"", proto=protocol)
+    info = _pb().StreamInfo(peer=base58.b58decode(peer_id), addr=b"", proto=protocol)
     message: bytes = info.SerializeToString()
     return varint(len(message)) + message
 
