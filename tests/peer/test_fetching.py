@@ -54,7 +54,11 @@ from hetpeer.stages.block.block_state import BlockState
 from tests.bootstrap.engine import make_run
 from tests.swarm.swarm import resign
 
-pytestmark = [pytest.mark.swarm, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.swarm,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.xdist_group("test_fetching"),  # its tests share a network
+]
 
 
 class States:

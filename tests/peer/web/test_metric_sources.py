@@ -33,7 +33,11 @@ from hetpeer.peer.web.metric_sources import FOLLOWING, RELIABLE_STATES, DaemonSo
 from hetpeer.peer.web.page_view import PageView
 from tests.bootstrap.engine import TRAINING, Engine, make_run
 
-pytestmark = [pytest.mark.swarm, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.swarm,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.xdist_group("test_metric_sources"),  # its tests share a network
+]
 
 Samples = dict[tuple[str, ...], float]
 
