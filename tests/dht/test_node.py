@@ -358,7 +358,7 @@ async def test_closing_a_node_takes_little_time_and_leaves_nothing(child: ChildP
     assert pid is not None
     assert not psutil.pid_exists(pid)
     assert not any(folder.exists() for folder in folders)
-    assert not len(node._tasks)
+    assert not node._tasks._tasks
     await node.close()
 
 

@@ -155,7 +155,7 @@ def test_never_asks_a_stranger_nor_too_many_at_a_time(events: list[tuple[str, in
                 effects = core.moved(now, {str(number)})
             case _:
                 effects = core.unserved(now)
-        if not core.asking:
+        if not core._awaited:
             awaited.clear()
         awaited |= set(asked(effects))
         assert set(asked(effects)) <= set(known)

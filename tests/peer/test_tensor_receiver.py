@@ -195,7 +195,7 @@ async def test_what_there_is_no_room_to_decode_for_waits_and_its_sender_is_not_t
             rig.arena.allocate(rig.arena.capacity - 4 * ALIGNMENT)
         assert rig.receiving._intake.held() == 0
         assert rig.arena.capacity - rig.arena.used == 4 * ALIGNMENT
-        await until(lambda: not len(tasks))
+        await until(lambda: not tasks._tasks)
 
 
 async def test_a_peer_has_one_links_credit_however_many_keys_it_names(schema: TensorSchema) -> None:

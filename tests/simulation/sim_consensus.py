@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 
@@ -69,7 +70,7 @@ class SimReliablePeer:
         self._effects.clear()
         self._busy = False
         config = RaftConfig(me=self.name, members=consensus.first)
-        known = Durable(disk.term, disk.voted_for, disk.entries.copy())
+        known = Durable(disk.term, disk.voted_for, deepcopy(disk.entries))
         self.raft = consensus.make(config, known, consensus.world.now)
         self._tick(self._life)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import overload
 
 from hetpeer.bootstrap.consensus.raft_messages import Append, Appended, LogEntry
 from hetpeer.bootstrap.log.history import Record
@@ -14,7 +13,7 @@ MEMBERS = "members"
 """Kind of the record that names the members from its place on: `{"kind": "members", "peers": [...]}`."""
 
 
-class StoredEntries(Sequence[LogEntry]):
+class StoredEntries:
     """Log entries in order, stored compactly."""
 
     def __init__(self, entries: Iterable[LogEntry] = ()) -> None:
@@ -23,29 +22,10 @@ class StoredEntries(Sequence[LogEntry]):
         """Record of each entry; None for an entry that only begins a term."""
         self.replace(0, tuple(entries))
 
-    @overload
-    def __getitem__(self, place: int) -> LogEntry: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[LogEntry]: ...
-    def __getitem__(self, place: int | slice) -> LogEntry | list[LogEntry]:
-        if isinstance(place, slice):
-            pairs = zip(self.terms[place], self.records[place], strict=True)
-            return [LogEntry(term=term, record=record) for term, record in pairs]
-        return LogEntry(term=self.terms[place], record=self.records[place])
-
-    def __len__(self) -> int:
-        return len(self.terms)
-
     def replace(self, begin: int, entries: Sequence[LogEntry]) -> None:
         """Keep the first `begin` entries and put `entries` after them."""
         self.terms[begin:] = array("Q", (entry.term for entry in entries))
         self.records.put(begin, (entry.record for entry in entries))
-
-    def copy(self) -> StoredEntries:
-        """An independent copy."""
-        other = StoredEntries()
-        other.terms, other.records = self.terms[:], self.records.copy()
-        return other
 
 
 class Entries:
@@ -59,7 +39,7 @@ class Entries:
             self._note(place, record)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._entries.terms)
 
     @property
     def records(self) -> PackedRecords:
@@ -72,7 +52,9 @@ class Entries:
 
     def part(self, begin: int, most: int) -> tuple[LogEntry, ...]:
         """Entries from place `begin` on, `most` of them at most."""
-        return tuple(self._entries[begin : begin + most])
+        terms, records = self._entries.terms, self._entries.records
+        pairs = zip(terms[begin : begin + most], records[begin : begin + most], strict=True)
+        return tuple(LogEntry(term=term, record=record) for term, record in pairs)
 
     def term_before(self, length: int) -> int:
         """Term of the last of the first `length` entries; 0 if there is none."""

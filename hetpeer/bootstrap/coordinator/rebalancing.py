@@ -57,7 +57,7 @@ class Rebalancing:
         """No proposal is taken before: the run stood still for the last one in vain."""
 
     def propose(self, arrangement: Arrangement, now: float) -> bool:
-        """Note a proposal; whether it can come into effect now. Raises `ValueError` if it does not fit."""
+        """Note a proposal. Returns whether it can take effect now. Raises `ValueError` if it does not fit."""
         if fault := arrangement.fault(self._context.members.blocks):
             raise ValueError(fault)
         if now < self._not_before:

@@ -84,12 +84,6 @@ class PackedRecords(Records):
         self._packed[place] = None
         self._there[place] = there
 
-    def copy(self) -> PackedRecords:
-        """Independent copy."""
-        other = PackedRecords()
-        other._packed, other._there, other._shelf = self._packed[:], self._there[:], self._shelf
-        return other
-
     def read(self, begin: int, end: int) -> list[Any]:
         """Records [begin, end); packed or from the shelf."""
         return [self._record(place) for place in range(begin, end)]

@@ -64,7 +64,7 @@ class MembershipConfig:
             self._take(self._signed.amended(data), kept=True)
 
     def learn(self, data: bytes, *, instead: bool = False) -> bool:
-        """Take and store the amendment in `data` if it is later than the one in force; whether it was taken.
+        """Take and store the amendment in `data` if it is later. Returns whether it was taken.
 
         With `instead`, one of the same number too: the log's first counts. Raises HP-RUN-013, HP-DISK-*.
         """

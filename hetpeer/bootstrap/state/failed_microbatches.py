@@ -112,7 +112,7 @@ class Failures:
         """Peer → how often nothing was computed with it."""
 
     def are_final(self, failure: FailedMicrobatch, room_s: float, now: float, *, replaceable: bool) -> bool:
-        """Note `failure`; whether no try is left. `replaceable`: others can take over in `room_s` s."""
+        """Note `failure`. Returns whether it is final. `replaceable`: others can take over in `room_s` s."""
         fewest = ENOUGH if replaceable or (self._elsewhere is not None and self._elsewhere()) else 2
         rooms = LONE if len(self._met) == 1 and self._elsewhere is None else ALONE
         final = False

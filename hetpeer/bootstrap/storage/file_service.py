@@ -267,7 +267,7 @@ class StateCache(Generic[T]):
         return copy
 
     def _makes_room(self, name: str, now: float) -> bool:
-        """Evict overdue copies for `name`; whether there is room, or will be once earlier versions go."""
+        """Evict overdue copies. Returns whether `name` has room, or will have it without older versions."""
         while self.nbytes >= self._most:
             slowest = max(self._copies, key=lambda one: one.overdue_s(now))
             if slowest.overdue_s(now) <= 0:

@@ -176,7 +176,7 @@ class ReduceComplaints:
     # ── parts ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def objected(self, peer: str, message: m.Objection, plan: int) -> bool:
-        """Handle a reducer's objection to a part under the latest `plan`; whether a new one helps."""
+        """Handle a reducer's objection to a part under `plan`. Returns whether a new plan helps."""
         cover = self._covers.get(message.block)
         if cover is None or message.plan != plan or message.peer == peer:
             return False

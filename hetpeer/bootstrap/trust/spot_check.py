@@ -170,7 +170,7 @@ class SpotCheck:
         return bool(self._asked)
 
     def received(self, reducer: str, marks: tuple[m.Mark, ...]) -> tuple[m.Mark, ...] | None:
-        """Take a reducer's fingerprints, one a block; those that checkers must show once all are here."""
+        """Take a reducer's fingerprints. Returns those that checkers must show, once all are here."""
         if reducer not in self._asked or reducer in self._received:
             return None
         several = len({mark.block for mark in marks}) < len(marks)

@@ -51,7 +51,7 @@ class StepSpotChecks:
         return not any(check.open for check in self._checks.values())
 
     def take(self) -> list[SpotCheck]:
-        """Newly ended checks; before all are over only of culprits, who may have caused other disputes."""
+        """Newly ended checks; before all are over only those with a culprit, who may cause other disputes."""
         found_out = (CheckVerdict.CONVICTED, CheckVerdict.EVADED)
         ended = [one for one in self._ended if self.over or one.outcome.verdict in found_out]
         self._ended = [one for one in self._ended if one not in ended]

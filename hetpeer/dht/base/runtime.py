@@ -121,9 +121,6 @@ class TaskSet:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def __len__(self) -> int:
-        return len(self._tasks)
-
     def _finished(self, task: asyncio.Task[Any]) -> None:
         """Log how a task ended; an error other than `RemoteError` goes to `on_error`, if there is one."""
         self._tasks.discard(task)

@@ -137,9 +137,6 @@ class Outbox:
         elif parcel.done is not None:
             parcel.done()
 
-    def __iter__(self) -> Iterator[tuple[int, Parcel]]:
-        return iter(self._kept)
-
     def __len__(self) -> int:
         return len(self._kept)
 

@@ -119,11 +119,6 @@ class Reachability:
         self._doubted: ReachKind | None = None
         self._addresses: frozenset[str] | None = None
 
-    @property
-    def asking(self) -> bool:
-        """Whether a round is under way."""
-        return bool(self._awaited)
-
     def met(self, now: float, helpers: Sequence[str]) -> list[Effect]:
         """Directly connected peers that could be asked, in the order of preference."""
         self._helpers = tuple(helpers)

@@ -95,7 +95,7 @@ async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     made = Rig(tmp_path)
     yield made
     await made.view.close()
-    assert len(made.view._tasks) == 0
+    assert not made.view._tasks._tasks
 
 
 async def test_the_owner_sees_the_daemon_while_the_swarm_is_silent(rig: Rig) -> None:
