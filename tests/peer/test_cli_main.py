@@ -144,9 +144,29 @@ def test_traceback_only_with_vv() -> None:
     assert "Traceback" in hetpeer("-vv", "audit", "/nonexistent").stderr
 
 
-def test_usage_error() -> None:
-    assert hetpeer("status", "--no-such-option").returncode == ExitCode.USAGE
-    assert hetpeer("no-such-command").returncode == ExitCode.USAGE
+@pytest.mark.parametrize(
+    ("arguments", "what", "why"),
+    [
+        (["status", "--no-such-option"], "hetpeer status", "--no-such-option"),
+        (["no-such-command"], "hetpeer", "'no-such-command'"),
+        (["init"], "hetpeer init", "Missing argument 'DIR'"),
+        (["config", "set", "limits.up"], "hetpeer config set", "Missing argument 'value'"),
+        (["join", "--threads", "0"], "hetpeer join", "'--threads'"),
+    ],
+)
+def test_usage_error_is_one_line_too(arguments: list[str], what: str, why: str) -> None:
+    result = hetpeer(*arguments)
+    assert (result.returncode, result.stdout) == (ExitCode.USAGE, "")
+    assert result.stderr.startswith(f"HP-CLI-001: {what} cannot be run like this; why: ")
+    assert why in result.stderr
+    assert result.stderr.endswith(f"; do: {what} -h shows its arguments and options\n")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_group_of_commands_alone_shows_its_help() -> None:
+    result = hetpeer("config")
+    assert result.returncode == ExitCode.USAGE
+    assert "Commands:\n  show " in result.stderr
 
 
 def test_unexpected_error_is_one_line_too(run_app: Callable[..., tuple[object, str]]) -> None:

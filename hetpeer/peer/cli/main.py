@@ -17,11 +17,15 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from hetpeer.dht.base.errors import HetpeerError, LocalError
+from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError
+from hetpeer.dht.base.untrusted import plain_reason
 from hetpeer.peer.cli import options
 from hetpeer.peer.process.console import tell
 
 _log = logging.getLogger("hetpeer")
+
+UsageError: Any = typer.BadParameter.__mro__[1]
+"""click's class, or that of typer's own copy of click."""
 
 COMMANDS = {
     "join": ("volunteer.join_command:join", "Contribute this machine to a run."),
@@ -125,9 +129,9 @@ def run() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         with _quiet_pipes():
-            app(prog_name="hetpeer")
+            sys.exit(app(prog_name="hetpeer", standalone_mode=False))
     except Exception as error:  # noqa: BLE001 - a user must never see a bare traceback
-        known = next(_hetpeer_errors(error), None) or _unexpected(error)
+        known = next(_hetpeer_errors(error), None) or _wrong_usage(error) or _unexpected(error)
         tell(known.line())
         _log.debug("the traceback", exc_info=error)
         sys.exit(known.exit_code)
@@ -140,6 +144,23 @@ def _hetpeer_errors(error: BaseException) -> Iterator[HetpeerError]:
     elif isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from _hetpeer_errors(inner)
+
+
+def _wrong_usage(error: Exception) -> LocalError | None:
+    """HP-CLI-001 for a usage error; None for another error."""
+    if not isinstance(error, UsageError):
+        return None
+    why, name = error.format_message(), error.ctx.command_path if error.ctx is not None else "hetpeer"
+    if why.startswith("Usage: "):  # the whole help, for a group of commands without a command
+        print(why, file=sys.stderr)
+        sys.exit(ExitCode.USAGE)
+    return LocalError(
+        "HP-CLI-001",
+        f"{name} cannot be run like this",
+        why=plain_reason(why).rstrip("."),
+        fix=f"{name} -h shows its arguments and options",
+        exit_code=ExitCode.USAGE,
+    )
 
 
 def _unexpected(error: Exception) -> LocalError:
