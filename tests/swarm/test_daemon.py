@@ -96,6 +96,7 @@ async def test_paused_in_training_resumed_and_finished(swarm: Swarm) -> None:
     assert pausing.printed.startswith("paused (user) since ")
     assert (await swarm.gone(one))["why"] == "said farewell"
     await swarm.committed(swarm.version + 2)
+    assert "fenced" not in one.said
     assert "worker" not in one.helpers()
     shows(one, at_work=False)
     await until(

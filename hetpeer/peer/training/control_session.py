@@ -56,7 +56,7 @@ class ControlSession:
     """Whether all lines were sent in this session; further lines are then sent as they are written."""
     _catching_up: asyncio.Task[None] | None = None
     _channel: Channel | None = None
-    _leaving: bool = False
+    leaving: bool = False
 
     @property
     def is_up(self) -> bool:
@@ -78,7 +78,7 @@ class ControlSession:
             self._tasks = tasks
             search = tasks.create_task(self._look_for_coordinators())
             number = 0
-            while not self._leaving:
+            while not self.leaving:
                 number += 1
                 await self._hold_session(f"{incarnation()}.{number}")
                 await asyncio.sleep(RENEWAL_S)
@@ -134,14 +134,14 @@ class ControlSession:
 
         The caller sets a deadline.
         """
-        self._leaving = True
+        self.leaving = True
         if self.is_up and self._channel is not None:
             self.tell(m.Farewell())
             await self._channel.drained()
 
     def close(self) -> None:
         """End the session without a word."""
-        self._leaving = True
+        self.leaving = True
         self.renew()
 
     # ── the channel's receiver ──────────────────────────────────────────────────────────────────────────────

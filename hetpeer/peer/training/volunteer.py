@@ -285,8 +285,9 @@ class Volunteer:
             case e.EndStep(step):
                 self._steps.end(step)
             case e.Leave(why):
-                _log.warning("fenced by the coordinator: %s", why)
-                self.rejoin()
+                if not self.session.leaving:  # else a message of ours came after our farewell
+                    _log.warning("fenced by the coordinator: %s", why)
+                    self.rejoin()
             case e.Stop():
                 if not self._over.done():
                     self._over.set_result(effect)
