@@ -65,11 +65,17 @@ def test_own_volunteer_and_machine() -> None:
     shown = dict(own_lines(Here(DaemonStatus(state="training", since=0.0, figures=FIGURES), load, (gpu,))))
     assert shown["here"].startswith("training since ")
     assert shown["you"] == "1,940 tokens/s, 75% of the time computing, 123 microbatches  blocks 2-3"
-    assert shown["link"] == "you → …4bX8Qw  20.0 Mbit/s  direct"
+    assert shown["link"] == "you → …4bX8Qw  direct, 20.0 Mbit/s"
     assert shown["processor"] == "50% of all cores busy; hetpeer uses 1.2 cores"
     assert shown["memory"] == "3 GiB of 8 GiB used; hetpeer uses 1 GiB"
     assert shown["disk"] == "5 GiB free"
     assert shown["gpu"] == "Card 0  87% busy, 3 GiB of 12 GiB used by all programs"
+
+
+def test_a_link_whose_frames_took_no_time_has_no_speed() -> None:
+    links = (LinkStatus(to="4bX8Qw", way="direct", bytes_per_second=6.5e13),)
+    daemon = DaemonStatus(state="training", since=0.0, figures=FIGURES.model_copy(update={"lines": links}))
+    assert dict(own_lines(Here(daemon)))["link"] == "you → …4bX8Qw  direct, too fast to measure"
 
 
 def test_unknown_figures_are_left_out() -> None:
@@ -159,7 +165,7 @@ def test_links_and_what_is_saved_on_them(run: RunDirectory) -> None:
     others = {"the peer 1": volunteer(1, 2, name="beta"), "the relay": volunteer(0, 1, name="gamma")}
     found = look(run, **{"a": advert, **others})
     (line,) = [line for line in lines(found) if line.startswith("link")]
-    facts = "through gamma, 8 Mbit/s, 4.0 times smaller, 60 MiB saved"
+    facts = "through gamma, 8.0 Mbit/s, 4.0 times smaller, 60 MiB saved"
     assert line.split("  ", 1)[1].strip() == f"alpha → beta  {facts}"
     assert [note.path for note in notes] == ["through he relay", "direct", "direct", "direct"]
 

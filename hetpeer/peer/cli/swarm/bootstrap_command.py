@@ -136,10 +136,13 @@ def _announce_rendezvous(address: str) -> None:
 def _announce_run(address: str, invite: Invite, directory: Path) -> None:
     """Print the commands that join; warn if only the local network reaches the addresses."""
     from hetpeer.dht.identity.addresses import is_far
+    from hetpeer.peer.arrival.destinations import is_loopback
 
     typer.echo(f"hetpeer join --bootstrap {address}\nhetpeer join {invite}")
     own = [one.socket for one in invite.addresses if one.socket is not None]
-    if own and not any(one.socket is None or is_far(one) for one in invite.addresses):
+    if own and all(is_loopback(ip) for ip, _ in own):
+        typer.echo("only this machine reaches this address; --host 0.0.0.0 listens for others", err=True)
+    elif own and not any(one.socket is None or is_far(one) for one in invite.addresses):
         typer.echo(
             "only this machine and its local network reach these addresses; for others forward TCP port "
             f"{own[0][1]}"

@@ -22,6 +22,8 @@ FIRST = 10
 """Contributors shown."""
 NAMED = 5
 """Volunteers named in one line."""
+FASTEST = 1.25e10
+"""Bytes/s (100 Gbit/s) beyond which a measured speed is no true figure: its frames took no time."""
 WORTH_TELLING = 0.05
 """Share of its time that a worker waits: less is not shown."""
 
@@ -114,9 +116,15 @@ def _volunteer_lines(figures: VolunteerStatus) -> Iterator[tuple[str, str]]:
     yield "you", escaped(f"{speed}, {counted(figures.microbatches, 'microbatch', 'microbatches')}{blocks}")
     for link in figures.lines:
         way, _, relay = link.way.partition("through ")
-        path = f"  through {short_id(relay)}" if relay else f"  {way}" if way else ""
-        text = f"you → {short_id(link.to)}  {link.bytes_per_second * 8 / 1e6:,.1f} Mbit/s{path}"
-        yield "link", escaped(text)
+        path = f"through {short_id(relay)}, " if relay else f"{way}, " if way else ""
+        yield "link", escaped(f"you → {short_id(link.to)}  {path}{_speed(link.bytes_per_second)}")
+
+
+def _speed(bytes_per_second: float) -> str:
+    """Speed of a link: `94.2 Mbit/s`."""
+    if bytes_per_second > FASTEST:
+        return "too fast to measure"
+    return f"{bytes_per_second * 8 / 1e6:,.1f} Mbit/s"
 
 
 def _reliable_lines(own: ReliableStatus) -> Iterator[tuple[str, str]]:
@@ -236,7 +244,7 @@ def _links(found: SwarmStatus) -> Iterator[tuple[str, str]]:
             way, _, relay = link.path.partition("through ")
             facts = [way or f"through {_at(relay, names)}"] if link.path else []
             if link.bytes_per_second:
-                facts.append(f"{link.bytes_per_second * 8 / 1e6:,.0f} Mbit/s")
+                facts.append(_speed(link.bytes_per_second))
             if link.saved_bytes:
                 facts.append(f"{link.ratio:.1f} times smaller, {bytes_text(link.saved_bytes)} saved")
             yield f"{_name(row)} → {_at(link.to, names)}", ", ".join(facts) or "not measured yet"

@@ -14,7 +14,8 @@ export function bytes(number) {
   return `${number.toFixed(place && number < 10 ? 1 : 0)} ${units[place]}`;
 }
 
-export const rate = (bytesPerSecond) => `${((bytesPerSecond * 8) / 1e6).toFixed(1)} Mbit/s`;
+export const rate = (bytesPerSecond) =>
+  bytesPerSecond > 1.25e10 ? "too fast to measure" : `${((bytesPerSecond * 8) / 1e6).toFixed(1)} Mbit/s`;
 
 export function duration(seconds) {
   for (const [unit, size, smaller, part] of [["d", 86400, "h", 3600], ["h", 3600, "m", 60], ["m", 60, "s", 1]]) {
