@@ -271,3 +271,7 @@ def test_folder_without_manifest_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(LocalError) as caught:
         read_file(tmp_path / "manifest.hetpeer")
     assert caught.value.code == "HP-RUN-004"
+    assert caught.value.why == "manifest.hetpeer in it cannot be read: No such file or directory"
+    with pytest.raises(LocalError) as caught:
+        read_file(tmp_path / "no-run" / "manifest.hetpeer")
+    assert caught.value.why == "there is no such folder"

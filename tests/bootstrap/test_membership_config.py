@@ -173,7 +173,7 @@ def test_strangers_cannot_amend(fresh: RunDirectory, others: list[str]) -> None:
 
 def test_of_many_wrong_fields_the_first_is_named(fresh: RunDirectory) -> None:
     data = AMENDMENT.seal({"run_id": 7, "sequence": 1, "coordinators": [7] * 500}, fresh.owner_key())
-    with pytest.raises(LocalError, match="run_id: Input should be a valid string") as caught:
+    with pytest.raises(LocalError, match="run_id: it must be a valid string") as caught:
         MembershipConfig(fresh.signed, fresh.path).learn(data)
     assert len(caught.value.line()) < 500
 

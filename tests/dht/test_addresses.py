@@ -36,8 +36,8 @@ def test_an_address_keeps_its_text_and_names_the_last_peer(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "does not end in /p2p/"),
-        ("peer.example.org:31330", "unknown protocol"),
+        ("", "does not begin with /"),
+        ("peer.example.org:31330", "does not begin with /"),
         ("/ip4/1.2.3.4/tcp/31330", "does not end in /p2p/"),
         (f"/ip4/300.1.1.1/tcp/1/p2p/{PEER}", "not IPv4"),
         (f"/ip4/1.2.3.4/tcp/99999/p2p/{PEER}", "not in range"),

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hetpeer.averaging.optim.learning_rate import factor
 from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.untrusted import first_wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -139,8 +140,7 @@ def checked(kind: type[Model], values: Mapping[str, Any]) -> Model:
     try:
         return kind.model_validate(values, strict=True, extra="forbid")
     except ValidationError as error:
-        first = error.errors()[0]
-        raise wrong_setting(".".join(map(str, first["loc"])), first["msg"]) from error
+        raise wrong_setting(*first_wrong(error)) from error
 
 
 def wrong_setting(name: str, why: str) -> LocalError:

@@ -346,7 +346,9 @@ def read_file(path: Path) -> SignedManifest:
         raise LocalError(
             "HP-RUN-004",
             f"{path.parent} is not a run directory",
-            why=f"{path.name} cannot be read: {error.strerror}",
+            why=f"{path.name} in it cannot be read: {error.strerror}"
+            if path.parent.exists()
+            else "there is no such folder",
             fix="make one with: hetpeer init DIR --model module.py:function",
             exit_code=ExitCode.CONFIG,
         ) from error

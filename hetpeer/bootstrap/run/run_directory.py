@@ -186,6 +186,8 @@ def check_file(reference: FileRef, path: Path) -> None:
         why = f"it has {size} bytes, not {reference.bytes}" if size != reference.bytes else ""
         if not why and hash_file(path) != reference.blake3:
             why = "its content does not have the hash the manifest says"
+    except FileNotFoundError:
+        why = "the file is missing"
     except OSError as error:
         why = error.strerror or str(error)
     if why:

@@ -6,6 +6,7 @@ in the protobuf readers, which raise ValueError.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, NoReturn
 
 import msgpack
@@ -27,7 +28,13 @@ def first_wrong(error: ValidationError) -> tuple[str, str]:
     if count > SHOWN:
         return "", f"{count} fields are wrong"
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    return ".".join(map(str, first["loc"])), first["msg"]
+    return ".".join(map(str, first["loc"])), plain_reason(first["msg"])
+
+
+def plain_reason(message: str) -> str:
+    """A validator's `message` in plain words."""
+    text = message.removeprefix("Value error, ").partition(", unable to parse")[0]
+    return re.sub(r"\b[A-Z][a-z]+ should ", "it must ", text)
 
 
 def unpack(data: bytes | bytearray, what: str, peer: str = "", **options: Any) -> Any:

@@ -57,6 +57,8 @@ def parse_address(text: str) -> Address:
     """Check an address that a person typed. Raises `LocalError` HP-ADDR-001 with the reason."""
     if len(text) > MAX_ADDRESS_LENGTH:
         raise _unusable(text, f"it is longer than {MAX_ADDRESS_LENGTH} characters")
+    if not text.strip().startswith("/"):
+        raise _unusable(text, "it does not begin with /, as in /ip4/")
     from multiaddr import Multiaddr
     from multiaddr.exceptions import Error
 

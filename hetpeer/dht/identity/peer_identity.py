@@ -228,7 +228,7 @@ def in_use(key: Path, lock: Path) -> LocalError:
     return LocalError(
         "HP-ID-002",
         f"another process{_holder(lock_of(key))} runs with the identity {key}",
-        why=f"it holds the lock {lock}",
+        why=f"it has locked {lock}",
         fix="end the other one, or give this one a home of its own (--home)",
         exit_code=ExitCode.IDENTITY,
     )

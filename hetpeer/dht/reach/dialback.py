@@ -286,7 +286,8 @@ class ReachProbe:
             if isinstance(effect, Ask):
                 group.create_task(self._ask(group, session, effect.helper))
             else:
-                _log.info("reachability: %s, found by %d peers", effect.estimate.reach, effect.estimate.peers)
+                estimate = effect.estimate
+                _log.info("reachability: %s, peers that tried: %d", estimate.reach, estimate.peers)
 
     async def _ask(self, group: asyncio.TaskGroup, session: NetworkSession, helper: str) -> None:
         """Ask `helper` to dial us, and give its finding to the core; meet the peers that it names."""

@@ -30,6 +30,8 @@ SCHEME = "hetpeer://"
 MAX_ADDRESSES = 8
 MAX_LENGTH = 2048
 MAX_NAME = 64
+SHOWN = 120
+"""Characters of a wrong invite that an error repeats."""
 MAX_OWN = 3
 """Addresses of the peer that makes the invite: a home has one for the internet and one or two for itself."""
 RUN_ID = re.compile(r"[0-9a-f]{32}")
@@ -146,9 +148,10 @@ def worth_giving(own: Iterable[Address]) -> list[Address]:
 
 def unusable(text: str, why: str) -> LocalError:
     """HP-ADDR-003: the invite `text` leads nowhere."""
+    shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
     return LocalError(
         "HP-ADDR-003",
-        f"{text[:120]!r} is not an invite that can be used",
+        f"{shown!r} is not an invite that can be used",
         why=why,
         fix="copy the whole line that hetpeer invite prints, from hetpeer:// to its end",
         exit_code=ExitCode.USAGE,

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError
+from hetpeer.dht.base.untrusted import first_wrong
 
 SCHEMA = "hetpeer.control/1"
 SOCKET = "control.sock"
@@ -59,7 +60,7 @@ class ControlRequest(BaseModel):
         try:
             return cls.model_validate_json(line)
         except ValidationError as error:
-            raise not_understood(error.errors(include_url=False)[0]["msg"]) from error
+            raise not_understood(first_wrong(error)[1]) from error
 
     def encode(self) -> bytes:
         """The request as one line of JSON."""

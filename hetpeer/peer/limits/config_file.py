@@ -117,8 +117,10 @@ def _text(path: Path) -> str:
     # a wrong home is reported by the code that needs it
     except (FileNotFoundError, NotADirectoryError):
         return ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(path, str(error)) from error
+    except UnicodeDecodeError as error:
+        raise _unreadable(path, "it is not a text file in UTF-8") from error
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error)) from error
 
 
 def _tables(path: Path, text: str) -> dict[str, Any]:

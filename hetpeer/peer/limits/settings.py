@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
@@ -23,6 +24,7 @@ from pydantic import (
 )
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.untrusted import plain_reason
 from hetpeer.peer.limits import amounts
 
 PREFIX = "HETPEER_"
@@ -48,6 +50,12 @@ def _read_by(reader: Callable[[str], object]) -> AfterValidator:
 def _listed(value: object) -> object:
     """The environment and the command line have commas."""
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def _device(text: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", text):
+        raise ValueError(f"{text!r} is none of auto, cpu, cuda and cuda:N")
+    return text
 
 
 Size = Annotated[str, _read_by(amounts.share_or_bytes)]
@@ -82,7 +90,7 @@ class ComputeSection(_Section):
     ] = 0
     device: Annotated[
         str,
-        Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$"),
+        AfterValidator(_device),
         JoinOption("--device", "Device to compute on: auto, cpu, cuda or cuda:N."),
     ] = "auto"
 
@@ -253,9 +261,7 @@ def merged(layers: Sequence[SettingsLayer]) -> MergedSettings:
         place = ".".join(map(str, first["loc"][:2]))
         if "." not in place:  # of a whole section: nothing but a schedule has hours
             place = "when.hours"
-        raise wrong_setting(
-            place, sources.get(place, "the default"), first["msg"].removeprefix("Value error, ")
-        ) from error
+        raise wrong_setting(place, sources.get(place, "the default"), plain_reason(first["msg"])) from error
 
 
 def of_file(tables: Mapping[str, Any], source: str) -> SettingsLayer:
@@ -304,7 +310,13 @@ def wrong_setting(key: str, source: str, why: str) -> LocalError:
 
 def _unknown(dotted: str, source: str) -> LocalError:
     near = _near(dotted, 0.6)
-    return wrong_setting(dotted, source, f"there is no setting of that name{f', but {near}' if near else ''}")
+    return LocalError(
+        "HP-CONF-003",
+        f"the setting {dotted} of {source} does not exist",
+        why=f"the nearest name is {near}" if near else "no name is like it",
+        fix="correct the name; hetpeer config show lists the settings",
+        exit_code=ExitCode.CONFIG,
+    )
 
 
 def _near(dotted: str, alike: float = 0.8) -> str | None:

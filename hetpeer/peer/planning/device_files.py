@@ -33,6 +33,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from hetpeer.dht.base.untrusted import plain_reason
 from hetpeer.stages.planning.device_network import MOST, DeviceNetwork, through_fronts, wrong
 from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S, LINE, Devices, StepDemand
 
@@ -107,7 +108,8 @@ def devices_in(data: Any, source: str) -> NamedDevices:
         file = _DeviceFile.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
-        raise wrong(f"{source}: {_where(first['loc'], data)}: {first['msg']}", "correct the entry") from None
+        place, why = _where(first["loc"], data), plain_reason(first["msg"])
+        raise wrong(f"{source}: {place}: {why}", "correct the entry") from None
     entries = (*file.device, *file.front)
     names = tuple(entry.name for entry in entries)
     if twice := {name for name in names if names.count(name) > 1}:

@@ -26,6 +26,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.untrusted import first_wrong
 from hetpeer.peer.planning.device_files import NamedDevices, devices_in, read_devices
 from hetpeer.peer.planning.model_workload import work_of
 from hetpeer.stages.planning.swarms.plan_inputs import StepDemand
@@ -95,8 +96,7 @@ def read_scenario(path: Path) -> Scenario:
         own = {name: value for name, value in data.items() if name not in _OF_DEVICES}
         file = _ScenarioFile.model_validate(own)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise _wrong(path, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise _wrong(path, ": ".join(first_wrong(error))) from None
     except (OSError, ValueError) as error:
         raise _wrong(path, str(error)) from None
     devices = _devices(path, file, data)
