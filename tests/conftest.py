@@ -1,6 +1,7 @@
 """Which tests run in one process of pytest-xdist, and in which order; what no test is failed for."""
 
 import gc
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ from tests.amounts import EXAMPLES, PROOF_PROFILE, SHARE
 settings.register_profile(PROOF_PROFILE, deadline=None, max_examples=EXAMPLES)
 settings.register_profile("hetpeer", deadline=None, max_examples=EXAMPLES // SHARE)
 settings.load_profile("hetpeer")
+# A p2pd of a test lives for seconds: a quarter of its processor time went into collecting garbage.
+os.environ.setdefault("GOGC", "off")
+os.environ.setdefault("GOMEMLIMIT", "128MiB")
 ALONE = "mark.alone"
 LONG = {
     "zoo",

@@ -61,12 +61,19 @@ def serve(folder: Path) -> None:
     import torch._dynamo  # noqa: F401 - by the first check of a block
 
     from hetpeer.averaging.optim import update_rules  # noqa: F401
+    from hetpeer.dht.identity.addresses import EXAMPLE, parse_address
     from hetpeer.peer.cli import main  # noqa: F401
     from hetpeer.peer.cli.swarm import bootstrap_command  # noqa: F401
     from hetpeer.peer.cli.volunteer import join_command  # noqa: F401
     from hetpeer.peer.daemon import volunteer_life  # noqa: F401
     from hetpeer.peer.reliable import reliable_peer  # noqa: F401
+    from hetpeer.stages.ipc import worker_messages
     from hetpeer.stages.worker import bundle_codec, engine  # noqa: F401
+
+    # What is otherwise made by each process at its first use: codecs of addresses, schemas of messages.
+    parse_address(EXAMPLE)
+    for message in (*worker_messages._COMMANDS.values(), *worker_messages._RESULTS.values()):
+        worker_messages._adapter(message)
 
     def reap(*_: object) -> None:
         while True:
