@@ -18,6 +18,7 @@ from hetpeer.averaging.messages.message_fields import (
     Many,
     Mark,
     OfPlan,
+    OfStep,
     Peer,
     Place,
     Range,
@@ -109,7 +110,7 @@ class Fetch(Schema):
     """The cluster whose state the coordinator has."""
 
 
-class Begin(Schema):
+class Begin(OfStep):
     """A step begins: the roster, and the microbatches of batch `batch` whose first hop is the receiver.
 
     Ids from `microbatches` on are held-out microbatches, forward only. With `group` above 0 nothing is
@@ -118,8 +119,6 @@ class Begin(Schema):
     """
 
     kind: Literal["begin"] = "begin"
-    line: TermView
-    step: Count
     batch: Count
     group: Count = 0
     delayed: bool = False
@@ -140,16 +139,14 @@ class Begin(Schema):
     """Admission ticket of a late joiner, signed by the coordinator (bootstrap/admission/step_tickets.py)."""
 
 
-class Joined(Schema):
+class Joined(OfStep):
     """Volunteers that came into the step while it ran, and did not find everybody by themselves."""
 
     kind: Literal["joined"] = "joined"
-    line: TermView
-    step: Count
     entrants: Annotated[tuple[Entrant, ...], Field(max_length=1 << 12)]
 
 
-class Reroute(Schema):
+class Reroute(OfStep):
     """Microbatches that are handed out again within the step, with the receiver as first hop. None: seal what
     is done.
 
@@ -158,8 +155,6 @@ class Reroute(Schema):
     """
 
     kind: Literal["reroute"] = "reroute"
-    line: TermView
-    step: Count
     tasks: Many[Task]
 
 
@@ -172,26 +167,22 @@ class Gone(Schema):
     peers: Many[Peer]
 
 
-class Settled(Schema):
+class Settled(OfStep):
     """The coordinator's word on a sealed slot: it counts, but for the blocks `refused`."""
 
     kind: Literal["settled"] = "settled"
-    line: TermView
-    step: Count
     slot: Count
     refused: Many[Block] = ()
 
 
-class Evict(Schema):
+class Evict(OfStep):
     """Your accepted sums of these blocks do not count any more: drop them."""
 
     kind: Literal["evict"] = "evict"
-    line: TermView
-    step: Count
     blocks: Many[Block]
 
 
-class Check(Schema):
+class Check(OfStep):
     """Spot check `check`: `tasks[].route[0]` is to compute these microbatches once more.
 
     Where that hop begins with the data, it is the receiver; else the receiver has the bundles, and sends them
@@ -199,13 +190,11 @@ class Check(Schema):
     """
 
     kind: Literal["check"] = "check"
-    line: TermView
-    step: Count
     check: Annotated[int, Field(ge=1, lt=1 << 32)]
     tasks: Many[Task]
 
 
-class Show(Schema):
+class Show(OfStep):
     """Show fingerprints, for a spot check.
 
     With a `peer`: of what it has sent you under `plan`. With `peer` empty: of what you have computed once
@@ -214,8 +203,6 @@ class Show(Schema):
     """
 
     kind: Literal["show"] = "show"
-    line: TermView
-    step: Count
     check: Annotated[int, Field(ge=1, lt=1 << 32)]
     plan: Count
     peer: Annotated[str, Field(max_length=128)] = ""

@@ -24,6 +24,7 @@ from hetpeer.averaging.messages.message_fields import (
     Many,
     Mark,
     OfPlan,
+    OfStep,
     Peer,
     Peers,
     Range,
@@ -99,32 +100,26 @@ class Ready(Schema):
     held: Many[Held]
 
 
-class Sealed(Schema):
+class Sealed(OfStep):
     """A sealed slot; `losses` are those of the ids that ended here (last block only)."""
 
     kind: Literal["sealed"] = "sealed"
-    line: TermView
-    step: Count
     slot: Count
     contents: Many[Contents]
     losses: Table[Id, Loss] = Field(default_factory=dict)
 
 
-class Evaluated(Schema):
+class Evaluated(OfStep):
     """Losses of evaluation microbatches that ended here."""
 
     kind: Literal["evaluated"] = "evaluated"
-    line: TermView
-    step: Count
     losses: Table[Id, Loss]
 
 
-class Failed(Schema):
+class Failed(OfStep):
     """A microbatch could not be computed here. `given`: peer whose malformed tensor was the reason, or ""."""
 
     kind: Literal["failed"] = "failed"
-    line: TermView
-    step: Count
     id: Id
     why: Text
     given: Annotated[str, Field(max_length=128)] = ""
@@ -181,18 +176,16 @@ class Objection(OfPlan):
     why: Text
 
 
-class Checked(Schema):
+class Checked(OfStep):
     """Microbatch `id` has been computed once more here from block `begin` on, for spot check `check`."""
 
     kind: Literal["checked"] = "checked"
-    line: TermView
-    step: Count
     check: Count
     id: Id
     begin: Block
 
 
-class Compared(Schema):
+class Compared(OfStep):
     """Comparison for spot check `check`: the bundle that enters block `border`, or with `back` its gradient.
 
     The checker `peer` sent it. `alike`: peers whose own tensor for that place was the same; `differ`: peers
@@ -200,8 +193,6 @@ class Compared(Schema):
     """
 
     kind: Literal["compared"] = "compared"
-    line: TermView
-    step: Count
     check: Count
     id: Id
     border: Block
@@ -221,27 +212,23 @@ class Given(Schema):
     digest: Annotated[bytes, Field(max_length=32)]
 
 
-class Shown(Schema):
+class Shown(OfStep):
     """Fingerprints for spot check `check`: of parts received under `plan`, or of what was computed once more.
 
     `given` has the inputs of that, or of what we count.
     """
 
     kind: Literal["shown"] = "shown"
-    line: TermView
-    step: Count
     check: Count
     plan: Count
     marks: Annotated[tuple[Mark, ...], Field(max_length=1 << 12)]
     given: Annotated[tuple[Given, ...], Field(max_length=1 << 13)] = ()
 
 
-class Applied(Schema):
+class Applied(OfStep):
     """The update of `step` is applied; `event` is the signed line of the volunteer's own log."""
 
     kind: Literal["applied"] = "applied"
-    line: TermView
-    step: Count
     held: Many[Held]
 
 

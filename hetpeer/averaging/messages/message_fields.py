@@ -194,11 +194,16 @@ class Place(Schema):
     open: bool
 
 
-class OfPlan(Schema):
-    """Plan `plan` of step `step`'s reduce; if `group` > 0, of that averaging, and `step` is a version."""
+class OfStep(Schema):
+    """A message on step `step`."""
 
     line: TermView
     step: Count
+
+
+class OfPlan(OfStep):
+    """Plan `plan` of step `step`'s reduce; if `group` > 0, of that averaging, and `step` is a version."""
+
     group: Count = 0
     plan: Count
 
