@@ -26,7 +26,7 @@ from tests.simulation.conduct import HistoryConduct
 from tests.simulation.config import HistoryConfig
 from tests.simulation.coverage import Coverage
 from tests.simulation.granted_links import GrantedLink
-from tests.simulation.invariants import Checks
+from tests.simulation.invariants import Checks, require
 
 
 class CheckedSwarm(SimSwarm):
@@ -54,6 +54,13 @@ class CheckedSwarm(SimSwarm):
         return HistoryConduct(
             volunteer, config.told_by(name), self.poison[name], checks=config.check_share > 0
         )
+
+    def run(self, limit_s: float) -> None:
+        super().run(limit_s)
+        last = self.store.last()
+        for tie in self.config.ties:
+            shared = {self.numerics.shared(last[block], begin, end) for block, begin, end in tie.uses}
+            require(len(shared) == 1, "the copies of a tied parameter differ")
 
     def open_link(self, sender: SimVolunteer, receiver: SimVolunteer) -> GrantedLink | None:
         frames = self.config.granted_frames

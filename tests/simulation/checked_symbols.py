@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -28,11 +28,33 @@ from hetpeer.stages.block.fingerprint import PLACES, Fingerprint
 class SymbolicAverage:
     """Parameters of several clusters, in the order in which they were added."""
 
-    states: tuple[SymbolicState, ...]
+    states: tuple[TiedState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TiedSum(SymbolicSum):
+    """Gradient of a block with tied parameters."""
+
+    tied: str = ""
+    """Bits of the tied parameters, equal at all blocks that share them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TiedState(SymbolicState):
+    """State of a block that may have tied parameters."""
+
+    tied: str = ""
+    """Bits of the tied parameters."""
 
 
 class CheckedNumerics(Numerics, Protocol):
-    """Arithmetic of a simulated swarm whose volunteers may lie, and whose result is known."""
+    """Arithmetic of a simulated swarm whose volunteers may lie and average, and whose result is known."""
+
+    def tie(self, block: int, gradient: Any, tied: Mapping[int, tuple[int, Any]]) -> Any:
+        """Gradient of `block` with the parts of the blocks `tied` to it: block → (first element, part)."""
+
+    def shared(self, state: Any, begin: int, end: int) -> str:
+        """Digest of the elements [begin, end), a tied parameter: equal at all blocks that have it."""
 
     def fingerprint(self, gradient: Any, shard: tuple[int, int, int], key: bytes) -> Fingerprint:
         """Fingerprint of a shard of a gradient, (block, first element, end), under `key`."""
@@ -62,6 +84,28 @@ class CheckedNumerics(Numerics, Protocol):
 class CheckedSymbols(Symbols):
     """`CheckedNumerics` of symbols; a bundle of `Symbols` is followed by the names of liars."""
 
+    def initial(self, block: int) -> TiedState:
+        state = super().initial(block)
+        return TiedState(state.exact, state.bits)
+
+    def apply(self, state: TiedState, gradient: SymbolicSum, coefficient: float) -> TiedState:
+        after = super().apply(state, gradient, coefficient)
+        shared = gradient.tied if isinstance(gradient, TiedSum) else gradient.bits
+        return TiedState(after.exact, after.bits, after.batches, hashed((state.tied, shared)))
+
+    def tie(
+        self, block: int, gradient: SymbolicSum, tied: Mapping[int, tuple[int, SymbolicSum]]
+    ) -> SymbolicSum:
+        others = {other: part for other, (_, part) in tied.items()}
+        parts = sorted({block: gradient, **others}.items())
+        if any(_tasks(part) != _tasks(gradient) for _, part in parts):
+            return SymbolicSum(Counter({(-1, -1, "torn"): 1}), "torn")
+        total = hashed([(other, part.bits) for other, part in parts])
+        return TiedSum(gradient.ids, hashed((gradient.bits, total)), total)
+
+    def shared(self, state: TiedState, begin: int, end: int) -> str:
+        return state.tied
+
     def forward(
         self, states: Sequence[SymbolicState], begin: int, microbatch: tuple[int, int], bundle: Any
     ) -> tuple[Any, Any]:
@@ -90,11 +134,11 @@ class CheckedSymbols(Symbols):
         assert round(1 / coefficient) == len(total.states), (coefficient, total)
         assert copy in total.states, (copy, total)
         terms = total.states if copy == state else (*total.states, state)
-        return SymbolicState(
+        return TiedState(
             hashed([one.exact for one in terms]),
             hashed([one.bits for one in terms]),
-            hashed([one.tied for one in terms]),
             frozenset().union(*(one.batches for one in terms)),
+            hashed([one.tied for one in terms]),
         )
 
     def add(self, gradients: Iterable[Any]) -> Any:
@@ -127,7 +171,7 @@ class CheckedSymbols(Symbols):
 
     def lie(self, gradient: Any, by: str) -> Any:
         if isinstance(gradient, SymbolicAverage):
-            return SymbolicAverage((*gradient.states, SymbolicState(by, by)))
+            return SymbolicAverage((*gradient.states, TiedState(by, by)))
         if isinstance(gradient, SymbolicState):
             return replace(gradient, exact=hashed((gradient.exact, by)), bits=hashed((gradient.bits, by)))
         return SymbolicSum(gradient.ids + Counter({(-1, -1, by): 1}), hashed((gradient.bits, by)))
@@ -142,3 +186,11 @@ class CheckedSymbols(Symbols):
             ids = Counter({(step, n, versions[base].exact): 1 for n, base in enumerate(each)})
             versions.append(self.apply(versions[step], SymbolicSum(ids, ""), 1.0))
         return state.exact == versions[-1].exact
+
+
+def _tasks(gradient: SymbolicSum) -> Counter[tuple[int, int]]:
+    """(step, id) → number of times that it is in a sum."""
+    tasks: Counter[tuple[int, int]] = Counter()
+    for (step, number, _), count in gradient.ids.items():
+        tasks[step, number] += count
+    return tasks

@@ -1,4 +1,6 @@
-"""Simulated volunteers of histories: they also average the parameters of clusters (mode `grouped`)."""
+"""Simulated volunteers of histories: they may have tied parameters, and average parameters of clusters (mode
+`grouped`).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from tests.simulation.checked_symbols import CheckedNumerics
 
 @dataclass(eq=False)
 class CheckedWorker(SimWorker):
-    """A worker that also averages parameters."""
+    """A worker that also ties and averages parameters."""
 
     _numerics: CheckedNumerics
     _copies: dict[int, Any] = field(default_factory=dict)
@@ -52,6 +54,23 @@ class CheckedWorker(SimWorker):
             return self._numerics.install(before, total, work.coefficient, copy)
 
         self._update(step, work.block, work.version, after, work.version + 1)
+
+    def inspect(self, step: e.StepId, work: e.Inspect) -> None:
+        if not work.tied:
+            super().inspect(step, work)
+            return
+        shards = [self.boxes.value(handle) for handle in work.shards]
+        pieces = {
+            block: (piece.begin, [self.boxes.value(handle) for handle in piece.shards])
+            for block, piece in work.tied.items()
+        }
+
+        def gradient() -> Any:
+            join = self._numerics.join
+            tied = {block: (begin, join(parts)) for block, (begin, parts) in pieces.items()}
+            return self._numerics.tie(work.block, join(shards), tied)
+
+        self._vote(step, work, [*shards, *(part for _, own in pieces.values() for part in own)], gradient)
 
     def keep_copy(self, step: e.StepId, work: e.KeepCopy) -> None:
         """`KeepCopy`: keep the block's state for a delayed averaging."""

@@ -27,10 +27,14 @@ is ready), "fails" whatever it is given, or "blames" the first two volunteers fo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from hetpeer.averaging.member.step_vote import ModelShape
+from hetpeer.averaging.reduce.tied_parameters import Tie, Ties
 from hetpeer.bootstrap.conduct.reputation import CheckRules
+from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.peer.simulate.sim_config import SwarmConfig
+from hetpeer.peer.simulate.sim_numerics import Numerics
 from hetpeer.stages.block.fingerprint import KEY_BYTES, distance
 
 
@@ -38,6 +42,7 @@ from hetpeer.stages.block.fingerprint import KEY_BYTES, distance
 class HistoryConfig(SwarmConfig):
     """The defaults are a swarm of four honest volunteers, in two cuts of four blocks."""
 
+    ties: tuple[Tie, ...] = ()
     check_share: float = 0.0
     """Share of contributions that another volunteer computes once more."""
     lies: Mapping[str, str] = field(default_factory=dict)
@@ -46,6 +51,14 @@ class HistoryConfig(SwarmConfig):
     """Seconds between proposals of another division of the blocks; 0: never."""
     granted_frames: int = 0
     """Bundles of each kind that a volunteer grants another one at a time; 0: any number."""
+
+    def member(self, numerics: Numerics) -> ModelShape:
+        return replace(super().member(numerics), ties=Ties(self.ties))
+
+    def coordinator(self, numerics: Numerics) -> CoordinatorConfig:
+        ties = Ties(self.ties)
+        partners = {block: ties.partners(block) for block in range(numerics.blocks)}
+        return replace(super().coordinator(numerics), ties=partners)
 
     def told_by(self, volunteer: str) -> frozenset[str]:
         """Lies of `volunteer`."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hetpeer.averaging.effects import EVERY_ID
 from hetpeer.averaging.member.step_vote import ModelShape
 from hetpeer.averaging.reduce.reduce_shards import LENGTH
-from hetpeer.averaging.reduce.tied_parameters import Tie, Ties
+from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.bootstrap.state.membership import BlockDemand
 from hetpeer.peer.simulate.network.sim_uplinks import SimHardware
@@ -26,7 +26,6 @@ class SwarmConfig:
     evaluation_microbatches: int = 2
     evaluate_every: int = 2
     slot_capacity: int = 2
-    ties: tuple[Tie, ...] = ()
     checkpoint_every: int = 3
     staleness: int = 0
     """Number of steps that may begin before an earlier one is committed."""
@@ -62,12 +61,11 @@ class SwarmConfig:
 
     def member(self, numerics: Numerics) -> ModelShape:
         """Model, as a volunteer needs to know it."""
-        ties = Ties(self.ties)
-        return ModelShape(numerics.sizes, self.slot_capacity, ties, self.head_start, self.shard_length)
+        return ModelShape(numerics.sizes, self.slot_capacity, Ties(()), self.head_start, self.shard_length)
 
     def coordinator(self, numerics: Numerics) -> CoordinatorConfig:
         """Settings of the coordinator, as a manifest would give them."""
-        blocks, ties = range(numerics.blocks), Ties(self.ties)
+        blocks = range(numerics.blocks)
         compression = Compression() if self.hardware is None else self.hardware.work.compression
         return CoordinatorConfig(
             run="sim",
@@ -84,7 +82,6 @@ class SwarmConfig:
             costs=[
                 BlockDemand(elements=numerics.sizes[block], memory_bytes=1, flops=1.0) for block in blocks
             ],
-            ties={block: ties.partners(block) for block in blocks},
             stall_s=self.stall_s,
             reduce_s=self.reduce_s,
             sync_s=self.sync_s,

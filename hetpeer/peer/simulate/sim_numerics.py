@@ -48,9 +48,6 @@ class Numerics(Protocol):
     def join(self, shards: Sequence[Any]) -> Any:
         """Gradient of a block from its shards in order."""
 
-    def tie(self, block: int, gradient: Any, tied: Mapping[int, tuple[int, Any]]) -> Any:
-        """Gradient of `block` with the parts of the blocks `tied` to it: block → (first element, part)."""
-
     def inspect(self, block: int, gradient: Any) -> tuple[str, float]:
         """Digest, and squared norm of the elements that count at `block`."""
 
@@ -60,9 +57,6 @@ class Numerics(Protocol):
     def digest(self, state: Any) -> str:
         """Digest of a state; equal states have equal digests."""
 
-    def shared(self, state: Any, begin: int, end: int) -> str:
-        """Digest of the elements [begin, end), a tied parameter: equal at all blocks that have it."""
-
 
 @dataclass(frozen=True, slots=True)
 class SymbolicSum:
@@ -70,8 +64,6 @@ class SymbolicSum:
 
     ids: Counter[tuple[int, int, str]]
     bits: str
-    tied: str = ""
-    """Bits of the tied parameters, equal at all blocks that share them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +72,6 @@ class SymbolicState:
 
     exact: str
     bits: str
-    tied: str = ""
     batches: frozenset[int] = frozenset()
     """Batches that the state was trained on."""
 
@@ -135,16 +126,6 @@ class Symbols:
         whole = all(shard == shards[0] for shard in shards)
         return shards[0] if whole else SymbolicSum(Counter({(-1, -1, "torn"): 1}), "torn")
 
-    def tie(
-        self, block: int, gradient: SymbolicSum, tied: Mapping[int, tuple[int, SymbolicSum]]
-    ) -> SymbolicSum:
-        others = {other: part for other, (_, part) in tied.items()}
-        parts = sorted({block: gradient, **others}.items())
-        if any(_tasks(part) != _tasks(gradient) for _, part in parts):
-            return SymbolicSum(Counter({(-1, -1, "torn"): 1}), "torn")
-        total = hashed([(other, part.bits) for other, part in parts])
-        return SymbolicSum(gradient.ids, hashed((gradient.bits, total)), total)
-
     def inspect(self, block: int, gradient: Any) -> tuple[str, float]:  # noqa: ARG002
         return hashed((sorted(gradient.ids.items()), gradient.bits)), 1.0
 
@@ -153,23 +134,11 @@ class Symbols:
         return SymbolicState(
             exact,
             hashed((state.bits, gradient.bits)),
-            hashed((state.tied, gradient.tied or gradient.bits)),
             state.batches.union(batch for batch, _, _ in gradient.ids),
         )
 
     def digest(self, state: SymbolicState) -> str:
         return hashed((state.exact, state.bits))
-
-    def shared(self, state: SymbolicState, begin: int, end: int) -> str:  # noqa: ARG002
-        return state.tied
-
-
-def _tasks(gradient: SymbolicSum) -> Counter[tuple[int, int]]:
-    """(step, id) → number of times that it is in a sum."""
-    tasks: Counter[tuple[int, int]] = Counter()
-    for (step, number, _), count in gradient.ids.items():
-        tasks[step, number] += count
-    return tasks
 
 
 def hashed(value: object) -> str:

@@ -7,7 +7,7 @@ it was submitted. A command for another version of a state, or for blocks that a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -200,12 +200,14 @@ class SimWorker:
 
     def inspect(self, step: e.StepId, work: e.Inspect) -> None:
         """`Inspect` → `inspected`."""
-        numerics = self._numerics
         shards = [self.boxes.value(handle) for handle in work.shards]
-        pieces = {
-            block: (piece.begin, [self.boxes.value(handle) for handle in piece.shards])
-            for block, piece in work.tied.items()
-        }
+        self._vote(step, work, shards, lambda: self._numerics.join(shards))
+
+    def _vote(
+        self, step: e.StepId, work: e.Inspect, arrived: Sequence[Any], gradient: Callable[[], Any]
+    ) -> None:
+        """Vote on `gradient()`, which is made of the sums that have `arrived`."""
+        numerics = self._numerics
         each = [self.boxes.value(handle) for handle in work.pieces] if work.closely else []
 
         def look(value: Any) -> e.Look:
@@ -214,17 +216,12 @@ class SimWorker:
             return e.Look(numerics.inspect(work.block, value)[0], finite=True)
 
         def finish(core: Member) -> Iterable[Effect]:
-            spoilt = any(
-                value is UNUSABLE for value in (*shards, *(p for _, own in pieces.values() for p in own))
-            )
-            gradient = UNUSABLE if spoilt else numerics.join(shards)
-            if pieces and not spoilt:
-                tied = {block: (begin, numerics.join(parts)) for block, (begin, parts) in pieces.items()}
-                gradient = numerics.tie(work.block, gradient, tied)
-            digest, norm = ("spoilt", math.inf) if spoilt else numerics.inspect(work.block, gradient)
+            spoilt = any(value is UNUSABLE for value in arrived)
+            total = UNUSABLE if spoilt else gradient()
+            digest, norm = ("spoilt", math.inf) if spoilt else numerics.inspect(work.block, total)
             vote = m.BlockVote(block=work.block, digest=digest, squared_norm=norm, finite=not spoilt)
             vote, looks = self.conduct.voted(step.number, vote, list(map(look, each)))
-            return core.work.inspected(step, work.plan, vote, self.boxes.new(step, gradient), looks)
+            return core.work.inspected(step, work.plan, vote, self.boxes.new(step, total), looks)
 
         self.submit(self.besides(REDUCE_S), finish)
 
