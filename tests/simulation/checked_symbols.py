@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from hetpeer.peer.simulate.sim_numerics import (
-    Numerics,
     SymbolicState,
     SymbolicSum,
     Symbols,
@@ -28,7 +27,7 @@ from hetpeer.stages.block.fingerprint import PLACES, Fingerprint
 class SymbolicAverage:
     """Parameters of several clusters, in the order in which they were added."""
 
-    states: tuple[TiedState, ...]
+    states: tuple[CheckedState, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +39,55 @@ class TiedSum(SymbolicSum):
 
 
 @dataclass(frozen=True, slots=True)
-class TiedState(SymbolicState):
-    """State of a block that may have tied parameters."""
+class CheckedState(SymbolicState):
+    """State of a block that knows its batches, and may have tied parameters."""
 
+    batches: frozenset[int] = frozenset()
+    """Batches that the state was trained on."""
     tied: str = ""
     """Bits of the tied parameters."""
 
 
-class CheckedNumerics(Numerics, Protocol):
+class CheckedNumerics(Protocol):
     """Arithmetic of a simulated swarm whose volunteers may lie and average, and whose result is known."""
+
+    blocks: int
+
+    @property
+    def sizes(self) -> Mapping[int, int]:
+        """Elements of each block's flat gradient."""
+
+    def initial(self, block: int) -> Any:
+        """Initial state of `block`."""
+
+    def forward(
+        self, states: Sequence[Any], begin: int, microbatch: tuple[int, int], bundle: Any
+    ) -> tuple[Any, Any]:
+        """Run the blocks from `begin` on over (step, id).
+
+        Returns (context for backward, outgoing bundle or loss).
+        """
+
+    def backward(self, kept: Any, gradient: Any) -> tuple[Any, list[Any]]:
+        """Run the backward. Returns (gradient of the incoming bundle, gradient per block)."""
+
+    def add(self, gradients: Iterable[Any]) -> Any:
+        """Sum of `gradients`, added one after the other in this order."""
+
+    def shard(self, gradient: Any, begin: int, end: int) -> Any:
+        """Elements [begin, end) of `gradient`."""
+
+    def join(self, shards: Sequence[Any]) -> Any:
+        """Gradient of a block from its shards in order."""
+
+    def inspect(self, block: int, gradient: Any) -> tuple[str, float]:
+        """Digest, and squared norm of the elements that count at `block`."""
+
+    def apply(self, state: Any, gradient: Any, coefficient: float) -> Any:
+        """State after an update of `state` with `coefficient` · `gradient`."""
+
+    def digest(self, state: Any) -> str:
+        """Digest of a state; equal states have equal digests."""
 
     def tie(self, block: int, gradient: Any, tied: Mapping[int, tuple[int, Any]]) -> Any:
         """Gradient of `block` with the parts of the blocks `tied` to it: block → (first element, part)."""
@@ -84,14 +123,15 @@ class CheckedNumerics(Numerics, Protocol):
 class CheckedSymbols(Symbols):
     """`CheckedNumerics` of symbols; a bundle of `Symbols` is followed by the names of liars."""
 
-    def initial(self, block: int) -> TiedState:
+    def initial(self, block: int) -> CheckedState:
         state = super().initial(block)
-        return TiedState(state.exact, state.bits)
+        return CheckedState(state.exact, state.bits)
 
-    def apply(self, state: TiedState, gradient: SymbolicSum, coefficient: float) -> TiedState:
+    def apply(self, state: CheckedState, gradient: SymbolicSum, coefficient: float) -> CheckedState:
         after = super().apply(state, gradient, coefficient)
         shared = gradient.tied if isinstance(gradient, TiedSum) else gradient.bits
-        return TiedState(after.exact, after.bits, after.batches, hashed((state.tied, shared)))
+        batches = state.batches.union(batch for batch, _, _ in gradient.ids)
+        return CheckedState(after.exact, after.bits, batches, hashed((state.tied, shared)))
 
     def tie(
         self, block: int, gradient: SymbolicSum, tied: Mapping[int, tuple[int, SymbolicSum]]
@@ -103,7 +143,7 @@ class CheckedSymbols(Symbols):
         total = hashed([(other, part.bits) for other, part in parts])
         return TiedSum(gradient.ids, hashed((gradient.bits, total)), total)
 
-    def shared(self, state: TiedState, begin: int, end: int) -> str:
+    def shared(self, state: CheckedState, begin: int, end: int) -> str:
         return state.tied
 
     def forward(
@@ -134,7 +174,7 @@ class CheckedSymbols(Symbols):
         assert round(1 / coefficient) == len(total.states), (coefficient, total)
         assert copy in total.states, (copy, total)
         terms = total.states if copy == state else (*total.states, state)
-        return TiedState(
+        return CheckedState(
             hashed([one.exact for one in terms]),
             hashed([one.bits for one in terms]),
             frozenset().union(*(one.batches for one in terms)),
@@ -171,7 +211,7 @@ class CheckedSymbols(Symbols):
 
     def lie(self, gradient: Any, by: str) -> Any:
         if isinstance(gradient, SymbolicAverage):
-            return SymbolicAverage((*gradient.states, TiedState(by, by)))
+            return SymbolicAverage((*gradient.states, CheckedState(by, by)))
         if isinstance(gradient, SymbolicState):
             return replace(gradient, exact=hashed((gradient.exact, by)), bits=hashed((gradient.bits, by)))
         return SymbolicSum(gradient.ids + Counter({(-1, -1, by): 1}), hashed((gradient.bits, by)))

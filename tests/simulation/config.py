@@ -34,7 +34,7 @@ from hetpeer.averaging.reduce.tied_parameters import Tie, Ties
 from hetpeer.bootstrap.conduct.reputation import CheckRules
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.peer.simulate.sim_config import SwarmConfig
-from hetpeer.peer.simulate.sim_numerics import Numerics
+from hetpeer.peer.simulate.sim_numerics import Symbols
 from hetpeer.stages.block.fingerprint import KEY_BYTES, distance
 
 
@@ -52,13 +52,13 @@ class HistoryConfig(SwarmConfig):
     granted_frames: int = 0
     """Bundles of each kind that a volunteer grants another one at a time; 0: any number."""
 
-    def member(self, numerics: Numerics) -> ModelShape:
-        return replace(super().member(numerics), ties=Ties(self.ties))
+    def member(self, numerics: Symbols) -> ModelShape:
+        return replace(SwarmConfig.member(self, numerics), ties=Ties(self.ties))
 
-    def coordinator(self, numerics: Numerics) -> CoordinatorConfig:
+    def coordinator(self, numerics: Symbols) -> CoordinatorConfig:
         ties = Ties(self.ties)
         partners = {block: ties.partners(block) for block in range(numerics.blocks)}
-        return replace(super().coordinator(numerics), ties=partners)
+        return replace(SwarmConfig.coordinator(self, numerics), ties=partners)
 
     def told_by(self, volunteer: str) -> frozenset[str]:
         """Lies of `volunteer`."""

@@ -23,11 +23,10 @@ from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.log.credit import Contributors, Credit
 from hetpeer.bootstrap.log.lineage import lineage
 from hetpeer.bootstrap.service.core_interface import Core
-from hetpeer.peer.simulate.sim_numerics import SymbolicState
 from hetpeer.peer.simulate.sim_swarm import is_past
 from tests.simulation.arrangements import Arrangements
 from tests.simulation.checked_swarm import CheckedSwarm
-from tests.simulation.checked_symbols import CheckedSymbols
+from tests.simulation.checked_symbols import CheckedState, CheckedSymbols
 from tests.simulation.config import HistoryConfig
 from tests.simulation.coverage import Coverage
 from tests.simulation.faults import MOMENTS, OF_CLUSTERS, Faults
@@ -191,7 +190,7 @@ class GroupedChecks(Checks):
             require(len(found) == len(set(found)), f"a batch is in twice: {sorted(found)}")
             require(set(found) == everything, f"batches {everything - set(found)} are missing")
         for block, state in states.items():
-            if isinstance(state, SymbolicState):
+            if isinstance(state, CheckedState):
                 require(state.batches == everything, f"block {block} lacks {everything - state.batches}")
 
 

@@ -11,7 +11,7 @@ from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.bootstrap.state.membership import BlockDemand
 from hetpeer.peer.simulate.network.sim_uplinks import SimHardware
-from hetpeer.peer.simulate.sim_numerics import Numerics
+from hetpeer.peer.simulate.sim_numerics import Symbols
 from hetpeer.stages.planning.swarms.plan_inputs import Compression
 
 
@@ -59,11 +59,11 @@ class SwarmConfig:
     """(cluster, first block) of the place that each volunteer takes if it is open; beyond these they choose.
     """
 
-    def member(self, numerics: Numerics) -> ModelShape:
+    def member(self, numerics: Symbols) -> ModelShape:
         """Model, as a volunteer needs to know it."""
         return ModelShape(numerics.sizes, self.slot_capacity, Ties(()), self.head_start, self.shard_length)
 
-    def coordinator(self, numerics: Numerics) -> CoordinatorConfig:
+    def coordinator(self, numerics: Symbols) -> CoordinatorConfig:
         """Settings of the coordinator, as a manifest would give them."""
         blocks = range(numerics.blocks)
         compression = Compression() if self.hardware is None else self.hardware.work.compression

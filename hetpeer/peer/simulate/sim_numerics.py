@@ -13,49 +13,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-
-class Numerics(Protocol):
-    """Arithmetic of a model of `blocks` blocks. States and gradients are per block; values are immutable."""
-
-    blocks: int
-
-    @property
-    def sizes(self) -> Mapping[int, int]:
-        """Elements of each block's flat gradient."""
-
-    def initial(self, block: int) -> Any:
-        """Initial state of `block`."""
-
-    def forward(
-        self, states: Sequence[Any], begin: int, microbatch: tuple[int, int], bundle: Any
-    ) -> tuple[Any, Any]:
-        """Run the blocks from `begin` on over (step, id).
-
-        Returns (context for backward, outgoing bundle or loss).
-        """
-
-    def backward(self, kept: Any, gradient: Any) -> tuple[Any, list[Any]]:
-        """Run the backward. Returns (gradient of the incoming bundle, gradient per block)."""
-
-    def add(self, gradients: Iterable[Any]) -> Any:
-        """Sum of `gradients`, added one after the other in this order."""
-
-    def shard(self, gradient: Any, begin: int, end: int) -> Any:
-        """Elements [begin, end) of `gradient`."""
-
-    def join(self, shards: Sequence[Any]) -> Any:
-        """Gradient of a block from its shards in order."""
-
-    def inspect(self, block: int, gradient: Any) -> tuple[str, float]:
-        """Digest, and squared norm of the elements that count at `block`."""
-
-    def apply(self, state: Any, gradient: Any, coefficient: float) -> Any:
-        """State after an update of `state` with `coefficient` · `gradient`."""
-
-    def digest(self, state: Any) -> str:
-        """Digest of a state; equal states have equal digests."""
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +30,13 @@ class SymbolicState:
 
     exact: str
     bits: str
-    batches: frozenset[int] = frozenset()
-    """Batches that the state was trained on."""
 
 
 class Symbols:
-    """Gradients as counters of ids, states as hash chains (see the module's text)."""
+    """Arithmetic of a model of `blocks` blocks: gradients as counters of ids, states as hash chains.
+
+    States and gradients are per block; values are immutable.
+    """
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
@@ -86,14 +45,20 @@ class Symbols:
 
     @property
     def sizes(self) -> Mapping[int, int]:
+        """Elements of each block's flat gradient."""
         return dict.fromkeys(range(self.blocks), 100)
 
     def initial(self, block: int) -> SymbolicState:
+        """Initial state of `block`."""
         return SymbolicState(f"block {block}", "")
 
     def forward(
         self, states: Sequence[SymbolicState], begin: int, microbatch: tuple[int, int], bundle: Any
     ) -> tuple[Any, Any]:
+        """Run the blocks from `begin` on over (step, id).
+
+        Returns (context for backward, outgoing bundle or loss).
+        """
         step, number = microbatch
         end = begin + len(states)
         assert begin == 0 or bundle == ("activation", step, number, begin), bundle
@@ -101,6 +66,7 @@ class Symbols:
         return kept, float(number + 1) if end == self.blocks else ("activation", step, number, end)
 
     def backward(self, kept: Any, gradient: Any) -> tuple[Any, list[SymbolicSum]]:
+        """Run the backward. Returns (gradient of the incoming bundle, gradient per block)."""
         step, number, begin, states = kept
         end = begin + len(states)
         assert end == self.blocks or gradient == ("gradient", step, number, end), gradient
@@ -111,6 +77,7 @@ class Symbols:
         ]
 
     def add(self, gradients: Iterable[Any]) -> Any:
+        """Sum of `gradients`, added one after the other in this order."""
         terms = list(gradients)
         if len(terms) == 1:
             return terms[0]
@@ -120,24 +87,25 @@ class Symbols:
         return SymbolicSum(ids, hashed([term.bits for term in terms]))
 
     def shard(self, gradient: Any, begin: int, end: int) -> Any:  # noqa: ARG002
+        """Elements [begin, end) of `gradient`."""
         return gradient
 
     def join(self, shards: Sequence[Any]) -> Any:
+        """Gradient of a block from its shards in order."""
         whole = all(shard == shards[0] for shard in shards)
         return shards[0] if whole else SymbolicSum(Counter({(-1, -1, "torn"): 1}), "torn")
 
     def inspect(self, block: int, gradient: Any) -> tuple[str, float]:  # noqa: ARG002
+        """Digest, and squared norm of the elements that count at `block`."""
         return hashed((sorted(gradient.ids.items()), gradient.bits)), 1.0
 
     def apply(self, state: SymbolicState, gradient: SymbolicSum, coefficient: float) -> SymbolicState:  # noqa: ARG002
+        """State after an update of `state` with `coefficient` · `gradient`."""
         exact = hashed((state.exact, sorted(gradient.ids.items())))
-        return SymbolicState(
-            exact,
-            hashed((state.bits, gradient.bits)),
-            state.batches.union(batch for batch, _, _ in gradient.ids),
-        )
+        return SymbolicState(exact, hashed((state.bits, gradient.bits)))
 
     def digest(self, state: SymbolicState) -> str:
+        """Digest of a state; equal states have equal digests."""
         return hashed((state.exact, state.bits))
 
 

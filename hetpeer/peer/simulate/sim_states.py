@@ -15,7 +15,7 @@ from hetpeer.bootstrap.state.effects import CollectCheckpoint
 from hetpeer.peer.simulate.network.world import World
 from hetpeer.peer.simulate.sim_coordinator import SimCoordinator
 from hetpeer.peer.simulate.sim_hooks import ViolationError
-from hetpeer.peer.simulate.sim_numerics import Numerics
+from hetpeer.peer.simulate.sim_numerics import Symbols
 from hetpeer.peer.simulate.sim_worker import Answer, SimWorker
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class SimCheckpointStore:
     _world: World
     _host: SimCoordinator
     _volunteers: Mapping[str, SimVolunteer]
-    _numerics: Numerics
+    _numerics: Symbols
     _log: Sequence[Mapping[str, Any]]
     _states: dict[tuple[int, int, int, str], Any] = field(default_factory=dict)
     """(cluster, version, block, digest) → state.

@@ -28,7 +28,7 @@ from hetpeer.peer.simulate.network.world import SimNetwork, World
 from hetpeer.peer.simulate.sim_config import SwarmConfig
 from hetpeer.peer.simulate.sim_coordinator import SimCoordinator
 from hetpeer.peer.simulate.sim_hooks import ConductOf, SimObserver, ViolationError, honest
-from hetpeer.peer.simulate.sim_numerics import Numerics
+from hetpeer.peer.simulate.sim_numerics import Symbols
 from hetpeer.peer.simulate.sim_sender import SimTaskBoard, TensorTraffic
 from hetpeer.peer.simulate.sim_states import SimCheckpointStore
 from hetpeer.peer.simulate.sim_volunteer import SimVolunteer
@@ -55,7 +55,7 @@ class SimSwarm:
         self,
         seed: int,
         config: SwarmConfig,
-        numerics: Numerics,
+        numerics: Symbols,
         observer: SimObserver | None = None,
         conduct_of: ConductOf = honest,
     ) -> None:

@@ -18,7 +18,7 @@ from hetpeer.peer.simulate.network.sim_links import SimTensors
 from hetpeer.peer.simulate.network.sim_uplinks import SimHardware
 from hetpeer.peer.simulate.network.world import World
 from hetpeer.peer.simulate.sim_hooks import UNUSABLE, SimConduct, ViolationError
-from hetpeer.peer.simulate.sim_numerics import Numerics
+from hetpeer.peer.simulate.sim_numerics import Symbols
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.gradient_slots import Drop, Merge
 from hetpeer.stages.pipeline.schedule_1f1b import InFlightWindow
@@ -38,7 +38,7 @@ class SimWorker:
     """
 
     _world: World
-    _numerics: Numerics
+    _numerics: Symbols
     boxes: SimTensors
     _window: InFlightWindow
     _speed: float
