@@ -334,7 +334,7 @@ def test_a_congested_link_gets_no_forwards_and_everything_else_goes_on():
     assert core.activation(0, ROUTE, 0, "first", "in 0") == []
     (other,) = core.activation(1, (Hop("me", 2, 4), Hop("other", 4, 6)), 0, "first", "in 1")
     assert other.key.id == 1
-    (run,) = core.relieved("last")
+    (run,) = core.congested("last", None)
     assert run == p.RunForward(p.TaskKey(0, 2), 4, "in 0", train=True, hops_after=1)
 
 

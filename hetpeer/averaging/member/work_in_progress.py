@@ -284,10 +284,7 @@ class WorkInProgress:
         else:
             self._congested[peer] = blocks
         for step in self.steps:
-            pipeline = step.pipeline
-            effects += step.absorb(
-                pipeline.relieved(peer) if blocks is None else pipeline.congested(peer, blocks)
-            )
+            effects += step.absorb(step.pipeline.congested(peer, blocks))
         return [*effects, *self.share_worker()]
 
     def introduced(self, origin: Origin, place: m.Range) -> list[Effect]:

@@ -111,11 +111,11 @@ class Reduction:
             return [Release(handle)]
         parts = self._parts.setdefault(key, {})
         parts[holder] = handle
-        self._arrives(self._shards[block][index])
+        shard = self._shards[block][index]
+        self._untold += shard.end - shard.begin
         if len(parts) < len(cover.slots):
             return []
         self._summing.add(key)
-        shard = self._shards[block][index]
         shared = any(peer != self._me for peer in self._readers(shard))
         holders = tuple(h for h, _ in cover.slots)
         marks = tuple(one for one in self._marks if one.block == block)
@@ -161,15 +161,13 @@ class Reduction:
         ):
             return [Release(handle)]
         known[index] = handle
-        self._arrives(self._shards[block][index])
+        shard = self._shards[block][index]
+        self._untold += shard.end - shard.begin
         if not self._arrived(block):
             return []
         ready = [b for b in (block, *self._ties.partners(block)) if b in self._mine and self._is_ready(b)]
         self._inspecting |= set(ready)
         return [self._inspect(b) for b in ready]
-
-    def _arrives(self, shard: Shard) -> None:
-        self._untold += shard.end - shard.begin
 
     def has_news(self) -> bool:
         """Whether to report progress: NEWS shard lengths or more have arrived since this was last true."""

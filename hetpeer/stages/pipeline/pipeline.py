@@ -316,21 +316,19 @@ class Pipeline:
 
     def _if_congested(self, peer: str) -> list[Effect]:
         """Begin tasks that the peer's congested link held up and that now go another way."""
-        return self.dispatch() if self.outputs.is_congested(peer) else []
+        return self.dispatch() if peer in self.outputs.congested else []
 
-    def congested(self, peer: str, blocks: int) -> list[Effect]:
+    def congested(self, peer: str, blocks: int | None) -> list[Effect]:
         """The link to `peer` cannot keep up: begin no forward over it with `blocks` or more left to the loss.
 
-        Backwards, other routes and forwards nearer to the loss go on: what holds the link up may itself wait
-        for them.
+        None: it takes all tasks again. Backwards, other routes and forwards nearer to the loss go on: what
+        holds the link up may itself wait for them.
         """
-        self.outputs.congested(peer, blocks)
+        if blocks is None:
+            self.outputs.congested.pop(peer, None)
+        else:
+            self.outputs.congested[peer] = blocks
         return self.dispatch()  # fewer may be held than before
-
-    def relieved(self, peer: str) -> list[Effect]:
-        """The link to `peer` takes all tasks again."""
-        self.outputs.relieved(peer)
-        return self.dispatch()
 
     # ── the worker's time ──────────────────────────────────────────────────────────────────────────────────
 

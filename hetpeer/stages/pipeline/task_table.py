@@ -132,7 +132,7 @@ class KeptOutputs:
         self._schedule = schedule
         self._avoid: set[str] = set()
         """Peers that our links do not reach."""
-        self._congested: dict[str, int] = {}
+        self.congested: dict[str, int] = {}
         """Peer → blocks left to the loss from which on its link takes no more tasks."""
         self._resent: dict[str, float] = {}
         """Peer → how much it was given in place of others."""
@@ -226,23 +226,11 @@ class KeptOutputs:
         self._avoid.discard(peer)
         return [send for key in self._left_over() for send in self.send(self._tasks[key])]
 
-    def congested(self, peer: str, blocks: int) -> None:
-        """The link to `peer` cannot keep up with tasks that have `blocks` or more left to the loss."""
-        self._congested[peer] = blocks
-
-    def relieved(self, peer: str) -> None:
-        """The link to `peer` takes all tasks again."""
-        self._congested.pop(peer, None)
-
-    def is_congested(self, peer: str) -> bool:
-        """Whether the link to `peer` holds up any tasks."""
-        return peer in self._congested
-
     def may_leave(self, after: Route) -> bool:
         """Whether a forward may begin whose output goes over `after`, as far as links are concerned."""
         if not after or after[0].peer in self._avoid or after[0].peer not in self._roster:
             return True  # the output ends here, or goes another way
-        held = self._congested.get(after[0].peer)
+        held = self.congested.get(after[0].peer)
         return held is None or blocks_left(after) < held
 
     # ── leftovers ──────────────────────────────────────────────────────────────────────────────────────────
