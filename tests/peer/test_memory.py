@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,6 +25,7 @@ from hetpeer.peer.preparation import state_fetcher
 from hetpeer.peer.preparation.state_fetcher import StateFetcher
 from hetpeer.peer.process.span_trace import Trace
 from hetpeer.peer.training.task_execution import HeldPlace, TaskExecution
+from hetpeer.peer.transport.spill_file import SpillFile
 from hetpeer.peer.transport.tensor_store import TensorStore, WorkerPosts
 from hetpeer.stages.block.block_state import BlockState, dump, layout_of
 from hetpeer.stages.graph.block_spec import BlockSpec
@@ -168,7 +170,11 @@ async def test_a_microbatch_for_which_there_is_no_memory_is_left_to_others_and_s
     place = HeldPlace(
         "us",
         SimpleNamespace(work=SimpleNamespace(work_failed=lambda *args: failed.append(args))),  # type: ignore[arg-type]
-        WorkerPosts(compute, TensorStore(compute.arena), Trace(SystemClock(), None, peer="us", name="")),
+        WorkerPosts(
+            compute,
+            TensorStore(compute.arena, SpillFile(Path(), 0)),
+            Trace(SystemClock(), None, peer="us", name=""),
+        ),
         schema,  # type: ignore[arg-type]
         SimpleNamespace(),  # type: ignore[arg-type]
         InFlightWindow(),

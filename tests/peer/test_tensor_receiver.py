@@ -28,6 +28,7 @@ from hetpeer.peer.training.step_driver import StepDriver
 from hetpeer.peer.training.task_execution import HeldPlace
 from hetpeer.peer.training.volunteer_figures import VolunteerFigures
 from hetpeer.peer.transport.link_book import LinkBook
+from hetpeer.peer.transport.spill_file import SpillFile
 from hetpeer.peer.transport.tensor_receiver import TensorReceiver
 from hetpeer.peer.transport.tensor_schema import TensorSchema
 from hetpeer.peer.transport.tensor_store import Tensor, TensorStore, WorkerPosts
@@ -99,7 +100,7 @@ class Rig:
 
     def __init__(self, schema: TensorSchema) -> None:
         self.arena = Arena(8 << 20)
-        self.store = TensorStore(self.arena)
+        self.store = TensorStore(self.arena, SpillFile(Path(), 0))
         self.owner = Owner()
         self.trace, self.book = Trace(SystemClock()), LinkBook(LinkSettings(reduce="int8"))
         self.receiving = TensorReceiver(self.book, self.trace, self.owner)

@@ -10,7 +10,6 @@ be a slow one to wait for in each step (`PaceClaim`).
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, median, pstdev
 
@@ -120,12 +119,8 @@ class LinkBook:
         self._claim = PaceClaim()
         self._past: set[str] = set()
         """Kinds of WORK whose figures predate our idle steps: the next measurement replaces them all."""
-        self._links: dict[str, LinkFigures] = {}
-
-    @property
-    def links(self) -> Mapping[str, LinkFigures]:
+        self.links: dict[str, LinkFigures] = {}
         """Peer → figures."""
-        return self._links
 
     @property
     def feedback(self) -> bool:
@@ -217,13 +212,13 @@ class LinkBook:
         computing = self._claim.say(done, self.computing)
         if self._claim.idle:
             self._past.update(WORK)
-        known = {peer: min(link.seconds, m.FASTEST) for peer, link in self._links.items() if link.rate}
+        known = {peer: min(link.seconds, m.FASTEST) for peer, link in self.links.items() if link.rate}
         return m.Paced(computing=computing, links=known, uplink=self.reducing.rate)
 
     def keep_only(self, peers: frozenset[str]) -> None:
         """Forget peers that have left."""
-        for peer in self._links.keys() - peers:
-            del self._links[peer]
+        for peer in self.links.keys() - peers:
+            del self.links[peer]
 
     def _link(self, peer: str) -> LinkFigures:
-        return self._links.setdefault(peer, LinkFigures())
+        return self.links.setdefault(peer, LinkFigures())

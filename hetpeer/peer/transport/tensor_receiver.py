@@ -196,7 +196,7 @@ class TensorReceiver:
         self._intake = Intake()
         self.of_use = self._intake.of_use
         self._meters: dict[str, RateMeter] = {}
-        self._server = ChannelServer(self._accept, MAX_PAYLOAD, self._meter_of)
+        self._server = ChannelServer(lambda _peer, _key: self, MAX_PAYLOAD, self._meter_of)
         self._schema: TensorSchema | None = None
         self._store: TensorStore | None = None
 
@@ -221,10 +221,20 @@ class TensorReceiver:
         """Close all channels."""
         self._server.close()
 
-    def _accept(self, _peer: str, _key: str) -> _Incoming:
-        return _Incoming(self)
+    # ── the channels' receiver ──────────────────────────────────────────────────────────────────────────────
 
-    def lane(self, channel: Channel) -> GrantLane:
+    def up(self, channel: Channel) -> None:
+        """A stream is there: the sender watches the link; ours is what it may send."""
+        if channel.grant_lane is None:
+            channel.grant_lane = self._lane(channel)
+
+    def beat(self, channel: Channel) -> None:
+        """Acknowledgements need no answer of ours."""
+
+    def down(self, channel: Channel) -> None:
+        """The sender watches the link."""
+
+    def _lane(self, channel: Channel) -> GrantLane:
         """The books of a channel that `channel.peer_id` has opened."""
 
         def announce() -> None:
@@ -235,7 +245,7 @@ class TensorReceiver:
 
         return self._intake.grants(channel.peer_id, channel.key, announce).lane()
 
-    async def take(self, channel: Channel, header: Mapping[str, Any], payload: Stream, length: int) -> None:
+    async def frame(self, channel: Channel, header: Mapping[str, Any], payload: Stream, length: int) -> None:
         """Check an incoming tensor's head, take its payload, hand it on."""
         peer, lane = channel.peer_id, channel.grant_lane
         assert lane is not None
@@ -315,24 +325,3 @@ class TensorReceiver:
 
 def _label(head: Head) -> str:
     return f"{head.kind} {head.block if isinstance(head, ShardHead) else head.id}"
-
-
-class _Incoming:
-    """The receiver of one peer's tensors."""
-
-    def __init__(self, side: TensorReceiver) -> None:
-        self._side = side
-
-    async def frame(self, channel: Channel, header: Mapping[str, Any], payload: Stream, length: int) -> None:
-        await self._side.take(channel, header, payload, length)
-
-    def beat(self, _channel: Channel) -> None:
-        """Acknowledgements need no answer of ours."""
-
-    def up(self, channel: Channel) -> None:
-        """The sender watches the link; ours is what it may send."""
-        if channel.grant_lane is None:
-            channel.grant_lane = self._side.lane(channel)
-
-    def down(self, _channel: Channel) -> None:
-        """The sender watches the link."""

@@ -64,7 +64,7 @@ class Tensor:
 class TensorStore:
     """Allocates tensors in `arena` and frees them step by step; what is kept may go to `spill`."""
 
-    def __init__(self, arena: Arena, spill: SpillFile | None = None) -> None:
+    def __init__(self, arena: Arena, spill: SpillFile) -> None:
         self.capacity = self._most = arena.capacity
         self._arena = arena
         self._spill = spill
@@ -146,8 +146,7 @@ class TensorStore:
 
     def close(self) -> None:
         """Close the spill file; what is parked is lost."""
-        if self._spill is not None:
-            self._spill.close()
+        self._spill.close()
 
     # ── in use ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -200,7 +199,6 @@ class TensorStore:
         if tensor.parked is None or tensor.released:
             return
         extent = self._allocate(tensor.parked.nbytes)
-        assert self._spill is not None
         self._spill.get(tensor.parked, self._arena.view(extent))
         self._drop_parked(tensor)
         tensor.extent = extent
@@ -222,7 +220,7 @@ class TensorStore:
 
     def _keep_within(self, nbytes: int) -> None:
         """Park kept tensors until `nbytes` more are within the limit, as far as they can go."""
-        if self._arena.used + nbytes <= self._most or self._spill is None or self._spill.refusal:
+        if self._arena.used + nbytes <= self._most or self._spill.refusal:
             return
         for tensor in list(self._kept):
             if self._park(tensor) and self._arena.used + nbytes <= self._most:
@@ -230,8 +228,7 @@ class TensorStore:
 
     def _park(self, tensor: Tensor) -> bool:
         """Move `tensor` to the spill file; False if it is in use or there is no room."""
-        busy = tensor.pins or tensor.flights or self._sharers[tensor.extent]
-        if busy or self._spill is None:
+        if tensor.pins or tensor.flights or self._sharers[tensor.extent]:
             return False
         place = self._spill.put(self._arena.view(tensor.extent))
         if place is None:
@@ -243,7 +240,6 @@ class TensorStore:
 
     def _drop_parked(self, tensor: Tensor) -> None:
         """Free the tensor's place in the spill file."""
-        assert self._spill is not None
         assert tensor.parked is not None
         self._spill.drop(tensor.parked)
         tensor.parked = None
