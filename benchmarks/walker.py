@@ -73,7 +73,7 @@ class Walker:
         forward, backward, ready = (self._tracks[name] for name in (FORWARD, BACKWARD, READY))
 
         def arrived(frame: FrameType, _none: Any) -> None:
-            if frame.f_back is not None and frame.f_back.f_code is TensorReceiver.take.__code__:
+            if frame.f_back is not None and frame.f_back.f_code is TensorReceiver.frame.__code__:
                 forward.begin()
 
         def answered(_frame: FrameType, result: Any) -> None:
@@ -112,7 +112,7 @@ class Walker:
 
         wire = compute._Wire
         self._at_return[Stream.receive_into.__code__] = arrived
-        self._at_return[TensorReceiver.take.__code__] = lambda _frame, _none: forward.drop()
+        self._at_return[TensorReceiver.frame.__code__] = lambda _frame, _none: forward.drop()
         self._at_call[wire.data_received.__code__] = lambda _frame: self._answer.begin()
         self._at_return[worker_messages.decode_result.__code__] = answered
         self._at_return[wire.ask.__code__] = posted
