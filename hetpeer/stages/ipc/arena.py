@@ -169,13 +169,15 @@ class Arena:
             self.memory = _shared(capacity)
         except OSError as error:
             raise no_shared_memory(error) from error
+        self.view = self.memory.view
         self._free = FreeList(capacity)
         self._taken: dict[Extent, int] = {}  # reserved bytes: the extent's size rounded up
-        self._used = 0
+        self.used = 0
+        """Bytes reserved, including alignment."""
         self._reach = 0  # no byte from here on was allocated since the last `trim`
 
     def __repr__(self) -> str:
-        return f"<Arena {_mib(self._used)} of {_mib(self.capacity)} in {len(self._taken)} extents>"
+        return f"<Arena {_mib(self.used)} of {_mib(self.capacity)} in {len(self._taken)} extents>"
 
     @property
     def fd(self) -> int:
@@ -187,11 +189,6 @@ class Arena:
         """Size in bytes."""
         return self.memory.capacity
 
-    @property
-    def used(self) -> int:
-        """Bytes reserved, including alignment."""
-        return self._used
-
     def allocate(self, nbytes: int) -> Extent:
         """Reserve `nbytes` bytes at a multiple of 64; their content is undefined. Raises `ArenaFullError`."""
         if nbytes < 0:
@@ -199,10 +196,10 @@ class Arena:
         size = _round_up(max(nbytes, 1), ALIGNMENT)
         offset = self._free.take(size)
         if offset is None:
-            raise ArenaFullError(nbytes, self._used, self.capacity, self._free.largest)
+            raise ArenaFullError(nbytes, self.used, self.capacity, self._free.largest)
         extent = Extent(offset, nbytes)
         self._taken[extent] = size
-        self._used += size
+        self.used += size
         self._reach = max(self._reach, offset + size)
         return extent
 
@@ -214,7 +211,7 @@ class Arena:
         size = self._taken.pop(extent, None)
         if size is None:
             raise ValueError(f"{extent} is not allocated")
-        self._used -= size
+        self.used -= size
         self._free.give(extent.offset, size)
 
     def trim(self) -> None:
@@ -222,10 +219,6 @@ class Arena:
         for begin, end in self._free.ranges():
             self.memory.discard(begin, min(end, self._reach) - begin)
         self._reach = max((extent.offset + size for extent, size in self._taken.items()), default=0)
-
-    def view(self, extent: Extent) -> memoryview:
-        """The extent's bytes, writable, without a copy. Raises ValueError if it leaves the arena."""
-        return self.memory.view(extent)
 
     def close(self) -> None:
         """Unmap. All extents end with it."""
