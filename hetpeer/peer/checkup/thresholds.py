@@ -126,9 +126,8 @@ def clock(kept: bool | None) -> Verdict:
 def settings(told: Mapping[str, SettingInForce], *, running: bool) -> Verdict:
     """Settings in force and their sources; `running`: of the running volunteer, not of the next one."""
     changed = [f"{key} {one.value} ({one.source})" for key, one in told.items() if one.source != DEFAULT]
-    usual = [f"{key} {one.value}" for key, one in told.items() if one.source == DEFAULT and one.value]
     whose = "of the running volunteer: " if running else ""
-    return f"{whose}{', '.join(changed) or 'none is changed'}; by default {', '.join(usual)}"
+    return f"{whose}{', '.join(changed) or 'none is changed'}; hetpeer config show lists them all"
 
 
 def idle(told: Mapping[str, float], mode: str) -> Verdict:

@@ -157,7 +157,7 @@ def _wrong_usage(error: Exception) -> LocalError | None:
     return LocalError(
         "HP-CLI-001",
         f"{name} cannot be run like this",
-        why=plain_reason(why).rstrip("."),
+        why=plain_reason(why).removeprefix("Invalid value: ").rstrip("."),
         fix=f"{name} -h shows its arguments and options",
         exit_code=ExitCode.USAGE,
     )

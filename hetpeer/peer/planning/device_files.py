@@ -95,7 +95,8 @@ def read_devices(path: Path) -> NamedDevices:
         text = path.read_text()
         data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (OSError, ValueError) as error:
-        raise wrong(f"{path}: {error}", "give a TOML or JSON file with devices") from None
+        why = getattr(error, "strerror", None) or error
+        raise wrong(f"{path}: {why}", "give a TOML or JSON file with devices") from None
     return devices_in(data, str(path))
 
 

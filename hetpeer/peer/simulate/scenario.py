@@ -98,7 +98,7 @@ def read_scenario(path: Path) -> Scenario:
     except ValidationError as error:
         raise _wrong(path, ": ".join(first_wrong(error))) from None
     except (OSError, ValueError) as error:
-        raise _wrong(path, str(error)) from None
+        raise _wrong(path, getattr(error, "strerror", None) or str(error)) from None
     devices = _devices(path, file, data)
     work = work_of(file.model, file.microbatches, file.ratio)
     if work.averaging is not None:

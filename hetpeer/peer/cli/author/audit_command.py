@@ -67,14 +67,17 @@ def _verdict_text(verdict: AuditVerdict, comparison: Comparison | None, ok: bool
     """The report of an audit, with the replay if there was one."""
     from hetpeer.bootstrap.audit.audit import RULES
 
-    counts = f"{verdict.counted} of {verdict.microbatches_expected} counted exactly once"
+    counts = f"{verdict.counted:,} of {verdict.microbatches_expected:,} counted exactly once"
     lines = [
         f"run           {verdict.run}",
         (
-            f"steps         {verdict.steps} of {verdict.steps_planned} committed, "
+            f"steps         {verdict.steps:,} of {verdict.steps_planned:,} committed, "
             f"{counted(verdict.rollbacks, 'roll-back')}"
         ),
-        f"evidence      {verdict.events} updates in the signed logs of {verdict.volunteers} volunteers",
+        (
+            f"evidence      {verdict.events:,} updates in the signed logs of "
+            f"{counted(verdict.volunteers, 'volunteer')}"
+        ),
         f"microbatches  {counts}, {verdict.lost} lost, {verdict.duplicated} duplicated",
     ]
     if verdict.awaited:

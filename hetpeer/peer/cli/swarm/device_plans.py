@@ -72,7 +72,8 @@ def _network(asked: GridQuestion) -> DeviceNetwork:
     try:
         document = json.loads(asked.matrices.read_bytes())
     except (OSError, ValueError) as error:
-        raise wrong(f"{asked.matrices}: {error}", "give a JSON file with both matrices") from None
+        why = getattr(error, "strerror", None) or error
+        raise wrong(f"{asked.matrices}: {why}", "give a JSON file with both matrices") from None
     if not isinstance(document, dict):
         raise wrong(f"{asked.matrices} is not a JSON object", "give a JSON object with both matrices")
     network = DeviceNetwork.of(document)

@@ -73,7 +73,7 @@ def _order(home: Path | None, do: Literal["pause", "resume", "finish"], for_s: f
 
 def standing_text(standing: DaemonStatus) -> str:
     """`paused (user) since 12:04, until 13:34`."""
-    reason = f" ({standing.reason})" if standing.reason else ""
+    reason = f" ({standing.reason.replace('_', ' ')})" if standing.reason else ""
     until = "" if standing.until is None else f", until {_clock(standing.until)}"
     ends = "" if standing.ends is None else f"; leaves at {_clock(standing.ends)}"
     return f"{standing.state}{reason} since {_clock(standing.since)}{until}{ends}"
