@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from hetpeer.bootstrap.audit import replay
 from hetpeer.bootstrap.audit.replay import ReferenceRun, run_reference
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from tests.swarm.child import until
@@ -75,8 +76,23 @@ def _make_run(folder: Path, server: ForkServer) -> None:
     resign(run, training=run.manifest.training.model_copy(update={"slot_size": 2}))
 
 
-def _make_reference(folder: Path, template: RunDirectory) -> None:
-    reference = run_reference(template.path, STEPS)
+@contextlib.contextmanager
+def forked_reference(server: ForkServer) -> Iterator[None]:
+    """What one machine computes is computed by a fork of the server, which has imported torch already."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replay, "_train", server.train_reference)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _forked_reference(server: ForkServer) -> Iterator[None]:
+    with forked_reference(server):
+        yield
+
+
+def _make_reference(folder: Path, template: RunDirectory, server: ForkServer) -> None:
+    with forked_reference(server):
+        reference = run_reference(template.path, STEPS)
     save_file(dict(reference.state), folder / "reference.safetensors")
     (folder / "reference.json").write_text(json.dumps(reference.records))
 
@@ -91,11 +107,11 @@ def template(shared: Path, server: ForkServer) -> RunDirectory:
 
 
 @pytest.fixture(scope="session")
-def reference(shared: Path, template: RunDirectory) -> ReferenceRun:
+def reference(shared: Path, template: RunDirectory, server: ForkServer) -> ReferenceRun:
     """What one machine computes; how clusters cut the model makes no difference to it."""
     with once(shared, "reference") as to_make:
         if to_make:
-            _make_reference(shared, template)
+            _make_reference(shared, template, server)
     records = json.loads((shared / "reference.json").read_text())
     return ReferenceRun(records, load_file(shared / "reference.safetensors"))
 

@@ -9,28 +9,37 @@ the server.
 import gc
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+REFERENCE = "hetpeer.bootstrap.audit.reference"
+POLL_S = 0.02
 
 
 class ForkServer:
     """The test's side. `start` returns a pid, `status` what became of it."""
 
     def __init__(self, folder: Path) -> None:
+        from hetpeer.bootstrap.audit.replay import SPARING
         from hetpeer.dht.base.runtime import dying_with_us
 
         self._folder = folder
+        self._lock = threading.Lock()
         self._server = subprocess.Popen(
             [sys.executable, "-P", __file__, str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PYTHONPATH": ".", "OPENBLAS_NUM_THREADS": "1"},
+            env=os.environ | {"PYTHONPATH": ".", "OPENBLAS_NUM_THREADS": "1"} | SPARING,
             cwd=ROOT,
             preexec_fn=dying_with_us(),  # noqa: PLW1509 - it takes no lock
         )
@@ -38,9 +47,18 @@ class ForkServer:
     def start(self, **request: Any) -> int:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
-        self._server.stdin.write(json.dumps(request) + "\n")
-        self._server.stdin.flush()
-        return int(self._server.stdout.readline())
+        with self._lock:
+            self._server.stdin.write(json.dumps(request) + "\n")
+            self._server.stdin.flush()
+            return int(self._server.stdout.readline())
+
+    def train_reference(self, arguments: Sequence[str]) -> tuple[int, str]:
+        """As `replay._train`: the exit status of reference.py, and what it wrote on stderr."""
+        with tempfile.NamedTemporaryFile("r", dir=self._folder) as err:
+            pid = self.start(module=REFERENCE, arguments=arguments, home="", out="/dev/null", err=err.name)
+            while (status := self.status(pid)) is None:
+                time.sleep(POLL_S)
+            return status, err.read()
 
     def status(self, pid: int) -> int | None:
         """The exit status, minus the signal that ended it, or None while it runs."""
@@ -58,7 +76,8 @@ def serve(folder: Path) -> None:
 
     lean_hivemind.install()
     import hivemind.dht.node  # noqa: F401 - what all processes need, imported once
-    import torch._dynamo  # noqa: F401 - by the first check of a block
+    import torch._dynamo
+    import torch.optim  # noqa: F401 - by the reference
 
     from hetpeer.averaging.optim import update_rules  # noqa: F401
     from hetpeer.dht.identity.addresses import EXAMPLE, parse_address
@@ -109,11 +128,12 @@ def run_child(
     before: str = "",
     fail: str = "",
     network: str = "",
+    module: str = "",
 ) -> None:
-    """Become `hetpeer *arguments`; `before` names functions of tampering.py that are called first. Never
-    returns.
+    """Become `hetpeer *arguments`, or `python -m module *arguments`. Never returns.
 
-    `fail`: HETPEER_FAIL. `network`: the namespace to be in (wanlab).
+    `before` names functions of tampering.py that are called first. `fail`: HETPEER_FAIL.
+    `network`: the namespace to be in (wanlab).
     """
     from hetpeer.dht.base.runtime import _PR_SET_PDEATHSIG, _libc
     from hetpeer.peer.cli.main import run
@@ -143,6 +163,9 @@ def run_child(
     try:
         for name in wrong - tampering.EVERYWHERE:
             tampering.install(name)
+        if module:
+            runpy.run_module(module, run_name="__main__")
+            sys.exit()
         run()
     except SystemExit as end:
         status = end.code

@@ -11,6 +11,7 @@ from hetpeer.bootstrap.audit.replay import ReferenceRun, run_reference
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import AveragingSettings
 from tests.swarm.child import Child, until
+from tests.swarm.conftest import forked_reference
 from tests.swarm.forkserver import ROOT, ForkServer
 from tests.swarm.swarm import Swarm, resign
 
@@ -52,7 +53,8 @@ def wide(tmp_path_factory: pytest.TempPathFactory, server: ForkServer) -> tuple[
     asyncio.run(until(lambda: server.status(pid) is not None, "hetpeer init is done", within_s=100.0))
     run = RunDirectory.open(folder / "run")
     assert max(block.parameter_count for block in run.manifest.blocks) > 5 * LENGTH
-    return run, run_reference(run.path, STEPS)
+    with forked_reference(server):
+        return run, run_reference(run.path, STEPS)
 
 
 def use(swarm: Swarm, run: RunDirectory) -> None:

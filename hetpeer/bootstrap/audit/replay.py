@@ -90,22 +90,29 @@ def run_reference(directory: Path, steps: int, behind: Sequence[int] = ()) -> Re
     with temporary_folder("replay") as folder:
         out = folder / "reference.json"
         arguments = [str(directory), str(out), json.dumps([*behind] or [0] * steps)]
-        finished = subprocess.run(
-            [sys.executable, "-P", "-m", "hetpeer.bootstrap.audit.reference", *arguments],
-            env=os.environ | SPARING | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-            preexec_fn=dying_with_us(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if finished.returncode:
+        status, said = _train(arguments)
+        if status:
             raise LocalError(
                 "HP-AUDIT-001",
                 "the reference cannot run here",
-                why=(finished.stderr.strip().splitlines() or ["it was killed"])[-1],
+                why=(said.strip().splitlines() or ["it was killed"])[-1],
                 fix="run the audit on the machine where hetpeer init was run",
             )
         return ReferenceRun(json.loads(out.read_text()), _trained(out.with_suffix(".safetensors")))
+
+
+def _train(arguments: Sequence[str]) -> tuple[int, str]:
+    """Exit status of reference.py in a process of its own, and what it wrote on stderr."""
+    finished = subprocess.run(
+        [sys.executable, "-P", "-m", "hetpeer.bootstrap.audit.reference", *arguments],
+        env=os.environ | SPARING | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        preexec_fn=dying_with_us(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    return finished.returncode, finished.stderr
 
 
 def _trained(path: Path) -> dict[str, np.ndarray[Any, Any]]:
