@@ -17,7 +17,7 @@ from hetpeer.peer.web.dashboard_page import ViewFeed, page_routes
 from hetpeer.peer.web.http_server import served
 from hetpeer.peer.web.request_guard import application
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
 PANELS = (
     *("you", "progress", "map", "machine", "gpu", "limits", "warnings"),

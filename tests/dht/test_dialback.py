@@ -283,6 +283,7 @@ async def test_relays_of_our_user_come_first_and_strangers_are_few() -> None:
     assert len(relays) == 5
 
 
+@pytest.mark.proof
 @pytest.mark.swarm
 @pytest.mark.xdist_group("dht-network")
 async def test_a_reliable_peer_that_cannot_relay_says_so_and_goes_on(

@@ -26,6 +26,7 @@ from hetpeer.peer.demo.demo_settings import MARKER, DemoSettings, claimed, examp
 from hetpeer.peer.demo.demo_settings import make_run as make_demo_run
 from hetpeer.peer.demo.demo_view import LiveView, Picture, PlainView
 from hetpeer.peer.process.hetpeer_children import Child, end_all
+from tests.amounts import mostly_proof
 from tests.bootstrap.engine import Engine, make_run
 
 PICTURE = Picture(
@@ -331,16 +332,18 @@ def demo_process(out: Path, model: str, *arguments: str) -> subprocess.Popen[str
 
 @pytest.mark.swarm
 @pytest.mark.timeout(240)
-def test_demo_with_a_kill(tmp_path: Path, tiny_model: str) -> None:
-    with demo_process(tmp_path / "out", tiny_model, "--peers", "2", "--steps", "8", "--kill", "1") as process:
+@pytest.mark.parametrize("kill", mostly_proof([0, 1], [0]))
+def test_a_demo(tmp_path: Path, tiny_model: str, kill: int) -> None:
+    options = ("--peers", f"{1 + kill}", "--steps", "8", "--kill", f"{kill}")
+    with demo_process(tmp_path / "out", tiny_model, *options) as process:
         stdout, stderr = process.communicate(timeout=220)
     assert process.returncode == 0, stderr
-    assert "(kill -9) after" in stderr
+    assert ("(kill -9) after" in stderr) == bool(kill)
     assert stdout.splitlines()[-1].split(maxsplit=1) == ["verdict", "exactly once"]
     document = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert (document["steps"], document["killed"]) == (8, 1)
+    assert (document["steps"], document["killed"]) == (8, kill)
     assert document["microbatches_counted"] == 8 * 8
-    assert document["recovery_seconds"] >= 0
+    assert document["recovery_seconds"] >= 0 if kill else document["recovery_seconds"] is None
 
 
 def having_torch(pid: int) -> set[str]:

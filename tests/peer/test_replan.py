@@ -238,7 +238,7 @@ class World:
         return found
 
 
-@pytest.mark.parametrize("seed", mostly_proof(range(6), range(2)))
+@pytest.mark.parametrize("seed", mostly_proof(range(6), range(1)))
 def test_lines_that_nobody_knows_are_tried_a_few_times_and_then_all_stays(
     run: RunDirectory, seed: int
 ) -> None:

@@ -99,7 +99,7 @@ def test_who_gives_one_other_a_false_bundle_at_a_time_ends_alone(where, lie, see
             ("last of two", "check+excuses"),
             ("last of two", "sends+excuses"),
         ],
-        [("first of two", "slanders"), ("last of two", "answers"), ("last of two", "sends+excuses")],
+        [("first of two", "slanders"), ("last of two", "sends+excuses")],
     ),
 )
 def test_false_words_cost_no_honest_volunteer_its_place(where, lie):

@@ -15,13 +15,14 @@ from hetpeer.stages.block.block import Block, backpropagate, flat_views, run_ran
 from hetpeer.stages.data.eager_reference import DrawnDropout
 from hetpeer.stages.graph.own_operators import Pass, attention
 from hetpeer.stages.tracing.cut import balanced_ranges, cut_blocks
+from tests.amounts import mostly_proof
 from tests.stages.models import SIZES, SMALL, gpt, small
 from tests.stages.split_run import CPU, assert_same_step, draw, eager_step, received, split_step
 
 pytestmark = pytest.mark.xdist_group("models")
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", mostly_proof(SIZES, ["default", "deep"]))
 @pytest.mark.parametrize("stages", [1, 2, 4])
 def test_split_gpt_equals_the_eager_module(size, stages):
     model, dag, data = gpt(size)

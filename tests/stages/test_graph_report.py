@@ -174,6 +174,7 @@ def workload(model, tokens, blocks):
     return sum(cost.flops_forward + cost.flops_backward for cost in costs), run
 
 
+@pytest.mark.proof
 def test_efficiency_found_on_one_layer_predicts_another_model():
     """They take turns, so that a slow moment of the machine hits both."""
     torch.set_num_threads(1)

@@ -120,7 +120,12 @@ def test_a_dropout_that_draws_nothing_may_be_for_nothing():
         (lambda self, x: self.linear(x + torch.rand_like(x)).mean(), "HP-MODEL-001", "rand_like"),
         (lambda self, x: self.linear(x).mean() * x.sum().item(), "HP-MODEL-001", "item"),
         (lambda self, x: self.linear(x)[x > 0].mean(), "HP-MODEL-001", "no shape and no number"),
-        (lambda self, x: self.linear(x).expand(1025, 4, 8).unbind()[0].mean(), "HP-MODEL-001", "1024 parts"),
+        pytest.param(
+            lambda self, x: self.linear(x).expand(1025, 4, 8).unbind()[0].mean(),
+            "HP-MODEL-001",
+            "1024 parts",
+            marks=pytest.mark.proof,
+        ),
         (autocast, "HP-MODEL-001", "autocast"),
         (autocast_inside_no_grad, "HP-MODEL-001", "autocast"),
         (branch, "HP-MODEL-002", "if self.linear(x).sum() > 0"),

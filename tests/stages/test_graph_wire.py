@@ -20,6 +20,8 @@ from hetpeer.stages.tracing.cut import cut_blocks
 from tests.amounts import examples
 from tests.stages import models
 
+pytestmark = pytest.mark.xdist_group("models")
+
 
 @cache
 def layer() -> BlockSpec:

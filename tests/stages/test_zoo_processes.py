@@ -19,7 +19,6 @@ from hetpeer.stages.ipc import vector_commands as v
 from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.ipc.compute import Compute, ComputeConfig
 from hetpeer.stages.tracing.cut import balanced_ranges, cut_blocks
-from tests.amounts import mostly_proof
 from tests.stages.split_run import Outcome, assert_same_step, draw, eager_step, samples
 from tests.stages.zoo import zoo
 
@@ -35,8 +34,6 @@ MODELS = (
     "frozen",
     "no_grad",
 )
-HERE = {"gpt tied, dropout": 2}
-"""Model → stages that `make test` tries; `make proof-tests` tries all models in one to five stages."""
 COUNTS = (1, 2, 3, 5)
 UPDATE = {"name": "AdamW", "learning_rate": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 TOLERANCE = 1e-5
@@ -159,10 +156,11 @@ async def workers() -> AsyncIterator[list[Compute]]:
         await worker.close()
 
 
+@pytest.mark.proof
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("name", "count"),
-    mostly_proof([(name, count) for name in MODELS for count in COUNTS], HERE.items()),
+    [(name, count) for name in MODELS for count in COUNTS],
 )
 async def test_stages_in_processes_equal_the_eager_module(
     workers: list[Compute], name: str, count: int

@@ -98,6 +98,7 @@ async def test_a_volunteer_is_seen_paused_and_goes_on(swarm: Swarm) -> None:
     await swarm.left([other])  # it holds half of the run: nothing more is stored
 
 
+@pytest.mark.proof
 async def test_what_happens_is_on_the_page_soon(swarm: Swarm) -> None:
     """Whoever did it and wherever: the owner on the command line, the coordinator, other volunteers."""
     swarm.run = long(swarm)

@@ -13,6 +13,7 @@ import pytest
 from hetpeer.bootstrap.audit.replay import run_reference
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.peer.limits.config_file import effective
+from tests.amounts import mostly_proof
 from tests.swarm.forkserver import ForkServer
 from tests.swarm.swarm import Swarm
 
@@ -22,6 +23,7 @@ ARCHIVE = Path(__file__).parents[1] / "fixtures" / "run_of_e32fc21.tar.xz"
 VOLUNTEER = "QmVL5QdzL6jmGSnsSvqVneQMUX13S1Q82HudMMwt9vK3Mf"
 STEPS = 60
 COMMITTED = 12
+SOME = 20
 
 
 @pytest.fixture
@@ -33,15 +35,23 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def test_a_run_of_an_earlier_version_goes_on_to_its_end(folder: Path, server: ForkServer) -> None:
+@pytest.mark.parametrize("steps", mostly_proof([SOME, STEPS], [SOME]))
+async def test_a_run_of_an_earlier_version_goes_on(folder: Path, server: ForkServer, steps: int) -> None:
+    """To its end, or until so many steps are stored: exact in either case."""
     swarm = Swarm(folder, RunDirectory.open(folder / "run"), server)
     try:
         assert swarm.judged().steps == COMMITTED
         await swarm.bootstrap()
         volunteer = swarm.volunteer("vhome")
-        await swarm.finished(volunteer, swarm.children[0])
+        if steps == STEPS:
+            await swarm.finished(volunteer, swarm.children[0])
+            swarm.exact(run_reference(swarm.run.path, STEPS))
+        else:
+            await swarm.stored(steps)
+            await swarm.left([volunteer])
+            swarm.exact_so_far()
+            assert COMMITTED < steps <= swarm.version
         assert volunteer.peer_id == VOLUNTEER
-        swarm.exact(run_reference(swarm.run.path, STEPS))
     finally:
         swarm.end()
 
