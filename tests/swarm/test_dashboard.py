@@ -46,7 +46,26 @@ def long(swarm: Swarm) -> RunDirectory:
     return resign(swarm.run, training=training)
 
 
-async def test_a_volunteer_is_seen_paused_and_goes_on(swarm: Swarm) -> None:
+async def _others_are_seen(swarm: Swarm, page: Page) -> None:
+    """A commit, and a volunteer that comes and leaves."""
+    await swarm.committed(swarm.version + 1)
+    committed = swarm.version
+    async with asyncio.timeout(SOON_MS / 1000):
+        while await step_of(page) < committed:
+            await asyncio.sleep(POLL_S)
+
+    guest = swarm.volunteer("guest")
+    await guest.says("computes on")
+    await expect(page.locator("#peers")).to_contain_text("guest", timeout=SOON_MS)
+    await expect(page.locator("#events")).to_contain_text("guest joined (volunteer)", timeout=SOON_MS)
+    guest.signal(signal.SIGINT)
+    assert await guest.ended() == 0
+    await expect(page.locator("#peers")).not_to_contain_text("guest", timeout=SOON_MS)
+    await expect(page.locator("#events")).to_contain_text("guest left", timeout=SOON_MS)
+
+
+async def test_the_page_shows_at_once_what_happens_and_its_buttons_work(swarm: Swarm) -> None:
+    """Whether its buttons cause it, the owner on the command line, the coordinator or other volunteers."""
     swarm.run = long(swarm)
     boss = await swarm.bootstrap("--dashboard", "0")
     one, other = swarm.volunteer("ada", "--dashboard", "0"), swarm.volunteer("grace")
@@ -60,6 +79,8 @@ async def test_a_volunteer_is_seen_paused_and_goes_on(swarm: Swarm) -> None:
         page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
         await page.goto(await link(one))
         await expect(page.locator("#state")).to_have_text("training", timeout=SOON_MS)
+        await expect(page.locator("#limits")).to_contain_text("upload")
+        await expect(page.locator("#gpu-panel")).to_be_hidden()
         await expect(page.locator("#progress")).to_contain_text("of 100,000")
         await expect(page.locator("#peers tbody tr")).to_have_count(3, timeout=SOON_MS)
         await expect(page.locator("#peers")).to_contain_text("grace")
@@ -76,6 +97,8 @@ async def test_a_volunteer_is_seen_paused_and_goes_on(swarm: Swarm) -> None:
         await page.emulate_media(color_scheme="dark")
         await picture(page, "dashboard-dark")
 
+        await _others_are_seen(swarm, page)
+
         await page.click("#pause")
         await expect(page.locator("#state")).to_have_text("paused: user", timeout=SOON_MS)
         await until(lambda: "worker" not in one.helpers(), "its worker is gone")
@@ -91,45 +114,12 @@ async def test_a_volunteer_is_seen_paused_and_goes_on(swarm: Swarm) -> None:
         assert await watching.evaluate("document.documentElement.scrollWidth") <= 360
         await picture(watching, "dashboard-phone")
 
+        assert await swarm.start("pause", "pause", home=one.home).ended() == 0
+        await expect(page.locator("#state")).to_have_text("paused: user", timeout=SOON_MS)
+        await expect(page.locator("#limits")).to_contain_text("held back by")
+
         assert wrong == []
         page.on("dialog", lambda asks: asks.accept())
         await page.click("#finish")
         assert await one.ended() == 0
     await swarm.left([other])  # it holds half of the run: nothing more is stored
-
-
-@pytest.mark.proof
-async def test_what_happens_is_on_the_page_soon(swarm: Swarm) -> None:
-    """Whoever did it and wherever: the owner on the command line, the coordinator, other volunteers."""
-    swarm.run = long(swarm)
-    await swarm.bootstrap()
-    one, other = swarm.volunteer("ada", "--dashboard", "0"), swarm.volunteer("grace")
-    for volunteer in (one, other):
-        await volunteer.says("you are contributing")
-    await swarm.stored(10, within_s=100.0)
-    async with chromium() as browser:
-        page = await browser.new_page()
-        await page.goto(await link(one))
-        await expect(page.locator("#state")).to_have_text("training", timeout=SOON_MS)
-        await expect(page.locator("#limits")).to_contain_text("upload")
-        await expect(page.locator("#gpu-panel")).to_be_hidden()
-
-        await swarm.committed(swarm.version + 1)
-        committed = swarm.version
-        async with asyncio.timeout(SOON_MS / 1000):
-            while await step_of(page) < committed:
-                await asyncio.sleep(POLL_S)
-
-        guest = swarm.volunteer("guest")
-        await guest.says("computes on")
-        await expect(page.locator("#peers")).to_contain_text("guest", timeout=SOON_MS)
-        await expect(page.locator("#events")).to_contain_text("guest joined (volunteer)", timeout=SOON_MS)
-        guest.signal(signal.SIGINT)
-        assert await guest.ended() == 0
-        await expect(page.locator("#peers")).not_to_contain_text("guest", timeout=SOON_MS)
-        await expect(page.locator("#events")).to_contain_text("guest left", timeout=SOON_MS)
-
-        assert await swarm.start("pause", "pause", home=one.home).ended() == 0
-        await expect(page.locator("#state")).to_have_text("paused: user", timeout=SOON_MS)
-        await expect(page.locator("#limits")).to_contain_text("held back by")
-    await swarm.left([one, other])
