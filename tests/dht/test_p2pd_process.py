@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.identity.addresses import EXAMPLE, parse_address
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.dht.p2pd.p2pd_process import NodeConfig, p2pd_arguments
+from hetpeer.dht.p2pd.p2pd_process import NodeConfig, p2pd_arguments, sockets_folder
 
 
 @pytest.mark.parametrize("wrong", [{"host": "localhost"}, {"port": 70000}, {"reachability": "private"}])
@@ -25,3 +26,15 @@ def test_a_private_node_announces_its_relays_and_a_public_one_relays(tmp_path: P
     )
     public = p2pd_arguments(NodeConfig(host="0.0.0.0", reachability="public"), identity, 31330, tmp_path)
     assert {"-hostAddrs=/ip4/0.0.0.0/tcp/31330", "-forceReachabilityPublic=1", "-natPortMap=1"} < set(public)
+
+
+def test_a_folder_with_too_long_a_path_for_sockets_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("x" * 90)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    with pytest.raises(LocalError, match="HP-NET-003") as caught:
+        sockets_folder()
+    assert "(TMPDIR) has too long a path" in caught.value.why
+    assert list(deep.iterdir()) == []

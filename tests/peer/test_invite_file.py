@@ -75,6 +75,7 @@ def test_what_is_no_address_is_refused(run: RunDirectory, said: str) -> None:
     with pytest.raises(LocalError) as caught:
         hetpeer_invite(run, "--bootstrap", said)
     assert caught.value.code == "HP-ADDR-001"
+    assert "HOST:PORT" in caught.value.fix
 
 
 async def test_what_a_router_forwards_stands_first_once_others_have_come_that_way(

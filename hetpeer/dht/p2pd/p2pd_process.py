@@ -35,6 +35,8 @@ _RELAY_SERVICE = (
 )
 START_DEADLINE_S = 20.0
 STOP_DEADLINE_S = 1.0
+_MAX_SOCKET_PATH = 107
+"""Bytes of a unix socket's path on Linux."""
 _TAIL_LINES = 20
 _BANNER = ("Control socket:", "Peer Addrs:", "/ip")
 
@@ -246,9 +248,13 @@ class P2pd:
 def sockets_folder() -> TemporaryDirectory[str]:
     """A new folder for sockets between p2pd and us, closed to other users. Raises `LocalError` HP-NET-003."""
     try:
-        return process_folder("p2pd")
+        folder = process_folder("p2pd")
     except OSError as error:
         raise p2pd_does_not_start(f"no folder for its sockets can be made: {error.strerror}") from error
+    if len(os.fsencode(f"{folder.name}/streams.sock")) > _MAX_SOCKET_PATH:
+        folder.cleanup()
+        raise p2pd_does_not_start("the folder for temporary files (TMPDIR) has too long a path for sockets")
+    return folder
 
 
 def _binary() -> str:

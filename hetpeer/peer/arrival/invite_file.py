@@ -18,7 +18,7 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.addresses import Address, parse_address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node
-from hetpeer.peer.arrival.destinations import Invite, make_invite, parse_invite, worth_giving
+from hetpeer.peer.arrival.destinations import SHOWN, Invite, make_invite, parse_invite, worth_giving
 
 LOOK_S = 3.0
 _HOST_PORT = re.compile(r"(?:\[([0-9a-fA-F:]+)\]|([^\s/:\[\]]+)):(\d{1,5})")
@@ -59,6 +59,14 @@ def own_address(text: str, run: RunDirectory) -> Address:
     if found := _HOST_PORT.fullmatch(text):
         host, port = found[1] or found[2], found[3]
         text = f"/{_kind(host)}/{host}/tcp/{port}"
+    elif not text.startswith("/"):
+        raise LocalError(
+            "HP-ADDR-001",
+            f"{text[:SHOWN]!r} is not an address of this run",
+            why="it has no host and port",
+            fix="give HOST:PORT, like 203.0.113.7:31330 or example.org:31330",
+            exit_code=ExitCode.USAGE,
+        )
     if text.startswith("/") and "/p2p/" not in text and run.identity_path.exists():
         text = f"{text}/p2p/{Identity.load(run.identity_path).peer_id}"
     return parse_address(text)
