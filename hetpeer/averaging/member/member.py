@@ -317,7 +317,7 @@ class Member:
         return [*ended, *step.apply(message, work.oldest_base_after(step))]
 
     def applied(self, step: StepId, block: int, digest: str) -> list[Effect]:
-        """`ApplyUpdate` or `InstallAverage` is done: `block` is at version `step`+1 with this digest."""
+        """Note that `block` is at version `step` + 1 with `digest`: its update or average is installed."""
         work = self.work
         held = work.find(step)
         record = None if held is None else held.vote.applied(block, digest)

@@ -1,7 +1,7 @@
 """Checkpoint collection: who uploads which block, and when all states have arrived.
 
 Pure. A checkpoint exists once one log record names the digests of all its blocks, so it is a consistent cut
-by construction. The digests are those on which most volunteers agree that made these states.
+by construction. A block's digest is the one reported by most of the volunteers that computed its state.
 """
 
 from __future__ import annotations

@@ -126,7 +126,10 @@ class CheckerReport:
     # ── what others say of it ───────────────────────────────────────────────────────────────────────────────
 
     def goes(self, piece: CheckedPiece, way: CheckRoute, about: str) -> bool:
-        """Note `piece`'s route; its peers compare their parts with `about`'s. Returns whether it is new."""
+        """Note the route of `piece`, and the statements that it makes us wait for; returns whether it is new.
+
+        `about`: the peer that is checked, which is not asked.
+        """
         if self.under_way[piece] == way:
             return False
         self.under_way[piece] = way

@@ -1,6 +1,7 @@
 """Checks that start nothing: of software, memory, disk, limits, clock, home, identity, daemon and service.
 
-Those of the owner's settings: whether they are valid and can be kept here (ports, idle time, battery).
+The owner's settings are checked as well: whether they are valid, and whether this machine can keep them
+(ports, idle time, battery).
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ def settings(owner: Owner) -> Verdict:
 
 
 def port(owner: Owner) -> Verdict:
-    """Whether a volunteer can listen where it is to. Raises `LocalError` HP-NET-001."""
+    """Whether a volunteer can listen at its ports. Raises `LocalError` HP-NET-001."""
     if owner.standing is None:
         for key in thresholds.PORTS:
             check_port_free(owner.value("network.host"), int(owner.value(key)))

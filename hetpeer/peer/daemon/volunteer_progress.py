@@ -40,7 +40,7 @@ class Arriving:
         self._seen_at = 0.0
 
     def look(self, received: int, fetching: bool, now: float) -> int | None:
-        """Bytes since the fetch began; None if they are few or stalled. `received`: all bytes of the node."""
+        """Bytes fetched so far; None if they are few or have stalled. `received`: all bytes of the node."""
         if not fetching:
             self._before = None
             return None

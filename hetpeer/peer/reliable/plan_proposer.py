@@ -1,6 +1,7 @@
-"""Search for better places while the run goes on, by the reliable peer that coordinates it
-(docs/planning.md, "Replanning a running swarm"). In a grouped run: for a cut of a forming cluster for the
-volunteers that wait in it (docs/averaging.md, "A cut for waiting volunteers").
+"""Search for better places while the run goes on, by the reliable peer that coordinates it.
+
+See docs/planning.md, "Replanning a running swarm". In a grouped run it searches for the cut of a forming
+cluster that suits the volunteers waiting in it (docs/averaging.md, "A cut for waiting volunteers").
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class Intake:
         return known[1]
 
     def of_use(self, peer: str, head: Head, nbytes: int) -> None:
-        """A tensor of `peer` of `nbytes` was waited for here."""
+        """Note that `nbytes` of `peer` were needed here; peers whose tensors are used get larger grants."""
         kind = min(pool_of(head), ACTIVATIONS)
         taken = self._taken.setdefault(peer, {})
         taken[kind] = taken.get(kind, 0.0) + nbytes

@@ -1,8 +1,8 @@
 """The consistency check of a block from a stranger, and of its declarations against limits. Without torch.
 
 Peers that only pass a block on use it. Every value is made once and before it is read, and every tensor has
-one owner. safety_check.py, where the block is to run, finds out whether it can be computed and makes what it
-declares.
+one owner. The peer that runs the block also uses safety_check.py: whether it can be computed, and whether it
+makes what it declares.
 """
 
 from __future__ import annotations

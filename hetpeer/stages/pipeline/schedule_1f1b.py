@@ -99,7 +99,7 @@ class InFlightWindow:
         self._under_way[task] = hops_after, way.returned, now
 
     def finished(self, task: Task, now: float) -> None:
-        """The backward of `task` is done."""
+        """Take `task` out of the window: its backward is done."""
         if task not in self._under_way:
             return
         hops_after, returned, began = self._under_way.pop(task)
