@@ -12,6 +12,7 @@ from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.links.codec import Codec, EncodedTensor
 from hetpeer.stages.links.sparse_positions import decode_positions, encode_positions
 from hetpeer.stages.links.top_k import select
+from hetpeer.stages.links.value_codec import values_at
 
 
 def encode(
@@ -26,7 +27,7 @@ def encode(
     count = len(flat)
     if codec.values is None or not flat.is_floating_point():
         size = count * flat.element_size()
-        torch.frombuffer(target[:size], dtype=flat.dtype).copy_(flat.detach()) if size else None
+        values_at(target[:size], flat.dtype).copy_(flat.detach())
         return EncodedTensor(count), size
     if not codec.selects(kept, count):
         size = codec.values.nbytes(count)
@@ -47,8 +48,7 @@ def decode(codec: Codec, written: EncodedTensor, data: memoryview, target: Tenso
     """
     count = len(target)
     if codec.values is None or not target.is_floating_point():
-        if count:
-            target.copy_(torch.frombuffer(data, dtype=target.dtype))
+        target.copy_(values_at(data, target.dtype))
         return
     if not codec.selects(written.kept, count):
         target.copy_(_finite(codec.values.decode(data, count)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from blake3 import blake3
@@ -11,15 +9,11 @@ from torch import Tensor
 
 from hetpeer.stages.block.fingerprint import PLACES, fingerprint, pack
 from hetpeer.stages.ipc import worker_messages as r
-from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.ipc.block_commands import Decode, Encode, ForgetResiduals, MarkBundle
 from hetpeer.stages.links.codec import Codec, EncodedTensor, kept_of, length
 from hetpeer.stages.links.tensor_codecs import decode, encode
 from hetpeer.stages.worker.executor import Executor
 from hetpeer.stages.worker.tensor_staging import CommandError, Staging
-
-Places = Sequence[tuple[str, Extent]]
-"""(dtype, extent) of each tensor of a bundle, in its order."""
 
 
 class Encoder(Executor):
@@ -35,42 +29,30 @@ class Encoder(Executor):
         return r.Done()
 
     def _encode(self, command: Encode) -> r.Encoded:
-        written, nbytes = self.encode(
-            Codec.of(command.codec),
-            command.share,
-            command.tensors,
-            command.into,
-            squeeze=command.squeeze,
-            feedback=command.feedback,
-        )
-        return r.Encoded(nbytes=nbytes, written=written)
-
-    def encode(
-        self, codec: Codec, share: float, places: Places, into: Extent, *, squeeze: bool, feedback: str
-    ) -> tuple[tuple[EncodedTensor, ...], int]:
-        """Write the bundle's tensors one after the other; returns the head's entries and the bytes used.
+        """Write the bundle's tensors one after the other.
 
         With a sparse codec `share` of each tensor's elements are kept, but no zeros. `feedback` names a
         residual: what the last bundle of that name left out is added, and what this one leaves out replaces
         it. Raises CommandError if `into` is too small, LocalError HP-NUM-002 if a value is beyond fp16.
         """
-        target = self._staging.raw(into)
+        codec, feedback = Codec.of(command.codec), command.feedback
+        target = self._staging.raw(command.into)
         residuals = self._residuals.get(feedback, [])
         kept_back: list[Tensor] = []
         written: list[EncodedTensor] = []
         used = 0
-        for number, (dtype, extent) in enumerate(places):
+        for number, (dtype, extent) in enumerate(command.tensors):
             flat = self._staging.flat(dtype, extent)
             if feedback or codec.changes(dtype):
                 flat = self._staging.up(flat)
             if feedback and flat.is_floating_point():
                 old = residuals[number] if number < len(residuals) else None
                 flat = flat.float() if old is None or len(old) != len(flat) else flat.float() + old
-            kept = kept_of(len(flat), share)
+            kept = kept_of(len(flat), command.share)
             if codec.sparse and flat.is_floating_point():
                 kept = max(1, min(kept, int(torch.count_nonzero(flat))))
             try:
-                one, nbytes = encode(codec, flat, kept, target[used:], squeeze=squeeze)
+                one, nbytes = encode(codec, flat, kept, target[used:], squeeze=command.squeeze)
             except ValueError as error:  # raised by numpy and memoryview when there is no room
                 raise CommandError(f"an extent of {len(target)} bytes is too small for a bundle") from error
             if feedback:
@@ -79,7 +61,7 @@ class Encoder(Executor):
             used += nbytes
         if feedback:
             self._residuals[feedback] = kept_back
-        return tuple(written), used
+        return r.Encoded(nbytes=used, written=tuple(written))
 
     def _left_out(self, codec: Codec, written: EncodedTensor, data: memoryview, flat: Tensor) -> Tensor:
         if not flat.is_floating_point():
@@ -97,21 +79,20 @@ class Decoder(Executor):
         super().__init__({Decode: self._decode, MarkBundle: self._mark})
 
     def _decode(self, command: Decode) -> r.Done:
-        self.decode(Codec.of(command.codec), command.written, command.data, command.tensors)
-        return r.Done()
-
-    def decode(self, codec: Codec, written: Sequence[EncodedTensor], data: Extent, places: Places) -> None:
-        """Fill the bundle's tensors from what `encode` wrote; else raises ProtocolError or CommandError."""
-        if len(written) != len(places):
-            raise CommandError(f"{len(written)} encoded tensors for a bundle of {len(places)}")
-        view, used = self._staging.raw(data), 0
-        for one, (dtype, extent) in zip(written, places, strict=True):
+        """Fill the bundle's tensors from what `Encoder` wrote; else raises ProtocolError or CommandError."""
+        if len(command.written) != len(command.tensors):
+            raise CommandError(
+                f"{len(command.written)} encoded tensors for a bundle of {len(command.tensors)}"
+            )
+        codec, view, used = Codec.of(command.codec), self._staging.raw(command.data), 0
+        for one, (dtype, extent) in zip(command.written, command.tensors, strict=True):
             target = self._staging.flat(dtype, extent)
             size = length(codec, dtype, len(target), one)
             decode(codec, one, view[used : used + size], target)
             used += size
         if used != len(view):
             raise CommandError(f"{len(view)} bytes of an encoded bundle, {used} of which mean something")
+        return r.Done()
 
     def _mark(self, command: MarkBundle) -> r.BundleMarked:
         """Fingerprint of the float tensors of a bundle, digest of the others, and digest of all its bytes."""

@@ -74,9 +74,6 @@ class WeightVersions:
         """The newest weights."""
         return self._held[self.version]
 
-    def __len__(self) -> int:
-        return len(self._held)
-
     def at(self, version: int) -> Weights:
         """The weights of `version`. Raises CommandError if they are not here."""
         if version not in self._held:

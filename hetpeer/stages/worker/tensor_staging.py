@@ -20,6 +20,7 @@ from hetpeer.stages.graph.block_spec import TensorSpec
 from hetpeer.stages.graph.interpreter import SYMBOLS
 from hetpeer.stages.ipc.arena import Extent, SharedMemory
 from hetpeer.stages.ipc.worker_messages import Command, Result
+from hetpeer.stages.links.value_codec import values_at
 
 BUFFER_BYTES = 4 << 20
 """Bytes of each of a lane's two pinned buffers: a third of a millisecond on PCIe 4.0."""
@@ -170,14 +171,14 @@ class Staging:
         """The first `elements` float32 values of an extent, in the arena. CommandError if it is shorter."""
         if elements * FLOAT32_BYTES > extent.nbytes:
             raise CommandError(f"an extent of {extent.nbytes} bytes does not hold {elements} float32 values")
-        return _tensor(self._memory.view(extent)[: elements * FLOAT32_BYTES], torch.float32)
+        return values_at(self._memory.view(extent)[: elements * FLOAT32_BYTES], torch.float32)
 
     def flat(self, dtype: str, extent: Extent) -> torch.Tensor:
         """An extent as a 1-D tensor in the arena. Raises CommandError if the size does not fit the dtype."""
         view, kind = self._memory.view(extent), SYMBOLS["dtype"].get(dtype)
         if not isinstance(kind, torch.dtype) or len(view) % kind.itemsize:
             raise CommandError(f"an extent of {len(view)} bytes is no tensor of {dtype}")
-        return _tensor(view, kind)
+        return values_at(view, kind)
 
     def up(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor in the arena, on the device."""
@@ -203,7 +204,7 @@ class Staging:
                 raise CommandError(
                     f"{where}: {name!r} takes {spec.nbytes} bytes and its extent has {len(view)}"
                 )
-            places[name] = _tensor(view, SYMBOLS["dtype"][spec.dtype]).view(spec.sizes)
+            places[name] = values_at(view, SYMBOLS["dtype"][spec.dtype]).view(spec.sizes)
         return places
 
 
@@ -212,7 +213,3 @@ def refuse_not_finite(where: str, tensors: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not is_finite(tensor.detach()):
             raise NotFiniteError(f"{where}: {name!r}")
-
-
-def _tensor(view: memoryview, dtype: torch.dtype) -> torch.Tensor:
-    return torch.frombuffer(view, dtype=dtype) if len(view) else torch.empty(0, dtype=dtype)

@@ -148,7 +148,10 @@ class PipelineCuts:
             float(self._periods(order, place)[begin, end])
             for place, (begin, end) in enumerate(pairwise(cuts))
         )
-        return self._made(order, cuts, period) if np.isfinite(period) else None
+        if not np.isfinite(period):
+            return None
+        fill, slowest = self._fill(order, cuts, period), self._slowest(order, cuts)
+        return PlannedPipeline(devices=order, cuts=cuts, period=period, fill=fill, slowest=slowest)
 
     def needed_at_the_end(self, order: tuple[int, ...]) -> float:
         """Least bytes of the order's last device, given the others' memory; infinite if that is too small."""
@@ -162,15 +165,6 @@ class PipelineCuts:
             reached = (reached[:, None] & fits).any(axis=0)
         ways = self._allowed[last == 0, True] & reached[:, None]
         return float(np.where(ways, self._needed(0), np.inf).min())
-
-    def _made(self, order: tuple[int, ...], cuts: tuple[int, ...], period: float) -> PlannedPipeline:
-        return PlannedPipeline(
-            devices=order,
-            cuts=cuts,
-            period=period,
-            fill=self._fill(order, cuts, period),
-            slowest=self._slowest(order, cuts),
-        )
 
     def stages(self, order: Sequence[int], cuts: Sequence[int]) -> list[PlannedStage]:
         """The stages of such a pipeline."""

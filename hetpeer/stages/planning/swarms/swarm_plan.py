@@ -96,12 +96,11 @@ def _together(seconds: Sequence[float]) -> float:
 def _shares(work: StepDemand, pipelines: Sequence[PlannedPipeline]) -> tuple[int, ...]:
     """Microbatches of each pipeline; of pipelines that never empty none begins later than another."""
     begun = [replace(one, fill=one.period) for one in pipelines] if work.staleness else pipelines
-    _, shares = share_out(begun, work.microbatches)
-    return shares
+    return share_out(begun, work.microbatches)
 
 
-def share_out(pipelines: Sequence[PlannedPipeline], microbatches: int) -> tuple[float, tuple[int, ...]]:
-    """(least seconds for `microbatches` microbatches, microbatches of each pipeline).
+def share_out(pipelines: Sequence[PlannedPipeline], microbatches: int) -> tuple[int, ...]:
+    """Microbatches of each pipeline, for which all of them together take the least seconds.
 
     By the time t each does floor((t - fill) / period) + 1. The time at which they would be done if
     microbatches could be divided is a lower bound; the few that are left go one by one to the pipeline that
@@ -125,8 +124,7 @@ def share_out(pipelines: Sequence[PlannedPipeline], microbatches: int) -> tuple[
         _, n = queue[0]
         shares[n] += 1
         heapq.heapreplace(queue, (pipelines[n].seconds(shares[n] + 1), n))
-    done = max(one.seconds(share) for one, share in zip(pipelines, shares, strict=True))
-    return done, tuple(shares)
+    return tuple(shares)
 
 
 def divided(ways: Sequence[tuple[float, float]], microbatches: int) -> float:
