@@ -16,7 +16,7 @@ from safetensors.numpy import save
 
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.block import block_state
-from hetpeer.stages.graph.block_spec import TensorSpec
+from hetpeer.stages.graph.block_spec import SAFETENSORS, TensorSpec
 from tests.amounts import examples
 
 KEPT = ("exp_avg", "exp_avg_sq")
@@ -125,7 +125,7 @@ def test_constants_of_every_dtype():
     import torch
     from safetensors.torch import save as save_torch
 
-    tensors = {dtype: torch.zeros(3, dtype=getattr(torch, dtype)) for dtype in block_state.DTYPES}
+    tensors = {dtype: torch.zeros(3, dtype=getattr(torch, dtype)) for dtype in SAFETENSORS}
     specs = {dtype: TensorSpec(shape=(3,), dtype=dtype) for dtype in tensors}
     loaded = block_state.load_constants(save_torch(tensors), specs)
     assert {name: len(raw) for name, raw in loaded.items()} == {

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
+from hetpeer.stages.graph.block_spec import SAFETENSORS, BlockSpec, TensorSpec
 
 Vector = np.ndarray[tuple[int], np.dtype[np.float32]]
 """A flat float32 vector: a block's parameters (or their optimizer state) in order, then statistics."""
@@ -33,19 +33,6 @@ Layout = Sequence[tuple[str, tuple[int, ...]]]
 FLOAT32 = np.dtype("<f4")
 HEADER_BYTES_PER_TENSOR = 256
 """Most bytes of a tensor's JSON entry besides its name; bounds the header before it is parsed."""
-DTYPES = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "int16": "I16",
-    "int32": "I32",
-    "int64": "I64",
-    "bfloat16": "BF16",
-    "float16": "F16",
-    "float32": "F32",
-    "float64": "F64",
-}
-"""Our name of a dtype → that of safetensors."""
 LABEL = re.compile(
     r"block (?P<block>[0-9]{1,9}) version (?P<version>[0-9]{1,15})"
     r"(?: averages (?P<averages>[1-9][0-9]{0,14}))?"
@@ -166,7 +153,7 @@ def load_constants(data: bytes, specs: Mapping[str, TensorSpec]) -> dict[str, by
     constants = {}
     for name, spec in specs.items():
         entry = found.get(name, {"dtype": "nothing", "shape": []})
-        if entry["dtype"] != DTYPES[spec.dtype] or tuple(entry["shape"]) != spec.shape:
+        if entry["dtype"] != SAFETENSORS[spec.dtype] or tuple(entry["shape"]) != spec.shape:
             what = f"the constant {name[:80]!r} is {entry['dtype']} {entry['shape']}"
             raise ProtocolError(f"{what}, not {spec.dtype} {spec.shape}")
         constants[name] = bytes(entry["data"])

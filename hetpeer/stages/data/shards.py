@@ -19,7 +19,7 @@ from blake3 import blake3
 from safetensors.numpy import save
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.stages.graph.block_spec import ITEM_BYTES
+from hetpeer.stages.graph.block_spec import ITEM_BYTES, SAFETENSORS
 
 SHARD_BYTES = 8 * 2**20 - 2**16
 """Bytes of samples in a shard: with its header below 8 MiB. A larger sample has a shard of its own."""
@@ -29,16 +29,8 @@ TOKENS, TARGETS = "tokens", "targets"
 """The arrays of a text sample; TOKENS is also the tensor in a text shard, with all of its bytes."""
 LENGTH_BYTES = 8
 """A safetensors file begins with the length of its header."""
-CODES: Mapping[str, str] = {
-    "BOOL": "bool",
-    **{
-        f"{kind}{bits}": f"{name}{bits}"
-        for kind, name in (("U", "uint"), ("I", "int"))
-        for bits in (8, 16, 32, 64)
-    },
-    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
-}
-"""Safetensors' names of dtypes → numpy's."""
+CODES = {code: name for name, code in SAFETENSORS.items()}
+"""Safetensors' names of dtypes → numpy's, which lacks bfloat16."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Arrays = dict[str, Array]

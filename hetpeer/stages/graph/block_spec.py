@@ -27,6 +27,19 @@ ITEM_BYTES: Mapping[str, int] = {
     "float64": 8,
 }
 """Bytes of one element, by dtype name: the dtypes that a graph may use."""
+SAFETENSORS: Mapping[str, str] = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+}
+"""Dtype name → that of safetensors."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ is measured in seconds here: block/device.py turns FLOPs into a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -261,7 +261,8 @@ def block_cost(spec: BlockSpec) -> BlockCostRow:
     full = spec.at(spec.batch)
     given = {**full.entering, **full.data, **full.owned}
     values = {**given, **measure(full.nodes, given).values}
-    reached = _reached(full, values)
+    ends = [name for name, tensor in full.outputs.items() if tensor.grad]
+    reached = gradient_reach(full.nodes, values, ends)
     kept = kept_bytes(spec)
     unread = set(full.parameters)
     operators = []
@@ -321,13 +322,15 @@ def _edges(node: OperatorCall, values: Mapping[str, Value], owned: Collection[st
     }
 
 
-def _reached(spec: BlockSpec, values: Mapping[str, Value]) -> set[str]:
-    """Values to which a gradient comes back, from the outputs that get one."""
-    reached = {name for name, tensor in spec.outputs.items() if tensor.grad}
-    for node in reversed(spec.nodes):
-        if node.name in reached:
-            reached.update(name for name in node.references() if _requires_grad(values[name]))
-    return reached
+def gradient_reach(
+    nodes: Sequence[OperatorCall], values: Mapping[str, Value], ends: Iterable[str]
+) -> set[str]:
+    """Values to which `ends` send a gradient: backwards along everything that requires one."""
+    found = set(ends)
+    for node in reversed(nodes):
+        if node.name in found:
+            found.update(name for name in node.references() if _requires_grad(values[name]))
+    return found
 
 
 def _requires_grad(value: Value) -> bool:

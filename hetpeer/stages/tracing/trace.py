@@ -16,7 +16,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.graph.block_spec import Batch, OperatorCall, TensorSpec, Value
-from hetpeer.stages.graph.graph_cost import measure
+from hetpeer.stages.graph.graph_cost import gradient_reach, measure
 from hetpeer.stages.tracing.capture import capture
 from hetpeer.stages.tracing.refusals import unfit, unsupported
 from hetpeer.stages.tracing.rewrite import Rewriter, describe_tensor
@@ -106,7 +106,7 @@ def trace(model: nn.Module, example: Mapping[str, Tensor], *, autocast: bool = F
     measured = _measure(nodes, given, batch, rewriter)
     values = {name: _with_grad(value, measured[1][name]) for name, value in values.items()}
     _check_loss(values[loss])
-    reached = _reached(nodes, values, loss)
+    reached = gradient_reach(nodes, values, {loss})
     values = {name: value if name in reached else _with_grad(value, None) for name, value in values.items()}
 
     parameters = {n: starts[n][0] for n in starts if n in reached}
@@ -245,19 +245,6 @@ def _measure(
         op, *_, name = error.what.split()
         raise unsupported(op, error.why, rewriter.lines.get(name.strip("'"), "")) from error
     return measured.flops, {**fixed, **measured.values}
-
-
-def _reached(nodes: Sequence[OperatorCall], values: Mapping[str, Value], loss: str) -> set[str]:
-    """Values to which the loss sends a gradient: backwards along everything that requires one."""
-    reached = {loss}
-    for node in reversed(nodes):
-        if node.name in reached:
-            reached.update(name for name in node.references() if _requires_grad(values[name]))
-    return reached
-
-
-def _requires_grad(value: Value) -> bool:
-    return value.grad if isinstance(value, TensorSpec) else any(part.grad for part in value)
 
 
 def _with_grad(value: Value, measured: Value | None) -> Value:
