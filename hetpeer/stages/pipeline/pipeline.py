@@ -144,7 +144,7 @@ class Pipeline:
         counts, reach = task.train and not check, LossDistance.of(route)
         self.schedule.ready_forward(key, reach, train=counts, attempt=attempt)
         way = self._make_way(attempt, reach) if counts and attempt else []
-        return way + self.dispatch()
+        return way + self._start_work()  # one more task makes no slot due
 
     def _make_way(self, attempt: int, reach: LossDistance) -> list[Effect]:
         """Make room for a task handed out again, by setting aside a stuck one.
@@ -335,7 +335,7 @@ class Pipeline:
     def dispatch(self) -> list[Effect]:
         """Give the worker work while it has room; seal the open slot when due, which makes room for more.
 
-        Call it when it is our turn at the worker because of an event in another step; all other methods do.
+        Call it when it is our turn at the worker because of an event in another step.
         """
         effects = self._start_work()
         while not self._folding and self.slots.should_seal(lambda: self._urged or self.idle):
