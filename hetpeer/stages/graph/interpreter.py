@@ -86,11 +86,6 @@ def _is_known(operator: Operator, symbol: Symbol) -> bool:
     return symbol.value in SYMBOLS.get(symbol.kind, {})
 
 
-def constant(symbol: Symbol) -> Any:
-    """Torch's constant for a symbol that `check_call` has accepted."""
-    return SYMBOLS[symbol.kind].get(symbol.value, symbol.value)
-
-
 Observer = Callable[[OperatorCall, Any], None]
 
 
@@ -166,7 +161,7 @@ class Program:
 def _prepare(argument: Argument) -> Any:
     """Torch's argument, with Refs left in; `_fill` looks into lists only, not into tuples."""
     if isinstance(argument, Symbol):
-        return constant(argument)
+        return SYMBOLS[argument.kind].get(argument.value, argument.value)
     if isinstance(argument, tuple):
         items = list(map(_prepare, argument))
         return items if any(True for _ in references(argument)) else tuple(items)

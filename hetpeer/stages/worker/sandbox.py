@@ -20,7 +20,7 @@ import struct
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from errno import EACCES
 from pathlib import Path
@@ -148,14 +148,8 @@ def readable() -> list[Path]:
     imported = {Path(path) for path in sys.path if path and Path(path).resolve() != package.parent}
     system = map(Path, _SYSTEM)
     found = {path.resolve() for path in (*installed, *imported, *system, package) if path.exists()}
-    return sorted(found - {Path("/")} - set(_homes()))
-
-
-def _homes() -> Iterator[Path]:
-    """Home folders, never readable as a whole, even if Python is installed right in one."""
-    yield Path.home().resolve()
-    yield Path("/home")
-    yield Path("/root")
+    # Homes are never readable as a whole, even if Python is installed right in one.
+    return sorted(found - {Path("/"), Path("/home"), Path("/root"), Path.home().resolve()})
 
 
 def scratch() -> Path:

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
+from hetpeer.stages.planning.device_clusters import chain
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 
@@ -35,19 +37,10 @@ def bottlenecks(costs: Floats) -> Floats:
     size = costs.shape[0]
     best = np.full((1, costs.shape[2]), -np.inf)
     for row in range(size):
-        before, column = _layer(size, row)
+        column, before, _ = _subsets(size, row + 1)
         best = np.maximum(best[before], costs[row][column]).min(axis=1)
     least: Floats = best[0]
     return least
-
-
-@cache
-def _layer(size: int, row: int) -> tuple[Ints, Ints]:
-    """(place of the rest, column) for each subset of row + 1 columns and each column in it."""
-    smaller = {subset: place for place, subset in enumerate(combinations(range(size), row))}
-    subsets = list(combinations(range(size), row + 1))
-    before = [[smaller[tuple(c for c in subset if c != column)] for column in subset] for subset in subsets]
-    return np.array(before, dtype=np.intp), np.array(subsets, dtype=np.intp)
 
 
 def bounds(costs: Floats) -> Floats:
@@ -113,7 +106,7 @@ def _exact(distances: Floats) -> tuple[int, ...]:
     """Subsets of one group, which is the last: (subsets, place of the last in the subset)."""
     choices: list[Ints] = []
     for size in range(2, count + 1):
-        subsets, smaller, places = _step(count, size)
+        subsets, smaller, places = _subsets(count, size)
         # (subset, last, one before): without the last, the length to the one before, and the hop
         before = best[smaller[:, :, None], np.arange(size - 1)[None, None, :]]
         hop = distances[subsets[:, :, None], places]
@@ -125,10 +118,10 @@ def _exact(distances: Floats) -> tuple[int, ...]:
 
 
 @cache
-def _step(count: int, size: int) -> tuple[Ints, Ints, Ints]:
-    """(subsets of `size` groups, place of each without each member, the remaining members)."""
-    smaller = {subset: place for place, subset in enumerate(combinations(range(count), size - 1))}
-    subsets = list(combinations(range(count), size))
+def _subsets(count: int, size: int) -> tuple[Ints, Ints, Ints]:
+    """(subsets of `size` of `count`, place of each without each member, the remaining members)."""
+    smaller = _places(count, size - 1)
+    subsets = list(_places(count, size))
     left = [[tuple(c for c in subset if c != last) for last in subset] for subset in subsets]
     return (
         np.array(subsets, dtype=np.intp),
@@ -158,18 +151,9 @@ def _local(distances: Floats, beginnings: int) -> tuple[int, ...]:
     number = min(beginnings, max(1, MANY // count))
     begun = [list(range(count))]
     if number:
-        begun += [_nearest(distances, start) for start in range(0, count, -(-count // number))]
+        begun += [chain(distances, start).tolist() for start in range(0, count, -(-count // number))]
     paths = [_improved(distances, path) for path in begun]
     return min(paths, key=lambda path: length_of(distances, path))
-
-
-def _nearest(distances: Floats, start: int) -> list[int]:
-    left = np.ones(len(distances), dtype=np.bool_)
-    path = [start]
-    for _ in range(len(distances) - 1):
-        left[path[-1]] = False
-        path.append(int(np.where(left, distances[path[-1]], np.inf).argmin()))
-    return path
 
 
 def _improved(distances: Floats, path: list[int]) -> tuple[int, ...]:
