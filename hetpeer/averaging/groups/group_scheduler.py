@@ -138,7 +138,8 @@ class WaitQueue:
         self._window = window
         self._ready: dict[str, None] = {}
         self._touched: set[str] = set()
-        self._due_at = math.inf
+        self.due_at = math.inf
+        """End of the window; infinite if nobody waits, in the past while the waiting may not form a group."""
 
     def arrive(self, worker: str, now: float) -> None:
         """Add `worker`, which is ready; no effect if it waits already or takes no part."""
@@ -146,7 +147,7 @@ class WaitQueue:
             return
         self._window.arrived(worker, now)
         if self.is_empty:
-            self._due_at = now + self._window.seconds(worker, len(self.graph.members))
+            self.due_at = now + self._window.seconds(worker, len(self.graph.members))
         self._ready[worker] = None
         self._touched.add(self.graph.part(worker))
 
@@ -165,20 +166,15 @@ class WaitQueue:
         self._window.left(worker)
         self._ready.pop(worker, None)
         if self.is_empty:
-            self._due_at = math.inf
+            self.due_at = math.inf
         self._count()
 
     def _count(self) -> None:
         self._touched = {self.graph.part(worker) for worker in self._ready}
 
-    @property
-    def due_at(self) -> float:
-        """End of the window; infinite if nobody waits, in the past while the waiting may not form a group."""
-        return self._due_at
-
     def is_due(self, now: float) -> bool:
         """Whether the window is over or all are ready; the graph may still demand more workers."""
-        return not self.is_empty and (now >= self._due_at or len(self._ready) == len(self.graph.members))
+        return not self.is_empty and (now >= self.due_at or len(self._ready) == len(self.graph.members))
 
     @property
     def connects(self) -> bool:
@@ -198,7 +194,7 @@ class WaitQueue:
     def form(self, now: float) -> tuple[str, ...]:
         """Empty the queue; its workers are a group."""
         group = tuple(sorted(self._ready))
-        self._ready, self._touched, self._due_at = {}, set(), math.inf
+        self._ready, self._touched, self.due_at = {}, set(), math.inf
         self._window.formed(group, len(self.graph.members), now)
         return group
 
