@@ -2,7 +2,6 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import linprog
 
 from hetpeer.averaging.reduce.reduce_shards import PARTS, ReducerLoad, alike, divide
 from tests.amounts import examples
@@ -42,6 +41,8 @@ def least(loads, uplinks):
         rows.append(row)
         limits.append(-given)
     sums = [[float(name[0] == block) for name in names] + [0.0] for block in loads]
+    from scipy.optimize import linprog
+
     return linprog(cost, rows, limits, sums, [1.0] * len(loads)).fun
 
 

@@ -93,7 +93,7 @@ def plain(_: Any, h: Tensor) -> Tensor:
     return h * 1
 
 
-@BOTH
+@pytest.mark.parametrize("autocast", mostly_proof([False, True], [False]), ids=["float32", "bf16"])
 @pytest.mark.parametrize(
     ("between", "prepare"),
     [

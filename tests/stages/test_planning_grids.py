@@ -22,6 +22,7 @@ from hetpeer.stages.planning.grids.grid_search import search
 from hetpeer.stages.planning.grids.group_path import EXACT_SIZE, bottlenecks, bounds, matched
 from hetpeer.stages.planning.grids.pipeline_rows import PipelineRows
 from hetpeer.stages.planning.grids.population import GridPopulation
+from tests.amounts import mostly_proof
 
 TRAFFIC = StepTraffic(gradient_gb=0.65, activation_gb=0.47)
 
@@ -210,7 +211,7 @@ def steps(count: int):
 
 
 @pytest.mark.parametrize(("stages", "replicas"), [(2, 4), (4, 2), (2, 2), (3, 2)])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", mostly_proof(range(4), range(2)))
 def test_the_search_finds_the_optimum(stages, replicas, seed):
     net = network(stages * replicas, seed)
     prices = Prices(net, TRAFFIC, replicas)
@@ -226,7 +227,7 @@ def test_many_pipelines_have_their_stages_in_the_best_order(looks):
     assert found.total_s <= cost_of(prices, found.partition).total_s * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(("stages", "replicas"), [(8, 4), (16, 2), (15, 10)])
+@pytest.mark.parametrize(("stages", "replicas"), mostly_proof([(8, 4), (16, 2), (15, 10)], [(8, 4), (16, 2)]))
 def test_a_seed_says_it_all_and_more_time_is_no_worse(stages, replicas):
     """Also where groups are too many to be ordered exactly."""
     prices = Prices(network(stages * replicas, 0), TRAFFIC, replicas)

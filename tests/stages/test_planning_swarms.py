@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import linprog
 
 from hetpeer.stages.links.adaptive_ratio import SLACK
 from hetpeer.stages.planning.swarms.current_step_time import as_it_is
@@ -128,6 +127,8 @@ def test_sums_take_no_less_than_the_best_shares_and_as_long_where_uplinks_decide
         rows[n, n], rows[n, -1], limits[n] = count - 2, -rates[n], -1.0
     for row, (one, other) in enumerate(pairs, count):
         rows[row, [one, other]], rows[row, -1] = 1.0, -lines[one, other]
+    from scipy.optimize import linprog
+
     least = linprog([0.0] * count + [1.0], rows, limits, [[1.0] * count + [0.0]], [1.0]).fun
     found = adding_up(devices, work, [list(range(count))]).max() / work.reduced[0]
     assert found >= least * (1 - 1e-6)

@@ -71,7 +71,7 @@ print(json.dumps({
     "memory": attempt(lambda: open(f"/proc/{os.getppid()}/mem", "rb")),
     "child": subprocess.run(["/bin/cat", secret], capture_output=True).stdout.decode(),
     "again": attempt(lambda: (confine(), open(secret))),
-    "computes": attempt(compute),
+    **({} if left else {"computes": attempt(compute)}),  # torch takes seconds
 }))
 """
 FORBIDDEN = (

@@ -60,7 +60,7 @@ def data():
         yield {"word": word, "next": np.int64(word.sum() % 40)}
 '''
 OPTIONS = {
-    "steps": 12,
+    "steps": 8,
     # the last microbatch has three samples: with two, BatchNorm makes a gradient of 240 of activations of 1,
     # and what another processor
     # rounds differently is a part in ten thousand of it
