@@ -17,6 +17,7 @@ from hetpeer.peer.daemon.volunteer_progress import (
     WORTH_TELLING,
     Arriving,
     VolunteerProgress,
+    _waiting_line,
 )
 from hetpeer.peer.training.volunteer_figures import SPEED_S, VolunteerFigures
 from tests.bootstrap.test_manifest import make_fields
@@ -29,7 +30,7 @@ def volunteer(phase: Phase, **figures: int) -> Any:
     return SimpleNamespace(
         figures=VolunteerFigures(**figures),
         member=SimpleNamespace(place=(1, 3), phase=phase, version=7, loss=2.5),
-        session=SimpleNamespace(is_up=True),
+        session=SimpleNamespace(is_up=True, leaving=False),
         tokens_per_second=12.0,
     )
 
@@ -102,3 +103,11 @@ async def test_what_was_done_in_all_lives_is_thanked_for(
         with contextlib.suppress(asyncio.CancelledError):
             await showing
         assert made.thanks == thanks
+
+
+def test_a_volunteer_that_leaves_waits_for_nobody() -> None:
+    leaving = volunteer(Phase.READY)
+    leaving.session = SimpleNamespace(is_up=False, leaving=True)
+    assert _waiting_line(leaving, 60.0) == ""
+    leaving.session.leaving = False
+    assert _waiting_line(leaving, 60.0) == "waiting for the coordinator: it does not answer"

@@ -129,7 +129,7 @@ async def arrived(
 def _what_next(turn: Round, known: bool) -> str:
     if not turn.pause_s:
         return "trying the addresses remembered from the last time"
-    before = "they have answered before; " if known else ""
+    before = "this run has answered before; " if known else ""
     return f"{before}next try in {turn.pause_s:.0f} s"
 
 

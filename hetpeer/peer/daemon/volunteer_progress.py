@@ -144,8 +144,10 @@ class VolunteerProgress:
 
 def _waiting_line(volunteer: Volunteer, rest_s: float) -> str:
     """Text on what a volunteer without a step does or waits for; empty for short waits."""
-    member = volunteer.member
-    if not volunteer.session.is_up:
+    member, session = volunteer.member, volunteer.session
+    if session.leaving:
+        return ""
+    if not session.is_up:
         return "waiting for the coordinator: it does not answer" if rest_s > SHOWN_AFTER_S else ""
     match member.phase:
         case Phase.PREPARING:
