@@ -16,11 +16,13 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 
+from hetpeer.bootstrap.audit.audit import audit
+from hetpeer.bootstrap.audit.replay import Comparison
 from hetpeer.bootstrap.log.record_log import Log
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.peer.demo.demo_report import report
+from hetpeer.peer.demo.demo_report import report, summarise
 from hetpeer.peer.demo.demo_run import STALL_S, LogFeed, Seen, Trained, _Watch, recovery_seconds
 from hetpeer.peer.demo.demo_settings import MARKER, DemoSettings, claimed, example_model
 from hetpeer.peer.demo.demo_settings import make_run as make_demo_run
@@ -294,8 +296,10 @@ def test_report_proves_and_writes_everything(tmp_path: Path) -> None:
         assert (tmp_path / document[name]).exists()
     assert list(summary.lines(tmp_path))[-1].split(maxsplit=1) == ["verdict", "exactly once"]
 
-    short = DemoSettings(out=tmp_path, steps=5, peers=2, kill=0)
-    summary = report(short, run, Trained(feed=feed, kills=()), PlainView())
+    longer = DemoSettings(out=tmp_path, steps=5, peers=2, kill=0)
+    paths = {name: document[name] for name in ("checkpoint", "export", "plot", "sample")}
+    trained, compared = Trained(feed=feed, kills=()), Comparison(steps=4)
+    summary = summarise(longer, trained, audit(run.path), compared, paths)
     assert not summary.ok
     assert "only 4 of 5 steps were committed" in summary.problems
 
