@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hetpeer.dht.base.errors import LocalError
-from hetpeer.peer.checkup.findings import Finding
+from hetpeer.peer.checkup.findings import Finding, Grade
 from hetpeer.peer.checkup.support_bundle import redacted, write_bundle
 from hetpeer.peer.process.log_files import keeping_log
 
@@ -42,7 +42,7 @@ def test_names_that_are_not_ascii_are_taken_out_as_well(tmp_path: Path) -> None:
     with keeping_log(home):
         logging.getLogger("hetpeer.x").warning("cannot write %s/daemon.log", home)
     error = LocalError("HP-ID-001", f"cannot use {home}/identity.key", why="damaged", fix="restore it")
-    write_bundle(tmp_path / "bundle.zip", home, [Finding.failed("identity", error)])
+    write_bundle(tmp_path / "bundle.zip", home, [Finding(check="identity", grade=Grade.FAIL, error=error)])
     with zipfile.ZipFile(tmp_path / "bundle.zip") as archive:
         found = json.loads(archive.read("doctor.json"))["findings"][0]["what"]
         logged = json.loads(archive.read("log.jsonl"))["event"]
@@ -56,7 +56,7 @@ def test_the_file(tmp_path: Path) -> None:
         logging.getLogger("hetpeer.x").warning("%s/daemon.log, 8.8.8.8, %s", home, PEER)
     error = LocalError("HP-ID-001", f"cannot use {home}/identity.key", why="damaged", fix="restore it")
     path = tmp_path / "bundle.zip"
-    write_bundle(path, home, [Finding.failed("identity", error)])
+    write_bundle(path, home, [Finding(check="identity", grade=Grade.FAIL, error=error)])
     assert path.stat().st_mode & 0o777 == 0o600
     with zipfile.ZipFile(path) as archive:
         parts = {name: archive.read(name).decode() for name in archive.namelist()}
