@@ -27,6 +27,7 @@ LONG = {
     "test_daemon",
     "test_data_source",
 }
+LONG |= {"test_earlier_versions", "test_reliable", "test_spotchecks"}
 LONG |= {"test_demo_command", "test_fetching", "test_leftovers", "test_overlap", "test_simulate_command"}
 LONG |= {"test_chaos", "test_doc_commands", "test_grid", "test_histories", "test_mutants", "test_versions"}
 """Files and groups with what takes a minute or more: begun first, as what is begun last keeps one process
