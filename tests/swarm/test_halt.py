@@ -30,7 +30,6 @@ build = Overflowing
 """
 
 
-@pytest.mark.proof
 async def test_a_loss_that_is_not_finite_halts_the_run(swarm: Swarm) -> None:
     """From the second step on: of the first microbatch `init` would have said so."""
     folder = swarm.folder

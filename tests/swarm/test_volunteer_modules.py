@@ -26,7 +26,6 @@ run()
 """hetpeer, with the names of its modules in a file when it ends."""
 
 
-@pytest.mark.proof
 async def test_a_volunteer_loads_few_modules_of_the_bootstrap_package(swarm: Swarm, tmp_path: Path) -> None:
     training = swarm.run.manifest.training.model_copy(update={"steps": 1000, "checkpoint_every": 2})
     layouts = (((0, len(swarm.run.manifest.blocks)),),)
