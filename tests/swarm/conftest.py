@@ -78,7 +78,7 @@ def _make_run(folder: Path, server: ForkServer) -> None:
 
 @contextlib.contextmanager
 def forked_reference(server: ForkServer) -> Iterator[None]:
-    """What one machine computes is computed by a fork of the server, which has imported torch already."""
+    """Compute references in a fork of the server, which has imported torch already."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replay, "_train", server.train_reference)
         yield
