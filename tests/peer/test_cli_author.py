@@ -10,7 +10,13 @@ import typer
 from typer.testing import CliRunner
 
 from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.bootstrap.run.settings import AveragingSettings, Outer
+from hetpeer.bootstrap.run.settings import (
+    AdmissionSettings,
+    AveragingSettings,
+    LinkSettings,
+    Outer,
+    checked_share,
+)
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.cli.author.audit_command import audit
@@ -46,6 +52,7 @@ def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "init", folder / "run", "--model", model, "--data", text, *options.split(), *more.split()
     )
     assert f"next: hetpeer bootstrap {folder / 'run'}" in output
+    assert "everybody who has the invite may take part; 5% of their work is computed a second time" in output
     run = RunDirectory.open(folder / "run")
     Engine(run, [Identity.create(folder / name) for name in ("a", "b")]).train()
     return run.path
@@ -57,6 +64,7 @@ def test_options_reach_the_manifest(run_path: Path) -> None:
     assert (training.steps, training.batch_size, training.microbatch_size, training.slot_size) == (4, 8, 2, 4)
     assert (training.eval_every, training.eval_microbatches, training.checkpoint_every) == (2, 2, 2)
     assert (training.learning_rate, training.clip_norm) == (0.002, None)
+    assert manifest.trust.spot_checks == 0.05
     assert (manifest.seed, manifest.data.tokens_per_sample, manifest.name) == (3, 16, "run")
     assert [len(layout) for layout in manifest.layouts] == [2, 1]
 
@@ -81,7 +89,7 @@ def test_options_of_a_grouped_run_reach_the_manifest(tmp_path: Path) -> None:
     model = make_author(tmp_path / "author")
     options = (
         "--batch-size 8 --microbatch-size 2 --sequence-length 16 --mode grouped --span 3 --window all "
-        "--delayed --robust"
+        "--delayed --robust --unchecked"
     )
     more = (
         "--interval 5 --outer-learning-rate 0.7 --outer-momentum 0.8 --optimizer SGD --momentum 0.5 "
@@ -133,6 +141,46 @@ def test_a_grouped_run_promises_no_spot_checks(tmp_path: Path) -> None:
     options = ("--mode", "grouped", "--spot-checks", 0.05)
     with pytest.raises(LocalError, match="a grouped run cannot have --spot-checks") as caught:
         run_command("init", tmp_path / "run", "--model", "m.py:f", *options)
+    assert caught.value.code == "HP-RUN-001"
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "policy", "grouped", "share"),
+    [
+        ((None, False), "open", False, 0.05),
+        ((0.2, False), "open", False, 0.2),
+        ((None, True), "open", False, 0.0),
+        ((0.0, True), "open", True, 0.0),
+        ((None, False), "invited", False, 0.0),
+        ((0.1, False), "listed", False, 0.1),
+        ((None, False), "listed", True, 0.0),
+    ],
+)
+def test_strangers_are_checked_unless_their_author_says_otherwise(
+    asked: tuple[float | None, bool], policy: str, grouped: bool, share: float
+) -> None:
+    spot_checks, unchecked = asked
+    admission = AdmissionSettings(policy=policy)
+    assert (
+        checked_share(spot_checks, admission, LinkSettings(), unchecked=unchecked, grouped=grouped) == share
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--spot-checks 0",
+        "--mode grouped",
+        "--codec topk-int8",
+        "--codec int4",
+        "--backward-codec int4",
+        "--unchecked --spot-checks 0.05",
+    ],
+)
+def test_an_open_run_without_checks_must_be_asked_for(tmp_path: Path, options: str) -> None:
+    with pytest.raises(LocalError, match="--unchecked") as caught:
+        run_command("init", tmp_path / "run", "--model", "m.py:f", *options.split())
     assert caught.value.code == "HP-RUN-001"
     assert not (tmp_path / "run").exists()
 

@@ -69,6 +69,7 @@ def _make_run(folder: Path, server: ForkServer) -> None:
     (folder / "text.txt").write_text("".join(f"{n} squared is {n * n}.\n" for n in range(400)))
     options = [f"--{name}={value}" for name, value in SETTINGS.items()]
     arguments = ["init", str(folder / "run"), f"--model={folder}/tiny.py:build", f"--data={folder}/text.txt"]
+    arguments.append("--unchecked")  # tests of spot checks turn them on
     log = str(folder / "init.log")
     pid = server.start(arguments=[*arguments, *options], home=str(folder), out=log, err=log)
     asyncio.run(until(lambda: server.status(pid) is not None, "hetpeer init is done", within_s=100.0))

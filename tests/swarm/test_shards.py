@@ -48,6 +48,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory, server: ForkServer) -> tuple[
     (folder / "text.txt").write_text("".join(f"{n} squared is {n * n}.\n" for n in range(400)))
     options = [f"--{name}={value}" for name, value in OPTIONS.items()]
     arguments = ["init", str(folder / "run"), f"--model={folder}/wide.py:build", f"--data={folder}/text.txt"]
+    arguments.append("--unchecked")
     log = str(folder / "init.log")
     pid = server.start(arguments=[*arguments, *options], home=str(folder), out=log, err=log)
     asyncio.run(until(lambda: server.status(pid) is not None, "hetpeer init is done", within_s=100.0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -77,6 +77,10 @@ class TrustSettings(ManifestPart):
     """Share of contributions that another volunteer computes again, in [0, 1]."""
 
 
+CHECKED_SHARE: Final = 0.05
+"""Share of contributions that is checked in an open run if its author names none."""
+
+
 def _known_codec(name: str) -> str:
     return str(Codec.of(name))
 
@@ -116,6 +120,45 @@ class LinkSettings(ManifestPart):
     def lossy(self) -> bool:
         """Whether any codec of the run loses precision."""
         return self.codec != "none" or self.backward not in (None, "none") or self.reduce != "none"
+
+
+def checked_share(
+    asked: float | None, admission: AdmissionSettings, links: LinkSettings, *, unchecked: bool, grouped: bool
+) -> float:
+    """Share of contributions to check in a new run: `asked`, or 5 % where strangers may take part.
+
+    Raises `LocalError` HP-RUN-001 if strangers would be admitted unchecked without the author's `unchecked`.
+    """
+    admits_anybody = admission.policy == "open" and not unchecked
+    share = asked if asked is not None else CHECKED_SHARE if admits_anybody else 0.0
+    odd = next((str(codec) for codec in links.codecs if not codec.repeatable), None)
+    if unchecked and share:
+        what, why = (
+            f"--unchecked contradicts --spot-checks {share:g}",
+            "one of them says that nothing is checked",
+        )
+        fix = "leave one of them out"
+    elif grouped and asked:
+        what = "a grouped run cannot have --spot-checks"
+        why = "only one volunteer of a pipeline holds a block, so nobody else can compute the same"
+        fix = "leave it out (--robust limits the harm of false parameters), or use --mode exact"
+    elif admits_anybody and grouped:
+        what = "everybody may take part in this run, and nobody can check a grouped one"
+        why = "only one volunteer of a pipeline holds a block, so nobody else can compute the same"
+        fix = "add --unchecked if you trust everybody who may come, or --admission invited"
+    elif admits_anybody and odd is not None:
+        what = f"everybody may take part in this run, and with the codec {odd} nobody can check it"
+        why = "two that compute the same get other bundles"
+        fix = (
+            "use a codec such as int8, or add --unchecked (you trust all who may come) or --admission invited"
+        )
+    elif admits_anybody and not share:
+        what = "everybody may take part in this run, and nothing would be checked"
+        why = "--spot-checks is 0"
+        fix = "add --unchecked if you trust everybody who may come, or --admission invited"
+    else:
+        return share
+    raise LocalError("HP-RUN-001", what, why=why, fix=fix, exit_code=ExitCode.CONFIG)
 
 
 class Outer(ManifestPart):

@@ -257,15 +257,19 @@ def init(
         typer.Option(min=0, metavar="N", help="Volunteers of one network (/24, /48) at a time; 0: no limit."),
     ] = 0,
     spot_checks: Annotated[
-        float,
+        float | None,
         typer.Option(
             min=0,
             max=1,
             metavar="SHARE",
-            help="Share of the work that a second volunteer computes again; false numbers lead to a ban. "
-            "0.05 is good for strangers.",
+            help="Share of the work that a second volunteer computes again; false numbers lead to a ban "
+            "(default: 0.05 if everybody may take part, otherwise 0).",
         ),
-    ] = 0.0,
+    ] = None,
+    unchecked: Annotated[
+        bool,
+        typer.Option("--unchecked", help="Let everybody take part, and check nothing of what they compute."),
+    ] = False,
     name: Annotated[str | None, typer.Option(help="The run's name (default: the directory's).")] = None,
 ) -> None:
     """Make a run from a torch model and its data.
@@ -284,6 +288,7 @@ def init(
         LinkSettings,
         TrainingSettings,
         TrustSettings,
+        checked_share,
         parameter_group,
     )
     from hetpeer.dht.base.errors import ExitCode, LocalError
@@ -323,14 +328,9 @@ def init(
             fix="leave them out, or add --mode grouped",
             exit_code=ExitCode.CONFIG,
         )
-    if mode is Mode.GROUPED and spot_checks:
-        raise LocalError(
-            "HP-RUN-001",
-            "a grouped run cannot have --spot-checks",
-            why="only one volunteer of a pipeline holds a block, so nobody else can compute the same",
-            fix="leave it out (--robust limits the harm of false parameters), or use --mode exact",
-            exit_code=ExitCode.CONFIG,
-        )
+    admitted = chosen(AdmissionSettings, policy=admission)
+    links = chosen(LinkSettings, backward=backward_codec, adaptive=not uniform, reduce=reduce_codec)
+    share = checked_share(spot_checks, admitted, links, unchecked=unchecked, grouped=mode is Mode.GROUPED)
     slot_size = min(settings.microbatches, TrainingSettings.model_fields["slot_size"].default)
     run = create_run(
         directory,
@@ -342,11 +342,11 @@ def init(
         sequence_length=sequence_length,
         stages=stages or (),
         training=settings.model_copy(update={"slot_size": slot_size}),
-        links=chosen(LinkSettings, backward=backward_codec, adaptive=not uniform, reduce=reduce_codec),
+        links=links,
         averaging=averaging if mode is Mode.GROUPED else None,
         reliable=reliable or (),
-        admission=chosen(AdmissionSettings, policy=admission),
-        trust=chosen(TrustSettings),
+        admission=admitted,
+        trust=TrustSettings(spot_checks=share),
         tell=say,
     )
     samples = sum(shard.samples for shard in run.manifest.data.train)
@@ -355,9 +355,9 @@ def init(
     print(f"{sizes}, {samples:,} training samples, {counted(steps, 'step')}")
     if not data:
         print("data: the source text of Python's library; choose other data with --data")
-    checked = f"{spot_checks:.0%} of their work is computed a second time and compared"
-    unchecked = "their work is not checked (for that, see --spot-checks and --admission)"
+    checked = f"{share:.0%} of their work is computed a second time and compared"
+    trusted = "their work is not checked (--spot-checks 0.05 checks some of it)"
     policy = ADMISSION_POLICIES[admission]
     how = f" ({policy.how})" if policy.how else ""
-    print(f"{policy.describe}{how}; {checked if spot_checks else unchecked}")
+    print(f"{policy.describe}{how}; {checked if share else trusted}")
     print(f"next: hetpeer bootstrap {directory}")
