@@ -20,7 +20,7 @@ from hetpeer.bootstrap.run.manifest import (
     validated,
 )
 from hetpeer.bootstrap.run.owner_signature import MANIFEST, unpack
-from hetpeer.bootstrap.run.settings import AveragingSettings
+from hetpeer.bootstrap.run.settings import AveragingSettings, TrustSettings
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from tests.amounts import examples
 
@@ -162,9 +162,75 @@ def test_fields_of_another_run_than_ones_own_are_not_looked_at() -> None:
         assert caught.value.code == "HP-RUN-016"
 
 
-def test_unknown_field_is_ignored_and_unknown_version_refused_by_name() -> None:
+def put(fields: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """`fields` with another value at `path`, such as `training.optimizer.rho`."""
+    *parts, last = path.split(".")
+    place: Any = fields
+    for part in parts:
+        place = place[int(part) if part.isdecimal() else part]
+    place[last] = value
+    return fields
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "training.privacy",
+        "training.optimizer.rho",
+        "links.masked",
+        "admission.quorum",
+        "trust.audits",
+        "averaging.outer.rho",
+        "data.sample.x.scale",
+        "data.train.0.key",
+        "blocks.1.graph.format",
+        "ties.0.mode",
+    ],
+)
+def test_a_setting_that_only_a_newer_version_knows_is_refused_by_name(path: str) -> None:
+    uses = {"uses": [[0, 0, 2], [2, 0, 2]]}
+    fields = raw_fields(make_file(averaging={"outer": {}}, ties=[uses]))
+    assert read(sign_raw(fields)).manifest.name == "tiny"
+    with pytest.raises(LocalError, match=f"too old for this run: it does not know {path}") as caught:
+        read(sign_raw(put(fields, path, 1)))
+    assert (caught.value.code, caught.value.exit_code) == ("HP-RUN-026", ExitCode.VERSION)
+
+
+def test_a_manifest_says_which_of_its_own_fields_must_be_known() -> None:
+    """Others are for people or for newer versions alone."""
+    fields = raw_fields(make_file()) | {"license": "MIT", "privacy": {"noise": 0.1}}
+    assert read(sign_raw(fields)).manifest.name == "tiny"
+    assert read(sign_raw(fields | {"needs": ["training", "trust"]})).manifest.name == "tiny"
+    with pytest.raises(LocalError, match="it does not know privacy") as caught:
+        read(sign_raw(fields | {"needs": ["training", "privacy"]}))
+    assert caught.value.code == "HP-RUN-026"
+
+
+class LaterTrust(TrustSettings):
+    """Those of a version that can do more."""
+
+    LATER = frozenset({"audits"})
+    audits: int = 0
+
+
+class LaterManifest(Manifest):
+    trust: LaterTrust = LaterTrust()
+
+
+@pytest.mark.parametrize("audits", [0, 3])
+def test_what_a_newer_version_does_not_use_keeps_no_older_one_away(audits: int) -> None:
+    newer = validated(LaterManifest, make_fields() | {"trust": {"spot_checks": 0.05, "audits": audits}})
+    file = sign(newer, KEY)
+    assert LaterManifest.model_validate(raw_fields(file)) == newer
+    if audits:
+        with pytest.raises(LocalError, match=r"it does not know trust\.audits"):
+            read(file)
+    else:
+        assert read(file).manifest.trust == TrustSettings(spot_checks=0.05)
+
+
+def test_an_unknown_version_is_refused_by_name() -> None:
     fields = raw_fields(make_file())
-    assert read(sign_raw(fields | {"license": "MIT"})).manifest.name == "tiny"
     with pytest.raises(LocalError, match="wire version 99") as caught:
         read(sign_raw(fields | {"wire_version": 99}))
     assert caught.value.code == "HP-RUN-002"

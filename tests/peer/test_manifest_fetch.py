@@ -9,8 +9,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from hetpeer.bootstrap.run.manifest import SignedManifest, sign
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
+from hetpeer.bootstrap.run.owner_signature import unpack
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.storage.file_service import PROTOCOL, FileService, Served, ServedRunFiles
 from hetpeer.dht.base.errors import ExitCode, LocalError, short_id
@@ -121,6 +125,29 @@ async def test_strangers_that_are_silent_or_lie_hold_nobody_up(
         async with asyncio.timeout(100):
             found = await fetch_manifest(newcomer, [address(rendezvous)], run.run_id)
         assert found.peer == honest.peer_id
+
+
+async def test_a_run_of_a_newer_version_is_not_searched_for_for_ever(
+    run: RunDirectory, tmp_path: Path
+) -> None:
+    """A home that was in a run tries without end; but every copy of this manifest needs a newer version."""
+    key = Ed25519PrivateKey.from_private_bytes((run.path / "owner.key").read_bytes())
+    manifest = run.manifest.model_copy(update={"needs": ("privacy",)})
+    data = sign(manifest, key)
+    run_id = blake3(manifest.owner + unpack(data)["manifest"]).hexdigest()[:32]
+    newer = RunDirectory(run.path, SignedManifest(manifest=manifest, run_id=run_id, data=data))
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    async with running(keys) as giver:
+        await serve(giver, newer, tmp_path)
+        home = Home(tmp_path / "home")
+        home.identity()
+        remember(home.path, newer.run_id, [address(giver)])
+        async with asyncio.timeout(60):
+            with pytest.raises(LocalError, match="too old for this run: it does not know privacy") as caught:
+                async with arrived(NodeConfig(host="127.0.0.1"), home, newer.run_id):
+                    pass
+    assert caught.value.code == "HP-RUN-026"
 
 
 async def test_who_comes_back_goes_on_to_the_next_peer_when_one_is_not_believed(

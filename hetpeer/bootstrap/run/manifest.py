@@ -2,7 +2,8 @@
 
 A volunteer trusts this file and the run's id, and nothing else. The id is a hash of the owner's key and the
 signed bytes, so nobody can give a volunteer that knows the id another model, other data or other settings.
-Unknown fields are ignored, so later versions may add some; an unknown wire version is refused by name.
+A manifest with a setting that this version does not know is refused: training without it would be another
+run. Unknown fields at the top are ignored, unless `needs` names them (docs/protocol.md, "Versions").
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from hetpeer.averaging.reduce.tied_parameters import Tie
 from hetpeer.bootstrap.run.amendment import SignedAmendment, read_amendment
 from hetpeer.bootstrap.run.durable_files import FILE_NAME
-from hetpeer.bootstrap.run.owner_signature import MANIFEST, Coordinators, Count, ManifestPart, Positive
+from hetpeer.bootstrap.run.owner_signature import (
+    MANIFEST,
+    Coordinators,
+    Count,
+    ManifestPart,
+    Positive,
+    unknown_field,
+)
 from hetpeer.bootstrap.run.settings import (
     AdmissionSettings,
     AveragingSettings,
@@ -145,7 +153,11 @@ class DataSettings(ManifestPart):
 class Manifest(ManifestPart):
     """Everything that defines a run. Cluster c of the swarm cuts the model by `layouts[c % len(layouts)]`."""
 
+    LATER = frozenset({"needs"})
+
     wire_version: int = WIRE_VERSION
+    needs: Annotated[tuple[Name, ...], Field(max_length=64)] = ()
+    """Fields of the manifest itself that every reader must know."""
     name: Name
     seed: Count
     owner: Annotated[bytes, Field(min_length=32, max_length=32)]
@@ -298,7 +310,8 @@ def read(data: bytes, run: str = "", giver: str = "the peer") -> SignedManifest:
     """Check the signature and every field of a manifest file; `giver` is named in errors.
 
     Raises `LocalError`: HP-RUN-003 if a byte is wrong, HP-RUN-002 for an unknown version, HP-RUN-016 if the
-    manifest is of another run than `run` (empty: any run), HP-RUN-001 if the owner signed impossible values.
+    manifest is of another run than `run` (empty: any run), HP-RUN-001 if the owner signed impossible values,
+    HP-RUN-026 if the manifest has settings that only a newer version knows.
     The fields of another run are not checked, since anybody can sign a manifest of their own.
     """
     try:
@@ -335,7 +348,23 @@ def read(data: bytes, run: str = "", giver: str = "the peer") -> SignedManifest:
             fix="ask the run's author for a new invite",
             exit_code=ExitCode.VERSION,
         )
-    return SignedManifest(manifest=validated(Manifest, fields), run_id=run_id, data=data)
+    manifest = validated(Manifest, fields)
+    if (name := _not_understood(manifest, fields)) is not None:
+        raise LocalError(
+            "HP-RUN-026",
+            f"this hetpeer is too old for this run: it does not know {name[:200]}",
+            why="a newer version made the run, and without that setting something else would be trained",
+            fix="update hetpeer, then give the command again",
+            exit_code=ExitCode.VERSION,
+        )
+    return SignedManifest(manifest=manifest, run_id=run_id, data=data)
+
+
+def _not_understood(manifest: Manifest, fields: Mapping[str, Any]) -> str | None:
+    """Path of the first field of `fields` that must be known and is not."""
+    known = {name: value for name, value in fields.items() if name in Manifest.model_fields}
+    missing = (name for name in manifest.needs if name not in Manifest.model_fields)
+    return next(missing, None) or unknown_field(manifest, known)
 
 
 def read_file(path: Path) -> SignedManifest:

@@ -9,20 +9,61 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import msgpack
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 Count = Annotated[int, Field(ge=0, lt=2**60)]
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 class ManifestPart(BaseModel):
-    """A part of the manifest. Unknown fields are ignored, so that later versions may add some."""
+    """A part of a signed file. Building one ignores unknown fields; `unknown_field` finds them."""
 
+    LATER: ClassVar[frozenset[str]] = frozenset()
+    """Fields that an earlier version does not know. A file has them only if they differ from the default,
+    so that earlier versions read every file that does without them (docs/protocol.md, "Versions")."""
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    @model_serializer(mode="wrap")
+    def _without_unused_later_fields(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = written(self)
+        for name in self.LATER & fields.keys():
+            if getattr(self, name) == type(self).model_fields[name].get_default(call_default_factory=True):
+                del fields[name]
+        return fields
+
+
+def unknown_field(part: BaseModel, fields: Mapping[str, Any], path: str = "") -> str | None:
+    """Path of the first field that the model of `part` does not have; `part` was read from `fields`."""
+    for key, value in fields.items():
+        here = f"{path}.{key}" if path else key
+        if key not in type(part).model_fields:
+            return here
+        if found := _unknown_in(getattr(part, key), value, here):
+            return found
+    return None
+
+
+def _unknown_in(value: Any, raw: Any, path: str) -> str | None:
+    if isinstance(value, BaseModel):
+        return unknown_field(value, raw, path)
+    if isinstance(value, Mapping):
+        pairs = [(key, value[key], raw[key]) for key in value]
+    elif isinstance(value, tuple) and value and isinstance(value[0], BaseModel):
+        pairs = [(str(number), *pair) for number, pair in enumerate(zip(value, raw, strict=True))]
+    else:
+        return None
+    return next((found for key, one, of in pairs if (found := _unknown_in(one, of, f"{path}.{key}"))), None)
 
 
 def _peer_id(text: str) -> str:

@@ -45,6 +45,8 @@ AWAY = frozenset({"HP-NET-002", "HP-NET-006"})
 """Codes for: no peer answers, or none that serves a run."""
 DOUBTFUL = frozenset({"HP-RUN-001", "HP-RUN-002", "HP-RUN-003", "HP-RUN-016"})
 """Codes for: the peer gives no valid manifest."""
+TOO_OLD = "HP-RUN-026"
+"""Code for: the manifest has settings that only a newer version knows."""
 PEERS_LOOK_S = 30.0
 """Seconds between two looks at the peers to remember."""
 REACH_LOOK_S = 1.5
@@ -225,7 +227,7 @@ async def fetch_manifest(
     `run`: id of the run; empty: any. Asked are the peers at the `named` addresses, then `remembered` ones of
     a run, then those that the DHT has for the run; all of a group at once. A wrong answer of a peer that was
     not named is only logged. Raises `LocalError` HP-RUN-001, HP-RUN-002, HP-RUN-003 (damaged), HP-RUN-016
-    (another run) or HP-NET-006 (no peer serves one).
+    (another run), HP-RUN-026 (of a newer version) or HP-NET-006 (no peer serves one).
     """
     peers = list(dict.fromkeys(address.peer_id for address in named))
     goal = run or (remembered.run if remembered is not None else "")
@@ -242,6 +244,8 @@ async def fetch_manifest(
             asked += others
             found = await _first(node, others, goal, refusals)
         wrong = {peer: why for peer, why in refusals.items() if isinstance(why, LocalError)}
+        if found is None and goal and (newer := [why for why in wrong.values() if why.code == TOO_OLD]):
+            raise newer[0]  # its id was compared with the run's: every copy says the same
         if found is None and (blamed := [wrong[peer] for peer in peers if peer in wrong]):
             raise blamed[0]
         for peer in wrong.keys() - told:
