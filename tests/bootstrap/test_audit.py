@@ -21,6 +21,7 @@ from tests.swarm.swarm import resign as sign_again
 pytestmark = pytest.mark.xdist_group("trained run")
 
 Change = Callable[[dict[str, Any]], Any]
+Records = list[dict[str, Any]]
 
 
 def log_of(run: RunDirectory, volunteer: Identity) -> Path:
@@ -127,6 +128,33 @@ def test_dropped_microbatch_is_lost(trained: RunDirectory, volunteers: list[Iden
     assert not verdict.ok
     assert (verdict.counted, verdict.lost, verdict.duplicated) == (15, 1, 0)
     assert "step 1: microbatches lost: 3" in verdict.problems
+
+
+@pytest.mark.parametrize("skipped", [[3], [2]])
+def test_an_id_that_the_commit_skips_is_expected_nowhere(
+    trained: RunDirectory, volunteers: list[Identity], skipped: list[int]
+) -> None:
+    """Holders that leave out another id than the skipped one are found."""
+    blocks = range(len(trained.manifest.blocks))
+    for volunteer in volunteers:
+        for block in blocks:
+            resign(trained, volunteer, drop_id, block=block)
+
+    def skip(records: Records) -> None:
+        for record in records:
+            if (record["kind"], record.get("step")) == ("commit", 1):
+                record["skipped"] = skipped
+                record["counted"][3] -= trained.manifest.training.samples_of(3) * len(blocks)
+
+    rewrite_log(trained, skip)
+    verdict = audit(trained.path)
+    assert (verdict.microbatches_expected, verdict.skipped) == (15, 1)
+    assert verdict.contributed.used == {0: 15}
+    if skipped == [3]:
+        assert verdict.problems == []
+    else:
+        assert "step 1: microbatches lost: 3" in verdict.problems
+        assert "step 1: microbatches unknown: 2" in verdict.problems
 
 
 def test_doubled_microbatch_is_duplicated(trained: RunDirectory, volunteers: list[Identity]) -> None:
@@ -391,9 +419,6 @@ def test_step_committed_twice_is_found(trained: RunDirectory) -> None:
     verdict = audit(trained.path)
     assert "step 0 was committed when step 1 was due" in verdict.problems
     assert "F6" in verdict.broken
-
-
-Records = list[dict[str, Any]]
 
 
 def position(records: Records, kind: str) -> int:

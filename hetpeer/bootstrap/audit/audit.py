@@ -28,7 +28,7 @@ ON_THE_WAY = 16
 """Newest committed steps of a cluster that volunteers may not have reported yet while the run is served."""
 
 RULES: Mapping[str, str] = {
-    "F1": "each microbatch is counted once at each block of each committed step",
+    "F1": "each microbatch that the commit does not skip is counted once at each block of each committed step",
     "F2": "all holders of a block apply the same gradient, the committed one, and get the same state",
     "F3": "what was committed was applied at every block by somebody",
     "F4": "a checkpoint is made of states that holders had at that version",
@@ -56,6 +56,9 @@ class AuditVerdict:
     """Newer steps that are not judged: the run is being served, and reports on them are still missing."""
     rollbacks: int = 0
     microbatches_expected: int = 0
+    """Microbatches of the committed steps, without the skipped ones."""
+    skipped: int = 0
+    """Microbatches that commits skip because they cannot be computed."""
     counted: int = 0
     """Microbatches that are in the gradient of every block exactly once."""
     lost: int = 0
@@ -155,7 +158,8 @@ def _check_steps(
     trained = [one for one in surviving if one.trains]
     microbatches = range(manifest.training.microbatches)
     verdict.steps = len(trained)
-    verdict.microbatches_expected = verdict.steps * len(microbatches)
+    verdict.skipped = sum(len(one.skipped) for one in trained)
+    verdict.microbatches_expected = verdict.steps * len(microbatches) - verdict.skipped
     if not verdict.steps:
         nothing = "not everything has been told yet of any committed step"
         verdict.complain(nothing if verdict.awaited else "no step was committed")
@@ -165,7 +169,7 @@ def _check_steps(
         if not 0 <= one.behind <= manifest.training.most_behind(one.step, batch):
             verdict.complain(f"{one} is of parameters {one.behind} updates old", "S1")
     for one in surviving:
-        expected = microbatches if one.trains else one.clusters
+        expected = {*microbatches} - {*one.skipped} if one.trains else one.clusters
         tallies: list[Counter[int]] = []
         for block in range(len(manifest.blocks)):
             events = heard.applied.get((*one.key, block), [])
@@ -188,7 +192,7 @@ def _check_steps(
         if one.trains:
             verdict.lost += len(lost)
             verdict.duplicated += len(duplicated)
-            verdict.counted += len(microbatches) - len(lost | duplicated)
+            verdict.counted += len(expected) - len(lost | duplicated)
         for what, found in (("lost", lost), ("counted twice", duplicated), ("unknown", strangers)):
             if found:
                 names = ", ".join(map(str, sorted(found)))

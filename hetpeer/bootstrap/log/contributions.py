@@ -143,14 +143,15 @@ class ContributionLog:
 
     def _committed(self, one: Contribution, record: Record) -> Iterator[Contribution]:
         """Contributions of a commit's ids."""
+        ids = [i for i in self._microbatches if i not in record.get("skipped", ())]
         if not self._survives(record):
-            yield from (replace(self._of_id(one, i), state=LOST, why=TAKEN_BACK) for i in self._microbatches)
+            yield from (replace(self._of_id(one, i), state=LOST, why=TAKEN_BACK) for i in ids)
             return
         key = one.cluster, one.view, one.step, record["plan"]
         said = [self._applied.get((*key, block), ()) for block in self._blocks]
         signed, peers = _signed(said, one.base), _peers(said)
         group = self._group(one)
-        for microbatch in self._microbatches:
+        for microbatch in ids:
             yield replace(
                 self._of_id(one, microbatch),
                 peers=tuple(peers[microbatch]),

@@ -32,6 +32,8 @@ class History:
     averages: dict[int, Record] = field(default_factory=dict)
     """Step → averaging with other clusters."""
     evaluations: dict[int, float] = field(default_factory=dict)
+    unevaluated: dict[int, Sequence[int]] = field(default_factory=dict)
+    """Step → held-out ids that cannot be computed: its evaluation is the mean of the others."""
     checkpoint: Record | None = None
     """Last checkpoint of any cluster."""
     sealed: int | None = 0
@@ -95,7 +97,9 @@ class History:
                 self.version = int(record["step"]) + 1
                 self._keep(self.commits, int(record["step"]), record)
             case "evaluation":
-                self.evaluations[int(record["step"])] = float(record["loss"])
+                step = int(record["step"])
+                self.evaluations[step] = float(record["loss"])
+                self.unevaluated[step] = tuple(record.get("skipped", ()))
             case "founded":
                 self.version = self.sealed = int(record["version"])
                 self.base = self.checkpoint
@@ -107,6 +111,7 @@ class History:
                 self.rollbacks += 1
                 self.commits = {s: c for s, c in self.commits.items() if s < self.version}
                 self.evaluations = {s: x for s, x in self.evaluations.items() if s <= self.version}
+                self.unevaluated = {s: x for s, x in self.unevaluated.items() if s <= self.version}
             case _:
                 pass
 
@@ -123,6 +128,7 @@ class History:
             commits=dict(self.commits),
             averages=dict(self.averages),
             evaluations=dict(self.evaluations),
+            unevaluated=dict(self.unevaluated),
             departures=self.departures.copy(),
             contributors=dict(self.contributors),
         )
@@ -160,6 +166,8 @@ class Decision:
     clusters: frozenset[int] = frozenset()
     counted: Sequence[int] | None = None
     """Credit of the commit in the record's form (credit.py); None: not stated."""
+    skipped: Sequence[int] = ()
+    """Training ids that cannot be computed: they are in no sum, and the loss is the mean of the others."""
 
     @property
     def trains(self) -> bool:
@@ -188,6 +196,7 @@ def decisions_of(record: Record) -> Iterator[Decision]:
                 behind=record.get("behind", 0),
                 batch=record.get("batch", record["step"]),
                 counted=record.get("counted"),
+                skipped=tuple(record.get("skipped", ())),
             )
         case "average" | "installed":
             members = frozenset(cluster for cluster, _ in record["clusters"])

@@ -80,6 +80,10 @@ def _verdict_text(verdict: AuditVerdict, comparison: Comparison | None, ok: bool
         ),
         f"microbatches  {counts}, {verdict.lost} lost, {verdict.duplicated} duplicated",
     ]
+    if verdict.skipped:
+        lines.append(
+            f"skipped       {counted(verdict.skipped, 'microbatch', 'microbatches')} that nobody can compute"
+        )
     if verdict.awaited:
         lines.append(
             f"awaited       {counted(verdict.awaited, 'newer step')}: the run goes on, and their evidence is "
