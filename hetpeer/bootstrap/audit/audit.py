@@ -28,7 +28,7 @@ ON_THE_WAY = 16
 """Newest committed steps of a cluster that volunteers may not have reported yet while the run is served."""
 
 RULES: Mapping[str, str] = {
-    "F1": "each microbatch that the commit does not skip is counted once at each block of each committed step",
+    "F1": "each microbatch is counted once at each block of each committed step, except those that it skips",
     "F2": "all holders of a block apply the same gradient, the committed one, and get the same state",
     "F3": "what was committed was applied at every block by somebody",
     "F4": "a checkpoint is made of states that holders had at that version",
