@@ -116,6 +116,81 @@ def test_a_tail_of_zeros_is_torn(path: Path) -> None:
     log.close()
 
 
+def in_zeros(path: Path, record: dict[str, object], begin: int, end: int) -> bytes:
+    """Append `record`, then overwrite the bytes `begin` to `end` of its frame by zeros, as lost pages are.
+
+    Returns the log's bytes before.
+    """
+    whole = path.read_bytes()
+    log = Log.open(path)
+    log.append(record)
+    log.close()
+    frame = bytearray(path.read_bytes()[len(whole) :])
+    end = min(end, len(frame))
+    frame[begin:end] = bytes(end - begin)
+    path.write_bytes(whole + frame)
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [(HEAD.size, 1 << 20), (4096, 1 << 20), (4096, 8192)],
+    ids=["all of the payload", "its later pages", "a page in the middle"],
+)
+def test_a_last_record_with_pages_of_zeros_is_torn(path: Path, begin: int, end: int) -> None:
+    """A power cut may leave the file's length and some pages, and others as zeros."""
+    whole = in_zeros(path, {"kind": "large", "text": "x" * 20_000}, begin, end)
+    assert list(read_log(path)) == RECORDS
+    log = Log.open(path)
+    assert list(log) == RECORDS
+    assert path.read_bytes() == whole
+    log.append({"kind": "after"})
+    assert list(log) == [*RECORDS, {"kind": "after"}]
+    log.close()
+
+
+def test_a_short_last_record_of_zeros_and_a_head_across_two_pages_are_torn(path: Path) -> None:
+    whole = in_zeros(path, {"kind": "short"}, HEAD.size, 1 << 20)
+    log = Log.open(path)
+    assert path.read_bytes() == whole
+    log.append({"text": "x" * (4096 - 5 - len(whole) - HEAD.size - 9)})  # 9 bytes of msgpack around the text
+    log.close()
+    assert path.stat().st_size == 4096 - 5
+    whole = in_zeros(path, {"kind": "across", "text": "x" * 300}, 5, 1 << 20)
+    log = Log.open(path)
+    assert list(log)[: len(RECORDS)] == RECORDS
+    assert path.read_bytes() == whole
+    log.close()
+
+
+def test_zeros_in_a_record_before_the_last_are_damage(path: Path) -> None:
+    in_zeros(path, {"kind": "large", "text": "x" * 20_000}, 4096, 8192)
+    other = Log.open(path.with_name("other.log"))
+    other.append({"kind": "after"})
+    other.close()
+    path.write_bytes(path.read_bytes() + other.path.read_bytes())
+    with pytest.raises(LocalError) as caught:
+        Log.open(path)
+    assert caught.value.code == "HP-LOG-001"
+
+
+def test_a_damaged_ledger_beside_a_sound_journal_can_be_told_again(path: Path) -> None:
+    journal = path.with_name("raft.log")
+    data = bytearray(path.read_bytes())
+    data[HEAD.size] ^= 1
+    for has, said in ((None, False), (bytes(data), False), (path.read_bytes(), True)):
+        if has is not None:
+            journal.write_bytes(has)
+        (path.with_name("ledger.log")).write_bytes(data)
+        with pytest.raises(LocalError) as caught:
+            Log.open(path)
+        assert ("tells it again" in caught.value.fix) is said
+    journal.write_bytes(data)
+    with pytest.raises(LocalError) as caught:
+        Log.open(journal)
+    assert "tells it again" not in caught.value.fix
+
+
 def test_every_flipped_byte_is_refused(path: Path) -> None:
     data = path.read_bytes()
     size = len(data) // len(RECORDS)

@@ -72,6 +72,16 @@ def test_a_ledger_that_tells_another_story_than_the_journal_stops_the_run(fresh:
     assert "of several, name another in its place (hetpeer amend)" in error.fix
 
 
+@pytest.mark.swarm
+def test_a_ledger_that_was_moved_away_is_told_again(fresh: RunDirectory) -> None:
+    """What HP-LOG-001 says about a damaged one whose journal is sound."""
+    uvloop.run(lead(fresh, DECIDED))
+    whole = fresh.log_path.read_bytes()
+    fresh.log_path.unlink()
+    uvloop.run(lead(fresh))
+    assert fresh.log_path.read_bytes() == whole
+
+
 async def looked_at_while_it_is_written(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> Replica:
     """Records and history at the moment when a record is on the disk, and the event loop has not
     heard of it.

@@ -2,8 +2,9 @@
 
 The file is durable when `append` returns. A frame is a head of 16 bytes (payload length u32, check of the
 head, 8 bytes of the payload's blake3) and the payload, a record as msgpack. A crash while appending leaves a
-cut frame, or a file grown by zeros; that tail was never acknowledged and is cut off on open. Any other
-inconsistency is damage to acknowledged records, and refused: going on would forget a decision.
+cut frame, a file grown by zeros, or a last frame in which whole disk blocks are zeros: that tail was never
+acknowledged and is cut off on open. Any other inconsistency is damage to acknowledged records, and refused:
+going on would forget a decision.
 
 In memory records are kept as bytes, in a fifth of the space of objects; they are read seldom. A record that
 another sequence keeps takes next to nothing.
@@ -13,13 +14,14 @@ from __future__ import annotations
 
 import fcntl
 import itertools
+import logging
 import os
 import struct
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, BinaryIO, overload
 
 import msgpack
 from blake3 import blake3
@@ -97,6 +99,14 @@ class PackedRecords(Records):
 
 HEAD = struct.Struct("<I4s8s")
 MAX_RECORD_BYTES = 64 * 2**20
+BLOCK = 512
+"""Smallest unit in bytes that a disk loses as a whole."""
+LOST = 16
+"""Fewest zeros, in bytes, at the edge of a frame that are taken for a lost block: fewer may be content."""
+JOURNAL = "raft.log"
+"""Name of the log beside it from which a reliable peer tells its ledger again (consensus/replica.py)."""
+
+_log = logging.getLogger(__name__)
 
 
 class Log(Records):
@@ -123,6 +133,7 @@ class Log(Records):
             with disk_errors(path):
                 if torn:  # a record was being written when the process died
                     os.ftruncate(descriptor, ends[-1])
+                    _log.warning("%s ended with %d bytes of an unfinished record: removed", path, torn)
                 os.fsync(descriptor)
                 sync_folder(path.parent)
         except BaseException:
@@ -259,16 +270,31 @@ def _frames(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 return
             length, check, digest = HEAD.unpack(head)
             if check != _check(length, digest) or length > MAX_RECORD_BYTES:
-                if any(head) or any(file.read()):
+                cut = -offset % BLOCK  # of a head across two blocks the first may be there
+                if any(head[cut if cut < HEAD.size else 0 :]) or not _all_zeros(file):
                     raise _damaged(path, offset)
                 return
             payload = file.read(length)
             if len(payload) < length:
                 return
             if blake3(payload).digest(8) != digest:
-                raise _damaged(path, offset)
+                if (any(payload) and not _lost_a_block(head + payload, offset)) or not _all_zeros(file):
+                    raise _damaged(path, offset)
+                return
             offset += HEAD.size + length
             yield offset, msgpack.unpackb(payload, strict_map_key=False)
+
+
+def _lost_a_block(frame: bytes, offset: int) -> bool:
+    """Whether a disk block's part of `frame`, which begins at `offset` of the file, is zeros."""
+    edges = [0, *range(-offset % BLOCK, len(frame), BLOCK), len(frame)]
+    parts = (frame[begin:end] for begin, end in itertools.pairwise(edges))
+    return any(len(part) >= LOST and not any(part) for part in parts)
+
+
+def _all_zeros(file: BinaryIO) -> bool:
+    """Whether the rest of `file` is zeros, or nothing."""
+    return not any(any(part) for part in iter(lambda: file.read(1 << 20), b""))
 
 
 def _lock(descriptor: int, path: Path) -> None:
@@ -287,11 +313,24 @@ def _lock(descriptor: int, path: Path) -> None:
 
 
 def _damaged(path: Path, offset: int) -> LocalError:
+    fix = (
+        "restore the file from a copy if this is the only reliable peer; of several, name another in its "
+        "place (hetpeer amend)"
+    )
+    if path.name != JOURNAL and _is_sound(journal := path.with_name(JOURNAL)):
+        fix = f"move this file away and serve the run again: {journal}, which is sound, tells it again"
     return LocalError(
         "HP-LOG-001",
         f"{path} is damaged at byte {offset}",
         why="a record that was safely on the disk has changed since, or cannot be read",
-        fix="restore the file from a copy if this is the only reliable peer; of several, name another in its "
-        "place (hetpeer amend)",
+        fix=fix,
         exit_code=ExitCode.VERSION,
     )
+
+
+def _is_sound(path: Path) -> bool:
+    """Whether the log at `path` has records, and none of them is damaged."""
+    try:
+        return sum(1 for _ in _frames(path)) > 0
+    except (LocalError, OSError):
+        return False
