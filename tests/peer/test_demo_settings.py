@@ -153,11 +153,11 @@ def test_a_file_that_cannot_be(tmp_path: Path, text: str, why: str) -> None:
 def test_one_line_changes(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(FILE)
-    write(path, "limits.cpu", "1")
+    write(path, {"limits.cpu": "1"})
     assert path.read_text() == FILE.replace("cpu = 2", "cpu = 1")
-    write(path, "when.mode", "schedule")
-    write(path, "node.name", 'the "big" one \\ ü')
-    write(path, "when.hours", "12:00-13:00")
+    write(path, {"when.mode": "schedule"})
+    write(path, {"node.name": 'the "big" one \\ ü'})
+    write(path, {"when.hours": "12:00-13:00"})
     text = path.read_text()
     assert text.startswith('# mine\n[limits]\nup = "5mbit"  # the neighbours complain\n')
     assert tomllib.loads(text) == {
@@ -174,7 +174,7 @@ def test_nothing_changes_that_cannot_be(tmp_path: Path, key: str, value: str) ->
     path = tmp_path / "config.toml"
     path.write_text(FILE)
     with pytest.raises(LocalError, match="HP-CONF-003"):
-        write(path, key, value)
+        write(path, {key: value})
     assert path.read_text() == FILE
     assert stat.S_ISREG(path.stat().st_mode)
 
@@ -183,9 +183,9 @@ def test_a_dashboard_is_served_somewhere(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(FILE)
     with pytest.raises(LocalError, match="HP-WEB-002"):
-        write(path, "dashboard.listen", "99999")
+        write(path, {"dashboard.listen": "99999"})
     assert path.read_text() == FILE
-    write(path, "dashboard.listen", "127.0.0.1:8787")
+    write(path, {"dashboard.listen": "127.0.0.1:8787"})
 
 
 def test_what_the_file_is_a_link_to_changes_and_stays_as_private_as_it_was(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_what_the_file_is_a_link_to_changes_and_stays_as_private_as_it_was(tmp_p
     kept.write_text(FILE)
     kept.chmod(0o600)
     path.symlink_to(kept)
-    write(path, "limits.cpu", "1")
+    write(path, {"limits.cpu": "1"})
     assert path.is_symlink()
     assert kept.read_text() == FILE.replace("cpu = 2", "cpu = 1")
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
@@ -205,9 +205,7 @@ def test_what_a_program_cannot_change_stays(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.toml"
     path.write_text(text)
     with pytest.raises(LocalError, match="by hand"):
-        write(
-            path, "when.hours" if "hours" in text else "limits.cpu", "12:00-13:00" if "hours" in text else "1"
-        )
+        write(path, {"when.hours": "12:00-13:00"} if "hours" in text else {"limits.cpu": "1"})
     assert path.read_text() == text
 
 

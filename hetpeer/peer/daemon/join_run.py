@@ -25,7 +25,9 @@ from hetpeer.peer.daemon.presence import JoinOptions, Presence, no_state, presen
 from hetpeer.peer.daemon.volunteer_life import live
 from hetpeer.peer.daemon.volunteer_progress import figures_of
 from hetpeer.peer.limits.governor import Reason, explained, paused
+from hetpeer.peer.limits.kept_options import keep_options
 from hetpeer.peer.limits.sensors import Sensors
+from hetpeer.peer.limits.settings import MergedSettings
 from hetpeer.peer.process.console import say
 from hetpeer.peer.process.home import Home
 from hetpeer.peer.process.lifecycle import unless
@@ -58,6 +60,8 @@ async def join(options: JoinOptions, leaving: asyncio.Event) -> Stop | None:
         daemon.explained_by(lambda reasons: explained(reasons, governing.settings))
         await stack.enter_async_context(serving(home.path, governing.answer))
         stack.enter_context(keeping_log(home.path))  # by the process that has the home's lock
+        for line in keep_options(home.path, MergedSettings(options.settings, options.sources)):
+            say(line)
         await stack.enter_async_context(governing.running())
         ended = daemon.until(Wish.FINISH, Wish.STOP)
         presence = await unless(ended, present(options, home, stack, lambda: governing.settings))

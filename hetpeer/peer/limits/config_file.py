@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.limits.settings import (
+    COMMAND_LINE,
     MergedSettings,
     Settings,
     SettingsLayer,
@@ -56,30 +57,40 @@ def effective(home: Path, options: Mapping[str, Any]) -> MergedSettings:
     Raises `LocalError` HP-CONF-003.
     """
     file, environment = read(config_path(home)), of_environment(os.environ)
-    return merged([file, *environment, SettingsLayer("the command line", options)])
+    return merged([file, *environment, SettingsLayer(COMMAND_LINE, options)])
 
 
-def write(path: Path, key: str, value: str) -> None:
-    """Set `key`; failure changes nothing. Raises as `changed`, and `LocalError` HP-DISK-001, HP-DISK-002."""
-    text = changed(path, key, value)
+def write(path: Path, changes: Mapping[str, Any]) -> bool:
+    """Set `section.key` → value in the file; failure changes nothing. Whether the file has changed.
+
+    Raises as `changed`, and `LocalError` HP-DISK-001, HP-DISK-002.
+    """
+    text = changed(path, changes)
+    if text == _text(path):
+        return False
     with disk_errors(path):
         there = path.resolve()  # it may be a link to where somebody keeps such files
         there.parent.mkdir(parents=True, exist_ok=True)
         mode = stat.S_IMODE(there.stat().st_mode) if there.exists() else 0o644
     atomic_write(there, text.encode(), mode)
+    return True
 
 
-def changed(path: Path, key: str, value: str) -> str:
-    """Text of the file with one setting changed.
+def changed(path: Path, changes: Mapping[str, Any]) -> str:
+    """Text of the file with some settings changed; lines that say the same already stay.
 
     Raises `LocalError` HP-CONF-003 for a wrong value, HP-WEB-002 for a wrong place of the dashboard.
     """
     before = read(path)
-    after = merged([SettingsLayer(before.source, {**before.values, key: value})]).settings
+    after = merged([SettingsLayer(before.source, {**before.values, **changes})]).settings
     parse_where(after.dashboard.listen)
-    text = edited(_text(path), key, after.flat()[key])
+    text, values = _text(path), after.flat()
+    for key in changes:
+        if key not in before.values or merged([before]).settings.flat()[key] != values[key]:
+            text = edited(text, key, values[key])
     if not _says(text, after):
-        raise wrong_setting(key, str(path), "it is not on a line of its own in the file; change it by hand")
+        names = ", ".join(changes)
+        raise wrong_setting(names, str(path), "it is not on a line of its own in the file; change it by hand")
     return text
 
 

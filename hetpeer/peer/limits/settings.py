@@ -31,6 +31,8 @@ PREFIX = "HETPEER_"
 SHORT = {"HETPEER_DASHBOARD": "dashboard.listen"}
 DEFAULT = "default"
 """Source of a setting that nobody has set."""
+COMMAND_LINE = "the command line"
+"""Source of a setting that is an option of `join`."""
 WORKER = "hetpeer.averaging.worker_main"
 """The program that computes for a daemon."""
 WITH_WORKER = ("node.name", "compute.device", "limits.nice", "limits.ram", "limits.gpu_memory", "limits.disk")

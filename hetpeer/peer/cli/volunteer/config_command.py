@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hetpeer.dht.base.errors import LocalError
-from hetpeer.peer.cli.options import HomeOption, JsonOption, home_of
+from hetpeer.peer.cli.options import HomeOption, JsonOption, home_of, standing_here
+
+if TYPE_CHECKING:
+    from hetpeer.peer.limits.settings import MergedSettings
 
 commands = typer.Typer(
     no_args_is_help=True,
@@ -23,11 +27,11 @@ def show(
     as_json: JsonOption = False,
     home: HomeOption = None,
 ) -> None:
-    """Show every setting and where it comes from. Options of `hetpeer join` override them."""
+    """Show every setting and where it comes from: of the running volunteer, else of the next `join`."""
     from hetpeer.peer.limits.config_file import effective
     from hetpeer.peer.limits.settings import DEFAULT, worded
 
-    found = effective(home_of(home), {})
+    found = _running(home) or effective(home_of(home), {})
     if as_json:
         rows = {
             key: {"value": value, "source": found.sources.get(key, DEFAULT)}
@@ -37,6 +41,19 @@ def show(
         return
     for key, value in found.settings.flat().items():
         typer.echo(f"{key:26} {worded(value):14} {found.sources.get(key, DEFAULT)}")
+
+
+def _running(home: Path | None) -> MergedSettings | None:
+    """Settings in force at the volunteer that runs from `home`; None if none runs."""
+    from hetpeer.peer.limits.settings import DEFAULT, KEYS, MergedSettings, SettingsLayer, merged
+
+    status = standing_here(home)
+    told = {key: one for key, one in status.settings.items() if key in KEYS} if status is not None else {}
+    if not told:
+        return None
+    values = {key: one.value for key, one in told.items()}
+    sources = {key: one.source for key, one in told.items() if one.source != DEFAULT}
+    return MergedSettings(merged([SettingsLayer("the running volunteer", values)]).settings, sources)
 
 
 _COUNTS_IN = {"when.hours": "schedule", "when.idle_after": "idle"}
@@ -60,7 +77,7 @@ def change(
 
     here = home_of(home)
     path = config_path(here)
-    changed(path, key, value)  # nobody is asked for what the file cannot say
+    changed(path, {key: value})  # nobody is asked for what the file cannot say
     since = " from the next start on" if key in AT_START else " from now on"
     try:
         if key not in AT_START:
@@ -69,7 +86,7 @@ def change(
         if error.code != "HP-CTL-001":
             raise
         since = f"; no volunteer runs from {here}"
-    write(path, key, value)
+    write(path, {key: value})
     typer.echo(f"{path}: {key} is {value}{since}")
     now = effective(here, {})
     if now.sources.get(key) != str(path):
