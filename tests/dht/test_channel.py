@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError
-from hetpeer.dht.channels import channel_server as dialling_module
+from hetpeer.dht.channels import redial as redial_module
 from hetpeer.dht.channels.channel import Channel, Parcel
-from hetpeer.dht.channels.channel_server import REDIAL_S, ChannelServer, dial
+from hetpeer.dht.channels.channel_server import ChannelServer, dial
+from hetpeer.dht.channels.redial import REDIAL_S
 from hetpeer.dht.streams.stream import Stream
 from tests.dht.loopback import Loopback
 
@@ -140,7 +141,7 @@ async def test_a_link_that_carried_something_is_dialled_again_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also where only acknowledgements come back, however often it was cut before."""
-    monkeypatch.setattr(dialling_module, "REDIAL_S", (REDIAL_S[0], 600.0))
+    monkeypatch.setattr(redial_module, "REDIAL_S", (REDIAL_S[0], 600.0))
     theirs = Kept()
     network = Loopback(ChannelServer(lambda _peer, _key: theirs, LIMIT).handle)
     channel = Channel("them", "a", Kept(), LIMIT)

@@ -28,10 +28,11 @@ from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.dht.channels import channel
 from hetpeer.dht.channels.channel import Parcel
 from hetpeer.dht.channels.channel_server import dial
+from hetpeer.dht.channels.redial import RENEWAL_S
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.p2pd.listener import StreamBudget
 from hetpeer.dht.streams.stream import Stream
-from hetpeer.peer.training.control_session import RENEWAL_S, ControlSession
+from hetpeer.peer.training.control_session import ControlSession
 from tests.bootstrap.engine import make_run
 from tests.dht.loopback import Loopback
 

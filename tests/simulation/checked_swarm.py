@@ -68,15 +68,18 @@ class CheckedSwarm(SimSwarm):
 
     # ── faults and proposals ────────────────────────────────────────────────────────────────────────────────
 
-    def crash_coordinator(self, away_s: float) -> None:
-        """Kill the coordinator for `away_s` seconds; its log stays, and volunteers connect again."""
+    def crash_coordinator(self, away_s: float, found_s: tuple[float, float] = (0.1, 2.0)) -> None:
+        """Kill the coordinator for `away_s` seconds; its log stays.
+
+        Each volunteer finds it again after a time between the two of `found_s`.
+        """
         if self.coordinator is None:
             return
         self.host.crash()
         sessions, self._channels = self._channels, {}
         self.world.after(away_s, self.start_coordinator)
         for name, session in sessions.items():
-            back = away_s + self.world.random.uniform(0.1, 2.0)
+            back = away_s + self.world.random.uniform(*found_s)
             self.world.after(back, self.volunteers[name].lost_session(session))
 
     def arrange(self, arrangement: Arrangement) -> None:

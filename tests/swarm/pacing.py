@@ -89,7 +89,9 @@ def patient() -> None:
     from hetpeer.bootstrap.state import effects
 
     config = effects.CoordinatorConfig
-    effects.CoordinatorConfig = lambda **known: config(**known, lease_s=60.0, grace_s=20.0, return_s=90.0)
+    effects.CoordinatorConfig = lambda **known: config(
+        **{**known, "lease_s": 60.0, "grace_s": 20.0, "return_s": 90.0}
+    )
 
 
 def polite() -> None:

@@ -12,6 +12,7 @@ from hetpeer.bootstrap.run.step_workload import of_links, of_manifest
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.bootstrap.state.membership import BlockDemand
 from hetpeer.bootstrap.state.placement_policies import DEFAULT
+from hetpeer.dht.channels.redial import longest_absence_s
 from hetpeer.stages.block.fingerprint import KEY_BYTES, distance
 from hetpeer.stages.pipeline.gradient_slots import LIVE
 
@@ -42,6 +43,7 @@ def coordinator_config(run: RunDirectory, *, placement: str | None = DEFAULT) ->
         placement=placement or DEFAULT,
         link_ratio=manifest.links.ratio,
         compression=of_links(manifest.links),
+        return_s=longest_absence_s(len(run.signed.reliable)),
         checks=None
         if not manifest.trust.spot_checks
         else CheckRules(

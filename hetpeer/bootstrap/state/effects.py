@@ -14,6 +14,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.messages import Range
 from hetpeer.bootstrap.conduct.reputation import CheckRules
 from hetpeer.bootstrap.state.membership import PLAIN, BlockDemand
+from hetpeer.dht.channels.redial import longest_absence_s
 from hetpeer.stages.planning.swarms import plan_inputs
 
 
@@ -61,8 +62,11 @@ class CoordinatorConfig:
     """Undone ids are handed out again after this long without a count; doubles if it proves too short."""
     reduce_s: float = 20.0
     """A plan is renewed after this long without news; the third time mute holders are fenced. Doubles too."""
-    return_s: float = 15.0
-    """Seconds after a restart for holders to come back before the run rolls back to the checkpoint."""
+    return_s: float = longest_absence_s(1)
+    """Seconds after a restart for holders to come back before the run rolls back to the checkpoint.
+
+    Longer than a volunteer needs to find a coordinator that is back (dht/channels/redial.py).
+    """
     checks: CheckRules | None = None
     """Rules of spot checks; None: nothing is checked."""
     move_s: float = 5.0

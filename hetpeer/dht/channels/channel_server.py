@@ -9,13 +9,13 @@ from collections.abc import Callable, Collection, Iterator
 
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError
 from hetpeer.dht.channels.channel import Channel, ChannelReceiver
+from hetpeer.dht.channels.redial import TRY_S, pause_s
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.streams.rate_meter import RateMeter
 from hetpeer.dht.streams.stream import Stream
 
 MAX_LANES = 4
 """Channels of one protocol that a peer may have with us at a time."""
-REDIAL_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 
 _log = logging.getLogger(__name__)
 
@@ -30,21 +30,23 @@ async def dial(node: Node, protocol: str, channel: Channel, give_up_s: float = m
     begun = False
     lost_at = asyncio.get_running_loop().time()
     while not channel.closed:
+        due = asyncio.get_running_loop().time() + TRY_S
         try:
-            stream = await node.open(channel.peer_id, protocol, timeout_s=5.0)
+            stream = await node.open(channel.peer_id, protocol, timeout_s=TRY_S)
             if channel.closed:  # a late hello would end the channel that has replaced this one
                 stream.close()
                 return
             hello = {"key": channel.key, "lane": channel.lane, "has": channel.received, "begun": begun}
             began = asyncio.get_running_loop().time()
-            await stream.send(hello, timeout_s=5.0)
-            answer = (await stream.receive(timeout_s=5.0)).header
+            await stream.send(hello, timeout_s=max(0.1, due - began))
+            left_s = max(0.1, due - asyncio.get_running_loop().time())
+            answer = (await stream.receive(timeout_s=left_s)).header
             channel.trip_s = min(channel.trip_s, asyncio.get_running_loop().time() - began)
         except RemoteError as error:
             _log.debug("dialling %r: %s", channel, error)
             if asyncio.get_running_loop().time() - lost_at > give_up_s:
                 raise PeerLostError(channel.peer_id, f"it was not reached for {give_up_s:.0f} s") from error
-            await asyncio.sleep(REDIAL_S[min(attempt, len(REDIAL_S) - 1)])
+            await asyncio.sleep(pause_s(attempt))
             attempt += 1
             continue
         if answer.get("lost"):
@@ -58,7 +60,7 @@ async def dial(node: Node, protocol: str, channel: Channel, give_up_s: float = m
         # A stream that carried nothing is no progress: a peer that cannot read us is not dialled in a hot
         # loop.
         attempt = 0 if (channel.received, channel.outbox.acknowledged) > before else attempt + 1
-        await asyncio.sleep(0.0 if channel.closed else REDIAL_S[min(attempt, len(REDIAL_S) - 1)])
+        await asyncio.sleep(0.0 if channel.closed else pause_s(attempt))
 
 
 class ChannelServer:

@@ -37,8 +37,8 @@ class NetworkSession:
         self.control = P2pdControl(p2pd.control_path)
         self.dht: Any = None
         self.addresses: list[Address] = []
-        self.gate: Callable[[str], Awaitable[None]] | None = None
-        """Waits until dialling a peer makes sense; hivemind's calls go through it."""
+        self.gate: Callable[[str], Awaitable[bool]] | None = None
+        """Whether dialling a peer makes sense, after a wait for relays; hivemind's calls go through it."""
         self._identity = identity
         self._clock = clock
         self._listener = listener
@@ -196,12 +196,13 @@ class NetworkSession:
             self.dht.protocol.storage = previous.protocol.storage
 
 
-def _hold_back(client: Any, gate: Callable[[str], Awaitable[None]]) -> None:
-    """Make hivemind's client await `gate` before each call."""
+def _hold_back(client: Any, gate: Callable[[str], Awaitable[bool]]) -> None:
+    """Make hivemind's client await `gate` before each call, and refuse calls that it forbids."""
     call = client.call_unary_handler
 
     async def patient_call(peer_id: Any, name: str, data: bytes) -> bytes:
-        await gate(peer_id.to_base58())
+        if not await gate(peer_id.to_base58()):
+            raise P2pdError("nothing listens at the addresses of this peer")
         answer: bytes = await call(peer_id, name, data)
         return answer
 

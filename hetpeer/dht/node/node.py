@@ -167,14 +167,13 @@ class Node:
         try:
             async with asyncio.timeout_at(deadline):
                 session = await self.session()
-                if session.gate is not None:
-                    await session.gate(peer_id)
+                there = session.gate is None or await session.gate(peer_id)
         except P2pdError as error:
             raise PeerLostError(peer_id, error.why) from error
         except TimeoutError:
             raise PeerLostError(peer_id, "our own network process is being restarted") from None
         left_s = max(0.1, deadline - asyncio.get_running_loop().time())
-        stream = await self._watch.open(session.control, peer_id, protocol, left_s)
+        stream = await self._watch.open(session.control, peer_id, protocol, left_s, there=there)
         self.listener.mind(stream)
         if goes_directly:
             self.direct.seek_direct_way(stream)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -17,11 +17,13 @@ from hetpeer.dht.base.errors import LocalError, RemoteError
 from hetpeer.dht.base.runtime import Clock
 from hetpeer.dht.identity.addresses import Address, at_socket, relay_in, socket_in
 from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.kademlia.first_contact import CONNECT_DEADLINE_S
 from hetpeer.dht.kademlia.network_session import NetworkSession
 from hetpeer.dht.kademlia.table import KnownKeys
 from hetpeer.dht.p2pd.listener import Listener
 from hetpeer.dht.p2pd.p2pd_control import P2pdControl, P2pdError
 from hetpeer.dht.p2pd.p2pd_process import NodeConfig, p2pd_does_not_start
+from hetpeer.dht.p2pd.tcp_probe import listens
 from hetpeer.dht.reach.connection_monitor import ConnectionMonitor
 from hetpeer.dht.reach.dialback import ReachProbe
 from hetpeer.dht.reach.reachability import ReachKind
@@ -31,6 +33,8 @@ MAX_REMEMBERED = 64
 """Peers whose addresses are kept in case p2pd dies."""
 MAX_ASKED = 16
 """New peers whose addresses p2pd is asked for at a time; it searches the network for one that has hung up."""
+KNOCK_S = 2.0
+"""Seconds that a peer's port has to accept a TCP connection before p2pd dials it."""
 RELAY_TRIES = 4
 """Starts of p2pd until it relays as configured."""
 _RESTART_PAUSE_S = (0.0, 0.2, 0.5, 1.0, 2.0)
@@ -69,6 +73,29 @@ class Contacts:
         for address in self.known:
             if address.peer_id in self._connected or address.peer_id in back:
                 await session.ping(address.peer_id)
+
+    async def worth_dialling(self, control: P2pdControl, peer_id: str) -> bool:
+        """Whether p2pd should dial `peer_id`: it listens somewhere, or we do not know where. Connects to it.
+
+        libp2p waits longer after each failed dial (6, 9, 14, 21, 30 s …), so it is not asked to dial while
+        nothing listens. Then a peer that was away is found within a try of its return. Raises `P2pdError`.
+        """
+        places = self._places(peer_id)
+        if not places or peer_id in {peer for peer, _ in await control.connections()}:
+            return True
+        found = await asyncio.gather(*(listens(*place.socket, KNOCK_S) for place in places if place.socket))
+        there = [place for place, answers in zip(places, found, strict=True) if answers]
+        for place in there:
+            with suppress(P2pdError):
+                await control.connect(place, CONNECT_DEADLINE_S)
+                break
+        return bool(there)
+
+    def _places(self, peer_id: str) -> list[Address]:
+        """The direct addresses that we know of `peer_id`, those to join by first."""
+        known = [address for address in self.known if address.peer_id == peer_id]
+        places = dict.fromkeys((*known, *self._met.get(peer_id, ())))
+        return [place for place in places if not place.relay and place.socket is not None]
 
     async def call_back(self, session: NetworkSession) -> None:
         """Dial everybody met lately: libp2p's dial back-off keeps them from us for 5 s. Never raises."""
@@ -158,9 +185,17 @@ class SessionSeries:
         if self._config.reachability == "public":
             return await self._relaying()
         session = await self._started()
-        if self._watch.slots is not None:
-            session.gate = partial(self._watch.slots.gate, session.control)
+        session.gate = partial(self._gate, session.control)
         return session
+
+    async def _gate(self, control: P2pdControl, peer_id: str) -> bool:
+        """Whether dialling `peer_id` directly makes sense, after a wait for relays if those are needed.
+
+        Raises `P2pdError`.
+        """
+        if self._watch.slots is not None:
+            await self._watch.slots.gate(control, peer_id)
+        return await self.contacts.worth_dialling(control, peer_id)
 
     async def _started(self) -> NetworkSession:
         try:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from ipaddress import ip_address
 from weakref import WeakSet
 
+from hetpeer.dht.base.errors import PeerLostError
 from hetpeer.dht.base.runtime import Clock, TaskSet
 from hetpeer.dht.identity.addresses import Address, relay_in, socket_in, through
 from hetpeer.dht.p2pd.p2pd_control import P2pdControl, P2pdError
@@ -92,10 +93,21 @@ class ConnectionMonitor:
                     self._shorten(control, peer, punches=punches), name=f"shorter way to {peer}"
                 )
 
-    async def open(self, control: P2pdControl, peer_id: str, protocol: str, timeout_s: float) -> Stream:
-        """A new stream, relayed if there is no other way. Raises `PeerLostError` within `timeout_s`."""
+    async def open(
+        self, control: P2pdControl, peer_id: str, protocol: str, timeout_s: float, *, there: bool
+    ) -> Stream:
+        """A new stream, relayed if there is no other way. Raises `PeerLostError` within `timeout_s`.
+
+        `there`: whether a direct dial makes sense; otherwise only relays are tried.
+        """
         relays = self.slots.relays.values() if self.slots is not None else ()
-        stream = await self._open(control, peer_id, protocol, timeout_s, relays)
+        if there:
+            stream = await self._open(control, peer_id, protocol, timeout_s, relays)
+        else:
+            deadline = asyncio.get_running_loop().time() + timeout_s
+            if not await self._go_round(control, peer_id, relays, deadline):
+                raise PeerLostError(peer_id, "nothing listens at its addresses")
+            stream = await control.open_stream(peer_id, protocol, _until(deadline))
         path = self.paths.of(peer_id)
         if protocol in self.resumable and (path is None or path.relay):
             self._long.add(stream)  # to be cut when there is a shorter path

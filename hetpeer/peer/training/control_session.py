@@ -21,13 +21,10 @@ from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.dht.base.errors import PeerLostError
 from hetpeer.dht.channels.channel import Channel, Parcel
 from hetpeer.dht.channels.channel_server import dial
+from hetpeer.dht.channels.redial import REACH_TIMEOUT_S, RENEWAL_S
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.streams.stream import Stream
 
-RENEWAL_S = 0.2
-"""Seconds between two sessions: a coordinator that forgets us again and again is not asked in a hot loop."""
-REACH_TIMEOUT_S = 3.0
-"""Seconds to reach a reliable peer before the next one is tried; no limit if it is the only one."""
 SEARCH_S = 10.0
 """Seconds between two searches for amendments (`ask_others`) while no stream to a coordinator is open."""
 
