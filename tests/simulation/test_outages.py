@@ -1,4 +1,4 @@
-"""The coordinator is away for a while, in virtual time: nobody has lost anything, so nothing is done again."""
+"""The coordinator is away for a while, in virtual time: nobody lost anything, so nothing is done again."""
 
 from dataclasses import replace
 
