@@ -33,7 +33,7 @@ from hetpeer.peer.cli.main import app
 from hetpeer.peer.control.control_messages import DaemonStatus as Answer
 from hetpeer.peer.control.owned_daemon import serving
 from hetpeer.peer.daemon import systemd_units
-from hetpeer.peer.daemon.limits_in_force import told
+from hetpeer.peer.limits.node_rates import told
 from hetpeer.peer.limits.nvml import Gpus
 from hetpeer.peer.limits.settings import Settings
 from hetpeer.stages.block.device import measure_flops

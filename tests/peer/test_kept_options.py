@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from hetpeer.peer.cli.main import app
 from hetpeer.peer.control.control_messages import DaemonStatus
 from hetpeer.peer.control.owned_daemon import serving
-from hetpeer.peer.daemon.limits_in_force import told
 from hetpeer.peer.limits.config_file import effective
+from hetpeer.peer.limits.node_rates import told
 from hetpeer.peer.process import lifecycle
 from tests.peer.test_options import ADDRESS
 
@@ -53,7 +53,7 @@ def shown(home: Path) -> dict[str, dict[str, Any]]:
 def test_a_plain_join_has_the_limits_of_the_one_before(tmp_path: Path, join: Callable[..., Result]) -> None:
     path = tmp_path / "config.toml"
     first = join("--ram-limit", "2GiB", "--name", "grandma", "--hours", "22:00-07:00")
-    line = f"kept in {path} for later joins: node.name grandma, limits.ram 2GiB, when.mode schedule, "
+    line = f"kept in {path} for later starts: node.name grandma, limits.ram 2GiB, when.mode schedule, "
     assert f"{line}when.hours 22:00-07:00" in first.stderr
     assert tomllib.loads(path.read_text()) == {
         "limits": {"ram": "2GiB"},
@@ -65,7 +65,7 @@ def test_a_plain_join_has_the_limits_of_the_one_before(tmp_path: Path, join: Cal
     assert "kept in" not in second.stderr
     assert shown(tmp_path)["limits.ram"] == {"value": "2GiB", "source": str(path)}
     third = join("--ram-limit", "3GiB")
-    assert f"kept in {path} for later joins: limits.ram 3GiB" in third.stderr
+    assert f"kept in {path} for later starts: limits.ram 3GiB" in third.stderr
     assert effective(tmp_path, {}).settings.limits.ram == "3GiB"
 
 

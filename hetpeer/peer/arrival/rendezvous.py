@@ -17,7 +17,11 @@ from hetpeer.dht.base.runtime import TaskSet
 from hetpeer.dht.identity.addresses import Address, is_far, parse_address
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.peer.arrival.find_run import tell_reach_forever
-from hetpeer.peer.control.owned_daemon import attended
+from hetpeer.peer.control.owned_daemon import AttendedDaemon, attended
+from hetpeer.peer.limits.kept_options import keep_options
+from hetpeer.peer.limits.node_rates import RATES, ServerRates
+from hetpeer.peer.limits.settings import DEFAULTS, MergedSettings
+from hetpeer.peer.process.console import say
 from hetpeer.peer.process.home import Home
 
 
@@ -29,6 +33,8 @@ class RendezvousOptions:
     host: str
     port: int
     peers: tuple[Address, ...] = ()
+    limits: MergedSettings = DEFAULTS
+    """Limits of its line (`peer/limits/node_rates.py`)."""
 
 
 async def serve_rendezvous(
@@ -41,8 +47,10 @@ async def serve_rendezvous(
         home.rendezvous.mkdir(exist_ok=True)
     async with contextlib.AsyncExitStack() as stack:
         daemon = await stack.enter_async_context(attended(home.rendezvous, home.rendezvous_key, leaving))
+        rates = limited(daemon, home.rendezvous, options.limits)
         node = await Node.start(config, identity)
         stack.push_async_callback(node.close)
+        rates.use(node.listener.throttle)
         telling = TaskSet()
         stack.push_async_callback(telling.close)
         telling.spawn(tell_reach_forever(node, reliable=True), name="words on reachability")
@@ -50,6 +58,15 @@ async def serve_rendezvous(
         daemon.ready(node.addresses)
         announce(join_address(node))
         await leaving.wait()
+
+
+def limited(daemon: AttendedDaemon, folder: Path, limits: MergedSettings) -> ServerRates:
+    """The rates of `daemon`, which its owner may change; options are kept for its next start in `folder`."""
+    rates = ServerRates.of(limits)
+    daemon.limited_by(rates.change, lambda: rates.told)
+    for line in keep_options(folder, limits, RATES):
+        say(line)
+    return rates
 
 
 def open_config(host: str, port: int, peers: tuple[Address, ...]) -> NodeConfig:

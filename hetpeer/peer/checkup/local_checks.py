@@ -27,8 +27,8 @@ from hetpeer.peer.checkup.thresholds import Verdict
 from hetpeer.peer.control.control_client import ask
 from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus, SettingInForce
 from hetpeer.peer.daemon import systemd_units
-from hetpeer.peer.daemon.limits_in_force import told
 from hetpeer.peer.limits.config_file import effective
+from hetpeer.peer.limits.node_rates import told
 from hetpeer.peer.limits.sensors import idle_told, on_battery
 from hetpeer.peer.limits.settings import Settings
 from hetpeer.peer.process.home import Home

@@ -28,6 +28,7 @@ from hetpeer.peer.control.control_messages import (
     ControlRequest,
     DaemonStatus,
     ReliableStatus,
+    SettingInForce,
     encode_error,
     not_understood,
     opened,
@@ -184,18 +185,28 @@ class AttendedDaemon(OwnedDaemon):
     def __init__(self, clock: SystemClock, leaving: asyncio.Event, notifier: Notifier) -> None:
         super().__init__(clock, leaving, notifier)
         self._reliable: Callable[[], ReliableStatus | None] = lambda: None
+        self._change: Callable[[str, str], None] | None = None
+        self._settings: Callable[[], dict[str, SettingInForce]] = dict
 
     def shows(self, reliable: Callable[[], ReliableStatus]) -> None:
         """Show this status of the reliable peer from now on."""
         self._reliable = reliable
 
+    def limited_by(
+        self, change: Callable[[str, str], None], settings: Callable[[], dict[str, SettingInForce]]
+    ) -> None:
+        """Have the owner's `set` done by `change`, which raises `LocalError`, and show `settings`."""
+        self._change, self._settings = change, settings
+
     def answer(self, request: ControlRequest) -> DaemonStatus:
         """Do what the owner asks for. Raises `LocalError` HP-CTL-005 for what it does not do."""
-        if request.do not in ("status", "stop"):
+        if request.key is not None and request.value is not None and self._change is not None:
+            self._change(request.key, request.value)
+        elif request.do not in ("status", "stop"):
             raise LocalError(
                 "HP-CTL-005",
                 f"a reliable peer or rendezvous does not {request.do}",
-                why="only volunteers compute, and have limits",
+                why="only volunteers compute",
                 fix="hetpeer stop ends it; what it served goes on when it is started again",
                 exit_code=ExitCode.USAGE,
             )
@@ -206,7 +217,9 @@ class AttendedDaemon(OwnedDaemon):
     @property
     def standing(self) -> DaemonStatus:
         """Status for the owner."""
-        return super().standing.model_copy(update={"reliable": self._reliable()})
+        return super().standing.model_copy(
+            update={"reliable": self._reliable(), "settings": self._settings()}
+        )
 
 
 @asynccontextmanager

@@ -15,14 +15,13 @@ from types import MappingProxyType
 
 from hetpeer.dht.base.errors import HetpeerError, LocalError
 from hetpeer.dht.base.runtime import SystemClock, TaskSet, to_its_end
-from hetpeer.dht.streams.byte_transport import Throttle
-from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus, SettingInForce
+from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus
 from hetpeer.peer.daemon.owner_wishes import VolunteerDaemon, Wish
 from hetpeer.peer.limits import config_file
-from hetpeer.peer.limits.amounts import rate
 from hetpeer.peer.limits.governor import Governor, Readings, Reason
+from hetpeer.peer.limits.node_rates import NodeRates
 from hetpeer.peer.limits.sensors import SensorPoll, Sensors
-from hetpeer.peer.limits.settings import DEFAULT, Settings, worded
+from hetpeer.peer.limits.settings import Settings
 from hetpeer.peer.process.home import Home
 from hetpeer.peer.process.lifecycle import restrict_cores
 
@@ -32,15 +31,13 @@ SAVE_EVERY = 5
 RENEWAL_S = 0.5
 """Seconds for which a volunteer is held so that its worker is replaced: one life ends, and the next begins.
 """
-BY_COMMAND = "hetpeer config set"
-"""The source of what was changed while it runs."""
 DEVICE, KEPT = "compute.device", "the worker before"
 """A setting of which only a worker's start shows whether it can be, and its source where it could not."""
 
 _log = logging.getLogger(__name__)
 
 
-class LimitsInForce:
+class LimitsInForce(NodeRates):
     """Answers the owner from the start, applies limits within `running`; the node is given later (`use`)."""
 
     def __init__(
@@ -51,9 +48,7 @@ class LimitsInForce:
         sensors: Sensors,
         sources: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.settings = settings
-        self.sources = dict(sources)
-        """Key of each setting that is not a default → its source."""
+        super().__init__(settings, sources)
         self.readings: Readings | None = None
         """Readings of the last look."""
         self._daemon = daemon
@@ -63,7 +58,6 @@ class LimitsInForce:
         self._clock = SystemClock()
         self._governor = Governor()
         self._holding: frozenset[Reason] = frozenset()
-        self._throttle = Throttle()
         self._counted = 0, 0
         self._device: str | None = None
         """The last `compute.device` that a worker was started on."""
@@ -88,11 +82,6 @@ class LimitsInForce:
             self.count()
             self.save()
 
-    def use(self, throttle: Throttle) -> None:
-        """Limit and count the traffic of this node from now on."""
-        self._throttle = throttle
-        self._set_rates()
-
     def computes_on(self, asked: str, uuid: str) -> None:
         """Watch the GPU with this UUID, on which the worker for the device `asked` computes; empty: none."""
         self._device = asked
@@ -116,11 +105,6 @@ class LimitsInForce:
         return self._daemon.answer(request).model_copy(update=told)
 
     @property
-    def told(self) -> dict[str, SettingInForce]:
-        """The settings in force, and where each is from, in words."""
-        return told(self.settings, self.sources)
-
-    @property
     def month_bytes(self) -> int:
         """Up and down, in this month, until now."""
         self.count()
@@ -138,12 +122,10 @@ class LimitsInForce:
 
     def change(self, key: str, value: str) -> None:
         """Change a setting, with a new worker if it needs one. Raises `LocalError` HP-CONF-003."""
-        before, self.settings = self.settings, self.settings.changed(key, value, "the owner")
-        self.sources[key] = BY_COMMAND
-        _log.info("%s is now %r", key, value)
+        before = self.settings
+        super().change(key, value)
         if self.settings.limits.cpu != before.limits.cpu:
             restrict_cores(self.settings.limits.cpu)
-        self._set_rates()
         if self.settings.needs_new_worker(before) and self._daemon.wish is Wish.WORK:
             self._daemon.hold(Reason.SETTINGS, RENEWAL_S)
 
@@ -194,18 +176,6 @@ class LimitsInForce:
                 await asyncio.sleep(LOOK_S)
                 await self.look()
             await to_its_end(self.save)
-
-    def _set_rates(self) -> None:
-        self._throttle.up.limit(rate(self.settings.limits.up))
-        self._throttle.down.limit(rate(self.settings.limits.down))
-
-
-def told(settings: Settings, sources: Mapping[str, str]) -> dict[str, SettingInForce]:
-    """`section.key` → value and source, in words."""
-    return {
-        key: SettingInForce(value=worded(value)[:512], source=sources.get(key, DEFAULT)[:512])
-        for key, value in settings.flat().items()
-    }
 
 
 def _month() -> str:

@@ -245,6 +245,9 @@ class MergedSettings:
     sources: Mapping[str, str]
 
 
+DEFAULTS = MergedSettings(Settings(), {})
+
+
 def merged(layers: Sequence[SettingsLayer]) -> MergedSettings:
     """Settings in force from all layers. Raises `LocalError` HP-CONF-003 that names key and source."""
     values: dict[str, dict[str, Any]] = {}

@@ -34,9 +34,9 @@ from hetpeer.dht.p2pd.listener import CONTROL as CONTROL_BUDGET
 from hetpeer.peer.arrival.destinations import Invite
 from hetpeer.peer.arrival.find_run import tell_reach_forever
 from hetpeer.peer.arrival.invite_file import Inviting
-from hetpeer.peer.arrival.rendezvous import join_address, near_address, open_config
+from hetpeer.peer.arrival.rendezvous import join_address, limited, near_address, open_config
 from hetpeer.peer.control.owned_daemon import AttendedDaemon, attended
-from hetpeer.peer.limits.settings import Where
+from hetpeer.peer.limits.settings import DEFAULTS, MergedSettings, Where
 from hetpeer.peer.process.lifecycle import freeze_memory
 from hetpeer.peer.reliable.checkpoint_catch_up import CheckpointCatchUp
 from hetpeer.peer.reliable.plan_proposer import PlanProposer
@@ -74,6 +74,8 @@ class BootstrapOptions:
     """Address of its dashboard and metrics; None: none."""
     lan: bool = False
     """Whether volunteers of the local network find it there."""
+    limits: MergedSettings = DEFAULTS
+    """Limits of its line (`peer/limits/node_rates.py`)."""
 
 
 class ReliablePeer:
@@ -231,9 +233,12 @@ async def serve_run(
     with run_logs(run) as logs:
         membership_config = MembershipConfig(run.signed, run.path)
         async with attended(run.path, run.identity_path, leaving) as daemon:
+            rates = limited(daemon, run.path, options.limits)
             node = await Node.start(
                 open_config(options.host, options.port, options.peers), Identity.load(run.identity_path)
             )
+
+            rates.use(node.listener.throttle)
 
             def announced(invite: Invite) -> None:
                 daemon.ready(node.addresses)

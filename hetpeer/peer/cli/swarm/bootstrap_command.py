@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hetpeer.peer.cli.options import DashboardOption, HomeOption, need_lan, only_checked, run_loop
+from hetpeer.peer.cli.setting_options import with_settings
 from hetpeer.peer.process.console import tell
 
 if TYPE_CHECKING:
     from hetpeer.peer.arrival.destinations import Invite
 
 
+RATE_LIMITS = {"limits_up": "limits.up", "limits_down": "limits.down"}
+"""Parameter of `bootstrap` → the setting that it overrides."""
+
+
+@with_settings(RATE_LIMITS)
 def bootstrap(
     context: typer.Context,
     directory: Annotated[
@@ -60,6 +66,7 @@ def bootstrap(
     ] = False,
     dashboard: DashboardOption = "",
     home: HomeOption = None,
+    **settings: Any,
 ) -> None:
     """Serve a run to its volunteers.
 
@@ -69,6 +76,7 @@ def bootstrap(
     """
     from hetpeer.bootstrap.state.placement_policies import DEFAULT, PLACEMENT_POLICIES
     from hetpeer.peer.arrival.destinations import destination
+    from hetpeer.peer.limits.config_file import effective
     from hetpeer.peer.process.home import Home, default_home
     from hetpeer.peer.process.lifecycle import run_daemon
 
@@ -80,6 +88,9 @@ def bootstrap(
     known = goal.addresses
 
     place = home or default_home()
+    folder = Home(place).rendezvous if directory is None else directory
+    given = {RATE_LIMITS[name]: value for name, value in settings.items() if value is not None}
+    limits = effective(folder, given)
     if directory is None:
         source = context.get_parameter_source("dashboard")  # the environment's is of daemons that have one
         shown = source is not None and source.name == "COMMANDLINE"
@@ -89,7 +100,7 @@ def bootstrap(
             )
         from hetpeer.peer.arrival.rendezvous import RendezvousOptions, serve_rendezvous
 
-        meeting = RendezvousOptions(home=place, host=host, port=port, peers=known)
+        meeting = RendezvousOptions(home=place, host=host, port=port, peers=known, limits=limits)
         if only_checked(context):
             return
         run_daemon(lambda leaving: serve_rendezvous(meeting, leaving, _announce_rendezvous))
@@ -113,6 +124,7 @@ def bootstrap(
         keep_places=keep_places,
         dashboard=parse_where(dashboard),
         lan=lan,
+        limits=limits,
     )
     if only_checked(context):
         if is_there:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -21,7 +19,8 @@ from hetpeer.peer.cli.options import (
     run_loop,
     together,
 )
-from hetpeer.peer.limits.settings import JoinOption, Settings
+from hetpeer.peer.cli.setting_options import with_settings
+from hetpeer.peer.limits.settings import Settings
 
 SETTINGS = {
     f"{section}_{key}": f"{section}.{key}"
@@ -31,38 +30,7 @@ SETTINGS = {
 """Parameter of `join` → the setting that it overrides, in the order of the help."""
 
 
-def _option(setting: str) -> Any:
-    """Typer's annotation of the option for `setting`."""
-    section, _, key = setting.partition(".")
-    field = type(getattr(Settings(), section)).model_fields[key]
-    option = next(one for one in field.metadata if isinstance(one, JoinOption))
-    kind = field.annotation if field.annotation in (bool, int) else str
-    bounds = {to: getattr(one, to) for one in field.metadata for to in ("ge", "le") if hasattr(one, to)}
-    if option.positive:
-        bounds = {"ge": 1}
-    shown = typer.Option(
-        option.name,
-        min=bounds.get("ge"),
-        max=bounds.get("le"),
-        show_default=False,
-        help=f"{option.help} [{setting}]",
-    )
-    return Annotated[kind | None, shown]
-
-
-def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give `command` an option for each of SETTINGS, behind its parameter `home`; it gets them by keyword."""
-    own = list(inspect.signature(command, eval_str=True).parameters.values())[:-1]  # without **settings
-    behind = 1 + next(place for place, one in enumerate(own) if one.name == "home")
-    options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_option(setting))
-        for name, setting in SETTINGS.items()
-    ]
-    command.__signature__ = inspect.Signature([*own[:behind], *options, *own[behind:]])  # type: ignore[attr-defined]
-    return command
-
-
-@_with_settings
+@with_settings(SETTINGS)
 def join(
     context: typer.Context,
     invites: InvitesArgument = None,
