@@ -210,7 +210,9 @@ class ApplyUpdate:
     gradient: Handle
     coefficient: float
     needed: int
-    workers: int = 1
+    workers: int
+    ids: frozenset[int]
+    """Microbatches that the gradient is of: all of the step, but those that cannot be computed."""
 
 
 @dataclass(frozen=True, slots=True)

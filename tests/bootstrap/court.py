@@ -14,6 +14,7 @@ from hetpeer.bootstrap.state.effects import (
     CoordinatorState,
     Record,
     Send,
+    TryMicrobatch,
 )
 from hetpeer.bootstrap.state.membership import BlockDemand
 from hetpeer.stages.block.fingerprint import KEY_BYTES, PLACES, pack
@@ -60,12 +61,19 @@ class Court:
         self.core = Coordinator(whole_run(config, History.of(records)), self.now)
         self.sent = {}
         self.order = None
+        self.trials = []
+        """Microbatches that the coordinator is computing itself."""
+        self.finds_nothing = True
+        """Whether that is over at once, and nothing is found."""
         self.do(self.core.start())
 
     def do(self, effects):
         """Note the effects and return them."""
         effects = list(effects)
         note(effects, self.records, self.sent)
+        self.trials += [effect for effect in effects if isinstance(effect, TryMicrobatch)]
+        while self.trials and self.finds_nothing:
+            effects += self.do(self.core.tried(self.trials.pop(), None, self.now))
         self.order = next((e for e in reversed(effects) if isinstance(e, CollectCheckpoint)), self.order)
         return effects
 

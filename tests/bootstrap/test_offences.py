@@ -376,8 +376,12 @@ def test_one_that_fails_alone_ends_it_as_nobody_comes(visitor, rooms):
     assert "non-finite" in ended[0].why
 
 
+def failure_of(*holders):
+    return FailedMicrobatch(batch=0, id=0, blocks=(0,), holders=holders, times=3, step=0, what="non-finite")
+
+
 def test_one_of_several_pipelines_is_not_alone_though_nobody_else_is_in_it():
-    failure, minutes = FailedMicrobatch(0, (0,), ("a",), "non-finite"), 140.0
+    failure, minutes = failure_of("a"), 140.0
     for elsewhere, final in ((None, True), (lambda: False, False)):
         failures = Failures(elsewhere)
         failures.met("a")

@@ -34,6 +34,7 @@ STEERED_COORDINATOR = {
     ("finished", "saved"),
     ("finished", "not_saved"),
     *((state.value, "paced") for state in CoordinatorState),
+    *((state.value, "tried") for state in CoordinatorState),
     *(
         (state.value, kind)
         for state in CoordinatorState
@@ -42,7 +43,7 @@ STEERED_COORDINATOR = {
 }
 """Possible, but too rare in random histories, or said by the daemon alone:
 tests/bootstrap/test_{coordinator,step}.py drive them by hand. Spot checks have histories of their own
-(test_spotchecks.py).
+(test_spotchecks.py), and so have samples that cannot be computed (test_bad_samples.py).
 """
 
 _PAST = ("joined", "reroute", "gone", "settled", "evict", "plan", "commit", "save")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -113,11 +113,11 @@ class CheckedNumerics(Protocol):
     def install(self, state: Any, total: Any, coefficient: float, copy: Any) -> Any:
         """State with parameters `total`·`coefficient` plus the change since `copy` (of the same cluster)."""
 
-    def check_loss(self, step: int, microbatches: int, loss: float) -> bool:
+    def check_loss(self, step: int, ids: Collection[int], loss: float) -> bool:
         """Whether a committed step may have this mean loss."""
 
-    def check_final(self, block: int, bases: Sequence[Sequence[int]], state: Any) -> bool:
-        """Whether exact steps may end in `state`; `bases`: step → base version of each microbatch."""
+    def check_final(self, block: int, bases: Sequence[Mapping[int, int]], state: Any) -> bool:
+        """Whether exact steps may end in `state`; `bases`: step → id → base version."""
 
 
 class CheckedSymbols(Symbols):
@@ -216,14 +216,14 @@ class CheckedSymbols(Symbols):
             return replace(gradient, exact=hashed((gradient.exact, by)), bits=hashed((gradient.bits, by)))
         return SymbolicSum(gradient.ids + Counter({(-1, -1, by): 1}), hashed((gradient.bits, by)))
 
-    def check_loss(self, step: int, microbatches: int, loss: float) -> bool:
-        return loss == sum(n + 1 for n in range(microbatches)) / microbatches
+    def check_loss(self, step: int, ids: Collection[int], loss: float) -> bool:
+        return loss == sum(n + 1 for n in ids) / len(ids)
 
-    def check_final(self, block: int, bases: Sequence[Sequence[int]], state: SymbolicState) -> bool:
+    def check_final(self, block: int, bases: Sequence[Mapping[int, int]], state: SymbolicState) -> bool:
         """One big machine's state has the same exact part."""
         versions = [self.initial(block)]
         for step, each in enumerate(bases):
-            ids = Counter({(step, n, versions[base].exact): 1 for n, base in enumerate(each)})
+            ids = Counter({(step, n, versions[base].exact): 1 for n, base in each.items()})
             versions.append(self.apply(versions[step], SymbolicSum(ids, ""), 1.0))
         return state.exact == versions[-1].exact
 

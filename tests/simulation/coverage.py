@@ -25,6 +25,7 @@ COORDINATOR_EVENTS = [
     "resumed",
     "saved",
     "not_saved",
+    "tried",
     "arrange",
     "tick",
 ]

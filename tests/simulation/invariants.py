@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Any
 
 from hetpeer.averaging import messages as m
@@ -41,6 +41,7 @@ class Checks(SimObserver):
         self._numerics = numerics
         self._steps = config.steps
         self._microbatches = config.microbatches
+        self._fails_at = config.fails_at
         self._staleness = config.staleness
         self._early = config.head_start
         self._fresh = config.fresh_steps
@@ -79,7 +80,10 @@ class Checks(SimObserver):
         elif kind == "commit":
             step = record["step"]
             require(step == history.version, f"step {step} is committed at version {history.version}")
-            exact = self._numerics.check_loss(step, self._microbatches, record["loss"])
+            ids = self.counts(step)
+            exact = self._numerics.check_loss(step, ids, record["loss"])
+            left_out = [i for i in range(self._microbatches) if i not in ids]
+            require(record.get("skipped", []) == left_out, f"step {step} skips {record.get('skipped')}")
             require(exact, f"step {step} has the loss {record['loss']}")
             self.is_fresh_enough(step, step, record)
             self._commits += 1
@@ -89,20 +93,24 @@ class Checks(SimObserver):
             self._lineage[step + 1] = self._commits
             self.gives(key, record)
         history.add(record)
-        self.credit_adds_up(record, len(history.commits))
+        self.credit_adds_up(record, history.commits)
 
     def gives(self, commit: Hashable, record: Mapping[str, Any]) -> None:
         """Note the credit that the record of `commit` gives."""
         self._contributors.add(record)
         self._given[commit] = dict(self._contributors.read(record["counted"]))
 
-    def credit_adds_up(self, record: Mapping[str, Any], batches: int) -> None:
+    def counts(self, batch: int) -> list[int]:
+        """Ids of `batch` that somebody can compute: exactly these are in its update."""
+        return [i for i in range(self._microbatches) if self._fails_at(batch, i) is None]
+
+    def credit_adds_up(self, record: Mapping[str, Any], batches: Iterable[int]) -> None:
         """Check all credit after `record`: `batches` in the result give each of their block-microbatches
         once.
         """
         self.credit.add(record)
-        given, due = self.credit.of, batches * self._microbatches * self._numerics.blocks
-        require(sum(given.values()) == due, f"{sum(given.values())} are credited for {batches} batches")
+        given, due = self.credit.of, sum(len(self.counts(one)) for one in batches) * self._numerics.blocks
+        require(sum(given.values()) == due, f"{sum(given.values())} are credited, and not {due}")
         require(min(given.values(), default=1) > 0, f"{given} is credited")
 
     def credited(self, commit: Hashable, covers: Collection[m.Cover]) -> None:
@@ -133,7 +141,7 @@ class Checks(SimObserver):
         for cover in record.covers:
             where = f"step {step} block {cover.block}"
             ids = Counter(i for _, held in cover.slots for i in held)
-            require(ids == Counter(range(self._microbatches)), f"{where}: counted {dict(ids)}")
+            require(ids == Counter(self.counts(step)), f"{where}: counted {dict(ids)}")
             known = self._states.setdefault((parent, cover.block), before[cover.block])
             require(known == before[cover.block], f"{where}: {volunteer} applied it to another state")
             after = record.states[cover.block]
@@ -187,10 +195,9 @@ class Checks(SimObserver):
             exact = self._numerics.check_final(block, bases, state)
             require(exact, f"block {block} ended in another state than that of one machine")
 
-    def _bases(self, step: int, behind: int) -> list[int]:
-        """Version that each microbatch of `step` is computed with."""
-        early = min(self._early, self._microbatches)
-        return [step - behind] * early + [step] * (self._microbatches - early)
+    def _bases(self, step: int, behind: int) -> dict[int, int]:
+        """Id of `step` → version that it is computed with."""
+        return {i: step - behind if i < self._early else step for i in self.counts(step)}
 
 
 def require(holds: bool, what: str) -> None:

@@ -120,7 +120,8 @@ class GroupedChecks(Checks):
                 batch, step = record["batch"], record["step"]
                 self._grows(cluster, step)
                 self.is_fresh_enough(step - self._base[cluster], batch, record)
-                exact = self._numerics.check_loss(batch, self._microbatches, record["loss"])
+                ids = self.counts(batch)
+                exact = self._numerics.check_loss(batch, ids, record["loss"])
                 require(exact, f"batch {batch} has the loss {record['loss']}")
                 known = {b for known in self._known() for b, _ in known}
                 require(batch not in known, f"batch {batch} is trained though it is somewhere")
@@ -148,7 +149,7 @@ class GroupedChecks(Checks):
             case _:
                 pass
         everything = frozenset().union(*self._known()) if self._inside else self._stored[1]
-        self.credit_adds_up(record, len(everything))
+        self.credit_adds_up(record, (batch for batch, _ in everything))
 
     def _grows(self, cluster: int, step: int) -> None:
         version = self._base[cluster] + len(self._inside[cluster]) - 1
@@ -175,7 +176,7 @@ class GroupedChecks(Checks):
         for cover in record.covers:
             where = f"cluster {cluster} step {number} block {cover.block}"
             ids = Counter(i for _, held in cover.slots for i in held)
-            expected = members if members is not None else range(self._microbatches)
+            expected = members if members is not None else self.counts(step.batch)
             require(ids == Counter(expected), f"{where}: counted {dict(ids)}")
             known = self._after.setdefault((cluster, number, cover.block), before[cover.block])
             require(known == before[cover.block], f"{where}: {volunteer} applied it to another state")

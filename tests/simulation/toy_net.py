@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,10 +181,10 @@ class ToyNet:
     def shared(self, state: ToyState, begin: int, end: int) -> str:
         return _digest(state.parameters[begin:end])
 
-    def check_loss(self, step: int, microbatches: int, loss: float) -> bool:
+    def check_loss(self, step: int, ids: Collection[int], loss: float) -> bool:
         return math.isfinite(loss)
 
-    def check_final(self, block: int, bases: Sequence[Sequence[int]], state: ToyState) -> bool:
+    def check_final(self, block: int, bases: Sequence[Mapping[int, int]], state: ToyState) -> bool:
         return state.version == len(bases)
 
     def train_alone(self, bases: Sequence[int], microbatches: int, clip_norm: float | None) -> list[float]:

@@ -212,7 +212,10 @@ class StepVote:
                 ]
             )
         one = (commit.coefficient, oldest, commit.workers)
-        return self._wrap([ApplyUpdate(b, commit.plan, gradients[b], *one) for b in self._blocks])
+        ids = {
+            b: frozenset(i for _, held in self.reduction.covers[b].slots for i in held) for b in self._blocks
+        }
+        return self._wrap([ApplyUpdate(b, commit.plan, gradients[b], *one, ids[b]) for b in self._blocks])
 
     def applied(self, block: int, digest: str) -> RecordApplied | None:
         """`ApplyUpdate` or `InstallAverage` is done for `block`; after the last one, the update's record."""

@@ -73,6 +73,7 @@ def _commit_record(
         **({"behind": step.behind} if step.behind else {}),
         "workers": step.workers,
         "plan": step.reduction.reduce.plan,
+        **_skipped(step.ledger.skipped & step.sizes.keys()),
         "loss": step.ledger.train_loss(step.sizes),
         "norm": norm,
         "coefficient": clip_coefficient(norm, context.config.clip_norm),
@@ -165,8 +166,14 @@ def _shunned(context: CoordinatorContext, pairs: Iterable[frozenset[str]]) -> se
 
 def evaluation_record(step: CoordinatedStep) -> dict[str, Any]:
     """Log record of the held-out loss of the state with which `step` began."""
+    skipped = _skipped(step.ledger.skipped - step.sizes.keys())
     loss = step.ledger.evaluation_loss()
-    return {"kind": "evaluation", "step": step.number, "batch": step.batch, "loss": loss}
+    return {"kind": "evaluation", "step": step.number, "batch": step.batch, **skipped, "loss": loss}
+
+
+def _skipped(ids: Iterable[int]) -> dict[str, Any]:
+    """Record field of the ids that cannot be computed, if there are any."""
+    return {"skipped": sorted(ids)} if ids else {}
 
 
 def commit_message(record: Mapping[str, Any]) -> m.Commit:

@@ -18,11 +18,13 @@ from hetpeer.bootstrap.coordinator.machine import Event, Machine
 from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import (
+    BadSample,
     CollectCheckpoint,
     CoordinatorState,
     Disconnect,
     Effect,
     Send,
+    TryMicrobatch,
 )
 from hetpeer.bootstrap.state.membership import LifeCycle, VolunteerState
 from hetpeer.bootstrap.state.timeouts import Leases
@@ -134,6 +136,10 @@ class Coordinator:
         """The checkpoint that `order` asks for was not collected: it is tried again at the next barrier."""
         self.machine.checkpoints.failed(order)
         return []
+
+    def tried(self, trial: TryMicrobatch, bad: BadSample | None, now: float) -> list[Effect]:
+        """The microbatch of `trial` was computed here; None: it can be, or this machine cannot try."""
+        return self.machine.tried(trial, bad, now)
 
     def arrange(self, arrangement: Arrangement, now: float) -> list[Effect]:
         """A planner proposes who has which blocks: from the next barrier on, once that version is stored.

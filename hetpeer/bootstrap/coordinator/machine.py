@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.checkpoint_collection import CheckpointCollection
@@ -33,11 +34,22 @@ from hetpeer.bootstrap.coordinator.rebalancing import Rebalancing
 from hetpeer.bootstrap.coordinator.step import CoordinatedStep
 from hetpeer.bootstrap.coordinator.step_barrier import StepBarrier
 from hetpeer.bootstrap.coordinator.steps import StepQueue
+from hetpeer.bootstrap.log.record_text import bad_sample_text
 from hetpeer.bootstrap.state.context import CoordinatorContext
-from hetpeer.bootstrap.state.effects import CoordinatorState, Effect, Halt, Send
+from hetpeer.bootstrap.state.effects import (
+    BadSample,
+    CoordinatorState,
+    Effect,
+    Halt,
+    Send,
+    TryMicrobatch,
+)
 from hetpeer.bootstrap.state.failed_microbatches import FailedMicrobatch, room_s
 from hetpeer.bootstrap.state.membership import VolunteerState
 from hetpeer.bootstrap.trust.state_agreement import StateAgreement
+
+MOST = 200
+"""Characters of each text in a `bad_sample` record."""
 
 
 class Event(enum.Enum):
@@ -170,7 +182,9 @@ class Machine:
         if (trouble := step.reduction.trouble) is not None:
             return self._end(trouble, completed=False)
         if (failure := step.failed()) is not None:
-            return self._cannot_compute(failure, now)
+            return self._cannot_compute(step, failure, now)
+        if (why := step.nothing_left) is not None:
+            return self._end(why, completed=False)
         if out := step.reduction.to_fence():
             return [*ban_records(context, step.number, out), *departures.fence(out, now)]
         found, line = check_findings(context, step), context.line
@@ -191,9 +205,15 @@ class Machine:
         context.state = CoordinatorState.REDUCING if reducing else CoordinatorState.TRAINING
         return logged
 
-    def _cannot_compute(self, failure: FailedMicrobatch, now: float) -> list[Effect]:
-        """Every holder of some block failed a microbatch: others, if any, try before the run ends."""
+    def _cannot_compute(self, step: CoordinatedStep, failure: FailedMicrobatch, now: float) -> list[Effect]:
+        """Every holder of some block failed a microbatch: we try it, then others do before the run ends."""
         context = self._context
+        if (known := context.history.bad.get(step.bad_key(failure.id))) is not None:
+            return self._leave_out(step, failure.id, known, now)
+        if step.begins_trial(failure):
+            return [TryMicrobatch(context.line.cluster, failure.batch, failure.id)]
+        if step.awaits_trial(failure.id):
+            return []
         for peer in failure.holders:
             context.members.volunteers[peer].slow = True
         replaceable = context.members.spare() is not None
@@ -201,6 +221,35 @@ class Machine:
             return self._end(failure.why, completed=False)
         self.policy.rest(failure.holders, now)
         return self.departures.fence(dict.fromkeys(failure.holders, failure.why), now)
+
+    def tried(self, trial: TryMicrobatch, bad: BadSample | None, now: float) -> list[Effect]:
+        """We have computed a microbatch ourselves; `bad`: nobody can. Then it is skipped, or the run ends."""
+        context = self._context
+        step = next((s for s in self.steps if s.batch == trial.batch and s.awaits_trial(trial.id)), None)
+        if step is None:
+            return []
+        if bad is None:
+            step.tried(trial.id)
+            return self.follow(step, now)
+        batch, _ = step.bad_key(trial.id)
+        record = context.log(
+            kind="bad_sample",
+            batch=batch,
+            id=trial.id,
+            step=step.number,
+            where=bad.where[:MOST],
+            why=bad.why[:MOST],
+            skipped=context.config.skips,
+        )
+        return [record, *self._leave_out(step, trial.id, record.record, now)]
+
+    def _leave_out(
+        self, step: CoordinatedStep, microbatch: int, known: Mapping[str, Any], now: float
+    ) -> list[Effect]:
+        """Skip a microbatch that nobody can compute, or end the run; `known`: the record that says so."""
+        if not self._context.config.skips:
+            return self._end(bad_sample_text(known), completed=False)
+        return [*step.skip(microbatch, now), *self.follow(step, now)]
 
     def _decided(
         self, step: CoordinatedStep, decision: Mapping[int, m.BlockVote], now: float

@@ -34,6 +34,7 @@ class CoordinatedStep:
         behind: int = 0,
     ) -> None:
         config, members = context.config, context.members
+        self._context = context
         first = len(config.sizes)
         train = range(first if work.trains else 0)
         evaluation = range(first, first + (config.evaluation_microbatches if work.evaluates else 0))
@@ -42,6 +43,7 @@ class CoordinatedStep:
         """Number of versions by which the step's parameters are older than `number`."""
         self.batch = work.batch
         self.workers = work.workers
+        self._work = work
         self.began_at = now
         self.roster, ready = members.roster(), members.ready()
         speeds = rates(ready, members.costs)
@@ -49,10 +51,12 @@ class CoordinatedStep:
         links = link_costs(ready, speeds, config.compression, self._targets, mixed=config.checks is not None)
         apart = context.reputation.apart | shunned(ready)
         self.ledger = StepLedger(train, evaluation, members.blocks)
+        for microbatch in (*train, *evaluation) if config.skips else ():
+            if self.bad_key(microbatch) in context.history.bad:
+                self.ledger.skip(microbatch)
         self.sizes = dict(enumerate(config.sizes))
         """Training id → its samples."""
         self._failure: FailedMicrobatch | None = None
-        self._context = context
         self._timeouts = timeouts
         self.line = context.line
         self._blocks = members.blocks
@@ -61,7 +65,7 @@ class CoordinatedStep:
         self._entrants: dict[str, m.Entrant] = {}
         """Late joiners that are not announced to everybody yet."""
         self._ways = Assignments(
-            (*train, *evaluation),
+            sorted(self.ledger.ids | self.ledger.evaluation),
             self.roster,
             members.blocks,
             speeds,
@@ -75,6 +79,8 @@ class CoordinatedStep:
             context, self.number, self.roster, self.ledger, self._ways.route_taken, timeouts, now
         )
         self._failures = FailureReports()
+        self._trials: dict[int, str | None] = {}
+        """Microbatch that the coordinator computes itself → what volunteers say of it; None: it could."""
         self._progress = ProgressTimer(now)
         self.stalls = 0
         """Number of times that work was handed out again since the last count."""
@@ -102,7 +108,22 @@ class CoordinatedStep:
     @property
     def evaluated_only(self) -> bool:
         """Whether the step only evaluates the final state, and is complete."""
-        return not self.ledger.ids and self.ledger.complete()
+        return not self._work.trains and self.ledger.complete()
+
+    @property
+    def nothing_left(self) -> str | None:
+        """Why the step cannot be decided: nothing is left that can be computed. None otherwise."""
+        for needed, left, what in (
+            (self._work.trains, self.ledger.ids, "microbatch"),
+            (self._work.evaluates, self.ledger.evaluation, "held-out microbatch"),
+        ):
+            if needed and not left:
+                return f"no {what} of step {self.number} can be computed"
+        return None
+
+    def bad_key(self, microbatch: int) -> tuple[int | None, int]:
+        """Key of `microbatch` in `History.bad`: held-out ids are the same in every batch."""
+        return (self.batch if microbatch < len(self._context.config.sizes) else None), microbatch
 
     def failed(self) -> FailedMicrobatch | None:
         """The microbatch that all holders of some block have failed since this was last asked."""
@@ -158,15 +179,14 @@ class CoordinatedStep:
 
     def _check(self, peer: str, message: m.Sealed) -> None:
         """Check that blocks are in order and ids of this step: else one report could reopen thousands."""
-        checked_to = 0
+        checked_to, known = 0, self.ledger.ids | self.ledger.skipped
         for part in message.contents:
-            ids = self.ledger.ids.intersection(part.ids)
-            if len(ids) < len(part.ids):
+            if len(known.intersection(part.ids)) < len(part.ids):
                 raise ProtocolError(f"a report of ids that are not of step {self.number}", peer=peer)
             if not checked_to <= part.begin < part.end:
                 raise ProtocolError("a report whose blocks are out of order", peer=peer)
             checked_to = part.end
-        if not message.losses.keys() <= self.ledger.ids:
+        if not message.losses.keys() <= known:
             raise ProtocolError(f"losses of ids that are not of step {self.number}", peer=peer)
 
     def _evaluated(self, peer: str, message: m.Evaluated, now: float) -> list[Effect]:
@@ -196,15 +216,56 @@ class CoordinatedStep:
         culprit = message.given or peer
         self._failures.add(message.id, peer, culprit if culprit in self.roster else "")
         self._progress.over(now)
-        if blocks := self._failures.nobody_can(message.id, self.roster):
-            times = self._failures.times(message.id)
-            why = f"microbatch {message.id} of step {self.number} failed {times} times: {message.why}"
-            why = why[: m.MAX_TEXT]
-            holders = [p for p, (begin, end) in self.roster.items() if any(begin <= b < end for b in blocks)]
-            self._failure = FailedMicrobatch(self.batch, blocks, tuple(sorted(holders)), why)
+        self._failure = self._nobody_can(message.id, message.why)
+        if self._failure is not None:
             return []
         again = self._hand_out({message.id}, self._failures.who_else(message.id, self.roster, self._blocks))
         return [*again, *self.part(peer, culprit)]
+
+    def _nobody_can(self, microbatch: int, why: str) -> FailedMicrobatch | None:
+        """The failure of `microbatch` at blocks whose holders have all failed it, if there are any."""
+        blocks = self._failures.nobody_can(microbatch, self.roster)
+        if not blocks:
+            return None
+        holders = [p for p, (begin, end) in self.roster.items() if any(begin <= b < end for b in blocks)]
+        return FailedMicrobatch(
+            batch=self.batch,
+            id=microbatch,
+            blocks=blocks,
+            holders=tuple(sorted(holders)),
+            times=self._failures.times(microbatch),
+            step=self.number,
+            what=why,
+        )
+
+    def begins_trial(self, failure: FailedMicrobatch) -> bool:
+        """Note that the coordinator is about to compute the microbatch of `failure`; False: it did before."""
+        fresh = failure.id not in self._trials
+        self._trials.setdefault(failure.id, failure.what)
+        return fresh
+
+    def tried(self, microbatch: int) -> None:
+        """Note that the coordinator found nothing wrong with `microbatch`: volunteers' failures count."""
+        why, self._trials[microbatch] = self._trials[microbatch], None
+        self._failure = self._nobody_can(microbatch, why or "")
+
+    def awaits_trial(self, microbatch: int) -> bool:
+        """Whether `microbatch` is undone, and what the coordinator finds of it is not known yet."""
+        return self._trials.get(microbatch) is not None and self.ledger.is_undone(microbatch)
+
+    def skip(self, microbatch: int, now: float) -> list[Effect]:
+        """Count `microbatch` nowhere. All report what is done: they may wait for a slot that never fills."""
+        evicted, reopened = self.ledger.skip(microbatch)
+        effects: list[Effect] = []
+        for peer, blocks in evicted.items():
+            self.reduction.checks.lost(peer)
+            effects.append(Send(peer, m.Evict(line=self.line, step=self.number, blocks=tuple(blocks))))
+        self._progress.over(now)
+        return [*effects, *self._hand_out(reopened), *self._urge(), *self.advance(now)]
+
+    def _urge(self) -> list[Effect]:
+        """Ask everybody to report what is done."""
+        return [self._tell(peer, ()) for peer in sorted(self.roster)]
 
     def part(self, peer: str, other: str) -> list[Effect]:
         """`peer` takes nothing of `other`: reroute what was to pass between them."""
@@ -278,7 +339,7 @@ class CoordinatedStep:
             self._progress.over(now)
         undone = self.ledger.undone()
         last = len(undone) <= few(len(self.ledger.ids)) and self._progress.is_unusual(now)
-        urged = [self._tell(peer, ()) for peer in sorted(self.roster)] if self._progress.urges(now) else []
+        urged = self._urge() if self._progress.urges(now) else []
         hedged = self._hand_out(self._ways.hedge(undone)) if last else []  # the first report of an id counts
         return [*urged, *hedged]
 

@@ -39,6 +39,8 @@ class StepLedger:
     def __init__(self, ids: Iterable[int], evaluation: Iterable[int], blocks: int) -> None:
         self.ids = frozenset(ids)
         self.evaluation = frozenset(evaluation)
+        self.skipped: frozenset[int] = frozenset()
+        """Ids that cannot be computed: they count nowhere."""
         self.unused = Unused()
         """Work that was done, or handed out, and does not count."""
         self._counted: list[dict[int, str]] = [{} for _ in range(blocks)]
@@ -113,6 +115,27 @@ class StepLedger:
         self._evaluated.update(fresh)
         return bool(fresh)
 
+    def skip(self, microbatch: int) -> tuple[dict[str, list[int]], set[int]]:
+        """Count `microbatch` nowhere any more.
+
+        Returns holder → blocks at which its slot held it, and the other ids of those slots: they are open
+        again.
+        """
+        self.skipped |= {microbatch}
+        self.ids -= self.skipped
+        self.evaluation -= self.skipped
+        evicted: dict[str, list[int]] = {}
+        reopened: set[int] = set()
+        for block, counted in enumerate(self._counted):
+            if (holder := counted.get(microbatch)) is not None:
+                evicted.setdefault(holder, []).append(block)
+                theirs = {i for i, h in counted.items() if h == holder}
+                for other in theirs:
+                    del counted[other]
+                reopened |= theirs - {microbatch}
+                self.unused.lost(holder, theirs)
+        return evicted, reopened
+
     def lose(self, holder: str) -> bool:
         """Drop `holder` and its slots. Returns whether anything that counted is open again."""
         lost = False
@@ -144,6 +167,8 @@ class StepLedger:
 
     def is_undone(self, microbatch: int) -> bool:
         """Whether this id of the step is not done yet."""
+        if microbatch in self.skipped:
+            return False
         if microbatch in self.evaluation:
             return microbatch not in self._evaluated
         return any(microbatch not in counted for counted in self._counted)

@@ -5,7 +5,7 @@ Pure. step.py runs each of them; machine.py decides what becomes of the run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hetpeer.averaging import messages as m
@@ -27,6 +27,9 @@ class StepQueue:
 
     def __len__(self) -> int:
         return len(self._steps)
+
+    def __iter__(self) -> Iterator[CoordinatedStep]:
+        return iter(self._steps)
 
     @property
     def first(self) -> CoordinatedStep:

@@ -19,12 +19,14 @@ from hetpeer.bootstrap.grouped.cluster_events import ClusterEvents
 from hetpeer.bootstrap.grouped.cluster_list import Clusters, UnassignedVolunteers
 from hetpeer.bootstrap.log.batches import BatchLineage
 from hetpeer.bootstrap.state.effects import (
+    BadSample,
     CollectCheckpoint,
     CoordinatorConfig,
     CoordinatorState,
     Disconnect,
     Effect,
     Send,
+    TryMicrobatch,
 )
 from hetpeer.bootstrap.state.membership import VolunteerState
 
@@ -148,6 +150,14 @@ class GroupedRun:
         """The checkpoint could not be collected: it is tried again at the next barrier."""
         saver = self.clusters.saver
         return [] if saver is None else saver.coordinator.not_saved(order, now)
+
+    def tried(self, trial: TryMicrobatch, bad: BadSample | None, now: float) -> list[Effect]:
+        """The microbatch of `trial` was computed here; None: it can be, or this machine cannot try."""
+        cluster = self.clusters.get(trial.cluster)
+        if cluster is None:
+            return []
+        effects = cluster.coordinator.tried(trial, bad, now)
+        return self._events.settle(self._events.by(cluster, effects), now)
 
     @property
     def forming(self) -> Cluster | None:

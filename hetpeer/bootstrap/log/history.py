@@ -38,6 +38,8 @@ class History:
     """Last checkpoint of any cluster."""
     sealed: int | None = 0
     """Version of this history with a complete checkpoint in the store, if any."""
+    bad: dict[tuple[int | None, int], Record] = field(default_factory=dict)
+    """(batch, id) of microbatches that cannot be computed → record; held-out ids have no batch."""
     base: Record | None = None
     """Checkpoint that this history starts from; None: the initial state."""
     rollbacks: int = 0
@@ -74,6 +76,8 @@ class History:
                     self.amended, self.amendment = int(record["sequence"]), str(record["data"])
             case "arranged":
                 self.arranged = record["layouts"]
+            case "bad_sample":
+                self.bad[record["batch"], int(record["id"])] = record
             case "gone":
                 self.departures[str(record["peer"])] += 1
             case "average" | "installed":
@@ -129,6 +133,7 @@ class History:
             averages=dict(self.averages),
             evaluations=dict(self.evaluations),
             unevaluated=dict(self.unevaluated),
+            bad=dict(self.bad),
             departures=self.departures.copy(),
             contributors=dict(self.contributors),
         )

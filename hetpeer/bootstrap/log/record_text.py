@@ -7,7 +7,7 @@ from typing import Any
 
 from hetpeer.dht.base.errors import short_id, short_ids
 
-TOLD = frozenset({"rollback", "gone", "arranged", "banned", "dispute", "quarrel"})
+TOLD = frozenset({"rollback", "gone", "arranged", "banned", "bad_sample", "dispute", "quarrel"})
 """Kinds of records that a person should hear of."""
 FAREWELL = "said farewell"
 """The reason in a `gone` record of a volunteer that left by itself."""
@@ -39,6 +39,9 @@ def _text(record: Mapping[str, Any], before: int | None) -> str:
             return f"the blocks are divided anew, by pipeline: {cuts}"
         case "banned":
             return f"volunteer {short_id(record['peer'])} is banned: {record['why']}"
+        case "bad_sample":
+            follows = "it is left out" if record["skipped"] else "the run halts"
+            return f"{bad_sample_text(record)}; {follows}"
         case "dispute":
             one, other = map(short_id, record["peers"])
             return f"volunteers {one} and {other} report different results for step {record['step']}"
@@ -49,6 +52,12 @@ def _text(record: Mapping[str, Any], before: int | None) -> str:
             return f"volunteers who cannot add up together: {named}{more} ({record['why']})"
         case kind:
             raise ValueError(f"a {kind} record is told to nobody")
+
+
+def bad_sample_text(record: Mapping[str, Any]) -> str:
+    """One line on the samples of a `bad_sample` record, for people and as the reason of a halt."""
+    where = f"microbatch {record['id']} of step {record['step']}"
+    return f"{record['where']} cannot be computed by anybody ({where}): {record['why']}"
 
 
 def _again(record: Mapping[str, Any], before: int | None) -> str:

@@ -194,6 +194,8 @@ class AveragingSettings(ManifestPart):
 class TrainingSettings(ManifestPart):
     """Training settings. A step updates the parameters once, with `batch_size` samples."""
 
+    LATER = frozenset({"on_bad_sample"})
+
     steps: Positive = 60
     batch_size: Positive = 128
     microbatch_size: Positive = 8
@@ -226,6 +228,9 @@ class TrainingSettings(ManifestPart):
     """Microbatches of an overlapping step that use older parameters; the others wait. None: all use them."""
     compensation: Annotated[float, Field(ge=0, le=100)] = 0.0
     """λ of the delay compensation of stale gradients (DC-ASGD)."""
+
+    on_bad_sample: Literal["halt", "skip"] = "halt"
+    """What follows when a microbatch cannot be computed from its data (docs/trust.md)."""
 
     groups: tuple[ParameterGroup, ...] = ()
     """Parameter groups; the first one that matches a parameter's name applies."""

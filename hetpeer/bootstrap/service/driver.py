@@ -25,6 +25,7 @@ from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.log.record_text import TOLD, record_text
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.service.core_interface import LeaderStart
+from hetpeer.bootstrap.service.sample_trials import SampleTrials
 from hetpeer.bootstrap.service.sessions import VolunteerSessions
 from hetpeer.bootstrap.state import effects as d
 from hetpeer.bootstrap.state.timeouts import MAX_TICK_S
@@ -68,6 +69,8 @@ class CoordinatorService:
         self._sessions = VolunteerSessions(self, clock)
         self._effects: asyncio.Queue[d.Effect] = asyncio.Queue()
         self._collecting: asyncio.Task[None] | None = None
+        self._trials = SampleTrials(run)
+        self._trying: set[asyncio.Task[None]] = set()
         self._amend()
         self.serving = asyncio.Event()
         """Set once volunteers are answered."""
@@ -94,7 +97,7 @@ class CoordinatorService:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LINGER_S):
                         await leaving.wait()
-                for task in (*works, self._collecting):
+                for task in (*works, self._collecting, *self._trying):
                     if task is not None:
                         task.cancel()
                 return halt
@@ -153,6 +156,9 @@ class CoordinatorService:
                     if self._collecting is not None:
                         self._collecting.cancel()
                     self._collecting = self._tasks.create_task(self._collect(effect))
+                case d.TryMicrobatch():
+                    self._trying.add(task := self._tasks.create_task(self._try(effect)))
+                    task.add_done_callback(self._trying.discard)
                 case d.Halt():
                     self.halted.set_result(effect)
 
@@ -311,6 +317,11 @@ class CoordinatorService:
             return
         for block, digest in zip(sorted(order.savers), digests, strict=True):
             self._queue(self.core.saved(order, block, digest, self._clock.monotonic()))
+
+    async def _try(self, trial: d.TryMicrobatch) -> None:
+        """Compute a microbatch here that volunteers cannot compute."""
+        found = await self._trials.find(trial, self._checkpoints.newest_record)
+        self._hear(partial(self.core.tried, trial, found))
 
     @property
     def blocks(self) -> int:

@@ -33,6 +33,7 @@ def coordinator_config(run: RunDirectory, *, placement: str | None = DEFAULT) ->
         evaluate_every=training.eval_every,
         checkpoint_every=training.checkpoint_every,
         clip_norm=training.clip_norm,
+        skips=training.on_bad_sample == "skip",
         staleness=training.staleness,
         fresh_steps=training.fresh_steps,
         corrected=manifest.averaging is not None and manifest.averaging.corrected,

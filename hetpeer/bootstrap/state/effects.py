@@ -36,6 +36,8 @@ class CoordinatorConfig:
     """Batches that a cluster trains before it averages."""
     averaging_delayed: bool = False
     """Whether a cluster trains on while it averages."""
+    skips: bool = False
+    """Whether samples that cannot be computed are left out; otherwise they halt the run."""
     staleness: int = 0
     """Steps that may begin before the one before them is committed (docs/asynchronous.md)."""
     fresh_steps: int = 0
@@ -131,6 +133,27 @@ class CollectCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class TryMicrobatch:
+    """Compute microbatch `id` of `batch` here, from the last checkpoint → `tried` of the core.
+
+    All holders of a block have failed it. `cluster`: the one that trains it.
+    """
+
+    cluster: int
+    batch: int
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class BadSample:
+    """Finding of `TryMicrobatch`: the microbatch cannot be computed."""
+
+    where: str
+    """Its bad samples, by shard."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Halt:
     """The run is over: `completed`, or unable to go on because of `why`."""
 
@@ -138,4 +161,4 @@ class Halt:
     completed: bool
 
 
-Effect = Send | Record | Disconnect | CollectCheckpoint | Halt
+Effect = Send | Record | Disconnect | CollectCheckpoint | TryMicrobatch | Halt

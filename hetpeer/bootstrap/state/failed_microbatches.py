@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
+from hetpeer.averaging.messages import MAX_TEXT
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.stages.pipeline.routes import Roster, cheapest_path
 
@@ -36,14 +37,22 @@ def room_s(config: CoordinatorConfig) -> float:
     return MOVES * config.move_s + config.sync_s
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FailedMicrobatch:
-    """A microbatch of `batch` that all `holders` of all `blocks` have failed; `why`: what they report."""
+    """Microbatch `id` of `batch` that all `holders` of all `blocks` have failed; `what`: what they report."""
 
     batch: int
+    id: int
     blocks: tuple[int, ...]
     holders: tuple[str, ...]
-    why: str
+    times: int
+    step: int
+    what: str
+
+    @property
+    def why(self) -> str:
+        """The failure in one line."""
+        return f"microbatch {self.id} of step {self.step} failed {self.times} times: {self.what}"[:MAX_TEXT]
 
 
 @dataclass(slots=True)

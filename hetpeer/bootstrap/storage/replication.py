@@ -83,6 +83,11 @@ class CheckpointReplication:
         return bool(self._newest["blocks"] == record["blocks"])
 
     @property
+    def newest_record(self) -> Record:
+        """Record of the newest checkpoint that is complete here."""
+        return self._newest
+
+    @property
     def newest(self) -> int:
         """Version of the newest sealed checkpoint here."""
         return int(self._newest["version"])

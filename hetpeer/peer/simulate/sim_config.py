@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from hetpeer.averaging.effects import EVERY_ID
 from hetpeer.averaging.member.step_vote import ModelShape
@@ -33,6 +34,12 @@ class SwarmConfig:
     """Number of steps at the beginning that do not overlap."""
     head_start: int = EVERY_ID
     """Number of microbatches of an overlapping step that are computed with older parameters."""
+    bad: Mapping[tuple[int | None, int], int] = field(default_factory=dict)
+    """(batch, id) of microbatches that nobody can compute → block whose forward fails, or -1 - block for its
+    backward; held-out ids have no batch.
+    """
+    skips: bool = False
+    """Whether such microbatches are left out; otherwise they halt the run."""
     clip_norm: float | None = None
     latency_s: tuple[float, float] = (0.005, 0.12)
     stall_s: float = 8.0
@@ -63,6 +70,10 @@ class SwarmConfig:
         """Model, as a volunteer needs to know it."""
         return ModelShape(numerics.sizes, self.slot_capacity, Ties(()), self.head_start, self.shard_length)
 
+    def fails_at(self, batch: int, number: int) -> int | None:
+        """The entry of `bad` for microbatch `number` of `batch`, if there is one."""
+        return self.bad.get((batch if number < self.microbatches else None, number))
+
     def coordinator(self, numerics: Symbols) -> CoordinatorConfig:
         """Settings of the coordinator, as a manifest would give them."""
         blocks = range(numerics.blocks)
@@ -85,6 +96,7 @@ class SwarmConfig:
             stall_s=self.stall_s,
             reduce_s=self.reduce_s,
             sync_s=self.sync_s,
+            skips=self.skips,
             staleness=self.staleness,
             fresh_steps=self.fresh_steps,
         )

@@ -38,6 +38,8 @@ BEAT_S = 1.0
 DIAL_RETRY_S = 0.5
 ECHO_S = 0.2
 LINGER_S = 3.0
+TRY_S = 2.0
+"""Seconds in which the coordinator's machine computes a microbatch."""
 """Seconds that the coordinator stays when the run is over."""
 
 
@@ -155,8 +157,16 @@ class SimSwarm:
                     self.network.send(COORDINATOR, peer, self.volunteers[peer].lost_session(session))
             case d.CollectCheckpoint():
                 self.store.collect(effect)
+            case d.TryMicrobatch(_, batch, number):
+                found = None
+                if self.config.fails_at(batch, number) is not None:
+                    found = d.BadSample(f"sample {number} of shard {batch}", "its loss is not finite")
+                self.world.after(TRY_S, lambda: self.host.later(lambda: self._tried(effect, found)))
             case d.Halt(_, completed):
                 self.completed = completed
+
+    def _tried(self, trial: d.TryMicrobatch, found: d.BadSample | None) -> None:
+        self.host.event("tried", lambda core, now: core.tried(trial, found, now))
 
     def _check_promise(self, to: str, message: m.Message) -> None:
         """Tell the observer about a plan, or about a commit to a volunteer that works on its step."""

@@ -80,6 +80,7 @@ class SimVolunteer:
             self.speed,
             later,
             swarm.config.hardware,
+            swarm.config.fails_at,
         )
         self.conduct = self.worker.conduct = swarm.conduct_of(self)
         self._preparing = 0

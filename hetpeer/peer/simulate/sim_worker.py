@@ -44,6 +44,8 @@ class SimWorker:
     _speed: float
     _answer: Answer
     _hardware: SimHardware | None = None
+    _fails_at: Callable[[int, int], int | None] = lambda _batch, _number: None
+    """(batch, id) → block at which anybody fails, as in `SwarmConfig.bad`."""
     states: dict[int, dict[int, Any]] = field(default_factory=dict)
     """Block → version → state; only versions that steps in progress compute with."""
     graphs_of: tuple[int, int] | None = None
@@ -111,7 +113,7 @@ class SimWorker:
             self._window.begun((step, key), work.hops_after, self._world.now)
 
         def finish(core: Member) -> Iterable[Effect]:
-            if self.conduct.computation_fails(2 * key.id):
+            if self._is_bad(step, key, work.end) or self.conduct.computation_fails(2 * key.id):
                 return core.work.work_failed(step, key, "non-finite output")
             version = step.version_of(key.id)
             states = [self._state(block, version) for block in range(key.begin, work.end)]
@@ -136,6 +138,7 @@ class SimWorker:
         def finish(core: Member) -> Iterable[Effect]:
             back, gradients = numerics.backward(self._graphs.pop((step.number, key)), gradient)
             broken = self.conduct.computation_fails(2 * key.id + 1)
+            broken = broken or self._is_bad(step, key, work.end, back=True)
             for block, part in zip(range(key.begin, work.end), gradients, strict=True):
                 if block in work.fold:
                     have = self.slots.get((step.number, work.slot, block))
@@ -148,6 +151,11 @@ class SimWorker:
             return core.work.backward_done(step, key, self.boxes.new(step, back) if key.begin > 0 else None)
 
         self.submit(self._seconds(key.begin, work.end, backward=True), finish)
+
+    def _is_bad(self, step: e.StepId, key: p.TaskKey, end: int, *, back: bool = False) -> bool:
+        """Whether nobody can compute the forward (`back`: the backward) of `key` before block `end`."""
+        at = self._fails_at(step.batch, key.id)
+        return at is not None and key.begin <= (-1 - at if back else at) < end
 
     def unload(self) -> None:
         """Unload the graphs, as those of another place are about to be loaded."""

@@ -271,6 +271,7 @@ class ReduceExecution:
                 batch=step.batch,
                 workers=work.workers,
                 microbatches=self._schema.microbatches,
+                skipped=tuple(i for i in range(self._schema.microbatches) if i not in work.ids),
             )
         posted = self._posts.post(command, [given])
 

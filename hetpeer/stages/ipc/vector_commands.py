@@ -146,6 +146,8 @@ class Apply(Command[UpdateApplied], kind="apply"):
     """The reduce plan of the gradient."""
     batch: Count
     microbatches: Count
+    skipped: tuple[Count, ...] = ()
+    """Ids of the step that the gradient does not have: nobody can compute them."""
     needed: Count
     base: Count
     """The version of the parameters for which the gradient was computed."""

@@ -16,7 +16,7 @@ r ← (1 - m)^M r + Σ m (1 - m)^(M-1-i) xᵢ: the summands travel behind the gr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -110,19 +110,31 @@ class RunningStatistics:
         result: dict[str, torch.Tensor] = {}
         for call, (rate, names) in self._norms.items():
             assert here.draw is not None
-            later = here.draw.microbatches - 1 - here.draw.microbatch
-            weight = float32(rate * power(1.0 - rate, later))
+            weight = float32(_weight(rate, here.draw.microbatches, here.draw.microbatch))
             for name, statistic in zip(names, here.statistics[call], strict=True):
                 result[name] = statistic * weight
         return result
 
-    def update(self, running: torch.Tensor, added: torch.Tensor, microbatches: int) -> None:
-        """Apply a committed step in place: `running` decays, and the microbatches' sum `added` is added."""
+    def update(
+        self, running: torch.Tensor, added: torch.Tensor, microbatches: int, skipped: Sequence[int] = ()
+    ) -> None:
+        """Apply a committed step in place: `running` decays, and the microbatches' sum `added` is added.
+
+        A `skipped` microbatch counts as if it had shown the running values themselves.
+        """
         begin = 0
         for rate, count in self._parts:
             part = slice(begin, begin + count)
-            running[part].mul_(float32(power(1.0 - rate, microbatches))).add_(added[part])
+            kept = power(1.0 - rate, microbatches)
+            for microbatch in skipped:
+                kept += _weight(rate, microbatches, microbatch)
+            running[part].mul_(float32(kept)).add_(added[part])
             begin += count
+
+
+def _weight(rate: float, microbatches: int, microbatch: int) -> float:
+    """Weight of a microbatch's statistics in the running values after its step."""
+    return rate * power(1.0 - rate, microbatches - 1 - microbatch)
 
 
 class HeldBlock:
@@ -197,7 +209,8 @@ class HeldBlock:
                 step=how.batch + 1,
                 workers=how.workers,
             )
-        self._running.update(after.statistics, gradient[self.spec.parameter_count :], how.microbatches)
+        added = gradient[self.spec.parameter_count :]
+        self._running.update(after.statistics, added, how.microbatches, how.skipped)
 
     def _compensated(self, gradient: torch.Tensor, how: Apply) -> tuple[torch.Tensor, float]:
         """(gradient corrected for the change since its version, remaining factor): DC-ASGD, if asked for."""

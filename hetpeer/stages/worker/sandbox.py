@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from errno import EACCES
+from functools import partial
 from pathlib import Path
 from socket import AF_UNIX, SOCK_SEQPACKET, SOCK_STREAM
 from typing import Final, NamedTuple
@@ -93,19 +94,19 @@ _KIND = 0xF
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def confine() -> list[str]:
+def confine(also: Sequence[Path] = ()) -> list[str]:
     """Enter the sandbox, with all later child processes. Returns a line for each thing that could not be
     given up.
 
-    Call it while there is one thread: others would keep their rights. With `HETPEER_SANDBOX` set to `off`
-    nothing changes.
+    `also`: folders that stay readable. Call it while there is one thread: others would keep their rights.
+    With `HETPEER_SANDBOX` set to `off` nothing changes.
     """
     if os.environ.get(VARIABLE) == "off":
         return [f"it may do what its user may: {VARIABLE} is off"]
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     left = []
     for step, what in (
-        (_confine_files, "it can read and write its user's files"),
+        (partial(_confine_files, also), "it can read and write its user's files"),
         (_confine_sockets, "it can reach the network"),
     ):
         try:
@@ -118,7 +119,7 @@ def confine() -> list[str]:
 # ── Landlock ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _confine_files() -> None:
+def _confine_files(also: Sequence[Path]) -> None:
     """Allow reading of Python, the scratch folder and the devices; forbid other files, TCP and signals."""
     abi = _call(_CREATE_RULESET, None, 0, _QUERY_ABI)
     files = sum(rights for since, rights in _FILES.items() if abi >= since)
@@ -128,7 +129,7 @@ def _confine_files() -> None:
     size = 24 if abi >= _SCOPE_ABI else 16 if abi >= _NETWORK_ABI else 8
     rules = _call(_CREATE_RULESET, handled, size, 0)
     try:
-        for path in readable():
+        for path in (*readable(), *(path for path in also if path.exists())):
             _allow(rules, path, _READ_FILE | _READ_DIR | _EXECUTE)
         _allow(rules, scratch(), files & ~_EXECUTE)
         for path in devices():

@@ -23,6 +23,13 @@ class Shape(enum.StrEnum):
     COSINE = "cosine"
 
 
+class OnBadSample(enum.StrEnum):
+    """What follows when a sample cannot be computed (docs/trust.md)."""
+
+    HALT = "halt"
+    SKIP = "skip"
+
+
 class Mode(enum.StrEnum):
     """Way in which pipelines agree on parameters (docs/training.md)."""
 
@@ -95,6 +102,13 @@ def init(
     eval_every: Annotated[int, typer.Option(help="Steps between evaluations.")] = 10,
     eval_microbatches: Annotated[int, typer.Option(help="Microbatches of one evaluation.")] = 4,
     checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 10,
+    on_bad_sample: Annotated[
+        OnBadSample,
+        typer.Option(
+            help="When a sample cannot be computed (no label is left, an id is beyond the embedding): halt "
+            "the run and name it, or skip its microbatch."
+        ),
+    ] = OnBadSample.HALT,
     dtype: Annotated[
         str, typer.Option(help="Number format in which workers compute: float32 or bf16.")
     ] = "float32",
