@@ -30,7 +30,7 @@ from benchmarks import report
 from benchmarks.networks import network
 from benchmarks.swarm import NEVER, Site, running
 from hetpeer.bootstrap.audit.audit import audit
-from hetpeer.bootstrap.audit.replay import run_reference
+from hetpeer.bootstrap.audit.reference_run import run_reference
 from hetpeer.bootstrap.authoring.create import create_run
 from hetpeer.bootstrap.authoring.export import export
 from hetpeer.bootstrap.run.run_directory import RunDirectory

@@ -41,7 +41,7 @@ from benchmarks.journal import Journal, sources
 from benchmarks.networks import network
 from benchmarks.swarm import NEVER, Site, running
 from hetpeer.averaging.optim.adam import AdamW, NAdam
-from hetpeer.bootstrap.audit.replay import run_reference
+from hetpeer.bootstrap.audit.reference_run import run_reference
 from hetpeer.bootstrap.authoring.create import create_run
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import LinkSettings

@@ -189,6 +189,7 @@ class Engine:
                     "batch": step,
                     "loss": loss,
                     "norm": norm,
+                    "coefficient": 1.0,
                     "gradients": dict(enumerate(gradients)),
                     **written(work, numbers),
                 }

@@ -12,13 +12,14 @@ from safetensors.torch import load_file
 
 from hetpeer.bootstrap.audit import reference
 from hetpeer.bootstrap.audit.audit import audit
-from hetpeer.bootstrap.audit.replay import compare, run_reference
+from hetpeer.bootstrap.audit.reference_run import run_reference
 from hetpeer.bootstrap.authoring.create import create_run
 from hetpeer.bootstrap.authoring.export import export, generate
 from hetpeer.bootstrap.authoring.user_code import build_model
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.peer_identity import Identity
+from tests.bootstrap.drift import compare
 from tests.bootstrap.engine import DIGITS, Engine, make_digits_run
 from tests.bootstrap.test_create import assert_fails
 

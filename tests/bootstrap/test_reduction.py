@@ -170,15 +170,13 @@ def test_what_a_step_needed_is_waited_for_in_the_next_ones_and_never_more():
     assert timeouts.scaled(10.0) == pytest.approx(13.5)
 
 
-def test_shards_are_shorter_where_many_add_up_and_all_of_them_understand_that():
+def test_shards_are_shorter_where_many_add_up():
     many = [f"v{n:02}" for n in range(24)]
     roster, sums = (
         dict.fromkeys(many, (0, 2)),
         {b: [(peer, (n,)) for n, peer in enumerate(many)] for b in (0, 1)},
     )
-    for says_length, length in ((False, 0), (True, LENGTH // 3)):
-        one = reduce_of()
-        told = one.make(sums, roster, 0.0, says_length=says_length)
-        assert {cover.length for cover in told["v00"]} == {length}
-    told = reduce_of().make(SUMS, ROSTER, 0.0, says_length=True)
+    told = reduce_of().make(sums, roster, 0.0)
+    assert {cover.length for cover in told["v00"]} == {LENGTH // 3}
+    told = reduce_of().make(SUMS, ROSTER, 0.0)
     assert {cover.length for cover in told["a"]} == {0}, "as usual"

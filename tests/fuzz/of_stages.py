@@ -322,6 +322,7 @@ RESULTS = [
         device="cpu",
         device_name="a processor",
         device_uuid="",
+        arithmetic="AMD EPYC, AVX512, 1 thread, torch 2.13.0+cpu",
         threads=2,
         rss_bytes=1,
         device_bytes=0,

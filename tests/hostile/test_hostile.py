@@ -17,7 +17,6 @@ from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.member.tensor_heads import ActivationHead
 from hetpeer.averaging.messages import CONTROL_PROTOCOL
 from hetpeer.bootstrap.audit.audit import audit
-from hetpeer.bootstrap.audit.replay import ReferenceRun
 from hetpeer.bootstrap.run.settings import LinkSettings
 from hetpeer.bootstrap.service.sessions import SESSIONS
 from hetpeer.bootstrap.storage.file_service import PROTOCOL as FILES
@@ -71,7 +70,7 @@ def tensor(peer: str, *, block: int, payload: bytes, coded: Any = None) -> tuple
     return {"n": 1, "a": 0, "m": head.model_dump() | {"coded": coded}}, payload
 
 
-async def test_a_stranger_talks_nonsense(swarm: Swarm, reference: ReferenceRun, tmp_path: Path) -> None:
+async def test_a_stranger_talks_nonsense(swarm: Swarm, tmp_path: Path) -> None:
     bootstrap = await swarm.bootstrap()
     config = NodeConfig(peers=(parse_address(swarm.address),))
     node = await Node.start(config, Identity.create(tmp_path / "stranger.key"))
@@ -96,13 +95,11 @@ async def test_a_stranger_talks_nonsense(swarm: Swarm, reference: ReferenceRun, 
         await swarm.finished(bootstrap, *volunteers)
     finally:
         await node.close()
-    swarm.exact(reference)
+    swarm.exact()
 
 
 @pytest.mark.proof
-async def test_a_stranger_that_is_early_and_begins_sessions_without_end(
-    swarm: Swarm, reference: ReferenceRun, tmp_path: Path
-) -> None:
+async def test_a_stranger_that_is_early_and_begins_sessions_without_end(swarm: Swarm, tmp_path: Path) -> None:
     """While everybody trains; it takes part in nothing, and what it leaves in the log is little."""
     bootstrap = await swarm.bootstrap()
     place = parse_address(swarm.address)
@@ -121,7 +118,7 @@ async def test_a_stranger_that_is_early_and_begins_sessions_without_end(
         await node.close()
     theirs = [record for record in swarm.records("gone") if record["peer"] == node.peer_id]
     assert len(theirs) <= SESSIONS[1] + 100 * SESSIONS[0]
-    swarm.exact(reference)
+    swarm.exact()
 
 
 async def with_liar(swarm: Swarm, wrong: str) -> tuple[list[Child], Child]:
@@ -135,26 +132,24 @@ async def with_liar(swarm: Swarm, wrong: str) -> tuple[list[Child], Child]:
 
 
 @pytest.mark.proof
-async def test_who_sends_rubbish_for_ever_is_gone_around(swarm: Swarm, reference: ReferenceRun) -> None:
+async def test_who_sends_rubbish_for_ever_is_gone_around(swarm: Swarm) -> None:
     """In the place of somebody honest: nothing halts, and the rest of the run is trained without it."""
     (bootstrap, *honest), liar = await with_liar(swarm, "sends_nan_for_ever")
     await swarm.finished(bootstrap, *honest, within_s=300.0)
     said = "".join(one.said for one in honest)
     assert "(not finite)" in said
     assert set(re.findall(r"(\w+) is refused for", said)) <= {liar.peer_id[-6:]}
-    swarm.exact(reference)
+    swarm.exact()
 
 
 @pytest.mark.proof
-async def test_whose_part_of_a_sum_is_none_is_named_and_others_add_up(
-    swarm: Swarm, reference: ReferenceRun
-) -> None:
+async def test_whose_part_of_a_sum_is_none_is_named_and_others_add_up(swarm: Swarm) -> None:
     (bootstrap, *honest), liar = await with_liar(swarm, "sends_nan_parameters")
     await swarm.finished(bootstrap, *honest, liar, within_s=300.0)
     (named,) = swarm.records("quarrel")
     assert named["why"].startswith(f"what {liar.peer_id} sent of block ")
     assert named["why"].endswith("its gradients are not finite")
-    swarm.exact(reference)
+    swarm.exact()
 
 
 @pytest.mark.proof

@@ -136,6 +136,7 @@ def worker(device: str, free: float, total: float, held: float = 0.0, threads: i
         device=device,
         device_name="cpu" if device == "cpu" else "A10",
         device_uuid="" if device == "cpu" else "GPU-1",
+        arithmetic="",
         threads=threads,
         rss_bytes=0,
         device_bytes=int(held * GIB),

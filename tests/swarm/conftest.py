@@ -1,19 +1,16 @@
-"""One tiny run for the whole session, its one-machine reference, and a swarm per test on a copy of it."""
+"""One tiny run for the whole session, and a swarm per test on a copy of it."""
 
 import asyncio
 import contextlib
 import fcntl
-import json
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from safetensors.numpy import load_file, save_file
 
-from hetpeer.bootstrap.audit import replay
-from hetpeer.bootstrap.audit.replay import ReferenceRun, run_reference
+from hetpeer.bootstrap.audit import reference_run, replay
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from tests.swarm.child import until
 from tests.swarm.forkserver import ROOT, ForkServer
@@ -77,25 +74,11 @@ def _make_run(folder: Path, server: ForkServer) -> None:
     resign(run, training=run.manifest.training.model_copy(update={"slot_size": 2}))
 
 
-@contextlib.contextmanager
-def forked_reference(server: ForkServer) -> Iterator[None]:
-    """Compute references in a fork of the server, which has imported torch already."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replay, "_train", server.train_reference)
-        yield
-
-
 @pytest.fixture(autouse=True)
-def _forked_reference(server: ForkServer) -> Iterator[None]:
-    with forked_reference(server):
-        yield
-
-
-def _make_reference(folder: Path, template: RunDirectory, server: ForkServer) -> None:
-    with forked_reference(server):
-        reference = run_reference(template.path, STEPS)
-    save_file(dict(reference.state), folder / "reference.safetensors")
-    (folder / "reference.json").write_text(json.dumps(reference.records))
+def _forked_replay(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute replays in a fork of the server, which has imported torch already."""
+    for module in (reference_run, replay):
+        monkeypatch.setattr(module, "run_child", server.run_child)
 
 
 @pytest.fixture(scope="session")
@@ -105,16 +88,6 @@ def template(shared: Path, server: ForkServer) -> RunDirectory:
         if to_make:
             _make_run(shared, server)
     return RunDirectory.open(shared / "run")
-
-
-@pytest.fixture(scope="session")
-def reference(shared: Path, template: RunDirectory, server: ForkServer) -> ReferenceRun:
-    """What one machine computes; how clusters cut the model makes no difference to it."""
-    with once(shared, "reference") as to_make:
-        if to_make:
-            _make_reference(shared, template, server)
-    records = json.loads((shared / "reference.json").read_text())
-    return ReferenceRun(records, load_file(shared / "reference.safetensors"))
 
 
 @pytest.fixture

@@ -16,12 +16,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-REFERENCE = "hetpeer.bootstrap.audit.reference"
 POLL_S = 0.02
 
 
@@ -29,7 +28,7 @@ class ForkServer:
     """The test's side. `start` returns a pid, `status` what became of it."""
 
     def __init__(self, folder: Path) -> None:
-        from hetpeer.bootstrap.audit.replay import SPARING
+        from hetpeer.bootstrap.audit.child_process import SPARING
         from hetpeer.dht.base.runtime import dying_with_us
 
         self._folder = folder
@@ -52,10 +51,16 @@ class ForkServer:
             self._server.stdin.flush()
             return int(self._server.stdout.readline())
 
-    def train_reference(self, arguments: Sequence[str]) -> tuple[int, str]:
-        """As `replay._train`: the exit status of reference.py, and what it wrote on stderr."""
+    def run_child(
+        self, module: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> tuple[int, str]:
+        """As `child_process.run_child`; in a fork only without `environment`, which torch reads once."""
+        if environment:
+            from hetpeer.bootstrap.audit.child_process import run_child
+
+            return run_child(module, arguments, environment)
         with tempfile.NamedTemporaryFile("r", dir=self._folder) as err:
-            pid = self.start(module=REFERENCE, arguments=arguments, home="", out="/dev/null", err=err.name)
+            pid = self.start(module=module, arguments=arguments, home="", out="/dev/null", err=err.name)
             while (status := self.status(pid)) is None:
                 time.sleep(POLL_S)
             return status, err.read()
@@ -80,6 +85,7 @@ def serve(folder: Path) -> None:
     import torch.optim  # noqa: F401 - by the reference
 
     from hetpeer.averaging.optim import update_rules  # noqa: F401
+    from hetpeer.bootstrap.audit import one_machine  # noqa: F401
     from hetpeer.dht.identity.addresses import EXAMPLE, parse_address
     from hetpeer.peer.cli import main  # noqa: F401
     from hetpeer.peer.cli.swarm import bootstrap_command  # noqa: F401

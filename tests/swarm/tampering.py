@@ -68,19 +68,22 @@ def next_version() -> None:
 
 
 def previous_version() -> None:
-    """The version before this one: it does not say whom it shuns, and cuts sums into shards of one length."""
+    """The version before this one: it does not say in which order gradients were added."""
     from hetpeer.averaging import messages
-    from hetpeer.averaging.member.work_in_progress import WorkInProgress
-    from hetpeer.averaging.reduce import holder_reduce
+    from hetpeer.bootstrap.state.membership import Membership
+    from hetpeer.stages.pipeline.gradient_slots import GradientSlots
 
     _speaks(messages.WIRE_VERSION - 1, oldest=0)
-    shards_of = holder_reduce.shards_of
+    seal, speak = GradientSlots.seal, Membership.speak
 
-    def of_one_length(plan, cover, elements, length=holder_reduce.LENGTH):
-        return shards_of(plan, cover.model_copy(update={"length": 0}), elements, length)
+    def in_no_order(self):
+        number, ids = seal(self)
+        return number, {block: tuple(sorted(held)) for block, held in ids.items()}
 
-    holder_reduce.shards_of = of_one_length
-    WorkInProgress.tell_shunned = lambda _self, **_again: []
+    def as_before(self, version, peers):
+        return version < messages.SAYS_ORDER and speak(self, version, peers)
+
+    GradientSlots.seal, Membership.speak = in_no_order, as_before
 
 
 def _speaks(version: int, oldest: int) -> None:
@@ -283,10 +286,10 @@ def killed_after_step_4() -> None:
 
     applied = EvidenceLog.applied
 
-    def last_words(self, update, incarnation):
+    def last_words(self, update, *more):
         if update.step.number >= 4:
             os.kill(os.getpid(), signal.SIGKILL)
-        return applied(self, update, incarnation)
+        return applied(self, update, *more)
 
     EvidenceLog.applied = last_words
 
@@ -299,12 +302,12 @@ def leaves_after_step_12() -> None:
 
     applied = EvidenceLog.applied
 
-    def told_to_leave(self, update, incarnation):
+    def told_to_leave(self, update, *more):
         if update.step.number >= 12:
             EvidenceLog.applied = applied
             for _ in range(2):
                 os.kill(os.getpid(), signal.SIGHUP)
-        return applied(self, update, incarnation)
+        return applied(self, update, *more)
 
     EvidenceLog.applied = told_to_leave
 

@@ -101,10 +101,10 @@ async def test_a_hard_model_is_trained_exactly(swarm: Swarm) -> None:
     await swarm.gone(volunteers[0])
     await swarm.finished(bootstrap, *volunteers[1:])
 
-    verdict, comparison = audit(swarm.run.path), replay(swarm.run.path)
+    verdict, replayed = audit(swarm.run.path), replay(swarm.run.path)
     assert verdict.ok, verdict.problems
-    assert comparison.ok, comparison.problems
-    assert comparison.steps == OPTIONS["steps"]
+    assert replayed.ok, replayed.problems
+    assert replayed.equal == replayed.steps == OPTIONS["steps"]
     _exports_into_the_authors_module(swarm.run.path, module)
 
 

@@ -4,14 +4,13 @@ the curve stays that of one machine.
 
 import pytest
 
-from hetpeer.bootstrap.audit.replay import ReferenceRun
 from tests.swarm.child import until
 from tests.swarm.swarm import Swarm
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
 
-async def test_who_is_left_takes_over_what_nobody_comes_for(swarm: Swarm, reference: ReferenceRun) -> None:
+async def test_who_is_left_takes_over_what_nobody_comes_for(swarm: Swarm) -> None:
     bootstrap = await swarm.bootstrap(before="soon_calm")
     one, other = swarm.volunteer("one"), swarm.volunteer("other", fail="tell_vote:3")
     await other.ended(100.0)
@@ -19,7 +18,7 @@ async def test_who_is_left_takes_over_what_nobody_comes_for(swarm: Swarm, refere
     await until(lambda: swarm.records("arranged"), "blocks move to other volunteers", 100.0)
     await swarm.finished(bootstrap, one)
     assert "blocks move to other volunteers" in bootstrap.said
-    swarm.exact(reference)
+    swarm.exact()
 
 
 @pytest.mark.proof
@@ -31,9 +30,7 @@ async def test_who_is_left_takes_over_what_nobody_comes_for(swarm: Swarm, refere
         pytest.param("send_granted:3", marks=pytest.mark.grid),
     ],
 )
-async def test_a_coordinator_that_dies_while_it_moves_somebody(
-    swarm: Swarm, reference: ReferenceRun, place: str
-) -> None:
+async def test_a_coordinator_that_dies_while_it_moves_somebody(swarm: Swarm, place: str) -> None:
     """What is in the log is in effect; who was not told finds out when it comes back.
 
     The first two places are given to those who come.
@@ -45,4 +42,4 @@ async def test_a_coordinator_that_dies_while_it_moves_somebody(
     assert place.startswith("record_") or swarm.records("arranged")
     bootstrap = await swarm.bootstrap(before="soon_calm")
     await swarm.finished(bootstrap, one)
-    swarm.exact(reference)
+    swarm.exact()

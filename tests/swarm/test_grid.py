@@ -11,7 +11,6 @@ from types import MappingProxyType
 
 import pytest
 
-from hetpeer.bootstrap.audit.replay import ReferenceRun
 from tests.swarm.child import Child
 from tests.swarm.swarm import Swarm
 
@@ -81,7 +80,6 @@ async def mended(
     swarm: Swarm,
     bootstrap: Child,
     volunteers: list[Child],
-    reference: ReferenceRun,
     second: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Start again whoever dies, until the run is over and proves right; somebody must have died.
@@ -106,13 +104,13 @@ async def mended(
         elif child.status is None:  # who comes back at the end may find nobody any more, and waits
             child.signal(signal.SIGINT)
             await child.ended()
-    swarm.exact(reference)
+    swarm.exact()
     assert swarm.deaths or any(ANEW in child.said for child in volunteers), "nothing died"
 
 
 @pytest.mark.grid
 @pytest.mark.parametrize("cell", VOLUNTEER)
-async def test_a_volunteer(swarm: Swarm, reference: ReferenceRun, cell: str) -> None:
+async def test_a_volunteer(swarm: Swarm, cell: str) -> None:
     """One of the first two and one of the others are to die at the same place: stages reach different
     ones, and work goes to who is fast.
     """
@@ -120,34 +118,34 @@ async def test_a_volunteer(swarm: Swarm, reference: ReferenceRun, cell: str) -> 
     volunteers = [
         swarm.volunteer(name, fail=f"{cell}@{swarm.folder}/{pair}") for pair in ("ab", "cd") for name in pair
     ]
-    await mended(swarm, bootstrap, volunteers, reference)
+    await mended(swarm, bootstrap, volunteers)
 
 
 @pytest.mark.grid
 @pytest.mark.parametrize("cell", WORKER)
-async def test_a_worker(swarm: Swarm, reference: ReferenceRun, cell: str) -> None:
+async def test_a_worker(swarm: Swarm, cell: str) -> None:
     """That of whoever gets there first: it depends on lines who reduces, and on places who computes how
     much.
     """
     bootstrap = await swarm.bootstrap()
     volunteers = [swarm.volunteer(name, fail=f"{cell}@{swarm.folder}/died") for name in "abcd"]
-    await mended(swarm, bootstrap, volunteers, reference)
+    await mended(swarm, bootstrap, volunteers)
     assert any(ANEW in child.said for child in volunteers)
 
 
 @pytest.mark.grid
 @pytest.mark.parametrize("cell", COORDINATOR)
-async def test_the_coordinator(swarm: Swarm, reference: ReferenceRun, cell: str) -> None:
+async def test_the_coordinator(swarm: Swarm, cell: str) -> None:
     bootstrap = await swarm.bootstrap(fail=cell)
     volunteers = [swarm.volunteer(name) for name in "abc"]
-    await mended(swarm, bootstrap, volunteers, reference)
+    await mended(swarm, bootstrap, volunteers)
 
 
 @pytest.mark.proof
-async def test_ten_deaths_in_one_run(swarm: Swarm, reference: ReferenceRun) -> None:
+async def test_ten_deaths_in_one_run(swarm: Swarm) -> None:
     """Each dies in its first life, and somewhere else in its second."""
     bootstrap = await swarm.bootstrap(fail="recorded_commit:7")
     first = ("tell_sealed:9", "send_part:4", "tell_vote:6", "apply_update:15")
     second = ("tell_ready:1", "run_backward:9", "record_applied:2", "worker_forward:20")
     volunteers = [swarm.volunteer(name, fail=cell) for name, cell in zip("abcd", first, strict=True)]
-    await mended(swarm, bootstrap, volunteers, reference, dict(zip("abcd", second, strict=True)))
+    await mended(swarm, bootstrap, volunteers, dict(zip("abcd", second, strict=True)))

@@ -8,7 +8,6 @@ import signal
 import psutil
 import pytest
 
-from hetpeer.bootstrap.audit.replay import ReferenceRun
 from hetpeer.bootstrap.consensus.replica import credit_in
 from hetpeer.dht.base.errors import ExitCode
 from tests.swarm.child import Child, until
@@ -17,7 +16,7 @@ from tests.swarm.swarm import Swarm, scraped
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
 
-async def test_the_only_holder_goes(swarm: Swarm, reference: ReferenceRun) -> None:
+async def test_the_only_holder_goes(swarm: Swarm) -> None:
     """Once killed, once with a farewell: the run goes back to the checkpoint, and on when somebody comes."""
     bootstrap = await swarm.bootstrap("--dashboard", "0", "--keep-places")
     first = swarm.volunteer("first", "--dashboard", "127.0.0.1:0")
@@ -37,7 +36,7 @@ async def test_the_only_holder_goes(swarm: Swarm, reference: ReferenceRun) -> No
     await metrics_are_what_the_log_says(swarm, bootstrap, first)
     last = swarm.volunteer("last")
     await swarm.finished(bootstrap, first, last)
-    swarm.exact(reference)
+    swarm.exact()
 
 
 def went_back_to_what_was_stored(swarm: Swarm, times: int) -> None:
@@ -98,7 +97,7 @@ async def metrics_are_what_the_log_says(swarm: Swarm, bootstrap: Child, voluntee
 
 
 @pytest.mark.proof
-async def test_helpers_are_killed(swarm: Swarm, reference: ReferenceRun) -> None:
+async def test_helpers_are_killed(swarm: Swarm) -> None:
     """A volunteer gets a new p2pd and stays itself; with a new worker it begins a new life."""
     bootstrap = await swarm.bootstrap(before="patient")
     volunteers = one, other = [swarm.volunteer(name, before="polite") for name in ("one", "other")]
@@ -117,7 +116,7 @@ async def test_helpers_are_killed(swarm: Swarm, reference: ReferenceRun) -> None
     await swarm.finished(bootstrap, *volunteers)
     assert "a new one is started" in other.said
     assert swarm.lives(other) == 2
-    swarm.exact(reference)
+    swarm.exact()
 
 
 @pytest.mark.proof

@@ -13,11 +13,11 @@ from hetpeer.stages.pipeline.routes import Hop
 
 CONTROL_PROTOCOL: Final = "hetpeer/1/control"
 """Protocol of the channel on which a volunteer and the coordinator exchange messages."""
-WIRE_VERSION: Final = 4
+WIRE_VERSION: Final = 5
 OLDEST_VERSION: Final = WIRE_VERSION - 1
 """The oldest wire version that this version speaks."""
-SAYS_LENGTH: Final = 4
-"""The first wire version in which a cover may name the length of its shards."""
+SAYS_ORDER: Final = 5
+"""The first wire version in which a report of a slot has its ids in the order in which they were added."""
 MAX_MESSAGE_BYTES: Final = 1 << 20
 MAX_KIND: Final = 64
 MOST_MARKS: Final = 128
@@ -111,7 +111,9 @@ class Task(Schema):
 
 
 class Contents(Schema):
-    """Contents of a slot at the blocks [begin, end): ids whose gradients it is the sum of."""
+    """Contents of a slot at the blocks [begin, end): ids whose gradients it is the sum of, in the order in
+    which they were added (from wire version 5 on).
+    """
 
     begin: Block
     end: Block
@@ -173,6 +175,10 @@ class Cover(Schema):
     observers: Many[Peer] = ()
     length: Count = 0
     """Elements of a shard, at least; 0: as many as usual."""
+    runs: Many[Annotated[Many[Count], Field(min_length=1)]] = ()
+    """For each of `slots`: lengths of the runs that its ids come in. The ids of a run were added to each
+    other in that order; then the runs' sums were. Empty: the ids are in no particular order.
+    """
 
 
 class Place(Schema):

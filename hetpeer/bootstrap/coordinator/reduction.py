@@ -75,12 +75,11 @@ class Reduce:
         roster: Mapping[str, Range],
         now: float,
         choose: Choice = anybody,
-        *,
-        says_length: bool = False,
+        runs: Mapping[int, Sequence[Sequence[int]]] | None = None,
     ) -> dict[str, tuple[m.Cover, ...]]:
         """A new plan that adds `contributions` (block → holders and ids, in order) for `roster`'s holders.
 
-        Returns peer → its covers. `says_length`: all of them understand `Cover.length`.
+        Returns peer → its covers. `runs`: block → `Cover.runs`, if the ids come in the order of adding.
         """
         self.plan += 1
         self.under_way = True
@@ -98,8 +97,15 @@ class Reduce:
             choose,
             guarded=self.guarded,
         )
-        if says_length:
-            covers = [cover.model_copy(update={"length": length_of(cover)}) for cover in covers]
+        covers = [
+            cover.model_copy(
+                update={
+                    "length": length_of(cover),
+                    "runs": () if runs is None else tuple(map(tuple, runs[cover.block])),
+                }
+            )
+            for cover in covers
+        ]
         self._shards = _shards(covers, sizes)
         self.closely = self.complaints.begin(covers, dict(roster))
         return {

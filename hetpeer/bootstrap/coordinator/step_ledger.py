@@ -11,10 +11,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from hetpeer.averaging.messages import Contents
 from hetpeer.bootstrap.log.unused_work import Unused
 
+Runs = tuple[tuple[int, ...], ...]
+"""Ids in the order in which a holder adds their gradients: each run by itself, then the runs' sums."""
 CLIP_EPSILON = 1e-6
 """Added to the norm, as torch.nn.utils.clip_grad_norm_ does."""
 MAX_REOPENED = 3
@@ -44,6 +47,8 @@ class StepLedger:
         self.unused = Unused()
         """Work that was done, or handed out, and does not count."""
         self._counted: list[dict[int, str]] = [{} for _ in range(blocks)]
+        self._runs: list[dict[str, Runs]] = [{} for _ in range(blocks)]
+        """Block → holder → its accepted slots, in the order in which it merges them."""
         self._settled: dict[str, tuple[int, tuple[int, ...]]] = {}
         """Holder → its last slot (their numbers rise), and the blocks of it that do not count."""
         self._reopened: Counter[tuple[str, int]] = Counter()
@@ -73,6 +78,8 @@ class StepLedger:
                 sound = len(ids) == len(part.ids) and (block < last or ids <= losses.keys())
                 if sound and self._count(holder, block, ids, verdict):
                     verdict.progress = True
+                    runs = self._runs[block]
+                    runs[holder] = (*runs.get(holder, ()), part.ids)
                 else:
                     refused.append(block)
                     counted = self._counted[block].keys()
@@ -102,6 +109,7 @@ class StepLedger:
                 return False
             for rival in rivals:
                 verdict.evicted.setdefault(rival, []).append(block)
+                del self._runs[block][rival]
             for microbatch in theirs:
                 note = self.unused.late if microbatch in ids else self.unused.lost
                 note(counted.pop(microbatch), (microbatch,))
@@ -145,6 +153,8 @@ class StepLedger:
                 del counted[microbatch]
             self.unused.lost(holder, theirs)
             lost = lost or bool(theirs)
+        for runs in self._runs:
+            runs.pop(holder, None)
         self._settled.pop(holder, None)  # it may enter again, and numbers its slots from 0
         for key in [key for key in self._losses if key[0] == holder]:
             del self._losses[key]
@@ -178,14 +188,18 @@ class StepLedger:
         return not self.undone()
 
     def covers(self) -> dict[int, tuple[tuple[str, tuple[int, ...]], ...]]:
-        """The exact cover of every block: (holder, ids that it counts), in a fixed order."""
-        covers = {}
-        for block, counted in enumerate(self._counted):
-            held: dict[str, list[int]] = {}
-            for microbatch in sorted(counted):
-                held.setdefault(counted[microbatch], []).append(microbatch)
-            covers[block] = tuple((holder, tuple(held[holder])) for holder in sorted(held))
-        return covers
+        """The exact cover of every block: (holder, ids in the order in which it adds them), by holder."""
+        return {
+            block: tuple((holder, tuple(chain.from_iterable(runs[holder]))) for holder in sorted(runs))
+            for block, runs in enumerate(self._runs)
+        }
+
+    def runs(self) -> dict[int, tuple[tuple[int, ...], ...]]:
+        """Block → for each holder of its cover: lengths of the runs of its ids (`Cover.runs`)."""
+        return {
+            block: tuple(tuple(map(len, runs[holder])) for holder in sorted(runs))
+            for block, runs in enumerate(self._runs)
+        }
 
     # ── deciding ────────────────────────────────────────────────────────────────────────────────────────────
 

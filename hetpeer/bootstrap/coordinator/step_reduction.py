@@ -96,8 +96,9 @@ class StepReduction:
         """Make a new plan, once all is counted: it adds up the exact cover and replaces the plan before."""
         self.covers = self._ledger.covers()
         self.checks.void()
-        says_length = self._context.members.speak(m.SAYS_LENGTH, self._roster)
-        told = self.reduce.make(self.covers, self._roster, now, self.proofs.choose, says_length=says_length)
+        ordered = self._context.members.speak(m.SAYS_ORDER, self._roster)
+        runs = self._ledger.runs() if ordered else None
+        told = self.reduce.make(self.covers, self._roster, now, self.proofs.choose, runs)
         self._told = {cover.block: cover for covers in told.values() for cover in covers}
         self.proofs.plan(self.reduce.plan, self._told.values())
         self._context.disputed_pairs.waited_in_vain(self.proofs.fled())

@@ -51,9 +51,6 @@ class AveragingRound:
             for peer in roster
         }
         uplinks = {v.peer: v.uplink for context in contexts.values() for v in context.members.ready()}
-        self._says_length = all(
-            context.members.speak(m.SAYS_LENGTH, context.members.roster()) for context in contexts.values()
-        )
         first = next(iter(contexts.values()))
         self._blocks = first.members.blocks
         self.reduce = Reduce(first.config, uplinks, ReduceComplaints(known, first.config.ties), timeouts)
@@ -100,7 +97,7 @@ class AveragingRound:
 
     def _plan(self, now: float) -> list[Effect]:
         """Make a new reduce plan and send it to every member."""
-        covers = self.reduce.make(self._contributions(), self.roster(), now, says_length=self._says_length)
+        covers = self.reduce.make(self._contributions(), self.roster(), now)
         return [
             Send(
                 peer,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,6 +20,11 @@ from hetpeer.dht.base.errors import ProtocolError
 
 Key = tuple[int, int, int, int, int]
 """Cluster, view, step, plan and block of an applied update."""
+
+
+FoldingOrder = tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]
+"""(holder, runs) of each slot of a sum. The ids of a run are added to each other, then the runs, then the
+slots, each from left to right."""
 
 
 class AppliedEvent(BaseModel):
@@ -41,6 +47,10 @@ class AppliedEvent(BaseModel):
     plan: Count
     cover: list[tuple[str, list[Count]]]
     """Slots of the reduce plan: holder, microbatch ids."""
+    runs: list[list[Count]] = Field(default_factory=list)
+    """For each slot the lengths of the runs in which its ids were added (`Cover.runs`); empty: not known."""
+    arithmetic: Annotated[str, Field(max_length=200)] = ""
+    """What decides the last bits of numbers on the writer's machine (arithmetic.py); empty: not stated."""
     gradient: Digest
     state: Digest
 
@@ -55,10 +65,23 @@ class AppliedEvent(BaseModel):
         return tuple(sorted((holder, tuple(sorted(ids))) for holder, ids in self.cover))
 
     @property
+    def order(self) -> FoldingOrder | None:
+        """Slots and runs in the order in which they were added; None if the line does not say."""
+        if len(self.runs) != len(self.cover):
+            return None
+        slots = []
+        for (holder, ids), lengths in zip(self.cover, self.runs, strict=True):
+            if sum(lengths) != len(ids):
+                return None
+            left = iter(ids)
+            slots.append((holder, tuple(tuple(islice(left, length)) for length in lengths)))
+        return tuple(slots)
+
+    @property
     def says(self) -> tuple[object, ...]:
         """Fields that must be equal for all holders that applied the same update."""
         base = self.step if self.base is None else self.base
-        return base, self.counts, self.gradient, self.state
+        return base, self.order or self.counts, self.gradient, self.state
 
     def tally(self) -> Counter[int]:
         """Microbatch (or cluster) → how often the applied sum contains it."""

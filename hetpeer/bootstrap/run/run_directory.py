@@ -139,6 +139,14 @@ class RunDirectory:
             check_file(file, paths[-1])
         return paths
 
+    def buffers_path(self, block: BlockEntry) -> Path | None:
+        """File of the block's constant tensors; None if it has none. Raises `LocalError` HP-RUN-005."""
+        if block.buffers is None:
+            return None
+        path = safe_join(self.path / "state", block.buffers.name)
+        check_file(block.buffers, path)
+        return path
+
     def verify(self) -> None:
         """Check every file of the manifest. Raises `LocalError` HP-RUN-005 that names the first bad one."""
         for reference, path in self.files():

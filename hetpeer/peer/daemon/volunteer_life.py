@@ -106,6 +106,7 @@ async def start_compute(
         disk_bytes=disk,
         name=settings.node.name,
         in_ram=not on_gpu(info),
+        arithmetic=info.arithmetic,
     )
     return compute, offer, info.device_name
 

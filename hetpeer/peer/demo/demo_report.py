@@ -1,8 +1,8 @@
 """Last part of the demo: check the run and write the results into OUT.
 
-The audit counts every microbatch in the volunteers' signed logs; the replay trains the same run on one
-machine with plain torch. Results are summary.json, loss.svg, weights.safetensors, weights.metrics.jsonl and
-sample.txt.
+The audit counts every microbatch in the volunteers' signed logs; the replay computes the run again on one
+machine, to the last bit. The plot also has what plain torch makes of the author's module. Results are
+summary.json, loss.svg, weights.safetensors, weights.metrics.jsonl and sample.txt.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hetpeer.bootstrap.audit.audit import AuditVerdict, audit
-from hetpeer.bootstrap.audit.replay import Comparison, ReferenceRun, compare, run_reference
+from hetpeer.bootstrap.audit.reference_run import ReferenceRun, run_reference
+from hetpeer.bootstrap.audit.replay import Replay, replay
 from hetpeer.bootstrap.authoring.export import export, generate
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.run.durable_files import atomic_write
@@ -50,8 +52,10 @@ class Summary:
     microbatches_counted: int
     microbatches_lost: int
     microbatches_duplicated: int
-    max_relative_loss_difference: float
-    """Largest relative difference between the losses of the swarm and of one machine."""
+    equal_steps: int
+    """Steps that one machine computes again with equal bits."""
+    near_steps: int
+    """Steps that are as near as rounding allows, on another kind of processor."""
     recovery_seconds: float | None
     """Longest recovery from a kill (`log_feed.recovery_seconds`); None without one before the run ended."""
     checkpoint: str
@@ -70,7 +74,8 @@ class Summary:
         counts = f"{self.microbatches_counted} of {self.microbatches_expected} counted exactly once"
         wrong = f"{self.microbatches_lost} lost, {self.microbatches_duplicated} duplicated"
         yield f"microbatches  {counts}, {wrong}"
-        yield f"one machine   losses differ by {self.max_relative_loss_difference:.1e} at most"
+        near = f", {self.near_steps} as near as rounding allows" if self.near_steps else ""
+        yield f"one machine   {self.equal_steps} of {self.steps} steps equal to the last bit{near}"
         yield f"files         {out / self.plot}  {out / self.export}  {out / self.sample}"
         yield from (f"problem       {problem}" for problem in self.problems)
         yield f"verdict       {'exactly once' if self.ok else 'BROKEN'}"
@@ -81,9 +86,11 @@ def report(settings: DemoSettings, run: RunDirectory, trained: Trained, view: De
     collect_evidence(settings, run)
     view.say("counting every microbatch in the volunteers' signed logs")
     verdict = audit(run.path)
-    view.say("training the same run on one machine, to compare")
-    reference = run_reference(run.path, trained.feed.history.version)
-    comparison = compare(run.path, reference)
+    view.say("computing the same run again on one machine, to compare")
+    with ThreadPoolExecutor() as beside:
+        plain = beside.submit(run_reference, run.path, trained.feed.history.version)
+        replayed = replay(run.path)
+        reference = plain.result()
     exported = export(run.path, settings.out / "weights.safetensors")
     sample = settings.out / "sample.txt"
     atomic_write(sample, _sample(settings, run))
@@ -91,7 +98,7 @@ def report(settings: DemoSettings, run: RunDirectory, trained: Trained, view: De
     atomic_write(plot, _plot(settings, trained, reference).encode())
     files = {"checkpoint": run.checkpoints, "export": exported.weights, "plot": plot, "sample": sample}
     paths = {name: str(path.relative_to(settings.out)) for name, path in files.items()}
-    summary = summarise(settings, trained, verdict, comparison, paths)
+    summary = summarise(settings, trained, verdict, replayed, paths)
     document = {"schema": "hetpeer.demo/1", **asdict(summary)}
     atomic_write(settings.out / "summary.json", json.dumps(document, indent=1).encode() + b"\n")
     return summary
@@ -113,15 +120,15 @@ def summarise(
     settings: DemoSettings,
     trained: Trained,
     verdict: AuditVerdict,
-    comparison: Comparison,
+    replayed: Replay,
     paths: Mapping[str, str],
 ) -> Summary:
     """The figures. `paths` has checkpoint, export, plot and sample."""
     history = trained.feed.history
-    problems = [*verdict.problems, *comparison.problems, *_missing(settings, history)]
+    problems = [*verdict.problems, *replayed.problems, *_missing(settings, history)]
     recoveries = [kill.recovery_seconds for kill in trained.kills if kill.recovery_seconds is not None]
     return Summary(
-        ok=verdict.ok and comparison.ok and not problems,
+        ok=verdict.ok and replayed.ok and not problems,
         problems=problems,
         steps=history.version,
         first_loss=float(history.commits[0]["loss"]),
@@ -135,7 +142,8 @@ def summarise(
         microbatches_counted=verdict.counted,
         microbatches_lost=verdict.lost,
         microbatches_duplicated=verdict.duplicated,
-        max_relative_loss_difference=comparison.max_relative_loss_difference,
+        equal_steps=replayed.equal,
+        near_steps=replayed.near,
         recovery_seconds=max(recoveries, default=None),
         **paths,
     )

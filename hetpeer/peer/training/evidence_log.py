@@ -96,8 +96,11 @@ class EvidenceLog:
         self._found: set[tuple[str, int, int]] = set()
         """(sender, border, id) of leftovers that are written down for that step."""
 
-    def applied(self, applied: e.RecordApplied, incarnation: int) -> list[str]:
-        """Write one line per block on a step's update; returns the lines. Raises LocalError HP-DISK-002."""
+    def applied(self, applied: e.RecordApplied, incarnation: int, arithmetic: str) -> list[str]:
+        """Write one line per block on a step's update; returns the lines. Raises LocalError HP-DISK-002.
+
+        `arithmetic`: what decides the last bits of this machine's numbers (arithmetic.py).
+        """
         line, number = applied.step.line, applied.step.number
         return [
             self._log.append(
@@ -116,6 +119,8 @@ class EvidenceLog:
                     "block": cover.block,
                     "plan": applied.plan,
                     "cover": [[holder, list(ids)] for holder, ids in cover.slots],
+                    **({"runs": [list(runs) for runs in cover.runs]} if cover.runs else {}),
+                    "arithmetic": arithmetic,
                     "gradient": applied.gradients[cover.block],
                     "state": applied.states[cover.block],
                 }

@@ -274,7 +274,9 @@ class Volunteer:
                 for copying in self._states.snapshot(effect):
                     self._spawn(copying)
             case e.RecordApplied():
-                for line in self._evidence.applied(effect, self.member.hello.incarnation):
+                for line in self._evidence.applied(
+                    effect, self.member.hello.incarnation, self.offer.arithmetic
+                ):
                     self.session.give_evidence(line)
                 number = effect.step.number
                 self.figures.updated(number, time.monotonic())

@@ -277,13 +277,15 @@ class Rehearsed(Result, kind="rehearsed"):
 class WorkerInfo(Result, kind="worker_info"):
     """The worker's present condition.
 
-    `device_uuid`: the GPU's by NVML; empty on a CPU. `device_bytes`: memory that torch holds on the GPU (0 on
+    `device_uuid`: the GPU's by NVML; empty on a CPU. `arithmetic`: what decides the last bits of its numbers
+    (block/arithmetic.py). `device_bytes`: memory that torch holds on the GPU (0 on
     a CPU), not counted in `device_free_bytes`.
     """
 
     device: Name
     device_name: Name
     device_uuid: Name
+    arithmetic: Name
     threads: Count
     rss_bytes: Count
     device_bytes: Count

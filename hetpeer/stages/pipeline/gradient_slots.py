@@ -1,10 +1,11 @@
 """Gradient slots: the microbatch ids in a holder's gradient sums.
 
-Pure bookkeeping, no tensors. A slot is numbered; for each block it holds a set of ids whose gradients the
-worker adds up in that slot's buffer. Nothing is ever added to an unknown set, and a sealed slot does not
-change until the coordinator has said for each of its blocks whether it counts. At most three slots live at
-any block: the accepted one, into which newly accepted ones are merged, the sealed one, and the open one, so
-that work goes on while the coordinator's answer is under way (docs/protocol.md, step 3).
+Pure bookkeeping, no tensors. A slot is numbered; for each block it holds the ids whose gradients the worker
+adds up in that slot's buffer, in the order in which it adds them. Nothing is ever added to an unknown set,
+and a sealed slot does not change until the coordinator has said for each of its blocks whether it counts. At
+most three slots live at any block: the accepted one, into which newly accepted ones are merged, the sealed
+one, and the open one, so that work goes on while the coordinator's answer is under way (docs/protocol.md,
+step 3).
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class SlotState(enum.Enum):
 class _Slot:
     number: int
     seal: SlotState = SlotState.OPEN
-    ids: dict[int, set[int]] = field(default_factory=dict)
-    """Block → ids folded there."""
+    ids: dict[int, dict[int, None]] = field(default_factory=dict)
+    """Block → ids folded there, in the order of folding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class GradientSlots:
             self._next += 1
         fresh = tuple(b for b in blocks if not self.holds(microbatch, b))
         for block in fresh:
-            slot.ids.setdefault(block, set()).add(microbatch)
+            slot.ids.setdefault(block, {})[microbatch] = None
         return slot.number, fresh
 
     def holds(self, microbatch: int, block: int) -> bool:
@@ -98,11 +99,11 @@ class GradientSlots:
         return size >= self._capacity or (size > 0 and idle())
 
     def seal(self) -> tuple[int, dict[int, tuple[int, ...]]]:
-        """Seal the open slot; returns its number and its ids for each block."""
+        """Seal the open slot; returns its number and its ids for each block, in the order of folding."""
         slot = self._find(SlotState.OPEN)
         assert slot is not None
         slot.seal = SlotState.SEALED
-        return slot.number, {block: tuple(sorted(ids)) for block, ids in sorted(slot.ids.items())}
+        return slot.number, {block: tuple(ids) for block, ids in sorted(slot.ids.items())}
 
     def settle(self, number: int, refused: Iterable[int]) -> list[Merge | Drop]:
         """Take in the coordinator's answer on a sealed slot: `refused` blocks are dropped, others count."""
@@ -115,7 +116,7 @@ class GradientSlots:
             slot.seal = SlotState.ACCEPTED
             return effects
         for block, ids in slot.ids.items():
-            base.ids.setdefault(block, set()).update(ids)
+            base.ids.setdefault(block, {}).update(ids)
             effects.append(Merge(block, number, base.number))
         del self._slots[number]
         return effects

@@ -17,6 +17,7 @@ import psutil
 import torch
 
 from hetpeer.stages.block import device as devices
+from hetpeer.stages.block.arithmetic import arithmetic_of
 from hetpeer.stages.block.block_state import dump, layout_of, load
 from hetpeer.stages.block.parameter_groups import BlockRules, MakeRules, segments
 from hetpeer.stages.graph.block_spec import BlockSpec
@@ -265,6 +266,7 @@ class Engine(Executor):
             device=str(self._device),
             device_name=devices.name_of(self._device),
             device_uuid=devices.uuid_of(self._device),
+            arithmetic=arithmetic_of(self._device),
             threads=torch.get_num_threads(),
             rss_bytes=psutil.Process(os.getpid()).memory_info().rss,
             device_bytes=torch.cuda.memory_reserved(self._device) if on_gpu else 0,

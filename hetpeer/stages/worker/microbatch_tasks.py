@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hetpeer.stages.block.block import Block, backpropagate, run_range
+from hetpeer.stages.block.block import Block, backpropagate
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
 from hetpeer.stages.graph.graph_cost import ANY_DRAW
 from hetpeer.stages.graph.interpreter import SYMBOLS
@@ -24,21 +24,43 @@ from hetpeer.stages.ipc import worker_messages as r
 from hetpeer.stages.worker.held_block import HeldBlock, Weights
 from hetpeer.stages.worker.tensor_staging import CommandError, Staging, refuse_not_finite
 
+Gradients = Mapping[str, Tensor | None]
+"""Parameter name → its gradient; None if none comes back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockPass:
+    """One block's forward, with the graph that its backward needs."""
+
+    held: HeldBlock
+    parameters: Mapping[str, Tensor]
+    """Leaves of the weights in the forward, to which the gradients belong."""
+    spec: BlockSpec
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Task:
     """A microbatch between its forward and its backward."""
 
-    held: Sequence[HeldBlock]
-    weights: Sequence[Weights]
-    """The weights of each block in the forward, to which the gradients belong."""
+    passes: Sequence[BlockPass]
     here: Pass
-    first: BlockSpec
-    last: BlockSpec
-    inputs: Mapping[str, torch.Tensor]
-    outputs: Mapping[str, torch.Tensor]
-    loss: torch.Tensor | None
     sparse: bool
+
+    def runs(self, block: int) -> bool:
+        """Whether block `block` is part of it."""
+        return any(one.spec.index == block for one in self.passes)
+
+    @property
+    def inputs(self) -> Mapping[str, Tensor]:
+        """Tensors that entered the first block."""
+        return self.passes[0].inputs
+
+    @property
+    def first(self) -> BlockSpec:
+        """Spec of the first block."""
+        return self.passes[0].spec
 
 
 class MicrobatchTasks:
@@ -55,7 +77,7 @@ class MicrobatchTasks:
 
     def forget(self, block: int) -> None:
         """Drop the graphs that block `block` is part of."""
-        over = [task for task, kept in self._tasks.items() if any(h.spec.index == block for h in kept.held)]
+        over = [task for task, kept in self._tasks.items() if kept.runs(block)]
         for task in over:
             del self._tasks[task]
 
@@ -71,34 +93,24 @@ class MicrobatchTasks:
         weights = [one.weights(command.version) for one in held]
         if not held:
             raise CommandError(f"{where} runs no block")
-        sized = [one.block.sized(command.batch) for one in weights]
-        first, last = sized[0], sized[-1]
+        first, last = (weights[at].block.sized(command.batch) for at in (0, -1))
         here = Pass(command.draw if command.train else None)
         inputs = self._staging.read(f"{where}, input", first.inputs, command.inputs)
         refuse_not_finite(f"{where}, input", inputs)
-        data_specs = {name: spec for one in sized for name, spec in one.data.items()}
+        data_specs = {
+            name: spec for one in weights for name, spec in one.block.sized(command.batch).data.items()
+        }
         data = self._staging.read(f"{where}, data", data_specs, command.data)
-        for name, spec in first.inputs.items():
-            inputs[name].requires_grad_(command.train and spec.grad)
-        with torch.set_grad_enabled(command.train):
-            outputs = run_range([one.block for one in weights], inputs, data, command.batch, here)
-        loss = outputs.pop(last.loss) if last.loss is not None else None
+        passes = run_blocks(held, weights, inputs, data, command.batch, here, train=command.train)
+        outputs = passes[-1].outputs
+        loss = None if last.loss is None else outputs[last.loss]
         specs = {name: spec for name, spec in last.outputs.items() if name != last.loss}
         self._staging.write(f"{where}, output", specs, command.outputs, outputs)
         if loss is not None:
             refuse_not_finite(where, {"loss": loss})
         if command.train:
-            self._tasks[command.step, command.task] = _Task(
-                held=held,
-                weights=weights,
-                here=here,
-                first=first,
-                last=last,
-                inputs=inputs,
-                outputs=outputs,
-                loss=loss,
-                sparse=command.sparse,
-            )
+            task = _Task(passes=passes, here=here, sparse=command.sparse)
+            self._tasks[command.step, command.task] = task
         value = None if loss is None else loss.item()
         return r.Forwarded(loss=value, seconds=time.perf_counter() - started)
 
@@ -109,49 +121,96 @@ class MicrobatchTasks:
         task = self._tasks.pop((command.step, command.task), None)
         if task is None:
             raise CommandError(f"no graph is kept of {where}")
-        both = zip(task.held, task.weights, strict=True)
-        folded = [(held, weights.parameters) for held, weights in both if held.spec.index in command.fold]
+        folded = [one.held for one in task.passes if one.held.spec.index in command.fold]
         if len(folded) != len(command.fold):
             raise CommandError(f"{where} did not run all of the blocks {list(command.fold)}")
-        roots, seeds = self._seeds(where, task, command)
-        specs = _with_gradient(task.first.inputs)
-        leaves = [task.inputs[name] for name in specs]
-        leaves += [leaf for _, parameters in folded for leaf in parameters.values()]
-        found = iter(backpropagate(roots, leaves, seeds) if leaves else ())
-        inputs = {name: next(found) for name in specs}
-        gradients = [(held, {name: next(found) for name in parameters}) for held, parameters in folded]
-        for held, parts in gradients:
+        gradients: dict[int, Gradients] = {}
+        back = self._seeds(where, task, command)
+        for one in reversed(task.passes):
+            block = one.held.spec.index
+            back, parts = backpropagate_block(one, back, parameters=block in command.fold)
             given = {name: part for name, part in parts.items() if part is not None}
-            refuse_not_finite(f"{where}, gradient of block {held.spec.index}", given)
+            refuse_not_finite(f"{where}, gradient of block {block}", given)
+            gradients[block] = parts
         rooms = [
-            held.room(command.step, command.slot) for held, _ in folded
+            held.room(command.step, command.slot) for held in folded
         ]  # the last step that may fail for lack of memory
-        back = {
-            name: torch.zeros_like(task.inputs[name]) if part is None else part
-            for name, part in inputs.items()
-        }
         if task.sparse:
             back = {name: part.where(task.inputs[name] != 0, 0.0) for name, part in back.items()}
+        specs = _with_gradient(task.first.inputs)
         self._staging.write(f"{where}, gradient of input", specs, command.input_gradients, back)
-        for (held, parts), room in zip(gradients, rooms, strict=True):
-            held.fold(command.step, command.slot, room, parts, task.here)
+        for held, room in zip(folded, rooms, strict=True):
+            held.fold(command.step, command.slot, room, gradients[held.spec.index], task.here)
         return r.Backpropagated(seconds=time.perf_counter() - started)
 
-    def _seeds(
-        self, where: str, task: _Task, command: c.Backward
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """(roots of the backward, their gradients)."""
-        if task.loss is not None:
-            return [task.loss], [torch.full_like(task.loss, command.weight)]
-        specs = _with_gradient(task.last.outputs)
+    def _seeds(self, where: str, task: _Task, command: c.Backward) -> Mapping[str, Tensor]:
+        """Gradients of the last block's outputs, by name."""
+        last = task.passes[-1]
+        if last.spec.loss is not None:
+            return {last.spec.loss: torch.full_like(last.outputs[last.spec.loss], command.weight)}
+        specs = _with_gradient(last.spec.outputs)
         given = self._staging.read(f"{where}, gradient of output", specs, command.output_gradients)
         refuse_not_finite(f"{where}, gradient of output", given)
-        return [task.outputs[name] for name in specs], list(given.values())
+        return given
 
     def drop(self, command: c.DropTask) -> r.Done:
         """Forget one graph."""
         self._tasks.pop((command.step, command.task), None)
         return r.Done()
+
+
+def run_blocks(
+    held: Sequence[HeldBlock],
+    weights: Sequence[Weights],
+    inputs: Mapping[str, Tensor],
+    data: Mapping[str, Tensor],
+    batch: int,
+    here: Pass,
+    *,
+    train: bool,
+) -> list[BlockPass]:
+    """Run consecutive blocks on one microbatch, each with a graph of its own.
+
+    Between two blocks a bundle is what it would be on another machine: contiguous, and without a graph. So a
+    block's numbers do not depend on which blocks its holder has besides, to the last bit: a replay needs to
+    know nothing of places.
+    """
+    passes: list[BlockPass] = []
+    for block, version in zip(held, weights, strict=True):
+        spec = version.block.sized(batch)
+        entering = {name: inputs[name].detach().contiguous() for name in spec.inputs}
+        for name, one in spec.inputs.items():
+            entering[name].requires_grad_(train and one.grad)
+        with torch.set_grad_enabled(train):
+            outputs = version.block.forward(entering, data, batch, here)
+        passes.append(
+            BlockPass(held=block, parameters=version.parameters, spec=spec, inputs=entering, outputs=outputs)
+        )
+        inputs = outputs
+    return passes
+
+
+def backpropagate_block(
+    one: BlockPass, seeds: Mapping[str, Tensor], *, parameters: bool
+) -> tuple[dict[str, Tensor], Gradients]:
+    """Gradients of the block's inputs, contiguous, zeros where none comes back; and of its `parameters`.
+
+    `seeds`: gradients of its outputs, by name.
+    """
+    roots = _with_gradient(one.spec.outputs)
+    names = _with_gradient(one.spec.inputs)
+    leaves = [one.inputs[name] for name in names]
+    leaves += one.parameters.values() if parameters else ()
+    found = iter(
+        backpropagate([one.outputs[name] for name in roots], leaves, [seeds[name] for name in roots])
+        if leaves
+        else ()
+    )
+    back = {}
+    for name in names:
+        part = next(found)
+        back[name] = torch.zeros_like(one.inputs[name]) if part is None else part.contiguous()
+    return back, {name: next(found) for name in one.parameters} if parameters else {}
 
 
 def _with_gradient(specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:

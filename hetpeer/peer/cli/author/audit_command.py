@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from hetpeer.bootstrap.audit.audit import AuditVerdict
-    from hetpeer.bootstrap.audit.replay import Comparison
+    from hetpeer.bootstrap.audit.replay import Replay
     from hetpeer.bootstrap.log.contributions import Contribution, Tally
 
 FIRST = 100
@@ -27,8 +27,18 @@ FIRST = 100
 def audit(
     directory: RunDir,
     replay: Annotated[
-        bool, typer.Option("--replay", help="Train again on this machine and compare every number.")
+        bool,
+        typer.Option("--replay", help="Compute the run again on this machine and compare every number."),
     ] = False,
+    sample: Annotated[
+        int | None,
+        typer.Option(
+            "--sample",
+            metavar="N",
+            min=1,
+            help="Compute only N steps again, drawn at random, and what lies between a checkpoint and them.",
+        ),
+    ] = None,
     contributions: Annotated[
         bool,
         typer.Option(
@@ -47,23 +57,23 @@ def audit(
     from hetpeer.bootstrap.audit.replay import replay as run_replay
 
     verdict = run_audit(directory, contributions=contributions)
-    comparison = run_replay(directory) if replay else None
-    ok = verdict.ok and (comparison is None or comparison.ok)
-    print(_verdict_json(verdict, comparison, ok) if as_json else _verdict_text(verdict, comparison, ok))
+    replayed = run_replay(directory, sample=sample) if replay or sample is not None else None
+    ok = verdict.ok and (replayed is None or replayed.ok)
+    print(_verdict_json(verdict, replayed, ok) if as_json else _verdict_text(verdict, replayed, ok))
     if not ok:
         raise typer.Exit(1)
 
 
-def _verdict_json(verdict: AuditVerdict, comparison: Comparison | None, ok: bool) -> str:
+def _verdict_json(verdict: AuditVerdict, replayed: Replay | None, ok: bool) -> str:
     from dataclasses import asdict
 
     document = {"schema": "hetpeer.audit/1", "ok": ok, **asdict(verdict)}
-    if comparison is not None:
-        document["replay"] = asdict(comparison)
+    if replayed is not None:
+        document["replay"] = replayed.document()
     return json.dumps(document, indent=1)
 
 
-def _verdict_text(verdict: AuditVerdict, comparison: Comparison | None, ok: bool) -> str:
+def _verdict_text(verdict: AuditVerdict, replayed: Replay | None, ok: bool) -> str:
     """The report of an audit, with the replay if there was one."""
     from hetpeer.bootstrap.audit.audit import RULES
 
@@ -107,16 +117,9 @@ def _verdict_text(verdict: AuditVerdict, comparison: Comparison | None, ok: bool
         lines.append(f"              and {len(verdict.credit) - FIRST} more: --json has all")
     lines += _each(verdict.contributions or ())
     problems = list(verdict.problems)
-    if comparison is not None:
-        judged = ", as much as the run's lossy codec or dtype allows" if comparison.lossy else ""
-        lines.append(f"replay        losses differ by {comparison.max_relative_loss_difference:.1e}{judged}")
-        lines.append(f"              gradient norms by {comparison.max_relative_norm_difference:.1e}")
-        if comparison.relative_moment_difference is not None:
-            lines.append(f"              the final moments by {comparison.relative_moment_difference:.1e}")
-            lines.append(
-                f"              the final parameters by {comparison.relative_parameter_difference:.1e}"
-            )
-        problems += comparison.problems
+    if replayed is not None:
+        lines += _replay_lines(replayed)
+        problems += replayed.problems
     lines += [f"outvoted      {who}" for who in verdict.outvoted]
     lines += [f"problem       {problem}" for problem in problems]
     lines += [
@@ -125,6 +128,28 @@ def _verdict_text(verdict: AuditVerdict, comparison: Comparison | None, ok: bool
     so_far = ", so far" if verdict.awaited else ""
     lines.append(f"verdict       {f'exactly once{so_far}' if ok else 'BROKEN'}")
     return "\n".join(lines)
+
+
+def _replay_lines(replayed: Replay) -> Iterator[str]:
+    """What one machine got."""
+    of = f"of {counted(replayed.steps, 'step')}"
+    if replayed.sample is not None:
+        yield f"replay        {replayed.sample} {of} drawn, and the steps before them since a checkpoint"
+    if replayed.equal:
+        evaluations = counted(replayed.evaluations, "held-out loss", "held-out losses")
+        yield f"replay        {replayed.equal} {of} and {evaluations} equal to the last bit"
+    if replayed.near:
+        off = f"{replayed.farthest:.1e} off at most, {replayed.bound:.1e} allowed"
+        yield f"replay        {replayed.near} {of} as near as rounding allows: {off}"
+    if replayed.shown:
+        yield f"replay        {replayed.shown} {of} not judged: {replayed.farthest:.1e} off at most"
+    if replayed.why:
+        yield f"              not to the last bit: {replayed.why}"
+    if replayed.sample is not None:
+        unseen = counted(replayed.undetected, "step")
+        yield f"              at most {unseen} may be wrong unseen, with 95 % confidence"
+    if not replayed.steps:
+        yield "replay        no step is there to compute again"
 
 
 def _counts(tally: Tally) -> str:

@@ -1,0 +1,262 @@
+"""Computes steps of a run again: `python -m hetpeer.bootstrap.audit.one_machine DIR WORK OUT`.
+
+WORK is a segment (replay_script.py) as JSON. It computes block after block and microbatch after microbatch on
+shapes of the run, and adds gradients in the order that the logs name. So on a machine of the volunteers' kind
+each number is theirs to the last bit. OUT gets JSON lines: {"arithmetic"} (block/arithmetic.py);
+{"evaluation": version, "loss"}; and for each step {"step", "loss", "norm", "coefficient", "gradients",
+"states"}.
+
+If WORK's `arithmetic` is this machine's, it ends after a step whose states are not the run's: later ones
+could not be the run's either. Otherwise its bits cannot be the run's; it goes on, and writes its last states
+beside OUT, for the comparison with bounds (rounding.py). WORK's `reverse` turns all orders round.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from hetpeer.averaging.optim.outer_optimizer import outer_of
+from hetpeer.averaging.optim.update_rules import rule_of
+from hetpeer.averaging.reduce.tied_parameters import Ties
+from hetpeer.bootstrap.audit.replay_script import ids_in_turn, reversed_order
+from hetpeer.bootstrap.coordinator.step_ledger import clip_coefficient
+from hetpeer.bootstrap.log.evidence import FoldingOrder
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.storage.checkpoints import CheckpointStore
+from hetpeer.stages.block.arithmetic import arithmetic_of
+from hetpeer.stages.block.block_state import dump, layout_of, load_constants
+from hetpeer.stages.block.exact_numerics import squared_norm
+from hetpeer.stages.block.parameter_groups import BlockRules, segments
+from hetpeer.stages.graph.block_spec import TensorSpec
+from hetpeer.stages.graph.interpreter import SYMBOLS
+from hetpeer.stages.graph.own_operators import Pass
+from hetpeer.stages.graph.random_draws import Draw
+from hetpeer.stages.ipc.arena import Extent
+from hetpeer.stages.ipc.vector_commands import Apply
+from hetpeer.stages.worker.held_block import HeldBlock
+from hetpeer.stages.worker.microbatch_tasks import BlockPass, Gradients, backpropagate_block, run_blocks
+
+CPU = torch.device("cpu")
+
+
+class OneMachine:
+    """A run's model at the state of the checkpoint `base`."""
+
+    def __init__(self, run: RunDirectory, base: Mapping[str, Any]) -> None:
+        self._manifest = run.manifest
+        self._training = run.manifest.training
+        self._data = run.batches()
+        self._ties = Ties(run.manifest.ties)
+        self._specs = [run.block_spec(block) for block in run.manifest.blocks]
+        store = CheckpointStore(run, run.layouts())
+        constants = _constants(run)
+        outer = None if run.manifest.outer is None else outer_of(run.manifest.outer.model_dump())
+        groups = tuple((group.pattern, group.changes) for group in self._training.groups)
+        self._blocks = [
+            HeldBlock(
+                spec,
+                {name: constants[name] for name in spec.buffer_specs},
+                store.load_state(base, spec.index),
+                BlockRules(
+                    segments=segments(spec, self._training.update, groups, rule_of),
+                    keeps=run.manifest.optimizer_state,
+                    outer=outer,
+                ),
+                CPU,
+            )
+            for spec in self._specs
+        ]
+
+    def step(self, work: Mapping[str, Any], oldest: int) -> dict[str, Any]:
+        """Compute, add up and apply one step; versions from `oldest` on are kept for later ones."""
+        number, orders = work["step"], work["orders"]
+        folding = [Folding(held, number, order) for held, order in zip(self._blocks, orders, strict=True)]
+        losses = {}
+        for microbatch in ids_in_turn(orders):
+            passes, here = self._forward(number, work, microbatch)
+            name, loss = _loss(passes)
+            losses[microbatch] = loss.item()
+            back = {name: torch.full_like(loss, self._share(microbatch))}
+            for one, fold in zip(reversed(passes), reversed(folding), strict=True):
+                back, gradients = backpropagate_block(one, back, parameters=True)
+                fold.add(microbatch, gradients, here)
+        totals = self._tied([fold.total() for fold in folding])
+        sizes = {microbatch: self._training.samples_of(microbatch) for microbatch in losses}
+        norm = math.sqrt(math.fsum(map(self._squared_norm, range(len(totals)), totals)))
+        coefficient = clip_coefficient(norm, self._training.clip_norm)
+        for held, total in zip(self._blocks, totals, strict=True):
+            held.update(total, self._update(held.spec.index, work, coefficient, oldest))
+        return {
+            "step": number,
+            "loss": math.fsum(sizes[i] * losses[i] for i in losses) / sum(sizes.values()),
+            "norm": norm,
+            "coefficient": coefficient,
+            "gradients": [blake3(total.numpy().data.cast("B")).hexdigest() for total in totals],
+            "states": [held.state().digest() for held in self._blocks],
+        }
+
+    def evaluate(self, version: int, work: Mapping[str, Any]) -> float:
+        """Mean held-out loss as the step `work` measures it, which begins at `version`."""
+        losses = []
+        for microbatch in self._data.plan.evaluation:
+            passes, _ = self._forward(version, work, microbatch)
+            losses.append(_loss(passes)[1].item())
+        return math.fsum(losses) / len(losses)
+
+    def save(self, folder: Path) -> None:
+        """Write the present states as `block-N.safetensors`."""
+        for held in self._blocks:
+            data = dump(held.state(), held.spec.index, layout_of(held.spec))
+            (folder / f"block-{held.spec.index}.safetensors").write_bytes(data)
+
+    def _forward(self, step: int, work: Mapping[str, Any], microbatch: int) -> tuple[list[BlockPass], Pass]:
+        early = self._training.head_start if work["behind"] else None
+        base = step - work["behind"] if early is None or microbatch < early else step
+        train = microbatch < self._training.microbatches
+        draw = Draw(self._manifest.seed, work["batch"], microbatch, self._training.microbatches)
+        arrays = self._data.microbatch(work["batch"], microbatch)
+        data = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        here = Pass(draw if train else None)
+        weights = [held.weights(base) for held in self._blocks]
+        batch = self._training.samples_of(microbatch)
+        return run_blocks(self._blocks, weights, {}, data, batch, here, train=train), here
+
+    def _share(self, microbatch: int) -> float:
+        return self._training.samples_of(microbatch) / self._training.batch_size
+
+    def _tied(self, totals: Sequence[Tensor]) -> list[Tensor]:
+        """Gradients in which each tied parameter has the sum of its uses, in the order of the blocks."""
+        found = [total.clone() for total in totals]
+        for block, gradient in enumerate(found):
+            for place, uses in self._ties.of(block):
+                first, *others = (totals[use.block][use.begin : use.end] for use in uses)
+                summed = first.clone()
+                for other in others:
+                    summed.add_(other)
+                gradient[place.begin : place.end] = summed
+        return found
+
+    def _squared_norm(self, block: int, total: Tensor) -> float:
+        ranges = self._ties.counted(block, self._specs[block].parameter_count)
+        return math.fsum(squared_norm(total[begin:end]) for begin, end in ranges)
+
+    def _update(self, block: int, work: Mapping[str, Any], coefficient: float, oldest: int) -> Apply:
+        return Apply(
+            block=block,
+            gradient=Extent(0, 0),
+            coefficient=coefficient,
+            plan=0,
+            batch=work["batch"],
+            microbatches=self._training.microbatches,
+            needed=oldest,
+            base=work["step"] - work["behind"],
+            compensation=self._training.compensation,
+            workers=work["workers"],
+        )
+
+
+class Folding:
+    """The sums of one block in one step, in the order `order`."""
+
+    def __init__(self, held: HeldBlock, step: int, order: FoldingOrder) -> None:
+        self._held = held
+        self._step = step
+        self._slots = [[list(run) for run in runs] for _, runs in order]
+        runs = [run for slot in self._slots for run in slot]
+        self._place = {microbatch: number for number, run in enumerate(runs) for microbatch in run}
+        self._runs: list[list[int]] = runs
+        self._waiting: dict[int, tuple[Gradients, Pass]] = {}
+
+    def add(self, microbatch: int, gradients: Gradients, here: Pass) -> None:
+        """Add `microbatch` to its run, or keep it until those before it are there."""
+        self._waiting[microbatch] = gradients, here
+        number = self._place[microbatch]
+        run = self._runs[number]
+        while run and run[0] in self._waiting:
+            parts, passed = self._waiting.pop(run.pop(0))
+            self._held.fold(self._step, number, self._held.room(self._step, number), parts, passed)
+
+    def total(self) -> Tensor:
+        """The sum of all slots, each the sum of its runs."""
+        number = 0
+        sums: list[Tensor] = []
+        for slot in self._slots:
+            first = number
+            for other in range(first + 1, first + len(slot)):
+                self._held.merge_slot(self._step, other, first)
+            sums.append(self._held.slot(self._step, first))
+            number += len(slot)
+        for part in sums[1:]:
+            sums[0].add_(part)
+        return sums[0]
+
+
+def _loss(passes: Sequence[BlockPass]) -> tuple[str, Tensor]:
+    """Name and value of the last block's loss."""
+    name = passes[-1].spec.loss
+    assert name is not None
+    return name, passes[-1].outputs[name]
+
+
+def _constants(run: RunDirectory) -> dict[str, Tensor]:
+    """Name → buffer of every block."""
+    found: dict[str, Tensor] = {}
+    for block in run.manifest.blocks:
+        specs, path = run.block_spec(block).buffer_specs, run.buffers_path(block)
+        if path is not None:
+            raw = load_constants(path.read_bytes(), specs)
+            found |= {name: _tensor(raw[name], spec) for name, spec in specs.items()}
+    return found
+
+
+def _tensor(raw: bytes, spec: TensorSpec) -> Tensor:
+    dtype = SYMBOLS["dtype"][spec.dtype]
+    flat = torch.frombuffer(bytearray(raw), dtype=dtype) if raw else torch.empty(0, dtype=dtype)
+    return flat.view(spec.sizes)
+
+
+def results(machine: OneMachine, work: Mapping[str, Any], *, stops: bool) -> Iterator[dict[str, Any]]:
+    """Results of a segment, one by one. `stops`: none after a step whose states are not the run's."""
+    steps, wanted = work["steps"], set(work["evaluations"])
+    for at, step in enumerate(steps):
+        if step["step"] in wanted:
+            yield {"evaluation": step["step"], "loss": machine.evaluate(step["step"], step)}
+        later = [one["step"] - one["behind"] for one in steps[at + 1 :]]
+        done = machine.step(step, min(later, default=step["step"] + 1))
+        yield done
+        if stops and done["states"] != step["states"]:
+            return
+    version = work["base"]["version"] + len(steps)
+    if version in wanted:
+        last = {"behind": 0, "batch": version}
+        yield {"evaluation": version, "loss": machine.evaluate(version, last)}
+
+
+def main(directory: Path, work_path: Path, out_path: Path) -> None:
+    """Compute the segment of `work_path`, and write its results."""
+    work = json.loads(work_path.read_text())
+    torch.set_num_threads(work["threads"])
+    arithmetic = arithmetic_of(CPU)
+    stops = arithmetic == work["arithmetic"]
+    if work["reverse"]:
+        for step in work["steps"]:
+            step["orders"] = [reversed_order(order) for order in step["orders"]]
+    machine = OneMachine(RunDirectory.open(directory), work["base"])
+    with out_path.open("w") as out:
+        for result in ({"arithmetic": arithmetic}, *results(machine, work, stops=stops)):
+            out.write(json.dumps(result) + "\n")
+    if not stops:
+        machine.save(out_path.parent)
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

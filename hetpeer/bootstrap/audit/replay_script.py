@@ -1,0 +1,225 @@
+"""What one machine must compute again, and what must come out: read from the log and the volunteers' logs.
+
+Pure. A step of the script says in which order gradients are added up (`FoldingOrder`), so that one machine
+adds in the very same order. Steps are grouped into segments, each from a checkpoint that is kept to the next
+one; a segment is computed on its own (one_machine.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from hetpeer.bootstrap.audit.log_checks import MajorityStatements
+from hetpeer.bootstrap.log.evidence import AppliedEvent, Evidence, FoldingOrder
+from hetpeer.bootstrap.log.history import History, Record, decisions_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockSum:
+    """A block's part of a step, as the majority of its holders signed it."""
+
+    order: FoldingOrder
+    """Order of addition."""
+    ordered: bool
+    """Whether that is the run's own order; otherwise the logs do not say, and it is any."""
+    gradient: str
+    state: str
+    """Digests of the applied sum, and of the state after the update."""
+
+    @property
+    def holders(self) -> list[str]:
+        """Volunteers whose slots were added up."""
+        return sorted({holder for holder, _ in self.order})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayStep:
+    """A committed step: what to compute, and what came out in the run."""
+
+    step: int
+    batch: int
+    behind: int
+    workers: int
+    loss: float
+    norm: float
+    coefficient: float
+    blocks: Sequence[BlockSum]
+    """By block index."""
+    arithmetics: frozenset[str]
+    """Arithmetics (block/arithmetic.py) of the volunteers whose slots were added; "" if one did not say."""
+
+    def work(self) -> dict[str, Any]:
+        """The step as one_machine.py reads it."""
+        return {
+            "step": self.step,
+            "batch": self.batch,
+            "behind": self.behind,
+            "workers": self.workers,
+            "orders": [block.order for block in self.blocks],
+            "states": [block.state for block in self.blocks],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Consecutive steps from a stored state on. `base`: record of its checkpoint."""
+
+    base: Record
+    steps: Sequence[ReplayStep]
+    evaluations: Mapping[int, float]
+    """Version → held-out loss of the run."""
+    end: Record | None
+    """Record of the checkpoint at its end, if that is kept."""
+
+    @property
+    def arithmetic(self) -> str:
+        """The one arithmetic of all volunteers whose work is in its steps; empty if it is not known, or if
+        the order of additions is not.
+        """
+        found = frozenset[str]().union(*(one.arithmetics for one in self.steps))
+        ordered = all(block.ordered for one in self.steps for block in one.blocks)
+        return next(iter(found)) if ordered and len(found) == 1 else ""
+
+    def work(self) -> dict[str, Any]:
+        """The segment as one_machine.py reads it."""
+        return {
+            "base": dict(self.base),
+            "steps": [one.work() for one in self.steps],
+            "evaluations": sorted(self.evaluations),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayScript:
+    """The surviving steps of a run, in order."""
+
+    steps: Sequence[ReplayStep]
+    evaluations: Mapping[int, float]
+    """Version → held-out loss."""
+
+    @classmethod
+    def of(cls, records: Sequence[Record], evidence: Evidence, blocks: int) -> ReplayScript:
+        """Script of a run that is not grouped, up to the first step of which a block is not known."""
+        history, heard = History.of(records), MajorityStatements.of(evidence.applied)
+        known = {peer: {event.arithmetic for event in events} for peer, events in evidence.lives.items()}
+        steps = []
+        for step in range(history.version):
+            commit = history.commits.get(step)
+            if commit is None:
+                break
+            [one] = decisions_of(commit)
+            told = [heard.applied.get((*one.key, block), []) for block in range(blocks)]
+            if not all(told):
+                break
+            sums = [_block_sum(events) for events in told]
+            holders = {holder for found in sums for holder in found.holders}
+            steps.append(
+                ReplayStep(
+                    step=step,
+                    batch=one.batch,
+                    behind=one.behind,
+                    workers=commit.get("workers", 1),
+                    loss=commit["loss"],
+                    norm=commit["norm"],
+                    coefficient=commit["coefficient"],
+                    blocks=sums,
+                    arithmetics=frozenset().union(*(known.get(holder, {""}) for holder in holders)),
+                )
+            )
+        return cls(steps=steps, evaluations=dict(history.evaluations))
+
+    def segments(self, bases: Sequence[Record]) -> list[Segment]:
+        """Segments that together are the whole script. `bases`: records of the checkpoints that are kept.
+
+        Where steps overlap, a step may need parameters older than a checkpoint: then it is no base.
+        """
+        length = len(self.steps)
+        oldest = [one.step - one.behind for one in self.steps]
+        kept = {int(base["version"]): base for base in bases}
+        starts = sorted(
+            version
+            for version in kept
+            if version < max(length, 1) and all(other >= version for other in oldest[version:])
+        )
+        return [
+            Segment(
+                base=kept[start],
+                steps=self.steps[start:end],
+                evaluations={
+                    version: loss
+                    for version, loss in sorted(self.evaluations.items())
+                    if start <= version < end or version == end == length
+                },
+                end=kept.get(end),
+            )
+            for start, end in pairwise([*starts, length])
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A number of the run that another machine does not get."""
+
+    step: int
+    what: str
+    """`loss`, `norm`, `gradient`, `state`, …"""
+    blocks: tuple[int, ...] = ()
+    holders: tuple[str, ...] = ()
+    """Volunteers whose gradients are in the sums of these blocks."""
+    off: float | None = None
+    """Relative difference, where processors differ; None: equality was due."""
+    bound: float | None = None
+    """Relative difference that rounding can make."""
+
+    def __str__(self) -> str:
+        name = f"block{'s' if len(self.blocks) > 1 else ''} {', '.join(map(str, self.blocks))}"
+        where = f" of {name}" if self.blocks else ""
+        whose = f" (computed by {', '.join(self.holders)})" if self.holders else ""
+        said = f"step {self.step}: the {self.what}{where} is not what one machine gets{whose}"
+        return (
+            said if self.off is None else f"{said}: {self.off:.1e} off, and rounding makes {self.bound:.1e}"
+        )
+
+
+def _block_sum(events: Sequence[AppliedEvent]) -> BlockSum:
+    said = events[0]
+    any_order = tuple((holder, (tuple(sorted(ids)),)) for holder, ids in said.cover)
+    return BlockSum(
+        order=said.order or any_order,
+        ordered=said.order is not None,
+        gradient=said.gradient,
+        state=said.state,
+    )
+
+
+def reversed_order(order: FoldingOrder) -> FoldingOrder:
+    """The same sums, with every addition in the opposite order."""
+    return tuple(
+        (holder, tuple(tuple(reversed(run)) for run in reversed(runs))) for holder, runs in reversed(order)
+    )
+
+
+def ids_in_turn(orders: Sequence[FoldingOrder]) -> list[int]:
+    """Ids of a step in an order in which most gradients can be added at once, and few must be kept.
+
+    `orders`: each block's. The id that comes next in most runs goes first; of two the smaller.
+    """
+    runs = [list(run) for order in orders for _, slots in order for run in slots]
+    at = [0] * len(runs)
+    left = sorted({microbatch for run in runs for microbatch in run})
+    found: dict[int, None] = {}
+    while left:
+        heads: dict[int, int] = {}
+        for run, position in zip(runs, at, strict=True):
+            if position < len(run):
+                heads[run[position]] = heads.get(run[position], 0) + 1
+        chosen = max(left, key=lambda microbatch: (heads.get(microbatch, 0), -microbatch))
+        left.remove(chosen)
+        found[chosen] = None
+        for index, run in enumerate(runs):
+            while at[index] < len(run) and run[at[index]] in found:
+                at[index] += 1
+    return list(found)
