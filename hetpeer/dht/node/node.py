@@ -22,6 +22,7 @@ from hetpeer.dht.identity.peer_identity import Identity, hold
 from hetpeer.dht.kademlia.first_contact import CONNECT_DEADLINE_S
 from hetpeer.dht.kademlia.network_session import NetworkSession
 from hetpeer.dht.kademlia.table import KnownKeys, Table
+from hetpeer.dht.node.relay_guard import RelayGuard
 from hetpeer.dht.node.session_series import SessionSeries
 from hetpeer.dht.p2pd.listener import DATA, Handler, Listener, StreamBudget
 from hetpeer.dht.p2pd.p2pd_control import P2pdControl, P2pdError
@@ -65,6 +66,8 @@ class Node:
         self._watch = ConnectionMonitor(identity.peer_id, clock)
         self.direct = DirectStreams(config, self.listener, self.session)
         """Streams past libp2p."""
+        self.relay_guard = RelayGuard(self.listener, clock)
+        """Guests of our relay, if we are one."""
         keys = KnownKeys()
         self._sessions = SessionSeries(config, identity, clock, self.listener, self._watch, keys)
         self._session: NetworkSession | None = None
@@ -96,6 +99,8 @@ class Node:
         node._tasks.spawn(node._supervise(), name="p2pd supervisor")
         node._tasks.spawn(node._tend(), name="peer tender")
         node._tasks.spawn(node._monitor_connections(), name="look at connections")
+        if config.reachability == "public":
+            node._tasks.spawn(node._guard_relay(), name="guests of the relay")
         return node
 
     @property
@@ -262,6 +267,14 @@ class Node:
             with suppress(P2pdError):
                 await self._watch.look(session.control)
             await asyncio.sleep(self._watch.period_s)
+
+    async def _guard_relay(self) -> None:
+        """Send guests of our relay away that have no business here. Never returns."""
+        while True:
+            await asyncio.sleep(TEND_PERIOD_S)
+            session = await self.session()
+            with suppress(P2pdError):
+                await self.relay_guard.look(session.control)
 
     def _dialback(self) -> DialBack:
         async def hints(asker: str) -> tuple[Sequence[str], Sequence[str]]:

@@ -89,6 +89,11 @@ class Listener:
         self.handlers[protocol] = handler
         self._budgets[protocol] = budget
 
+    @property
+    def peers(self) -> set[str]:
+        """Peers with an open incoming stream."""
+        return {peer for peer, _ in self._open}
+
     def traffic(self, peer_id: str) -> PeerTraffic:
         """Bytes from a peer in all streams, opened by either side."""
         if (traffic := self._traffic.get(peer_id)) is None:

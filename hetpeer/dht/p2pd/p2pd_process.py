@@ -28,10 +28,10 @@ from hetpeer.dht.identity.addresses import Address, through
 from hetpeer.dht.identity.peer_identity import Identity
 
 _RELAY_SERVICE = (
-    "-relayDataLimit=1125899906842624",
-    "-relayTimeLimit=720h",
-    "-relayMaxReservations=4096",
-    "-relayMaxCircuits=256",
+    f"-relayDataLimit={1 << 40}",  # of one circuit each way; volunteers of earlier versions use no less
+    "-relayTimeLimit=24h",
+    "-relayMaxReservations=512",  # of all peers
+    "-relayMaxCircuits=128",  # of each peer
 )
 START_DEADLINE_S = 20.0
 STOP_DEADLINE_S = 1.0

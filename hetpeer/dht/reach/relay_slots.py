@@ -31,8 +31,8 @@ from hetpeer.dht.p2pd.p2pd_process import NodeConfig, P2pd
 from hetpeer.dht.p2pd.tcp_probe import listens
 
 HOP = "/libp2p/circuit/relay/0.2.0/hop"
-MIN_DATA = 1 << 40
-MIN_SECONDS = 24 * 3600
+MIN_DATA = 1 << 36
+MIN_SECONDS = 3600
 """Least bytes and seconds that a circuit must allow; libp2p's own limits are 128 KiB and 2 minutes."""
 _RESERVE = b"\x08\x00"
 _OK = 100

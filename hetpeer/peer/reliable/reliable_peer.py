@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -279,6 +279,11 @@ async def _take_part(
     """Run a reliable peer with all that goes beside: adverts, progress, plans, stand-in, invites."""
     freeze_memory()
     roster = Roster(node, run.run_id)
+
+    async def peers_of_the_run() -> Collection[str]:
+        return {*await roster.read(), *peer.replica.members}
+
+    node.relay_guard.expected = peers_of_the_run
     work = asyncio.ensure_future(peer.run(leaving))
     left = asyncio.ensure_future(leaving.wait())
     beside = [
