@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -10,16 +11,11 @@ from typing import Any
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.service import sessions
-from hetpeer.bootstrap.service.sessions import (
-    BYTES,
-    GIVEN_UP,
-    LOOK_S,
-    MESSAGES,
-    SESSIONS,
-    RateLimit,
-    VolunteerSessions,
-)
+from hetpeer.bootstrap.service import rate_limit, reading_turns, sessions
+from hetpeer.bootstrap.service.rate_limit import ALL_READING, BYTES, MESSAGES, READING, SESSIONS, RateLimit
+from hetpeer.bootstrap.service.reading_turns import ReadingTurns
+from hetpeer.bootstrap.service.sessions import GIVEN_UP, LOOK_S, VolunteerSessions
+from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.dht.channels.channel import Channel, Parcel
 from hetpeer.dht.channels.channel_server import dial
@@ -27,6 +23,8 @@ from tests.dht.loopback import Loopback
 from tests.dht.test_channel import Kept, until
 
 HELLO = m.Hello(run="run", incarnation=1)
+BOUNDS = m.MessageBounds(blocks=4, microbatches=16, slot=4, checked=False)
+LINE = m.TermView(term=1, view=0)
 
 
 class Desk:
@@ -34,7 +32,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.heard: list[m.Message] = []
-        self.reception = VolunteerSessions(self, SystemClock())
+        self.reception = VolunteerSessions(self, SystemClock(), BOUNDS)
 
     def received(self, peer: str, message: m.Message) -> None:
         if isinstance(message, m.Hello) and message.run == "run":
@@ -82,6 +80,100 @@ def network(desk: Desk) -> Loopback:
     return Loopback(desk.reception.handle)
 
 
+def sealed(slot: int = 0) -> m.Sealed:
+    """As long as a slot of this run can be."""
+    contents = tuple(m.Contents(begin=b, end=b + 1, ids=(0, 1, 2, 3)) for b in range(4))
+    return m.Sealed(line=LINE, step=1, slot=slot, contents=contents, losses=dict.fromkeys(range(4), 1.0))
+
+
+def in_one_mebibyte() -> m.Sealed:
+    """Valid in some run, and not in this one."""
+    contents = tuple(m.Contents(begin=0, end=1, ids=range(60_000)) for _ in range(5))
+    return m.Sealed(line=LINE, step=1, slot=0, contents=contents)
+
+
+BEFORE_HELLO = {
+    "a message": m.encode(sealed()),
+    "a farewell": m.encode(m.Farewell()),
+    "another protocol": b"GET / HTTP/1.1\r\nHost: hetpeer\r\n\r\n",
+    "half a Hello": m.encode(HELLO)[:-9],
+    "a long Hello": m.encode(HELLO.model_copy(update={"run": "run" + "x" * 6000})),
+    "a message of a MiB": m.encode(in_one_mebibyte()),
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("said", BEFORE_HELLO.values(), ids=BEFORE_HELLO)
+async def test_nothing_but_a_short_hello_is_read_before_a_session_begins(
+    desk: Desk, network: Loopback, said: bytes
+) -> None:
+    """Also of a peer that has a session already. The stream ends, and nobody hears of it."""
+    desk.reception.inside.add("us")
+    began = time.thread_time()
+    with session(network, "a") as channel:
+        channel.send(Parcel({}, (said,)))
+        await until(lambda: bool(network.ended))
+    assert isinstance(network.ended[0], ProtocolError)
+    assert desk.heard == []
+    assert time.thread_time() - began < 0.1
+
+
+async def test_what_follows_a_hello_that_was_refused_is_not_read(desk: Desk, network: Loopback) -> None:
+    with session(network, "a", m.Hello(run="another", incarnation=1), sealed(), m.Farewell()) as channel:
+        await asyncio.wait_for(channel.drained(), 30)
+    assert [message.kind for message in desk.heard] == ["hello"]
+    assert network.ended == []
+
+
+async def test_a_message_is_not_longer_than_the_run_can_need(desk: Desk, network: Loopback) -> None:
+    with session(network, "a", HELLO, sealed(), in_one_mebibyte()):
+        await until(lambda: bool(network.ended))
+    assert desk.heard == [HELLO, sealed()]
+    assert "'sealed' with" in str(network.ended[0])
+
+
+async def test_no_volunteer_sends_what_a_coordinator_says(desk: Desk, network: Loopback) -> None:
+    with session(network, "a", HELLO, m.Kept(last="")):
+        await until(lambda: bool(network.ended))
+    assert desk.heard == [HELLO]
+    assert "a kind that no volunteer sends" in str(network.ended[0])
+
+
+async def test_signs_of_life_are_counted_too(
+    desk: Desk, network: Loopback, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without end they would keep the event loop busy."""
+    monkeypatch.setattr(rate_limit, "MESSAGES", (100.0, 10.0))
+    stream = await network.open("them", "test", timeout_s=5.0)
+    await stream.send({"key": "a", "has": 0, "begun": False})
+    for _ in range(60):
+        await stream.send({"a": 0})
+    began = asyncio.get_running_loop().time()
+    await stream.send({"n": 1, "a": 0, "m": {}}, m.encode(HELLO))
+    await until(lambda: desk.heard == [HELLO])
+    assert asyncio.get_running_loop().time() - began >= 0.4
+
+
+@pytest.mark.parametrize(
+    ("header", "payload"), [({"a": 0}, b"payload"), ({"n": 1, "a": 0, "m": {"x": "x" * 1000}}, b"")]
+)
+async def test_a_header_that_no_session_has_ends_the_stream(
+    desk: Desk, network: Loopback, header: dict[str, Any], payload: bytes
+) -> None:
+    stream = await network.open("them", "test", timeout_s=5.0)
+    await stream.send({"key": "a", "has": 0, "begun": False})
+    await stream.send(header, payload)
+    await until(lambda: bool(network.ended))
+    assert isinstance(network.ended[0], ProtocolError)
+
+
+async def test_a_stream_that_opens_with_a_payload_is_none(network: Loopback) -> None:
+    stream = await network.open("them", "test", timeout_s=5.0)
+    await stream.send({"key": "a", "has": 0, "begun": False}, b"payload")
+    await until(lambda: bool(network.ended))
+    assert isinstance(network.ended[0], ProtocolError)
+
+
 async def test_a_session_begins_once(desk: Desk, network: Loopback) -> None:
     with session(network, "a", HELLO, HELLO):
         await until(lambda: bool(network.ended))
@@ -93,7 +185,7 @@ async def test_sessions_without_end_are_heard_one_after_the_other(
     desk: Desk, network: Loopback, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is sent in the older ones. A new session costs a record in the log each time."""
-    monkeypatch.setattr(sessions, "SESSIONS", (0.01, 3.0))
+    monkeypatch.setattr(rate_limit, "SESSIONS", (0.01, 3.0))
     for number in range(20):
         with session(network, f"session {number}", HELLO) as channel, suppress(TimeoutError):
             await asyncio.wait_for(channel.drained(), 0.1)
@@ -103,7 +195,7 @@ async def test_sessions_without_end_are_heard_one_after_the_other(
 async def test_who_says_too_much_waits_and_nothing_is_lost(
     desk: Desk, network: Loopback, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "MESSAGES", (200.0, 10.0))
+    monkeypatch.setattr(rate_limit, "MESSAGES", (200.0, 10.0))
     told = [m.Paced(computing=float(number), links={}) for number in range(50)]
     began = asyncio.get_running_loop().time()
     with session(network, "a", HELLO, *told):
@@ -183,6 +275,65 @@ async def test_a_volunteer_has_one_session(desk: Desk, network: Loopback) -> Non
     assert "lane 1" in str(network.ended[0])
 
 
+# ── turns to be read ──
+
+
+class Busy(SystemClock):
+    """A clock that says how long reading took, in virtual processor seconds."""
+
+    def __init__(self) -> None:
+        self.used = 0.0
+
+    def thread(self) -> float:
+        return self.used
+
+
+async def test_reading_leaves_the_loop_half_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten peers that always have something that takes 10 ms to read, and one that seldom has, of 1 ms."""
+    monkeypatch.setattr(reading_turns, "ALL_READING", (0.5, 0.02))
+    clock = Busy()
+    turns, loop = ReadingTurns(clock), asyncio.get_running_loop()
+    waited: list[float] = []
+
+    async def read(limit: RateLimit, seconds: float) -> None:
+        await turns.turn(limit)
+        with turns.reading(limit):
+            clock.used += seconds
+
+    async def always(limit: RateLimit) -> None:
+        while True:
+            await read(limit, 0.01)
+
+    async def seldom(limit: RateLimit) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0.1)
+            asked = loop.time()
+            await read(limit, 0.001)
+            waited.append(loop.time() - asked)
+
+    began = loop.time()
+    attackers = [asyncio.create_task(always(RateLimit(clock.monotonic()))) for _ in range(10)]
+    await seldom(RateLimit(clock.monotonic()))
+    took = loop.time() - began
+    for attacker in attackers:
+        attacker.cancel()
+    await asyncio.wait(attackers)
+    assert 0.1 * took < clock.used <= 0.5 * took + 0.05
+    assert max(waited[1:]) < 0.1, "it has used least, so it is the first of all"
+
+
+async def test_who_does_not_wait_any_more_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading_turns, "ALL_READING", (0.5, 0.0))
+    clock = Busy()
+    turns, limit = ReadingTurns(clock), RateLimit(clock.monotonic())
+    with turns.reading(limit):
+        clock.used += 0.05
+    first, second = (asyncio.create_task(turns.turn(limit)) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.wait_for(second, 5.0)
+
+
 # ── the rate limit of one peer ──
 
 BEGAN = 100.0
@@ -210,6 +361,16 @@ def test_what_never_pauses_is_heard_at_its_rate_after_the_first(
     for seconds in (0.001, 10.0, 60.0):
         most = (at_once + seconds * rate) / unit
         assert most - 2 <= listened(seconds, nbytes, session=session) <= most + 2
+
+
+@pytest.mark.parametrize("seconds", [0.001, 10.0, 60.0])
+def test_what_takes_long_to_read_is_read_at_its_share(seconds: float) -> None:
+    hearing, now, used = RateLimit(BEGAN), BEGAN, 0.0
+    while (now := now + hearing.wait(now, session=False) + 1e-9) <= BEGAN + seconds:
+        hearing.took(0.05, now)
+        used += 0.05
+    assert used == pytest.approx(READING[1] + seconds * READING[0], abs=0.06)
+    assert ALL_READING[0] > READING[0]
 
 
 def test_who_says_little_never_waits() -> None:

@@ -39,7 +39,7 @@ class Kept:
             raise ProtocolError("not this one")
         self.frames.append((header["i"], bytes(data)))
 
-    def beat(self, channel: Channel) -> None: ...
+    async def beat(self, channel: Channel) -> None: ...
 
     def up(self, channel: Channel) -> None: ...
 
@@ -192,7 +192,7 @@ async def test_a_rate_that_no_line_has_is_not_believed(said: object) -> None:
     rates: list[float] = []
 
     class Listens(Kept):
-        def beat(self, channel: Channel) -> None:
+        async def beat(self, channel: Channel) -> None:
             rates.append(channel.rate)
 
     async def says(stream: Stream) -> None:

@@ -147,11 +147,25 @@ def head_bytes(found: Head | Introduction) -> bytes:
     return data
 
 
+BOUNDS = m.MessageBounds(blocks=8, microbatches=16, slot=4, checked=True)
+
+
+def said(data: bytes) -> m.Message:
+    """What a volunteer of a small run has sent."""
+    return m.decode_from_volunteer(data, BOUNDS, 8)
+
+
 TARGETS = {
     "message": Target(
         decode=m.decode,
         refuses=(ProtocolError,),
         seeds=lambda: map(m.encode, MESSAGES),
+        holds=same(m.encode, m.decode),
+    ),
+    "volunteer-message": Target(
+        decode=said,
+        refuses=(ProtocolError,),
+        seeds=lambda: (m.encode(one) for one in MESSAGES if isinstance(one, m.FromVolunteer)),
         holds=same(m.encode, m.decode),
     ),
     "tensor-head": Target(

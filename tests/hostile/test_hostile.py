@@ -18,7 +18,7 @@ from hetpeer.averaging.member.tensor_heads import ActivationHead
 from hetpeer.averaging.messages import CONTROL_PROTOCOL
 from hetpeer.bootstrap.audit.audit import audit
 from hetpeer.bootstrap.run.settings import LinkSettings
-from hetpeer.bootstrap.service.sessions import SESSIONS
+from hetpeer.bootstrap.service.rate_limit import SESSIONS
 from hetpeer.bootstrap.storage.file_service import PROTOCOL as FILES
 from hetpeer.bootstrap.storage.file_service import fetch
 from hetpeer.dht.base.errors import PeerLostError, RemoteError

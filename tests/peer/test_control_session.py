@@ -21,7 +21,7 @@ from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.service.core_interface import LeaderStart
 from hetpeer.bootstrap.service.driver import CoordinatorService
-from hetpeer.bootstrap.service.sessions import SESSIONS
+from hetpeer.bootstrap.service.rate_limit import SESSIONS
 from hetpeer.bootstrap.storage.replication import CheckpointReplication
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.base.runtime import SystemClock

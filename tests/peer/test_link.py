@@ -68,7 +68,7 @@ class Taker:
         self.backs.append(channel.grant_lane.settle(header["pool"], length))
         self.most = max(self.most, self.holding.held.total())
 
-    def beat(self, channel: Channel) -> None: ...
+    async def beat(self, channel: Channel) -> None: ...
 
     def up(self, channel: Channel) -> None:
         channel.grant_lane = channel.grant_lane or self.grants.lane()

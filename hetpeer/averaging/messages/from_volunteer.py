@@ -37,6 +37,9 @@ from hetpeer.averaging.messages.message_fields import (
     Text,
 )
 
+MOST_VOTED, MOST_SHOWN, MOST_GIVEN = 1 << 12, 1 << 12, 1 << 13
+"""Entries at most: in each list of a Vote but its blocks; fingerprints and inputs in a Shown."""
+
 
 class Hello(Schema):
     """First message of every control stream. `held` is what the volunteer has in memory, if it comes back."""
@@ -130,9 +133,9 @@ class Vote(OfPlan):
 
     kind: Literal["vote"] = "vote"
     blocks: Many[BlockVote]
-    received: Annotated[tuple[Received, ...], Field(max_length=1 << 12)] = ()
+    received: Annotated[tuple[Received, ...], Field(max_length=MOST_VOTED)] = ()
     """Digests of the results of each reducer, for blocks that the plan names as `closely`."""
-    lengths: Annotated[tuple[Length, ...], Field(max_length=1 << 12)] = ()
+    lengths: Annotated[tuple[Length, ...], Field(max_length=MOST_VOTED)] = ()
     """Squared lengths of all parts that we have added up, if there are spot checks."""
 
 
@@ -221,8 +224,8 @@ class Shown(OfStep):
     kind: Literal["shown"] = "shown"
     check: Count
     plan: Count
-    marks: Annotated[tuple[Mark, ...], Field(max_length=1 << 12)]
-    given: Annotated[tuple[Given, ...], Field(max_length=1 << 13)] = ()
+    marks: Annotated[tuple[Mark, ...], Field(max_length=MOST_SHOWN)]
+    given: Annotated[tuple[Given, ...], Field(max_length=MOST_GIVEN)] = ()
 
 
 class Applied(OfStep):

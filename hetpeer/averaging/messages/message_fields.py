@@ -23,6 +23,10 @@ MAX_KIND: Final = 64
 MOST_MARKS: Final = 128
 """Fingerprints of one kind in a message."""
 MOST_RECEIPTS: Final = 384
+MOST_NAMED: Final = 1 << 8
+"""Peers that a message names in one list."""
+MAX_EVENT: Final = 1 << 19
+"""Characters of a line of a volunteer's event log."""
 MOST: Final = 1 << 16
 """Entries in a list or a table at most."""
 UNFELT, FASTEST = 1e-9, 1e18
@@ -52,9 +56,9 @@ Digest = Annotated[str, Field(max_length=64)]
 MAX_TEXT: Final = 500
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Ids = Many[Id]
-Peers = Annotated[tuple[Peer, ...], Field(max_length=1 << 8)]
+Peers = Annotated[tuple[Peer, ...], Field(max_length=MOST_NAMED)]
 Range = tuple[Block, Block]
-Event = Annotated[str, Field(max_length=1 << 19, pattern=r"^[^\n]*$")]
+Event = Annotated[str, Field(max_length=MAX_EVENT, pattern=r"^[^\n]*$")]
 """A signed line (bootstrap/log/volunteer_log.py), one and not several: it is kept among others."""
 Ticket = Annotated[bytes, Field(max_length=2048)]
 Share = Annotated[int, Field(ge=1, lt=1 << 32)]

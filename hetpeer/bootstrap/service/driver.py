@@ -28,6 +28,7 @@ from hetpeer.bootstrap.service.core_interface import LeaderStart
 from hetpeer.bootstrap.service.sample_trials import SampleTrials
 from hetpeer.bootstrap.service.sessions import VolunteerSessions
 from hetpeer.bootstrap.state import effects as d
+from hetpeer.bootstrap.state.core_config import message_bounds
 from hetpeer.bootstrap.state.timeouts import MAX_TICK_S
 from hetpeer.bootstrap.storage.replication import CheckpointReplication
 from hetpeer.dht.base import failpoints
@@ -66,7 +67,7 @@ class CoordinatorService:
         self.core, self._admission, self._logs = begun.core, begun.admission, begun.logs
         self._networks: dict[str, str] = {}
         """Volunteer → the network it came from: its stream may be down when another volunteer comes."""
-        self._sessions = VolunteerSessions(self, clock)
+        self._sessions = VolunteerSessions(self, clock, message_bounds(run.manifest))
         self._effects: asyncio.Queue[d.Effect] = asyncio.Queue()
         self._collecting: asyncio.Task[None] | None = None
         self._trials = SampleTrials(run)

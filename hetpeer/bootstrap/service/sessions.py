@@ -3,9 +3,9 @@
 A session is a channel (dht/channels/channel.py) that begins with a Hello. A peer that is not admitted loses
 its channel, as does one that lets messages to it pile up. The host (driver.py) handles the messages.
 
-Each peer has a rate limit: excess messages are delayed, never dropped; other peers are unaffected. The limit
-is set so that no peer keeps the event loop and the parser busy (SECURITY.md). A new session of a known
-volunteer is costly, since its departure is logged and others repeat its work: few are allowed.
+A session may send nothing but one Hello of a few KiB until it is admitted. Afterwards messages are as long
+as the run can need (averaging/messages/bounds.py), and are read at the rate that rate_limit.py and
+reading_turns.py allow.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.service.rate_limit import RateLimit
+from hetpeer.bootstrap.service.reading_turns import ReadingTurns
 from hetpeer.dht.base.errors import ProtocolError, short_id
 from hetpeer.dht.base.runtime import Clock
 from hetpeer.dht.channels.channel import Channel, Parcel
@@ -26,71 +28,12 @@ from hetpeer.dht.streams.stream import Stream
 if TYPE_CHECKING:
     from hetpeer.bootstrap.service.driver import CoordinatorService
 
-SESSIONS = (0.2, 10.0)
-"""Sessions of a peer, begun when it was forgotten or fenced: most per second, most at once after a pause."""
-MESSAGES = (1000.0, 4000.0)
-"""Messages of a peer: most per second, and most at once after a pause.
-
-An honest peer sends about one for each slot, block and 2 MiB of a reduce: ten a second in tests/hostile.
-"""
-BYTES = (8e6, 64e6)
-"""Bytes of a peer: most per second, and most at once after a pause.
-
-The largest: evidence for a new coordinator, 1 to 10 kB a block and step; fingerprints, 4 KiB a block.
-"""
-
-
-class _Tokens:
-    """A token bucket: `rate` tokens a second, at most `most`; taking more than are left makes others wait."""
-
-    def __init__(self, rate: float, most: float, now: float) -> None:
-        self._rate, self._most = rate, most
-        self._left, self._at = most, now
-
-    def _fill(self, now: float) -> None:
-        self._left = min(self._left + max(now - self._at, 0.0) * self._rate, self._most)
-        self._at = now
-
-    def wait(self, now: float) -> float:
-        """Seconds until one token is there."""
-        self._fill(now)
-        return max(0.0, 1.0 - self._left) / self._rate
-
-    def take(self, amount: float) -> None:
-        self._left -= amount
-
-    def is_full(self, now: float) -> bool:
-        self._fill(now)
-        return self._left >= self._most
-
-
-class RateLimit:
-    """The limit of one peer, over all its channels. Times are seconds of a monotonic clock."""
-
-    def __init__(self, now: float) -> None:
-        self._sessions = _Tokens(*SESSIONS, now)
-        self._messages = _Tokens(*MESSAGES, now)
-        self._bytes = _Tokens(*BYTES, now)
-
-    def wait(self, now: float, *, session: bool) -> float:
-        """Seconds until the next message may be read. `session`: whether it begins a session."""
-        due = max(self._messages.wait(now), self._bytes.wait(now))
-        return max(due, self._sessions.wait(now)) if session else due
-
-    def heard(self, nbytes: int, *, session: bool) -> None:
-        """Note that a message of this many bytes was read."""
-        self._messages.take(1.0)
-        self._bytes.take(float(nbytes))
-        if session:
-            self._sessions.take(1.0)
-
-    def is_rested(self, now: float) -> bool:
-        """Whether the limit is fully restored, so that it can be forgotten."""
-        return all(one.is_full(now) for one in (self._sessions, self._messages, self._bytes))
-
-
 LOOK_S = 10.0
 """Seconds between two checks. A channel whose peer was not admitted at two checks in a row is closed."""
+HEADER_BYTES = 1 << 10
+"""Bytes of the header of a frame: number and acknowledgement."""
+BEAT_BYTES = 64
+"""Bytes that a sign of life counts in the rate limit."""
 GIVEN_UP = 3
 """Checks with an admitted peer's stream broken until it is forgotten: its lease has run out by then."""
 MAX_UNHEARD = 32 << 20
@@ -102,8 +45,10 @@ _log = logging.getLogger(__name__)
 class VolunteerSessions:
     """All sessions of one term."""
 
-    def __init__(self, host: CoordinatorService, clock: Clock) -> None:
+    def __init__(self, host: CoordinatorService, clock: Clock, bounds: m.MessageBounds) -> None:
         self.host = host
+        self.bounds = bounds
+        self.turns = ReadingTurns(clock)
         self._clock = clock
         self.inside: set[str] = set()
         """Peers that are admitted."""
@@ -113,7 +58,7 @@ class VolunteerSessions:
         """Admitted peer with a broken stream → checks since then."""
         self._rate_limits: dict[str, RateLimit] = {}
         self._looked = clock.monotonic()
-        self._channels = ChannelServer(self._accept, m.MAX_MESSAGE_BYTES, lanes=1)
+        self._channels = ChannelServer(self._accept, m.MAX_MESSAGE_BYTES, lanes=1, header_limit=HEADER_BYTES)
         self.handle = self._channels.handle
         """The handler for `Node.serve`."""
 
@@ -160,14 +105,15 @@ class VolunteerSessions:
     def _accept(self, peer: str, _key: str) -> _Session:
         return _Session(self, peer)
 
-    async def in_turn(self, peer: str, message: m.Message, nbytes: int) -> None:
-        """Return when a message of `peer` may be read."""
-        session = isinstance(message, m.Hello)
+    async def in_turn(self, peer: str, nbytes: int, *, session: bool = False) -> RateLimit:
+        """Return the limit of `peer` when a message of `nbytes` may be read; `session`: it begins one."""
         now = self._clock.monotonic()
         limit = self._rate_limits.get(peer) or self._rate_limits.setdefault(peer, RateLimit(now))
         if wait := limit.wait(now, session=session):
             await asyncio.sleep(wait)
         limit.heard(nbytes, session=session)
+        await self.turns.turn(limit)
+        return limit
 
     def broken(self, peer: str) -> None:
         """The stream of `peer` broke."""
@@ -190,20 +136,38 @@ class _Session:
         self._begun = False
 
     async def frame(
-        self, _channel: Channel, _header: Mapping[str, Any], payload: Stream, _length: int
+        self, _channel: Channel, _header: Mapping[str, Any], payload: Stream, length: int
     ) -> None:
-        """Pass a message on once the peer's rate limit allows. Raises `ProtocolError` if it is malformed."""
-        data = await payload.receive_bytes(m.MAX_MESSAGE_BYTES)
-        message = m.decode(data)
-        if isinstance(message, m.Hello):
-            if self._begun:
-                raise ProtocolError("a session that begins twice", peer=self._peer)
-            self._begun = True
-        await self._sessions.in_turn(self._peer, message, len(data))
-        self._sessions.host.received(self._peer, message)
+        """Pass a message on once the peer's rate limit allows.
 
-    def beat(self, _channel: Channel) -> None:
-        self._sessions.host.received(self._peer, m.Heartbeat())
+        Raises `ProtocolError` if it is malformed, longer than this run can need, or no Hello where the
+        session begins. What follows a Hello that was refused is not read.
+        """
+        sessions, peer, begins = self._sessions, self._peer, not self._begun
+        if begins and length > sessions.bounds.hello:
+            raise ProtocolError(f"a session that begins with {length} bytes", peer=peer)
+        if not begins and peer not in sessions.inside:
+            await payload.skip()
+            await sessions.in_turn(peer, length)
+            return
+        data = await payload.receive_bytes(length)
+        limit = await sessions.in_turn(peer, length, session=begins)
+        with sessions.turns.reading(limit):
+            if begins:
+                message: m.Message = m.decode_hello(data, sessions.bounds)
+                self._begun = True
+            else:
+                message = m.decode_from_volunteer(data, sessions.bounds, len(sessions.inside))
+                if isinstance(message, m.Hello):
+                    raise ProtocolError("a session that begins twice", peer=peer)
+            sessions.host.received(peer, message)
+
+    async def beat(self, _channel: Channel) -> None:
+        """Note a sign of life, within the peer's rate limit."""
+        limit = await self._sessions.in_turn(self._peer, BEAT_BYTES)
+        if self._begun and self._peer in self._sessions.inside:
+            with self._sessions.turns.reading(limit):
+                self._sessions.host.received(self._peer, m.Heartbeat())
 
     def up(self, _channel: Channel) -> None:
         self._sessions.resumed(self._peer)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 import secrets
 
+from hetpeer.averaging.messages import MessageBounds
 from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.bootstrap.conduct.reputation import CheckRules
+from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.step_workload import of_links, of_manifest
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
@@ -18,6 +20,17 @@ from hetpeer.stages.pipeline.gradient_slots import LIVE
 
 IN_FLIGHT = 4
 """Microbatches whose activations a place must have memory for."""
+
+
+def message_bounds(manifest: Manifest) -> MessageBounds:
+    """Longest messages of a volunteer in the run with this manifest."""
+    training = manifest.training
+    return MessageBounds(
+        blocks=len(manifest.blocks),
+        microbatches=training.microbatches + training.eval_microbatches,
+        slot=training.slot_size,
+        checked=bool(manifest.trust.spot_checks),
+    )
 
 
 def coordinator_config(run: RunDirectory, *, placement: str | None = DEFAULT) -> CoordinatorConfig:

@@ -32,7 +32,9 @@ _log = logging.getLogger(__name__)
 
 
 class Clock(Protocol):
-    """Two clocks in seconds: `monotonic` for durations, `wall` (since 1970) for the expiry of records."""
+    """Clocks in seconds: `monotonic` for durations, `wall` (since 1970) for the expiry of records, `thread`
+    for processor time.
+    """
 
     def monotonic(self) -> float:
         """Seconds since an arbitrary start; never goes back."""
@@ -40,12 +42,17 @@ class Clock(Protocol):
     def wall(self) -> float:
         """Seconds since 1970."""
 
+    def thread(self) -> float:
+        """Processor seconds that the calling thread has used."""
+
 
 class SystemClock:
     """The machine's own clocks."""
 
     monotonic = staticmethod(time.monotonic)
     """Seconds since boot, without the time in which the machine was suspended."""
+    thread = staticmethod(time.thread_time)
+    """Processor seconds that the calling thread has used."""
 
     def wall(self) -> float:
         """Seconds since 1970."""

@@ -46,6 +46,23 @@ def unpack(data: bytes | bytearray, what: str, peer: str = "", **options: Any) -
         raise ProtocolError(f"bytes that are not {what}", peer=peer, why=type(error).__name__) from error
 
 
+def peek(data: bytes | bytearray, key: str, what: str) -> Any:
+    """The value under `key` of the map in `data`, or None; nothing else is built. `what`: as for `unpack`.
+
+    Raises `ProtocolError` if `data` is no map as far as it is read.
+    """
+    reader = msgpack.Unpacker(max_buffer_size=len(data), strict_map_key=True, max_ext_len=0)
+    try:
+        reader.feed(data)
+        for _ in range(reader.read_map_header()):
+            if reader.unpack() == key:
+                return reader.unpack()
+            reader.skip()
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"bytes that are not {what}", why=type(error).__name__) from error
+    return None
+
+
 def decode_map(data: bytes, *, limit: int) -> dict[str, Any]:
     """A strict msgpack map of at most `limit` bytes (a frame header, a record). Raises `ProtocolError`."""
     if len(data) > limit:

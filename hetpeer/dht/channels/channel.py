@@ -23,7 +23,7 @@ from hetpeer.dht.base.runtime import heed_cancellation
 from hetpeer.dht.streams import flow_control
 from hetpeer.dht.streams.flow_control import GrantLane
 from hetpeer.dht.streams.rate_meter import RateMeter
-from hetpeer.dht.streams.stream import Stream
+from hetpeer.dht.streams.stream import MAX_HEADER, Stream
 
 BEAT_S = 1.0
 """Most seconds without a sign of life: an idle side acknowledges. Silence means frozen or cut off."""
@@ -142,13 +142,16 @@ class Outbox:
 
 
 class ChannelReceiver(Protocol):
-    """Callbacks of a channel's owner. `frame` must take the payload from the stream before it returns."""
+    """Callbacks of a channel's owner. Nothing more is read before `frame` or `beat` returns.
+
+    `frame` must take the payload from the stream before it returns.
+    """
 
     async def frame(self, channel: Channel, header: Mapping[str, Any], payload: Stream, length: int) -> None:
         """A new frame: its header and payload length; `payload` is the stream to take the payload from."""
 
-    def beat(self, channel: Channel) -> None:
-        """A sign of life without a frame."""
+    async def beat(self, channel: Channel) -> None:
+        """A sign of life without a new frame."""
 
     def up(self, channel: Channel) -> None:
         """A stream is there."""
@@ -170,7 +173,13 @@ class Channel:
     """
 
     def __init__(
-        self, peer_id: str, key: str, receiver: ChannelReceiver, payload_limit: int, lane: int = 0
+        self,
+        peer_id: str,
+        key: str,
+        receiver: ChannelReceiver,
+        payload_limit: int,
+        lane: int = 0,
+        header_limit: int = MAX_HEADER,
     ) -> None:
         self.peer_id = peer_id
         self.key = key
@@ -195,7 +204,7 @@ class Channel:
         self.closed = False
         self._pace = math.inf
         self._receiver = receiver
-        self._payload_limit = payload_limit
+        self._payload_limit, self._header_limit = payload_limit, header_limit
         self._wake = asyncio.Event()
         self._stream: Stream | None = None
         self._owing = False
@@ -318,7 +327,9 @@ class Channel:
     async def _read(self, stream: Stream) -> None:
         """Take frames from `stream`; frames that we had before are skipped. Raises `ProtocolError`."""
         while True:
-            frame = await stream.receive(payload_limit=self._payload_limit, silence_s=SILENCE_S)
+            frame = await stream.receive(
+                payload_limit=self._payload_limit, header_limit=self._header_limit, silence_s=SILENCE_S
+            )
             header = frame.header
             acknowledged, number, message = header.get("a"), header.get("n"), header.get("m")
             if not isinstance(acknowledged, int):
@@ -334,16 +345,19 @@ class Channel:
                     flow_control.unpack_base(header["b"]), flow_control.unpack(header.get("g"))
                 )
             if number is None:
+                if frame.payload_length:
+                    raise ProtocolError("a payload without a number", peer=self.peer_id)
                 self._measure(header.get("t"), 0)
                 if self.grant_lane is not None:
                     self.grant_lane.offered(flow_control.unpack(header.get("s")))
                     self.grant_lane.settle()
-                self._receiver.beat(self)
+                await self._receiver.beat(self)
                 continue
             if not isinstance(number, int) or not isinstance(message, dict):
                 raise ProtocolError("a frame without number or message", peer=self.peer_id)
             if number <= self.received:
                 await stream.skip()
+                await self._receiver.beat(self)
                 continue
             if self.grant_lane is not None:
                 self.grant_lane.offered(flow_control.unpack(header.get("s")))

@@ -6,16 +6,19 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError
 from hetpeer.dht.channels.channel import Channel, ChannelReceiver
 from hetpeer.dht.channels.redial import TRY_S, pause_s
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.streams.rate_meter import RateMeter
-from hetpeer.dht.streams.stream import Stream
+from hetpeer.dht.streams.stream import MAX_HEADER, Stream
 
 MAX_LANES = 4
 """Channels of one protocol that a peer may have with us at a time."""
+OPENING_BYTES = 1 << 10
+"""Most bytes of the header that opens a stream, or answers that."""
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +43,7 @@ async def dial(node: Node, protocol: str, channel: Channel, give_up_s: float = m
             began = asyncio.get_running_loop().time()
             await stream.send(hello, timeout_s=max(0.1, due - began))
             left_s = max(0.1, due - asyncio.get_running_loop().time())
-            answer = (await stream.receive(timeout_s=left_s)).header
+            answer = await _opening(stream, left_s)
             channel.trip_s = min(channel.trip_s, asyncio.get_running_loop().time() - began)
         except RemoteError as error:
             _log.debug("dialling %r: %s", channel, error)
@@ -63,6 +66,12 @@ async def dial(node: Node, protocol: str, channel: Channel, give_up_s: float = m
         await asyncio.sleep(0.0 if channel.closed else pause_s(attempt))
 
 
+async def _opening(stream: Stream, timeout_s: float) -> dict[str, Any]:
+    """The header of the other side's first frame, which has no payload. Raises as `Stream.receive`."""
+    frame = await stream.receive(payload_limit=0, header_limit=OPENING_BYTES, timeout_s=timeout_s)
+    return frame.header
+
+
 class ChannelServer:
     """Accepts channels of one protocol.
 
@@ -77,11 +86,12 @@ class ChannelServer:
         payload_limit: int,
         meters: Callable[[str], RateMeter] | None = None,
         lanes: int = MAX_LANES,
+        header_limit: int = MAX_HEADER,
     ) -> None:
         self._accept = accept
         self._lanes = lanes
         self._meters = meters
-        self._payload_limit = payload_limit
+        self._payload_limit, self._header_limit = payload_limit, header_limit
         self.channels: dict[tuple[str, int], Channel] = {}
         """(peer id, lane) → the newest channel there."""
 
@@ -96,7 +106,7 @@ class ChannelServer:
 
     async def handle(self, stream: Stream) -> None:
         """Serve one incoming stream; passed to `Node.serve`. Raises `ProtocolError`."""
-        hello = (await stream.receive(timeout_s=5.0)).header
+        hello = await _opening(stream, 5.0)
         key, peer_has, begun = hello.get("key"), hello.get("has"), hello.get("begun")
         lane = hello.get("lane", 0)
         if not isinstance(key, str) or len(key) > 128 or not isinstance(peer_has, int):
@@ -110,7 +120,7 @@ class ChannelServer:
                 await stream.send({"lost": True}, timeout_s=5.0)
                 return
             self._end_others(stream.peer_id, key, lane)
-            channel = Channel(stream.peer_id, key, receiver, self._payload_limit, lane)
+            channel = Channel(stream.peer_id, key, receiver, self._payload_limit, lane, self._header_limit)
             channel.meter = self._meters(stream.peer_id) if self._meters is not None else None
             self.channels[stream.peer_id, lane] = channel
         channel.address = stream.address

@@ -58,7 +58,9 @@ def encode_head(header: Mapping[str, Any], payload_length: int) -> bytes:
     return PREFIX.pack(MAGIC, VERSION, 0, len(packed), payload_length) + packed
 
 
-def decode_prefix(data: bytes, *, payload_limit: int = DEFAULT_PAYLOAD_LIMIT) -> tuple[int, int]:
+def decode_prefix(
+    data: bytes, *, payload_limit: int = DEFAULT_PAYLOAD_LIMIT, header_limit: int = MAX_HEADER
+) -> tuple[int, int]:
     """(header length, payload length) from a frame's first 16 bytes. Raises `ProtocolError`."""
     if len(data) != PREFIX.size:
         raise ProtocolError(f"a frame prefix of {len(data)} bytes")
@@ -67,8 +69,8 @@ def decode_prefix(data: bytes, *, payload_limit: int = DEFAULT_PAYLOAD_LIMIT) ->
         raise ProtocolError("a stream that does not carry hetpeer frames")
     if version != VERSION or reserved != 0:
         raise ProtocolError(f"frame version {version}.{reserved}; this peer speaks {VERSION}.0")
-    if not 0 < header_length <= MAX_HEADER:
-        raise ProtocolError(f"a header of {header_length} bytes; the limit is {MAX_HEADER}")
+    if not 0 < header_length <= header_limit:
+        raise ProtocolError(f"a header of {header_length} bytes; the limit is {header_limit}")
     if payload_length > payload_limit:
         raise ProtocolError(f"a payload of {payload_length} bytes; the limit here is {payload_limit}")
     return header_length, payload_length
@@ -170,12 +172,13 @@ class Stream:
         self,
         *,
         payload_limit: int = DEFAULT_PAYLOAD_LIMIT,
+        header_limit: int = MAX_HEADER,
         timeout_s: float | None = None,
         silence_s: float | None = None,
     ) -> FrameHead:
         """The next frame's head. Take its payload with one of the methods below before the next `receive`.
 
-        Raises `ProtocolError` for bytes that are no frame or announce more than `payload_limit` bytes,
+        Raises `ProtocolError` for bytes that are no frame or announce more than the limits allow,
         `OffenceError` for a stream that drips, and `PeerLostError` if the stream ends, the head is incomplete
         after `timeout_s` seconds, or nothing came from the peer in any stream for `silence_s` seconds. All of
         them break the stream. If cancelled before the head is complete, nothing is lost.
@@ -186,7 +189,9 @@ class Stream:
             try:
                 # One peeked head, consumed as a whole: a cancelled receive can be called again.
                 header_length, payload_length = decode_prefix(
-                    await self._wire.peek(PREFIX.size), payload_limit=payload_limit
+                    await self._wire.peek(PREFIX.size),
+                    payload_limit=payload_limit,
+                    header_limit=header_limit,
                 )
                 head = await self._wire.read(PREFIX.size + header_length)
                 header = decode_header(head[PREFIX.size :])

@@ -173,7 +173,7 @@ class ControlSession:
             self._send_lines(lines)
         self._has_all = True
 
-    def beat(self, channel: Channel) -> None:
+    async def beat(self, channel: Channel) -> None:
         """The coordinator is alive; its silence ends the stream by itself."""
 
     def up(self, channel: Channel) -> None:

@@ -152,7 +152,7 @@ class Link:
             Offence.WRONG_SIDE, "a tensor on the wrong side of a channel", peer=channel.peer_id
         )
 
-    def beat(self, _channel: Channel) -> None:
+    async def beat(self, _channel: Channel) -> None:
         """Acknowledgements or grants have come."""
         self._go_on()
 

@@ -228,7 +228,7 @@ class TensorReceiver:
         if channel.grant_lane is None:
             channel.grant_lane = self._lane(channel)
 
-    def beat(self, channel: Channel) -> None:
+    async def beat(self, channel: Channel) -> None:
         """Acknowledgements need no answer of ours."""
 
     def down(self, channel: Channel) -> None:
