@@ -13,7 +13,7 @@ from hetpeer.averaging.reduce.reduce_shards import LENGTH
 from hetpeer.averaging.reduce.tied_parameters import Tie
 from tests.simulation.arrangements import Arrangements
 from tests.simulation.checked_swarm import CheckedSwarm
-from tests.simulation.checked_symbols import CheckedSymbols
+from tests.simulation.checked_symbols import CheckedNumerics, CheckedSymbols
 from tests.simulation.config import HistoryConfig
 from tests.simulation.coverage import Coverage
 from tests.simulation.faults import Faults
@@ -76,12 +76,13 @@ def simulate(
     faults: int = FAULTS,
     failing: float = 0.0,
     config: HistoryConfig | None = None,
+    numerics: CheckedNumerics | None = None,
 ) -> HistoryOutcome:
-    """One history with the symbolic model; a violation is not raised, it is in the outcome.
+    """One history, with the symbolic model by default; a violation is not raised, it is in the outcome.
 
     `failing`: share of the faults that are failing work, besides those that are so by chance.
     """
-    swarm = CheckedSwarm(seed, config or shape(seed), CheckedSymbols(BLOCKS), coverage)
+    swarm = CheckedSwarm(seed, config or shape(seed), numerics or CheckedSymbols(BLOCKS), coverage)
     Faults(swarm, faults, failing=failing)
     if swarm.config.arranged_s:
         Arrangements(swarm, seed, swarm.config.arranged_s)

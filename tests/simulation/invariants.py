@@ -10,23 +10,26 @@
   holder that is told a commit has the gradients that it names (F3: a committed result has a copy).
 * A commit credits each peer with its own part of the applied sums; all credit together is that of the
   surviving commits.
+* One machine that adds in the order that the covers name gets every gradient and state, bit by bit.
 * A holder never keeps more than three live slots of a block, and never an id in two of them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import RecordApplied
+from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.bootstrap.log.credit import Contributors, Credit, work_in
 from hetpeer.bootstrap.log.history import History
-from hetpeer.peer.simulate.sim_config import SwarmConfig
 from hetpeer.peer.simulate.sim_hooks import SimObserver, ViolationError
 from hetpeer.stages.pipeline.gradient_slots import LIVE, GradientSlots
 from tests.simulation.checked_symbols import CheckedNumerics
+from tests.simulation.computed_again import differences
+from tests.simulation.config import HistoryConfig
 from tests.simulation.coverage import Coverage
 
 Digests = Mapping[int, str]
@@ -36,7 +39,7 @@ Digests = Mapping[int, str]
 class Checks(SimObserver):
     """Watches one history of a run, and counts in `coverage` what it reaches."""
 
-    def __init__(self, numerics: CheckedNumerics, config: SwarmConfig, coverage: Coverage) -> None:
+    def __init__(self, numerics: CheckedNumerics, config: HistoryConfig, coverage: Coverage) -> None:
         self._coverage = coverage
         self._numerics = numerics
         self._steps = config.steps
@@ -45,6 +48,7 @@ class Checks(SimObserver):
         self._staleness = config.staleness
         self._early = config.head_start
         self._fresh = config.fresh_steps
+        self._ties = Ties(config.ties)
         self.history = History()
         self._commits = 0
         self._lineage = {0: 0}
@@ -194,6 +198,20 @@ class Checks(SimObserver):
         for block, state in states.items():
             exact = self._numerics.check_final(block, bases, state)
             require(exact, f"block {block} ended in another state than that of one machine")
+        self._is_computed_again(bases)
+
+    def _is_computed_again(self, bases: Sequence[Mapping[int, int]]) -> None:
+        """One machine that adds in the order of the covers gets all gradients and states, bit by bit."""
+        commits = [self.history.commits[step] for step in range(self._steps)]
+        keys = [(commit["term"], commit["view"], step) for step, commit in enumerate(commits)]
+        found = differences(
+            self._numerics,
+            self._ties,
+            [(self._summed[key], commit) for key, commit in zip(keys, commits, strict=True)],
+            lambda step, i: bases[step][i],
+            lambda version, block: self._states[self._lineage[version], block],
+        )
+        require(not found, "; ".join(found))
 
     def _bases(self, step: int, behind: int) -> dict[int, int]:
         """Id of `step` → version that it is computed with."""

@@ -6,6 +6,7 @@ Each line's signature and run are checked here. What the lines prove is decided 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -25,6 +26,21 @@ Key = tuple[int, int, int, int, int]
 FoldingOrder = tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]
 """(holder, runs) of each slot of a sum. The ids of a run are added to each other, then the runs, then the
 slots, each from left to right."""
+
+
+def order_of(
+    cover: Sequence[tuple[str, Sequence[int]]], runs: Sequence[Sequence[int]]
+) -> FoldingOrder | None:
+    """Order of a cover's slots (holder, ids), from the `runs` beside it; None if these do not fit."""
+    if len(runs) != len(cover):
+        return None
+    slots = []
+    for (holder, ids), lengths in zip(cover, runs, strict=True):
+        if sum(lengths) != len(ids):
+            return None
+        left = iter(ids)
+        slots.append((holder, tuple(tuple(islice(left, length)) for length in lengths)))
+    return tuple(slots)
 
 
 class AppliedEvent(BaseModel):
@@ -67,15 +83,7 @@ class AppliedEvent(BaseModel):
     @property
     def order(self) -> FoldingOrder | None:
         """Slots and runs in the order in which they were added; None if the line does not say."""
-        if len(self.runs) != len(self.cover):
-            return None
-        slots = []
-        for (holder, ids), lengths in zip(self.cover, self.runs, strict=True):
-            if sum(lengths) != len(ids):
-                return None
-            left = iter(ids)
-            slots.append((holder, tuple(tuple(islice(left, length)) for length in lengths)))
-        return tuple(slots)
+        return order_of(self.cover, self.runs)
 
     @property
     def says(self) -> tuple[object, ...]:
