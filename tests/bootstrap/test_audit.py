@@ -130,11 +130,11 @@ def test_dropped_microbatch_is_lost(trained: RunDirectory, volunteers: list[Iden
     assert "step 1: microbatches lost: 3" in verdict.problems
 
 
-@pytest.mark.parametrize("skipped", [[3], [2]])
+@pytest.mark.parametrize(("skipped", "told"), [([3], True), ([2], True), ([3], False)])
 def test_an_id_that_the_commit_skips_is_expected_nowhere(
-    trained: RunDirectory, volunteers: list[Identity], skipped: list[int]
+    trained: RunDirectory, volunteers: list[Identity], skipped: list[int], told: bool
 ) -> None:
-    """Holders that leave out another id than the skipped one are found."""
+    """Holders that leave out another id than the skipped one are found, and one without a reason."""
     blocks = range(len(trained.manifest.blocks))
     for volunteer in volunteers:
         for block in blocks:
@@ -147,11 +147,17 @@ def test_an_id_that_the_commit_skips_is_expected_nowhere(
                 place = sorted(v.peer_id for v in volunteers).index(volunteers[1].peer_id)
                 record["counted"][2 * place + 1] -= trained.manifest.training.samples_of(3) * len(blocks)
 
+        why = {"where": "sample 1 of shard s", "why": "not finite", "skipped": True}
+        if told:
+            records.insert(1, {"kind": "bad_sample", "batch": 1, "id": skipped[0], "step": 1, **why})
+
     rewrite_log(trained, skip)
     verdict = audit(trained.path)
     assert (verdict.microbatches_expected, verdict.skipped) == (15, 1)
     assert verdict.contributed.used == {0: 15}
-    if skipped == [3]:
+    if not told:
+        assert verdict.problems == ["step 1 skips microbatch 3, and the log does not say why"]
+    elif skipped == [3]:
         assert verdict.problems == []
     else:
         assert "step 1: microbatches lost: 3" in verdict.problems

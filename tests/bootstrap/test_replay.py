@@ -117,6 +117,18 @@ def test_a_gradient_off_by_a_ten_thousandth_is_found(
     assert replayed.problems[0].startswith("step 0: the norm is not what one machine gets")
 
 
+def test_a_microbatch_that_was_skipped_and_can_be_computed_is_named(trained: RunDirectory) -> None:
+    def skip(records: list[dict[str, Any]]) -> None:
+        for record in records:
+            if (record["kind"], record.get("step")) == ("commit", 1):
+                record["skipped"] = [3]
+
+    rewrite_log(trained, skip)
+    assert replay(trained.path).problems == [
+        "step 1: the failure of microbatch 3 is not what one machine gets"
+    ]
+
+
 def test_a_loss_off_by_a_hundred_thousandth_is_found(trained: RunDirectory) -> None:
     def change(records: list[dict[str, Any]]) -> None:
         [commit] = [r for r in records if r["kind"] == "commit" and r["step"] == 3]

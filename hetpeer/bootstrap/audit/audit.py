@@ -136,6 +136,10 @@ def audit(directory: Path, *, contributions: bool = False) -> AuditVerdict:
     told, awaited = _told(surviving, said.applied, blocks) if served else (surviving, [])
     verdict.awaited = sum(one.trains for one in awaited)
     _check_steps(run.manifest, told, heard, verdict)
+    for one in told:
+        for microbatch in one.skipped:
+            if (one.batch, microbatch) not in history.bad:
+                verdict.complain(f"{one} skips microbatch {microbatch}, and the log does not say why", "F1")
     _check_credit(run.manifest, told, records, heard.applied, verdict)
     _check_checkpoints(records, heard.applied, {(one.cluster, one.step + 1) for one in awaited}, verdict)
     _check_lives(said.lives, verdict)

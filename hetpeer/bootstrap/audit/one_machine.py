@@ -4,7 +4,7 @@ WORK is a segment (replay_script.py) as JSON. It computes block after block and 
 shapes of the run, and adds gradients in the order that the logs name. So on a machine of the volunteers' kind
 each number is theirs to the last bit. OUT gets JSON lines: {"arithmetic"} (block/arithmetic.py);
 {"evaluation": version, "loss"}; and for each step {"step", "loss", "norm", "coefficient", "gradients",
-"states"}.
+"states", "computable"}: of the microbatches that the run skipped, those that can be computed.
 
 If WORK's `arithmetic` is this machine's, it ends after a step whose states are not the run's: later ones
 could not be the run's either. Otherwise its bits cannot be the run's; it goes on, and writes its last states
@@ -32,6 +32,7 @@ from hetpeer.bootstrap.coordinator.step_ledger import clip_coefficient
 from hetpeer.bootstrap.log.evidence import FoldingOrder
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.storage.checkpoints import CheckpointStore
+from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.block.arithmetic import arithmetic_of
 from hetpeer.stages.block.block_state import dump, layout_of, load_constants
 from hetpeer.stages.block.exact_numerics import squared_norm
@@ -44,6 +45,7 @@ from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.ipc.vector_commands import Apply
 from hetpeer.stages.worker.held_block import HeldBlock
 from hetpeer.stages.worker.microbatch_tasks import BlockPass, Gradients, backpropagate_block, run_blocks
+from hetpeer.stages.worker.tensor_staging import NotFiniteError, refuse_not_finite
 
 CPU = torch.device("cpu")
 
@@ -89,6 +91,7 @@ class OneMachine:
             for one, fold in zip(reversed(passes), reversed(folding), strict=True):
                 back, gradients = backpropagate_block(one, back, parameters=True)
                 fold.add(microbatch, gradients, here)
+        computable = [i for i in work["skipped"] if self._can_compute(number, work, i)]
         totals = self._tied([fold.total() for fold in folding])
         sizes = {microbatch: self._training.samples_of(microbatch) for microbatch in losses}
         norm = math.sqrt(math.fsum(map(self._squared_norm, range(len(totals)), totals)))
@@ -102,12 +105,31 @@ class OneMachine:
             "coefficient": coefficient,
             "gradients": [blake3(total.numpy().data.cast("B")).hexdigest() for total in totals],
             "states": [held.state().digest() for held in self._blocks],
+            "computable": computable,
         }
 
-    def evaluate(self, version: int, work: Mapping[str, Any]) -> float:
-        """Mean held-out loss as the step `work` measures it, which begins at `version`."""
+    def _can_compute(self, step: int, work: Mapping[str, Any], microbatch: int) -> bool:
+        """Whether a volunteer could compute `microbatch`: nothing is refused, and all numbers are finite."""
+        try:
+            passes, _ = self._forward(step, work, microbatch)
+            name, loss = _loss(passes)
+            back = {name: torch.full_like(loss, self._share(microbatch))}
+            for one in passes:
+                refuse_not_finite("output", one.outputs)
+            for one in reversed(passes):
+                back, gradients = backpropagate_block(one, back, parameters=True)
+                refuse_not_finite("gradient", {n: part for n, part in gradients.items() if part is not None})
+                refuse_not_finite("gradient of input", back)
+        except (ProtocolError, NotFiniteError):
+            return False
+        return True
+
+    def evaluate(self, version: int, work: Mapping[str, Any], skipped: Sequence[int]) -> float:
+        """Mean held-out loss as the step `work` measures it, which begins at `version`, without `skipped`."""
         losses = []
         for microbatch in self._data.plan.evaluation:
+            if microbatch in skipped:
+                continue
             passes, _ = self._forward(version, work, microbatch)
             losses.append(_loss(passes)[1].item())
         return math.fsum(losses) / len(losses)
@@ -157,6 +179,7 @@ class OneMachine:
             plan=0,
             batch=work["batch"],
             microbatches=self._training.microbatches,
+            skipped=work["skipped"],
             needed=oldest,
             base=work["step"] - work["behind"],
             compensation=self._training.compensation,
@@ -226,10 +249,11 @@ def _tensor(raw: bytes, spec: TensorSpec) -> Tensor:
 
 def results(machine: OneMachine, work: Mapping[str, Any], *, stops: bool) -> Iterator[dict[str, Any]]:
     """Results of a segment, one by one. `stops`: none after a step whose states are not the run's."""
-    steps, wanted = work["steps"], set(work["evaluations"])
+    steps, wanted = work["steps"], dict(work["evaluations"])
     for at, step in enumerate(steps):
         if step["step"] in wanted:
-            yield {"evaluation": step["step"], "loss": machine.evaluate(step["step"], step)}
+            loss = machine.evaluate(step["step"], step, wanted[step["step"]])
+            yield {"evaluation": step["step"], "loss": loss}
         later = [one["step"] - one["behind"] for one in steps[at + 1 :]]
         done = machine.step(step, min(later, default=step["step"] + 1))
         yield done
@@ -238,7 +262,7 @@ def results(machine: OneMachine, work: Mapping[str, Any], *, stops: bool) -> Ite
     version = work["base"]["version"] + len(steps)
     if version in wanted:
         last = {"behind": 0, "batch": version}
-        yield {"evaluation": version, "loss": machine.evaluate(version, last)}
+        yield {"evaluation": version, "loss": machine.evaluate(version, last, wanted[version])}
 
 
 def main(directory: Path, work_path: Path, out_path: Path) -> None:

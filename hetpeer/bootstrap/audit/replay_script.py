@@ -8,7 +8,7 @@ one; a segment is computed on its own (one_machine.py).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -50,6 +50,8 @@ class ReplayStep:
     """By block index."""
     arithmetics: frozenset[str]
     """Arithmetics (block/arithmetic.py) of the volunteers whose slots were added; "" if one did not say."""
+    skipped: Sequence[int] = ()
+    """Microbatches that cannot be computed, by the commit."""
 
     def work(self) -> dict[str, Any]:
         """The step as one_machine.py reads it."""
@@ -58,6 +60,7 @@ class ReplayStep:
             "batch": self.batch,
             "behind": self.behind,
             "workers": self.workers,
+            "skipped": self.skipped,
             "orders": [block.order for block in self.blocks],
             "states": [block.state for block in self.blocks],
         }
@@ -71,6 +74,8 @@ class Segment:
     steps: Sequence[ReplayStep]
     evaluations: Mapping[int, float]
     """Version → held-out loss of the run."""
+    unevaluated: Mapping[int, Sequence[int]]
+    """Version → held-out microbatches that cannot be computed, by the log."""
     end: Record | None
     """Record of the checkpoint at its end, if that is kept."""
 
@@ -88,7 +93,9 @@ class Segment:
         return {
             "base": dict(self.base),
             "steps": [one.work() for one in self.steps],
-            "evaluations": sorted(self.evaluations),
+            "evaluations": [
+                (version, self.unevaluated.get(version, ())) for version in sorted(self.evaluations)
+            ],
         }
 
 
@@ -99,6 +106,8 @@ class ReplayScript:
     steps: Sequence[ReplayStep]
     evaluations: Mapping[int, float]
     """Version → held-out loss."""
+    unevaluated: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """Version → held-out microbatches that cannot be computed, by the log."""
 
     @classmethod
     def of(cls, records: Sequence[Record], evidence: Evidence, blocks: int) -> ReplayScript:
@@ -126,10 +135,11 @@ class ReplayScript:
                     norm=commit["norm"],
                     coefficient=commit["coefficient"],
                     blocks=sums,
+                    skipped=one.skipped,
                     arithmetics=frozenset().union(*(known.get(holder, {""}) for holder in holders)),
                 )
             )
-        return cls(steps=steps, evaluations=dict(history.evaluations))
+        return cls(steps=steps, evaluations=dict(history.evaluations), unevaluated=dict(history.unevaluated))
 
     def segments(self, bases: Sequence[Record]) -> list[Segment]:
         """Segments that together are the whole script. `bases`: records of the checkpoints that are kept.
@@ -153,6 +163,7 @@ class ReplayScript:
                     for version, loss in sorted(self.evaluations.items())
                     if start <= version < end or version == end == length
                 },
+                unevaluated=self.unevaluated,
                 end=kept.get(end),
             )
             for start, end in pairwise([*starts, length])
