@@ -162,12 +162,13 @@ def run_child(
     sys.argv = ["hetpeer", *arguments]
     status: int | str | None = 1
     wrong = set(before.split())
-    for name in wrong & tampering.EVERYWHERE:
+    everywhere = {name for name in wrong if name.partition(":")[0] in tampering.EVERYWHERE}
+    for name in everywhere:
         tampering.install(name)
     if {"join", "--stand-in"} & set(arguments):
         spare.keep_one()
     try:
-        for name in wrong - tampering.EVERYWHERE:
+        for name in wrong - everywhere:
             tampering.install(name)
         if module:
             runpy.run_module(module, run_name="__main__")

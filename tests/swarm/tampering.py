@@ -123,7 +123,48 @@ def without_pickle() -> None:
     pickle.load = pickle.loads = pickle.Unpickler = torch.load = refuse  # noqa: TID251
 
 
-EVERYWHERE = frozenset({"without_pickle"})
+def folds_falsely(wrong: str) -> None:
+    """A worker whose sums of step 3 are wrong by one microbatch: a flipped bit, a scale of 1.001, one that is
+    dropped, or one that is added twice.
+    """
+    import torch
+
+    from hetpeer.stages.worker.held_block import HeldBlock
+
+    fold, left = HeldBlock.fold, [1]
+
+    def false(self, step, slot, room, gradients, here):
+        if step != 3 or not left[0]:
+            fold(self, step, slot, room, gradients, here)
+            return
+        left[0] -= 1
+        parts = {name: None if part is None else part.clone() for name, part in gradients.items()}
+        first = next(part for part in parts.values() if part is not None)
+        if wrong == "bit":
+            first.view(-1).view(torch.int32)[first.abs().argmax()] ^= 1 << 8
+        for part in filter(None.__ne__, parts.values()):
+            part.mul_({"scale": 1.001, "drop": 0.0}.get(wrong, 1.0))
+        fold(self, step, slot, room, parts, here)
+        if wrong == "double":
+            fold(self, step, slot, room, parts, here)
+
+    HeldBlock.fold = false
+
+
+def tells_another_order() -> None:
+    """A volunteer that says another order of addition than its own."""
+    from hetpeer.stages.pipeline.gradient_slots import GradientSlots
+
+    seal = GradientSlots.seal
+
+    def turned(self):
+        number, ids = seal(self)
+        return number, {block: tuple(reversed(held)) for block, held in ids.items()}
+
+    GradientSlots.seal = turned
+
+
+EVERYWHERE = frozenset({"without_pickle", "folds_falsely"})
 """What is wrong with the compute worker, too."""
 
 

@@ -1,0 +1,56 @@
+"""The replay of a real run: equal to the last bit if it was honest, and the wrong step and block by name."""
+
+import math
+
+import pytest
+
+from hetpeer.bootstrap.audit.audit import audit
+from hetpeer.bootstrap.audit.replay import Replay, replay
+from tests.amounts import mostly_proof
+from tests.bootstrap.engine import rewrite_log
+from tests.swarm.swarm import Swarm, resign
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
+STEPS = 6
+
+
+async def trained(swarm: Swarm, wrong: str = "") -> Replay:
+    """The replay of a short run by two volunteers of all blocks; `wrong`: how one of them lies."""
+    changes = {"steps": STEPS, "learning_rate": 0.05, "slot_size": 6}
+    training = swarm.run.manifest.training.model_copy(update=changes)
+    swarm.run = resign(swarm.run, layouts=(((0, 6),),), training=training)
+    bootstrap = await swarm.bootstrap(together=2)
+    await swarm.finished(bootstrap, swarm.volunteer("a"), swarm.volunteer("b", before=wrong))
+    return replay(swarm.run.path)
+
+
+async def test_an_edited_log_is_found(swarm: Swarm) -> None:
+    """An honest run is equal bit by bit. Then one number of one line is another one."""
+    replayed = await trained(swarm)
+    assert (replayed.ok, replayed.equal, replayed.steps) == (True, STEPS, STEPS), replayed.problems
+    assert audit(swarm.run.path).ok
+
+    def edit(records):
+        commit = next(r for r in records if r["kind"] == "commit" and r["step"] == 4)
+        commit["loss"] = math.nextafter(commit["loss"], math.inf)
+
+    rewrite_log(swarm.run, edit)
+    (problem,) = replay(swarm.run.path).problems
+    assert problem == "step 4: the loss is not what one machine gets"
+
+
+@pytest.mark.parametrize("wrong", mostly_proof(["bit", "scale", "drop", "double"], ["bit"]))
+async def test_a_false_sum_is_found_and_named(swarm: Swarm, wrong: str) -> None:
+    replayed = await trained(swarm, f"folds_falsely:{wrong}")
+    liar = swarm.children[-1].peer_id
+    (first, *_) = replayed.problems
+    assert first.startswith("step 3: the gradient of block")
+    assert liar in first
+    assert replayed.equal >= 3
+
+
+async def test_an_order_that_was_not_the_own_is_found(swarm: Swarm) -> None:
+    """Of three ids or more: two are the same sum in either order."""
+    replayed = await trained(swarm, "tells_another_order")
+    assert not replayed.ok
+    assert swarm.children[-1].peer_id in replayed.problems[0]
