@@ -6,13 +6,15 @@ import resource
 import signal
 import sys
 from contextlib import closing
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
+from hetpeer.bootstrap.log.history import Record
 from hetpeer.bootstrap.log.record_log import Log
 from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.bootstrap.storage.checkpoints import CheckpointStore, initial_record
+from hetpeer.bootstrap.storage.checkpoints import CheckpointStore, initial_record, record_of, thinned
 from hetpeer.dht.base.errors import LocalError, ProtocolError
 from hetpeer.stages.block import block_state
 from hetpeer.stages.block.block_state import BlockState
@@ -212,3 +214,14 @@ def test_made_again_after_a_rollback(store: CheckpointStore) -> None:
     first, again = make_checkpoint(store, 10), make_checkpoint(store, 10)
     assert first == again
     store.load(first, 0)
+
+
+def test_older_checkpoints_that_are_kept_are_spread_evenly() -> None:
+    kept: list[Record] = []
+    for version in range(10, 1010, 10):
+        kept = thinned([*kept, record_of(version, [f"{version}"])], 8, 2)
+    versions = [record["version"] for record in kept]
+    assert versions[-2:] == [990, 1000]
+    assert len(versions) == 8
+    gaps = [later - earlier for earlier, later in pairwise([0, *versions[:-1]])]
+    assert max(gaps) <= 4 * min(gaps[:-1])

@@ -126,3 +126,15 @@ def record_of(version: int, digests: Sequence[str], cluster: int = 0) -> Record:
     """Record of a complete checkpoint, with the blocks' state digests in order."""
     whose = {"cluster": cluster} if cluster else {}
     return {"kind": "checkpoint", "version": version, "blocks": list(digests), **whose}
+
+
+def thinned(records: Sequence[Record], most: int, newest: int) -> list[Record]:
+    """At most `most` of the checkpoints `records`, by version: the `newest` last ones, and older ones that
+    are as evenly spread as possible.
+    """
+    kept = list(records)
+    while len(kept) > max(most, newest):
+        older = range(len(kept) - newest)
+        versions = [0, *(int(record["version"]) for record in kept)]
+        del kept[min(older, key=lambda at: versions[at + 2] - versions[at])]
+    return kept

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Annotated, Final
@@ -18,7 +19,7 @@ from hetpeer.averaging.messages import Count, Digest, Schema
 from hetpeer.bootstrap.log.history import Record
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.state.effects import CollectCheckpoint
-from hetpeer.bootstrap.storage.checkpoints import CheckpointStore, initial_record, record_of
+from hetpeer.bootstrap.storage.checkpoints import CheckpointStore, initial_record, record_of, thinned
 from hetpeer.bootstrap.storage.file_service import REQUEST_TIMEOUT_S, SLOWEST, Served, fetch, state_name
 from hetpeer.dht.base.errors import ProtocolError, RemoteError, short_id
 from hetpeer.dht.base.runtime import to_its_end
@@ -30,7 +31,13 @@ from hetpeer.stages.block.block_state import file_bytes
 KEEP: Final = "hetpeer/1/keep"
 ASK_S = 8.0
 KEPT = 2
-"""Number of sealed checkpoints that stay on the disk, and of copies that the leader has not sealed yet."""
+"""Least number of sealed checkpoints that stay on the disk, and of copies that the leader has not sealed
+yet.
+"""
+OLDER_BYTES = 1 << 30
+"""Room for older checkpoints, from which a replay can begin (docs/replay.md)."""
+FREE_BYTES = 8 << 30
+"""Free room on the disk below which no older checkpoints are kept."""
 
 _log = logging.getLogger(__name__)
 
@@ -62,8 +69,12 @@ class CheckpointReplication:
         self._initial = initial_record(run.manifest)
         sealed = [record for record in records if record["kind"] == "checkpoint"]
         known = [self._initial, *sealed]
-        self._sealed: list[Record] = known[-KEPT:]
-        """Newest sealed checkpoints; a file of one may be missing."""
+        self._checkpoints = run.checkpoints
+        self._most = KEPT if run.manifest.averaging else KEPT + OLDER_BYTES // max(sum(self._limits), 1)
+        """Most sealed checkpoints that are kept."""
+        older = [record for record in known[:-KEPT] if self._store.has(record)]
+        self._sealed = thinned([*older, *known[-KEPT:]], self._most, KEPT)
+        """Sealed checkpoints to keep; a file of one may be missing."""
         self._newest = next(filter(self._store.has, reversed(known)), self._initial)
         """Newest sealed checkpoint with all files here."""
         self._collected: Record | None = None
@@ -137,6 +148,8 @@ class CheckpointReplication:
             self._makers -= 1
 
     async def _prune(self, copied: Record | None = None) -> None:
+        if len(self._sealed) > KEPT and shutil.disk_usage(self._checkpoints).free < FREE_BYTES:
+            self._sealed = self._sealed[-KEPT:]
         wanted = [*self._sealed, self._newest, *self._copied, *filter(None, [self._collected, copied])]
         await to_its_end(self._store.prune, wanted)
 
@@ -214,9 +227,14 @@ class CheckpointReplication:
     # ── those that count ────────────────────────────────────────────────────────────────────────────────────
 
     async def sealed(self, record: Record) -> None:
-        """Note that a checkpoint here is sealed; all older ones but one are deleted, now or with the next."""
+        """Note that a checkpoint here is sealed; older ones without room are deleted, now or with the next.
+
+        Those of a later version belong to a history that was rolled back.
+        """
         others = [one for one in self._sealed if one["blocks"] != record["blocks"]]
-        self._sealed, self._newest = [*others, record][-KEPT:], record
+        if self._most > KEPT:
+            others = [one for one in others if one["version"] <= record["version"]]
+        self._sealed, self._newest = thinned([*others, record], self._most, KEPT), record
         self._copied = [one for one in self._copied if not _is_past(one, record)]
         if self._collected is not None and _is_past(self._collected, record):
             self._collected = None
