@@ -107,3 +107,14 @@ def test_a_bad_sample_is_left_out_in_a_grouped_run():
     swarm.run(1800.0)
     assert {(one["batch"], one["id"]) for one in said(swarm, "bad_sample")} == {(2, 3), (None, HELD_OUT)}
     assert [one["skipped"] for one in said(swarm, "commit") if one["batch"] == 2] == [[3]]
+
+
+@pytest.mark.parametrize("seed", mostly_proof(range(10), [0]))
+@pytest.mark.parametrize("where", [LOSS, GRADIENT])
+def test_spot_checks_of_a_step_with_a_bad_sample_convict_nobody(where, seed):
+    settings = config({(2, 3): where, (4, 0): where}, volunteers=6, skips=True, check_share=1.0)
+    swarm = history(settings, seed)
+    assert {(one["batch"], one["id"]) for one in said(swarm, "bad_sample")} == {(2, 3), (4, 0)}
+    assert not said(swarm, "banned")
+    assert not said(swarm, "dispute")
+    assert not said(swarm, "gone")

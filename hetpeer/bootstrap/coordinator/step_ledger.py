@@ -137,6 +137,7 @@ class StepLedger:
         for block, counted in enumerate(self._counted):
             if (holder := counted.get(microbatch)) is not None:
                 evicted.setdefault(holder, []).append(block)
+                del self._runs[block][holder]
                 theirs = {i for i, h in counted.items() if h == holder}
                 for other in theirs:
                     del counted[other]

@@ -17,7 +17,7 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.state.effects import BadSample, TryMicrobatch
 from hetpeer.dht.base.runtime import dying_with_us
 
-LONGEST_S = 600.0
+LONGEST_S = 120.0
 """Seconds after which a microbatch counts as one that this machine cannot try."""
 NAMED = 8
 """Samples that are named; of the others only their number is."""

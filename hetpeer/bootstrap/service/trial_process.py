@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
 
         from hetpeer.bootstrap.service.microbatch_trial import MicrobatchTrial
 
-        torch.set_num_threads(1)
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // 2))
         print(json.dumps(MicrobatchTrial(run, record).find(int(batch), int(number))))
     except HetpeerError as error:
         print(error.line(), file=sys.stderr)
