@@ -42,7 +42,7 @@ def test_events_that_need_no_decision(state):
     assert court.core.not_saved(99, court.now) == []
     assert court.core.resumed("z", court.now) == []
     assert court.core.resumed("nobody", court.now) == court.core.broken("nobody", court.now) == []
-    assert kinds(court.tell("z", m.Farewell())) == ["gone"]
+    assert kinds(court.tell("z", m.Farewell())) == []
     assert "z" not in court.core.members.volunteers
     assert court.core.state is reached
 

@@ -101,17 +101,54 @@ def test_who_keeps_its_blocks_is_not_told_anything():
     assert court.core.state is CoordinatorState.TRAINING  # it holds all that is needed
 
 
-@pytest.mark.parametrize(
-    "change", ["c comes", "b goes", "the checkpoint fails", "the checkpoint takes too long"]
-)
+def test_who_comes_and_goes_meanwhile_changes_nothing():
+    """A stranger claims a place and leaves, again and again; another newcomer is given a place that fits."""
+    court = both_alone()
+    arrange(court, DIVIDED)
+    court.prepare("c")
+    for number in range(3):
+        court.hello("stranger", incarnation=number)
+        place = next(place for place in court.sent["stranger", "welcome"].places if place.open)
+        court.tell("stranger", m.Claim(cluster=place.cluster, begin=place.begin, end=place.end))
+        court.tell("stranger", m.Farewell())
+    court.commit("a", "b")
+    court.ready("c")
+    court.save()
+    assert len(arranged(court)) == 1
+    assert places(court) == {"a": FRONT, "b": BACK, "c": WHOLE}
+    assert court.core.members.volunteers["c"].cluster == 2
+
+
+def test_a_newcomer_whose_place_is_taken_gets_another():
+    court = both_alone()
+    court.hello("c")
+    c = next(place for place in court.sent["c", "welcome"].places if place.open)
+    arrange(court, Arrangement(((WHOLE,), HALVES[0], HALVES[0]), {"a": (1, FRONT), "b": (2, FRONT)}))
+    court.tell("c", m.Claim(cluster=c.cluster, begin=c.begin, end=c.end))
+    court.commit("a", "b")
+    court.save()
+    (volunteer,) = [v for v in court.core.members.volunteers.values() if v.peer == "c"]
+    assert volunteer.place in court.core.members.layout(volunteer.cluster)
+    assert court.sent["c", "granted"].begin == volunteer.place[0]
+
+
+def test_nothing_is_recorded_of_who_never_had_a_place():
+    """A hundred strangers, ten sessions each."""
+    court = both_alone()
+    before = list(court.records)
+    for number in range(1000):
+        court.hello(f"stranger {number % 100}", incarnation=number)
+    for number in range(50):
+        court.tell(f"stranger {number}", m.Farewell())
+    court.tick(60.0)
+    assert not any("stranger" in str(record.get("peer")) for record in court.records[len(before) :])
+
+
+@pytest.mark.parametrize("change", ["b goes", "the checkpoint fails", "the checkpoint takes too long"])
 def test_a_proposal_is_void_when_things_are_not_as_they_were(change):
     court = both_alone()
     arrange(court, DIVIDED)
     match change:
-        case "c comes":
-            court.prepare("c")
-            court.commit("a", "b")
-            court.ready("c")
         case "b goes":
             court.tick(1.0)
             court.do(court.core.broken("b", court.now))

@@ -22,7 +22,7 @@ from hetpeer.peer.planning.device_files import devices_in
 from hetpeer.peer.planning.replan import Proposal, RememberedLinks, Seating, _lines, cutting, proposal
 from hetpeer.peer.planning.swarm_inventory import inventory
 from hetpeer.peer.reliable import plan_proposer
-from hetpeer.peer.reliable.plan_proposer import AGAIN_S, SETTLED_S, PlanProposer, ProposalTiming
+from hetpeer.peer.reliable.plan_proposer import AGAIN_S, LONGEST_S, SETTLED_S, PlanProposer, ProposalTiming
 from hetpeer.peer.simulate.sim_config import SwarmConfig
 from hetpeer.peer.simulate.sim_numerics import Symbols
 from hetpeer.stages.planning.swarms.incremental_plan import IncrementalPlanner
@@ -266,9 +266,19 @@ def test_nothing_is_proposed_before_everybody_has_said_what_it_can_do(
 def test_a_seating_is_the_coordinators() -> None:
     cost = BlockDemand(elements=1, memory_bytes=1, flops=1.0)
     members = Membership((HALVES,), [cost] * BLOCKS)
-    for number, place in enumerate((None, (2, 4))):
-        members.volunteers[f"v{number}"] = VolunteerState(f"v{number}", 1, 0.0, cluster=0, place=place)
+    for number, (place, worked) in enumerate(((None, True), ((2, 4), True), ((0, 2), False))):
+        volunteer = VolunteerState(f"v{number}", 1, 0.0, cluster=0, place=place, worked=worked)
+        members.volunteers[volunteer.peer] = volunteer
     assert Seating.of(members) == seating(v1=(0, (2, 4)))
+    assert Seating.of(members, only_worked=False) == seating(v1=(0, (2, 4)), v2=(0, (0, 2)))
+
+
+def test_somebody_who_comes_and_goes_every_25_seconds_does_not_put_off_the_search_for_ever() -> None:
+    calm, here = ProposalTiming(), seating(a=(0, (0, 2)), b=(0, (2, 4)))
+    more = seating(a=(0, (0, 2)), b=(0, (2, 4)), stranger=(1, (0, 2)))
+    looked = [now for now in range(0, 1000, 5) if calm((here, more)[now // 25 % 2], float(now))]
+    assert looked[0] <= LONGEST_S
+    assert all(later - earlier <= AGAIN_S + LONGEST_S for earlier, later in itertools.pairwise(looked))
 
 
 def test_it_is_calm_when_nobody_came_or_went_for_a_while() -> None:

@@ -126,14 +126,19 @@ class Departures:
         return self._leave_step([volunteer], now)
 
     def lose(self, peers: Mapping[str, str], now: float) -> list[Effect]:
-        """`peers` (peer → reason) are no members any more; their slots are lost with them."""
+        """`peers` (peer → reason) are no members any more; their slots are lost with them.
+
+        Nothing is logged of a peer that never had a place: sessions cost a stranger nothing.
+        """
         if not peers:
             return []
         context = self._context
-        self._machine.rebalancing.void()
+        self._machine.rebalancing.left(peers)
         version = context.history.version
         effects: list[Effect] = [
-            context.log(kind="gone", peer=peer, why=why, version=version) for peer, why in peers.items()
+            context.log(kind="gone", peer=peer, why=why, version=version)
+            for peer, why in peers.items()
+            if context.members.volunteers[peer].place is not None
         ]
         effects += self._leave_step([context.members.volunteers[peer] for peer in peers], now)
         for peer in peers:

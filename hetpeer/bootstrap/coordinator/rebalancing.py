@@ -6,7 +6,7 @@ current version from the checkpoint store (docs/planning.md, "Replanning a runni
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hetpeer.averaging import messages as m
@@ -42,7 +42,11 @@ class Arrangement:
 
 
 class Rebalancing:
-    """At most one waiting proposal; void if volunteers change, or its checkpoint fails or takes too long."""
+    """At most one waiting proposal.
+
+    It is void if a volunteer leaves that has a seat in it, or its checkpoint fails or takes too long. Those
+    that came after it was made do not matter: otherwise a stranger that comes and goes could stop all moves.
+    """
 
     def __init__(self, context: CoordinatorContext, saving: CheckpointCollection) -> None:
         self._context = context
@@ -66,9 +70,10 @@ class Rebalancing:
         self._proposal, self._failures = arrangement, self._checkpoints.failures
         return self.pending
 
-    def void(self) -> None:
-        """Drop the proposal: a volunteer leaves for which it was made."""
-        self._proposal = None
+    def left(self, peers: Collection[str]) -> None:
+        """Drop the proposal if one of `peers`, which leave, has a seat in it."""
+        if self._proposal is not None and not self._proposal.seats.keys().isdisjoint(peers):
+            self._proposal = None
 
     @property
     def pending(self) -> bool:
@@ -77,7 +82,7 @@ class Rebalancing:
         if proposal is None:
             return False
         present = {v.peer for v in self._context.members.volunteers.values() if v.place is not None}
-        if proposal.seats.keys() != present or self._checkpoints.failures != self._failures:
+        if not proposal.seats.keys() <= present or self._checkpoints.failures != self._failures:
             self._proposal = None
         return self._proposal is not None
 
@@ -105,12 +110,16 @@ class Rebalancing:
             )
         ]
         members.arrange(proposal.layouts)
-        for peer, (cluster, place) in sorted(proposal.seats.items()):
-            volunteer = members.volunteers[peer]
-            volunteer.cluster = cluster
-            if place == volunteer.place:
+        before = {peer: volunteer.place for peer, volunteer in members.volunteers.items()}
+        for peer, seat in proposal.seats.items():
+            members.volunteers[peer].cluster, members.volunteers[peer].place = seat
+        for peer in sorted(before.keys() - proposal.seats.keys()):
+            if before[peer] is not None:  # it came after the proposal was made
+                members.settle(members.volunteers[peer])
+        for peer, volunteer in sorted(members.volunteers.items()):
+            place = volunteer.place
+            if place is None or place == before[peer]:
                 continue
-            volunteer.place = place
             volunteer.rejoin()
             volunteer.digests, volunteer.witness, volunteer.missed = {}, False, 0
             volunteer.computing, volunteer.links = 0.0, {}  # they were measured on the other blocks

@@ -8,6 +8,7 @@ always one more cluster open than volunteers fill, so a newcomer finds either a 
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -47,6 +48,8 @@ class VolunteerState:
     place: Range | None = None
     slow: bool = False
     """The volunteer has had its place for long and never worked there: others may come to its blocks."""
+    worked: bool = False
+    """Whether the volunteer has held the current version in this session."""
     missed: int = 0
     """Versions in a row that the volunteer held only when they were past."""
     broken_at: float | None = None
@@ -86,6 +89,7 @@ class VolunteerState:
             cluster=-1,
             place=None,
             slow=False,
+            worked=False,
             missed=0,
             digests={},
             witness=False,
@@ -122,6 +126,7 @@ class VolunteerState:
     def work(self) -> None:
         """Note that the volunteer holds the current version."""
         self.life_cycle = LifeCycle.READY
+        self.worked = True
         self.missed = 0
 
     def outdate(self) -> None:
@@ -228,6 +233,22 @@ class Membership:
                 volunteer.cluster, volunteer.place = cluster, place
                 return True
         return False
+
+    def settle(self, volunteer: VolunteerState) -> None:
+        """Give `volunteer` an open place of the present layouts, unless nobody else has the one it has.
+
+        It gets one that fits its memory, if there is any; among these the one with the fewest holders.
+        """
+        others = {(v.cluster, v.place) for v in self.volunteers.values() if v is not volunteer}
+        if volunteer.place in self.layout(volunteer.cluster) and (
+            (volunteer.cluster, volunteer.place) not in others
+        ):
+            return
+        volunteer.place = None
+        memory = volunteer.memory_bytes or math.inf
+        places = [place for place in self.places() if place.open]
+        best = min(places, key=lambda place: (place.memory_bytes > memory, place.holders, place.cluster))
+        volunteer.cluster, volunteer.place = best.cluster, (best.begin, best.end)
 
     def adopt(self, volunteer: VolunteerState, place: Range) -> bool:
         """Give a place to a holder that outlived the last coordinator: first cluster where its blocks fit."""

@@ -67,9 +67,16 @@ class Seating:
     seats: Mapping[str, tuple[int, Range]]
 
     @classmethod
-    def of(cls, members: Membership) -> Seating:
-        """The present places, as the coordinator has them."""
-        seats = {v.peer: (v.cluster, v.place) for v in members.volunteers.values() if v.place is not None}
+    def of(cls, members: Membership, *, only_worked: bool = True) -> Seating:
+        """The present places, as the coordinator has them, of volunteers that have worked at their place.
+
+        Anybody can claim a place and leave again; `only_worked` False: such volunteers count as well.
+        """
+        seats = {
+            v.peer: (v.cluster, v.place)
+            for v in members.volunteers.values()
+            if v.place is not None and (v.worked or not only_worked)
+        }
         clusters = max((cluster for cluster, _ in seats.values()), default=-1) + 1
         return cls(layouts=tuple(members.layout(cluster) for cluster in range(clusters)), seats=seats)
 

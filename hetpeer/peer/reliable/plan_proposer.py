@@ -25,6 +25,8 @@ from hetpeer.peer.planning.replan import Proposal, RememberedLinks, Seating, cut
 LOOK_S = 5.0
 SETTLED_S = 30.0
 """Seconds without a newcomer or loss before a search, and before a block without a holder is given away."""
+LONGEST_S = 120.0
+"""Seconds after the first of several changes in which a search takes place, however often things change."""
 AGAIN_S = 120.0
 """Seconds without another change after a change, unless a volunteer comes or leaves. They double with each
 change: a gain hoped for from links that nobody had measured may not have come true.
@@ -43,6 +45,8 @@ class ProposalTiming:
     def __init__(self) -> None:
         self._seating: Seating | None = None
         self._not_before = 0.0
+        self._changed_at: float | None = None
+        """Time of the first change since the last search."""
         self._rested_at = 0.0
         self.changes = 0
         """Proposals since the last volunteer came or went."""
@@ -68,9 +72,12 @@ class ProposalTiming:
             self._whole |= seating.whole
             if self._seating is None or before.seats.keys() != seating.seats.keys():
                 self._rested_at, self.changes = 0.0, 0
-            self._seating, self._not_before = seating, max(now + SETTLED_S, self._rested_at)
+            self._changed_at = now if self._changed_at is None else self._changed_at
+            settled_at = min(now + SETTLED_S, self._changed_at + LONGEST_S)
+            self._seating, self._not_before = seating, max(settled_at, self._rested_at)
         if now < self._not_before:
             return False
+        self._changed_at = None
         self._not_before = now + AGAIN_S
         return True
 
@@ -130,7 +137,7 @@ class PlanProposer:
         forming = core.forming
         if forming is None:
             return
-        seating = Seating.of(forming.members)
+        seating = Seating.of(forming.members, only_worked=False)
         search = partial(cutting, self._manifest, cluster=forming.number, waiting=seating.seats.keys())
         found = await self._sought(seating, search)
         if found is not None:
