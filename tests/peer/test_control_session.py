@@ -16,7 +16,7 @@ from hetpeer.bootstrap.consensus.replica import Replica, run_logs
 from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.bootstrap.log.record_log import read_log
 from hetpeer.bootstrap.log.volunteer_log import keep_event, read_event, read_events, sign_event
-from hetpeer.bootstrap.log.volunteer_log_files import AT_FIRST
+from hetpeer.bootstrap.log.volunteer_log_files import AT_FIRST, LINE_BYTES, SLOT_BYTES
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.service.core_interface import LeaderStart
@@ -34,6 +34,7 @@ from hetpeer.dht.p2pd.listener import StreamBudget
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.training.control_session import ControlSession
 from tests.bootstrap.engine import make_run
+from tests.bootstrap.test_volunteer_log_files import applied, committed
 from tests.dht.loopback import Loopback
 
 
@@ -106,7 +107,9 @@ class Rig:
 
     def happens(self, number: int) -> None:
         """The volunteer writes a line, and gives it to the session."""
-        self.lines.append(sign_event({"number": number}, self._volunteer))
+        self.lines.append(
+            sign_event(applied(self._run, self._volunteer, incarnation=number), self._volunteer)
+        )
         self.session.give_evidence(self.lines[-1])
 
     async def reign(self) -> None:
@@ -118,6 +121,8 @@ class Rig:
             running = asyncio.create_task(replica.run())
             try:
                 await replica.leading()
+                if not replica.records:
+                    await replica.record(committed(self._run, 0, self._volunteer))
                 checkpoints = CheckpointReplication(network, self._run, replica.records, replica.company)
                 clock = SystemClock()
                 begun = LeaderStart.of(self._run, replica.records, clock.monotonic())
@@ -133,7 +138,7 @@ class Rig:
                 await asyncio.sleep(0.01)
 
     def _kept(self) -> set[int]:
-        return {read_event(line)[1]["number"] for _, line in read_events(self.path)}
+        return {read_event(line)[1]["incarnation"] for _, line in read_events(self.path)}
 
 
 async def test_line_for_which_there_was_no_room_goes_to_the_next_reign(
@@ -219,13 +224,14 @@ async def test_who_says_more_than_there_can_be_is_heard_no_further_and_the_run_g
     speaking = asyncio.create_task(rig.session.run(lambda: 1))
     rig.happens(1)
     await rig.arrived(1)
-    for number in range(20):
-        line = sign_event({"number": 1, "other": number, "x": "x" * 50_000}, volunteer)
+    for number in range(2, 30):
+        line = sign_event(applied(run, volunteer, incarnation=number, x="x" * 50_000), volunteer)
         rig.session.tell(m.EventLine(line=line))
     async with asyncio.timeout(100):
         while "more evidence than there can be" not in "".join(map(str, network.ended)):
             await asyncio.sleep(0.01)
-    assert rig.path.stat().st_size <= AT_FIRST
+    of_a_block = LINE_BYTES + run.manifest.training.microbatches * SLOT_BYTES
+    assert rig.path.stat().st_size <= AT_FIRST + 2 * len(run.manifest.blocks) * of_a_block
     assert not reign.done()
     for task in (reign, speaking):
         task.cancel()

@@ -78,7 +78,9 @@ def _commit_record(
         "norm": norm,
         "coefficient": clip_coefficient(norm, context.config.clip_norm),
         "gradients": {block: vote.digest for block, vote in sorted(decision.items())},
-        **written(work_in(step.reduction.covers.values(), step.sizes), context.history.contributors),
+        **written(
+            work_in(step.reduction.covers.values(), step.sizes), context.history.contributors, step.roster
+        ),
         "seconds": now - step.reduction.awaited_at,
         "reduce_seconds": now - step.reduction.reduce.began_at,
         **step.ledger.unused.written(),

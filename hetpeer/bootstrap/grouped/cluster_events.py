@@ -14,6 +14,7 @@ from hetpeer.bootstrap.grouped.averagings import Averagings
 from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.grouped.cluster_agenda import ClusterAgendas, GroupQueue
 from hetpeer.bootstrap.grouped.cluster_list import Clusters, UnassignedVolunteers
+from hetpeer.bootstrap.log.rosters import held_in_averaging
 from hetpeer.bootstrap.state.effects import (
     CollectCheckpoint,
     CoordinatorConfig,
@@ -131,9 +132,10 @@ class ClusterEvents:
         """Log an averaging and install it in those of `clusters` that stand between two steps."""
         ready = [self._clusters[number] for number in clusters if self._clusters[number].at_rest]
         steps = [(cluster.number, cluster.history.version) for cluster in ready]
+        held = held_in_averaging({cluster.number: cluster.members.roster() for cluster in ready})
         for cluster in ready:
             cluster.moves_on()
-        effects: list[Effect] = [self._clusters.log(kind=kind, **record, installed=steps)]
+        effects: list[Effect] = [self._clusters.log(kind=kind, **record, installed=steps, held=held)]
         for cluster in ready:
             effects += self.by(cluster, cluster.installs(record, now))
         return effects

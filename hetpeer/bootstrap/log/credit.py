@@ -30,14 +30,21 @@ def work_in(covers: Iterable[Cover], sizes: Mapping[int, int]) -> Counter[str]:
     return work
 
 
-def written(work: Mapping[str, int], numbers: Mapping[str, int]) -> dict[str, Any]:
-    """`work` in the form of a commit record; `numbers`: peers that earlier commits name → their numbers."""
-    newcomers = sorted(work.keys() - numbers.keys())
+def written(
+    work: Mapping[str, int], numbers: Mapping[str, int], roster: Mapping[str, tuple[int, int]] | None = None
+) -> dict[str, Any]:
+    """`work`, and the places in `roster`, if one is given, in the form of a commit record.
+
+    `numbers`: peers that earlier commits name → their numbers.
+    """
+    newcomers = sorted((work.keys() | (roster or {}).keys()) - numbers.keys())
     known = {**numbers, **{peer: len(numbers) + place for place, peer in enumerate(newcomers)}}
     counted = sorted((known[peer], amount) for peer, amount in work.items())
+    held = sorted((known[peer], *place) for peer, place in (roster or {}).items())
     return {
         **({"newcomers": newcomers} if newcomers else {}),
         "counted": [field for entry in counted for field in entry],
+        **({} if roster is None else {"held": [field for entry in held for field in entry]}),
     }
 
 
@@ -56,6 +63,12 @@ class Contributors:
         for number, amount in zip(counted[::2], counted[1::2], strict=False):
             if number < len(self._peers):
                 yield self._peers[number], amount
+
+    def held(self, held: Sequence[int]) -> Iterator[tuple[str, tuple[int, int]]]:
+        """(peer, place) of a commit's `held`; unknown numbers are skipped."""
+        for number, begin, end in zip(held[::3], held[1::3], held[2::3], strict=False):
+            if number < len(self._peers):
+                yield self._peers[number], (begin, end)
 
 
 class Credit:

@@ -25,6 +25,7 @@ from hetpeer.bootstrap.grouped.grouped_run import GroupedRun
 from hetpeer.bootstrap.log.record_text import TOLD, record_text
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.service.core_interface import LeaderStart
+from hetpeer.bootstrap.service.evidence_keeper import EvidenceKeeper
 from hetpeer.bootstrap.service.sample_trials import SampleTrials
 from hetpeer.bootstrap.service.sessions import VolunteerSessions
 from hetpeer.bootstrap.state import effects as d
@@ -65,6 +66,7 @@ class CoordinatorService:
         self._checkpoints = checkpoints
         self._clock = clock
         self.core, self._admission, self._logs = begun.core, begun.admission, begun.logs
+        self._evidence = EvidenceKeeper(begun.logs)
         self._networks: dict[str, str] = {}
         """Volunteer → the network it came from: its stream may be down when another volunteer comes."""
         self._sessions = VolunteerSessions(self, clock, message_bounds(run.manifest))
@@ -89,6 +91,7 @@ class CoordinatorService:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 works = [tasks.create_task(self._consume()), tasks.create_task(self._until_deposed())]
+                works.append(tasks.create_task(self._evidence.run()))
                 self._queue(self.core.start())
                 await self._node.serve(CONTROL_PROTOCOL, self._sessions.handle, CONTROL_BUDGET)
                 self.serving.set()
@@ -98,6 +101,7 @@ class CoordinatorService:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LINGER_S):
                         await leaving.wait()
+                await _briefly(self._evidence.idle())
                 for task in (*works, self._collecting, *self._trying):
                     if task is not None:
                         task.cancel()
@@ -122,7 +126,9 @@ class CoordinatorService:
             if ticked - last > MAX_TICK_S:
                 _log.warning("this process stood still for %.1f s: no lease runs out for that", ticked - last)
             self._queue(self.core.tick(ticked))
-            self._sessions.look(ticked)
+            if self._sessions.look(ticked):
+                for peer in self._evidence.to_ask():
+                    self._tasks.create_task(self._ask_for_events(peer, again=True))
             if self._amended != self._replica.membership_config.data:
                 self._amend()
                 for channel in self._sessions:
@@ -145,6 +151,7 @@ class CoordinatorService:
                     failpoints.reached(f"send_{message.kind}")
                     if isinstance(message, m.Begin):
                         self._node.listener.members = frozenset(message.roster)
+                        self._logs.began(to, message)
                         if message.entry:
                             message = self._with_ticket(to, message)
                     channel = self._sessions.channel(to)
@@ -195,18 +202,24 @@ class CoordinatorService:
 
     # ── volunteers ──────────────────────────────────────────────────────────────────────────────────────────
 
+    async def evidence(self, peer: str, line: str) -> None:
+        """Queue a line of `peer`, if it is admitted; return when it may send the next.
+
+        Raises `ProtocolError`.
+        """
+        if peer in self._sessions.inside:
+            await self._evidence.put(peer, line)
+            self._hear(partial(self.core.receive, peer, m.Heartbeat()))  # all that the core needs of it
+
     def received(self, peer: str, message: m.Message) -> None:
         """Pass a message on to the core, if `peer` is admitted."""
         if isinstance(message, m.Hello):
             if not self._lets_in(peer, message):
                 return
             if peer in self._sessions.inside:
-                self._tasks.create_task(self._ask_for_events(peer))
+                self._tasks.create_task(self._ask_for_events(peer, again=False))
         elif peer not in self._sessions.inside:
             return
-        if isinstance(message, m.EventLine):
-            self._keep_event(peer, message.line)
-            message = m.Heartbeat()  # all that the core needs of it: thousands may wait in its queue
         self._hear(partial(self.core.receive, peer, message))
 
     def _hear(self, happens: Callable[[float], Sequence[d.Effect]]) -> None:
@@ -285,10 +298,13 @@ class CoordinatorService:
         """The stream of `peer` is back."""
         self._hear(partial(self.core.resumed, peer))
 
-    async def _ask_for_events(self, peer: str) -> None:
-        """Ask the volunteer for events lacking here: another reliable peer may have coordinated until now."""
+    async def _ask_for_events(self, peer: str, *, again: bool) -> None:
+        """Ask the volunteer for lines that are not here, at the beginning of a session or `again` within it.
+
+        Another reliable peer may have coordinated until now, or this one's disk was full.
+        """
         channel = self._sessions.channel(peer)
-        last = await asyncio.to_thread(self._logs.last, peer)  # it sends none until it is asked
+        last = await self._evidence.last(peer, again=again)  # it sends none until it is asked
         if channel is not None:
             self._sessions.tell(channel, m.Kept(last=last))
             self._tell_amendment(channel)
@@ -296,14 +312,6 @@ class CoordinatorService:
     def _tell_amendment(self, channel: Channel) -> None:
         if data := self._replica.membership_config.data:
             self._sessions.tell(channel, m.Amended(amendment=data))
-
-    def _keep_event(self, peer: str, line: str) -> None:
-        try:
-            self._logs.keep(peer, line)
-        except LocalError as error:
-            # Evidence that is not kept would make the audit fail: stop, and go on when there is room.
-            # A closed channel acknowledges nothing: the volunteer sends the line again in the next term.
-            self._break_off(error)
 
     # ── checkpoints and states ──────────────────────────────────────────────────────────────────────────────
 

@@ -84,10 +84,13 @@ class VolunteerSessions:
             )
             channel.close()
 
-    def look(self, now: float) -> None:
-        """Every LOOK_S: forget peers that are gone, and close channels of peers that were not admitted."""
+    def look(self, now: float) -> bool:
+        """Every LOOK_S: forget peers that are gone, and close channels of peers that were not admitted.
+
+        Returns whether it was time.
+        """
         if now - self._looked < LOOK_S:
-            return
+            return False
         self._looked = now
         self._broken.update(list(self._broken))
         for peer in [peer for peer, looks in self._broken.items() if looks >= GIVEN_UP]:
@@ -101,6 +104,7 @@ class VolunteerSessions:
         self._outside = outside
         here = {channel.peer_id for channel in self}
         self._rate_limits = {p: h for p, h in self._rate_limits.items() if p in here or not h.is_rested(now)}
+        return True
 
     def _accept(self, peer: str, _key: str) -> _Session:
         return _Session(self, peer)
@@ -160,7 +164,10 @@ class _Session:
                 message = m.decode_from_volunteer(data, sessions.bounds, len(sessions.inside))
                 if isinstance(message, m.Hello):
                     raise ProtocolError("a session that begins twice", peer=peer)
-            sessions.host.received(peer, message)
+            if not isinstance(message, m.EventLine):
+                sessions.host.received(peer, message)
+        if isinstance(message, m.EventLine):
+            await sessions.host.evidence(peer, message.line)
 
     async def beat(self, _channel: Channel) -> None:
         """Note a sign of life, within the peer's rate limit."""
