@@ -16,6 +16,7 @@ import torch
 
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.graph.block_spec import ITEM_BYTES, Argument, OperatorCall, Ref, Symbol, references
+from hetpeer.stages.graph.index_guards import INDEX_GUARDS, Guard
 from hetpeer.stages.graph.operator_family import Operator
 from hetpeer.stages.graph.operators import find_operator, operator_of
 from hetpeer.stages.graph.own_operators import Pass
@@ -97,6 +98,8 @@ class _Call:
     kwargs: Mapping[str, Any]
     last_reads: tuple[str, ...]
     """Values that nobody reads after this call."""
+    guard: Guard | None
+    """Check of its indices, on a GPU."""
 
 
 class Program:
@@ -126,6 +129,7 @@ class Program:
                 {key: _prepare(argument) for key, argument in node.kwargs.items()}
                 | ({"device": device} if operator.factory else {}),
                 tuple(names),
+                INDEX_GUARDS.get(node.op) if device.type == "cuda" else None,
             )
             for node, names in zip(nodes, dying, strict=True)
             for operator in (operator_of(node.op),)
@@ -142,6 +146,8 @@ class Program:
             args = [_fill(argument, values) for argument in call.args]
             kwargs = {key: _fill(argument, values) for key, argument in call.kwargs.items()}
             try:
+                if call.guard is not None:
+                    call.guard(*args, **kwargs)
                 first = (here, call.node.name) if call.operator.in_pass else ()
                 result = call.operator.run(*first, *args, **kwargs)
             except torch.OutOfMemoryError:
