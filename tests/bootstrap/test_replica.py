@@ -201,3 +201,27 @@ def test_a_halt_after_which_the_run_went_on_is_not_its_end(fresh: RunDirectory, 
     assert before
     assert not any(before)
     assert end == Halt("the second", completed=False)
+
+
+async def fsyncs(run: RunDirectory, monkeypatch: pytest.MonkeyPatch, count: int) -> tuple[int, list[Any]]:
+    """Writes of both files while that many records are recorded at a time, and the records then."""
+    writes, append = 0, Log.append
+
+    def counts(log: Log, *records: dict[str, Any]) -> None:
+        nonlocal writes
+        writes += 1
+        append(log, *records)
+
+    async with leading(run) as replica:
+        monkeypatch.setattr(Log, "append", counts)
+        await asyncio.gather(*(replica.record({"kind": "gone", "peer": str(n)}) for n in range(count)))
+        return writes, list(replica.records)
+
+
+@pytest.mark.swarm
+def test_records_that_come_together_are_saved_together(
+    fresh: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes, records = uvloop.run(fsyncs(fresh, monkeypatch, 1000))
+    assert [record["peer"] for record in records] == [str(n) for n in range(1000)]
+    assert writes <= 8

@@ -155,13 +155,15 @@ class SimConsensus:
         leading = [seat for seat in self.seats.values() if seat.raft is not None and seat.raft.leading]
         return max(leading, key=lambda seat: seat.raft.term if seat.raft else 0, default=None)
 
-    def propose(self) -> int:
-        """Let the leader, if there is one, propose a record; returns the record's number."""
+    def propose(self, most: int = 3) -> int:
+        """Let the leader, if there is one, propose some records; returns the last one's number."""
         seat = self.leader()
-        self._proposed += 1
-        record = {"kind": "number", "number": self._proposed}
+        records = []
+        for _ in range(self.world.random.randint(1, most)):
+            self._proposed += 1
+            records.append({"kind": "number", "number": self._proposed})
         if seat is not None:
-            seat.act(lambda raft, now: raft.propose(record, now) if raft.leading else ())
+            seat.act(lambda raft, now: raft.propose(records, now) if raft.leading else ())
         return self._proposed
 
     def ambush(self) -> bool:
@@ -186,8 +188,9 @@ class SimConsensus:
         match effect:
             case SendRaft(to, message):
                 self._send(seat.name, to, message)
-            case Decided(place) if seat.raft is not None:
-                self._check(seat, place, *seat.raft.log.part(place, 1))
+            case Decided(begin, end) if seat.raft is not None:
+                for place, entry in enumerate(seat.raft.log.part(begin, end - begin), begin):
+                    self._check(seat, place, entry)
             case Leading(term):
                 if self.leaders.setdefault(term, seat.name) != seat.name:
                     raise ViolationError(f"{seat.name} and {self.leaders[term]} lead in term {term}")

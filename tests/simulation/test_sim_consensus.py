@@ -99,7 +99,7 @@ def test_the_minority_decides_nothing():
     for other in consensus.seats:
         consensus.cut(leader.name, other)
         consensus.cut(other, leader.name)
-    leader.act(lambda raft, now: raft.propose({"kind": "number", "number": -1}, now))
+    leader.act(lambda raft, now: raft.propose([{"kind": "number", "number": -1}], now))
     consensus.world.run(consensus.world.now + 10.0, lambda: False)
     assert leader.raft.role is not RaftRole.LEADER
     consensus.heal()
@@ -129,7 +129,7 @@ def test_who_leads_knows_who_lacks_what_and_since_when_it_is_silent():
         consensus.cut(one.name, name)
     cut_at = consensus.world.now
     for _ in range(3):
-        consensus.propose()
+        consensus.propose(1)
         consensus.world.run(consensus.world.now + 1.0, lambda: False)
     assert known(leader, one)[0] == 3
     assert known(leader, one)[1] > consensus.world.now - cut_at - 1.0

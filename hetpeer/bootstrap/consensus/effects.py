@@ -75,9 +75,12 @@ class SendRaft:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The entry at `place` is decided. Reported in order, each once in the life of the process."""
+    """The entries at places `begin` to `end` - 1 are decided. Reported in order, each once in the life of the
+    process.
+    """
 
-    place: int
+    begin: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,10 +93,13 @@ class Raft:
             case TakeOver():
                 return self._taking_over(peer, message, now)
 
-    def propose(self, record: Mapping[str, Any], now: float) -> list[Effect]:
-        """Append `record`, to be decided, at the current length of the log; only while `leading`."""
+    def propose(self, records: Sequence[Mapping[str, Any]], now: float) -> list[Effect]:
+        """Append `records`, to be decided, at the current length of the log; only while `leading`.
+
+        They are saved together.
+        """
         assert self.leading
-        return self._extend(dict(record), now)
+        return self._extend([dict(record) for record in records], now)
 
     def change(self, peers: Sequence[str], now: float) -> list[Effect]:
         """Make `peers` the members, one step a call; only while `leading`. To be called until they are.
@@ -112,10 +115,10 @@ class Raft:
         ready = [peer for peer in self._learners if self._followers.caught_up(peer, len(self.log))]
         removed = [peer for peer in members if peer not in peers]
         if ready:
-            return self.propose({"kind": MEMBERS, "peers": [*members, ready[0]]}, now)
+            return self.propose([{"kind": MEMBERS, "peers": [*members, ready[0]]}], now)
         if removed and not self._learners:
             kept = [peer for peer in members if peer != removed[0]]
-            return self.propose({"kind": MEMBERS, "peers": kept}, now)
+            return self.propose([{"kind": MEMBERS, "peers": kept}], now)
         return []
 
     def leave(self) -> list[Effect]:
@@ -226,7 +229,7 @@ class Raft:
         self.role, self.leader = RaftRole.LEADER, self._me
         self._followers, self._learners, self._successor = Followers(self._others(), now), (), None
         self._beat_at = now + self._config.heartbeat_s
-        return self._extend(None, now)
+        return self._extend([None], now)
 
     def _see(self, term: int, now: float) -> list[Effect]:
         """Adopt `term` if it is newer than ours."""
@@ -256,13 +259,14 @@ class Raft:
     def _update(self, peer: str) -> Effect:
         return SendRaft(peer, self._followers.append(peer, self.log, self.term, self.decided))
 
-    def _extend(self, record: dict[str, Any] | None, now: float) -> list[Effect]:
-        place, entry = len(self.log), LogEntry(term=self.term, record=record)
-        self.log.replace(place, (entry,))
+    def _extend(self, records: Sequence[dict[str, Any] | None], now: float) -> list[Effect]:
+        place = len(self.log)
+        entries = tuple(LogEntry(term=self.term, record=record) for record in records)
+        self.log.replace(place, entries)
         others = self._others()
         self._followers.welcome(others, now)
         sends = [self._update(peer) for peer in others if self._followers.idle(peer, place)]
-        return [SaveEntries(place, (entry,)), *sends, *self._count(now)]
+        return [SaveEntries(place, entries), *sends, *self._count(now)]
 
     def _appended(self, peer: str, answer: Appended, now: float) -> list[Effect]:
         if answer.term > self.term:
@@ -318,6 +322,6 @@ class Raft:
         return [*effects, SendRaft(peer, Appended(term=self.term, fits=True, length=length))]
 
     def _decide(self, length: int) -> list[Effect]:
-        told: list[Effect] = [Decided(place) for place in range(self.decided, length)]
+        told: list[Effect] = [Decided(self.decided, length)] if length > self.decided else []
         self.decided = max(self.decided, length)
         return told

@@ -103,8 +103,11 @@ class Replica:
         """Entries of the log that were reported; some have no record."""
         config = e.RaftConfig(me=node.peer_id, members=run.manifest.coordinators)
         self._raft = Raft(config, journal.durable, clock.monotonic())
-        self._effects: asyncio.Queue[e.Effect] = asyncio.Queue()
+        self._effects: asyncio.Queue[e.Effect | None] = asyncio.Queue()
+        """Effects to carry out; None: look for records to propose."""
+        self._proposals: list[tuple[Sequence[Mapping[str, Any]], asyncio.Future[None]]] = []
         self._waiting: dict[int, asyncio.Future[None]] = {}
+        """Length of the decided log → who waits for it."""
         self._leading = asyncio.Event()
         self._deposed = asyncio.Event()
         self._channels: dict[str, Channel] = {}
@@ -173,14 +176,32 @@ class Replica:
         """Return when we lead no longer."""
         await self._deposed.wait()
 
-    async def record(self, record: Mapping[str, Any]) -> None:
-        """Have `record` decided: on return it is on most members' disks. Raises `DeposedError`."""
+    def record(self, *records: Mapping[str, Any]) -> asyncio.Future[None]:
+        """Have `records` decided: once the future is done, they are on most members' disks.
+
+        All that comes while the disk is busy is proposed and saved together, in the order of the calls. The
+        future raises `DeposedError` if we lead no longer.
+        """
+        decided = asyncio.get_running_loop().create_future()
+        self._proposals.append((records, decided))
+        self._effects.put_nowait(None)
+        return decided
+
+    def _propose(self) -> None:
+        """Propose all records that wait for it, if we lead."""
+        proposals, self._proposals = self._proposals, []
+        records = [record for group, _ in proposals for record in group]
         if not self._raft.leading:
-            raise DeposedError
-        place = len(self._raft.log)
-        decided = self._waiting[place] = asyncio.get_running_loop().create_future()
-        self._queue(self._raft.propose(record, self._clock.monotonic()))
-        await decided
+            for _, decided in proposals:
+                if not decided.done():
+                    decided.set_exception(DeposedError())
+        elif records:
+            place = len(self._raft.log)
+            effects = self._raft.propose(records, self._clock.monotonic())
+            for group, decided in proposals:
+                place += len(group)
+                self._waiting[place] = decided
+            self._queue(effects)
 
     async def leave(self) -> None:
         """Hand over leadership before we leave; return within LEAVE_S, with or without a successor."""
@@ -216,15 +237,17 @@ class Replica:
         """Carry out raft's effects in order, for ever: what is saved is durable before the next effect."""
         while True:
             effect = await self._effects.get()
-            if failpoints.armed:
+            if failpoints.armed and effect is not None:
                 failpoints.before(effect)
             match effect:
+                case None:
+                    self._propose()
                 case e.SaveBallot() | e.SaveEntries():
                     await to_its_end(self._journal.save, effect)
                 case e.SendRaft(to, message):
                     self._say(to, message)
-                case e.Decided(place):
-                    await self._decided(place)
+                case e.Decided(begin, end):
+                    await self._decided(begin, end)
                 case e.Leading(term):
                     _log.info("leading in term %d, with %d records", term, len(self.records))
                     self._deposed.clear()
@@ -237,29 +260,40 @@ class Replica:
                             waiting.set_exception(DeposedError())
                     self._waiting.clear()
 
-    async def _decided(self, place: int) -> None:
-        """Append the decided entry at `place` to the run's log. Raises `LocalError` HP-LOG-003."""
+    async def _decided(self, begin: int, end: int) -> None:
+        """Append the decided entries from `begin` to before `end` to the run's log, with one write.
+
+        Raises `LocalError` HP-LOG-003.
+        """
         decided = self._raft.log.records
-        record: Record | None = decided[place]
-        if record is not None:
-            if self._told >= self._known:
-                await to_its_end(self._ledger.append, record)
-                self._fold(record)
-                self.records.length += 1
-            elif self.records[self._told] != record:
+        told = [
+            (place, record) for place, record in enumerate(decided[begin:end], begin) if record is not None
+        ]
+        known = max(0, min(len(told), self._known - self._told))
+        for number, (_, record) in enumerate(told[:known], self._told):
+            if self.records[number] != record:
                 raise LocalError(
                     "HP-LOG-003",
-                    f"{self._ledger.path} does not tell what was decided: record {self._told} is another",
+                    f"{self._ledger.path} does not tell what was decided: record {number} is another",
                     why="one of the run's logs was replaced by another run's, or by an older copy",
                     fix="put the folder log/ back as a whole if this is the only reliable peer; "
                     "of several, name another in its place (hetpeer amend)",
                     exit_code=ExitCode.VERSION,
                 )
-            decided.shelve(place, self.records, self._told)
-            self._told += 1
-        self._told_entries = place + 1
-        if (waiting := self._waiting.pop(place, None)) is not None and not waiting.done():
-            waiting.set_result(None)
+        new: list[Record] = [record for _, record in told[known:]]
+        if new:
+            await to_its_end(self._ledger.append, *new)
+        for record in new:
+            self._fold(record)
+        self.records.length += len(new)
+        for number, (place, _) in enumerate(told, self._told):
+            decided.shelve(place, self.records, number)
+        self._told += len(told)
+        self._told_entries = end
+        for length in [length for length in self._waiting if length <= end]:
+            waiting = self._waiting.pop(length)
+            if not waiting.done():
+                waiting.set_result(None)
 
     def _fold(self, record: Record) -> None:
         self.history.add(record)

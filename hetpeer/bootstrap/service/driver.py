@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -42,6 +43,8 @@ from hetpeer.dht.p2pd.listener import CONTROL as CONTROL_BUDGET
 
 TICK_S = 0.2
 LINGER_S = 3.0
+NOTES = frozenset({"gone", "dispute", "quarrel"})
+"""Kinds of records on which nothing depends: what comes after them is done at once."""
 SAVE_RETRY_S = 2.0
 """Seconds before a failed checkpoint is tried again: the disk may be full."""
 
@@ -71,6 +74,8 @@ class CoordinatorService:
         """Volunteer → the network it came from: its stream may be down when another volunteer comes."""
         self._sessions = VolunteerSessions(self, clock, message_bounds(run.manifest))
         self._effects: asyncio.Queue[d.Effect] = asyncio.Queue()
+        self._saving: asyncio.Task[None] | None = None
+        """The records that were saved last, or are being saved."""
         self._collecting: asyncio.Task[None] | None = None
         self._trials = SampleTrials(run)
         self._trying: set[asyncio.Task[None]] = set()
@@ -139,14 +144,31 @@ class CoordinatorService:
             self._effects.put_nowait(effect)
 
     async def _consume(self) -> None:
-        """Carry out the core's effects in order: a record is durable before the next effect."""
+        """Carry out the core's effects in order: a record is durable before an effect that depends on it."""
         while True:
-            effect = await self._effects.get()
-            match effect:
+            effects = deque([await self._effects.get()])
+            while not self._effects.empty():
+                effects.append(self._effects.get_nowait())
+            await self._carry_out(effects)
+
+    async def _carry_out(self, effects: deque[d.Effect]) -> None:
+        """Carry out what came together. At its first decision all its records are saved, in one group.
+
+        Nothing waits for notes, which say what has happened and decide nothing.
+        """
+        while effects:
+            match effect := effects.popleft():
                 case d.Record(record):
-                    failpoints.reached(f"record_{record['kind']}")
-                    await self._record(record)
-                    failpoints.reached(f"recorded_{record['kind']}")
+                    records = [record]
+                    if record["kind"] not in NOTES:
+                        records += [one.record for one in effects if isinstance(one, d.Record)]
+                        effects = deque(one for one in effects if not isinstance(one, d.Record))
+                    for one in records:
+                        failpoints.reached(f"record_{one['kind']}")
+                    decided = self._replica.record(*records)
+                    self._saving = self._tasks.create_task(self._recorded(records, decided))
+                    if record["kind"] not in NOTES:
+                        await self._saving
                 case d.Send(to, message):
                     failpoints.reached(f"send_{message.kind}")
                     if isinstance(message, m.Begin):
@@ -168,6 +190,8 @@ class CoordinatorService:
                     self._trying.add(task := self._tasks.create_task(self._try(effect)))
                     task.add_done_callback(self._trying.discard)
                 case d.Halt():
+                    if self._saving is not None:
+                        await self._saving
                     self.halted.set_result(effect)
 
     def _with_ticket(self, to: str, begin: m.Begin) -> m.Begin:
@@ -182,15 +206,18 @@ class CoordinatorService:
         )
         return begin.model_copy(update={"ticket": ticket(self._run.run_id, to, word, self._node.identity)})
 
-    async def _record(self, record: Mapping[str, Any]) -> None:
-        before = None if record.get("cluster") else self._replica.history.version
-        await self._replica.record(record)
-        self._admission.recorded(record)
-        self._logs.recorded(record)
-        if record["kind"] == "checkpoint":
-            await self._checkpoints.sealed(record)
-        if record["kind"] in TOLD:
-            _log.warning("%s", record_text(record, before))
+    async def _recorded(self, records: Sequence[Mapping[str, Any]], decided: asyncio.Future[None]) -> None:
+        """Follow `records` once they are `decided`."""
+        version = self._replica.history.version
+        await decided
+        for record in records:
+            self._admission.recorded(record)
+            self._logs.recorded(record)
+            if record["kind"] == "checkpoint":
+                await self._checkpoints.sealed(record)
+            if record["kind"] in TOLD:
+                _log.warning("%s", record_text(record, None if record.get("cluster") else version))
+            failpoints.reached(f"recorded_{record['kind']}")
 
     async def _disconnect(self, peer: str) -> None:
         channel = self._sessions.channel(peer)
