@@ -22,13 +22,18 @@ from hetpeer.dht.reach.reachability import PeerPaths
 from hetpeer.dht.reach.relay_slots import RelaySlots
 from hetpeer.dht.streams.stream import Stream
 
-SHORTEN_S = (0.0, 15.0, 60.0, 600.0)
-"""Seconds between attempts to reach a relayed peer directly; the last value repeats."""
+SHORTEN_S = (0.0, 15.0, 30.0, 45.0)
+"""Seconds between attempts to reach a relayed peer directly; the last value repeats. So a pair that was too
+busy for a direct connection has one within a minute of that.
+"""
+PUNCH_S = 600.0
+"""Seconds between attempts to punch a hole, for which the relayed connection is closed each time."""
 OBSERVERS = 4
 """Internet peers that told libp2p the same address before it punches holes; the other side needs it too."""
 MAX_KNOCKS = 8
 """Addresses tried of one peer: they are only its claims."""
-_KNOCK_S = 2.0
+KNOCK_S = (2.0, 4.0, 8.0)
+"""Seconds that a peer's port has to answer, by attempt: a busy machine takes seconds for a handshake."""
 _CONNECT_S = 5.0
 
 HEAD_START_S = 1.5
@@ -53,6 +58,8 @@ class ConnectionMonitor:
         """Our streams that may lead through a relay."""
         self._tries: dict[str, tuple[int, float]] = {}
         """Relayed peer → (attempts to reach it directly, time of the next one)."""
+        self._punched_at: dict[str, float] = {}
+        """Relayed peer → time of the last attempt to punch a hole."""
         self._tasks = TaskSet()
 
     @property
@@ -88,9 +95,10 @@ class ConnectionMonitor:
             if now >= due:
                 self._tries[peer] = count + 1, now + SHORTEN_S[min(count + 1, len(SHORTEN_S) - 1)]
                 # one of the two peers, and not too early
-                punches = observed and count > 0 and self._peer_id < peer
+                punches = observed and count > 0 and self._peer_id < peer and self._may_punch(peer, now)
+                knock_s = KNOCK_S[min(count, len(KNOCK_S) - 1)]
                 self._tasks.spawn(
-                    self._shorten(control, peer, punches=punches), name=f"shorter way to {peer}"
+                    self._shorten(control, peer, knock_s, punches=punches), name=f"shorter way to {peer}"
                 )
 
     async def open(
@@ -166,7 +174,15 @@ class ConnectionMonitor:
                 self._long.discard(stream)
                 stream.abort()
 
-    async def _shorten(self, control: P2pdControl, peer: str, *, punches: bool) -> None:
+    def _may_punch(self, peer: str, now: float) -> bool:
+        """Whether the last attempt to punch a hole to `peer` is long ago; notes this one if so."""
+        self._punched_at = {one: at for one, at in self._punched_at.items() if one in self._tries}
+        if now - self._punched_at.get(peer, -PUNCH_S) < PUNCH_S:
+            return False
+        self._punched_at[peer] = now
+        return True
+
+    async def _shorten(self, control: P2pdControl, peer: str, knock_s: float, *, punches: bool) -> None:
         """Replace a relayed connection by a direct one if the peer's port answers.
 
         The peer that dialled first may have been unreachable while we can reach the other. libp2p does not
@@ -175,11 +191,14 @@ class ConnectionMonitor:
         """
         path = self.paths.of(peer)
         try:
-            for address in (await control.addresses_of(peer))[:MAX_KNOCKS]:
-                if not address.relay and await _answers(address):
+            own = [address for address in await control.addresses_of(peer) if not address.relay]
+            for address in own[:MAX_KNOCKS]:
+                if await _answers(address, knock_s):
                     await control.disconnect(peer)
                     await control.connect(address, _CONNECT_S)
                     return
+            told = f"its port did not answer within {knock_s:.0f} s" if own else "it names no address"
+            self.paths.explain(peer, told)
             relay = self.slots.relays.get(path.relay) if punches and self.slots and path else None
             if relay is not None:
                 await control.disconnect(peer)
@@ -194,9 +213,9 @@ def _observes(text: str) -> bool:
     return place is not None and not relay_in(text) and ip_address(place[0]).is_global
 
 
-async def _answers(address: Address) -> bool:
+async def _answers(address: Address, within_s: float) -> bool:
     place = address.socket
-    return place is not None and await is_peer(*place, address.peer_id, _KNOCK_S)
+    return place is not None and await is_peer(*place, address.peer_id, within_s)
 
 
 def _until(deadline: float) -> float:

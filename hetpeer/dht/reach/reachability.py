@@ -199,9 +199,12 @@ class PeerPath:
     """The best connection to a peer. `relay` is the id of the relay, empty for a direct one."""
 
     relay: str = ""
+    why: str = ""
+    """Reason why the last attempt to reach the peer without the relay failed; empty: there was none yet."""
 
     def __str__(self) -> str:
-        return f"through {self.relay[-8:]}" if self.relay else "direct"
+        because = f": {self.why}" if self.why else ""
+        return f"through {self.relay[-8:]}{because}" if self.relay else "direct"
 
 
 class PeerPaths:
@@ -209,6 +212,8 @@ class PeerPaths:
 
     def __init__(self) -> None:
         self._paths: dict[str, PeerPath] = {}
+        self._why: dict[str, str] = {}
+        """Relayed peer → reason."""
 
     def of(self, peer_id: str) -> PeerPath | None:
         """The path to a peer; None if there is no connection."""
@@ -228,11 +233,19 @@ class PeerPaths:
         """The peers that are reached without a relay."""
         return [peer for peer, path in self._paths.items() if not path.relay]
 
+    def explain(self, peer_id: str, why: str) -> None:
+        """Note why `peer_id` is reached through a relay still."""
+        self._why[peer_id] = why
+
     def update(self, connections: Iterable[tuple[str, str]]) -> list[str]:
         """Take in all (peer id, remote address) of now; return peers that turned from relayed to direct."""
         relays: dict[str, str] = {}
         for peer, address in connections:
             relay = relay_in(address)
             relays[peer] = relay and relays.get(peer, relay)
-        before, self._paths = self._paths, {peer: PeerPath(relay=relay) for peer, relay in relays.items()}
+        self._why = {peer: why for peer, why in self._why.items() if relays.get(peer)}
+        before = self._paths
+        self._paths = {
+            peer: PeerPath(relay=relay, why=self._why.get(peer, "")) for peer, relay in relays.items()
+        }
         return [peer for peer, path in before.items() if path.relay and relays.get(peer) == ""]

@@ -52,7 +52,9 @@ class LinkRow:
     """Compression: size in memory over size sent."""
     saved_bytes: int
     path: str
-    """direct; punched: direct between two private peers; `through` and the end of a relay's id; or empty."""
+    """direct; punched: direct between two private peers; `through`, the end of a relay's id and why; or
+    empty.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
