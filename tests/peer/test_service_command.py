@@ -48,6 +48,7 @@ def test_systemd_understands_the_unit(tmp_path: Path, kind: str) -> None:
         "volunteer": systemd_units.VOLUNTEER,
         "reliable peer": systemd_units.serving(tmp_path / "50% ü $x"),
     }[kind]
+    unit = systemd_units.writable(unit, [tmp_path / '50% "ü" $x', Path("/nowhere")])
     path = tmp_path / unit.name
     path.write_text(systemd_units.unit_text(["/bin/true", 'a "name" with 50% $HOME \\ and\nmore'], unit))
     said = subprocess.run(
@@ -58,6 +59,29 @@ def test_systemd_understands_the_unit(tmp_path: Path, kind: str) -> None:
         check=False,
     )
     assert (said.returncode, said.stdout, said.stderr) == (0, "", "")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+@pytest.mark.parametrize("kind", ["volunteer", "reliable peer"])
+def test_the_unit_gives_up_what_it_does_not_need(tmp_path: Path, kind: str) -> None:
+    """By systemd's own judgement, from 0 to 10, all of it exposed; half of the rest are rights of root, which
+    a user's service has not.
+    """
+    unit = systemd_units.VOLUNTEER if kind == "volunteer" else systemd_units.serving(tmp_path)
+    path = tmp_path / unit.name
+    path.write_text(systemd_units.unit_text(["/bin/true"], systemd_units.writable(unit, [tmp_path])))
+    said = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", str(path)],
+        env=os.environ | {"XDG_RUNTIME_DIR": str(tmp_path), "SYSTEMD_COLORS": "0", "SYSTEMD_PAGER": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "Unknown option" in said.stderr or "unrecognized option" in said.stderr:
+        pytest.skip("this systemd judges running services only")
+    found = re.search(r"exposure level for \S+: ([0-9.]+)", said.stdout)
+    assert found, said
+    assert float(found[1]) <= 5.3, said.stdout
 
 
 def test_nothing_in_a_word_is_expanded() -> None:
@@ -79,7 +103,8 @@ def test_it_looks_for_home_and_settings_where_this_shell_does(
     text = systemd_units.unit_path().read_text()
     assert 'Environment="XDG_STATE_HOME=/state/50%% \\"$x\\""\n' in text
     assert f'Environment="XDG_CONFIG_HOME={tmp_path}/config"\n\n[Install]\n' in text
-    assert "Environment" not in systemd_units.unit_text(["join"])
+    assert 'Environment="' not in systemd_units.unit_text(["join"])
+    assert f'ReadWritePaths="-{tmp_path}/home"\n' in text, "the service may change it"
 
 
 def test_a_reliable_peer_does_not_give_way_and_is_back_soon() -> None:

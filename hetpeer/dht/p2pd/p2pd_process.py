@@ -16,6 +16,7 @@ import os
 import socket
 import subprocess
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.runtime import dying_with_us, process_folder
 from hetpeer.dht.identity.addresses import Address, through
 from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.p2pd.confinement import confined
 
 _RELAY_SERVICE = (
     f"-relayDataLimit={1 << 40}",  # of one circuit each way; volunteers of earlier versions use no less
@@ -144,9 +146,11 @@ class P2pd:
         """
         check_port_free(config.host, port)
         folder = sockets_folder()
-        command = [_binary(), *p2pd_arguments(config, identity, port, Path(folder.name))]
+        binary, sockets = _binary(), Path(folder.name)
+        command = [binary, *p2pd_arguments(config, identity, port, sockets)]
         try:
-            process = _spawn(command, reachability=config.reachability)
+            with confined(Path(binary), identity.path, sockets) as confine:
+                process = _spawn(command, confine, reachability=config.reachability)
         except (OSError, subprocess.SubprocessError) as error:
             folder.cleanup()
             raise p2pd_does_not_start(str(error)) from error
@@ -268,8 +272,17 @@ def _binary() -> str:
     raise p2pd_does_not_start("the hivemind package has no p2pd binary; install it again from its wheel")
 
 
-def _spawn(command: list[str], *, reachability: str) -> subprocess.Popen[bytes]:
-    """Start a child that the kernel kills with us. Call in the main thread: the signal follows the thread."""
+def _spawn(command: list[str], confine: Callable[[], None], *, reachability: str) -> subprocess.Popen[bytes]:
+    """Start a child that the kernel kills with us, and that calls `confine` first.
+
+    Call in the main thread: the signal follows the thread.
+    """
+    die_with_us = dying_with_us()
+
+    def prepare() -> None:
+        die_with_us()
+        confine()
+
     # It has some 24 MB alive under any load. With Go's default as much again is garbage, which looks like a
     # leak for the first quarter of an hour.
     environment = {**os.environ, "GOLOG_LOG_LEVEL": "error", "GOGC": os.environ.get("GOGC", "50")}
@@ -283,7 +296,7 @@ def _spawn(command: list[str], *, reachability: str) -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=environment,
-        preexec_fn=dying_with_us(),  # noqa: PLW1509 - it takes no lock
+        preexec_fn=prepare,  # noqa: PLW1509 - it takes no lock
         start_new_session=True,  # Ctrl-C in the terminal is for us; we end p2pd ourselves
     )
 

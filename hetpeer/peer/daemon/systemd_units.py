@@ -7,8 +7,9 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -16,6 +17,7 @@ from blake3 import blake3
 
 from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors
 from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.peer.process.confinement import VARIABLE as CONFINED
 
 SYSTEMCTL_S = 60.0
 IN_VAIN = (
@@ -39,6 +41,11 @@ class Unit:
     nice: int
     again_s: int
     """Seconds until a restart."""
+    writable: tuple[Path, ...] = ()
+    """Folders that it may change."""
+    own_temporary_files: bool = False
+    """Whether its folder of temporary files is its own. A volunteer's is not: the screen's socket is there,
+    which tells when the owner is idle."""
 
 
 VOLUNTEER = Unit("hetpeer.service", "hetpeer volunteer", "--bootstrap ADDR", nice=10, again_s=30)
@@ -50,7 +57,16 @@ def serving(folder: Path) -> Unit:
     readable = re.sub(r"[^A-Za-z0-9_.]+", "-", folder.absolute().name)[:64]
     name = f"hetpeer-bootstrap-{readable}-{blake3(absolute.encode()).hexdigest(4)}.service"
     described = absolute.replace("%", "%%").replace("\n", " ")
-    return Unit(name, f"hetpeer bootstrap in {described}", "bootstrap DIR", nice=0, again_s=5)
+    return Unit(
+        name,
+        f"hetpeer bootstrap in {described}",
+        "bootstrap DIR",
+        nice=0,
+        again_s=5,
+        # a copy that is still to be fetched is made beside it
+        writable=(folder.absolute() if folder.exists() else folder.absolute().parent,),
+        own_temporary_files=True,
+    )
 
 
 _TEXT = """\
@@ -70,6 +86,29 @@ TimeoutStopSec=90
 WatchdogSec=120
 KillMode=mixed
 Nice={nice}
+Environment={confined}=yes
+
+# Changes its own folders only. Needs user namespaces; without them systemd goes on without, and Landlock,
+# which the daemon asks for itself, still holds (docs/daemon.md).
+ProtectSystem=strict
+{writable}PrivateTmp={private_tmp}
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectKernelLogs=yes
+ProtectControlGroups=yes
+ProtectHostname=yes
+# Gains no privileges, and makes no namespaces. No PrivateDevices, ProtectClock or MemoryDenyWriteExecute:
+# GPUs are devices, ProtectClock would hide them, and torch and CUDA write programs into memory.
+NoNewPrivileges=yes
+RestrictSUIDSGID=yes
+RestrictNamespaces=yes
+RestrictRealtime=yes
+LockPersonality=yes
+# Netlink tells p2pd the machine's addresses. Landlock and seccomp are for the sandboxes inside.
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
+SystemCallArchitectures=native
+SystemCallFilter=@system-service landlock_create_ruleset landlock_add_rule landlock_restrict_self seccomp
+SystemCallErrorNumber=EPERM
 {environment}
 [Install]
 WantedBy=default.target
@@ -92,8 +131,17 @@ def unit_text(
         description=unit.description,
         again_s=unit.again_s,
         nice=unit.nice,
+        confined=CONFINED,
+        writable="".join(f"ReadWritePaths={_path(one)}\n" for one in unit.writable),
+        private_tmp="yes" if unit.own_temporary_files else "no",
         environment="".join(f"Environment={_escaped(one)}\n" for one in folders),
     )
+
+
+def writable(unit: Unit, folders: Sequence[Path]) -> Unit:
+    """`unit`, which may also change `folders` and, if it shares them, temporary files."""
+    shared = () if unit.own_temporary_files else (Path(tempfile.gettempdir()),)
+    return replace(unit, writable=(*unit.writable, *folders, *shared))
 
 
 def unit_path(unit: Unit = VOLUNTEER) -> Path:
@@ -213,6 +261,12 @@ def _escaped(word: str) -> str:
     """A quoted word of a unit."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return '"' + escaped.replace("\n", "\\n") + '"'
+
+
+def _path(folder: Path) -> str:
+    """A folder of a list of paths; one that does not exist is left out."""
+    escaped = str(folder).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'"-{escaped}"'
 
 
 def _unquoted(word: str) -> str:

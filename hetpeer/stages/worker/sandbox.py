@@ -6,8 +6,7 @@ and answer through the one inherited socket. Landlock (Salaün, 2021) blocks fil
 seccomp blocks sockets, except for one kind without which CUDA does not start, and connecting any. Both need
 no privilege, cover all child processes, and cannot be undone.
 
-The system calls are made here: PyPI has an alpha that knows files only, and a seccomp package untouched since
-2021.
+The filter of seccomp is made here: PyPI has a package untouched since 2021.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ import os
 import platform
 import stat
 import struct
-import sys
-import sysconfig
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,22 +23,9 @@ from errno import EACCES
 from functools import partial
 from pathlib import Path
 from socket import AF_UNIX, SOCK_SEQPACKET, SOCK_STREAM
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-VARIABLE: Final = "HETPEER_SANDBOX"
-"""`off` leaves the worker as it is: for a driver that does not work in the sandbox."""
-
-_PR_SET_NO_NEW_PRIVS = 38
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-_QUERY_ABI = 1
-_PATH_BENEATH = 1
-_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
-_TRUNCATE = 1 << 14
-_FILES = {1: (1 << 13) - 1, 2: 1 << 13, 3: 1 << 14, 5: 1 << 15}
-"""First ABI of Landlock → rights on files that it knows."""
-_IOCTL = 1 << 15
-_NETWORK_ABI, _TCP = 4, 0b11
-_SCOPE_ABI, _ABSTRACT_SOCKETS_AND_SIGNALS = 6, 0b11
+from hetpeer.dht.base import landlock
 
 _SYSTEM = (
     *("/usr", "/lib", "/lib64", "/opt", "/sys", "/etc/ld.so.cache", "/etc/localtime"),
@@ -91,8 +75,6 @@ _STEP = struct.Struct("HBBI")
 _KIND = 0xF
 """Mask of the socket type; the other bits are flags."""
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
 
 def confine(also: Sequence[Path] = ()) -> list[str]:
     """Enter the sandbox, with all later child processes. Returns a line for each thing that could not be
@@ -101,9 +83,9 @@ def confine(also: Sequence[Path] = ()) -> list[str]:
     `also`: folders that stay readable. Call it while there is one thread: others would keep their rights.
     With `HETPEER_SANDBOX` set to `off` nothing changes.
     """
-    if os.environ.get(VARIABLE) == "off":
-        return [f"it may do what its user may: {VARIABLE} is off"]
-    _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if os.environ.get(landlock.VARIABLE) == "off":
+        return [f"it may do what its user may: {landlock.VARIABLE} is off"]
+    landlock.no_new_privileges()
     left = []
     for step, what in (
         (partial(_confine_files, also), "it can read and write its user's files"),
@@ -121,36 +103,24 @@ def confine(also: Sequence[Path] = ()) -> list[str]:
 
 def _confine_files(also: Sequence[Path]) -> None:
     """Allow reading of Python, the scratch folder and the devices; forbid other files, TCP and signals."""
-    abi = _call(_CREATE_RULESET, None, 0, _QUERY_ABI)
-    files = sum(rights for since, rights in _FILES.items() if abi >= since)
-    network = _TCP if abi >= _NETWORK_ABI else 0
-    scope = _ABSTRACT_SOCKETS_AND_SIGNALS if abi >= _SCOPE_ABI else 0
-    handled = struct.pack("QQQ", files, network, scope)
-    size = 24 if abi >= _SCOPE_ABI else 16 if abi >= _NETWORK_ABI else 8
-    rules = _call(_CREATE_RULESET, handled, size, 0)
+    allowed = [(path, landlock.READ) for path in (*readable(), *(path for path in also if path.exists()))]
+    allowed.append((scratch(), landlock.CHANGE))
+    device = landlock.READ_FILE | landlock.WRITE_FILE | landlock.IOCTL | landlock.READ_DIR
+    allowed += [(path, device) for path in devices()]
+    if _THREADS.exists():
+        names = landlock.READ_FILE | landlock.WRITE_FILE | landlock.TRUNCATE | landlock.READ_DIR
+        allowed.append((_THREADS, names))
+    rules = landlock.ruleset(allowed, tcp=False, others=False)
     try:
-        for path in (*readable(), *(path for path in also if path.exists())):
-            _allow(rules, path, _READ_FILE | _READ_DIR | _EXECUTE)
-        _allow(rules, scratch(), files & ~_EXECUTE)
-        for path in devices():
-            _allow(rules, path, files & (_READ_FILE | _WRITE_FILE | _IOCTL | _READ_DIR))
-        if _THREADS.exists():
-            _allow(rules, _THREADS, files & (_READ_FILE | _WRITE_FILE | _TRUNCATE | _READ_DIR))
-        _call(_RESTRICT_SELF, rules, 0)
+        landlock.enter(rules)
     finally:
         os.close(rules)
 
 
 def readable() -> list[Path]:
     """Paths of Python, torch and their libraries, and the kernel's description of the machine."""
-    package = Path(__file__).resolve().parents[2]
-    installed = {Path(path) for path in (sys.prefix, sys.base_prefix, *sysconfig.get_paths().values())}
-    # A checkout is on the path as a whole, and may have run directories with keys beside the package.
-    imported = {Path(path) for path in sys.path if path and Path(path).resolve() != package.parent}
-    system = map(Path, _SYSTEM)
-    found = {path.resolve() for path in (*installed, *imported, *system, package) if path.exists()}
-    # Homes are never readable as a whole, even if Python is installed right in one.
-    return sorted(found - {Path("/"), Path("/home"), Path("/root"), Path.home().resolve()})
+    system = {path.resolve() for path in map(Path, _SYSTEM) if path.exists()}
+    return sorted({*landlock.python_paths(Path(__file__).resolve().parents[2]), *system})
 
 
 def scratch() -> Path:
@@ -174,16 +144,6 @@ def devices() -> list[Path]:
     found = [Path("/dev") / name for name in names]
     found += Path("/dev").glob("nvidia*")
     return [path for path in found if path.exists()]
-
-
-def _allow(rules: int, path: Path, rights: int) -> None:
-    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    try:
-        if not path.is_dir():
-            rights &= ~_READ_DIR
-        _call(_ADD_RULE, rules, _PATH_BENEATH, struct.pack("=Qi", rights, place), 0)
-    finally:
-        os.close(place)
 
 
 # ── seccomp ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -210,7 +170,7 @@ def _confine_sockets() -> None:
     program = _assembled(_filter(calls))
     code = ctypes.create_string_buffer(program)
     header = struct.pack("HxxxxxxP", len(program) // _STEP.size, ctypes.addressof(code))
-    _call(calls.seccomp, _SET_FILTER, 0, header)
+    landlock.call(calls.seccomp, _SET_FILTER, 0, header)
 
 
 def _filter(calls: _Calls) -> list[_FilterStep]:
@@ -256,13 +216,3 @@ def _assembled(steps: Sequence[_FilterStep]) -> bytes:
         _STEP.pack(step.code, distance(index, step.then), distance(index, step.otherwise), step.value)
         for index, step in enumerate(steps)
     )
-
-
-def _call(number: int, *arguments: int | bytes | None) -> int:
-    """Make a system call. Raises OSError."""
-    words = [ctypes.c_char_p(a) if isinstance(a, bytes) else ctypes.c_long(a or 0) for a in arguments]
-    found = _libc.syscall(ctypes.c_long(number), *words)
-    if found < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return int(found)

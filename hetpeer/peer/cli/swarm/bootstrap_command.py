@@ -77,6 +77,7 @@ def bootstrap(
     from hetpeer.bootstrap.state.placement_policies import DEFAULT, PLACEMENT_POLICIES
     from hetpeer.peer.arrival.destinations import destination
     from hetpeer.peer.limits.config_file import effective
+    from hetpeer.peer.process.confinement import confine_service
     from hetpeer.peer.process.home import Home, default_home
     from hetpeer.peer.process.lifecycle import run_daemon
 
@@ -103,6 +104,7 @@ def bootstrap(
         meeting = RendezvousOptions(home=place, host=host, port=port, peers=known, limits=limits)
         if only_checked(context):
             return
+        confine_service([place])
         run_daemon(lambda leaving: serve_rendezvous(meeting, leaving, _announce_rendezvous))
         return
 
@@ -136,6 +138,7 @@ def bootstrap(
     def announce(address: str, invite: Invite) -> None:
         _announce_run(address, invite, directory)
 
+    confine_service([directory, place])
     halt = run_daemon(lambda leaving: serve_run(options, leaving, announce))
     tell("stopped; start it again to continue the run" if halt is None else f"finished: {halt.why}")
 

@@ -71,8 +71,9 @@ def join(
     from hetpeer.peer.daemon.dry_run import try_out
     from hetpeer.peer.daemon.join_run import join as take_part
     from hetpeer.peer.daemon.presence import JoinOptions
-    from hetpeer.peer.limits.config_file import effective
+    from hetpeer.peer.limits.config_file import config_path, effective
     from hetpeer.peer.limits.settings import parse_where
+    from hetpeer.peer.process.confinement import confine_service
     from hetpeer.peer.process.console import tell
     from hetpeer.peer.process.lifecycle import run_daemon
 
@@ -107,5 +108,6 @@ def join(
     if dry_run:
         run_loop(try_out(options))
         return
+    confine_service([here, config_path(here).parent])
     stop = run_daemon(lambda leaving: take_part(options, leaving))
     tell("left the run" if stop is None else f"finished: {stop.why}")

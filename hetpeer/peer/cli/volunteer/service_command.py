@@ -50,6 +50,7 @@ def install(
     installed before.
     """
     from hetpeer.peer.daemon import systemd_units
+    from hetpeer.peer.limits.config_file import config_path
     from hetpeer.peer.limits.settings import of_environment
     from hetpeer.peer.process.hetpeer_children import COMMAND
     from hetpeer.peer.process.home import Home, default_home
@@ -62,7 +63,8 @@ def install(
         directory = check(bootstrap, words)["directory"]  # now, and not in a log
         words = [str(Path(word).absolute()) if Path(word) == directory else word for word in words]
         folder = Home(where).rendezvous if directory is None else directory
-        _install([*COMMAND, "bootstrap", *words], systemd_units.serving(folder))
+        unit = systemd_units.writable(systemd_units.serving(folder), [where])
+        _install([*COMMAND, "bootstrap", *words], unit)
         typer.echo(f"to see its state: hetpeer status --home {folder.absolute()}")
         return
     words = [*place, *given]
@@ -72,7 +74,10 @@ def install(
             f"{layer.source} is set in this shell only; for the service use hetpeer config set", err=True
         )
     runs = standing_here(where) is not None and not systemd_units.is_active(systemd_units.VOLUNTEER)
-    _install([*COMMAND, "join", *words], systemd_units.VOLUNTEER)
+    settings = config_path(where).parent
+    settings.mkdir(parents=True, exist_ok=True)  # systemd lets the service write there only if it exists
+    unit = systemd_units.writable(systemd_units.VOLUNTEER, [where, settings])
+    _install([*COMMAND, "join", *words], unit)
     if runs:
         typer.echo(
             f"a volunteer already runs from {where}: end it with `hetpeer stop`, and the service starts "
