@@ -5,13 +5,22 @@ there is memory for.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from hetpeer.bootstrap.storage import file_service
-from hetpeer.bootstrap.storage.file_service import AT_LEAST_S, FRESH_S, StateCache
+from hetpeer.bootstrap.storage import state_cache
+from hetpeer.bootstrap.storage.state_cache import (
+    AT_LEAST_S,
+    FLOOR,
+    FRESH_S,
+    WINDOW_S,
+    Borrower,
+    NoRoomError,
+    StateCache,
+)
 from hetpeer.dht.base.errors import ProtocolError
 
 SIZE = 100
@@ -21,9 +30,11 @@ class Store:
     """Copies of SIZE bytes of whatever is asked for, but of what is nowhere."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
-        monkeypatch.setattr(file_service, "MOST_COPIED", room * SIZE)
-        monkeypatch.setattr(file_service, "OF_THE_LARGEST", 0)
-        monkeypatch.setattr(file_service, "UNSEEN", SIZE)
+        monkeypatch.setattr(state_cache, "MOST_COPIED", room * SIZE)
+        monkeypatch.setattr(state_cache, "OF_THE_LARGEST", 0)
+        monkeypatch.setattr(state_cache, "UNSEEN", SIZE)
+        monkeypatch.setattr(state_cache, "STRANGERS", 1)
+        self.taken: Counter[str] = Counter()
         self.absent: set[str] = set()
         self.here: list[str] = []
         self.most = self.made = 0
@@ -47,7 +58,7 @@ class Store:
         finally:
             self.here.remove(name)
 
-    async def takes(self, user: str, name: str) -> bool:
+    async def takes(self, user: str, name: str, *, known: bool = False) -> bool:
         """Whether `user` gets it; it is slow, so it has it until it is done, or cut."""
         stack = AsyncExitStack()
 
@@ -55,7 +66,11 @@ class Store:
             self.cut.append(user)
             closing.append(asyncio.ensure_future(stack.aclose()))
 
-        data = await stack.enter_async_context(self.lending.lend(name, cut))
+        borrower = Borrower(cut, lambda: self.taken[user], known)
+        try:
+            data = await stack.enter_async_context(self.lending.lend(name, borrower))
+        except NoRoomError:
+            return False
         if data is None:
             await stack.aclose()
         else:
@@ -76,13 +91,15 @@ def later(store: Store, seconds: float) -> None:
     for copy in store.lending._copies:
         copy.made_at -= seconds
         copy.lent_at -= seconds
+        for one in copy.borrowers:
+            one._since -= seconds
 
 
 async def test_what_was_missing_may_be_there_for_the_next_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also while somebody has not read yet that it was missing."""
     store = Store(monkeypatch, 4)
     store.absent.add("late")
-    async with store.lending.lend("late", lambda: None) as found:
+    async with store.lending.lend("late", Borrower(lambda: None, lambda: 0, known=False)) as found:
         assert found is None
         assert store.lending.nbytes == 0
         store.absent.clear()
@@ -160,3 +177,35 @@ async def test_who_gives_up_while_it_is_made_leaves_nothing(monkeypatch: pytest.
     await asyncio.sleep(0)
     assert store.lending.nbytes == 0
     assert await store.takes("b", "file/1")
+
+
+async def test_slow_downloads_give_way_to_whoever_waits_and_quick_ones_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Four that hardly take anything once kept everybody else out for a quarter of an hour."""
+    store = Store(monkeypatch, room=4)
+    for number in range(4):
+        assert await store.takes(f"slow {number}", f"state/0/5/{number}")
+    assert not await store.takes("honest", "state/0/5/7"), "they have just begun"
+    later(store, WINDOW_S)
+    store.taken.update({f"slow {number}": int(FLOOR * WINDOW_S * 1.1) for number in (1, 2)})
+    assert await store.takes("honest", "state/0/5/7")
+    assert await store.takes("another", "state/0/5/8")
+    assert not await store.takes("third", "state/0/5/9"), "the rest are quick enough"
+    assert sorted(store.cut) == ["slow 0", "slow 3"]
+
+
+async def test_strangers_share_a_part_and_make_way_for_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(monkeypatch, room=4)
+    monkeypatch.setattr(state_cache, "STRANGERS", 2)
+    assert await store.takes("stranger 0", "state/0/5/0")
+    assert await store.takes("stranger 1", "state/0/5/1")
+    assert not await store.takes("stranger 2", "state/0/5/2")
+    for number in (3, 4):
+        assert await store.takes(f"member {number}", f"state/0/5/{number}", known=True)
+    assert not store.cut
+    assert await store.takes("stranger 3", "state/0/5/3"), "what a member takes costs nothing more"
+    for number in (5, 6):
+        assert await store.takes(f"member {number}", f"state/0/5/{number}", known=True)
+    assert store.cut == ["stranger 0", "stranger 1"]
+    assert not await store.takes("member 7", "state/0/5/7", known=True), "members are as good as each other"

@@ -26,15 +26,17 @@ from hetpeer.bootstrap.run.amendment import MembershipChange
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.state.effects import CollectCheckpoint
-from hetpeer.bootstrap.storage import replication
+from hetpeer.bootstrap.storage import file_service, replication, state_cache
 from hetpeer.bootstrap.storage.checkpoints import record_of
 from hetpeer.bootstrap.storage.file_service import (
     PROTOCOL,
+    BusyError,
     FileService,
     Served,
     ServedRunFiles,
     fetch,
     fetch_file,
+    fetch_patiently,
 )
 from hetpeer.bootstrap.storage.replication import KEEP, CheckpointReplication
 from hetpeer.dht.base.errors import ExitCode, LocalError, RemoteError
@@ -142,6 +144,42 @@ async def test_a_name_that_a_peer_does_not_have(network: Network) -> None:
         await fetch(network.asker, network.server.peer_id, "file/" + "0" * 64, 100)
     assert caught.value.code == "HP-SYNC-002"
     assert network.server.peer_id in caught.value.line()
+
+
+async def test_a_busy_peer_is_no_peer_without_the_file_and_is_asked_again(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody takes a file and does not end the stream; there is room for one."""
+    monkeypatch.setattr(state_cache, "MOST_COPIED", 1)
+    monkeypatch.setattr(state_cache, "OF_THE_LARGEST", 1)
+    monkeypatch.setattr(state_cache, "UNSEEN", 1)
+    monkeypatch.setattr(file_service, "BUSY_RETRY_S", 0.05)
+    shelf = ServedRunFiles(
+        network.run, MembershipConfig(network.run.signed, network.run.path), network.states.find
+    )
+    await network.server.serve(PROTOCOL, FileService(shelf).handle)
+    first, second = (block.graph for block in network.run.manifest.blocks[:2])
+    server = network.server.peer_id
+    async with await network.asker.open(server, PROTOCOL) as slow:
+        await slow.send({"want": f"file/{first.blake3}"})
+        await slow.receive(payload_limit=first.bytes)
+        with pytest.raises(BusyError) as caught:
+            await fetch(network.asker, server, f"file/{second.blake3}", second.bytes)
+        assert caught.value.code == "HP-SYNC-005"
+        waiting = [
+            asyncio.create_task(fetch_file(network.asker, [server], second.blake3, second.bytes)),
+            asyncio.create_task(
+                fetch_patiently(network.asker, server, f"file/{second.blake3}", second.bytes)
+            ),
+        ]
+        done, _ = await asyncio.wait(waiting, timeout=0.3)
+        assert not done
+    async with asyncio.timeout(20):
+        whole, (again, _) = await asyncio.gather(*waiting)
+    assert whole == again
+    with pytest.raises(RemoteError) as none:
+        await fetch_patiently(network.asker, server, "file/" + "0" * 64, 100)
+    assert none.value.code == "HP-SYNC-002"
 
 
 async def test_a_file_that_is_damaged_where_it_comes_from(network: Network) -> None:

@@ -4,25 +4,25 @@ One request and one answer per stream. Names: `manifest`, `amendment`, `file/<bl
 `state/<cluster>/<version>/<block>`. Every peer serves what it has from its disk; the receiver checks the
 hash, so the source does not matter. Reliable peers also serve `credit`, `credit/<peer id>` and `curves`.
 
-There is one copy of each state that is being sent (`StateCache`), however many peers take it, within a memory
-limit. A slow receiver occupies a copy. When memory is short, a request for another state evicts older
-versions of the same state, and copies in use for longer than a link of 2 Mbit/s needs (docs/links.md).
+Data that is being sent is in memory once, within a limit (state_cache.py). Without room the answer is `busy`
+besides `missing`: the asker comes again by its own clock. Versions before 5 read only `missing`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 from blake3 import blake3
 
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.storage.state_cache import Borrower, NoRoomError, StateCache
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.streams.stream import Stream
@@ -37,6 +37,8 @@ ANSWER_TIMEOUT_S = 60.0
 """Seconds until an answer begins: a holder may have to finish applying an update first."""
 FILE_TIMEOUT_S = 15.0
 """Seconds until an answer about a file begins."""
+BUSY_RETRY_S, BUSY_S = 2.0, 120.0
+"""Seconds until a busy peer is asked again, and for which it is asked again."""
 
 _log = logging.getLogger(__name__)
 
@@ -59,8 +61,10 @@ class Shelf(Protocol):
 class FileService:
     """Answering side; pass `handle` to `Node.serve`."""
 
-    def __init__(self, shelf: Shelf) -> None:
+    def __init__(self, shelf: Shelf, is_known: Callable[[str], bool] = lambda _peer: False) -> None:
+        """`is_known`: whether a peer is a reliable peer, or has a place in the run."""
         self._lending = StateCache(shelf.find, lambda served: len(memoryview(served.data).cast("B")))
+        self._is_known = is_known
 
     async def handle(self, stream: Stream) -> None:
         """Answer one request. Raises `ProtocolError` if malformed, `RemoteError` if the peer is lost."""
@@ -68,17 +72,26 @@ class FileService:
         name = request.get("want")
         if not isinstance(name, str) or len(name) > 200:
             raise ProtocolError("a request without a name", peer=stream.peer_id)
-        async with self._lending.lend(name, stream.abort) if _is_plain(name) else nullcontext() as served:
-            if served is None:
-                await stream.send({"missing": name}, timeout_s=REQUEST_TIMEOUT_S)
-            else:
-                timeout_s = REQUEST_TIMEOUT_S + len(memoryview(served.data).cast("B")) / SLOWEST
-                await stream.send({"facts": dict(served.facts)}, served.data, timeout_s=timeout_s)
-            # The asker closes; until then the answer may still be under way.
-            try:
-                await stream.receive(timeout_s=REQUEST_TIMEOUT_S)
-            except PeerLostError:
-                _log.debug("%s has taken %s", stream.peer_id, name)
+        borrower = Borrower(stream.abort, lambda: stream.delivered, self._is_known(stream.peer_id))
+        try:
+            async with self._lending.lend(name, borrower) if _is_plain(name) else nullcontext() as served:
+                if served is None:
+                    await stream.send({"missing": name}, timeout_s=REQUEST_TIMEOUT_S)
+                else:
+                    timeout_s = REQUEST_TIMEOUT_S + len(memoryview(served.data).cast("B")) / SLOWEST
+                    await stream.send({"facts": dict(served.facts)}, served.data, timeout_s=timeout_s)
+                await _until_taken(stream, name)
+        except NoRoomError:
+            await stream.send({"missing": name, "busy": True}, timeout_s=REQUEST_TIMEOUT_S)
+            await _until_taken(stream, name)
+
+
+async def _until_taken(stream: Stream, name: str) -> None:
+    """Return when the asker has closed `stream`: until then the answer may still be under way."""
+    try:
+        await stream.receive(timeout_s=REQUEST_TIMEOUT_S)
+    except PeerLostError:
+        _log.debug("%s has taken %s", stream.peer_id, name)
 
 
 def _is_plain(name: str) -> bool:
@@ -86,21 +99,52 @@ def _is_plain(name: str) -> bool:
     return all(not part.isdecimal() or part == str(int(part)) for part in name.split("/"))
 
 
+class BusyError(RemoteError):
+    """HP-SYNC-005: a peer has what is asked for, or may have it, and no room to give it now."""
+
+    def __init__(self, peer: str, name: str) -> None:
+        super().__init__(
+            "HP-SYNC-005",
+            f"peer {peer} has no room to give {name} now",
+            peer=peer,
+            why="it gives as much to others as it can",
+            fix="nothing: it is asked again in a few seconds",
+        )
+
+
+async def fetch_patiently(
+    node: Node, peer_id: str, name: str, limit: int
+) -> tuple[bytearray, Mapping[str, Any]]:
+    """`fetch`; ask a busy peer again every BUSY_RETRY_S, for BUSY_S at most."""
+    end = asyncio.get_running_loop().time() + BUSY_S
+    while True:
+        try:
+            return await fetch(node, peer_id, name, limit)
+        except BusyError:
+            if asyncio.get_running_loop().time() > end:
+                raise
+        await asyncio.sleep(BUSY_RETRY_S)
+
+
 async def fetch(
     node: Node, peer_id: str, name: str, limit: int, answer_s: float = ANSWER_TIMEOUT_S
 ) -> tuple[bytearray, Mapping[str, Any]]:
-    """Fetch `name` from `peer_id`: at most `limit` bytes, and the facts about it. Raises `RemoteError`."""
+    """Fetch `name` from `peer_id`: at most `limit` bytes, and the facts about it.
+
+    Raises `RemoteError`, `BusyError` if the peer has no room to give it now.
+    """
     stream = await node.open(peer_id, PROTOCOL)
     async with stream:
         await stream.send({"want": name}, timeout_s=REQUEST_TIMEOUT_S)
         frame = await stream.receive(payload_limit=limit, timeout_s=answer_s)
+        if frame.header.get("busy") is True:
+            raise BusyError(peer_id, name)
         if "missing" in frame.header:
             raise RemoteError(
                 "HP-SYNC-002",
                 f"peer {peer_id} does not have {name}",
                 peer=peer_id,
-                why="it takes part in another run, has not fetched it yet, has dropped it, or gives as much "
-                "to others as it can",
+                why="it takes part in another run, has not fetched it yet, or has dropped it",
                 fix="nothing: others are asked, and this one again",
             )
         facts = frame.header.get("facts")
@@ -114,13 +158,36 @@ def state_name(cluster: int, version: int, block: int) -> str:
 
 
 async def fetch_file(node: Node, peers: Iterable[str], digest: str, size: int) -> bytearray:
-    """Fetch the file with this blake3 from the first peer that has it. Raises `RemoteError` HP-SYNC-001."""
+    """Fetch the file with this blake3 from the first peer that has it; while some are busy, ask all again.
+
+    Raises `RemoteError` HP-SYNC-001.
+    """
+    known, end = list(peers), asyncio.get_running_loop().time() + BUSY_S
+    while True:
+        try:
+            return await _fetch_file_once(node, known, digest, size)
+        except _AllBusyError as busy:
+            if asyncio.get_running_loop().time() > end:
+                raise busy.error from busy
+        await asyncio.sleep(BUSY_RETRY_S)
+
+
+class _AllBusyError(Exception):
+    """No peer gave a file, and one of them was only busy; `error` says so to people."""
+
+    def __init__(self, error: RemoteError) -> None:
+        super().__init__()
+        self.error = error
+
+
+async def _fetch_file_once(node: Node, peers: Sequence[str], digest: str, size: int) -> bytearray:
     last: RemoteError | None = None
+    busy = False
     for peer_id in peers:
         try:
             data, _ = await fetch(node, peer_id, f"file/{digest}", size, FILE_TIMEOUT_S)
         except RemoteError as error:
-            last = error
+            last, busy = error, busy or isinstance(error, BusyError)
             continue
         if await asyncio.to_thread(_digest, data) == digest:
             return data
@@ -131,12 +198,13 @@ async def fetch_file(node: Node, peers: Iterable[str], digest: str, size: int) -
             why="its content does not have the hash the manifest says",
             fix="nothing: others are asked",
         )
-    raise RemoteError(
+    none = RemoteError(
         "HP-SYNC-001",
         f"no peer could give the file {digest[:12]} of the run",
         why=last.what if last else "no peer is known",
         fix="wait for the bootstrap node to come back, or ask the run's author",
-    ) from last
+    )
+    raise (_AllBusyError(none) if busy else none) from last
 
 
 def _digest(data: bytearray) -> str:
@@ -182,142 +250,3 @@ class ServedRunFiles:
                 yield Served(self._answers[kind]("".join(about)), {})
             case _:
                 yield None
-
-
-# ── copies of states ────────────────────────────────────────────────────────────────────────────────────────
-
-
-MOST_COPIED = 1 << 28
-"""Limit in bytes of all copies; raised to OF_THE_LARGEST times the largest copy."""
-OF_THE_LARGEST = 4
-UNSEEN = 1 << 23
-"""Assumed size in bytes of a copy in the making, if no larger one was seen."""
-FRESH_S = 20.0
-"""Seconds for which a copy is lent to further peers; later its name may stand for other data."""
-AT_LEAST_S, SLOW = 30.0, 250e3
-"""Seconds, and bytes/s: a transfer slower than both together may be cut when memory is short."""
-
-T = TypeVar("T")
-
-
-@dataclass(slots=True, eq=False)
-class _Copy(Generic[T]):
-    name: str
-    made_at: float
-    lent_at: float
-    data: asyncio.Future[T | None]
-    nbytes: int = 0
-    borrowers: dict[object, Callable[[], None]] = field(default_factory=dict)
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-    making: asyncio.Task[None] | None = None
-
-    def overdue_s(self, now: float) -> float:
-        """Seconds by which the latest transfer exceeds its allowed duration; negative: not exceeded."""
-        return now - self.lent_at - AT_LEAST_S - self.nbytes / SLOW
-
-
-class StateCache(Generic[T]):
-    """Cache of `find`'s results, which keeps data in place while its context is open; `size` gives bytes."""
-
-    def __init__(
-        self, find: Callable[[str], AbstractAsyncContextManager[T | None]], size: Callable[[T], int]
-    ) -> None:
-        self._find = find
-        self._size = size
-        self._copies: list[_Copy[T]] = []
-        self._largest = UNSEEN
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all copies."""
-        return sum(copy.nbytes or self._largest for copy in self._copies)
-
-    @asynccontextmanager
-    async def lend(self, name: str, cut: Callable[[], None]) -> AsyncIterator[T | None]:
-        """Context with the data for `name`, or None if there is none or no room. Raises what `find` raises.
-
-        `cut` is called when the transfer must end to make room.
-        """
-        copy = self._copy(name, asyncio.get_running_loop().time())
-        if copy is None:
-            yield None
-            return
-        borrower = object()
-        copy.borrowers[borrower] = cut
-        try:
-            yield await asyncio.shield(copy.data)
-        finally:
-            del copy.borrowers[borrower]
-            if not copy.borrowers:
-                self._drop(copy)
-                if copy.making is not None and not copy.data.done():
-                    copy.making.cancel()
-
-    def _copy(self, name: str, now: float) -> _Copy[T] | None:
-        """A copy of `name`: a fresh one, or one that is being made; None if there is no room."""
-        fresh = (one for one in self._copies if one.name == name and now - one.made_at <= FRESH_S)
-        if copy := next(fresh, None):
-            copy.lent_at = now
-            return copy
-        if not self._makes_room(name, now):
-            return None
-        copy = _Copy(name, now, now, asyncio.get_running_loop().create_future())
-        self._copies.append(copy)
-        copy.making = asyncio.ensure_future(self._make(copy))
-        return copy
-
-    def _makes_room(self, name: str, now: float) -> bool:
-        """Evict overdue copies. Returns whether `name` has room, or will have it without older versions."""
-        while self.nbytes >= self._most:
-            slowest = max(self._copies, key=lambda one: one.overdue_s(now))
-            if slowest.overdue_s(now) <= 0:
-                return any(_is_older(one.name, name) for one in self._copies)
-            self._drop(slowest)
-        return True
-
-    @property
-    def _most(self) -> int:
-        return max(MOST_COPIED, OF_THE_LARGEST * self._largest)
-
-    def _made(self, copy: _Copy[T], data: T) -> None:
-        copy.nbytes = self._size(data)
-        self._largest = max(self._largest, copy.nbytes)
-        older = sorted(
-            (one for one in self._copies if _is_older(one.name, copy.name)), key=lambda one: one.made_at
-        )
-        for one in older:
-            if self.nbytes - copy.nbytes >= self._most:
-                self._drop(one)
-
-    def _drop(self, copy: _Copy[T]) -> None:
-        if copy in self._copies:
-            self._copies.remove(copy)
-            for cut in list(copy.borrowers.values()):
-                cut()
-        copy.over.set()
-
-    async def _make(self, copy: _Copy[T]) -> None:
-        """Make `copy`, and keep its data in place until the copy is over."""
-        try:
-            async with self._find(copy.name) as data:
-                if data is not None:
-                    self._made(copy, data)
-                elif copy in self._copies:
-                    self._copies.remove(copy)  # the next request may find it
-                copy.data.set_result(data)
-                await copy.over.wait()
-        except Exception as error:
-            if copy.data.done():
-                raise
-            copy.data.set_exception(error)
-            copy.data.exception()  # retrieved, since the asker may be gone
-
-
-def _is_older(name: str, than: str) -> bool:
-    """Whether `name` is an earlier version than `than` of the same block's state."""
-    one, other = name.split("/"), than.split("/")
-    if not one[0] == other[0] == "state" or not len(one) == len(other) == 4:
-        return False
-    if not all(map(str.isdecimal, (one[2], other[2]))):
-        return False
-    return (one[1], one[3]) == (other[1], other[3]) and int(one[2]) < int(other[2])

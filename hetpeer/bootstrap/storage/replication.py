@@ -20,7 +20,13 @@ from hetpeer.bootstrap.log.history import Record
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.state.effects import CollectCheckpoint
 from hetpeer.bootstrap.storage.checkpoints import CheckpointStore, initial_record, record_of, thinned
-from hetpeer.bootstrap.storage.file_service import REQUEST_TIMEOUT_S, SLOWEST, Served, fetch, state_name
+from hetpeer.bootstrap.storage.file_service import (
+    REQUEST_TIMEOUT_S,
+    SLOWEST,
+    Served,
+    fetch_patiently,
+    state_name,
+)
 from hetpeer.dht.base.errors import ProtocolError, RemoteError, short_id
 from hetpeer.dht.base.runtime import to_its_end
 from hetpeer.dht.node.node import Node
@@ -116,7 +122,7 @@ class CheckpointReplication:
             digests = []
             for block, saver in sorted(order.savers.items()):
                 name = state_name(cluster, version, block)
-                data, facts = await fetch(self._node, saver, name, self._limits[block])
+                data, facts = await fetch_patiently(self._node, saver, name, self._limits[block])
                 digests.append(str(facts.get("digest", "")))
                 await to_its_end(self._store.put, version, block, bytes(data), digests[-1])
             collected = self._collected = record_of(version, digests, cluster)
@@ -218,7 +224,7 @@ class CheckpointReplication:
         )
         for peer in sources:
             try:
-                data, _ = await fetch(self._node, peer, name, limit)
+                data, _ = await fetch_patiently(self._node, peer, name, limit)
                 return bytes(data)
             except RemoteError as error:
                 last = error

@@ -67,6 +67,7 @@ class ByteTransport(asyncio.BufferedProtocol):
         self._write_blocked = False
         self._encrypts = False
         self._pace = math.inf
+        self._handed_over = 0
         self._mark = 1
 
     @property
@@ -90,6 +91,13 @@ class ByteTransport(asyncio.BufferedProtocol):
     def pending(self) -> int:
         """Bytes that have arrived and were not read yet."""
         return self._end - self._start
+
+    @property
+    def delivered(self) -> int:
+        """Bytes that the kernel has taken from us."""
+        if self._transport is None or self.lost is not None:
+            return self._handed_over
+        return self._handed_over - self._transport.get_write_buffer_size()
 
     def count(self, traffic: PeerTraffic) -> None:
         """Count what arrives from now on, and what was not read yet, as `traffic` of the peer."""
@@ -159,6 +167,7 @@ class ByteTransport(asyncio.BufferedProtocol):
         if self.lost is not None or self._transport is None:
             raise self._error()
         self._transport.writelines(buffers)
+        self._handed_over += sum(map(len, buffers))
         try:
             while self._write_blocked:
                 if self.lost is not None:

@@ -128,6 +128,11 @@ class Stream:
         return customer_in(self.address)
 
     @property
+    def delivered(self) -> int:
+        """Bytes sent that the kernel has taken."""
+        return self._wire.delivered
+
+    @property
     def busy(self) -> bool:
         """Whether a frame is under way in either direction."""
         return self._sending.locked() or self._payload_left > 0
