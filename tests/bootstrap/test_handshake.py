@@ -22,9 +22,8 @@ def test_who_cannot_take_part_is_told_why(hello, reason):
     assert "a" not in court.core.members.volunteers
 
 
-def test_strangers_are_fenced_until_they_introduce_themselves():
-    told, closed = Court().tell("a", m.Heartbeat())
-    assert (told.message.kind, closed) == ("fenced", Disconnect("a"))
+def test_strangers_are_not_heard_until_they_introduce_themselves():
+    assert Court().tell("a", m.Heartbeat()) == [Disconnect("a")]
 
 
 def test_claims_race_and_the_second_is_offered_what_is_left():

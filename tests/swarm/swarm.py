@@ -190,6 +190,11 @@ class Swarm:
         events = (read_event(line)[1] for _, line in read_events(path)) if path.exists() else ()
         return len({event["incarnation"] for event in events})
 
+    def updates(self, child: Child) -> int:
+        """How many updates it has told the coordinator of."""
+        path = self.run.volunteers / f"{child.peer_id}.jsonl"
+        return len(list(read_events(path))) if path.exists() else 0
+
     async def gone(self, child: Child, within_s: float = BUSY_S) -> dict[str, Any]:
         """The record that says so: the coordinator has given `child` up."""
         peer = child.peer_id

@@ -136,7 +136,7 @@ class Member:
         row = self._TABLE.get(type(message))
         if row is None:
             return []
-        if self.phase is Phase.APPLYING and not row.urgent:
+        if self.phase is Phase.APPLYING and (not row.urgent or self._applies(message)):
             self._deferred.append(message)
             return []
         line = getattr(message, "line", None)
@@ -150,7 +150,8 @@ class Member:
     def _welcome(self, message: m.Welcome) -> list[Effect]:
         """Begin a session: apply a missed commit, then say Ready, ask for the state, or choose a place."""
         commit, position = message.commit, self.position
-        if (message.line.cluster, message.line.view) != (self.line.cluster, self.line.view):
+        since = message.line.view if message.since is None else message.since
+        if message.line.cluster != self.line.cluster or not since <= self.line.view <= message.line.view:
             position.distrust()  # the run went back without us: an equal version would be of another history
         position.line = message.line
         self._fetching = None
@@ -345,6 +346,10 @@ class Member:
         return [SaveState(self.line, message.version, digests)]
 
     # ── roll-back, and the end ──────────────────────────────────────────────────────────────────────────────
+
+    def _applies(self, message: m.Message) -> bool:
+        """Whether `message` goes back to the version that the update under way leads to."""
+        return isinstance(message, m.RolledBack) and message.version == (self.version or 0) + 1
 
     def _rolled_back(self, message: m.RolledBack) -> list[Effect]:
         """Go back: drop all work, and keep our state only if it is the version to go back to."""

@@ -79,6 +79,8 @@ class Welcome(Schema):
     member: bool
     places: Many[Place]
     commit: Commit | None = None
+    since: Count | None = None
+    """The view since which `version` has named this state; later roll-backs went to it. None: `line`'s."""
 
 
 class Granted(Schema):

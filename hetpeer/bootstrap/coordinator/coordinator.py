@@ -23,7 +23,6 @@ from hetpeer.bootstrap.state.effects import (
     CoordinatorState,
     Disconnect,
     Effect,
-    Send,
     TryMicrobatch,
 )
 from hetpeer.bootstrap.state.membership import LifeCycle, VolunteerState
@@ -103,9 +102,8 @@ class Coordinator:
         volunteer = self.members.volunteers.get(peer)
         if volunteer is None:
             return [
-                Send(peer, m.Fenced(why="the coordinator does not know this volunteer")),
-                Disconnect(peer),
-            ]
+                Disconnect(peer)
+            ]  # it begins a new session, and keeps its state if that is still the run's
         if self.state is CoordinatorState.FINISHED:
             return []
         volunteer.heard(now)
@@ -148,7 +146,9 @@ class Coordinator:
         those it was made for. Raises `ValueError` for an arrangement that does not fit the model.
         """
         machine = self.machine
-        if self.state is CoordinatorState.FINISHED or not machine.rebalancing.propose(arrangement, now):
+        if self.state is CoordinatorState.FINISHED or machine.barrier.awaited:
+            return []
+        if not machine.rebalancing.propose(arrangement, now):
             return []
         if orphaned := machine.steps.orphaned:
             return machine.roll_back(f"nobody comes for block {orphaned[0]}: others take it over", now)
@@ -163,7 +163,7 @@ class Coordinator:
         machine.policy.excuse(pause_s)
         machine.barrier.look(now)
         effects = machine.on(Event.ROOM, now) if self._context.failures.wake(now) else []
-        effects += machine.departures.lose(self.leases.expired(now), now)
+        effects += machine.departures.lose(self.leases.expired(now), now, back=True)
         effects += machine.judge(now)
         effects += machine.seal(now)
         return effects + machine.on(Event.TICK, now)
@@ -176,7 +176,12 @@ class Coordinator:
             return refusal
         self._context.failures.met(peer)
         known = {peer: "came back as a new session"} if peer in self.members.volunteers else {}
-        return [*self.machine.departures.lose(known, now), *self.handshake.welcome(peer, hello, now)]
+        # one that missed the last commit may still hold its gradients (`Welcome.commit`)
+        back = any(held.version in (self.history.version, self.history.version - 1) for held in hello.held)
+        effects = self.machine.departures.lose(known, now, back=back)
+        if not back:
+            self.machine.barrier.awaits_no_more(peer, now)
+        return [*effects, *self.handshake.welcome(peer, hello, now)]
 
     def _claim(self, volunteer: VolunteerState, message: m.Claim, _now: float) -> list[Effect]:
         return self.handshake.claim(volunteer, message)
@@ -187,6 +192,7 @@ class Coordinator:
             return []
         volunteer.flops_per_second = message.flops_per_second or volunteer.flops_per_second
         line, effects = self.line, list[Effect]()
+        self.machine.barrier.awaits_no_more(volunteer.peer, now)
         if volunteer.life_cycle is LifeCycle.READY:
             effects = self.machine.departures.relapsed(volunteer, now)
         if self.line != line:

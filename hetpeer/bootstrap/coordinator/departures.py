@@ -125,9 +125,10 @@ class Departures:
             self._machine.policy.rest([peer], now)
         return self._leave_step([volunteer], now)
 
-    def lose(self, peers: Mapping[str, str], now: float) -> list[Effect]:
+    def lose(self, peers: Mapping[str, str], now: float, *, back: bool = False) -> list[Effect]:
         """`peers` (peer → reason) are no members any more; their slots are lost with them.
 
+        `back`: they may come back with the state that they hold. If they alone hold it, they are awaited.
         Nothing is logged of a peer that never had a place: sessions cost a stranger nothing.
         """
         if not peers:
@@ -140,29 +141,38 @@ class Departures:
             for peer, why in peers.items()
             if context.members.volunteers[peer].place is not None
         ]
-        effects += self._leave_step([context.members.volunteers[peer] for peer in peers], now)
+        effects += self._leave_step([context.members.volunteers[peer] for peer in peers], now, back=back)
         for peer in peers:
             context.members.volunteers.pop(peer, None)  # a consequence may have removed it already
         return effects
 
-    def _leave_step(self, volunteers: Sequence[VolunteerState], now: float) -> list[Effect]:
-        """Take `volunteers` out of all steps; roll back if one of their blocks has no other holder."""
-        machine = self._machine
+    def _leave_step(
+        self, volunteers: Sequence[VolunteerState], now: float, *, back: bool = False
+    ) -> list[Effect]:
+        """Take `volunteers` out of all steps. If one of their blocks has no other holder, and its state is
+        not stored either, wait for them if they may come `back`, and roll back otherwise.
+        """
+        machine, stored = self._machine, self._context.history.stored
         if vacated := machine.policy.vacated(volunteers):
             return machine.roll_back(f"no holder is left of block {vacated[0]}", now)
-        lost = self._context.members.held_only_by(volunteers)
+        lost = [] if stored else self._context.members.held_only_by(volunteers)
+        if lost and back:
+            machine.barrier.await_back([volunteer.peer for volunteer in volunteers], now)
+        elif lost:
+            machine.barrier.awaited.clear()
+        awaited = machine.barrier.awaited
         for volunteer in volunteers:
             machine.checkpoints.lost(volunteer.peer)
             volunteer.rejoin()
         left = machine.steps.leave([volunteer.peer for volunteer in volunteers])
         if any(left.values()):
             orphaned, fresh = machine.steps.orphaned, machine.steps.fresh
-            stored = self._context.history.stored  # else no late joiner can have the state
-            if orphaned and not (stored and fresh is not None and fresh.roster):
-                return machine.roll_back(f"no holder is left of block {orphaned[0]}", now)
+            available = stored or awaited  # else no late joiner can have the state
+            if orphaned and not (available and fresh is not None and fresh.roster):
+                return machine.without_holder(f"no holder is left of block {orphaned[0]}", now)
             effects = machine.steps.without(left, now)
             effects += machine.follow(machine.steps.first, now)
             return effects + machine.admit(now)
-        if lost and not self._context.history.stored:
+        if lost and not awaited:
             return machine.roll_back(f"no holder is left of block {lost[0]}", now)
         return machine.left(now) if volunteers else []

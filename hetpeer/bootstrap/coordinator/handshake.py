@@ -52,6 +52,7 @@ class Handshake:
             member=member,
             places=context.members.places() if member else self._offers(volunteer),
             commit=last_message(context.history) if member and missed else None,
+            since=None if context.line.cluster else context.history.since_view,
         )
         return [Send(peer, welcome)]
 

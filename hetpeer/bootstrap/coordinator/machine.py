@@ -168,6 +168,8 @@ class Machine:
         if mute := step.reduction.mute(now):
             self._context.disputed_pairs.waited_in_vain(mute)
             return self.departures.fence(mute, now)
+        if step.orphaned and self.policy.whole_run and (why := self.policy.gap_is_final(now)):
+            return self.roll_back(why, now)
         if self.barrier.hopeless(step, now):
             return self.roll_back(f"nobody comes for block {step.orphaned[0]}", now)
         return [*self.steps.tick(now), *self.follow(step, now), *self.overlap(now)]
@@ -335,6 +337,15 @@ class Machine:
     def roll_back(self, why: str, now: float) -> list[Effect]:
         """Go back to the last complete checkpoint."""
         return self.go_back(self._context.history.checkpoint_version, why, now)
+
+    def without_holder(self, why: str, now: float) -> list[Effect]:
+        """Give up the steps that run: a block has no holder. Those who may bring it back are awaited."""
+        awaited = set(self.barrier.awaited)
+        if not awaited:
+            return self.roll_back(why, now)
+        effects = self.go_back(self._context.history.version, why, now)
+        self.barrier.await_back(awaited, now)
+        return effects
 
     def go_back(self, version: int, why: str, now: float) -> list[Effect]:
         """Go on with `version` in a new view; steps under way are given up, its holders keep their state."""

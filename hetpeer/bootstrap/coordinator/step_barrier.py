@@ -33,6 +33,8 @@ SLOW_AFTER = 5
 """A volunteer that has not worked at its place after this many sync timeouts is not counted on any more."""
 MISSES = 3
 """A volunteer that was late for this many steps is waited for even when steps are long."""
+LONGEST_ABSENCE_S = 240.0
+"""Longest wait for the last holder of a block that fell silent."""
 SHARE = 0.1
 """Share of the training time that may be spent waiting for volunteers that are not needed."""
 ADVANCE = 2
@@ -45,6 +47,8 @@ class StepBarrier:
     def __init__(self, context: CoordinatorContext, now: float) -> None:
         self._context = context
         self._return_by = now + context.config.return_s
+        self.awaited: set[str] = set()
+        """Last holders of a block of the current version that fell silent, and may come back with it."""
         self._waiting_since: float | None = None
         self._sync_by = 0.0
         self._in_vain: Counter[str] = Counter()
@@ -156,6 +160,7 @@ class StepBarrier:
             volunteer.missed += asked == version  # else all would wait each time for one that is always late
             return False
         volunteer.work()
+        self.awaited.discard(volunteer.peer)
         del self._in_vain[volunteer.peer]
         return True
 
@@ -211,6 +216,7 @@ class StepBarrier:
     def leave(self) -> None:
         """End the wait: a step begins, or the run rolls back."""
         self._waiting_since = None
+        self.awaited.clear()
 
     def gather(self, holders: Iterable[VolunteerState], now: float) -> None:
         """Wait for the `holders` of the version to begin anew with, to report what they still hold."""
@@ -218,6 +224,20 @@ class StepBarrier:
         self._waited_to = now
         for holder in holders:
             holder.fetch()
+
+    def await_back(self, peers: Iterable[str], now: float) -> None:
+        """Wait for `peers`, the last holders of a block, as long as their steps would take to train again."""
+        history = self._context.history
+        steps = range(history.checkpoint_version, history.version)
+        again_s = sum(float(history.commits.get(step, {}).get("seconds", 0.0)) for step in steps)
+        self.awaited.update(peers)
+        self._return_by = now + max(self._context.config.absence_s, min(again_s, LONGEST_ABSENCE_S))
+
+    def awaits_no_more(self, peer: str, now: float) -> None:
+        """`peer` is back without its state. If nobody else is awaited, the wait is over."""
+        if peer in self.awaited:
+            self.awaited.discard(peer)
+            self._return_by = self._return_by if self.awaited else now
 
     def excuse(self, pause_s: float, now: float) -> None:
         """Postpone all deadlines: the coordinator did not run for `pause_s` seconds and could hear nobody."""
@@ -253,6 +273,7 @@ class StepBarrier:
             self.fetch(volunteer, now)
             for volunteer in self._outside(step)
             if volunteer.life_cycle is LifeCycle.PREPARED
+            and self.available(volunteer.place)
             and (self._is_missing(step, volunteer) or self._pays(step, volunteer, now))
         ]
 
@@ -266,6 +287,8 @@ class StepBarrier:
     def hopeless(self, step: CoordinatedStep, now: float) -> bool:
         """Whether nobody prepared for an orphaned block in `move_s`, but a redundant volunteer could move."""
         members, blocks = self._context.members, step.orphaned
+        if self.awaited:
+            return False
         coming = {b for v in self._outside(step) if not v.slow for b in range(*(v.place or (0, 0)))}
         if coming.issuperset(blocks):
             self._hopeless_since = None
@@ -285,7 +308,5 @@ class StepBarrier:
 
     def _pays(self, step: CoordinatedStep, volunteer: VolunteerState, now: float) -> bool:
         if step.shuts_out(volunteer.peer) or step.reduction.under_way:
-            return False
-        if not self.available(volunteer.place):
             return False
         return step.remaining_s(now) >= PAYS * self.fetch_s

@@ -43,6 +43,8 @@ class History:
     base: Record | None = None
     """Checkpoint that this history starts from; None: the initial state."""
     rollbacks: int = 0
+    since_view: int = 0
+    """View since which the present version has been of this history: later roll-backs went to it itself."""
     amendment: str = ""
     """Last amendment of the manifest, in hexadecimal."""
     amended: int = 0
@@ -112,6 +114,7 @@ class History:
                 self.view = int(record["view"])
                 if self.version != int(record["to_version"]):  # else the steps under way are begun anew
                     self.version = self.sealed = int(record["to_version"])
+                    self.since_view = self.view
                 self.rollbacks += 1
                 self.commits = {s: c for s, c in self.commits.items() if s < self.version}
                 self.evaluations = {s: x for s, x in self.evaluations.items() if s <= self.version}

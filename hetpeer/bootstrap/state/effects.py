@@ -69,6 +69,8 @@ class CoordinatorConfig:
 
     Longer than a volunteer needs to find a coordinator that is back (dht/channels/redial.py).
     """
+    absence_s: float = 10.0
+    """Least wait for the last holder of a block that fell silent and may come back with its state."""
     checks: CheckRules | None = None
     """Rules of spot checks; None: nothing is checked."""
     move_s: float = 5.0

@@ -203,8 +203,7 @@ STORIES: Mapping[str, Story] = {
         title="A frozen volunteer that comes back",
         look_for=(
             "v3 stands still for 12 seconds, longer than its lease. Look for what it says when it goes "
-            "on: it is fenced, as its incarnation is over, comes back as incarnation 2, and loads the "
-            "version of now from another holder."
+            "on: its session is over, so it begins another one, and goes on from the state that it holds."
         ),
         config=replace(FOUR, steps=6),
         twist=at("tell sealed", 5, lambda swarm: swarm.volunteers["v3"].freeze(12.0)),
@@ -215,9 +214,9 @@ STORIES: Mapping[str, Story] = {
     "10_roll_back": Story(
         title="A roll-back when the last holder dies",
         look_for=(
-            "v1 alone has version 1 of blocks 2-3 when it dies, and no checkpoint has it. Look for the "
-            "roll-back to version 0: v0 gives up a state that was right, loads the older one, and step 0 "
-            "is trained again with v2."
+            "v1 alone has version 1 of blocks 2-3 when it dies, and no checkpoint has it. The coordinator "
+            "waits ten seconds for it to come back. Look for the roll-back to version 0: v0 gives up a state "
+            "that was right, loads the older one, and step 0 is trained again with v2."
         ),
         config=replace(PAIR, volunteers=3),
         twist=at("record commit", 1, kill("v1"), 0.5),
