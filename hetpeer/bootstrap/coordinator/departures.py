@@ -156,7 +156,7 @@ class Departures:
         if vacated := machine.policy.vacated(volunteers):
             return machine.roll_back(f"no holder is left of block {vacated[0]}", now)
         lost = [] if stored else self._context.members.held_only_by(volunteers)
-        if lost and back:
+        if lost and back and machine.policy.whole_run:
             machine.barrier.await_back([volunteer.peer for volunteer in volunteers], now)
         elif lost:
             machine.barrier.awaited.clear()
