@@ -1,5 +1,6 @@
 """A confined process tries what a graph with a hole in it might."""
 
+import fcntl
 import json
 import os
 import platform
@@ -143,3 +144,27 @@ def test_a_scratch_folder_that_is_not_its_own(
             folder.touch()
     with pytest.raises(OSError, match=r"not its own|exists"):
         sandbox.scratch()
+
+
+def test_a_scratch_folder_that_is_full_is_emptied_unless_a_worker_uses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sandbox, "_in_use", {})
+    monkeypatch.setattr(sandbox, "SCRATCH_BYTES", 1000)
+    folder = tmp_path / f"hetpeer-worker-{os.getuid()}"
+    kept = folder / "cache" / "kept"
+    kept.parent.mkdir(parents=True, mode=0o700)
+    folder.chmod(0o700)
+    for size, locked, stays in ((1000, False, True), (1001, True, True), (1001, False, False)):
+        kept.write_bytes(bytes(size))
+        other = os.open(folder, os.O_RDONLY)
+        if locked:
+            fcntl.flock(other, fcntl.LOCK_SH)
+        sandbox._in_use.clear()
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        assert sandbox.scratch() == folder
+        os.close(sandbox._in_use[folder])
+        os.close(other)
+        assert kept.exists() is stays
+    assert list(folder.iterdir()) == []

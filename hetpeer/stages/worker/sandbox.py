@@ -12,12 +12,15 @@ The filter of seccomp is made here: PyPI has a package untouched since 2021.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import platform
+import shutil
 import stat
 import struct
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from errno import EACCES
 from functools import partial
@@ -123,9 +126,15 @@ def readable() -> list[Path]:
     return sorted({*landlock.python_paths(Path(__file__).resolve().parents[2]), *system})
 
 
+SCRATCH_BYTES = 1 << 28
+"""Bytes of caches in the scratch folder beyond which a worker that starts alone empties it."""
+_in_use: dict[Path, int] = {}
+"""Scratch folder → descriptor that holds its lock while this process lives."""
+
+
 def scratch() -> Path:
     """The only writable folder; torch makes caches there at import. A user's workers share it; other users
-    cannot use it.
+    cannot use it. If it has more than SCRATCH_BYTES and no living worker uses it, it is emptied.
 
     Raises OSError, also if another user made it.
     """
@@ -135,7 +144,24 @@ def scratch() -> Path:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise OSError(0, f"{folder} is not its own")
     tempfile.tempdir = str(folder)
+    _empty_if_full(folder)
     return folder
+
+
+def _empty_if_full(folder: Path) -> None:
+    """Empty `folder` if it is too large, unless another worker uses it; lock it as long as we live."""
+    if folder in _in_use:
+        return
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    _in_use[folder] = lock
+    with suppress(OSError):  # another worker uses it, or the file system has no locks
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        found = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+        if sum(path.lstat().st_size for path in found) > SCRATCH_BYTES:
+            for path in folder.iterdir():
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    with suppress(OSError):
+        fcntl.flock(lock, fcntl.LOCK_SH)
 
 
 def devices() -> list[Path]:
