@@ -29,6 +29,7 @@ from hetpeer.bootstrap.service.core_interface import LeaderStart
 from hetpeer.bootstrap.service.evidence_keeper import EvidenceKeeper
 from hetpeer.bootstrap.service.sample_trials import SampleTrials
 from hetpeer.bootstrap.service.sessions import VolunteerSessions
+from hetpeer.bootstrap.service.trouble_line import TroubleLine
 from hetpeer.bootstrap.state import effects as d
 from hetpeer.bootstrap.state.core_config import message_bounds
 from hetpeer.bootstrap.state.timeouts import MAX_TICK_S
@@ -77,6 +78,7 @@ class CoordinatorService:
         self._saving: asyncio.Task[None] | None = None
         """The records that were saved last, or are being saved."""
         self._collecting: asyncio.Task[None] | None = None
+        self._unsaved = TroubleLine(_log, "checkpoints are saved again")
         self._trials = SampleTrials(run)
         self._trying: set[asyncio.Task[None]] = set()
         self._amend()
@@ -347,10 +349,11 @@ class CoordinatorService:
         try:
             digests = await self._checkpoints.collect(order, self._replica.members)
         except (RemoteError, LocalError) as error:
-            _log.warning("checkpoint %d is not saved: %s", order.version, error)
+            self._unsaved.lasts(error, f"checkpoint {order.version} is not saved, and tried again: {error}")
             await asyncio.sleep(SAVE_RETRY_S)
             self._queue(self.core.not_saved(order, self._clock.monotonic()))
             return
+        self._unsaved.ended()
         for block, digest in zip(sorted(order.savers), digests, strict=True):
             self._queue(self.core.saved(order, block, digest, self._clock.monotonic()))
 
