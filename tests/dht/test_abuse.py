@@ -274,10 +274,16 @@ async def test_streams_that_only_beat_keep_nobody_out_for_long(
         beating.cancel()
 
 
-async def test_a_volunteer_of_the_step_comes_in_whoever_is_there(house: House) -> None:
+@pytest.mark.parametrize("reliable", [False, True])
+async def test_a_volunteer_of_the_step_and_a_reliable_peer_come_in_whoever_is_there(
+    house: House, *, reliable: bool
+) -> None:
     comers = [await house.comes(f"sybil {number}", "") for number in range(4)]
     await until(lambda: len(house.inside) == 4)
-    house.listener.members = frozenset({"honest"})
+    if reliable:
+        house.listener.reliable = lambda: ["honest"]
+    else:
+        house.listener.members = frozenset({"honest"})
     comers.append(await house.comes("honest", ""))
     await until(lambda: len(house.inside) == 5)
     for _, beating in comers:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
 from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError, short_id
@@ -68,6 +68,8 @@ class Listener:
         self._own = ""
         self._folder = sockets_folder()
         self._server: asyncio.Server | None = None
+        self.reliable: Callable[[], Collection[str]] = tuple
+        """The run's reliable peers, to which the limits on strangers do not apply either."""
         self.members: frozenset[str] = frozenset()
         """The volunteers of the step: the limits on strangers do not apply to them."""
         self.watchers: list[Watcher] = []
@@ -78,6 +80,10 @@ class Listener:
         self._traffic: weakref.WeakValueDictionary[str, PeerTraffic] = weakref.WeakValueDictionary()
         self._streams: dict[Stream, StreamBudget] = {}
         self._tasks = TaskSet()
+
+    def knows(self, peer: str) -> bool:
+        """Whether `peer` is no stranger: a volunteer of the step, or a reliable peer."""
+        return peer in self.members or peer in self.reliable()
 
     @property
     def path(self) -> str:
@@ -175,7 +181,7 @@ class Listener:
             return
         self._open[peer_id, budget] += 1
         self.mind(stream)
-        stream.pace = MEMBER if peer_id in self.members else budget.pace
+        stream.pace = MEMBER if self.knows(peer_id) else budget.pace
         self._streams[stream] = budget
         begun = asyncio.get_running_loop().call_later(FIRST_BYTE_S, stream.abort_unless_begun)
         try:
@@ -195,9 +201,9 @@ class Listener:
         peer, now = stream.peer_id, asyncio.get_running_loop().time()
         if self.strikes.refuses(peer, now) or self._open[peer, budget] >= budget.per_peer:
             return False
-        if peer in self.members:
+        if self.knows(peer):
             return True
-        taken = [s for s, b in self._streams.items() if b is budget and s.peer_id not in self.members]
+        taken = [s for s, b in self._streams.items() if b is budget and not self.knows(s.peer_id)]
         if not has_share(stream.network, taken, budget.strangers):
             return False
         if len(taken) < budget.strangers:

@@ -91,11 +91,8 @@ class Presence:
     async def serve(self, states: StateSource) -> None:
         """Give others the run's files, and states from `states`, until something else is said."""
         shelf = ServedRunFiles(self.files.run, self.files.membership_config, states)
-        await self.node.serve(FILES, FileService(shelf, self._is_known).handle)
-
-    def _is_known(self, peer: str) -> bool:
-        """Whether `peer` is a reliable peer, or a volunteer of the step."""
-        return peer in self.node.listener.members or peer in self.files.membership_config.peers
+        self.node.listener.reliable = lambda: self.files.membership_config.peers
+        await self.node.serve(FILES, FileService(shelf, self.node.listener.knows).handle)
 
     async def serve_nothing(self) -> None:
         """Give others no files, until something else is said."""

@@ -124,16 +124,13 @@ class ReliablePeer:
         """Whether the run has ended, and only its end is told any more."""
         return self.service is not None and self.service.halted.done()
 
-    def _is_known(self, peer: str) -> bool:
-        """Whether `peer` is another reliable peer, or a volunteer of the step."""
-        return peer in self._node.listener.members or peer in self.replica.company()
-
     async def run(self, leaving: asyncio.Event) -> Halt:
         """Run until the run is over, and then until `leaving`. Raises `LocalError` on failed writes."""
         await self._checkpoints.serve()
         refusing = ChannelServer(lambda _peer, _key: None, 0)
         await self._node.serve(CONTROL_PROTOCOL, refusing.handle, CONTROL_BUDGET)
-        await self._node.serve(FILES, FileService(self._shelf, self._is_known).handle)
+        self._node.listener.reliable = self.replica.company
+        await self._node.serve(FILES, FileService(self._shelf, self._node.listener.knows).handle)
         if len(self.replica.members) > 1:
             self.ready.set()
         works = {
