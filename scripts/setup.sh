@@ -18,7 +18,8 @@ fail() {
 # An environment of another Python than the one asked for is made anew.
 usable() { [ -x $venv ] && { [ -z "$asked" ] || [ "$(version "$asked")" = "$(version $venv)" ]; }; }
 
-if usable && [ .venv/.stamp -nt pyproject.toml ] && [ .venv/.stamp -nt constraints.txt ]; then
+if usable && [ .venv/.stamp -nt pyproject.toml ] && [ .venv/.stamp -nt constraints.txt ] &&
+    [ .venv/.stamp -nt hashes.txt ]; then
     exit 0
 fi
 
@@ -44,6 +45,9 @@ if ! usable || ! $venv -m pip --version >/dev/null 2>&1; then
     echo "Making .venv with Python $(version "$python"). torch comes along: some GB the first time." >&2
     "$python" -m venv --clear .venv
 fi
+# All but torch by its hash; torch's file depends on the index (CUDA or not), and so do its CUDA libraries.
+$venv -m pip install -q --require-hashes --no-deps --prefer-binary -r hashes.txt
 $venv -m pip install -q -c constraints.txt torch
-$venv -m pip install -q -c constraints.txt -e '.[dev]'
+# Nothing is left to fetch: neither dependencies nor what builds the package.
+$venv -m pip install -q -c constraints.txt --no-build-isolation -e '.[dev]'
 touch .venv/.stamp

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -34,7 +35,7 @@ def tree(tmp_path: Path) -> Path:
     Python.
     """
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "constraints.txt"):
+    for name in ("pyproject.toml", "constraints.txt", "hashes.txt"):
         shutil.copy(ROOT / name, tmp_path)
         os.utime(tmp_path / name, (1, 1))
     (tmp_path / "bin").mkdir()
@@ -164,3 +165,24 @@ def test_a_python_says_what_it_lacks(tmp_path: Path, change: str, says: str) -> 
     assert says in said
     assert bool(said) == bool(says)
     assert "\n" not in said
+
+
+def test_hashes_are_of_the_versions_that_are_pinned() -> None:
+    """Each package that the set-up installs besides torch has one; tools for few people have none."""
+    pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
+    text = (ROOT / "hashes.txt").read_text().replace(" \\\n", " ")
+    hashed = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            pin, *hashes = line.split()
+            assert hashes, line
+            assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", one) for one in hashes), line
+            name, version = pin.split("==")
+            hashed[name] = version
+    assert hashed.items() <= pinned.items()
+    assert {"hivemind", "numpy", "cryptography", "pydantic_core", "setuptools", "pytest"} <= hashed.keys()
+    assert "torch" not in hashed
+    assert (
+        "--require-hashes --no-deps --prefer-binary -r hashes.txt"
+        in (ROOT / "scripts" / "setup.sh").read_text()
+    )
