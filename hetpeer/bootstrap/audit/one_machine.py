@@ -1,14 +1,14 @@
 """Computes steps of a run again: `python -m hetpeer.bootstrap.audit.one_machine DIR WORK OUT`.
 
-WORK is a segment (replay_script.py) as JSON. It computes block after block and microbatch after microbatch on
+WORK has segments (replay_script.py) as JSON. It computes block after block and microbatch after microbatch on
 shapes of the run, and adds gradients in the order that the logs name. So on a machine of the volunteers' kind
-each number is theirs to the last bit. OUT gets JSON lines: {"arithmetic"} (block/arithmetic.py);
-{"evaluation": version, "loss"}; and for each step {"step", "loss", "norm", "coefficient", "gradients",
-"states", "computable"}: of the microbatches that the run skipped, those that can be computed.
+each number is theirs to the last bit. OUT gets JSON lines: {"arithmetic"} (block/arithmetic.py); then, with
+the number of their "segment", {"evaluation": version, "loss"}, and for each step {"step", "loss", "norm",
+"coefficient", "gradients", "states"}.
 
-If WORK's `arithmetic` is this machine's, it ends after a step whose states are not the run's: later ones
+If a segment's `arithmetic` is this machine's, it ends after a step whose states are not the run's: later ones
 could not be the run's either. Otherwise its bits cannot be the run's; it goes on, and writes its last states
-beside OUT, for the comparison with bounds (rounding.py). WORK's `reverse` turns all orders round.
+into a folder beside OUT, for the comparison with bounds (rounding.py). WORK's `reverse` turns orders round.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ class OneMachine:
         return math.fsum(losses) / len(losses)
 
     def save(self, folder: Path) -> None:
-        """Write the present states as `block-N.safetensors`."""
+        """Write the present states as `block-N.safetensors` into the new `folder`."""
+        folder.mkdir()
         for held in self._blocks:
             data = dump(held.state(), held.spec.index, layout_of(held.spec))
             (folder / f"block-{held.spec.index}.safetensors").write_bytes(data)
@@ -266,20 +267,21 @@ def results(machine: OneMachine, work: Mapping[str, Any], *, stops: bool) -> Ite
 
 
 def main(directory: Path, work_path: Path, out_path: Path) -> None:
-    """Compute the segment of `work_path`, and write its results."""
+    """Compute the segments of `work_path` one after the other, and write their results."""
     work = json.loads(work_path.read_text())
     torch.set_num_threads(work["threads"])
-    arithmetic = arithmetic_of(CPU)
-    stops = arithmetic == work["arithmetic"]
-    if work["reverse"]:
-        for step in work["steps"]:
-            step["orders"] = [reversed_order(order) for order in step["orders"]]
-    machine = OneMachine(RunDirectory.open(directory), work["base"])
+    arithmetic, run = arithmetic_of(CPU), RunDirectory.open(directory)
     with out_path.open("w") as out:
-        for result in ({"arithmetic": arithmetic}, *results(machine, work, stops=stops)):
-            out.write(json.dumps(result) + "\n")
-    if not stops:
-        machine.save(out_path.parent)
+        out.write(json.dumps({"arithmetic": arithmetic}) + "\n")
+        for number, segment in enumerate(work["segments"]):
+            if work["reverse"]:
+                for step in segment["steps"]:
+                    step["orders"] = [reversed_order(order) for order in step["orders"]]
+            machine, stops = OneMachine(run, segment["base"]), segment["arithmetic"] == arithmetic
+            for result in results(machine, segment, stops=stops):
+                out.write(json.dumps({"segment": number, **result}) + "\n")
+            if not stops:
+                machine.save(out_path.parent / str(number))
 
 
 if __name__ == "__main__":

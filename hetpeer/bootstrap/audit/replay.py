@@ -121,9 +121,11 @@ def replay(directory: Path, *, sample: int | None = None, processes: int | None 
         found.sample = sample
         segments = _cut(segments, SystemRandom().sample(range(found.steps), sample))
     threads = _threads_of(segments)
-    with ThreadPoolExecutor(processes or len(os.sched_getaffinity(0))) as pool:
-        for judged in pool.map(lambda one: SegmentReplay(run, one, threads).judge(), segments):
-            _add(found, judged)
+    count = processes or len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(count) as pool:
+        for judged in pool.map(lambda some: judge(run, some, threads), _shares(segments, count)):
+            for one in judged:
+                _add(found, one)
     return found
 
 
@@ -174,61 +176,107 @@ def _add(found: Replay, one: Replay) -> None:
     found.differences += one.differences
 
 
-class SegmentReplay:
-    """The replay of one segment, by one child or two."""
+def _shares(segments: Sequence[Segment], count: int) -> list[list[Segment]]:
+    """The segments in at most `count` shares with about as many steps each."""
+    shares: list[list[Segment]] = [[] for _ in range(count)]
+    for segment in sorted(segments, key=lambda one: -len(one.steps)):
+        min(shares, key=lambda share: sum(len(one.steps) for one in share)).append(segment)
+    return [share for share in shares if share]
 
-    def __init__(self, run: RunDirectory, segment: Segment, threads: int) -> None:
+
+def judge(run: RunDirectory, segments: Sequence[Segment], threads: int) -> list[Replay]:
+    """Compute segments by a child, and by another one those that need bounds; compare.
+
+    Raises `LocalError` HP-AUDIT-001, HP-DISK-*, HP-CKPT-001.
+    """
+    with temporary_folder("replay") as native, temporary_folder("replay") as other:
+        here, results = _compute(run, segments, threads, native)
+        judges = [SegmentReplay(run, one, here) for one in segments]
+        found = [one.by_bits(own) for one, own in zip(judges, results, strict=True)]
+        near = [number for number, one in enumerate(found) if one is None]
+        if not near:
+            return [one for one in found if one is not None]
+        others: list[list[Result]] = [[] for _ in near]
+        if not run.manifest.links.lossy:
+            again = [segments[number] for number in near]
+            _, others = _compute(run, again, threads, other, reverse=True, environment=OTHER_KERNELS)
+        for turn, number in enumerate(near):
+            folders = native / str(number), other / str(turn)
+            found[number] = judges[number].by_bounds(results[number], others[turn], *folders)
+        return [one for one in found if one is not None]
+
+
+def _compute(
+    run: RunDirectory,
+    segments: Sequence[Segment],
+    threads: int,
+    folder: Path,
+    *,
+    reverse: bool = False,
+    environment: Mapping[str, str] | None = None,
+) -> tuple[str, list[list[Result]]]:
+    """The arithmetic of one_machine.py, and its results for each segment; its files are in `folder`."""
+    work, out = folder / "work.json", folder / "out.jsonl"
+    asked = [one.work() | {"arithmetic": _exact(run, one)} for one in segments]
+    work.write_text(json.dumps({"segments": asked, "threads": threads, "reverse": reverse}))
+    status, said = run_child(ONE_MACHINE, [str(run.path), str(work), str(out)], environment)
+    if status:
+        raise LocalError(
+            "HP-AUDIT-001",
+            "the steps of the run cannot be computed again here",
+            why=(said.strip().splitlines() or ["it was killed, perhaps for its memory"])[-1],
+            fix="use a machine with memory for the whole model, its optimizer state and its gradients",
+        )
+    head, *lines = (json.loads(line) for line in out.read_text().splitlines())
+    results: list[list[Result]] = [[] for _ in segments]
+    for line in lines:
+        results[line["segment"]].append(line)
+    return head["arithmetic"], results
+
+
+def _exact(run: RunDirectory, segment: Segment) -> str:
+    """Arithmetic with which one machine gets the segment's bits; empty if there is none."""
+    return "" if run.manifest.links.lossy else segment.arithmetic
+
+
+class SegmentReplay:
+    """The comparison of one segment with what this machine, of the arithmetic `here`, has computed."""
+
+    def __init__(self, run: RunDirectory, segment: Segment, here: str) -> None:
         self._run = run
         self._segment = segment
-        self._threads = threads
-        self._lossy = run.manifest.links.lossy
-        self._arithmetic = "" if self._lossy else segment.arithmetic
-        """Arithmetic with which one machine gets the segment's bits; empty if there is none."""
+        self._here = here
 
-    def judge(self) -> Replay:
-        """Compute and compare. Raises `LocalError` HP-AUDIT-001, HP-DISK-*, HP-CKPT-001."""
-        with temporary_folder("replay") as native, temporary_folder("replay") as other:
-            head, *results = self._compute(native)
-            here = head["arithmetic"]
-            if wrong := _wrongly_skipped(results):
-                return Replay(steps=len(self._segment.steps), here=here, differences=wrong)
-            exact = self._compare_bits(results, here)
-            if exact.ok or here == self._arithmetic:
-                return exact
-            found = Replay(steps=exact.steps, here=here, why=self._why(here))
-            if self._lossy:
-                self._note(found, compare_numbers(self._segment, results, None))
-                found.shown, found.near = found.near, 0
-                return found
-            _, *others = self._compute(other, reverse=True, environment=OTHER_KERNELS)
-            agreement = compare_numbers(self._segment, results, others)
-            if agreement.difference is None:
-                layouts = self._run.layouts()
-                store = CheckpointStore(self._run, layouts)
-                agreement.difference = compare_states(self._segment, store, layouts, native, other)
-            self._note(found, agreement)
+    def by_bits(self, results: Sequence[Result]) -> Replay | None:
+        """The verdict if it is equality; None if bits differ and need not be equal here."""
+        if wrong := _wrongly_skipped(results):
+            return Replay(steps=len(self._segment.steps), here=self._here, differences=wrong)
+        exact = self._compare_bits(results)
+        return exact if exact.ok or self._here == _exact(self._run, self._segment) else None
+
+    def by_bounds(
+        self, results: Sequence[Result], others: Sequence[Result], native: Path, other: Path
+    ) -> Replay:
+        """The verdict by bounds; for a lossy run, which has no `others`, the differences alone.
+
+        `native`, `other`: folders with the states at the segment's end.
+        """
+        found = Replay(steps=len(self._segment.steps), here=self._here, why=self._why())
+        if self._run.manifest.links.lossy:
+            self._note(found, compare_numbers(self._segment, results, None))
+            found.shown, found.near = found.near, 0
             return found
+        agreement = compare_numbers(self._segment, results, others)
+        if agreement.difference is None:
+            layouts = self._run.layouts()
+            store = CheckpointStore(self._run, layouts)
+            agreement.difference = compare_states(self._segment, store, layouts, native, other)
+        self._note(found, agreement)
+        return found
 
-    def _compute(
-        self, folder: Path, *, reverse: bool = False, environment: Mapping[str, str] | None = None
-    ) -> list[Result]:
-        """Lines of one_machine.py, whose files are in `folder`. Raises `LocalError` HP-AUDIT-001."""
-        work, out = folder / "work.json", folder / "out.jsonl"
-        how = {"arithmetic": self._arithmetic, "threads": self._threads, "reverse": reverse}
-        work.write_text(json.dumps(self._segment.work() | how))
-        status, said = run_child(ONE_MACHINE, [str(self._run.path), str(work), str(out)], environment)
-        if status:
-            raise LocalError(
-                "HP-AUDIT-001",
-                f"the steps from {self._segment.base['version']} on cannot be computed again here",
-                why=(said.strip().splitlines() or ["it was killed, perhaps for its memory"])[-1],
-                fix="use a machine with memory for the whole model, its optimizer state and its gradients",
-            )
-        return [json.loads(line) for line in out.read_text().splitlines()]
-
-    def _compare_bits(self, results: Sequence[Result], here: str) -> Replay:
+    def _compare_bits(self, results: Sequence[Result]) -> Replay:
         """What of `results` is equal to the run, up to the first difference."""
-        found = Replay(steps=len(self._segment.steps), here=here)
+        found = Replay(steps=len(self._segment.steps), here=self._here)
         steps = {one.step: one for one in self._segment.steps}
         for one in results:
             if "evaluation" in one:
@@ -244,15 +292,15 @@ class SegmentReplay:
                 found.equal += 1
         return found
 
-    def _why(self, here: str) -> str:
-        if self._lossy:
+    def _why(self) -> str:
+        if self._run.manifest.links.lossy:
             return "the run's links round tensors, and one machine has no links"
         if not all(block.ordered for one in self._segment.steps for block in one.blocks):
             return "the logs of an earlier version do not say in which order gradients were added"
         said = {arithmetic for one in self._segment.steps for arithmetic in one.arithmetics}
         if "" in said:
             return "a volunteer's log does not say what decides its last bits"
-        return f"volunteers compute on {'; '.join(sorted(said))}, and this machine is {here}"
+        return f"volunteers compute on {'; '.join(sorted(said))}, and this machine is {self._here}"
 
     @staticmethod
     def _note(found: Replay, agreement: Agreement) -> None:
