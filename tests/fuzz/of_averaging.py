@@ -66,6 +66,7 @@ MESSAGES = [
     m.Paced(computing=0.1, links={B: 0.5}, uplink=1e6),
     m.Shuns(peers=(B,)),
     m.Farewell(),
+    m.Farewell(within_s=6.0),
     m.Heartbeat(),
     m.EventLine(line='{"record":{}}'),
     m.Kept(last=""),
@@ -89,6 +90,7 @@ MESSAGES = [
     m.RolledBack(line=LINE, version=4, why="a block is gone"),
     m.Save(line=LINE, version=8, blocks=(0, 1)),
     m.Fenced(why="silent"),
+    m.Released(safe=True),
     m.Finished(why="done", completed=True),
     m.Rejected(reason="banned", why="by the author"),
 ]

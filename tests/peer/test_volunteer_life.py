@@ -32,6 +32,13 @@ class InAStep:
 
     def __init__(self) -> None:
         self.over = asyncio.Event()
+        self.handed_over = asyncio.Event()
+        self.handed_over.set()
+        self.session = self
+
+    async def farewell(self, within_s: float) -> None:
+        assert within_s > 0.0
+        await self.handed_over.wait()
 
     async def step_over(self) -> None:
         await self.over.wait()
@@ -78,6 +85,20 @@ async def test_a_step_that_does_not_end_is_left(
     monkeypatch.setattr(volunteer_life, "FINISH_S", 0.02)
     waiting = await calling_off(volunteer, daemon)
     daemon.finish()
+    await asyncio.wait_for(waiting, 5.0)
+    assert daemon.wish is Wish.STOP
+
+
+async def test_a_volunteer_that_finishes_stays_until_its_state_is_handed_over(
+    volunteer: InAStep, daemon: VolunteerDaemon
+) -> None:
+    volunteer.handed_over.clear()
+    volunteer.over.set()
+    waiting = await calling_off(volunteer, daemon)
+    daemon.finish()
+    await turns()
+    assert (waiting.done(), daemon.wish) == (False, Wish.FINISH)
+    volunteer.handed_over.set()
     await asyncio.wait_for(waiting, 5.0)
     assert daemon.wish is Wish.STOP
 

@@ -265,6 +265,13 @@ class Fenced(Schema):
     why: Text
 
 
+class Released(Schema):
+    """Answer to a `Farewell` with `within_s`: you may go. `safe`: no committed step is lost with your state."""
+
+    kind: Literal["released"] = "released"
+    safe: bool
+
+
 class Finished(Schema):
     """The run is over; nothing more is to be done."""
 
@@ -306,6 +313,7 @@ FromCoordinator = (
     | RolledBack
     | Save
     | Fenced
+    | Released
     | Finished
     | Rejected
     | Heartbeat

@@ -262,9 +262,14 @@ class Shuns(Schema):
 
 
 class Farewell(Schema):
-    """The volunteer leaves and will not answer any more."""
+    """The volunteer leaves.
+
+    With `within_s` it stays for at most that many seconds, until `Released`: the state that it alone holds is
+    stored meanwhile. Without, it does not answer any more.
+    """
 
     kind: Literal["farewell"] = "farewell"
+    within_s: Speed = 0.0
 
 
 class EventLine(Schema):

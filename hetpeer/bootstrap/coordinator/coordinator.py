@@ -166,6 +166,7 @@ class Coordinator:
         effects += machine.departures.lose(self.leases.expired(now), now, back=True)
         effects += machine.judge(now)
         effects += machine.seal(now)
+        effects += machine.departures.see_off(now)
         return effects + machine.on(Event.TICK, now)
 
     # ── messages of volunteers that join and leave ──────────────────────────────────────────────────────────
@@ -218,9 +219,8 @@ class Coordinator:
             return [*effects, *entered, *machine.overlap(now)]
         return effects + machine.on(Event.ROOM, now)
 
-    def _farewell(self, volunteer: VolunteerState, _message: m.Farewell, now: float) -> list[Effect]:
-        lost = self.machine.departures.lose({volunteer.peer: "said farewell"}, now)
-        return [*lost, Disconnect(volunteer.peer)]
+    def _farewell(self, volunteer: VolunteerState, message: m.Farewell, now: float) -> list[Effect]:
+        return self.machine.departures.farewell(volunteer, message.within_s, now)
 
     # ── messages of volunteers that work ────────────────────────────────────────────────────────────────────
 

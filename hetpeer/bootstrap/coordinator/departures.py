@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator.commits import ban_records
-from hetpeer.bootstrap.coordinator.step_barrier import StepBarrier
+from hetpeer.bootstrap.coordinator.step_barrier import LONGEST_ABSENCE_S, StepBarrier
+from hetpeer.bootstrap.log.record_text import FAREWELL
 from hetpeer.bootstrap.state.context import CoordinatorContext
 from hetpeer.bootstrap.state.effects import Disconnect, Effect, Send
 from hetpeer.bootstrap.state.failed_microbatches import room_s
@@ -98,6 +99,33 @@ class Departures:
     def __init__(self, context: CoordinatorContext, machine: Machine) -> None:
         self._context = context
         self._machine = machine
+
+    def farewell(self, volunteer: VolunteerState, within_s: float, now: float) -> list[Effect]:
+        """`volunteer` leaves: now, or in at most `within_s` seconds if it is the last holder of a block."""
+        if within_s <= 0.0:
+            lost = self.lose({volunteer.peer: FAREWELL}, now)
+            return [*lost, Disconnect(volunteer.peer)]
+        by = now + min(within_s, LONGEST_ABSENCE_S)
+        volunteer.leaves_by = by if volunteer.leaves_by is None else min(by, volunteer.leaves_by)
+        return self.see_off(now)
+
+    def see_off(self, now: float) -> list[Effect]:
+        """Release leaving volunteers that nobody needs any more, or whose time is over.
+
+        The current version is stored for those that stay.
+        """
+        context, machine, effects = self._context, self._machine, list[Effect]()
+        for volunteer in context.members.leaving():
+            peer = volunteer.peer
+            if context.members.volunteers.get(peer) is not volunteer or volunteer.leaves_by is None:
+                continue  # it was lost with one before it
+            safe = context.history.stored or not context.members.is_last_holder(volunteer)
+            if safe or not machine.policy.whole_run or now >= volunteer.leaves_by:
+                effects += self.lose({peer: FAREWELL}, now)
+                effects += [Send(peer, m.Released(safe=safe)), Disconnect(peer)]
+        if context.members.leaving():
+            effects += machine.checkpoints.begin(wanted=True)
+        return effects
 
     def fence(self, peers: Mapping[str, str], now: float) -> list[Effect]:
         """End the incarnations of `peers` (peer → reason): they must come back with new ones."""

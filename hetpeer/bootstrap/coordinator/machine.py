@@ -97,11 +97,11 @@ class Machine:
         if not self.policy.may_begin:
             return []
         context = self._context
-        pending = self.rebalancing.pending
-        effects = self.checkpoints.begin(wanted=pending)
-        if context.agenda.over:
-            if context.history.stored:
-                return effects + self.complete()
+        pending, leaving = self.rebalancing.pending, bool(context.members.leaving())
+        effects = self.checkpoints.begin(wanted=pending or leaving)
+        if context.agenda.over and context.history.stored:
+            return effects + self.complete()
+        if context.agenda.over or (leaving and not context.history.stored):
             context.state = CoordinatorState.WAITING
             return effects
         if pending and self.rebalancing.waits(now):
@@ -152,7 +152,7 @@ class Machine:
         """Begin the next steps before those under way are committed, unless anything awaits the barrier."""
         if not self.steps.may_overlap or self._context.members.uncovered():
             return []
-        if self.rebalancing.pending or self.barrier.expects():
+        if self.rebalancing.pending or self._context.members.leaving() or self.barrier.expects():
             return []
         return self.steps.overlap(now)
 
@@ -273,7 +273,8 @@ class Machine:
         if not self.steps:
             self._context.state = CoordinatorState.WAITING
             return effects + self.at_barrier(now)
-        effects += self.checkpoints.begin(wanted=self.rebalancing.pending)
+        wanted = self.rebalancing.pending or bool(self._context.members.leaving())
+        effects += self.checkpoints.begin(wanted=wanted)
         following = self.steps.first
         return [
             *effects,
@@ -312,7 +313,9 @@ class Machine:
         if false := self.checkpoints.false(now):
             return self.departures.fence_liars(false, false, now)
         effects = self.checkpoints.look(now)
-        return effects + (self.on(Event.STORED, now) if effects else [])
+        if not effects:
+            return []
+        return [*effects, *self.departures.see_off(now), *self.on(Event.STORED, now)]
 
     def left(self, now: float) -> list[Effect]:
         """Volunteers left that were in no step."""

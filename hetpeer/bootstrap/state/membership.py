@@ -65,6 +65,8 @@ class VolunteerState:
     """Peers that the volunteer does not work with for now, by its own report."""
     witness: bool = False
     """Whether the volunteer made its state of the current version itself, and did not copy another's."""
+    leaves_by: float | None = None
+    """When the volunteer goes at the latest, after a farewell; None: it stays."""
 
     @classmethod
     def of(cls, peer: str, hello: Hello, now: float) -> VolunteerState:
@@ -325,6 +327,18 @@ class Membership:
         """Blocks that no volunteer of `roster` (default: all ready ones) holds."""
         ranges = (self.roster() if roster is None else roster).values()
         return [n for n in range(self.blocks) if not any(b <= n < e for b, e in ranges)]
+
+    def leaving(self) -> list[VolunteerState]:
+        """Volunteers that said farewell and stay until the state that they alone hold is stored."""
+        return [v for v in self.volunteers.values() if v.leaves_by is not None]
+
+    def is_last_holder(self, volunteer: VolunteerState) -> bool:
+        """Whether `volunteer` may hold a block of the current version that no staying volunteer holds."""
+        if not volunteer.worked or volunteer.life_cycle not in (LifeCycle.READY, LifeCycle.SYNCING):
+            return False
+        roster = self.roster().items()
+        staying = {p: place for p, place in roster if self.volunteers[p].leaves_by is None}
+        return not set(self.uncovered(staying)).isdisjoint(range(*(volunteer.place or (0, 0))))
 
     def speak(self, version: int, peers: Iterable[str]) -> bool:
         """Whether all of `peers` speak that version of the protocol."""

@@ -45,11 +45,20 @@ from hetpeer.stages.ipc.compute import Compute, ComputeConfig
 from hetpeer.stages.ipc.worker_messages import WorkerInfo
 
 FAREWELL_S = 3.0
+HAND_OVER_S = 6.0
+"""Seconds that a volunteer that stops stays until the state that it alone holds is stored."""
+FINISH_HAND_OVER_S = 240.0
+"""The same, of a volunteer that was asked to finish."""
 FINISH_S = 600.0
 """Most seconds that a volunteer asked to finish waits for the running step."""
 MIN_ARENA_BYTES = 1 << 26
 PACE_S = 0.7
 """Period of work and rest under a power limit: far below a lease, out of phase with power readings."""
+
+NOT_HANDED_OVER = (
+    "left before the coordinator confirmed that others have the state of these blocks: "
+    "if nobody has it, the run goes back to its last checkpoint"
+)
 
 _log = logging.getLogger(__name__)
 
@@ -173,11 +182,12 @@ async def _take_part(
             if not stop.completed:
                 raise rejection(stop)
             return stop
-        compute.suspend()
+        held = bool(daemon.holding)
+        if held:
+            compute.suspend()  # the owner takes the machine back now
         _log.info("leaving: saying goodbye to the swarm")
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FAREWELL_S):
-                await volunteer.session.farewell()
+        await say_farewell(volunteer, 0.0 if held else HAND_OVER_S)
+        compute.suspend()
         return None
     finally:
         await company.close()
@@ -188,12 +198,27 @@ async def _take_part(
 
 
 async def _called_off(volunteer: Volunteer, daemon: VolunteerDaemon) -> None:
-    """Return when this life is to end. After an order to finish that is at the end of the current step."""
+    """Return when this life is to end. After an order to finish: when the current step is over, and what we
+    alone hold is stored.
+    """
     if await daemon.until(Wish.PAUSE, Wish.FINISH, Wish.STOP) is Wish.FINISH:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FINISH_S):
                 await unless(daemon.until(Wish.STOP), volunteer.step_over())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FINISH_HAND_OVER_S):
+                await unless(daemon.until(Wish.STOP), volunteer.session.farewell(FINISH_HAND_OVER_S))
         daemon.stop()
+
+
+async def say_farewell(volunteer: Volunteer, within_s: float) -> None:
+    """Leave, within `within_s` seconds if we alone hold a state; say so if it could not be handed over."""
+    session = volunteer.session
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(max(FAREWELL_S, within_s)):
+            await session.farewell(within_s)
+    if within_s > 0.0 and volunteer.member.version and not (session.released and session.released.safe):
+        say(NOT_HANDED_OVER)
 
 
 async def pace_forever(compute: Compute, share: Callable[[], float]) -> None:

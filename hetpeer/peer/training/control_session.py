@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -54,6 +54,10 @@ class ControlSession:
     _catching_up: asyncio.Task[None] | None = None
     _channel: Channel | None = None
     leaving: bool = False
+    released: m.Released | None = None
+    """The coordinator's answer to our farewell; None before."""
+    _parted: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the coordinator has answered our farewell, or the session with it is over."""
 
     @property
     def is_up(self) -> bool:
@@ -101,6 +105,8 @@ class ControlSession:
             if self._catching_up is not None:
                 self._catching_up.cancel()
             self._channel = None
+            if self.leaving:
+                self._parted.set()
 
     async def _look_for_coordinators(self) -> None:
         while True:
@@ -126,15 +132,18 @@ class ControlSession:
         if self._channel is not None:
             self._channel.close()
 
-    async def farewell(self) -> None:
+    async def farewell(self, within_s: float = 0.0) -> None:
         """Say that we leave; returns when the coordinator knows it, at once when there is none.
 
-        The caller sets a deadline.
+        With `within_s` seconds left for what we alone hold: returns when the coordinator releases us, or the
+        session ends. The caller sets a deadline.
         """
         self.leaving = True
-        if self.is_up and self._channel is not None:
-            self.tell(m.Farewell())
+        if self.is_up and self._channel is not None and self.released is None:
+            self.tell(m.Farewell(within_s=within_s))
             await self._channel.drained()
+            if within_s > 0.0:
+                await self._parted.wait()
 
     def close(self) -> None:
         """End the session without a word."""
@@ -157,6 +166,9 @@ class ControlSession:
             self._has_all = more is None
             if more is not None:
                 self._catching_up = self._tasks.create_task(self._catch_up(channel, [more], lacking))
+        elif isinstance(message, m.Released):
+            self.released = message
+            self._parted.set()
         elif isinstance(message, m.Amended):
             self._membership_config.hear(message.amendment, channel.peer_id, instead=True)
         else:
