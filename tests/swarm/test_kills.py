@@ -17,7 +17,9 @@ pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
 
 async def test_the_only_holder_goes(swarm: Swarm) -> None:
-    """Once killed, once with a farewell: the run goes back to the checkpoint, and on when somebody comes."""
+    """Killed: the run goes back to the checkpoint. With a farewell: nothing is lost. It goes on when somebody
+    comes.
+    """
     bootstrap = await swarm.bootstrap("--dashboard", "0", "--keep-places")
     first = swarm.volunteer("first", "--dashboard", "127.0.0.1:0")
     killed = swarm.volunteer("killed", fail="tell_vote:8")
@@ -30,7 +32,7 @@ async def test_the_only_holder_goes(swarm: Swarm) -> None:
     assert await leaving.ended() == ExitCode.OK
     assert (await swarm.gone(leaving))["why"] == "said farewell"
     assert "left the run" in leaving.said
-    went_back_to_what_was_stored(swarm, 2)
+    went_back_to_what_was_stored(swarm, 1)  # the farewell has cost no committed step
 
     await credit_is_what_the_log_says(swarm, first)
     await metrics_are_what_the_log_says(swarm, bootstrap, first)
@@ -40,8 +42,8 @@ async def test_the_only_holder_goes(swarm: Swarm) -> None:
 
 
 def went_back_to_what_was_stored(swarm: Swarm, times: int) -> None:
-    """So often, and each time from a version that was not stored: to the last one that was, and not to the
-    very first.
+    """Committed steps were lost so often, each time back to the last stored version, and not to the very
+    first. Going on anew from a stored version loses none.
     """
     stored, done, backs = 0, 0, 0
     for record in swarm.records():
@@ -51,13 +53,13 @@ def went_back_to_what_was_stored(swarm: Swarm, times: int) -> None:
             case "commit":
                 done = record["step"] + 1
             case "rollback":
-                assert record["to_version"] == stored < done
-                backs += 1
+                assert record["to_version"] == stored <= done
+                backs += stored < done
     assert (backs, stored > 0) == (times, True)
 
 
 async def credit_is_what_the_log_says(swarm: Swarm, asks: Child) -> None:
-    """While nobody can train: that of the commits that two roll-backs have left."""
+    """While nobody can train: that of the commits that the roll-back has left."""
     steps = swarm.version
     credit = credit_in(swarm.run.manifest, swarm.records()).of
     training, data = swarm.run.manifest.training, swarm.run.manifest.data

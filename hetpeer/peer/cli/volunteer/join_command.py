@@ -62,8 +62,9 @@ def join(
     The run is given by an invite or the address of a peer. Without one: back to the run joined last; with
     --lan to a run in the local network.
 
-    Ctrl-C leaves within ten seconds and harms nobody. Options override the settings in config.toml, whose
-    names are in brackets (`hetpeer config show`).
+    Ctrl-C leaves within ten seconds. If nobody else holds its blocks, their state is handed over first; a
+    line says so if that fails. Options override the settings in config.toml, whose names are in brackets
+    (`hetpeer config show`).
     """
     here = home_of(home)
 
