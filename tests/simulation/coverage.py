@@ -30,7 +30,9 @@ COORDINATOR_EVENTS = [
     "tick",
 ]
 """`event` messages are for the driver and never reach the core."""
-MEMBER_MESSAGES = [kind for kind in _kinds(m.FromCoordinator) if kind not in ("heartbeat", "kept", "amended", "released")]
+MEMBER_MESSAGES = [
+    kind for kind in _kinds(m.FromCoordinator) if kind not in ("heartbeat", "kept", "amended", "released")
+]
 """Heartbeats from the coordinator never reach the core either: the driver's channel watches for silence.
 
 `kept`, `amended` and `released` are for the driver, too.
