@@ -266,7 +266,7 @@ class Fenced(Schema):
 
 
 class Released(Schema):
-    """Answer to a `Farewell` with `within_s`: you may go. `safe`: no committed step is lost with your state."""
+    """Answer to a `Farewell` with `within_s`: go. `safe`: no committed step is lost with you."""
 
     kind: Literal["released"] = "released"
     safe: bool
