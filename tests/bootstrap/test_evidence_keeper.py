@@ -99,7 +99,10 @@ async def test_whoever_sends_faster_than_its_lines_are_written_waits_alone(
 
 
 async def test_after_a_full_disk_what_was_dropped_comes_first(
-    fresh: RunDirectory, volunteers: list[Identity], monkeypatch: pytest.MonkeyPatch
+    fresh: RunDirectory,
+    volunteers: list[Identity],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     who, free = volunteers[0], [RESERVE + (1 << 30)]
     monkeypatch.setattr(evidence_room, "free_bytes", lambda _: free[0])
@@ -114,6 +117,7 @@ async def test_after_a_full_disk_what_was_dropped_comes_first(
             await keeper.put(who.peer_id, line)
         await keeper.idle()
         assert keeper.to_ask() == []
+        assert caplog.text.count("HP-DISK-006") == 1
         free[0] += 1 << 30
         assert keeper.to_ask() == [who.peer_id]
         assert await keeper.last(who.peer_id, again=True) == lines[0]

@@ -39,7 +39,8 @@ async def test_nobody_there(swarm: Swarm) -> None:
     await fails(alone, ExitCode.NETWORK, "HP-NET-002", "nothing listens there")
     assert re.findall(r"next try in (\d+) s", alone.said) == ["1"]
     assert not garbled.home.exists()
-    assert {path.name for path in alone.home.iterdir()} == {"identity.key", "identity.key.lock", "daemon.log"}
+    kept = {"identity.key", "identity.key.lock", "daemon.log", "config.toml"}  # also what its owner allows
+    assert {path.name for path in alone.home.iterdir()} == kept
 
 
 async def test_the_run_directory_is_damaged(swarm: Swarm) -> None:

@@ -139,6 +139,11 @@ class Coordinator:
         """The microbatch of `trial` was computed here; None: it can be, or this machine cannot try."""
         return self.machine.tried(trial, bad, now)
 
+    @property
+    def may_arrange(self) -> bool:
+        """Whether an arrangement would be heard: the run goes on, and no silent holder is awaited."""
+        return self.state is not CoordinatorState.FINISHED and not self.machine.barrier.awaited
+
     def arrange(self, arrangement: Arrangement, now: float) -> list[Effect]:
         """A planner proposes who has which blocks: from the next barrier on, once that version is stored.
 
@@ -146,9 +151,7 @@ class Coordinator:
         those it was made for. Raises `ValueError` for an arrangement that does not fit the model.
         """
         machine = self.machine
-        if self.state is CoordinatorState.FINISHED or machine.barrier.awaited:
-            return []
-        if not machine.rebalancing.propose(arrangement, now):
+        if not self.may_arrange or not machine.rebalancing.propose(arrangement, now):
             return []
         if orphaned := machine.steps.orphaned:
             return machine.roll_back(f"nobody comes for block {orphaned[0]}: others take it over", now)

@@ -197,8 +197,7 @@ class ConnectionMonitor:
                     await control.disconnect(peer)
                     await control.connect(address, _CONNECT_S)
                     return
-            told = f"its port did not answer within {knock_s:.0f} s" if own else "it names no address"
-            self.paths.explain(peer, told)
+            self.paths.explain(peer, "no answer" if own else "no address")
             relay = self.slots.relays.get(path.relay) if punches and self.slots and path else None
             if relay is not None:
                 await control.disconnect(peer)

@@ -200,7 +200,9 @@ class PeerPath:
 
     relay: str = ""
     why: str = ""
-    """Reason why the last attempt to reach the peer without the relay failed; empty: there was none yet."""
+    """Reason why the last attempt to reach the peer without the relay failed: `no answer` of its port, or
+    `no address` that it names; empty: there was none yet.
+    """
 
     def __str__(self) -> str:
         because = f": {self.why}" if self.why else ""

@@ -117,6 +117,8 @@ class PlanProposer:
 
     async def _look(self, service: CoordinatorService, core: Coordinator) -> None:
         """Look for better places for the whole run; have the coordinator arrange them if any are found."""
+        if not core.may_arrange:
+            return
         seating = Seating.of(core.members)
         search = partial(
             proposal,
