@@ -1,13 +1,11 @@
 """A volunteer's protocol core: from the handshake to the applied update.
 
 Pure: messages, tensors (as opaque handles) and finished work in, effects out. The daemon and the simulator
-drive the same object. It believes nothing that others say about themselves: senders come from the transport,
-and a message or tensor of another (term, view, step), or from an incarnation that is not in the roster,
-changes nothing (docs/protocol.md, fencing).
+drive the same object. Senders come from the transport, and a message or tensor of another (term, view, step),
+or from an incarnation that is not in the roster, changes nothing (docs/protocol.md, fencing).
 
-All transitions of a volunteer are in this file: `_TABLE` names the method for each message of the
-coordinator, and nothing else sets `phase` or `position`. Peers and the worker speak to `Member.work`
-(work_in_progress.py).
+All transitions of a volunteer are here: `_TABLE` names the method for each message of the coordinator;
+nothing else sets `phase` or `position`. Peers and worker speak to `Member.work` (work_in_progress.py).
 """
 
 from __future__ import annotations
@@ -68,8 +66,7 @@ class _Row(NamedTuple):
 
 
 class Member:
-    """The core of one volunteer. `shape`: what the manifest says of the model; `window`: limits microbatches
-    in flight.
+    """The core of one volunteer. `shape`: the model by the manifest; `window`: limits microbatches in flight.
 
     Methods return effects, which the driver carries out in order (effects.py). `connected` begins a
     session, then come `receive` for messages, the answers that effects name, and the methods of `work`.
