@@ -156,14 +156,17 @@ class DataSource:
         return frozenset(shard.name for shard in (*named, *self._soon, *self._held_out())) | set(self._coming)
 
     async def _want_less(self, step: int) -> bool:
-        """Want only what ids of this step need, for lack of room; False if nothing else was wanted."""
-        before = self.wanted()
+        """Want only what ids of this step need, for lack of room; False if nothing else was wanted or coming.
+
+        A shard that is still coming holds room, and can be spared only once it is here.
+        """
+        before, coming = self.wanted(), [*self._coming.values()]
         if self._ahead is not None:
             self._ahead.cancel()
-        if self._coming:
-            await asyncio.wait(self._coming.values())
+        if coming:
+            await asyncio.wait(coming)
         self._soon, self._ids_here = (), {step: self._ids_here.get(step, set())}
-        return self.wanted() != before
+        return bool(coming) or self.wanted() != before
 
     def forget(self, shards: Sequence[str]) -> None:
         """Note that the files of `shards` are removed: they must be fetched again."""
