@@ -31,7 +31,7 @@ async def test_a_full_disk_is_told_once_and_so_is_its_end(
         _replica=SimpleNamespace(members=()),
         _clock=SimpleNamespace(monotonic=lambda: 0.0),
         _queue=lambda _effects: None,
-        _unsaved=TroubleLine(logging.getLogger(driver.__name__), "checkpoints are saved again"),
+        unsaved=TroubleLine(logging.getLogger(driver.__name__), "checkpoints are saved again"),
         core=SimpleNamespace(saved=lambda *_: [], not_saved=lambda *_: []),
     )
     with caplog.at_level(logging.INFO):

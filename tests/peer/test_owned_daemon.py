@@ -120,10 +120,25 @@ async def test_what_a_reliable_peer_does(
     if is_over:
         halted.set_result(None)
     service = SimpleNamespace(halted=halted, core=SimpleNamespace(missing_blocks=missing))
+    disk = SimpleNamespace(error=None)
     peer: Any = SimpleNamespace(
-        replica=SimpleNamespace(leader=leader, me=ONE), service=None if missing is None else service
+        replica=SimpleNamespace(leader=leader, me=ONE),
+        service=None if missing is None else service,
+        disk=disk,
     )
     assert doing(peer) == does
+    disk.error = LocalError("HP-DISK-002", "no room", why="full", fix="free some")
+    assert doing(peer) == ("waiting", "no_room")
+
+
+async def test_why_something_is_not_saved_is_in_the_status(tmp_path: Path) -> None:
+    """For instance checkpoints, while the run goes on."""
+    errors: list[LocalError] = []
+    async with attended(tmp_path, tmp_path / "identity.key", asyncio.Event()) as daemon:
+        daemon.shows(lambda: RELIABLE, lambda: errors[0] if errors else None)
+        assert daemon.standing.why == ""
+        errors.append(LocalError("HP-DISK-002", "no room", why="full", fix="free some"))
+        assert daemon.standing.why == "HP-DISK-002: no room; why: full; do: free some"
 
 
 @pytest.fixture(params=["path", "abstract"])

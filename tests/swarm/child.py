@@ -83,7 +83,11 @@ class Child:
     def fill_disk(self, log: Path) -> None:
         """From now on it may write into no file beyond the size of its `log`: the disk is full."""
         size = log.stat().st_size  # its last words fit: what it says on stderr is shorter
-        resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (size, size))
+        resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+    def free_disk(self) -> None:
+        """Undo `fill_disk`."""
+        resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
     def helpers(self) -> dict[str, psutil.Process]:
         """Its own children: `p2pd` and `worker`, as far as they run."""

@@ -63,7 +63,7 @@ class RunLogs:
     """The two files: decided records, and what this peer has promised."""
 
     ledger: Log
-    journal: Journal
+    journal: Log
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def run_logs(run: RunDirectory) -> Iterator[RunLogs]:
         contextlib.closing(Log.open(run.log_path)) as ledger,
         contextlib.closing(Log.open(run.journal_path)) as journal,
     ):
-        yield RunLogs(ledger, Journal(journal))
+        yield RunLogs(ledger, journal)
 
 
 class Replica:
@@ -84,7 +84,7 @@ class Replica:
     ) -> None:
         self._node = node
         self.membership_config = membership_config
-        self._journal, self._ledger = journal, ledger = logs.journal, logs.ledger
+        self._journal, self._ledger = journal, ledger = Journal(logs.journal), logs.ledger
         self._clock = clock
         self.records = FirstRecords(ledger)
         """Decided records that are on the disk; everything folded here has the same ones."""

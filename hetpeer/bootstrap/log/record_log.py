@@ -144,9 +144,10 @@ class Log(Records):
     def append(self, *records: dict[str, Any]) -> None:
         """Add records, durable on return. Raises `LocalError` HP-DISK-002 (or 001), the log unchanged."""
         frames = [_frame(record) for record in records]
+        data = b"".join(frames)
         try:
-            with disk_errors(self.path):
-                self._write(b"".join(frames))
+            with disk_errors(self.path, len(data)):
+                self._write(data)
                 os.fsync(self._descriptor)
         except LocalError:
             os.ftruncate(self._descriptor, self._ends[-1])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,19 +33,22 @@ REMEDIES = {
 """Advice for an error of the operating system; errors without their own text concern permissions."""
 
 
+NO_ROOM_CODE = "HP-DISK-002"
+
+
 @contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Context that turns an `OSError` from writing `path` into a `LocalError` HP-DISK-001 or HP-DISK-002."""
+def disk_errors(path: Path, needed: int = 0) -> Iterator[None]:
+    """Context that turns an `OSError` from writing `path` into a `LocalError` HP-DISK-001 or HP-DISK-002.
+
+    `needed`: bytes that are written, for the message; 0: unknown.
+    """
     try:
         yield
     except OSError as error:
         if error.errno in NO_ROOM:
-            raise LocalError(
-                "HP-DISK-002",
-                f"no room to write {path}",
-                why=error.strerror or str(error),
-                fix="free some space, or choose a folder on another disk",
-                exit_code=ExitCode.TOO_SMALL,
+            why = error.strerror or str(error)
+            raise _no_room(
+                path, f"{why}: {_free_and(path, needed)}" if error.errno == errno.ENOSPC else why
             ) from error
         raise LocalError(
             "HP-DISK-001",
@@ -55,12 +59,50 @@ def disk_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
+def _no_room(path: Path, why: str) -> LocalError:
+    return LocalError(
+        NO_ROOM_CODE,
+        f"no room to write {path}",
+        why=why,
+        fix="free some space, or choose a folder on another disk",
+        exit_code=ExitCode.TOO_SMALL,
+    )
+
+
+def _free_and(path: Path, needed: int) -> str:
+    """Free bytes of the disk of `path` in words, and the bytes `needed` there; 0: unknown."""
+    free = f"{_free(path):,} bytes are free"
+    return f"{free}, {needed:,} are needed" if needed else free
+
+
+def _free(path: Path) -> int:
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
+    return shutil.disk_usage(there).free
+
+
+def leave_room(path: Path, needed: int) -> None:
+    """Raise `LocalError` HP-DISK-002 unless `needed` bytes are free on the disk of `path`."""
+    if _free(path) < needed:
+        raise _no_room(path, _free_and(path, needed))
+
+
+def probe_room(folder: Path, needed: int) -> None:
+    """Write `needed` bytes into a nameless file of `folder` and sync them; nothing stays of them.
+
+    Raises `LocalError` HP-DISK-001 or HP-DISK-002, also because of a quota.
+    """
+    with disk_errors(folder, needed), tempfile.TemporaryFile(dir=folder) as file:
+        file.write(bytes(needed))
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def atomic_write(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Write or replace a file: a crash at any moment leaves the old content or the new, and nothing else.
 
     Durable when it returns. Raises `LocalError` HP-DISK-001 or HP-DISK-002, then with nothing changed.
     """
-    with disk_errors(path):
+    with disk_errors(path, len(data)):
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:

@@ -78,7 +78,8 @@ class CoordinatorService:
         self._saving: asyncio.Task[None] | None = None
         """The records that were saved last, or are being saved."""
         self._collecting: asyncio.Task[None] | None = None
-        self._unsaved = TroubleLine(_log, "checkpoints are saved again")
+        self.unsaved = TroubleLine(_log, "checkpoints are saved again")
+        """Why no checkpoint can be saved for the time being."""
         self._trials = SampleTrials(run)
         self._trying: set[asyncio.Task[None]] = set()
         self._amend()
@@ -349,11 +350,11 @@ class CoordinatorService:
         try:
             digests = await self._checkpoints.collect(order, self._replica.members)
         except (RemoteError, LocalError) as error:
-            self._unsaved.lasts(error, f"checkpoint {order.version} is not saved, and tried again: {error}")
+            self.unsaved.lasts(error, f"checkpoint {order.version} is not saved, and tried again: {error}")
             await asyncio.sleep(SAVE_RETRY_S)
             self._queue(self.core.not_saved(order, self._clock.monotonic()))
             return
-        self._unsaved.ended()
+        self.unsaved.ended()
         for block, digest in zip(sorted(order.savers), digests, strict=True):
             self._queue(self.core.saved(order, block, digest, self._clock.monotonic()))
 

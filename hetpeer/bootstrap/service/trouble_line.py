@@ -13,16 +13,17 @@ class TroubleLine:
     def __init__(self, log: logging.Logger, over: str) -> None:
         self._log = log
         self._over = over
-        self._code = ""
-        """Code of the error that lasts; empty: there is none."""
+        self.error: HetpeerError | None = None
+        """The error of the last try while the trouble lasts."""
 
     def lasts(self, error: HetpeerError, line: str) -> None:
         """Warn with `line` unless the last try had the same kind of error."""
-        self._log.log(logging.DEBUG if error.code == self._code else logging.WARNING, "%s", line)
-        self._code = error.code
+        known = self.error is not None and error.code == self.error.code
+        self._log.log(logging.DEBUG if known else logging.WARNING, "%s", line)
+        self.error = error
 
     def ended(self) -> None:
         """Say that the trouble is over, if there was one."""
-        if self._code:
-            self._code = ""
+        if self.error is not None:
+            self.error = None
             self._log.warning("%s", self._over)

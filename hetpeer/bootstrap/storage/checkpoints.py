@@ -12,12 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hetpeer.bootstrap.log.history import Record
-from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors
+from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors, leave_room
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
 from hetpeer.stages.block import block_state
 from hetpeer.stages.block.block_state import BlockState, Layout
+
+SPARED_BYTES = 16 << 20
+"""Free bytes that checkpoints leave to the log: a run without room for it stands still."""
 
 
 def initial_record(manifest: Manifest) -> Record:
@@ -48,7 +51,9 @@ class CheckpointStore:
         if version != self._version:
             raise ValueError(f"checkpoint {self._version} is being made, not {version}")
         self._parse(data, version, block, expected_state_digest)
-        atomic_write(self._path(version, block, expected_state_digest), data)
+        path = self._path(version, block, expected_state_digest)
+        leave_room(path, len(data) + SPARED_BYTES)
+        atomic_write(path, data)
         self._digests[block] = expected_state_digest
 
     def has_kept(self, version: int, block: int, state_digest: str) -> bool:

@@ -27,7 +27,7 @@ from hetpeer.bootstrap.storage.file_service import (
     fetch_patiently,
     state_name,
 )
-from hetpeer.dht.base.errors import ProtocolError, RemoteError, short_id
+from hetpeer.dht.base.errors import LocalError, ProtocolError, RemoteError, short_id
 from hetpeer.dht.base.runtime import to_its_end
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.p2pd.listener import CONTROL as CONTROL_BUDGET
@@ -199,8 +199,13 @@ class CheckpointReplication:
             keep = _Keep.model_validate((await stream.receive(timeout_s=ASK_S)).header)
         except ValueError as error:
             raise ProtocolError("not a request to keep a checkpoint", peer=stream.peer_id) from error
-        await self.copy(record_of(keep.version, keep.blocks, keep.cluster), [stream.peer_id])
-        await stream.send({"kept": True}, timeout_s=ASK_S)
+        kept = True
+        try:
+            await self.copy(record_of(keep.version, keep.blocks, keep.cluster), [stream.peer_id])
+        except LocalError as error:
+            _log.info("checkpoint %d of %s is not copied: %s", keep.version, short_id(stream.peer_id), error)
+            kept = False
+        await stream.send({"kept": kept}, timeout_s=ASK_S)
 
     async def copy(self, record: Record, sources: Iterable[str]) -> None:
         """Fetch a checkpoint's missing files from `sources`. Raises `RemoteError`, `LocalError` HP-DISK-*."""

@@ -12,13 +12,12 @@ import platform
 import resource
 import shutil
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from hetpeer.bootstrap.run.durable_files import disk_errors
+from hetpeer.bootstrap.run.durable_files import probe_room
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.p2pd.p2pd_process import check_port_free
@@ -93,10 +92,7 @@ def clock() -> Verdict:
 def folder(home: Path) -> Verdict:
     """Whether the home or nearest existing folder is writable with room. Raises `LocalError` HP-DISK-*."""
     there = nearest(home)
-    with disk_errors(home), tempfile.TemporaryFile(dir=there) as file:
-        file.write(bytes(PROBE_BYTES))
-        file.flush()
-        os.fsync(file.fileno())
+    probe_room(there, PROBE_BYTES)
     return thresholds.disk(shutil.disk_usage(there).free, str(home))
 
 

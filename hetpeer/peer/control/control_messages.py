@@ -148,7 +148,9 @@ class DaemonStatus(BaseModel):
     state: Text
     reason: Text = ""
     why: Annotated[str, Field(max_length=4096)] = ""
-    """The reason of a pause in words, with the settings that decide and when it ends."""
+    """The reason of a pause in words, with the settings that decide and when it ends. Of a reliable peer: why
+    it cannot save something.
+    """
     since: float
     """Start of this state for this reason."""
     until: float | None = None

@@ -185,12 +185,17 @@ class AttendedDaemon(OwnedDaemon):
     def __init__(self, clock: SystemClock, leaving: asyncio.Event, notifier: Notifier) -> None:
         super().__init__(clock, leaving, notifier)
         self._reliable: Callable[[], ReliableStatus | None] = lambda: None
+        self._unsaved: Callable[[], HetpeerError | None] = lambda: None
         self._change: Callable[[str, str], None] | None = None
         self._settings: Callable[[], dict[str, SettingInForce]] = dict
 
-    def shows(self, reliable: Callable[[], ReliableStatus]) -> None:
-        """Show this status of the reliable peer from now on."""
-        self._reliable = reliable
+    def shows(
+        self,
+        reliable: Callable[[], ReliableStatus],
+        unsaved: Callable[[], HetpeerError | None] = lambda: None,
+    ) -> None:
+        """Show this status of the reliable peer from now on, and why it cannot save something, if so."""
+        self._reliable, self._unsaved = reliable, unsaved
 
     def limited_by(
         self, change: Callable[[str, str], None], settings: Callable[[], dict[str, SettingInForce]]
@@ -217,8 +222,13 @@ class AttendedDaemon(OwnedDaemon):
     @property
     def standing(self) -> DaemonStatus:
         """Status for the owner."""
+        unsaved = self._unsaved()
         return super().standing.model_copy(
-            update={"reliable": self._reliable(), "settings": self._settings()}
+            update={
+                "why": "" if unsaved is None else unsaved.line(),
+                "reliable": self._reliable(),
+                "settings": self._settings(),
+            }
         )
 
 

@@ -7,8 +7,10 @@ import logging
 
 from hetpeer.bootstrap.consensus.replica import Replica
 from hetpeer.bootstrap.log.history import Record
+from hetpeer.bootstrap.run.durable_files import NO_ROOM_CODE
+from hetpeer.bootstrap.service.trouble_line import TroubleLine
 from hetpeer.bootstrap.storage.replication import CheckpointReplication
-from hetpeer.dht.base.errors import RemoteError
+from hetpeer.dht.base.errors import LocalError, RemoteError
 
 LOOK_S = 0.5
 AGAIN_S = 10.0
@@ -23,6 +25,8 @@ class CheckpointCatchUp:
     def __init__(self, replica: Replica, checkpoints: CheckpointReplication) -> None:
         self._replica = replica
         self._checkpoints = checkpoints
+        self.uncopied = TroubleLine(_log, "checkpoints are copied again")
+        """Why the newest checkpoint cannot be copied for the time being."""
         self._lacking: Record | None = None
         """The checkpoint that nobody could give; `_not_before`: when it is asked for again."""
         self._not_before = 0.0
@@ -34,7 +38,10 @@ class CheckpointCatchUp:
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Copy a missing newest checkpoint; retried later if no peer has it. Raises LocalError HP-DISK-*."""
+        """Copy a missing newest checkpoint; retried later if no peer has it, or no room is here.
+
+        Raises `LocalError` HP-DISK-001.
+        """
         last, others = self._replica.history.checkpoint, self._replica.company()
         if last is None or self._checkpoints.is_newest(last) or not others:
             return
@@ -45,7 +52,9 @@ class CheckpointCatchUp:
             await self._checkpoints.copy(last, others)
             if last is self._replica.history.checkpoint:  # else a newer one is here, or to be had
                 await self._checkpoints.sealed(last)
-        except RemoteError as error:
-            level = logging.DEBUG if known else logging.WARNING
-            _log.log(level, "checkpoint %s could not be copied yet: %s", last["version"], error)
+            self.uncopied.ended()
+        except (RemoteError, LocalError) as error:
+            if isinstance(error, LocalError) and error.code != NO_ROOM_CODE:
+                raise
+            self.uncopied.lasts(error, f"checkpoint {last['version']} could not be copied yet: {error}")
             self._lacking, self._not_before = last, asyncio.get_running_loop().time() + AGAIN_S

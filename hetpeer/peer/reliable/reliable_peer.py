@@ -12,6 +12,7 @@ from hetpeer.averaging.messages import CONTROL_PROTOCOL
 from hetpeer.bootstrap.consensus.reconfiguration import Reconfiguration
 from hetpeer.bootstrap.consensus.replica import Replica, run_logs
 from hetpeer.bootstrap.log.credit_ranking import encode, ranking
+from hetpeer.bootstrap.run.durable_files import NO_ROOM_CODE
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.service.core_interface import LeaderStart, is_over
@@ -23,7 +24,7 @@ from hetpeer.bootstrap.state.placement_policies import DEFAULT
 from hetpeer.bootstrap.storage.file_service import PROTOCOL as FILES
 from hetpeer.bootstrap.storage.file_service import Answer, FileService, ServedRunFiles
 from hetpeer.bootstrap.storage.replication import CheckpointReplication
-from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError
 from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.dht.channels.channel_server import ChannelServer
 from hetpeer.dht.discovery import Roster
@@ -37,8 +38,9 @@ from hetpeer.peer.arrival.invite_file import Inviting
 from hetpeer.peer.arrival.rendezvous import join_address, limited, near_address, open_config
 from hetpeer.peer.control.owned_daemon import AttendedDaemon, attended
 from hetpeer.peer.limits.settings import DEFAULTS, MergedSettings, Where
-from hetpeer.peer.process.lifecycle import freeze_memory
+from hetpeer.peer.process.lifecycle import freeze_memory, unless
 from hetpeer.peer.reliable.checkpoint_catch_up import CheckpointCatchUp
+from hetpeer.peer.reliable.disk_wait import DiskWait
 from hetpeer.peer.reliable.plan_proposer import PlanProposer
 from hetpeer.peer.reliable.reliable_status import (
     ReliableProgress,
@@ -85,11 +87,19 @@ class ReliablePeer:
     """
 
     def __init__(
-        self, node: Node, run: RunDirectory, replica: Replica, *, placement: str | None = DEFAULT
+        self,
+        node: Node,
+        run: RunDirectory,
+        replica: Replica,
+        *,
+        placement: str | None = DEFAULT,
+        disk: DiskWait | None = None,
     ) -> None:
         self._node = node
         self._run = run
         self.replica = replica
+        self.disk = disk or DiskWait(run.path)
+        """Whether it waits for room on its disk."""
         self._checkpoints = CheckpointReplication(node, run, replica.records, replica.company)
         self._shelf = ServedRunFiles(run, replica.membership_config, self._checkpoints.state, self.answers)
         self._placement = placement
@@ -111,6 +121,14 @@ class ReliablePeer:
         return self._checkpoints.newest
 
     @property
+    def unsaved(self) -> HetpeerError | None:
+        """HP-DISK-002 if it cannot start, or save checkpoints, for want of room."""
+        errors = [self.disk.error, self._catching_up.uncopied.error]
+        if self.service is not None:
+            errors.append(self.service.unsaved.error)
+        return next((error for error in errors if error is not None and error.code == NO_ROOM_CODE), None)
+
+    @property
     def answers(self) -> Mapping[str, Answer]:
         """Answers from the log (credit, curves) for status and dashboards."""
         replica = self.replica
@@ -125,7 +143,11 @@ class ReliablePeer:
         return self.service is not None and self.service.halted.done()
 
     async def run(self, leaving: asyncio.Event) -> Halt:
-        """Run until the run is over, and then until `leaving`. Raises `LocalError` on failed writes."""
+        """Wait for room on the disk, then run until the run is over, and then until `leaving`.
+
+        Raises `LocalError` on failed writes.
+        """
+        await self.disk.over()
         await self._checkpoints.serve()
         refusing = ChannelServer(lambda _peer, _key: None, 0)
         await self._node.serve(CONTROL_PROTOCOL, refusing.handle, CONTROL_BUDGET)
@@ -245,15 +267,28 @@ async def serve_run(
                 daemon.ready(node.addresses)
                 announce(join_address(node), invite)
 
-            try:
+            disk = DiskWait(run.path)
+
+            async def life() -> Halt | None:
+                """Take part from what is on the disk, as after a crash, until the run is over.
+
+                Raises `LocalError` when something could not be saved.
+                """
                 replica = Replica(node, run, membership_config, logs, SystemClock())
-                peer = ReliablePeer(
-                    node, run, replica, placement=None if options.keep_places else options.placement
-                )
+                placement = None if options.keep_places else options.placement
+                peer = ReliablePeer(node, run, replica, placement=placement, disk=disk)
                 daemon.follow(lambda: doing(peer))
-                daemon.shows(lambda: figures_of(run, peer))
+                daemon.shows(lambda: figures_of(run, peer), lambda: peer.unsaved)
                 async with _web(options, node, run, peer, daemon):
                     return await _take_part(peer, node, run, options, leaving, announced)
+
+            try:
+                while not leaving.is_set():
+                    try:
+                        return await life()
+                    except (LocalError, ExceptionGroup) as failure:
+                        await unless(leaving.wait(), disk.after(failure))
+                return None
             finally:
                 await node.close()
 

@@ -26,8 +26,12 @@ if TYPE_CHECKING:
 
 
 def doing(peer: ReliablePeer) -> Does:
-    """While it runs. A coordinator trains, waits for volunteers, or has finished; the others follow it."""
+    """While it runs. It waits for room on its disk. A coordinator trains, waits for volunteers, or has
+    finished; the others follow it.
+    """
     service, replica = peer.service, peer.replica
+    if peer.disk.error is not None:
+        return "waiting", "no_room"
     if service is None:
         return "following", "" if replica.leader not in (None, replica.me) else "no_coordinator"
     if service.halted.done():

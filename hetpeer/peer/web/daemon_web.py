@@ -77,7 +77,7 @@ async def reliable_served(
 ) -> AsyncIterator[None]:
     """Serve a reliable peer's dashboard (without buttons) and metrics. Raises `LocalError` HP-WEB-001."""
     manifest = run.manifest
-    warnings = MachineWarnings(run.path, lambda: node.reach_estimate)
+    warnings = MachineWarnings(run.path, lambda: node.reach_estimate, lambda: filter(None, [peer.unsaved]))
     onlooker = _onlooker(node, run, FromLog(node, peer.answers))
     view = PageView(onlooker, LoadMeter(run.path), lambda: None, warnings.look)
     daemon = DaemonSource(node, "reliable", manifest.name, run.path, RELIABLE_STATES, warnings)

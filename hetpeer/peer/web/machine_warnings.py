@@ -12,7 +12,7 @@ from hetpeer.dht.reach.reachability import ReachEstimate, ReachKind
 from hetpeer.peer.checkup import local_checks, thresholds
 from hetpeer.peer.checkup.thresholds import Verdict
 
-CODES = ("HP-DISK-004", "HP-GPU-004", "HP-NET-015", "HP-SYS-002", "HP-SYS-003", "HP-SYS-007")
+CODES = ("HP-DISK-002", "HP-DISK-004", "HP-GPU-004", "HP-NET-015", "HP-SYS-002", "HP-SYS-003", "HP-SYS-007")
 """Codes of all possible warnings."""
 
 
@@ -36,7 +36,14 @@ class MachineWarnings:
 
     def look(self) -> tuple[MachineWarning, ...]:
         """Current warnings. Takes less than a millisecond."""
-        return tuple(MachineWarning(code=e.code, what=e.what, why=e.why, fix=e.fix) for e in self._errors())
+        return tuple(
+            MachineWarning(code=e.code, what=self._shortened(e.what), why=e.why, fix=e.fix)
+            for e in self._errors()
+        )
+
+    def _shortened(self, what: str) -> str:
+        """`what` with the name of the daemon's folder instead of its path: others may see the page."""
+        return what.replace(str(self._folder), self._folder.name or ".")
 
     def _errors(self) -> Iterator[HetpeerError]:
         """Present warnings: disk, open files, clock, reachability, sensors."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import logging
 import re
 import secrets
 import socket
@@ -29,7 +30,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hetpeer.bootstrap.run.durable_files import atomic_write
+from hetpeer.bootstrap.run.durable_files import NO_ROOM_CODE, atomic_write
+from hetpeer.dht.base.errors import LocalError
 
 TOKEN_FILE = "dashboard.token"  # noqa: S105 - a name
 TOKEN_BYTES = 18
@@ -47,9 +49,14 @@ ALWAYS = {
     "Cache-Control": "no-store",
 }
 
+_log = logging.getLogger(__name__)
+
 
 def token_of(folder: Path) -> str:
-    """The token in `folder`; new if missing, damaged or readable by others. Raises `LocalError` HP-DISK-*."""
+    """The token in `folder`; new if missing, damaged or readable by others.
+
+    Without room on the disk it lasts for this start only. Raises `LocalError` HP-DISK-001.
+    """
     path = folder / TOKEN_FILE
     try:
         if not path.stat().st_mode & 0o077 and _TOKEN_FORM.fullmatch(kept := path.read_text().strip()):
@@ -57,7 +64,12 @@ def token_of(folder: Path) -> str:
     except (OSError, UnicodeDecodeError):
         pass
     made = secrets.token_urlsafe(TOKEN_BYTES)
-    atomic_write(path, made.encode(), mode=0o600)
+    try:
+        atomic_write(path, made.encode(), mode=0o600)
+    except LocalError as error:
+        if error.code != NO_ROOM_CODE:
+            raise
+        _log.warning("%s finds no room: the page has another link after the next start", path)
     return made
 
 

@@ -44,7 +44,8 @@ def test_everything_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     unused = Gpus(driver="580", names=("A10",)).unused("2.13.0+cpu")
     assert unused is not None
     standing = ReachEstimate(reach=ReachKind.PRIVATE, peers=2)
-    made = MachineWarnings(tmp_path, lambda: standing, lambda: [unused, idle_unknown()])
+    full = LocalError("HP-DISK-002", f"no room to write {tmp_path}/log", why="full", fix="free some")
+    made = MachineWarnings(tmp_path, lambda: standing, lambda: [unused, idle_unknown(), full])
     assert sorted(codes(made)) == sorted(CODES)
     assert all(one.what and one.why and one.fix for one in made.look())
     assert str(tmp_path) not in repr(made.look()), "others of this machine may see the page"

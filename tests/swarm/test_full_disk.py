@@ -1,0 +1,110 @@
+"""The disk of the reliable peer is full: it says so, waits for room, and loses nothing."""
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import pytest
+
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from tests.swarm.child import Child, until
+from tests.swarm.swarm import Swarm
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
+DISK = 48 << 20
+
+
+class SmallDisk:
+    """A disk of `DISK` bytes in the namespace of a process that does nothing else: it ends with it."""
+
+    def __init__(self, there: Path) -> None:
+        there.mkdir()
+        rights = ["--user", "--map-root-user"] if os.geteuid() else []
+        mount = f"mount -t tmpfs -o size={DISK} tmpfs {there} && echo mounted && exec sleep infinity"
+        self._keeper = subprocess.Popen(
+            ["unshare", *rights, "--mount", "sh", "-c", mount], stdout=subprocess.PIPE, text=True
+        )
+        assert self._keeper.stdout is not None
+        assert self._keeper.stdout.readline() == "mounted\n"
+        self.there = there
+        """Path of the disk for processes that are `on_it`."""
+        self.path = Path(f"/proc/{self._keeper.pid}/root{there}")
+        """Path of the disk for this process."""
+
+    @property
+    def on_it(self) -> str:
+        """`before` of a process that has the disk."""
+        return f"on_the_disk_of:{self._keeper.pid}"
+
+    def fill(self) -> None:
+        """Leave no free byte."""
+        with (self.path / "ballast").open("wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(4096))
+            except OSError:
+                return
+
+    def free(self) -> None:
+        (self.path / "ballast").unlink()
+
+    def close(self) -> None:
+        self._keeper.kill()
+        self._keeper.wait()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    disk = SmallDisk(tmp_path / "disk")
+    yield disk
+    disk.close()
+
+
+async def test_it_waits_for_room_at_the_start(swarm: Swarm, disk: SmallDisk) -> None:
+    """Two lines in all: one when it begins to wait, one when it starts. Page and status say it meanwhile."""
+    run, there = disk.path / "run", disk.there / "run"
+    copytree(swarm.run.path, run)
+    swarm.run = RunDirectory.open(run)
+    disk.fill()
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    waiting = swarm.reliable(there, "--dashboard", "0", home=there, before=disk.on_it)
+    await waiting.says("HP-DISK-002")
+    asked = swarm.start("owner", "status", "--home", str(there), before=disk.on_it)
+    await asked.ended()
+    why = "No space left on device: 0 bytes are free, 1,048,576 are needed"
+    lines = asked.printed.splitlines()
+    assert lines[0].startswith("here      waiting (no room) since "), asked.printed + asked.said
+    assert lines[1].startswith(f"why       HP-DISK-002: no room to write {there}; why: {why}; do: "), lines
+    assert await room_warnings(waiting) == [("no room to write run", why)]
+    assert before.items() <= {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}.items()
+    assert waiting.status is None
+
+    disk.free()
+    await until(lambda: waiting.printed, "volunteers may join")
+    assert "there is room" in waiting.said
+    assert waiting.said.count("HP-DISK-002") == 1
+    assert [record["kind"] for record in swarm.records()] == ["reign"]
+    async with asyncio.timeout(30.0):
+        while await room_warnings(waiting):  # a page that nobody watches is renewed every ten seconds
+            await asyncio.sleep(0.2)
+
+
+async def room_warnings(child: Child) -> list[tuple[str, str]]:
+    """What and why of the warnings HP-DISK-002 on the page that `child` serves."""
+    await child.says("dashboard at ")
+    url, token = re.findall(r"dashboard at (\S+)/#token=(\S+)", child.said)[-1]
+    request = urllib.request.Request(f"{url}/api/v1/view", headers={"Authorization": f"Bearer {token}"})
+
+    def ask() -> Any:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.load(answer)["warnings"]
+
+    found = await asyncio.to_thread(ask)
+    return [(one["what"], one["why"]) for one in found if one["code"] == "HP-DISK-002"]
