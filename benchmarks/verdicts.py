@@ -4,7 +4,8 @@ Four volunteers in two stages train a net of tanh layers on samples that can onl
 high learning rate, so that float rounding grows as it does in any training. Eight faults hit each run: a
 volunteer is killed and started again, its worker is killed, or it is frozen for three seconds. Then
 `audit --replay` must call the run exact: to the last bit where all volunteers compute alike, within the
-measured bounds where one of them has other kernels (`--mixed`).
+measured bounds where one of them has other kernels (`--mixed`). And nobody may be accused: with `--mixed`
+every contribution is checked by another volunteer.
 
     python -m benchmarks.verdicts --runs 20
     python -m benchmarks.verdicts --runs 20 --mixed
@@ -28,14 +29,17 @@ from hetpeer.bootstrap.audit.audit import audit
 from hetpeer.bootstrap.audit.replay import replay
 from hetpeer.bootstrap.audit.rounding import OTHER_KERNELS
 from hetpeer.bootstrap.authoring.create import create_run
+from hetpeer.bootstrap.log.record_log import read_log
 from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.bootstrap.run.settings import TrainingSettings
+from hetpeer.bootstrap.run.settings import TrainingSettings, TrustSettings
 from hetpeer.peer.process.hetpeer_children import end_all
 
 VOLUNTEERS, OTHER = 4, 4
 FROZEN_S = 3.0
 RATES = (5e-4, 5e-3, 5e-2)
 WITHIN_S = 600.0
+ACCUSATIONS = ("banned", "dispute", "quarrel")
+"""Kinds of records that say that a volunteer is wrong, or that one of two is."""
 AUTHOR = """
 import torch
 from torch import nn
@@ -81,7 +85,8 @@ class MixedSite(Site):
         return ("env", *kernels, *self.command)
 
 
-def make_run(folder: Path, steps: int, seed: int) -> RunDirectory:
+def make_run(folder: Path, steps: int, seed: int, share: float) -> RunDirectory:
+    """The run directory; `share` of the contributions are checked."""
     module = folder / "memorise.py"
     module.write_text(AUTHOR)
     training = TrainingSettings(
@@ -103,14 +108,17 @@ def make_run(folder: Path, steps: int, seed: int) -> RunDirectory:
         seed=seed,
         stages=[2],
         training=training,
+        trust=TrustSettings(spot_checks=share),
     )
 
 
 async def hurt(swarm: Swarm, choose: random.Random, steps: int, faults: int) -> list[str]:
-    """Faults at equal distances; returns what they were."""
-    done = []
+    """Faults at equal distances; returns what they were: fewer if the run was over before."""
+    done: list[str] = []
     for number in range(1, faults + 1):
         await swarm.until(steps * number // (faults + 1), WITHIN_S)
+        if swarm.feed.history.version >= steps:
+            return done
         victim, kind = choose.randint(1, VOLUNTEERS), choose.choice(("kill", "kill worker", "freeze"))
         if kind == "kill worker" and (worker := swarm.worker(victim)) is not None:
             worker.kill()
@@ -132,7 +140,7 @@ async def hurt(swarm: Swarm, choose: random.Random, steps: int, faults: int) -> 
 
 async def trial(folder: Path, steps: int, faults: int, seed: int, *, mixed: bool) -> dict[str, Any]:
     """One run: made, trained through its faults, judged."""
-    run, began = make_run(folder, steps, seed), time.monotonic()
+    run, began = make_run(folder, steps, seed, 1.0 if mixed else 0.0), time.monotonic()
     site = MixedSite(keep_places=False) if mixed else Site(keep_places=False)
     async with running(run, folder, VOLUNTEERS, site=site) as swarm:
         done = await hurt(swarm, random.Random(seed), steps, faults)
@@ -143,6 +151,8 @@ async def trial(folder: Path, steps: int, faults: int, seed: int, *, mixed: bool
     verdict = audit(run.path)
     began = time.monotonic()
     replayed = replay(run.path)
+    equal = mixed or replayed.equal == verdict.steps
+    accusations = [record for record in read_log(run.log_path) if record["kind"] in ACCUSATIONS]
     return {
         "seed": seed,
         "learning_rate": run.manifest.training.learning_rate,
@@ -153,8 +163,9 @@ async def trial(folder: Path, steps: int, faults: int, seed: int, *, mixed: bool
         "replayed_s": round(time.monotonic() - began, 1),
         "audit": verdict.ok,
         "problems": verdict.problems[:5],
+        "accusations": accusations,
         "replay": replayed.document(),
-        "right": verdict.ok and replayed.ok and (mixed or replayed.equal == verdict.steps == steps),
+        "right": verdict.ok and replayed.ok and equal and verdict.steps == steps and not accusations,
     }
 
 
@@ -182,7 +193,9 @@ def show(figures: dict[str, Any]) -> None:
     steps = sum(one["steps"] for one in trials)
     equal = sum(one["replay"]["equal"] for one in trials)
     print(f"{figures['right']} of {len(trials)} honest runs called honest")
-    print(f"{equal} of {steps} steps equal to the last bit")
+    faults = sum(len(one["faults"]) for one in trials)
+    print(f"{equal} of {steps} steps equal to the last bit; {faults} faults")
+    print(f"{sum(len(one['accusations']) for one in trials)} accusations")
 
 
 def main() -> int:
