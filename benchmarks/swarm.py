@@ -41,7 +41,7 @@ WITHOUT_END = TrainingSettings(
     checkpoint_every=NEVER,
 )
 """Nothing but steps, as long as somebody looks on."""
-ENTRIES = {COMMAND[-1], "benchmarks.observed"}
+ENTRIES = {COMMAND[-1], "benchmarks.observed", "benchmarks.loop_lag"}
 Step = tuple[int, int, int]
 """Term, view and number."""
 KINDS = ("bootstrap", "bootstrap p2pd", "volunteer", "worker", "volunteer p2pd")

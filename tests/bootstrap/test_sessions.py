@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import msgpack
+import psutil
 import pytest
 
 from hetpeer.averaging import messages as m
@@ -19,6 +22,7 @@ from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.dht.channels.channel import Channel, Parcel
 from hetpeer.dht.channels.channel_server import dial
+from hetpeer.dht.streams.stream import encode_head
 from tests.dht.loopback import Loopback
 from tests.dht.test_channel import Kept, until
 
@@ -116,6 +120,82 @@ async def test_nothing_but_a_short_hello_is_read_before_a_session_begins(
     assert isinstance(network.ended[0], ProtocolError)
     assert desk.heard == []
     assert time.thread_time() - began < 0.1
+
+
+OPENED = encode_head({"key": "a", "has": 0, "begun": False}, 0)
+
+
+def framed(message: bytes) -> bytes:
+    return encode_head({"n": 1, "a": 0, "m": {}}, len(message)) + message
+
+
+FOREIGN = {
+    "HTTP": b"GET / HTTP/1.1\r\nHost: hetpeer\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64),
+    "random bytes": random.Random(0).randbytes(4096),
+    "a libp2p message": b"\x13/multistream/1.0.0\n\x07/hello\n",
+    "msgpack without frames": msgpack.packb({"kind": "hello", "run": "run"}),
+    "a frame of another version": OPENED[:2] + b"\x63" + OPENED[3:],
+    "a frame with a long header": OPENED[:4] + b"\xff" * 12 + OPENED,
+    "random bytes after the opening": OPENED + random.Random(1).randbytes(4096),
+    "msgpack of another program": OPENED + framed(msgpack.packb({"type": 1, "x": 2})),
+    "an unknown kind": OPENED + framed(msgpack.packb({"kind": "x"})),
+}
+
+
+@pytest.mark.parametrize("said", FOREIGN.values(), ids=FOREIGN)
+async def test_bytes_of_another_protocol_end_the_stream_in_one_line(
+    desk: Desk, network: Loopback, said: bytes
+) -> None:
+    stream = await network.open("them", "test", timeout_s=5.0)
+    await stream._wire.write([said])
+    await until(lambda: bool(network.ended))
+    assert isinstance(network.ended[0], ProtocolError)
+    assert "\n" not in network.ended[0].line()
+    assert len(network.ended[0].line()) < 600
+    with session(network, "b", HELLO) as channel:
+        await asyncio.wait_for(channel.drained(), 30)
+    assert desk.heard == [HELLO]
+
+
+@pytest.mark.parametrize("closes", [True, False], ids=["then closing", "then silence"])
+async def test_half_a_hello(desk: Desk, network: Loopback, closes: bool) -> None:
+    """The stream ends at once, or when the rest is overdue; nothing of the session is left, and no offence
+    is counted of a peer whose line may have broken.
+    """
+    stream = await network.open("them", "test", timeout_s=5.0)
+    await stream._wire.write([OPENED + framed(m.encode(HELLO))[:-9]])
+    if closes:
+        stream.close()
+    await until(lambda: bool(network.ended) or not any(channel.is_up for channel in desk.reception))
+    await until(lambda: not any(channel.is_up for channel in desk.reception))
+    assert not any(isinstance(error, ProtocolError) for error in network.ended)
+    desk.looks(2)
+    assert not list(desk.reception)
+    with session(network, "b", HELLO) as channel:
+        await asyncio.wait_for(channel.drained(), 30)
+    assert desk.heard == [HELLO]
+
+
+async def test_a_thousand_sessions_that_say_nothing_after_they_were_opened(
+    desk: Desk,
+) -> None:
+    """Each is closed at the second look; a volunteer that says Hello meanwhile is heard at once."""
+    files = psutil.Process().num_fds()
+    networks = [Loopback(desk.reception.handle, f"peer {number}") for number in range(1000)]
+    for one in networks:
+        stream = await one.open("them", "test", timeout_s=5.0)
+        await stream.send({"key": "a", "has": 0, "begun": False})
+    await until(lambda: len(list(desk.reception)) == len(networks))
+    network = Loopback(desk.reception.handle)
+    with session(network, "b", HELLO) as channel:
+        await asyncio.wait_for(channel.drained(), 30)
+        desk.looks(2)
+        await until(lambda: sum(one.is_up for one in desk.reception) == 1)
+        desk.looks(1)
+        assert [one.peer_id for one in desk.reception] == ["us"]
+        assert desk.heard == [HELLO]
+    await until(lambda: psutil.Process().num_fds() <= files + 4)
 
 
 async def test_what_follows_a_hello_that_was_refused_is_not_read(desk: Desk, network: Loopback) -> None:

@@ -49,6 +49,10 @@ ATTACKS = (
     Attack(17, "sessions", volunteers=False),
 )
 
+WITHOUT_HELLO = Attack(17, "ten without a Hello", volunteers=False)
+WITH_HELLO = Attack(17, "ten with a Hello", volunteers=False)
+"""Ten attackers at once (ten_attackers.py), measured by benchmarks/besieged.py."""
+
 
 class UnderWay:
     """What the file at `path` says, looked at now and then."""
