@@ -10,8 +10,8 @@ import pytest
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.run.durable_files import disk_errors
 from hetpeer.bootstrap.service import driver
-from hetpeer.bootstrap.service.trouble_line import TroubleLine
 from hetpeer.bootstrap.state.effects import CollectCheckpoint
+from hetpeer.dht.base.trouble_line import TroubleLine
 
 
 async def test_a_full_disk_is_told_once_and_so_is_its_end(

@@ -1,7 +1,9 @@
 """What does not fit into memory waits on the disk, bit for bit; what is in use stays where it is."""
 
+import logging
 import os
 import random
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -164,6 +166,29 @@ def test_a_full_disk_leaves_everything_as_it_was(arena: Arena) -> None:
     assert [bytes(store.view(t))[0] for t in tensors] == [0, 1, 2, 3]
     assert spill.used == 0
     spill.close()
+
+
+def test_a_full_disk_is_told_once_and_gets_back_what_did_not_fit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Step after step the last bundles do not fit: others need the rest of the disk for their files."""
+    spill = SpillFile(tmp_path, 100 * SIZE)
+    bundle = memoryview(bytes(SIZE))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SIZE + SIZE // 2, hard))
+    try:
+        for _ in range(3):
+            place = spill.put(bundle)
+            assert place is not None
+            assert spill.put(bundle) is None
+            assert spill._descriptor is not None
+            assert os.fstat(spill._descriptor).st_size == SIZE, "no half of a bundle is left"
+            spill.drop(place)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        spill.close()
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert told == ["memory is full, and so is what there is of the disk: File too large"]
 
 
 def test_any_order_keeps_every_bit(store: TensorStore, spill: SpillFile, arena: Arena) -> None:

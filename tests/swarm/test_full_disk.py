@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.dht.base.errors import ExitCode
 from tests.swarm.child import Child, until
 from tests.swarm.swarm import Swarm
 
@@ -94,6 +95,33 @@ async def test_it_waits_for_room_at_the_start(swarm: Swarm, disk: SmallDisk) -> 
     async with asyncio.timeout(30.0):
         while await room_warnings(waiting):  # a page that nobody watches is renewed every ten seconds
             await asyncio.sleep(0.2)
+
+
+@pytest.mark.proof
+async def test_a_volunteer_without_room_ends_and_comes_back(swarm: Swarm, disk: SmallDisk) -> None:
+    """Its last line says why, no file is half-written, and with room it goes on."""
+    bootstrap = await swarm.bootstrap(before="patient", together=2)
+    home = disk.there / "home"
+    full, other = swarm.volunteer("full", home=home, before=disk.on_it), swarm.volunteer("other")
+    await swarm.committed(3)
+    disk.fill()
+    assert await full.ended() == ExitCode.TOO_SMALL
+    assert full.said.splitlines()[-1].startswith(f"HP-DISK-002: no room to write {home}/"), full.said
+    files = {path: path.read_bytes() for path in (disk.path / "home").glob("*.*")}
+    owner = swarm.start(
+        "owner", "config", "set", "limits.up", "5mbit", "--home", str(home), before=disk.on_it
+    )
+    assert await owner.ended() == ExitCode.TOO_SMALL
+    assert "config.toml; why: No space left on device: 0 bytes are free, " in owner.said
+    again = swarm.volunteer("full", "--ram-limit", "5GiB", home=home, before=disk.on_it)
+    assert await again.ended() == ExitCode.TOO_SMALL
+    assert re.search("these options count for this time only: .*limits.ram 5GiB; why: no room", again.said)
+    unlogged = {path: content for path, content in files.items() if path.suffix != ".log"}
+    assert unlogged == {path: path.read_bytes() for path in unlogged}
+    disk.free()
+    back = swarm.volunteer("full", home=home, before=disk.on_it)
+    await swarm.finished(bootstrap, back, other)
+    swarm.exact()
 
 
 async def room_warnings(child: Child) -> list[tuple[str, str]]:

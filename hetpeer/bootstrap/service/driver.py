@@ -29,7 +29,6 @@ from hetpeer.bootstrap.service.core_interface import LeaderStart
 from hetpeer.bootstrap.service.evidence_keeper import EvidenceKeeper
 from hetpeer.bootstrap.service.sample_trials import SampleTrials
 from hetpeer.bootstrap.service.sessions import VolunteerSessions
-from hetpeer.bootstrap.service.trouble_line import TroubleLine
 from hetpeer.bootstrap.state import effects as d
 from hetpeer.bootstrap.state.core_config import message_bounds
 from hetpeer.bootstrap.state.timeouts import MAX_TICK_S
@@ -37,6 +36,7 @@ from hetpeer.bootstrap.storage.replication import CheckpointReplication
 from hetpeer.dht.base import failpoints
 from hetpeer.dht.base.errors import LocalError, ProtocolError, RemoteError, short_id
 from hetpeer.dht.base.runtime import Clock, heed_cancellation
+from hetpeer.dht.base.trouble_line import TroubleLine
 from hetpeer.dht.channels.channel import Channel
 from hetpeer.dht.identity.addresses import network_in
 from hetpeer.dht.node.node import Node

@@ -21,6 +21,7 @@ from hetpeer.bootstrap.run.owner_signature import AMENDMENT, MANIFEST
 from hetpeer.bootstrap.storage.file_service import FILE_TIMEOUT_S, fetch
 from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError, PeerLostError, RemoteError, short_id
 from hetpeer.dht.base.runtime import TaskSet
+from hetpeer.dht.base.trouble_line import TroubleLine
 from hetpeer.dht.discovery import Advert, Roster
 from hetpeer.dht.identity.addresses import Address, parse_address
 from hetpeer.dht.node.node import Node, NodeConfig
@@ -169,16 +170,18 @@ async def _remember_forever(arrival: FoundRun, home: Home) -> None:
     """Write down the present peers: those that we joined by may be gone at the next start."""
     node, signed = arrival.node, arrival.signed
     roster = Roster(node, signed.run_id)
+    unsaved = TroubleLine(_log, "the addresses of the run's peers are written down again")
     while True:
         try:
             adverts = await roster.read()
             adverts.pop(node.peer_id, None)
             seen = acquaintances(adverts, signed.reliable)
             await asyncio.to_thread(remember_seen, home.path, signed.run_id, seen)
+            unsaved.ended()
         except RemoteError as error:
             _log.debug("who is there: %s", error)
         except LocalError as error:  # there may be room the next time
-            _log.warning("%s", error.line())
+            unsaved.lasts(error, f"the addresses of the run's peers are not written down: {error}")
         await asyncio.sleep(PEERS_LOOK_S)
 
 

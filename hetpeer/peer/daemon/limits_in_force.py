@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from hetpeer.dht.base.errors import HetpeerError, LocalError
 from hetpeer.dht.base.runtime import SystemClock, TaskSet, to_its_end
+from hetpeer.dht.base.trouble_line import TroubleLine
 from hetpeer.peer.control.control_messages import ControlRequest, DaemonStatus
 from hetpeer.peer.daemon.owner_wishes import VolunteerDaemon, Wish
 from hetpeer.peer.limits import config_file
@@ -62,6 +63,7 @@ class LimitsInForce(NodeRates):
         self._device: str | None = None
         """The last `compute.device` that a worker was started on."""
         self._month = self._saved = config_file.Month(month=_month())
+        self._unsaved = TroubleLine(_log, "this month's traffic is saved again")
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -167,8 +169,9 @@ class LimitsInForce(NodeRates):
         try:
             config_file.save_month(self._home, month)
             self._saved = month
+            self._unsaved.ended()
         except LocalError as error:
-            _log.warning("this month's traffic could not be saved: %s", error)
+            self._unsaved.lasts(error, f"this month's traffic could not be saved: {error}")
 
     async def _look_forever(self) -> None:
         while True:

@@ -8,9 +8,9 @@ import logging
 from hetpeer.bootstrap.consensus.replica import Replica
 from hetpeer.bootstrap.log.history import Record
 from hetpeer.bootstrap.run.durable_files import NO_ROOM_CODE
-from hetpeer.bootstrap.service.trouble_line import TroubleLine
 from hetpeer.bootstrap.storage.replication import CheckpointReplication
 from hetpeer.dht.base.errors import LocalError, RemoteError
+from hetpeer.dht.base.trouble_line import TroubleLine
 
 LOOK_S = 0.5
 AGAIN_S = 10.0

@@ -7,8 +7,8 @@ import logging
 from pathlib import Path
 
 from hetpeer.bootstrap.run.durable_files import NO_ROOM_CODE, probe_room
-from hetpeer.bootstrap.service.trouble_line import TroubleLine
 from hetpeer.dht.base.errors import HetpeerError, LocalError
+from hetpeer.dht.base.trouble_line import TroubleLine
 
 START_BYTES = 1 << 20
 """Bytes that must be free before a reliable peer takes part: thousands of records of its log."""

@@ -7,6 +7,7 @@ file has no room for is refused, and stays in memory.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -31,8 +32,10 @@ class SpillFile:
         self._free = FreeList(_aligned(limit))
         self._descriptor: int | None = None
         self.refusal = ""
-        """Reason of the last refusal, until a tensor fits again."""
+        """Reason of the last refusal, until the file is empty again."""
         self._said = False
+        self._told: set[str] = set()
+        """Reasons of refusals that were logged: each step may have some."""
 
     def put(self, data: memoryview) -> Extent | None:
         """Keep a copy of `data`; None if there is no room for it, on the disk or within the limit."""
@@ -81,14 +84,20 @@ class SpillFile:
     def _write(self, data: memoryview, offset: int) -> None:
         if self._descriptor is None:
             self._descriptor = _nameless(self._folder)
-        rest = data
-        while rest:
-            count = os.pwrite(self._descriptor, rest, offset)
-            offset, rest = offset + count, rest[count:]
+        rest, size = data, os.fstat(self._descriptor).st_size
+        try:
+            while rest:
+                count = os.pwrite(self._descriptor, rest, offset)
+                offset, rest = offset + count, rest[count:]
+        except OSError:
+            with contextlib.suppress(OSError):  # others need the last bytes of a full disk
+                os.ftruncate(self._descriptor, size)
+            raise
 
     def _refuse(self, why: str) -> None:
-        if not self.refusal:
-            self.refusal = why
+        self.refusal = self.refusal or why
+        if why not in self._told:
+            self._told.add(why)
             _log.warning("memory is full, and so is what there is of the disk: %s", why)
 
 
