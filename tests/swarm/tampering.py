@@ -60,9 +60,9 @@ def next_version() -> None:
         return msgpack.packb(fields | {"novelty": [1, 2, 3]})
 
     def with_news(self, parcel):
-        if not parcel.header:
-            send(self, Parcel({}, (encode(messages.Unknown(kind="news")),)))
         send(self, parcel)
+        if not parcel.header:  # a session begins with a Hello in every version
+            send(self, Parcel({}, (encode(messages.Unknown(kind="news")),)))
 
     messages.encode, Channel.send = newer, with_news
 
