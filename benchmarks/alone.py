@@ -1,6 +1,6 @@
 """The opponent: a run's own model, microbatches and optimizer in one process, with nothing but torch.
 
-`python -m benchmarks.alone RUN --threads N` trains for ever and prints the monotonic time at the end of each
+`python -m benchmarks.alone RUN --threads N` trains, and prints the monotonic time at the end of each
 step.
 """
 

@@ -37,7 +37,7 @@ from hetpeer.stages.block.arithmetic import arithmetic_of
 from hetpeer.stages.block.block_state import dump, layout_of, load_constants
 from hetpeer.stages.block.exact_numerics import squared_norm
 from hetpeer.stages.block.parameter_groups import BlockRules, segments
-from hetpeer.stages.graph.block_spec import TensorSpec
+from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
 from hetpeer.stages.graph.interpreter import SYMBOLS
 from hetpeer.stages.graph.own_operators import Pass
 from hetpeer.stages.graph.random_draws import Draw
@@ -51,16 +51,16 @@ CPU = torch.device("cpu")
 
 
 class OneMachine:
-    """A run's model at the state of the checkpoint `base`."""
+    """A run's model, of the blocks `specs`, at the state of the checkpoint `base`."""
 
-    def __init__(self, run: RunDirectory, base: Mapping[str, Any]) -> None:
+    def __init__(self, run: RunDirectory, specs: Sequence[BlockSpec], base: Mapping[str, Any]) -> None:
         self._manifest = run.manifest
         self._training = run.manifest.training
         self._data = run.batches()
         self._ties = Ties(run.manifest.ties)
-        self._specs = [run.block_spec(block) for block in run.manifest.blocks]
+        self._specs = specs
         store = CheckpointStore(run, run.layouts())
-        constants = _constants(run)
+        constants = _constants(run, specs)
         outer = None if run.manifest.outer is None else outer_of(run.manifest.outer.model_dump())
         groups = tuple((group.pattern, group.changes) for group in self._training.groups)
         self._blocks = [
@@ -75,7 +75,7 @@ class OneMachine:
                 ),
                 CPU,
             )
-            for spec in self._specs
+            for spec in specs
         ]
 
     def step(self, work: Mapping[str, Any], oldest: int) -> dict[str, Any]:
@@ -231,11 +231,11 @@ def _loss(passes: Sequence[BlockPass]) -> tuple[str, Tensor]:
     return name, passes[-1].outputs[name]
 
 
-def _constants(run: RunDirectory) -> dict[str, Tensor]:
+def _constants(run: RunDirectory, blocks: Sequence[BlockSpec]) -> dict[str, Tensor]:
     """Name → buffer of every block."""
     found: dict[str, Tensor] = {}
-    for block in run.manifest.blocks:
-        specs, path = run.block_spec(block).buffer_specs, run.buffers_path(block)
+    for block, entry in zip(blocks, run.manifest.blocks, strict=True):
+        specs, path = block.buffer_specs, run.buffers_path(entry)
         if path is not None:
             raw = load_constants(path.read_bytes(), specs)
             found |= {name: _tensor(raw[name], spec) for name, spec in specs.items()}
@@ -271,13 +271,14 @@ def main(directory: Path, work_path: Path, out_path: Path) -> None:
     work = json.loads(work_path.read_text())
     torch.set_num_threads(work["threads"])
     arithmetic, run = arithmetic_of(CPU), RunDirectory.open(directory)
+    specs = [run.block_spec(block) for block in run.manifest.blocks]
     with out_path.open("w") as out:
         out.write(json.dumps({"arithmetic": arithmetic}) + "\n")
         for number, segment in enumerate(work["segments"]):
             if work["reverse"]:
                 for step in segment["steps"]:
                     step["orders"] = [reversed_order(order) for order in step["orders"]]
-            machine, stops = OneMachine(run, segment["base"]), segment["arithmetic"] == arithmetic
+            machine, stops = OneMachine(run, specs, segment["base"]), segment["arithmetic"] == arithmetic
             for result in results(machine, segment, stops=stops):
                 out.write(json.dumps({"segment": number, **result}) + "\n")
             if not stops:
