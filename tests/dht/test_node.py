@@ -31,8 +31,8 @@ from hetpeer.dht.kademlia import first_contact, table
 from hetpeer.dht.kademlia.first_contact import GREETINGS, MAX_CLOCK_OFFSET_S
 from hetpeer.dht.kademlia.network_session import NetworkSession
 from hetpeer.dht.node import node as node_module
+from hetpeer.dht.node.contacts import MAX_ASKED, Contacts
 from hetpeer.dht.node.node import Node, NodeConfig
-from hetpeer.dht.node.session_series import MAX_ASKED, Contacts
 from hetpeer.dht.p2pd.p2pd_control import P2pdControl
 from hetpeer.dht.streams.stream import Stream
 from tests.dht.peer_process import ECHO, RUN_ID, ChildPeer
@@ -331,7 +331,7 @@ async def test_who_has_hung_up_already_is_no_sign_that_p2pd_is_dead(
             asked.append(peer_id)
             return await super().addresses_of(peer_id)
 
-    session, contacts = copy.copy(await node.session()), Contacts([])
+    session, contacts = copy.copy(await node.session()), Contacts([], node.identity)
     here = await session.control.connections()
     session.control = WithVisitors(session.control.path)
     await contacts.tend(session)

@@ -37,6 +37,8 @@ class Swarm:
         self.address = ""
         self.lab: Lab | None = None
         """Where its processes are, if not on the loopback of this machine."""
+        self.listens = ""
+        """Where the bootstrap node listens; empty: at its first address."""
         self._server = server
         self._served_by: list[psutil.Process] = []
         """The helpers of the bootstrap node, which keep its port a little longer than they have it for a
@@ -97,7 +99,7 @@ class Swarm:
 
     def reliable(self, run: Path, *options: str, port: str = "0", **how: Any) -> Child:
         """A reliable peer with its own copy of the run; `how` as in `start`."""
-        where = ("--host", self._host(0), "--port", port)
+        where = ("--host", self.listens or self._host(0), "--port", port)
         return self.start("bootstrap", "bootstrap", str(run), *where, *options, **how)
 
     def volunteer(self, name: str, *options: str, via: str = "", node: int = 0, **how: Any) -> Child:
@@ -172,7 +174,7 @@ class Swarm:
         def reached() -> bool:
             return self.version >= steps
 
-        await until(reached, f"{steps} steps; {self._voices()}", within_s)
+        await until(reached, f"{steps} steps; {self.voices()}", within_s)
 
     async def stored(self, steps: int, within_s: float = 2 * BUSY_S) -> None:
         """Return when a state of so many steps is in the store: with a block's last holder that leaves the
@@ -180,7 +182,7 @@ class Swarm:
         """
         await until(
             lambda: any(record["version"] >= steps for record in self.records("checkpoint")),
-            f"{steps} steps are stored; {self._voices()}",
+            f"{steps} steps are stored; {self.voices()}",
             within_s,
         )
 
@@ -232,7 +234,7 @@ class Swarm:
         assert replayed.equal == replayed.steps, replayed.why
         return replayed.steps
 
-    def _voices(self) -> str:
+    def voices(self) -> str:
         return "\n".join(f"── {child.name}\n{child.said[-1500:]}" for child in self.children)
 
 

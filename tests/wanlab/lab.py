@@ -30,7 +30,7 @@ import pytest
 
 from hetpeer.dht.base.runtime import dying_with_us
 from tests.wanlab.matrix import Matrix
-from tests.wanlab.router import address, enter, namespace
+from tests.wanlab.router import address, enter, namespace, spare_address
 
 ROOT = Path(__file__).parents[2]
 MATRICES = Path(__file__).parent / "matrices"
@@ -79,6 +79,8 @@ class Lab:
         self._router: subprocess.Popen[str] | None = None
         self._orders: socket.socket | None = None
         self._processes: list[subprocess.Popen[Any]] = []
+        self._moved: set[int] = set()
+        """Nodes that have their spare addresses."""
 
     def __enter__(self) -> Self:
         if reason := missing():
@@ -146,7 +148,17 @@ class Lab:
 
     def address(self, node: int) -> str:
         """Its IPv4 address."""
-        return address(node)
+        return spare_address(node) if node in self._moved else address(node)
+
+    def move(self, node: int) -> None:
+        """Give it its spare address in place of the first one, as a router does with a new lease.
+
+        Connections to the old address hear nothing any more.
+        """
+        self._moved.add(node)
+        for order, where in (("del", address(node)), ("add", spare_address(node))):
+            command = ["ip", "-n", self.namespace(node), "addr", order, f"{where}/23", "dev", "wan0"]
+            subprocess.run(command, check=True)
 
     def at(self, node: int, command: Sequence[str]) -> Sequence[str]:
         """The command that starts `command` there."""

@@ -41,14 +41,19 @@ SEGMENT_HEADERS = 52
 WAIT_S = 0.05
 BURST = 16
 """Packets read from one node before the others are looked at."""
-SUBNET = "51.51.51"
-"""Looks public: libp2p neither announces nor punches to addresses of private and test ranges."""
+SUBNET, SPARE_SUBNET = "51.51.51", "51.51.50"
+"""Look public: libp2p neither announces nor punches to addresses of private and test ranges."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def address(node: int) -> str:
     return f"{SUBNET}.{node + 1}"
+
+
+def spare_address(node: int) -> str:
+    """Address that the node gets in place of the first one if it is moved."""
+    return f"{SPARE_SUBNET}.{node + 1}"
 
 
 @contextlib.contextmanager
@@ -80,7 +85,7 @@ def make_node(name: str, node: int) -> int:
         fcntl.ioctl(device, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO_ECN)
     _ip("-n", name, "link", "set", "lo", "up")
     _ip("-n", name, "link", "set", "wan0", "mtu", "1500", "txqueuelen", "4000", "up")
-    _ip("-n", name, "addr", "add", f"{address(node)}/24", "dev", "wan0")
+    _ip("-n", name, "addr", "add", f"{address(node)}/23", "dev", "wan0")
     return device
 
 
@@ -95,7 +100,9 @@ class Router:
         self._network = network
         self._devices = devices
         self._orders = orders
-        self._node = {socket.inet_aton(address(i)): i for i in range(len(devices))}
+        self._node = {
+            socket.inet_aton(at(i)): i for i in range(len(devices)) for at in (address, spare_address)
+        }
 
     def run(self) -> None:
         """Until stdin closes."""

@@ -125,6 +125,10 @@ class Coordinator:
             self.members.volunteers[peer].heard(now)
         return []
 
+    def renewed(self, now: float) -> None:
+        """Our network process is being started again, and all streams broke with it."""
+        self.leases.renewed(now)
+
     def saved(self, order: CollectCheckpoint, block: int, digest: str, now: float) -> list[Effect]:
         """The state of `block` that `order` asks for has arrived and lies durably in the checkpoint store."""
         self.machine.checkpoints.saved(order, block, digest, now)

@@ -87,6 +87,10 @@ class UnassignedVolunteers:
         """The stream of `peer` broke; it may come back within the grace."""
         self._leases.broken(peer, now)
 
+    def renewed(self, now: float) -> None:
+        """Our network process is being started again, and all streams broke with it."""
+        self._leases.renewed(now)
+
     def tick(self, now: float) -> list[Effect]:
         """Remove volunteers whose leases ran out."""
         self._leases.tick(now)

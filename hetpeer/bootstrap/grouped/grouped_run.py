@@ -182,6 +182,12 @@ class GroupedRun:
             effects += self._unassign(volunteer.homeless(), now)
         return self._events.settle(effects, now)
 
+    def renewed(self, now: float) -> None:
+        """Our network process is being started again, and all streams broke with it."""
+        self._unassigned.renewed(now)
+        for cluster in self.clusters:
+            cluster.coordinator.renewed(now)
+
     def tick(self, now: float) -> list[Effect]:
         """Check leases, graces and deadlines. To be called a few times a second."""
         if self.state is CoordinatorState.FINISHED:

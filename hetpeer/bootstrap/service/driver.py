@@ -131,6 +131,8 @@ class CoordinatorService:
         while True:
             await asyncio.sleep(TICK_S)
             last, ticked = ticked, self._clock.monotonic()
+            if not self._node.is_up:
+                self.core.renewed(ticked)
             if ticked - last > MAX_TICK_S:
                 _log.warning("this process stood still for %.1f s: no lease runs out for that", ticked - last)
             self._queue(self.core.tick(ticked))

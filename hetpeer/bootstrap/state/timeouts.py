@@ -28,6 +28,7 @@ class Leases:
     def __init__(self, context: CoordinatorContext, now: float) -> None:
         self._context = context
         self._ticked_at = now
+        self._spared_until = now
 
     def tick(self, now: float) -> float:
         """Seconds for which we did not listen since the last tick; all leases are extended by them."""
@@ -41,6 +42,8 @@ class Leases:
 
     def expired(self, now: float) -> dict[str, str]:
         """Volunteers that are not heard any more → reason."""
+        if now < self._spared_until:
+            return {}
         config, gone = self._context.config, {}
         for peer, volunteer in self._context.members.volunteers.items():
             if volunteer.broken_at is not None and now - volunteer.broken_at > config.grace_s:
@@ -48,6 +51,13 @@ class Leases:
             elif now - volunteer.heard_at > config.lease_s:
                 gone[peer] = "lease expired"
         return gone
+
+    def renewed(self, now: float) -> None:
+        """Our own network process is being started again: all streams broke, and no volunteer is to blame.
+
+        Nobody is lost before they had the time in which a coordinator that was away is found.
+        """
+        self._spared_until = now + self._context.config.return_s
 
     def broken(self, peer: str, now: float) -> None:
         """The stream of `peer` broke; it may come back within the grace."""

@@ -22,19 +22,24 @@ from hetpeer.dht.identity.peer_identity import Identity, hold
 from hetpeer.dht.kademlia.first_contact import CONNECT_DEADLINE_S
 from hetpeer.dht.kademlia.network_session import NetworkSession
 from hetpeer.dht.kademlia.table import KnownKeys, Table
+from hetpeer.dht.node.contacts import SEARCH_S
+from hetpeer.dht.node.own_line import LINE_LOOK_S, OwnLine, machine_addresses, talks_from
 from hetpeer.dht.node.relay_guard import RelayGuard
 from hetpeer.dht.node.session_series import SessionSeries
 from hetpeer.dht.p2pd.listener import DATA, Handler, Listener, StreamBudget
 from hetpeer.dht.p2pd.p2pd_control import P2pdControl, P2pdError
 from hetpeer.dht.p2pd.p2pd_process import NodeConfig
-from hetpeer.dht.reach import dialback
+from hetpeer.dht.reach import dialback, whereabouts
 from hetpeer.dht.reach.connection_monitor import ConnectionMonitor
 from hetpeer.dht.reach.dialback import DialBack
 from hetpeer.dht.reach.reachability import PeerPath, ReachEstimate
+from hetpeer.dht.reach.whereabouts import Whereabouts
 from hetpeer.dht.streams.stream import Stream
 
 WITNESSES = 2
 """Peers outside our network that must have reached us at an address before others are told: one may lie."""
+SEARCH_AFTER_S = 1.5
+"""Seconds that a stream to a sought peer may take to open before others are asked where the peer is."""
 TEND_PERIOD_S = 5.0
 """Seconds between checks that p2pd is alive, and redials of lost peers."""
 
@@ -60,6 +65,7 @@ class Node:
         self.peer_id = identity.peer_id
         self._clock = clock
         self._host = config.host
+        self._hears_many = config.reachability == "public"
         self._closed = False
         self.listener = Listener()
         """Incoming streams: limits, offences, who is a stranger, and the byte counts of both directions."""
@@ -91,6 +97,9 @@ class Node:
             await node.listener.start()
             await node.direct.start()
             node.listener.handlers[dialback.PROTOCOL] = node._dialback().handle
+            contacts = node._sessions.contacts
+            answers = Whereabouts(contacts.book, node._control, contacts.learn)
+            node.listener.handlers[whereabouts.PROTOCOL] = answers.handle
             node._session = await node._sessions.first()
         except BaseException:
             await node.close()
@@ -99,6 +108,8 @@ class Node:
         node._tasks.spawn(node._supervise(), name="p2pd supervisor")
         node._tasks.spawn(node._tend(), name="peer tender")
         node._tasks.spawn(node._monitor_connections(), name="look at connections")
+        node._tasks.spawn(node._search_forever(), name="search for lost peers")
+        node._tasks.spawn(node._watch_line(), name="own addresses")
         if config.reachability == "public":
             node._tasks.spawn(node._guard_relay(), name="guests of the relay")
         return node
@@ -164,6 +175,20 @@ class Node:
         """A new stream to `peer_id`, possibly our own. Raises `PeerLostError` within `timeout_s`."""
         if peer_id == self.peer_id:
             return await self.listener.open_own(peer_id, protocol)
+        loop, contacts = asyncio.get_running_loop(), self._sessions.contacts
+        slow = loop.call_later(SEARCH_AFTER_S, contacts.miss, peer_id)
+        try:
+            stream = await self._open(peer_id, protocol, timeout_s)
+        except PeerLostError:
+            contacts.miss(peer_id)
+            raise
+        finally:
+            slow.cancel()
+        contacts.found(peer_id)
+        return stream
+
+    async def _open(self, peer_id: str, protocol: str, timeout_s: float) -> Stream:
+        """A new stream to another peer. Raises `PeerLostError` within `timeout_s`."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         goes_directly = protocol in self.direct.protocols
         if goes_directly and (direct := await self.direct.open(peer_id, protocol, timeout_s)) is not None:
@@ -183,6 +208,12 @@ class Node:
         if goes_directly:
             self.direct.seek_direct_way(stream)
         return stream
+
+    async def call(self, addresses: Sequence[Address]) -> None:
+        """Say where we are to peers met before this start, at `addresses`. Never raises."""
+        self._sessions.contacts.meet(addresses)
+        with suppress(PeerLostError):
+            await self._sessions.call_back(await self.session())
 
     async def connect(self, address: Address) -> None:
         """Connect to a peer at a known address. Raises `PeerLostError`."""
@@ -239,7 +270,7 @@ class Node:
             self._session = session = await self._sessions.next(previous)
             self.restarts += 1
             self._up.set()
-            self._tasks.spawn(self._sessions.contacts.call_back(session), name="calls after a restart")
+            self._tasks.spawn(self._sessions.call_back(session), name="calls after a restart")
 
     async def _tend(self) -> None:
         """Check that p2pd is alive, kill it if not, and keep contact with known peers."""
@@ -276,15 +307,43 @@ class Node:
             with suppress(P2pdError):
                 await self.relay_guard.look(session.control)
 
+    async def _search_forever(self) -> None:
+        """Look for sought peers while they are lost. Never returns."""
+        contacts = self._sessions.contacts
+        while True:
+            await contacts.missed.wait()
+            session = await self.session()
+            with suppress(P2pdError):
+                await contacts.search(session)
+            await asyncio.sleep(SEARCH_S)
+
+    async def _watch_line(self) -> None:
+        """Restart p2pd when its connections are dead: this peer has another address. Never returns."""
+        line, counted = OwnLine(hears_many=self._hears_many), self.listener.throttle.down
+        while True:
+            left = line.left(machine_addresses())
+            session = await self.session()
+            streams = len(self.listener.peers - {self.peer_id})
+            silent = line.silent(self._clock.monotonic(), counted.nbytes, streams)
+            if left and (gone := talks_from(session.p2pd.pid, left)):
+                _log.warning("this machine does not have the address %s any more: connecting anew", gone)
+                await self.renew()
+            elif silent:
+                _log.warning("nobody is heard any more: connecting anew, perhaps from another address")
+                self._sessions.reaching.forget()
+                await self.renew()
+            await asyncio.sleep(LINE_LOOK_S)
+
+    def _control(self) -> P2pdControl | None:
+        """p2pd's client while p2pd runs."""
+        return self._session.control if self._session is not None and self.is_up else None
+
     def _dialback(self) -> DialBack:
         async def hints(asker: str) -> tuple[Sequence[str], Sequence[str]]:
             return await self._sessions.reaching.hints(await self.session(), asker)
 
-        def control() -> P2pdControl | None:
-            return self._session.control if self._session is not None and self.is_up else None
-
         loopback = ip_address(self._host).is_loopback
-        return DialBack(control, self._clock, hints, loopback=loopback)
+        return DialBack(self._control, self._clock, hints, loopback=loopback)
 
     def __repr__(self) -> str:
         state = "up" if self.is_up else "down"

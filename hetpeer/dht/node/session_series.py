@@ -1,121 +1,35 @@
-"""The sessions of one node, one after the other, each configured by the known addresses and relays.
-
-`Contacts` redials lost peers to join by, and after a restart of p2pd those met lately.
-"""
+"""The sessions of one node, one after the other, each configured by the known addresses and relays."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import Any
 
 from hetpeer.dht.base.errors import LocalError, RemoteError
 from hetpeer.dht.base.runtime import Clock
-from hetpeer.dht.identity.addresses import Address, at_socket, relay_in, socket_in
+from hetpeer.dht.identity.addresses import at_socket
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.dht.kademlia.first_contact import CONNECT_DEADLINE_S
 from hetpeer.dht.kademlia.network_session import NetworkSession
 from hetpeer.dht.kademlia.table import KnownKeys
+from hetpeer.dht.node.contacts import Contacts
 from hetpeer.dht.p2pd.listener import Listener
 from hetpeer.dht.p2pd.p2pd_control import P2pdControl, P2pdError
 from hetpeer.dht.p2pd.p2pd_process import NodeConfig, p2pd_does_not_start
-from hetpeer.dht.p2pd.tcp_probe import listens
 from hetpeer.dht.reach.connection_monitor import ConnectionMonitor
 from hetpeer.dht.reach.dialback import ReachProbe
 from hetpeer.dht.reach.reachability import ReachKind
 from hetpeer.dht.reach.relay_slots import MAX_SLOTS, Offered, RelaySlots, stranger
 
-MAX_REMEMBERED = 64
-"""Peers whose addresses are kept in case p2pd dies."""
-MAX_ASKED = 16
-"""New peers whose addresses p2pd is asked for at a time; it searches the network for one that has hung up."""
-KNOCK_S = 2.0
-"""Seconds that a peer's port has to accept a TCP connection before p2pd dials it."""
 RELAY_TRIES = 4
 """Starts of p2pd until it relays as configured."""
 _RESTART_PAUSE_S = (0.0, 0.2, 0.5, 1.0, 2.0)
 
 _log = logging.getLogger(__name__)
-
-
-class Contacts:
-    """Contacts of one node. `known` are the addresses to join by."""
-
-    def __init__(self, known: list[Address]) -> None:
-        self.known = known
-        self._connected: set[str] = set()
-        self._asked: set[str] = set()
-        """Directly connected peers whose addresses p2pd was asked for."""
-        self._met: dict[str, list[Address]] = {}
-
-    async def tend(self, session: NetworkSession) -> None:
-        """Note new peers, redial lost ones to join by, stay known to them in the DHT. Raises `P2pdError`."""
-        connections = await session.control.connections()
-        self._connected = {peer for peer, _ in connections}
-        direct = {peer for peer, text in connections if not relay_in(text)}
-        new = list(direct - self._asked)[:MAX_ASKED]
-        self._asked = (self._asked & direct).union(new)
-        for peer_id, addresses in zip(
-            new, await asyncio.gather(*(_listens_at(session.control, peer) for peer in new)), strict=True
-        ):
-            if addresses is not None:
-                self._note(peer_id, addresses)
-        for peer_id, text in connections:
-            # Asking p2pd for the others would make it dial relays, whether they are there or not.
-            if peer_id not in direct and peer_id not in self._met and socket_in(text) is not None:
-                self._note(peer_id, [Address(text=f"{text}/p2p/{peer_id}", peer_id=peer_id)])
-        back = await session.rejoin([a for a in self.known if a.peer_id not in self._connected])
-        # A peer that was away for a moment may have forgotten us.
-        for address in self.known:
-            if address.peer_id in self._connected or address.peer_id in back:
-                await session.ping(address.peer_id)
-
-    async def worth_dialling(self, control: P2pdControl, peer_id: str) -> bool:
-        """Whether p2pd should dial `peer_id`: it listens somewhere, or we do not know where. Connects to it.
-
-        libp2p waits longer after each failed dial (6, 9, 14, 21, 30 s …), so it is not asked to dial while
-        nothing listens. Then a peer that was away is found within a try of its return. Raises `P2pdError`.
-        """
-        places = self._places(peer_id)
-        if not places or peer_id in {peer for peer, _ in await control.connections()}:
-            return True
-        found = await asyncio.gather(*(listens(*place.socket, KNOCK_S) for place in places if place.socket))
-        there = [place for place, answers in zip(places, found, strict=True) if answers]
-        for place in there:
-            with suppress(P2pdError):
-                await control.connect(place, CONNECT_DEADLINE_S)
-                break
-        return bool(there)
-
-    def _places(self, peer_id: str) -> list[Address]:
-        """The direct addresses that we know of `peer_id`, those to join by first."""
-        known = [address for address in self.known if address.peer_id == peer_id]
-        places = dict.fromkeys((*known, *self._met.get(peer_id, ())))
-        return [place for place in places if not place.relay and place.socket is not None]
-
-    async def call_back(self, session: NetworkSession) -> None:
-        """Dial everybody met lately: libp2p's dial back-off keeps them from us for 5 s. Never raises."""
-        for peer_id in await session.rejoin(list(chain.from_iterable(self._met.values()))):
-            await session.ping(peer_id)
-
-    def _note(self, peer_id: str, addresses: list[Address]) -> None:
-        """Remember a contact's addresses. The latest MAX_REMEMBERED are kept."""
-        self._met.pop(peer_id, None)
-        self._met[peer_id] = addresses
-        if len(self._met) > MAX_REMEMBERED:
-            del self._met[next(iter(self._met))]
-
-
-async def _listens_at(control: P2pdControl, peer_id: str) -> list[Address] | None:
-    """Direct addresses of a recently connected peer; None if p2pd no longer knows it."""
-    try:
-        return [address for address in await control.addresses_of(peer_id) if not address.relay]
-    except P2pdError:
-        return None
 
 
 class SessionSeries:
@@ -130,8 +44,13 @@ class SessionSeries:
         watch: ConnectionMonitor,
         keys: KnownKeys,
     ) -> None:
-        self.contacts = Contacts([a for a in config.peers if a.peer_id != identity.peer_id])
+        self.contacts = Contacts(
+            [a for a in config.peers if a.peer_id != identity.peer_id],
+            identity,
+            lambda: tuple(listener.reliable()),
+        )
         self.reaching = ReachProbe(config, identity.peer_id, clock)
+        self.contacts.learned = self.reaching.found_at
         self._config = config
         self._identity = identity
         self._clock = clock
@@ -166,11 +85,17 @@ class SessionSeries:
     async def tend(self, session: NetworkSession) -> None:
         """Keep contact; end p2pd, to be configured anew, if others find us otherwise. Raises `P2pdError`."""
         await self.contacts.tend(session)
-        if await self._otherwise(session):
+        if self._moved_relays() or await self._otherwise(session):
             _log.info(
                 "the network process starts again, for what others find of us: %s", self.reaching.estimate
             )
             await session.p2pd.close()
+
+    async def call_back(self, session: NetworkSession) -> None:
+        """Dial everybody met lately, and tell them where we are. Never raises."""
+        there = self.reaching.forwarded(session.addresses)
+        places = [*([there] if there else []), *session.addresses]
+        await self.contacts.call_back(session, self.contacts.book.own(places, self._clock.wall()))
 
     # ── one session ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -224,6 +149,14 @@ class SessionSeries:
             self._keep_spare_slots()
             return False
         self._use(config)
+        return True
+
+    def _moved_relays(self) -> bool:
+        """Whether a relay that we announce has another address; the configuration has it then."""
+        relays = tuple(map(self.reaching.address_of, self._config.relays))
+        if relays == self._config.relays:
+            return False
+        self._use(replace(self._config, relays=relays))
         return True
 
     def _use(self, config: NodeConfig) -> None:

@@ -27,6 +27,7 @@ from typing import Any
 from hetpeer.dht.base.errors import LocalError, ProtocolError, RemoteError
 from hetpeer.dht.base.runtime import Clock
 from hetpeer.dht.base.untrusted import printable
+from hetpeer.dht.identity.address_record import AddressRecord
 from hetpeer.dht.identity.addresses import (
     Address,
     at_socket,
@@ -219,6 +220,20 @@ class ReachProbe:
     def relays(self) -> list[Address]:
         """The relays known by now, in the order of preference."""
         return list(self._relays.values())
+
+    def found_at(self, record: AddressRecord) -> None:
+        """A peer has other addresses: dial it there from now on if it is a relay or one to join by."""
+        for table in (self._known, self._relays):
+            if record.peer_id in table and record.addresses:
+                table[record.peer_id] = record.addresses[0]
+
+    def forget(self) -> None:
+        """Ask helpers at the next round: we may have another address."""
+        self.core.doubted(self._clock.monotonic())
+
+    def address_of(self, relay: Address) -> Address:
+        """The present address of a relay."""
+        return self._relays.get(relay.peer_id, relay)
 
     def forwarded(self, own: Collection[Address], helpers: int = 1) -> Address | None:
         """Our forwarded address, at which `helpers` outsiders reached us; None: unknown, or one of `own`."""

@@ -128,9 +128,13 @@ class Reachability:
         """The present addresses of this machine; a change means another network."""
         before, self._addresses = self._addresses, frozenset(addresses)
         if before is not None and before != self._addresses:
-            self._due = now
-            self._asked.clear()
+            self.doubted(now)
         return self.tick(now)
+
+    def doubted(self, now: float) -> None:
+        """We may be somewhere else now: the next round is due, and everybody may be asked again."""
+        self._due = now
+        self._asked.clear()
 
     def unserved(self, now: float) -> list[Effect]:
         """No relay has a slot for us: ask again, since helpers name relays too."""

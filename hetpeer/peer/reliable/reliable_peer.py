@@ -41,6 +41,7 @@ from hetpeer.peer.limits.settings import DEFAULTS, MergedSettings, Where
 from hetpeer.peer.process.lifecycle import freeze_memory, unless
 from hetpeer.peer.reliable.checkpoint_catch_up import CheckpointCatchUp
 from hetpeer.peer.reliable.disk_wait import DiskWait
+from hetpeer.peer.reliable.known_members import KnownMembers
 from hetpeer.peer.reliable.plan_proposer import PlanProposer
 from hetpeer.peer.reliable.reliable_status import (
     ReliableProgress,
@@ -322,6 +323,7 @@ async def _take_part(
     node.relay_guard.expected = peers_of_the_run
     work = asyncio.ensure_future(peer.run(leaving))
     left = asyncio.ensure_future(leaving.wait())
+    members = KnownMembers(node, run, peer.replica, lambda: peer.service)
     beside = [
         asyncio.ensure_future(
             publish_forever(
@@ -333,6 +335,7 @@ async def _take_part(
         ),
         asyncio.ensure_future(ReliableProgress(peer.replica, lambda: peer.service).show_forever()),
         asyncio.ensure_future(tell_reach_forever(node, reliable=True)),
+        asyncio.ensure_future(members.call_and_keep()),
     ]
     if not options.keep_places:
         beside.append(
