@@ -4,7 +4,7 @@ PYTHON ?=
 BIN := .venv/bin
 PY := $(BIN)/python
 
-.PHONY: setup lint format quick test proof-tests fuzz audit-deps browser screenshots grid demo proof proof-3 proof-4 proof-5 proof-6 proof-7 proof-8 proof-9 proof-10 proof-churn proof-async proof-averaging chaos hostile gpu clean
+.PHONY: setup lint format quick test proof-tests fuzz hashes audit-deps browser screenshots grid demo proof proof-3 proof-4 proof-5 proof-6 proof-7 proof-8 proof-9 proof-10 proof-churn proof-async proof-averaging chaos hostile gpu clean
 
 setup:
 	@sh scripts/setup.sh $(PYTHON)
@@ -41,6 +41,11 @@ proof-tests: setup
 fuzz: setup
 	$(PY) -m pip install -q -c constraints.txt -e '.[fuzz]'
 	$(PY) -m benchmarks.fuzz
+
+# The sha256 of what `make setup` installs, after constraints.txt or pyproject.toml has changed: five minutes.
+hashes:
+	@[ -x $(PY) ] || { echo "make setup first, before the pins change" >&2; exit 3; }
+	$(PY) scripts/hashes.py
 
 # Are advisories known of what constraints.txt pins? Asks PyPI: no part of the tests.
 audit-deps: setup

@@ -45,8 +45,11 @@ if ! usable || ! $venv -m pip --version >/dev/null 2>&1; then
     echo "Making .venv with Python $(version "$python"). torch comes along: some GB the first time." >&2
     "$python" -m venv --clear .venv
 fi
-# All but torch by its hash; torch's file depends on the index (CUDA or not), and so do its CUDA libraries.
-$venv -m pip install -q --require-hashes --no-deps --prefer-binary -r hashes.txt
+# All but torch by its hash; torch's file depends on the index (CUDA or not), and so do its CUDA libraries. First what
+# builds those packages that have no wheel: pip would fetch it without a hash.
+sed -n '/^setuptools==/,/[^\]$/p' hashes.txt >.venv/builds.txt
+$venv -m pip install -q --require-hashes --no-deps -r .venv/builds.txt
+$venv -m pip install -q --require-hashes --no-deps --prefer-binary --no-build-isolation -r hashes.txt
 $venv -m pip install -q -c constraints.txt torch
 # Nothing is left to fetch: neither dependencies nor what builds the package.
 $venv -m pip install -q -c constraints.txt --no-build-isolation -e '.[dev]'

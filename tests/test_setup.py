@@ -39,7 +39,7 @@ def tree(tmp_path: Path) -> Path:
         shutil.copy(ROOT / name, tmp_path)
         os.utime(tmp_path / name, (1, 1))
     (tmp_path / "bin").mkdir()
-    for name in ("sh", "tail", "touch", "mkdir", "cp"):
+    for name in ("sh", "tail", "touch", "mkdir", "cp", "sed"):
         (tmp_path / "bin" / name).symlink_to(shutil.which(name) or name)
     return tmp_path
 
@@ -83,6 +83,20 @@ def test_the_newest_python_that_works_is_taken(tree: Path, setup: Setup) -> None
     assert setup().returncode == 0
     assert made_with(tree) == "3.12"
     assert (tree / "pip.log").read_text().count("constraints.txt") == 2
+
+
+def test_what_builds_packages_is_installed_first_by_its_hash(tree: Path, setup: Setup) -> None:
+    """Else pip would fetch it without one, for each package that has no wheel."""
+    add_python(tree, "python3.12")
+    assert setup().returncode == 0
+    first, second, *_ = (tree / "pip.log").read_text().splitlines()
+    assert first == "-m pip install -q --require-hashes --no-deps -r .venv/builds.txt"
+    assert second.endswith("--require-hashes --no-deps --prefer-binary --no-build-isolation -r hashes.txt")
+    pin, *hashes = (tree / ".venv/builds.txt").read_text().replace(" \\\n", " ").split()
+    assert pin in (ROOT / "constraints.txt").read_text().split()
+    assert pin.startswith("setuptools==")
+    assert hashes
+    assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", one) for one in hashes)
 
 
 def test_python3_is_taken_where_it_has_no_other_name(tree: Path, setup: Setup) -> None:
@@ -182,7 +196,3 @@ def test_hashes_are_of_the_versions_that_are_pinned() -> None:
     assert hashed.items() <= pinned.items()
     assert {"hivemind", "numpy", "cryptography", "pydantic_core", "setuptools", "pytest"} <= hashed.keys()
     assert "torch" not in hashed
-    assert (
-        "--require-hashes --no-deps --prefer-binary -r hashes.txt"
-        in (ROOT / "scripts" / "setup.sh").read_text()
-    )
