@@ -87,15 +87,22 @@ def keep(run: RunDirectory, invite: Invite) -> Invite:
 
 class Inviting:
     """The invite to `run`, which `node` serves: renewed when another address of the node is learned, as
-    behind a router.
+    behind a router, or the `members` change whose addresses it carries.
 
     `others` as in `new_invite`.
     """
 
-    def __init__(self, node: Node, run: RunDirectory, others: Sequence[Address]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        run: RunDirectory,
+        others: Sequence[Address],
+        members: Callable[[], Sequence[Address]] = tuple,
+    ) -> None:
         self._node = node
         self._run = run
         self._others = others
+        self._members = members
         self._kept: Invite | None = None
 
     def renewed(self) -> Invite | None:
@@ -107,22 +114,44 @@ class Inviting:
         return invite
 
     async def renew_forever(self, told: Callable[[Invite], None]) -> None:
-        """Tell each new invite that is the same at two looks in a row. Never returns."""
+        """Tell each new invite that is the same at two looks in a row. Never returns.
+
+        One in which only members are others is kept, and not told: `hetpeer invite` shows it.
+        """
         before = self._kept
         while True:
             await asyncio.sleep(LOOK_S)
-            now = self._made()
+            now, kept = self._made(), self._kept
             try:
-                if now == before and (invite := self.renewed()) is not None:
-                    told(invite)
+                if now == before and (new := self.renewed()) is not None and self.tells(new, kept):
+                    told(new)
             except (LocalError, OSError) as error:  # OSError: nobody reads what we print any more
                 _log.warning("the invite in %s could not be renewed: %s", self._run.path, error)
             before = now
 
     def _made(self) -> Invite | None:
         """The invite with the present addresses; None while p2pd restarts."""
-        own = self._node.addresses()
-        return new_invite(self._run, map(parse_address, own), self._others) if own else None
+        own, others = self._node.addresses(), (*self._others, *self._members())
+        return new_invite(self._run, map(parse_address, own), others) if own else None
+
+    def tells(self, new: Invite, before: Invite | None) -> bool:
+        """Whether `new` has other news than members: a line that people should see."""
+        return before is None or self._without_members(new) != self._without_members(before)
+
+    def _without_members(self, invite: Invite) -> list[Address]:
+        """Its addresses of this peer, and those that its author and owner named."""
+        named = {*named_addresses(self._run), *self._others}
+        return [a for a in invite.addresses if a in named or a.peer_id == self._node.peer_id]
+
+
+def carried_members(run: RunDirectory, peer_id: str, others: Sequence[Address]) -> list[Address]:
+    """The members' addresses in the last invite, which the peer `peer_id` made; empty if there is none."""
+    try:
+        invite = parse_invite(run.invite_path.read_text(errors="replace"))
+    except (OSError, LocalError):
+        return []
+    named = {*named_addresses(run), *others}
+    return [a for a in invite.addresses if a not in named and a.peer_id != peer_id]
 
 
 def kept_invite(run: RunDirectory, more: Sequence[Address], voucher: bytes = b"") -> Invite:

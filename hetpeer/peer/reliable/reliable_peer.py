@@ -323,7 +323,7 @@ async def _take_part(
     node.relay_guard.expected = peers_of_the_run
     work = asyncio.ensure_future(peer.run(leaving))
     left = asyncio.ensure_future(leaving.wait())
-    members = KnownMembers(node, run, peer.replica, lambda: peer.service)
+    members = KnownMembers(node, run, peer.replica, lambda: peer.service, options.peers)
     beside = [
         asyncio.ensure_future(
             publish_forever(
@@ -349,7 +349,7 @@ async def _take_part(
         await asyncio.wait({work, left, ready}, return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
         if ready.done():
-            inviting = Inviting(node, run, options.peers)
+            inviting = Inviting(node, run, options.peers, lambda: members.invited.addresses)
             if (invite := inviting.renewed()) is not None:
                 announce(invite)
             beside.append(asyncio.ensure_future(inviting.renew_forever(announce)))
