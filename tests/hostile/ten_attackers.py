@@ -17,9 +17,9 @@ import json
 import socket
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.messages import CONTROL_PROTOCOL
@@ -29,18 +29,13 @@ from hetpeer.bootstrap.state.core_config import message_bounds
 from hetpeer.bootstrap.storage.file_service import PROTOCOL as FILES
 from hetpeer.bootstrap.storage.file_service import state_name
 from hetpeer.dht.base.errors import LocalError, RemoteError
-from hetpeer.dht.channels.channel import Channel, Parcel
-from hetpeer.dht.channels.channel_server import dial
 from hetpeer.dht.identity.addresses import Address, parse_address
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.dht.node.node import Node
-from hetpeer.dht.p2pd.p2pd_control import P2pdControl
-from hetpeer.dht.p2pd.p2pd_process import NodeConfig, P2pd
-from hetpeer.dht.streams.stream import Stream
+from tests.hostile.attacker_host import ANSWER_S, Host, Session
 from tests.hostile.attacks import LOOK_S, WITH_HELLO, WITHOUT_HELLO, UnderWay
 
-OFFENCES = 5
-"""Streams that a node sees end before it takes a new identity: it is refused by then."""
+ENDED = 40
+"""Streams that a host sees end before it takes a new identity: it is refused from the fifth on."""
 SESSIONS = 10
 """Sessions of an identity that comes for these alone."""
 SILENT, STREAMS = 300, 8
@@ -50,69 +45,8 @@ BITE = 4096
 """Bytes that a slow download takes each READ_S."""
 CYCLE_S = 25.0
 """Seconds from one claim and farewell to the next."""
-ANSWER_S, CONNECT_S = 20.0, 10.0
-
-
-class Host:
-    """A libp2p host without a DHT: all that an attacker needs, for a tenth of a node's processor time."""
-
-    def __init__(self, p2pd: P2pd, identity: Identity) -> None:
-        self.identity = identity
-        self.peer_id = identity.peer_id
-        self._p2pd = p2pd
-        self._control = P2pdControl(p2pd.control_path)
-
-    @classmethod
-    async def start(cls, place: Address, host: str, identity: Identity) -> Self:
-        """A host that is connected to `place`. Raises `LocalError` or `RemoteError`."""
-        one = cls(await P2pd.start(NodeConfig(host=host), identity, port=0), identity)
-        try:
-            await one._control.connect(place, CONNECT_S)
-        except BaseException:
-            await one.close()
-            raise
-        return one
-
-    async def open(self, peer: str, protocol: str, *, timeout_s: float = CONNECT_S) -> Stream:
-        """A new stream. Raises `PeerLostError`."""
-        return await self._control.open_stream(peer, protocol, timeout_s)
-
-    async def close(self) -> None:
-        """End p2pd."""
-        await self._p2pd.close()
-
-
-class Session:
-    """A control session of `node`, over a channel as the product's volunteers have it."""
-
-    def __init__(self, node: Host, place: Address, key: str) -> None:
-        self.channel = Channel(place.peer_id, key, self, m.MAX_MESSAGE_BYTES)
-        self.welcome: asyncio.Future[m.Welcome] = asyncio.get_running_loop().create_future()
-        self.granted = asyncio.Event()
-
-    def say(self, message: m.Message) -> int:
-        """Queue a message; returns its bytes."""
-        data = m.encode(message)
-        self.channel.send(Parcel({}, (data,)))
-        return len(data)
-
-    async def frame(
-        self, _channel: Channel, _header: Mapping[str, Any], payload: Stream, length: int
-    ) -> None:
-        """Note what an attacker waits for."""
-        told = m.decode(await payload.receive_bytes(length))
-        if isinstance(told, m.Welcome) and not self.welcome.done():
-            self.welcome.set_result(told)
-        if isinstance(told, m.Granted):
-            self.granted.set()
-
-    async def beat(self, _channel: Channel) -> None:
-        """Nothing."""
-
-    def up(self, _channel: Channel) -> None:
-        """Nothing."""
-
-    down = up
+LIST = 500
+"""Ids of a list in a message that is as long as the run allows."""
 
 
 class Attacker:
@@ -128,6 +62,8 @@ class Attacker:
         self._checkpoints = run.checkpoints
         self._folder = folder
         self._serial = itertools.count()
+        hello = m.Hello(run="0" * 32, incarnation=1, held=_held(len(run.manifest.blocks)))
+        self._first = [m.encode(message) for message in (_sealed(1, *[58_000] * 5), _sealed(1, 400), hello)]
         self._ended = 0
         """Streams of this identity that the other side ended."""
         self.node: Host | None = None
@@ -151,7 +87,7 @@ class Attacker:
     async def go_on(self, attack: Callable[[Host], Awaitable[None]]) -> None:
         """Attack for ever, with one identity after another. Never returns."""
         while True:
-            if self.node is None or self._ended >= OFFENCES:
+            if self.node is None or self._ended >= ENDED:
                 with contextlib.suppress(LocalError, RemoteError):
                     await self.appear()
             if self.node is not None:
@@ -169,8 +105,8 @@ class Attacker:
         key = f"{self._number} {next(self._serial)}"
         async with asyncio.timeout(ANSWER_S), await node.open(self._place.peer_id, CONTROL_PROTOCOL) as one:
             await one.send({"key": key, "has": 0, "begun": False})
-            await one.send({"n": 1, "a": 0, "m": {}}, message)
             self._sent(len(message))
+            await one.send({"n": 1, "a": 0, "m": {}}, message)
             while True:
                 await one.receive()
                 await one.skip()
@@ -181,14 +117,7 @@ class Attacker:
 
     async def expensive_first(self, node: Host) -> None:
         """A message of a MiB, one as long as a Hello, and a long Hello for a run that is none."""
-        blocks = len(self._manifest.blocks)
-        held = tuple(m.Held(block=b, version=1, digest="0" * 64) for b in range(blocks))
-        hello = m.Hello(run="0" * 32, incarnation=1, held=held)
-        for message in (_sealed(1, 58_000), _sealed(1, 400), hello):
-            try:
-                await self._begins_with(node, m.encode(message))
-            finally:
-                await asyncio.sleep(PAUSE_S)
+        await self._begins_with(node, self._first[next(self._serial) % len(self._first)])
 
     async def evidence_first(self, node: Host) -> None:
         """A line of evidence before any Hello."""
@@ -201,7 +130,7 @@ class Attacker:
         async with asyncio.TaskGroup() as tasks:
             for _ in range(SESSIONS):
                 tasks.create_task(self._opens(node))
-        self._ended = OFFENCES
+        self._ended = ENDED
 
     async def _opens(self, node: Host) -> None:
         with contextlib.suppress(RemoteError, TimeoutError):
@@ -272,38 +201,27 @@ class Attacker:
         """A session that was let in. Raises `RemoteError` or TimeoutError if it was not."""
         number = next(self._serial)
         one = Session(node, self._place, f"{self._number} {number}")
-        dialling = asyncio.create_task(
-            dial(cast("Node", node), CONTROL_PROTOCOL, one.channel, give_up_s=ANSWER_S)
-        )
         try:
             one.say(
                 m.Hello(run=self._run, incarnation=number + 1, memory_bytes=1 << 40, flops_per_second=1e12)
             )
-            async with asyncio.timeout(ANSWER_S):
-                await one.welcome
+            await one.reached(one.welcomed.wait())
             self.counts["sessions"] += 1
             yield one
         finally:
-            one.channel.close()
-            dialling.cancel()
-            await asyncio.wait([dialling])
-            if not dialling.cancelled():
-                dialling.exception()
+            await one.close()
 
     async def expensive(self, node: Host) -> None:
         """The longest valid messages that the run allows, as fast as they are read."""
-        most = message_bounds(self._manifest).most(0)["sealed"] - 64
+        longest = message_bounds(self._manifest).most(0)["sealed"]
+        sealed = _sealed(1, *[LIST] * ((longest - 200) // (3 * LIST)))
         async with self._session(node) as one:
-            welcome = await one.welcome
+            assert one.welcome is not None
+            of_run = sealed.model_copy(update={"line": one.welcome.line, "step": one.welcome.version + 1})
             for number in itertools.count():
-                ids = (most - 100) // 3
-                sealed = _sealed(welcome.version, ids).model_copy(
-                    update={"line": welcome.line, "slot": number}
-                )
                 for _ in range(16):
-                    self._sent(one.say(sealed))
-                async with asyncio.timeout(ANSWER_S):
-                    await one.channel.drained()
+                    self._sent(one.say(of_run.model_copy(update={"slot": number})))
+                await one.reached(one.channel.drained())
 
     async def evidence(self, node: Host) -> None:
         """Signed lines of kinds that are none, and about steps that this peer was not in."""
@@ -317,15 +235,14 @@ class Attacker:
             while True:
                 for line in lines:
                     self._sent(one.say(m.EventLine(line=line)))
-                async with asyncio.timeout(ANSWER_S):
-                    await one.channel.drained()
+                await one.reached(one.channel.drained())
 
     async def sessions(self, node: Host) -> None:
         """Sessions that claim a place and break off, and a new identity after ten of them."""
         for _ in range(SESSIONS):
             async with self._session(node) as one:
                 await self._claims(one)
-        self._ended = OFFENCES
+        self._ended = ENDED
 
     async def come_and_go(self, node: Host) -> None:
         """A claim and a farewell every CYCLE_S."""
@@ -333,25 +250,27 @@ class Attacker:
         while True:
             async with self._session(node) as one:
                 await self._claims(one)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(ANSWER_S):
-                        await one.granted.wait()
-                        self.counts["claims"] += 1
+                await one.reached(one.granted.wait())
+                self.counts["claims"] += 1
                 one.say(m.Farewell())
-                async with asyncio.timeout(ANSWER_S):
-                    await one.channel.drained()
+                with contextlib.suppress(RemoteError):  # the coordinator ends the session
+                    await one.reached(one.channel.drained())
             await asyncio.sleep(CYCLE_S)
 
     async def _claims(self, one: Session) -> None:
-        welcome = await one.welcome
-        place = next((place for place in welcome.places if place.open), None)
+        assert one.welcome is not None
+        place = next((place for place in one.welcome.places if place.open), None)
         if place is not None:
             one.say(m.Claim(cluster=place.cluster, begin=place.begin, end=place.end))
 
 
-def _sealed(version: int, ids: int) -> m.Sealed:
-    """A valid message of about three bytes an id."""
-    contents = (m.Contents(begin=0, end=1, ids=tuple(range(300, 300 + ids))),)
+def _held(blocks: int) -> tuple[m.Held, ...]:
+    return tuple(m.Held(block=block, version=1, digest="0" * 64) for block in range(blocks))
+
+
+def _sealed(version: int, *lists: int) -> m.Sealed:
+    """A valid message with lists of so many ids, each of about three bytes."""
+    contents = tuple(m.Contents(begin=0, end=1, ids=tuple(range(300, 300 + ids))) for ids in lists)
     return m.Sealed(line=m.TermView(term=1, view=0), step=version + 1, slot=0, contents=contents)
 
 
