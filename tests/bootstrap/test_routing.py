@@ -9,7 +9,7 @@ from hetpeer.averaging.messages import Task
 from hetpeer.bootstrap.coordinator.routing import Assignments
 from hetpeer.bootstrap.state.membership import BlockDemand, LifeCycle, Membership, VolunteerState
 from hetpeer.bootstrap.state.work_shares import LinkCosts, link_costs, rates
-from hetpeer.stages.pipeline.routes import Hop, assign_routes
+from hetpeer.stages.pipeline.routes import Hop, Route, assign_routes
 
 BLOCKS = 4
 IDS = range(12)
@@ -22,6 +22,11 @@ def assignments(roster: dict[str, tuple[int, int]]) -> Assignments:
 
 def handed(told: dict[str, tuple[Task, ...]]) -> dict[str, set[int]]:
     return {first: {task.id for task in tasks} for first, tasks in told.items()}
+
+
+def combinations_of_lazy() -> list[frozenset[str]]:
+    """One holder of each of the blocks 1, 2 and 3."""
+    return [frozenset((f"1{a}", f"2{b}", f"3{c}")) for a in "abc" for b in "abc" for c in "abc"]
 
 
 def test_a_newcomer_gets_its_part_and_who_begins_is_told() -> None:
@@ -192,3 +197,28 @@ def test_where_two_who_are_apart_have_to_work_together_the_others_are_kept_apart
     roster = {"a": (0, 1), "b": (1, 2), "c": (1, 2), "d": (2, 4)}
     ways = kept_apart("bd", "cd", "ac", roster=roster)
     assert passing(ways, "a", "b", "d") == len(IDS)
+
+
+@pytest.mark.parametrize("lazy", combinations_of_lazy())
+def test_ids_get_past_those_that_sit_on_them_wherever_these_are(lazy: frozenset[str]) -> None:
+    """One of three holders does nothing at each of three blocks. Detours that went round the holders of all
+    blocks in step would meet one of the three each time, for ever.
+    """
+    roster = {f"{block}{holder}": (block, block + 1) for block in range(4) for holder in "abc"}
+    counted: dict[int, Route] = {}
+
+    def holder(block: int, microbatch: int) -> str | None:
+        return counted[microbatch][block].peer if microbatch in counted else None
+
+    def undone() -> set[int]:
+        return set(range(24)) - counted.keys()
+
+    ways = Assignments(range(24), roster, 4, dict.fromkeys(roster, 1.0), undone, holder)
+    for _ in range(10):
+        for microbatch in undone():
+            if not lazy & {hop.peer for hop in ways.route_taken(microbatch)}:
+                counted[microbatch] = ways.route_taken(microbatch)
+        left = undone()
+        ways.stuck(left)
+        ways.again(left)
+    assert not undone()

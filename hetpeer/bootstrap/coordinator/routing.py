@@ -25,9 +25,15 @@ from hetpeer.stages.pipeline.routes import (
 )
 
 BEEN, IDLE = 1e4, 5e3
-"""Added cost of a peer each time an id got stuck there; and of one that counted nothing while others did."""
+"""Added cost of a peer each time an id got stuck there; and of one that counted nothing while others did, for
+which each time costs IDLE_TIMES as much.
+"""
+IDLE_TIMES = 4
 MIXED = 100.0
-"""Random cost that spreads stuck ids over routes: some get past the peer that stops them and expose it."""
+"""Random cost that spreads stuck ids over routes: some get past the peer that stops them and expose it. It is
+another in each attempt: otherwise ids would go round the holders of all blocks in step, and could meet one of
+several such peers each time.
+"""
 UNDER_WAY = 4
 """Ids of a peer that `share` leaves with it, since it may have begun them already."""
 
@@ -211,6 +217,12 @@ class Assignments:
         for microbatch, way in self._detours(again).items():
             self._goes(microbatch, way)
 
+    def all_limited(self, ids: set[int]) -> bool:
+        """Whether each of `ids` passes a peer with a limit."""
+        return all(
+            any(hop.peer in self._limits for hop in self._routes[i]) for i in ids & self._routes.keys()
+        )
+
     def hedge(self, last: set[int]) -> set[int]:
         """Choose another route for `last`, once for each id. Returns the ids that have one."""
         fresh = last - self._hedged
@@ -257,20 +269,20 @@ class Assignments:
     def _detours(self, ids: set[int]) -> dict[int, Route]:
         """Id → another route, for those of the stuck `ids` that have one.
 
-        It avoids peers of the id's earlier routes, then peers that count nothing while others do. Small
-        random costs spread the ids. It has no more links between `apart` peers than the latest route.
+        It avoids peers of the id's earlier routes, all the more those that count nothing while others do.
+        Small random costs spread the ids. It has no more links between `apart` peers than the latest route.
         """
         if not ids:
             return {}
         cost, idle = self._costs(), self._idle()
         found = {}
         for microbatch in sorted(ids):
-            been = self._been[microbatch]
+            been, attempt = self._been[microbatch], self._attempts.get(microbatch, 0)
             price = {
                 peer: cost[peer]
-                + BEEN * been[peer]
+                + BEEN * been[peer] * (IDLE_TIMES if peer in idle else 1)
                 + IDLE * (peer in idle)
-                + MIXED * _chance(microbatch, peer)
+                + MIXED * _chance(microbatch, peer, attempt)
                 for peer in cost
             }
             way = path_around(self._roster, self._blocks, price, self._apart)
@@ -293,6 +305,6 @@ class Assignments:
         }
 
 
-def _chance(microbatch: int, peer: str) -> float:
-    """A pseudo-random number in [0, 1) for each pair, the same on every machine."""
-    return crc32(f"{microbatch} {peer}".encode()) / 2**32
+def _chance(microbatch: int, peer: str, attempt: int) -> float:
+    """A pseudo-random number in [0, 1) for each triple, the same on every machine."""
+    return crc32(f"{microbatch} {peer} {attempt}".encode()) / 2**32

@@ -339,6 +339,7 @@ class CoordinatedStep:
             self._progress.over(now)
         undone = self.ledger.undone()
         last = len(undone) <= few(len(self.ledger.ids)) and self._progress.is_unusual(now)
+        last = last or (self._progress.is_slow(now) and self._ways.all_limited(undone))
         urged = self._urge() if self._progress.urges(now) else []
         hedged = self._hand_out(self._ways.hedge(undone)) if last else []  # the first report of an id counts
         return [*urged, *hedged]
