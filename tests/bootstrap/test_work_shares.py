@@ -312,15 +312,14 @@ def test_ids_are_taken_from_whom_they_stuck_at_and_only_once_they_go_elsewhere()
     assert all(task.route[1].peer == "b" for task in assigned.tasks(stuck)["a"])
 
 
-def test_only_what_a_limited_one_tries_may_be_left():
-    """Then others get it at once: nobody waits for whoever sat on its work before."""
+def test_what_a_volunteer_is_tried_with_others_get_too():
     assigned = ways(limits={"h": 1})
-    tried = {task.id for task in assigned.tasks()["a"] if task.route[1].peer == "h"}
-    assert len(tried) == 1
-    assert assigned.all_limited(tried)
-    assert not assigned.all_limited({*range(IDS)})
-    assert assigned.hedge(tried) == tried
-    assert not assigned.all_limited(tried)
+    passing_h = {task.id for task in assigned.tasks()["a"] if task.route[1].peer == "h"}
+    assert len(passing_h) == 1
+    assert assigned.tried({*range(IDS)}, 0) == set()
+    assert assigned.tried({*range(IDS)}, 1) == passing_h
+    assert assigned.hedge(passing_h) == passing_h
+    assert assigned.tried({*range(IDS)}, 1) == set()
 
 
 def test_who_counts_an_id_or_has_left_is_not_to_blame():

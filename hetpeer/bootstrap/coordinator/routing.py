@@ -217,11 +217,10 @@ class Assignments:
         for microbatch, way in self._detours(again).items():
             self._goes(microbatch, way)
 
-    def all_limited(self, ids: set[int]) -> bool:
-        """Whether each of `ids` passes a peer with a limit."""
-        return all(
-            any(hop.peer in self._limits for hop in self._routes[i]) for i in ids & self._routes.keys()
-        )
+    def tried(self, ids: set[int], most: int) -> set[int]:
+        """Those of `ids` that pass a peer whose limit is `most` ids or less."""
+        on_trial = {peer for peer, limit in self._limits.items() if limit <= most}
+        return {i for i in ids & self._routes.keys() if on_trial & {hop.peer for hop in self._routes[i]}}
 
     def hedge(self, last: set[int]) -> set[int]:
         """Choose another route for `last`, once for each id. Returns the ids that have one."""

@@ -332,16 +332,20 @@ class CoordinatedStep:
     # ── timeouts ────────────────────────────────────────────────────────────────────────────────────────────
 
     def tick(self, now: float) -> list[Effect]:
-        """Renew a late plan. After an unusually long wait ask for reports and hand out last ids twice."""
+        """Renew a late plan. After an unusually long wait ask for reports and hand out last ids twice; when
+        half is done, those of volunteers that are tried, too.
+        """
         if self.reduction.under_way:
             return self.reduction.tick(now)
         if self.orphaned:
             self._progress.over(now)
         undone = self.ledger.undone()
-        last = len(undone) <= few(len(self.ledger.ids)) and self._progress.is_unusual(now)
-        last = last or (self._progress.is_slow(now) and self._ways.all_limited(undone))
+        most = few(len(self.ledger.ids))
+        last = undone if len(undone) <= most and self._progress.is_unusual(now) else set[int]()
+        if 2 * len(undone & self.ledger.ids) <= len(self.ledger.ids):
+            last = last | self._ways.tried(undone, most)
         urged = self._urge() if self._progress.urges(now) else []
-        hedged = self._hand_out(self._ways.hedge(undone)) if last else []  # the first report of an id counts
+        hedged = self._hand_out(self._ways.hedge(last))  # the first report of an id counts
         return [*urged, *hedged]
 
     def is_overdue(self, now: float) -> bool:

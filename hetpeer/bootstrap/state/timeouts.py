@@ -136,13 +136,9 @@ class ProgressTimer:
         """Whether the wait is longer than any before: a slow peer may have the rest (Dean, Tail at Scale)."""
         return now - self.since > max(LEAST_WAIT_S, LONGER * self._longest)
 
-    def is_slow(self, now: float) -> bool:
-        """Whether the wait is longer than any but the first before."""
-        return now - self.since > max(LEAST_WAIT_S, LONGER * self._flowing)
-
     def urges(self, now: float) -> bool:
         """Whether to ask all for reports, which is cheap: once without progress, earlier than a reroute."""
-        if self._urged or not self.is_slow(now):
+        if self._urged or now - self.since <= max(LEAST_WAIT_S, LONGER * self._flowing):
             return False
         self._urged = True
         return True

@@ -17,8 +17,8 @@ handful is that number of ids (`few`), and limits are counted in handfuls a step
 - Nobody has a limit at first, and nobody has one where no other volunteer holds the block.
 - A volunteer that counts less than half of the ids that were taken from it in a step gets half a handful, the
   next time a quarter, and so on. Less than one handful is saved up: an eighth means every eighth step.
-- When only ids at volunteers with a limit are left in a step, others get these as well, without a stall. So
-  it costs little to try a volunteer again.
+- What a volunteer with less than one handful has not counted when half of the step is done, others get as
+  well. So it costs the step next to no time to try it again.
 - Each id that it counts raises its limit, until that no longer binds. How deep the next fall is recovers
   slowly, so alternating good and bad steps gains nothing.
 
