@@ -2,12 +2,15 @@
 
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from hetpeer.bootstrap.audit import reference_run, replay
 from tests.amounts import EXAMPLES, PROOF_PROFILE, SHARE
+from tests.swarm.forkserver import ForkServer
 
 # No deadline: a busy machine is no bug, and pytest bounds the whole test.
 settings.register_profile(PROOF_PROFILE, deadline=None, max_examples=EXAMPLES)
@@ -33,6 +36,21 @@ LONG |= {"test_chaos", "test_doc_commands", "test_grid", "test_histories", "test
 """Files and groups with what takes a minute or more: begun first, as what is begun last keeps one process
 busy and the others idle.
 """
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """Server that has imported torch and hetpeer, and forks processes for tests."""
+    server = ForkServer(tmp_path_factory.mktemp("statuses"))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def forked_replay(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute replays in forks of the server."""
+    for module in (reference_run, replay):
+        monkeypatch.setattr(module, "run_child", server.run_child)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -1,13 +1,14 @@
 """One machine's run equals the blocks' run, and a trainer that is off by a thousandth is found out."""
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hetpeer.bootstrap.audit import reference
+from hetpeer.bootstrap.audit import reference, reference_run
 from hetpeer.bootstrap.audit.reference_run import ReferenceRun, run_reference
 from hetpeer.bootstrap.log.record_log import Log, read_log
 from hetpeer.bootstrap.run.run_directory import RunDirectory
@@ -15,13 +16,16 @@ from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.identity.peer_identity import Identity
 from tests.bootstrap.drift import GRADIENT_GATE, LOSS_GATE, PARAMETER_GATE, compare
 from tests.bootstrap.engine import Engine, make_frozen_run
+from tests.swarm.forkserver import ForkServer
 
-pytestmark = pytest.mark.xdist_group("trained run")
+pytestmark = [pytest.mark.xdist_group("trained run"), pytest.mark.usefixtures("forked_replay")]
 
 
 @pytest.fixture(scope="module")
-def one_machine(fresh_template: RunDirectory) -> ReferenceRun:
-    return run_reference(fresh_template.path, 4)
+def one_machine(fresh_template: RunDirectory, server: ForkServer) -> Iterator[ReferenceRun]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reference_run, "run_child", server.run_child)
+        yield run_reference(fresh_template.path, 4)
 
 
 def append(run: RunDirectory, *records: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from hetpeer.dht.identity.peer_identity import Identity
 from tests.bootstrap.engine import Engine, rewrite_log
 from tests.swarm.swarm import resign
 
-pytestmark = pytest.mark.xdist_group("trained run")
+pytestmark = [pytest.mark.xdist_group("trained run"), pytest.mark.usefixtures("forked_replay")]
 
 
 def line(**changes: Any) -> AppliedEvent:
@@ -175,7 +175,9 @@ def test_too_little_memory_is_one_clear_line(
     import resource
 
     from hetpeer.bootstrap.audit import child_process
+    from hetpeer.bootstrap.audit import replay as replay_module
 
+    monkeypatch.setattr(replay_module, "run_child", child_process.run_child)
     tie = child_process.dying_with_us()
 
     def limited() -> None:

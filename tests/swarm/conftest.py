@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from hetpeer.bootstrap.audit import reference_run, replay
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from tests.swarm.child import until
 from tests.swarm.forkserver import ROOT, ForkServer
@@ -33,13 +32,6 @@ SETTINGS = {
     "checkpoint-every": 5,
     "seed": 3,
 }
-
-
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    server = ForkServer(tmp_path_factory.mktemp("statuses"))
-    yield server
-    server.close()
 
 
 @pytest.fixture(scope="session")
@@ -75,10 +67,8 @@ def _make_run(folder: Path, server: ForkServer) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _forked_replay(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute replays in a fork of the server, which has imported torch already."""
-    for module in (reference_run, replay):
-        monkeypatch.setattr(module, "run_child", server.run_child)
+def _forked(forked_replay: None) -> None:
+    """Compute replays in a fork."""
 
 
 @pytest.fixture(scope="session")
