@@ -1,9 +1,10 @@
-"""What decides the last bits of a worker's numbers: processor, vector width, threads, versions of libraries.
+"""What decides the last bits of a worker's numbers: processor, cache, vector width, threads, versions.
 
 The same operator on the same tensors gives equal bits on machines with equal texts here, if it computes on a
 processor. A GPU's kernels may add in another order each time, so its text never equals a processor's.
 Seen with torch 2.13.0 on a CPU: silu, gelu, mish, softplus and elu give *one number* different last bits by
-its place in a tensor and the number of threads, and matrix products depend on shape and threads.
+its place in a tensor and the number of threads, and matrix products depend on shape and threads. oneDNN cuts
+products into pieces that fit the cache, and a virtual machine may show less cache than its processor has.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ if TYPE_CHECKING:
     import torch
 
 CPUINFO = Path("/proc/cpuinfo")
-FIELDS = ("model name", "cpu family", "model", "stepping")
+FIELDS = ("model name", "cpu family", "model", "stepping", "cache size")
 CHOOSING = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 """Environment variables by which torch's libraries choose other kernels."""
 LENGTH = 200
 
 
 def arithmetic_of(device: torch.device) -> str:
-    """The text for `device` of this process, at most LENGTH characters: `AMD EPYC 25 1 1, AVX512, …`."""
+    """The text for `device` of this process, at most LENGTH characters: `AMD EPYC 25 1 1 512 KB, …`."""
     import torch
 
     if device.type == "cuda":
@@ -37,7 +38,7 @@ def arithmetic_of(device: torch.device) -> str:
 
 
 def _processor() -> str:
-    """Model and stepping of the first processor; the architecture where the kernel does not say."""
+    """Model, stepping and cache of the first processor; the architecture where the kernel does not say."""
     known: dict[str, str] = {}
     if CPUINFO.is_file():
         for line in CPUINFO.read_text().split("\n\n", 1)[0].splitlines():
