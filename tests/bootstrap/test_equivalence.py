@@ -207,3 +207,18 @@ def test_a_first_microbatch_that_trains_nothing_is_refused(
         check(model, data)
     assert caught.value.code == "HP-MODEL-003"
     assert part in caught.value.line()
+
+
+class Fits(nn.Module):
+    """A model that fits its data: the loss and its gradient are zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return mse_loss(self.layer(x) * 0.0, y * 0.0)
+
+
+def test_a_model_whose_gradient_is_zero_is_compared() -> None:
+    check(Fits(), vectors())

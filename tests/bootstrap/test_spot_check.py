@@ -246,3 +246,78 @@ def test_another_plan_asks_for_everything_once_more():
     assert one.ask(4, ["r2"]) == ["r2"]
     assert not one.is_under(3), "a late answer convicts nobody"
     assert one.is_under(4)
+
+
+# ── what rounding explains ──────────────────────────────────────────────────────────────────────────────────
+
+FAR = CheckRules(
+    tolerance=1e-3,
+    draw=lambda: 0.0,
+    key=bytes,
+    distance=lambda one, other: 0.0 if one == other else 2.0,
+    difference=lambda one, other: 0.0 if one == other else 8.0,
+)
+
+
+def measured(**lengths):
+    return m.Checked(line=LINE, step=0, check=1, id=0, begin=0, **lengths)
+
+
+def sums_that_differ(*said):
+    """C's sums are false by 8.0 as all reducers see them; `said`: what each checker has measured."""
+    one = SpotCheck(1, "c", "a")
+    one.accepted([PIECE])
+    if len(said) > 1:
+        one.third("b")
+    for opinion, lengths in zip(one.opinions, said, strict=True):
+        assert opinion.next() == [PIECE]
+        one.weighed("nobody", measured(sums=(1e6,)))
+        one.weighed(opinion.peer, measured(**lengths))
+        assert one.done(opinion.peer, 0, 0)
+        one.weighed(opinion.peer, measured(sums=(1e6,)))  # of a piece that is done: nobody has asked
+    one.ask(3, ["r1", "r2", "c"])
+    for reducer in KEYS:
+        one.received(reducer, (mark(reducer, FALSE),))
+    for opinion in one.opinions:
+        one.shown(opinion.peer, [mark(reducer, TRUE) for reducer in KEYS], ())
+    one.shown("c", (), ())
+    return one
+
+
+@pytest.mark.parametrize(
+    ("said", "verdict"),
+    [
+        ([{}], CheckVerdict.OPEN),
+        ([{"sums": (0.49,)}], CheckVerdict.OPEN),
+        ([{"sums": (0.5,)}], CheckVerdict.PASSED),
+        ([{}, {}], CheckVerdict.CONVICTED),
+        ([{"sums": (0.4,)}, {"sums": (0.4,)}], CheckVerdict.CONVICTED),
+        ([{"sums": (0.4,)}, {"sums": (0.6,)}], CheckVerdict.PASSED),
+    ],
+)
+def test_sums_may_differ_as_much_as_rounding_explains_and_no_more(said, verdict):
+    assert sums_that_differ(*said).judge(FAR).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("lengths", "apart", "verdict"),
+    [
+        ({}, (8.0,), CheckVerdict.DISPUTED),
+        ({"output": 0.5}, (8.0,), CheckVerdict.PASSED),
+        ({"output": 0.5}, (9.0,), CheckVerdict.DISPUTED),
+        ({"output": 0.5}, (), CheckVerdict.DISPUTED),  # said by an earlier version
+        ({"gradient": 0.5}, (8.0,), CheckVerdict.DISPUTED),
+    ],
+)
+def test_a_bundle_may_differ_as_much_as_rounding_explains_and_no_more(lengths, apart, verdict):
+    one = SpotCheck(1, "c", "a")
+    one.accepted([CheckedPiece(0, 0, 4)])
+    (opinion,) = one.opinions
+    (piece,) = opinion.next()
+    assert one.goes(opinion, piece, CheckRoute("a", "a", "d"))
+    one.weighed("a", measured(**lengths))
+    assert one.done("a", 0, 0)
+    said = word("d", 4, back=False, differ=("c",)).model_copy(update={"apart": apart})
+    assert one.compared("d", said)
+    assert one.judge(FAR, alone=True).verdict is verdict
+    assert (one.unfinished(FAR).verdict is CheckVerdict.LAPSED) == (verdict is CheckVerdict.PASSED)

@@ -8,6 +8,11 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.trust.checker_reports import AwaitedWord, CheckerReport
 from hetpeer.bootstrap.trust.verdicts import CheckCase, CheckOutcome, CheckVerdict
 
+
+def equal(_block, one, other):
+    return one == other
+
+
 OUT, BACK = (7, False), (3, True)
 """Border, and whether it is the gradient."""
 NEIGHBOURS = ("d", "e", "f")
@@ -35,7 +40,7 @@ def sources(given):
 
 
 def judged(*opinions, given="", alone=False):
-    return CheckCase("c", {}, sources(given), opinions, lambda one, other: one == other).judge(alone=alone)
+    return CheckCase("c", {}, sources(given), opinions, equal).judge(alone=alone)
 
 
 def against(*accusers):
@@ -126,7 +131,5 @@ def test_without_a_third_nobody_is_convicted_and_the_two_are_kept_apart():
     assert outcome.apart == frozenset(map(frozenset, ("cd", "ce")))
     assert outcome.witness == "a", "it is the word of one checker"
     assert judged(first, given="u y", alone=True).apart == frozenset({frozenset("cu")})
-    assert CheckCase("c", {}, {}, [first], str.__eq__).unfinished().verdict is CheckVerdict.DISPUTED
-    assert (
-        CheckCase("c", {}, {}, [opinion("a", TRUE)], str.__eq__).unfinished().verdict is CheckVerdict.LAPSED
-    )
+    assert CheckCase("c", {}, {}, [first], equal).unfinished().verdict is CheckVerdict.DISPUTED
+    assert CheckCase("c", {}, {}, [opinion("a", TRUE)], equal).unfinished().verdict is CheckVerdict.LAPSED

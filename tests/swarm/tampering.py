@@ -151,6 +151,39 @@ def folds_falsely(wrong: str) -> None:
     HeldBlock.fold = false
 
 
+def rounds_otherwise() -> None:
+    """An honest worker of another processor: each result is off by one unit in its last place, up or down."""
+    import torch
+    from torch.utils import _python_dispatch as dispatch
+
+    from hetpeer.stages.block import arithmetic
+    from hetpeer.stages.worker import engine, exact_operators, microbatch_tasks
+
+    class OffByOne(dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **kwargs or {})
+            fixed = func._schema.is_mutable or any(one.alias_info for one in func._schema.returns)
+            if fixed or not isinstance(result, torch.Tensor) or result.dtype != torch.float32:
+                return result
+            places = torch.arange(result.numel()).reshape(result.shape)
+            return result * torch.where(places % 3 == 0, 1 - 2.0**-23, 1 + 2.0**-23).float()
+
+    def otherwise(function):
+        def computed(*args, **how):
+            modes = dispatch._get_current_dispatch_mode_stack()
+            if any(isinstance(mode, exact_operators.RoundedOnce) for mode in modes):
+                return function(*args, **how)
+            with OffByOne():
+                return function(*args, **how)
+
+        return computed
+
+    for name in ("run_blocks", "backpropagate_block"):
+        setattr(microbatch_tasks, name, otherwise(getattr(microbatch_tasks, name)))
+    own = arithmetic.arithmetic_of
+    engine.arithmetic_of = lambda device: own(device).replace("torch", "another processor, torch")
+
+
 def tells_another_order() -> None:
     """A volunteer that says another order of addition than its own."""
     from hetpeer.stages.pipeline.gradient_slots import GradientSlots
@@ -164,7 +197,7 @@ def tells_another_order() -> None:
     GradientSlots.seal = turned
 
 
-EVERYWHERE = frozenset({"without_pickle", "folds_falsely"})
+EVERYWHERE = frozenset({"without_pickle", "folds_falsely", "rounds_otherwise"})
 """What is wrong with the compute worker, too."""
 
 

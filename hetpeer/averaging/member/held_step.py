@@ -187,8 +187,17 @@ class HeldStep:
                 return Tell(m.Sealed(line=line, step=number, slot=slot, contents=contents, losses=losses))
             case p.ReportEvaluated(microbatch, loss):
                 return Tell(m.Evaluated(line=line, step=number, losses={microbatch: loss}))
-            case p.ReportChecked(key):
-                done = m.Checked(line=line, step=number, check=key.check, id=key.id, begin=key.begin)
+            case p.ReportChecked(key, rounding):
+                done = m.Checked(
+                    line=line,
+                    step=number,
+                    check=key.check,
+                    id=key.id,
+                    begin=key.begin,
+                    output=rounding.output,
+                    gradient=rounding.gradient,
+                    sums=rounding.sums,
+                )
                 return Tell(done)
             case p.ReportFailed(microbatch, why, given):
                 return Tell(m.Failed(line=line, step=number, id=microbatch, why=why[:500], given=given))

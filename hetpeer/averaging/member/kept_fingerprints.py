@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 
 from hetpeer.averaging.effects import Shard, StepId
 from hetpeer.averaging.messages import MOST_RECEIPTS, Compared, Given, Mark, Receipt, Where
-from hetpeer.stages.block.fingerprint import Fingerprint, distance, pack
+from hetpeer.stages.block.fingerprint import Fingerprint, difference, distance, pack
 from hetpeer.stages.pipeline.effects import CompareBundle, TaskKey
 
+UNLIKE = 1e300
+"""Difference of tensors that rounding cannot explain: of integers, or without a fingerprint."""
 MOST_SHOWN = 1 << 13
 """Digests that are shown at a time."""
 
@@ -78,10 +80,13 @@ class GivenInputs:
         """
         place = (bundle.id, bundle.border, bundle.back)
         alike: dict[str, bool] = {}
+        apart: dict[str, float] = {}
         for seen in self._of(step).seen:
             if (seen.key.id, seen.border, seen.back) == place and not seen.key.check and seen.marks:
                 same = seen.exact == its.exact and distance(seen.marks, its.marks) <= self._tolerance
                 alike[seen.sender] = alike.get(seen.sender, True) and same
+                off = difference(seen.marks, its.marks) if seen.exact == its.exact else UNLIKE
+                apart[seen.sender] = max(apart.get(seen.sender, 0.0), min(off, UNLIKE))
         return Compared(
             line=step.line,
             step=step.number,
@@ -91,7 +96,8 @@ class GivenInputs:
             back=bundle.back,
             peer=bundle.peer,
             alike=tuple(sender for sender, same in sorted(alike.items()) if same),
-            differ=tuple(sender for sender, same in sorted(alike.items()) if not same),
+            differ=(differ := tuple(sender for sender, same in sorted(alike.items()) if not same)),
+            apart=tuple(apart[sender] for sender in differ),
         )
 
     def show(self, step: StepId, check: int) -> tuple[Given, ...]:

@@ -15,6 +15,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import Effect, EndStep, Look, Shard, StepId, Tell
 from hetpeer.averaging.member.held_step import Bundle, HeldStep
 from hetpeer.averaging.member.position import Due, EarlyTensor, EarlyTensors, Origin, Position, due_outside
+from hetpeer.stages.block.rounding import UNMEASURED, Rounding
 from hetpeer.stages.pipeline.effects import Handle, Release, TaskKey
 from hetpeer.stages.pipeline.gradient_slots import GradientSlots
 from hetpeer.stages.pipeline.routes import Route
@@ -221,12 +222,15 @@ class WorkInProgress:
             return [] if output is None else [Release(output)]
         return [*held.absorb(held.pipeline.forward_done(key, output, loss)), *self.share_worker()]
 
-    def backward_done(self, step: StepId, key: TaskKey, input_gradient: Handle | None) -> list[Effect]:
+    def backward_done(
+        self, step: StepId, key: TaskKey, input_gradient: Handle | None, rounding: Rounding = UNMEASURED
+    ) -> list[Effect]:
         """Pass the result of `RunBackward` on; release it if the step is over."""
         held = self.find(step)
         if held is None:
             return [] if input_gradient is None else [Release(input_gradient)]
-        return [*held.absorb(held.pipeline.backward_done(key, input_gradient)), *self.share_worker()]
+        done = held.pipeline.backward_done(key, input_gradient, rounding)
+        return [*held.absorb(done), *self.share_worker()]
 
     def work_failed(self, step: StepId, key: TaskKey, why: str, given: str = "") -> list[Effect]:
         """Note that `RunForward` or `RunBackward` failed; `given`: peer whose tensor caused it, if any."""

@@ -64,6 +64,7 @@ class MessageBounds:
             "vote": SPARE + self.blocks * VOTED + 2 * votes,
             "missed": SPARE + 2 * MOST_NAMED * PEER,
             "compared": SPARE + 2 * MOST_NAMED * PEER,
+            "checked": SPARE + self.blocks * LOSS,
             "shuns": SPARE + MOST_NAMED * PEER,
             "paced": SPARE + named * PEER,
             "event": SPARE + MAX_EVENT,

@@ -8,9 +8,11 @@ from pydantic import Field
 
 from hetpeer.averaging.messages.message_fields import (
     MOST_MARKS,
+    MOST_NAMED,
     MOST_RECEIPTS,
     OLDEST_VERSION,
     WIRE_VERSION,
+    Amount,
     Block,
     BlockVote,
     Contents,
@@ -180,19 +182,25 @@ class Objection(OfPlan):
 
 
 class Checked(OfStep):
-    """Microbatch `id` has been computed once more here from block `begin` on, for spot check `check`."""
+    """Microbatch `id` has been computed once more here from block `begin` on, for spot check `check`.
+
+    `output`, `gradient`, `sums`: what rounding changes, if it was measured (stages/block/rounding.py).
+    """
 
     kind: Literal["checked"] = "checked"
     check: Count
     id: Id
     begin: Block
+    output: Amount = 0.0
+    gradient: Amount = 0.0
+    sums: Many[Amount] = ()
 
 
 class Compared(OfStep):
     """Comparison for spot check `check`: the bundle that enters block `border`, or with `back` its gradient.
 
     The checker `peer` sent it. `alike`: peers whose own tensor for that place was the same; `differ`: peers
-    whose tensor was not.
+    whose tensor was not, and `apart` the 2-norm of each difference (version 4: none).
     """
 
     kind: Literal["compared"] = "compared"
@@ -203,6 +211,7 @@ class Compared(OfStep):
     peer: Peer
     alike: Peers = ()
     differ: Peers = ()
+    apart: Annotated[tuple[Amount, ...], Field(max_length=MOST_NAMED)] = ()
 
 
 class Given(Schema):

@@ -8,7 +8,8 @@ the number of their "segment", {"evaluation": version, "loss"}, and for each ste
 
 If a segment's `arithmetic` is this machine's, it ends after a step whose states are not the run's: later ones
 could not be the run's either. Otherwise its bits cannot be the run's; it goes on, and writes its last states
-into a folder beside OUT, for the comparison with bounds (rounding.py). WORK's `reverse` turns orders round.
+into a folder beside OUT, for the comparison with bounds (rounding.py). With WORK's `otherwise` it computes as
+another processor might: orders are turned round, and each operator rounds once (worker/exact_operators.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,7 @@ from hetpeer.stages.graph.own_operators import Pass
 from hetpeer.stages.graph.random_draws import Draw
 from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.ipc.vector_commands import Apply
+from hetpeer.stages.worker.exact_operators import RoundedOnce
 from hetpeer.stages.worker.held_block import HeldBlock
 from hetpeer.stages.worker.microbatch_tasks import BlockPass, Gradients, backpropagate_block, run_blocks
 from hetpeer.stages.worker.tensor_staging import NotFiniteError, refuse_not_finite
@@ -275,12 +278,13 @@ def main(directory: Path, work_path: Path, out_path: Path) -> None:
     with out_path.open("w") as out:
         out.write(json.dumps({"arithmetic": arithmetic}) + "\n")
         for number, segment in enumerate(work["segments"]):
-            if work["reverse"]:
+            if work["otherwise"]:
                 for step in segment["steps"]:
                     step["orders"] = [reversed_order(order) for order in step["orders"]]
             machine, stops = OneMachine(run, specs, segment["base"]), segment["arithmetic"] == arithmetic
-            for result in results(machine, segment, stops=stops):
-                out.write(json.dumps({"segment": number, **result}) + "\n")
+            with RoundedOnce() if work["otherwise"] else nullcontext():  # type: ignore[no-untyped-call]
+                for result in results(machine, segment, stops=stops):
+                    out.write(json.dumps({"segment": number, **result}) + "\n")
             if not stops:
                 machine.save(out_path.parent / str(number))
 

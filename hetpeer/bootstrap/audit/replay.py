@@ -15,7 +15,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -199,7 +199,7 @@ def judge(run: RunDirectory, segments: Sequence[Segment], threads: int) -> list[
         others: list[list[Result]] = [[] for _ in near]
         if not run.manifest.links.lossy:
             again = [segments[number] for number in near]
-            _, others = _compute(run, again, threads, other, reverse=True, environment=OTHER_KERNELS)
+            _, others = _compute(run, again, threads, other, otherwise=True)
         for turn, number in enumerate(near):
             folders = native / str(number), other / str(turn)
             found[number] = judges[number].by_bounds(results[number], others[turn], *folders)
@@ -212,13 +212,16 @@ def _compute(
     threads: int,
     folder: Path,
     *,
-    reverse: bool = False,
-    environment: Mapping[str, str] | None = None,
+    otherwise: bool = False,
 ) -> tuple[str, list[list[Result]]]:
-    """The arithmetic of one_machine.py, and its results for each segment; its files are in `folder`."""
+    """The arithmetic of one_machine.py, and its results for each segment; its files are in `folder`.
+
+    `otherwise`: as another processor might compute it.
+    """
     work, out = folder / "work.json", folder / "out.jsonl"
     asked = [one.work() | {"arithmetic": _exact(run, one)} for one in segments]
-    work.write_text(json.dumps({"segments": asked, "threads": threads, "reverse": reverse}))
+    work.write_text(json.dumps({"segments": asked, "threads": threads, "otherwise": otherwise}))
+    environment = OTHER_KERNELS if otherwise else None
     status, said = run_child(ONE_MACHINE, [str(run.path), str(work), str(out)], environment)
     if status:
         raise LocalError(

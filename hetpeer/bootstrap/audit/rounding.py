@@ -2,9 +2,9 @@
 
 Two processors that round differently soon train different models, since training amplifies differences. So a
 segment begins with the run's own state at a checkpoint: nothing has been amplified before. How far rounding
-carries machines apart within the segment is measured: it is computed twice, the second time by other kernels
-and adding in another order, as on a processor of another kind. The run is a third such machine. It may be
-ROOM times as far away as those two are from each other.
+carries machines apart within the segment is measured: it is computed twice, the second time as on a processor
+of another kind: by other kernels, by operators in float64 that round once, and adding in another order. The
+run is a third such machine. It may be ROOM times as far away as those two are from each other.
 """
 
 from __future__ import annotations
@@ -20,11 +20,8 @@ from hetpeer.bootstrap.audit.replay_script import Difference, Segment
 from hetpeer.bootstrap.storage.checkpoints import CheckpointStore
 from hetpeer.stages.block import block_state
 from hetpeer.stages.block.block_state import BlockState, Layout
+from hetpeer.stages.block.rounding import ROOM, UNIT
 
-ROOM = 16.0
-"""Ratio of two differences that are both due to rounding: of 1,000 pairs few are that far apart."""
-UNIT = 2.0**-24
-"""Largest relative error of one float32 operation: no difference is taken for smaller than this."""
 OTHER_KERNELS: Mapping[str, str] = {
     "ATEN_CPU_CAPABILITY": "default",
     "MKL_CBWR": "COMPATIBLE",

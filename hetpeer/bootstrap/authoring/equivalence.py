@@ -43,6 +43,8 @@ class EquivalenceGates:
 EXACT = EquivalenceGates(loss=1e-4, gradient=1e-4, floor=1e-5)
 ROUNDED = EquivalenceGates(loss=0.1, gradient=0.5, floor=0.05)
 """Gates of a bf16 run, whose blocks round at every border: only clear errors are found."""
+TINY = 1e-30
+"""Difference that is allowed to a model whose gradient is zero: it fits its first microbatch already."""
 
 
 def memory_of(specs: Sequence[BlockSpec]) -> int:
@@ -91,7 +93,7 @@ def check_likeness(
             "let forward() depend on its inputs, parameters and buffers alone",
         )
     excess = {
-        name: float(gradient.norm()) / (gates.gradient * norms[name] + gates.floor * whole)
+        name: float(gradient.norm()) / max(gates.gradient * norms[name] + gates.floor * whole, TINY)
         for name, gradient in gradients.items()
     }
     worst = max(excess, key=lambda name: math.inf if math.isnan(excess[name]) else excess[name])

@@ -10,6 +10,7 @@ or all checks of the step waited for the same one.
 from __future__ import annotations
 
 import enum
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ class CheckRules:
     draw: Callable[[], float]
     key: Callable[[], bytes]
     distance: Callable[[bytes, bytes], float]
+    difference: Callable[[bytes, bytes], float] = lambda _one, _other: math.inf
+    """(fingerprint, fingerprint) → length of the difference; `distance` is relative to the first."""
 
     def same(self, one: bytes, other: bytes) -> bool:
         """Whether two fingerprints are of the same numbers, within `tolerance`."""

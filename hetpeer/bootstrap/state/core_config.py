@@ -15,7 +15,7 @@ from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.bootstrap.state.membership import BlockDemand
 from hetpeer.bootstrap.state.placement_policies import DEFAULT
 from hetpeer.dht.channels.redial import longest_absence_s
-from hetpeer.stages.block.fingerprint import KEY_BYTES, distance
+from hetpeer.stages.block.fingerprint import KEY_BYTES, difference, distance
 from hetpeer.stages.pipeline.gradient_slots import LIVE
 
 IN_FLIGHT = 4
@@ -67,6 +67,7 @@ def coordinator_config(run: RunDirectory, *, placement: str | None = DEFAULT) ->
             draw=random.SystemRandom().random,
             key=lambda: secrets.token_bytes(KEY_BYTES),
             distance=distance,
+            difference=difference,
         ),
         ties={block.index: Ties(manifest.ties).partners(block.index) for block in manifest.blocks},
         costs=[

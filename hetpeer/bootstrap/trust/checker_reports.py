@@ -5,13 +5,15 @@ Pure. Docs: trust.md.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.conduct.reputation import CheckDuty, Duty
+from hetpeer.stages.block.rounding import ROOM
 
 UNDER_WAY = 2
 """Microbatches that a checker computes again at a time, beside its in-flight window."""
@@ -89,6 +91,31 @@ class CheckRoute(NamedTuple):
 
 
 @dataclass(slots=True)
+class MeasuredRounding:
+    """Lengths of what rounding changes, as checkers have measured it: the largest of each place."""
+
+    sums: dict[int, float] = field(default_factory=dict)
+    """Block → of one microbatch's gradient."""
+    bundles: dict[tuple[int, bool], float] = field(default_factory=dict)
+    """(border, whether it is the gradient) → of one microbatch's bundle there."""
+
+    def add(self, piece: CheckedPiece, said: m.Checked) -> None:
+        """Note what a checker says of `piece`; microbatches that were not measured count as the others."""
+        for block, length in zip(range(piece.begin, piece.end), said.sums, strict=False):
+            self.sums[block] = max(length, self.sums.get(block, 0.0))
+        for place, length in (((piece.begin, True), said.gradient), ((piece.end, False), said.output)):
+            self.bundles[place] = max(length, self.bundles.get(place, 0.0))
+
+    def explains_bundle(self, one: Accusation, apart: float) -> bool:
+        """Whether the bundles of `one` may be `apart` because of rounding."""
+        return apart <= ROOM * self.bundles.get((one.border, one.back), 0.0)
+
+    def explains_sum(self, block: int, microbatches: int, apart: float) -> bool:
+        """Whether two sums over `microbatches` at `block` may be `apart` because of rounding."""
+        return apart <= ROOM * microbatches * self.sums.get(block, 0.0)
+
+
+@dataclass(slots=True)
 class CheckerReport:
     """Report of one checker, `peer`."""
 
@@ -100,6 +127,8 @@ class CheckerReport:
     given: Mapping[Source, m.Given] = field(default_factory=dict)
     """Inputs that the checker computed from."""
     accusations: set[Accusation] = field(default_factory=set)
+    _apart: dict[Accusation, float] = field(default_factory=dict)
+    """Accusation → length of the difference; infinite if it was not said."""
     _vouchers: set[Accusation] = field(default_factory=set)
     """Counterparts of accusations: comparisons that found no difference."""
     _awaited: set[AwaitedWord] = field(default_factory=set)
@@ -114,9 +143,13 @@ class CheckerReport:
             self.under_way[found[-1]] = None
         return found
 
+    def piece_under_way(self, microbatch: int, begin: int) -> CheckedPiece | None:
+        """The piece that the checker was asked to compute; None if there is none."""
+        return next((p for p in self.under_way if (p.id, p.begin) == (microbatch, begin)), None)
+
     def computed(self, microbatch: int, begin: int) -> bool:
         """Note that the checker has computed a piece. Returns whether it was asked to."""
-        piece = next((p for p in self.under_way if (p.id, p.begin) == (microbatch, begin)), None)
+        piece = self.piece_under_way(microbatch, begin)
         if piece is None:
             return False
         del self.under_way[piece]
@@ -143,15 +176,27 @@ class CheckerReport:
         self._spared |= {word for word in self._awaited if mute(word.peer)}
         self._awaited -= self._spared
 
-    def said(self, word: AwaitedWord, alike: Iterable[str], differ: Iterable[str]) -> bool:
+    def said(
+        self, word: AwaitedWord, alike: Iterable[str], differ: Sequence[str], apart: Sequence[float] = ()
+    ) -> bool:
         """Note a comparison by `word.peer` with bundles of these peers. Returns whether it was expected."""
         if word not in self._awaited | self._spared:
             return False
         self._awaited.discard(word)
         self._spared.discard(word)
         self._vouchers.update(Accusation(suspect, *word) for suspect in alike)
-        self.accusations.update(Accusation(suspect, *word) for suspect in differ)
+        found = [Accusation(suspect, *word) for suspect in differ]
+        self.accusations.update(found)
+        known = apart if len(apart) == len(found) else [math.inf] * len(found)
+        self._apart.update(zip(found, known, strict=True))
         return True
+
+    def without(self, rounding: MeasuredRounding) -> CheckerReport:
+        """The same report without the accusations that `rounding` explains."""
+        explained = {
+            one for one in self.accusations if rounding.explains_bundle(one, self._apart.get(one, math.inf))
+        }
+        return replace(self, accusations=self.accusations - explained, _vouchers=self._vouchers | explained)
 
     @property
     def finished(self) -> bool:

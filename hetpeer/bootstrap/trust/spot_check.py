@@ -5,7 +5,7 @@ step_spot_checks.py decides who lends the checker which tensors when, and acts o
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
@@ -15,6 +15,7 @@ from hetpeer.bootstrap.trust.checker_reports import (
     CheckedPiece,
     CheckerReport,
     CheckRoute,
+    MeasuredRounding,
     Source,
 )
 from hetpeer.bootstrap.trust.verdicts import CheckCase, CheckOutcome, CheckVerdict, marks_of
@@ -41,6 +42,7 @@ class SpotCheck:
         """Fingerprints of all that `peer` sent, by its own statement: nobody else sees its own share."""
         self._heard = False
         """Whether `peer` is asked for the inputs that it computed from."""
+        self._rounding = MeasuredRounding()
         self._given: Mapping[Source, m.Given] | None = None
         """The inputs that `peer` computed from, by its statement."""
 
@@ -84,6 +86,13 @@ class SpotCheck:
         }
         return opinion.goes(piece, way, self.peer)
 
+    def weighed(self, checker: str, said: m.Checked) -> None:
+        """Note what `checker` says of rounding in a piece that it was asked to compute."""
+        for opinion in self.opinions:
+            piece = opinion.piece_under_way(said.id, said.begin)
+            if opinion.peer == checker and piece is not None:
+                self._rounding.add(piece, said)
+
     def done(self, checker: str, microbatch: int, begin: int) -> bool:
         """Note that `checker` has computed a piece. Returns whether it was asked to."""
         return any(
@@ -94,7 +103,7 @@ class SpotCheck:
         """Note a comparison by `peer` of a checker's bundle. Returns whether it was asked to."""
         said = AwaitedWord(peer, word.id, word.border, word.back)
         known = any(
-            opinion.peer == word.peer and opinion.said(said, word.alike, word.differ)
+            opinion.peer == word.peer and opinion.said(said, word.alike, word.differ, word.apart)
             for opinion in self.opinions
         )
         if known and word.differ and self.has_asked and not self._heard:
@@ -213,4 +222,11 @@ class SpotCheck:
 
     def _case(self, rules: CheckRules) -> CheckCase:
         received = self._received | ({self.peer: self._said} if self._said else {})
-        return CheckCase(self.peer, received, self._given or {}, self.opinions, rules.same)
+        opinions = [opinion.without(self._rounding) for opinion in self.opinions]
+        counts = Counter(block for piece in self.pieces for block in range(piece.begin, piece.end))
+
+        def same(block: int, one: bytes, other: bytes) -> bool:
+            apart = rules.difference(one, other)
+            return rules.same(one, other) or self._rounding.explains_sum(block, counts[block], apart)
+
+        return CheckCase(self.peer, received, self._given or {}, opinions, same)

@@ -141,6 +141,7 @@ class StepSpotChecks:
             return []
         match message:
             case m.Checked():
+                check.weighed(peer, message)
                 return self._lend(check) if check.done(peer, message.id, message.begin) else []
             case m.Compared():
                 check.compared(peer, message)

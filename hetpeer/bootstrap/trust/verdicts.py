@@ -63,7 +63,8 @@ class CheckCase:
     given: Mapping[Source, m.Given]
     """Inputs that `peer` computed from, by its statement."""
     opinions: Sequence[CheckerReport]
-    same: Same
+    same: Callable[[int, bytes, bytes], bool]
+    """(block, fingerprint, fingerprint) → whether they are equal within rounding."""
 
     def judge(self, *, alone: bool = False) -> CheckOutcome:
         """The outcome. OPEN: a third checker is needed; with `alone` there is none."""
@@ -166,7 +167,7 @@ class CheckCase:
 
     def _alike(self, one: Marks, other: Marks, places: Iterable[m.Where]) -> bool:
         """Whether the fingerprints at `places` are equal within rounding."""
-        return all(self.same(other.get(place, b""), one.get(place, b"")) for place in places)
+        return all(self.same(place[0], other.get(place, b""), one.get(place, b"")) for place in places)
 
 
 def _all_of(charges: Mapping[str, Charge]) -> Charge:

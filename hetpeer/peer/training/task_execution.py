@@ -23,6 +23,7 @@ from hetpeer.peer.preparation.data_source import DataSource
 from hetpeer.peer.transport.link_book import LinkBook
 from hetpeer.peer.transport.tensor_schema import TensorSchema
 from hetpeer.peer.transport.tensor_store import Answer, Tensor, WorkerPosts
+from hetpeer.stages.block.rounding import ROOM
 from hetpeer.stages.graph.random_draws import Draw
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc.worker_messages import NO_MEMORY, CommandFailedError
@@ -54,6 +55,9 @@ class HeldPlace:
 NOT_FINITE = "HP-NUM-001"
 """The worker's error code for a tensor with NaN or infinity in it (stages/worker/tensor_staging.py)."""
 
+NEAR = 1 / (4 * ROOM)
+"""Share of the tolerance from which on rounding may explain a difference, a fourth of what does."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -74,6 +78,10 @@ class TaskExecution:
         """Tasks whose input came through a sparse codec: so do their gradients."""
         self._data_tensors: dict[tuple[e.StepId, p.TaskKey], list[Tensor]] = {}
         self._told_of_memory = False
+        self._weighed: set[tuple[e.StepId, int]] = set()
+        """Spot checks of which a microbatch was computed once more, to measure rounding."""
+        self._near = False
+        """Whether rounding was nearly what the tolerance allows: then it is measured in each microbatch."""
 
     # ── tasks ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -142,6 +150,9 @@ class TaskExecution:
             back.sparse = (step, key) in self._sparse
         leaving = self._schema.output_layout(work.end, key.id, gradients=True)
         given = {} if gradient is None else leaving.within(gradient.extent)
+        weigh = bool(key.check) and (self._near or (step, key.check) not in self._weighed)
+        if weigh:
+            self._weighed.add((step, key.check))
         command = c.Backward(
             step=step.number,
             task=task_name(key),
@@ -150,6 +161,7 @@ class TaskExecution:
             weight=self._schema.batch(key.id) / self._schema.training.batch_size,
             slot=work.slot,
             fold=work.fold,
+            weigh=weigh,
         )
         posted = self._posts.post(command, [gradient, back])
 
@@ -164,9 +176,11 @@ class TaskExecution:
             finally:
                 self._store.release_all(self._data_tensors.pop((step, key), ()))
             self._book.computed("backward", done.seconds)
+            if weigh:
+                self._near = done.rounding.relative > NEAR * self._schema.tolerance
             if not key.check:
                 self._window.finished((step, key), time.monotonic())
-            self._perform(self._work.backward_done(step, key, back))
+            self._perform(self._work.backward_done(step, key, back, done.rounding))
 
         return answer()
 
@@ -202,6 +216,7 @@ class TaskExecution:
         for key in [key for key in self._data_tensors if key[0] == step]:
             del self._data_tensors[key]
         self._sparse = {key for key in self._sparse if key[0] != step}
+        self._weighed = {check for check in self._weighed if check[0] != step}
         self._window.end_step(step)
 
 

@@ -98,14 +98,18 @@ class ExpectedSum:
         return math.isfinite(apart) and apart <= within * (self._capped if capped else self._length)
 
 
+def difference(one: bytes, other: bytes) -> float:
+    """‖F(one) - F(other)‖, about the length of the vectors' difference; infinite for invalid ones."""
+    if not (is_fingerprint(one) and is_fingerprint(other)):
+        return math.inf
+    with np.errstate(over="ignore"):
+        return float(np.linalg.norm(unpack(one) - unpack(other)))
+
+
 def distance(one: bytes, other: bytes) -> float:
     """‖F(one) - F(other)‖ / ‖F(one)‖, about the vectors' relative distance; infinite for invalid ones."""
-    if len(one) != NBYTES or len(other) != NBYTES:
-        return math.inf
-    ours, theirs = unpack(one), unpack(other)
-    if not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
-        return math.inf
-    apart, length = float(np.linalg.norm(ours - theirs)), float(np.linalg.norm(ours))
-    if not apart:
-        return 0.0
+    apart = difference(one, other)
+    if not apart or math.isinf(apart):
+        return apart
+    length = float(np.linalg.norm(unpack(one)))
     return apart / length if length else math.inf

@@ -106,7 +106,7 @@ class Backward(Command[Backpropagated], kind="backward"):
 
     `weight` seeds the gradient of the loss (the microbatch's share of the step's samples) if the range ends
     in it. The parameters' gradients and the statistics of the blocks `fold` are added to their slot `slot` of
-    the step: all of them, or none on failure.
+    the step: all of them, or none on failure. With `weigh` all is computed once more, to measure rounding.
     """
 
     step: Count
@@ -116,6 +116,7 @@ class Backward(Command[Backpropagated], kind="backward"):
     weight: Number = 1.0
     slot: Count
     fold: tuple[Count, ...]
+    weigh: bool = False
 
 
 class DropTask(Command[Done], kind="drop_task"):

@@ -24,6 +24,7 @@ from pydantic import Field, TypeAdapter
 
 from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError, ProtocolError
 from hetpeer.stages.block.fingerprint import NBYTES
+from hetpeer.stages.block.rounding import UNMEASURED, Rounding
 from hetpeer.stages.links.codec import EncodedTensor
 
 Count = Annotated[int, Field(ge=0, lt=1 << 48, strict=True)]
@@ -190,9 +191,13 @@ class Forwarded(Result, kind="forwarded"):
 
 
 class Backpropagated(Result, kind="backpropagated"):
-    """The gradients are folded, the input gradients in their extents. `seconds` of wall time."""
+    """The gradients are folded, the input gradients in their extents. `seconds` of wall time.
+
+    `rounding` is measured if the command says so.
+    """
 
     seconds: Number
+    rounding: Rounding = UNMEASURED
 
 
 class VectorExported(Result, kind="exported"):

@@ -10,6 +10,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hetpeer.stages.block.rounding import UNMEASURED, Rounding
 from hetpeer.stages.pipeline.gradient_slots import Drop, Merge
 from hetpeer.stages.pipeline.routes import Route
 
@@ -144,9 +145,10 @@ class ReportFailed:
 
 @dataclass(frozen=True, slots=True)
 class ReportChecked:
-    """Tell the coordinator that the gradients of `key` are in the slot of its spot check."""
+    """Tell the coordinator that the gradients of `key` are in the slot of its spot check; and `rounding`."""
 
     key: TaskKey
+    rounding: Rounding = UNMEASURED
 
 
 Effect = (

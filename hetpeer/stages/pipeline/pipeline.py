@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from hetpeer.stages.block.rounding import UNMEASURED, Rounding
 from hetpeer.stages.pipeline.effects import (
     Effect,
     ForgetGraph,
@@ -243,13 +244,18 @@ class Pipeline:
             effects += task.release_inputs()
         return effects + self.dispatch()
 
-    def backward_done(self, key: TaskKey, input_gradient: Handle | None) -> list[Effect]:
-        """The worker ran the backward of `key` and folded it; `input_gradient` is for the hop before us."""
+    def backward_done(
+        self, key: TaskKey, input_gradient: Handle | None, rounding: Rounding = UNMEASURED
+    ) -> list[Effect]:
+        """The worker ran the backward of `key` and folded it; `input_gradient` is for the hop before us.
+
+        `rounding` is known of some tasks of spot checks.
+        """
         self.schedule.running -= 1
         task = self._tasks[key]
         task.input_gradient = input_gradient
         if key.check:
-            return [*self.recomputations.done(task), *self.dispatch()]
+            return [*self.recomputations.done(task, rounding), *self.dispatch()]
         self._folding -= 1
         task.status = TaskStatus.DONE
         self.schedule.finished(key)

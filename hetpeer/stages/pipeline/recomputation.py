@@ -6,6 +6,7 @@ no reduce plan names. A slot that lacks something is never reported, and the che
 
 from __future__ import annotations
 
+from hetpeer.stages.block.rounding import Rounding
 from hetpeer.stages.pipeline.effects import (
     CompareBundle,
     Effect,
@@ -81,12 +82,12 @@ class Recomputations:
         """Slot number for the gradients of `key`."""
         return CHECKS + key.check
 
-    def done(self, task: PipelineTask) -> list[Effect]:
+    def done(self, task: PipelineTask, rounding: Rounding) -> list[Effect]:
         """The gradients of `task` are in the slot: report it; send the gradient to the lender to compare."""
         self._folded.add(task.key)
         if task.key.check in self._spoilt:
             return self._forget(task)
-        told: list[Effect] = [ReportChecked(task.key)]
+        told: list[Effect] = [ReportChecked(task.key, rounding)]
         if task.upstream is not None and task.input_gradient is not None:
             key, back = task.key, task.input_gradient
             told.append(SendGradient(key.id, task.upstream, key.begin, back, key.check))

@@ -7,20 +7,25 @@ and caches filled for which the first microbatch would otherwise wait.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.block.block import Block, backpropagate
+from hetpeer.stages.block.rounding import UNIT, UNMEASURED, Rounding
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
 from hetpeer.stages.graph.graph_cost import ANY_DRAW
 from hetpeer.stages.graph.interpreter import SYMBOLS
 from hetpeer.stages.graph.own_operators import Pass
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc import worker_messages as r
+from hetpeer.stages.worker.exact_operators import RoundedOnce
 from hetpeer.stages.worker.held_block import HeldBlock, Weights
 from hetpeer.stages.worker.tensor_staging import CommandError, Staging, refuse_not_finite
 
@@ -45,6 +50,9 @@ class _Task:
     """A microbatch between its forward and its backward."""
 
     passes: Sequence[BlockPass]
+    weights: Sequence[Weights]
+    data: Mapping[str, Tensor]
+    batch: int
     here: Pass
     sparse: bool
 
@@ -109,8 +117,14 @@ class MicrobatchTasks:
         if loss is not None:
             refuse_not_finite(where, {"loss": loss})
         if command.train:
-            task = _Task(passes=passes, here=here, sparse=command.sparse)
-            self._tasks[command.step, command.task] = task
+            self._tasks[command.step, command.task] = _Task(
+                passes=passes,
+                weights=weights,
+                data=data,
+                batch=command.batch,
+                here=here,
+                sparse=command.sparse,
+            )
         value = None if loss is None else loss.item()
         return r.Forwarded(loss=value, seconds=time.perf_counter() - started)
 
@@ -125,7 +139,7 @@ class MicrobatchTasks:
         if len(folded) != len(command.fold):
             raise CommandError(f"{where} did not run all of the blocks {list(command.fold)}")
         gradients: dict[int, Gradients] = {}
-        back = self._seeds(where, task, command)
+        seeds = back = self._seeds(where, task, command)
         for one in reversed(task.passes):
             block = one.held.spec.index
             back, parts = backpropagate_block(one, back, parameters=block in command.fold)
@@ -141,7 +155,9 @@ class MicrobatchTasks:
         self._staging.write(f"{where}, gradient of input", specs, command.input_gradients, back)
         for held, room in zip(folded, rooms, strict=True):
             held.fold(command.step, command.slot, room, gradients[held.spec.index], task.here)
-        return r.Backpropagated(seconds=time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        rounding = measure_rounding(task, seeds, back, gradients) if command.weigh else UNMEASURED
+        return r.Backpropagated(seconds=seconds, rounding=rounding)
 
     def _seeds(self, where: str, task: _Task, command: c.Backward) -> Mapping[str, Tensor]:
         """Gradients of the last block's outputs, by name."""
@@ -157,6 +173,65 @@ class MicrobatchTasks:
         """Forget one graph."""
         self._tasks.pop((command.step, command.task), None)
         return r.Done()
+
+
+def measure_rounding(
+    task: _Task, seeds: Mapping[str, Tensor], back: Mapping[str, Tensor], gradients: Mapping[int, Gradients]
+) -> Rounding:
+    """Differences of the task's results from those of operators that round once; UNMEASURED if these fail.
+
+    `back`, `gradients`: results of its backward from `seeds`, for the inputs and for each block.
+    """
+    held = [one.held for one in task.passes]
+    again: Mapping[str, Tensor] = seeds
+    sums: list[_Difference] = []
+    try:
+        with RoundedOnce():  # type: ignore[no-untyped-call]
+            exact = run_blocks(
+                held, task.weights, task.inputs, task.data, task.batch, Pass(task.here.draw), train=True
+            )
+            for one in reversed(exact):
+                again, parts = backpropagate_block(one, again, parameters=True)
+                own = gradients[one.spec.index]
+                sums.append(_Difference.of((part, parts[name]) for name, part in own.items()))
+    except (ProtocolError, torch.OutOfMemoryError):
+        return UNMEASURED
+    last = task.passes[-1]
+    left = [name for name in _with_gradient(last.spec.outputs) if name != last.spec.loss]
+    output = _Difference.of((last.outputs[name], exact[-1].outputs[name]) for name in left)
+    gradient = _Difference.of((part, again[name]) for name, part in back.items())
+    found = (output, gradient, *sums)
+    if not all(math.isfinite(one.apart) for one in found):
+        return UNMEASURED
+    return Rounding(
+        output=output.apart,
+        gradient=gradient.apart,
+        sums=tuple(one.apart + UNIT * one.length for one in reversed(sums)),
+        relative=max(one.relative for one in found),
+    )
+
+
+class _Difference(NamedTuple):
+    """2-norms of a difference of two lists of tensors, and of the first list."""
+
+    apart: float
+    length: float
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[Tensor | None, Tensor | None]]) -> _Difference:
+        """Compare tensors pair by pair; None is a tensor of zeros, in both."""
+        apart = length = 0.0
+        for one, other in pairs:
+            if one is not None and other is not None:
+                exact = one.detach().double()
+                apart += float((exact - other.detach()).square_().sum())
+                length += float(exact.square_().sum())
+        return cls(math.sqrt(apart), math.sqrt(length))
+
+    @property
+    def relative(self) -> float:
+        """Relative difference, at most 1."""
+        return min(1.0, self.apart / self.length) if self.length else float(self.apart > 0)
 
 
 def run_blocks(
