@@ -67,11 +67,14 @@ class KnownMembers:
         """Members whose addresses an invite carries."""
         self._unsaved = TroubleLine(_log, "addresses of members are saved again")
 
-    async def call_and_keep(self) -> None:
-        """Call the members that were known at the last start, and keep the present ones. Never returns."""
+    async def call_and_keep(self, ready: asyncio.Event) -> None:
+        """Call the members that were known at the last start; once `ready`, keep the present ones. Never
+        returns.
+        """
         known = known_run(self._run.path, Destination((), self._run.run_id))
         if known is not None:
             await self._node.call(known.destination.addresses)
+        await ready.wait()  # before that the disk may have no room
         due = 0.0
         while True:
             now = asyncio.get_running_loop().time()

@@ -335,7 +335,7 @@ async def _take_part(
         ),
         asyncio.ensure_future(ReliableProgress(peer.replica, lambda: peer.service).show_forever()),
         asyncio.ensure_future(tell_reach_forever(node, reliable=True)),
-        asyncio.ensure_future(members.call_and_keep()),
+        asyncio.ensure_future(members.call_and_keep(peer.ready)),
     ]
     if not options.keep_places:
         beside.append(
