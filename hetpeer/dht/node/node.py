@@ -17,7 +17,7 @@ from typing import Self
 from hetpeer.dht.base.errors import PeerLostError
 from hetpeer.dht.base.runtime import Clock, SystemClock, TaskSet
 from hetpeer.dht.direct.direct_streams import DirectStreams
-from hetpeer.dht.identity.addresses import Address
+from hetpeer.dht.identity.addresses import Address, socket_in
 from hetpeer.dht.identity.peer_identity import Identity, hold
 from hetpeer.dht.kademlia.first_contact import CONNECT_DEADLINE_S
 from hetpeer.dht.kademlia.network_session import NetworkSession
@@ -26,9 +26,11 @@ from hetpeer.dht.node.contacts import SEARCH_S
 from hetpeer.dht.node.own_line import LINE_LOOK_S, OwnLine, machine_addresses, talks_from
 from hetpeer.dht.node.relay_guard import RelayGuard
 from hetpeer.dht.node.session_series import SessionSeries
+from hetpeer.dht.p2pd import silent_connections
 from hetpeer.dht.p2pd.listener import DATA, Handler, Listener, StreamBudget
 from hetpeer.dht.p2pd.p2pd_control import P2pdControl, P2pdError
 from hetpeer.dht.p2pd.p2pd_process import NodeConfig
+from hetpeer.dht.p2pd.silent_connections import SilentConnections
 from hetpeer.dht.reach import dialback, whereabouts
 from hetpeer.dht.reach.connection_monitor import ConnectionMonitor
 from hetpeer.dht.reach.dialback import DialBack
@@ -108,6 +110,7 @@ class Node:
         node._tasks.spawn(node._supervise(), name="p2pd supervisor")
         node._tasks.spawn(node._tend(), name="peer tender")
         node._tasks.spawn(node._monitor_connections(), name="look at connections")
+        node._tasks.spawn(node._end_silent_connections(), name="end silent connections")
         node._tasks.spawn(node._search_forever(), name="search for lost peers")
         node._tasks.spawn(node._watch_line(), name="own addresses")
         if config.reachability == "public":
@@ -298,6 +301,24 @@ class Node:
             with suppress(P2pdError):
                 await self._watch.look(session.control)
             await asyncio.sleep(self._watch.period_s)
+
+    async def _end_silent_connections(self) -> None:
+        """Look at p2pd's sockets again and again; end connections of nobody known if they are too many."""
+        watched: tuple[NetworkSession, SilentConnections] | None = None
+        while True:
+            await asyncio.sleep(silent_connections.LOOK_S)
+            session = await self.session()
+            if watched is None or watched[0] is not session:
+                watched = session, SilentConnections(session.p2pd.pid)
+            silent = watched[1]
+            if not await asyncio.to_thread(silent.too_many):
+                continue
+            ends: set[tuple[str, int]] | None = None
+            with suppress(P2pdError, TimeoutError):
+                async with asyncio.timeout(silent_connections.LOOK_S):
+                    texts = [text for _, text in await session.control.connections()]
+                ends = {end for text in texts if (end := socket_in(text)) is not None}
+            await asyncio.to_thread(silent.end_some, session.listening_port(), ends)
 
     async def _guard_relay(self) -> None:
         """Send guests of our relay away that have no business here. Never returns."""

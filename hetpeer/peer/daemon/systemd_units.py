@@ -104,10 +104,12 @@ RestrictSUIDSGID=yes
 RestrictNamespaces=yes
 RestrictRealtime=yes
 LockPersonality=yes
-# Netlink tells p2pd the machine's addresses. Landlock and seccomp are for the sandboxes inside.
+# Netlink tells p2pd the machine's addresses. Landlock and seccomp are for the sandboxes inside, pidfd_getfd
+# is for ending silent connections to p2pd.
 RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
 SystemCallArchitectures=native
 SystemCallFilter=@system-service landlock_create_ruleset landlock_add_rule landlock_restrict_self seccomp
+SystemCallFilter=pidfd_getfd
 SystemCallErrorNumber=EPERM
 {environment}
 [Install]
