@@ -6,6 +6,7 @@ import asyncio
 import random
 import resource
 import socket
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -16,7 +17,8 @@ import pytest
 from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig
-from hetpeer.dht.p2pd.silent_connections import MAX_UNKNOWN
+from hetpeer.dht.p2pd import silent_connections
+from hetpeer.dht.p2pd.silent_connections import MAX_UNKNOWN, _end_of
 from hetpeer.dht.streams.stream import Stream, encode_head
 from tests.dht.test_channel import until
 
@@ -125,3 +127,32 @@ async def test_a_thousand_connections_say_nothing(tmp_path: Path, caplog: pytest
                 assert await answers(stream)
             assert node.restarts == 0
             assert caplog.text.count("connections to our port say nothing: most of them are closed") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("0100007F:1F90", ("127.0.0.1", 8080)),
+        ("0000000000000000FFFF00000100007F:0016", ("127.0.0.1", 22)),
+        ("B80D01200000000067452301EFCDAB89:01BB", ("2001:db8::123:4567:89ab:cdef", 443)),
+    ],
+)
+@pytest.mark.skipif(sys.byteorder == "big", reason="these are the words of a little-endian machine")
+def test_ends_of_connections_as_the_kernel_writes_them(text: str, end: tuple[str, int]) -> None:
+    assert _end_of(text) == end
+
+
+async def test_what_the_system_does_not_let_us_close_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(silent_connections, "MAX_UNKNOWN", 4)
+    monkeypatch.setattr(silent_connections, "_PIDFD_GETFD", -1)  # no system call: ENOSYS
+    async with a_node_and_its_peer(tmp_path) as (node, _):
+        where = parse_address(node.addresses()[0]).socket
+        assert where is not None
+        silent = [await connected(where) for _ in range(20)]
+        await until(lambda: "does not let us close them" in caplog.text)
+        for one in silent:
+            assert one.send(b"\x13") == 1, "it is there"
+            one.close()
+    assert caplog.text.count("does not let us close them") == 1
