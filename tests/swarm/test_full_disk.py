@@ -91,7 +91,7 @@ async def test_it_waits_for_room_at_the_start(swarm: Swarm, disk: SmallDisk) -> 
     await until(lambda: waiting.printed, "volunteers may join")
     assert "there is room" in waiting.said
     assert waiting.said.count("HP-DISK-002") == 1
-    assert [record["kind"] for record in swarm.records()] == ["reign"]
+    await until(lambda: [record["kind"] for record in swarm.records()] == ["reign"], "it coordinates")
     async with asyncio.timeout(30.0):
         while await room_warnings(waiting):  # a page that nobody watches is renewed every ten seconds
             await asyncio.sleep(0.2)
