@@ -15,7 +15,7 @@ import pytest
 
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ExitCode
-from tests.swarm.child import Child, until
+from tests.swarm.child import BUSY_S, POLL_S, Child, until
 from tests.swarm.swarm import Swarm
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
@@ -83,7 +83,7 @@ async def test_it_waits_for_room_at_the_start(swarm: Swarm, disk: SmallDisk) -> 
     lines = asked.printed.splitlines()
     assert lines[0].startswith("here      waiting (no room) since "), asked.printed + asked.said
     assert lines[1].startswith(f"why       HP-DISK-002: no room to write {there}; why: {why}; do: "), lines
-    assert await room_warnings(waiting) == [("no room to write run", why)]
+    await page_warns(waiting, ("no room to write run", why))
     assert before.items() <= {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}.items()
     assert waiting.status is None
 
@@ -92,9 +92,7 @@ async def test_it_waits_for_room_at_the_start(swarm: Swarm, disk: SmallDisk) -> 
     assert "there is room" in waiting.said
     assert waiting.said.count("HP-DISK-002") == 1
     await until(lambda: [record["kind"] for record in swarm.records()] == ["reign"], "it coordinates")
-    async with asyncio.timeout(30.0):
-        while await room_warnings(waiting):  # a page that nobody watches is renewed every ten seconds
-            await asyncio.sleep(0.2)
+    await page_warns(waiting)
 
 
 @pytest.mark.proof
@@ -124,8 +122,11 @@ async def test_a_volunteer_without_room_ends_and_comes_back(swarm: Swarm, disk: 
     swarm.exact()
 
 
-async def room_warnings(child: Child) -> list[tuple[str, str]]:
-    """What and why of the warnings HP-DISK-002 on the page that `child` serves."""
+async def page_warns(child: Child, *told: tuple[str, str]) -> None:
+    """Return once the page of `child` has the warnings HP-DISK-002 that are `told`: what, and why.
+
+    A page that nobody watches is renewed every ten seconds.
+    """
     await child.says("dashboard at ")
     url, token = re.findall(r"dashboard at (\S+)/#token=(\S+)", child.said)[-1]
     request = urllib.request.Request(f"{url}/api/v1/view", headers={"Authorization": f"Bearer {token}"})
@@ -134,5 +135,9 @@ async def room_warnings(child: Child) -> list[tuple[str, str]]:
         with urllib.request.urlopen(request, timeout=10) as answer:
             return json.load(answer)["warnings"]
 
-    found = await asyncio.to_thread(ask)
-    return [(one["what"], one["why"]) for one in found if one["code"] == "HP-DISK-002"]
+    found: list[tuple[str, str]] | None = None
+    async with asyncio.timeout(BUSY_S):
+        while found != [*told]:
+            all_found = await asyncio.to_thread(ask)
+            found = [(one["what"], one["why"]) for one in all_found if one["code"] == "HP-DISK-002"]
+            await asyncio.sleep(POLL_S)
