@@ -206,6 +206,16 @@ def test_a_claim_on_a_place_of_a_cluster_that_trains_is_refused():
     assert one.core.clusters.of("stranger") is None
 
 
+def test_nobody_is_lost_of_any_cluster_while_our_own_line_is_cut():
+    one = training()
+    one.passes(5.0, "a", "b")
+    one.core.renewed(one.now)
+    one.passes(14.0)
+    assert not one.of("dissolved")
+    one.passes(3.0)
+    assert one.of("dissolved")
+
+
 @pytest.mark.parametrize("how", ["farewell", "lease"])
 def test_the_log_says_why_it_fell_apart_and_what_it_gave_up(how):
     one = training()

@@ -70,6 +70,21 @@ def test_a_lease_expires_but_not_while_we_sleep_ourselves():
     assert kinds(effects) == ["gone", "gone", "rollback"]
 
 
+def test_nobody_is_to_blame_when_all_streams_break_at_once():
+    """Our own line was cut: they have the time in which a coordinator that was away is found."""
+    court = training()
+    for peer in "ab":
+        court.do(court.core.broken(peer, court.now))
+    court.core.renewed(court.now)
+    passed = 0.0
+    while passed < court.core.leases._context.config.return_s - 1.0:
+        assert kinds(court.tick(0.9)) == []
+        passed += 0.9
+    court.do(court.core.resumed("a", court.now))
+    effects = court.tick(0.9) + court.tick(0.9)
+    assert [x.record["peer"] for x in effects if isinstance(x, Record)] == ["b"]
+
+
 def test_several_that_leave_at_once_make_one_new_plan():
     court = Court().begin("a", "b", "c")
     court.count("a")

@@ -468,3 +468,15 @@ def test_what_is_rested_is_as_new() -> None:
     hearing.heard(100, session=True)
     assert not hearing.is_rested(BEGAN + 1.0)
     assert hearing.is_rested(BEGAN + 1.0 / SESSIONS[0])
+
+
+async def test_it_is_seen_when_all_streams_break_at_once(desk: Desk) -> None:
+    """Then the fault may be our own line's, and not the volunteers'."""
+    assert not desk.reception.all_broken
+    desk.reception.inside |= {"a", "b"}
+    desk.reception.broken("a")
+    assert not desk.reception.all_broken
+    desk.reception.broken("b")
+    assert desk.reception.all_broken
+    desk.reception.resumed("a")
+    assert not desk.reception.all_broken

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Mapping
 from typing import Any, Self, cast
 
@@ -44,6 +45,10 @@ class Host:
     async def open(self, peer: str, protocol: str, *, timeout_s: float = CONNECT_S) -> Stream:
         """A new stream. Raises `PeerLostError`."""
         return await self._control.open_stream(peer, protocol, timeout_s)
+
+    def reaching(self, _peer: str) -> contextlib.AbstractContextManager[None]:
+        """An attacker looks for nobody."""
+        return contextlib.nullcontext()
 
     async def close(self) -> None:
         """End p2pd."""

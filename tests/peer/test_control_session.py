@@ -42,6 +42,8 @@ from tests.dht.loopback import Loopback
 class Network(Loopback):
     """The part of a Node that a coordinator and its volunteer use."""
 
+    is_up = True
+
     def __init__(self, volunteer: str) -> None:
         super().__init__(self._nobody, volunteer)
         self.peer_id = ""
@@ -55,6 +57,9 @@ class Network(Loopback):
     ) -> None:
         if protocol == CONTROL_PROTOCOL:
             self.handle = handler
+
+    def call_others(self) -> None:
+        """There are none."""
 
     def gone(self) -> None:
         self.handle = self._nobody

@@ -160,6 +160,10 @@ class Lab:
             command = ["ip", "-n", self.namespace(node), "addr", order, f"{where}/23", "dev", "wan0"]
             subprocess.run(command, check=True)
 
+    def renumber(self, node: int) -> None:
+        """Give the router before it the node's spare address. The node keeps its own and notices nothing."""
+        self.order(f"renumber {node}")
+
     def at(self, node: int, command: Sequence[str]) -> Sequence[str]:
         """The command that starts `command` there."""
         return ("ip", "netns", "exec", self.namespace(node), *command)

@@ -103,6 +103,8 @@ class Router:
         self._node = {
             socket.inet_aton(at(i)): i for i in range(len(devices)) for at in (address, spare_address)
         }
+        self._outside: dict[int, bytes] = {}
+        """Node behind a router of its own → the address that this router has by now."""
 
     def run(self) -> None:
         """Until stdin closes."""
@@ -132,9 +134,17 @@ class Router:
                 packet = os.read(device, 1 << 17)
             except BlockingIOError:
                 return
-            to = self._node.get(packet[HEADER + 16 : HEADER + 20])
-            if to is not None and packet[HEADER] >> 4 == 4:  # IPv4; the rest is neighbour discovery
-                self._network.send(time.monotonic(), source, to, _size(packet), packet, _flow(packet))
+            target = packet[HEADER + 16 : HEADER + 20]
+            to = self._node.get(target)
+            if to is None or packet[HEADER] >> 4 != 4:  # not IPv4: neighbour discovery
+                continue
+            if source in self._outside:
+                packet = _readdressed(packet, 12, self._outside[source])
+            if to in self._outside:
+                if target != self._outside[to]:
+                    continue
+                packet = _readdressed(packet, 16, socket.inet_aton(address(to)))
+            self._network.send(time.monotonic(), source, to, _size(packet), packet, _flow(packet))
 
     def _deliver(self) -> None:
         for to, packet in self._network.due(time.monotonic()):
@@ -144,7 +154,10 @@ class Router:
     def _answer(self) -> None:
         line, sender = self._orders.recvfrom(1024)
         answer = {"error": ""}
-        if line != b"stats":
+        if line.startswith(b"renumber "):
+            node = int(line.split()[1])
+            self._outside[node] = socket.inet_aton(spare_address(node))
+        elif line != b"stats":
             try:
                 self._network.obey(line.decode())
             except ValueError as error:
@@ -159,6 +172,24 @@ def _size(packet: bytes) -> int:
     size = len(packet) - HEADER
     segment = int.from_bytes(packet[4:6], "little")
     return size + SEGMENT_HEADERS * (size // segment) if segment else size
+
+
+def _readdressed(packet: bytes, at: int, new: bytes) -> bytes:
+    """The packet with the address `new` at this offset of its IP header, and right checksums."""
+    changed = bytearray(packet)
+    old = packet[HEADER + at : HEADER + at + 4]
+    changed[HEADER + at : HEADER + at + 4] = new
+    above = HEADER + (packet[HEADER] & 15) * 4
+    partial = bool(packet[0] & 1)  # the sender's card was to complete it: a sum, not its complement
+    places = {6: [(above + 16, partial)], 17: [(above + 6, partial)]}.get(packet[HEADER + 9], [])
+    for place, is_sum in [(HEADER + 10, False), *places]:
+        total = int.from_bytes(packet[place : place + 2]) ^ (0 if is_sum else 0xFFFF)
+        for word in (0, 2):
+            total += int.from_bytes(new[word : word + 2]) + (int.from_bytes(old[word : word + 2]) ^ 0xFFFF)
+        while total > 0xFFFF:
+            total = (total & 0xFFFF) + (total >> 16)
+        changed[place : place + 2] = (total ^ (0 if is_sum else 0xFFFF)).to_bytes(2)
+    return bytes(changed)
 
 
 def _flow(packet: bytes) -> Flow | None:

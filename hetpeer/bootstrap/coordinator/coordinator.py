@@ -126,7 +126,7 @@ class Coordinator:
         return []
 
     def renewed(self, now: float) -> None:
-        """Our network process is being started again, and all streams broke with it."""
+        """All streams broke at once: our network process, or our line."""
         self.leases.renewed(now)
 
     def saved(self, order: CollectCheckpoint, block: int, digest: str, now: float) -> list[Effect]:

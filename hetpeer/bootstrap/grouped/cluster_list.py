@@ -88,7 +88,7 @@ class UnassignedVolunteers:
         self._leases.broken(peer, now)
 
     def renewed(self, now: float) -> None:
-        """Our network process is being started again, and all streams broke with it."""
+        """All streams broke at once: our network process, or our line."""
         self._leases.renewed(now)
 
     def tick(self, now: float) -> list[Effect]:

@@ -183,7 +183,7 @@ class GroupedRun:
         return self._events.settle(effects, now)
 
     def renewed(self, now: float) -> None:
-        """Our network process is being started again, and all streams broke with it."""
+        """All streams broke at once: our network process, or our line."""
         self._unassigned.renewed(now)
         for cluster in self.clusters:
             cluster.coordinator.renewed(now)

@@ -127,12 +127,15 @@ class CoordinatorService:
 
     async def _tick(self) -> None:
         """Pass the time to the core every TICK_S, look after sessions, and pass on amendments."""
-        ticked = self._clock.monotonic()
+        ticked, cut = self._clock.monotonic(), False
         while True:
             await asyncio.sleep(TICK_S)
             last, ticked = ticked, self._clock.monotonic()
-            if not self._node.is_up:
+            cut, before = self._sessions.all_broken, cut
+            if not self._node.is_up or (cut and not before):
                 self.core.renewed(ticked)
+            if cut and not before:
+                self._node.call_others()
             if ticked - last > MAX_TICK_S:
                 _log.warning("this process stood still for %.1f s: no lease runs out for that", ticked - last)
             self._queue(self.core.tick(ticked))

@@ -119,6 +119,11 @@ class VolunteerSessions:
         await self.turns.turn(limit)
         return limit
 
+    @property
+    def all_broken(self) -> bool:
+        """Whether the streams of all admitted peers are broken: perhaps the fault is our own line's."""
+        return bool(self.inside) and self.inside <= self._broken.keys()
+
     def broken(self, peer: str) -> None:
         """The stream of `peer` broke."""
         if peer in self.inside:

@@ -53,7 +53,7 @@ class Leases:
         return gone
 
     def renewed(self, now: float) -> None:
-        """Our own network process is being started again: all streams broke, and no volunteer is to blame.
+        """All streams broke at once, with our network process or our line: no volunteer is to blame.
 
         Nobody is lost before they had the time in which a coordinator that was away is found.
         """

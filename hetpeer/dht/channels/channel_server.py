@@ -35,16 +35,17 @@ async def dial(node: Node, protocol: str, channel: Channel, give_up_s: float = m
     while not channel.closed:
         due = asyncio.get_running_loop().time() + TRY_S
         try:
-            stream = await node.open(channel.peer_id, protocol, timeout_s=TRY_S)
-            if channel.closed:  # a late hello would end the channel that has replaced this one
-                stream.close()
-                return
-            hello = {"key": channel.key, "lane": channel.lane, "has": channel.received, "begun": begun}
-            began = asyncio.get_running_loop().time()
-            await stream.send(hello, timeout_s=max(0.1, due - began))
-            left_s = max(0.1, due - asyncio.get_running_loop().time())
-            answer = await _opening(stream, left_s)
-            channel.trip_s = min(channel.trip_s, asyncio.get_running_loop().time() - began)
+            with node.reaching(channel.peer_id):
+                stream = await node.open(channel.peer_id, protocol, timeout_s=TRY_S)
+                if channel.closed:  # a late hello would end the channel that has replaced this one
+                    stream.close()
+                    return
+                hello = {"key": channel.key, "lane": channel.lane, "has": channel.received, "begun": begun}
+                began = asyncio.get_running_loop().time()
+                await stream.send(hello, timeout_s=max(0.1, due - began))
+                left_s = max(0.1, due - asyncio.get_running_loop().time())
+                answer = await _opening(stream, left_s)
+                channel.trip_s = min(channel.trip_s, asyncio.get_running_loop().time() - began)
         except RemoteError as error:
             _log.debug("dialling %r: %s", channel, error)
             if asyncio.get_running_loop().time() - lost_at > give_up_s:

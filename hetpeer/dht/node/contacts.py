@@ -31,9 +31,11 @@ MAX_ASKED = 16
 KNOCK_S = 2.0
 """Seconds that a peer's port has to accept a TCP connection before p2pd dials it."""
 MEMBERS_ASKED = 8
-"""Connected peers that are asked where a lost one is, drawn anew each time."""
-SEARCH_S = 2.0
-"""Seconds between two searches for lost peers."""
+"""Peers that are asked where a lost one is, drawn anew each time."""
+SEARCHES_S = (*(2.0,) * 15, 15.0)
+"""Seconds after each search for lost peers; the last value repeats."""
+FORGET_S = 30.0
+"""Seconds after the last try to reach a lost peer until it is not looked for any more."""
 ANSWER_S = 3.0
 """Seconds that a peer has to prove at an address that it is the one that is looked for."""
 TELL_TRIES, TELL_PAUSE_S = 4, 0.4
@@ -59,7 +61,8 @@ class Contacts:
         """Set while a sought peer is lost."""
         self._peer_id = identity.peer_id
         self._reliable = reliable
-        self._lost: set[str] = set()
+        self._lost: dict[str, float] = {}
+        """Lost peer → time of the last try to reach it."""
         self._connected: set[str] = set()
         self._asked: set[str] = set()
         """Directly connected peers whose addresses p2pd was asked for."""
@@ -159,30 +162,35 @@ class Contacts:
         return {*(address.peer_id for address in self.known), *self._reliable()} - {self._peer_id}
 
     def miss(self, peer_id: str) -> None:
-        """No stream could be opened to `peer_id`: if it is sought, it is lost until `found`."""
+        """`peer_id` does not answer: if it is sought, it is lost until `found`."""
         if peer_id in self._sought():
-            self._lost.add(peer_id)
+            self._lost[peer_id] = asyncio.get_running_loop().time()
             self.missed.set()
 
     def found(self, peer_id: str) -> None:
-        """A stream to `peer_id` was opened."""
-        self._lost.discard(peer_id)
+        """`peer_id` has answered."""
+        self._lost.pop(peer_id, None)
         if not self._lost:
             self.missed.clear()
 
     async def search(self, session: NetworkSession) -> None:
-        """Ask connected peers where the lost ones are, and connect to those that are found.
+        """Ask connected peers and those met lately where lost ones are, and connect to those that are found.
 
         Raises `P2pdError`.
         """
-        connected = {peer for peer, _ in await session.control.connections()}
-        for peer_id in list(self._lost):
-            others = sorted(connected - {peer_id})
+        connections = await session.control.connections()
+        now = asyncio.get_running_loop().time()
+        for peer_id, tried_at in list(self._lost.items()):
+            if now - tried_at > FORGET_S:
+                self.found(peer_id)
+                continue
+            others = sorted({*dict(connections), *self._met} - {peer_id})
             asked = random.sample(others, min(len(others), MEMBERS_ASKED))
             before = self.book.of(peer_id)
             await asyncio.gather(*(self._ask(session.control, other, [peer_id]) for other in asked))
             record = self.book.of(peer_id)
-            if record is not None and (record is not before or peer_id not in connected):
+            remote = [socket_in(text) for peer, text in connections if peer == peer_id]
+            if record is not None and (not remote or (record is not before and _elsewhere(remote, record))):
                 await self._go(session.control, record)
 
     async def _go(self, control: P2pdControl, record: AddressRecord) -> None:
@@ -212,6 +220,12 @@ class Contacts:
         for record in records:
             if self.book.learn(record):
                 self.learned(record)
+
+
+def _elsewhere(remote: Iterable[tuple[str, int] | None], record: AddressRecord) -> bool:
+    """Whether no connection leads to an address of `record`, by the `remote` ends of all."""
+    ips = {place.socket[0] for place in record.addresses if place.socket is not None}
+    return ips.isdisjoint(end[0] for end in remote if end is not None)
 
 
 def _ignored(_record: AddressRecord) -> None:

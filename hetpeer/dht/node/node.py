@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 from typing import Self
 
-from hetpeer.dht.base.errors import PeerLostError
+from hetpeer.dht.base.errors import PeerLostError, RemoteError
 from hetpeer.dht.base.runtime import Clock, SystemClock, TaskSet
 from hetpeer.dht.direct.direct_streams import DirectStreams
 from hetpeer.dht.identity.addresses import Address, socket_in
@@ -22,7 +22,7 @@ from hetpeer.dht.identity.peer_identity import Identity, hold
 from hetpeer.dht.kademlia.first_contact import CONNECT_DEADLINE_S
 from hetpeer.dht.kademlia.network_session import NetworkSession
 from hetpeer.dht.kademlia.table import KnownKeys, Table
-from hetpeer.dht.node.contacts import SEARCH_S
+from hetpeer.dht.node.contacts import SEARCHES_S
 from hetpeer.dht.node.own_line import LINE_LOOK_S, OwnLine, machine_addresses, talks_from
 from hetpeer.dht.node.relay_guard import RelayGuard
 from hetpeer.dht.node.session_series import SessionSeries
@@ -41,7 +41,9 @@ from hetpeer.dht.streams.stream import Stream
 WITNESSES = 2
 """Peers outside our network that must have reached us at an address before others are told: one may lie."""
 SEARCH_AFTER_S = 1.5
-"""Seconds that a stream to a sought peer may take to open before others are asked where the peer is."""
+"""Seconds that a sought peer may take to answer before others are asked where it is."""
+CALLS_S = (0.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, *(120.0,) * 12)
+"""Seconds before each call of others: a router may need minutes until its line is up again."""
 TEND_PERIOD_S = 5.0
 """Seconds between checks that p2pd is alive, and redials of lost peers."""
 
@@ -82,6 +84,7 @@ class Node:
         self._tasks = TaskSet()
         self._up = asyncio.Event()
         self._lock: int | None = None
+        self._calls: asyncio.Task[None] | None = None
         self.restarts = 0
         """Number of times p2pd was started again."""
         self.dht = Table(self.session, identity.peer_id, clock, keys)
@@ -178,20 +181,6 @@ class Node:
         """A new stream to `peer_id`, possibly our own. Raises `PeerLostError` within `timeout_s`."""
         if peer_id == self.peer_id:
             return await self.listener.open_own(peer_id, protocol)
-        loop, contacts = asyncio.get_running_loop(), self._sessions.contacts
-        slow = loop.call_later(SEARCH_AFTER_S, contacts.miss, peer_id)
-        try:
-            stream = await self._open(peer_id, protocol, timeout_s)
-        except PeerLostError:
-            contacts.miss(peer_id)
-            raise
-        finally:
-            slow.cancel()
-        contacts.found(peer_id)
-        return stream
-
-    async def _open(self, peer_id: str, protocol: str, timeout_s: float) -> Stream:
-        """A new stream to another peer. Raises `PeerLostError` within `timeout_s`."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         goes_directly = protocol in self.direct.protocols
         if goes_directly and (direct := await self.direct.open(peer_id, protocol, timeout_s)) is not None:
@@ -212,10 +201,42 @@ class Node:
             self.direct.seek_direct_way(stream)
         return stream
 
-    async def call(self, addresses: Sequence[Address]) -> None:
-        """Say where we are to peers met before this start, at `addresses`. Never raises."""
-        self._sessions.contacts.meet(addresses)
-        with suppress(PeerLostError):
+    @contextmanager
+    def reaching(self, peer_id: str) -> Iterator[None]:
+        """Context in which `peer_id` is to answer: others are asked where it is if it fails, or is slow.
+
+        An opened stream proves nothing: libp2p opens streams over a dead connection without asking the peer.
+        """
+        contacts = self._sessions.contacts
+        slow = asyncio.get_running_loop().call_later(SEARCH_AFTER_S, contacts.miss, peer_id)
+        try:
+            yield
+        except RemoteError:
+            contacts.miss(peer_id)
+            raise
+        else:
+            contacts.found(peer_id)
+        finally:
+            slow.cancel()
+
+    def call_others(self, before: Sequence[Address] = ()) -> None:
+        """Call the peers met lately, and those at the addresses `before` that were met before this start.
+
+        They may look for us elsewhere. A peer that many others call goes on until it hears somebody.
+        """
+        self._sessions.contacts.meet(before)
+        if self._calls is not None:
+            self._calls.cancel()
+        self._calls = self._tasks.spawn(self._call_others(), name="calls to others")
+
+    async def _call_others(self) -> None:
+        """Call others, more and more seldom, until one has a stream to us. Raises `PeerLostError`."""
+        if self._hears_many:
+            self._sessions.reaching.forget()
+        for pause_s in CALLS_S if self._hears_many else CALLS_S[:1]:
+            await asyncio.sleep(pause_s)
+            if pause_s and self.listener.peers - {self.peer_id}:
+                return
             await self._sessions.call_back(await self.session())
 
     async def connect(self, address: Address) -> None:
@@ -273,7 +294,7 @@ class Node:
             self._session = session = await self._sessions.next(previous)
             self.restarts += 1
             self._up.set()
-            self._tasks.spawn(self._sessions.call_back(session), name="calls after a restart")
+            self.call_others()
 
     async def _tend(self) -> None:
         """Check that p2pd is alive, kill it if not, and keep contact with known peers."""
@@ -283,7 +304,8 @@ class Node:
             session = await self.session()
             try:
                 await session.refresh_addresses()
-                await self._sessions.tend(session)
+                if await self._sessions.tend(session) and self._hears_many:
+                    self.call_others()
             except P2pdError as error:
                 silent += 1
                 _log.debug("p2pd %d did not answer: %s", session.p2pd.pid, error)
@@ -333,10 +355,12 @@ class Node:
         contacts = self._sessions.contacts
         while True:
             await contacts.missed.wait()
-            session = await self.session()
-            with suppress(P2pdError):
-                await contacts.search(session)
-            await asyncio.sleep(SEARCH_S)
+            pauses = iter(SEARCHES_S)
+            while contacts.missed.is_set():
+                session = await self.session()
+                with suppress(P2pdError):
+                    await contacts.search(session)
+                await asyncio.sleep(next(pauses, SEARCHES_S[-1]))
 
     async def _watch_line(self) -> None:
         """Restart p2pd when its connections are dead: this peer has another address. Never returns."""
@@ -351,7 +375,6 @@ class Node:
                 await self.renew()
             elif silent:
                 _log.warning("nobody is heard any more: connecting anew, perhaps from another address")
-                self._sessions.reaching.forget()
                 await self.renew()
             await asyncio.sleep(LINE_LOOK_S)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from hetpeer.dht.base.errors import LocalError, RemoteError
 from hetpeer.dht.base.runtime import Clock
+from hetpeer.dht.identity.address_record import AddressRecord
 from hetpeer.dht.identity.addresses import at_socket
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.kademlia.network_session import NetworkSession
@@ -25,6 +26,8 @@ from hetpeer.dht.reach.dialback import ReachProbe
 from hetpeer.dht.reach.reachability import ReachKind
 from hetpeer.dht.reach.relay_slots import MAX_SLOTS, Offered, RelaySlots, stranger
 
+ANNOUNCED_S = 120.0
+"""Seconds until p2pd is started again, to announce the new address of a relay."""
 RELAY_TRIES = 4
 """Starts of p2pd until it relays as configured."""
 _RESTART_PAUSE_S = (0.0, 0.2, 0.5, 1.0, 2.0)
@@ -58,6 +61,8 @@ class SessionSeries:
         self._watch = watch
         self._keys = keys
         self._port = config.port
+        self._outdated_since: float | None = None
+        """Time since which p2pd announces the former address of a relay."""
         self._use(config)
 
     async def first(self) -> NetworkSession:
@@ -82,20 +87,29 @@ class SessionSeries:
             except LocalError as error:
                 _log.warning("p2pd could not be started again: %s", error)
 
-    async def tend(self, session: NetworkSession) -> None:
-        """Keep contact; end p2pd, to be configured anew, if others find us otherwise. Raises `P2pdError`."""
+    async def tend(self, session: NetworkSession) -> bool:
+        """Keep contact; end p2pd, to be configured anew, if others find us otherwise. Raises `P2pdError`.
+
+        Returns whether we have other addresses than at the last time.
+        """
         await self.contacts.tend(session)
-        if self._moved_relays() or await self._otherwise(session):
+        if self._announces_too_long() or await self._otherwise(session):
             _log.info(
                 "the network process starts again, for what others find of us: %s", self.reaching.estimate
             )
             await session.p2pd.close()
+        before, now = self.contacts.book.of(self._identity.peer_id), self._own_record(session)
+        return before is not None and now is not before
 
     async def call_back(self, session: NetworkSession) -> None:
         """Dial everybody met lately, and tell them where we are. Never raises."""
+        await self.contacts.call_back(session, self._own_record(session))
+
+    def _own_record(self, session: NetworkSession) -> AddressRecord:
+        """Our record with our present addresses, a forwarded one first."""
         there = self.reaching.forwarded(session.addresses)
         places = [*([there] if there else []), *session.addresses]
-        await self.contacts.call_back(session, self.contacts.book.own(places, self._clock.wall()))
+        return self.contacts.book.own(places, self._clock.wall())
 
     # ── one session ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -123,6 +137,7 @@ class SessionSeries:
         return await self.contacts.worth_dialling(control, peer_id)
 
     async def _started(self) -> NetworkSession:
+        self._outdated_since = None
         try:
             session = await NetworkSession.start(
                 self._config, self._identity, self._clock, self._listener, self._keys, port=self._port
@@ -151,12 +166,19 @@ class SessionSeries:
         self._use(config)
         return True
 
-    def _moved_relays(self) -> bool:
-        """Whether a relay that we announce has another address; the configuration has it then."""
-        relays = tuple(map(self.reaching.address_of, self._config.relays))
-        if relays == self._config.relays:
+    def _announces_too_long(self) -> bool:
+        """Whether p2pd has announced the former address of a relay for ANNOUNCED_S.
+
+        Slots are taken at the new address at once. The announcement is less urgent, and changing it breaks
+        all streams.
+        """
+        now, relays = self._clock.monotonic(), tuple(map(self.reaching.address_of, self._config.relays))
+        if relays != self._config.relays:
+            self._use(replace(self._config, relays=relays))
+            self._outdated_since = self._outdated_since or now
+        if self._outdated_since is None or now - self._outdated_since < ANNOUNCED_S:
             return False
-        self._use(replace(self._config, relays=relays))
+        self._outdated_since = None
         return True
 
     def _use(self, config: NodeConfig) -> None:

@@ -73,7 +73,7 @@ class KnownMembers:
         """
         known = known_run(self._run.path, Destination((), self._run.run_id))
         if known is not None:
-            await self._node.call(known.destination.addresses)
+            self._node.call_others(known.destination.addresses)
         await ready.wait()  # before that the disk may have no room
         due = 0.0
         while True:
