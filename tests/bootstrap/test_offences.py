@@ -119,7 +119,7 @@ def test_who_sends_rubbish_is_gone_around_and_halts_nothing():
         assert not [effect for effect in effects if isinstance(effect, Halt)]
         (task,) = [task for x in effects for task in x.message.tasks]
         assert task.route[0].peer in set(first) - {liar}
-    assert court.core.machine.steps.first.taken == {liar: 1}
+    assert court.core.machine.steps.first.blamed() == {liar: 1}
 
 
 def way(court, microbatch):

@@ -322,6 +322,17 @@ def test_what_a_volunteer_is_tried_with_others_get_too():
     assert assigned.tried({*range(IDS)}, 1) == set()
 
 
+def test_who_is_on_the_way_of_ids_that_stuck_elsewhere_is_not_to_blame():
+    """Ids stuck on ways through h and b, h and c, a and b. Where all count something, all are blamed."""
+    assigned = ways()
+    assigned._taken = [frozenset("hb"), frozenset("hc"), frozenset("ab")]
+    assert assigned.taken == {"h": 2, "b": 2, "c": 1, "a": 1}
+    assert assigned.blamed({"a": 6, "b": 1, "c": 5}) == {"h": 2, "a": 1, "b": 1}
+    assert assigned.blamed({"a": 6, "c": 5}) == {"h": 2, "b": 2}
+    assert assigned.blamed({"a": 6, "b": 1, "c": 5, "h": 1}) == assigned.taken
+    assert assigned.blamed({}) == assigned.taken
+
+
 def test_who_counts_an_id_or_has_left_is_not_to_blame():
     counting = ways(counted=lambda block, _id: "h" if block == 2 else None)
     assert counting.hedge({task.id for task in counting.tasks()["a"] if task.route[1].peer == "h"})

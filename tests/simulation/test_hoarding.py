@@ -118,7 +118,7 @@ def test_three_at_three_stages_cost_some_stalls_the_first_time(seed):
 @pytest.mark.parametrize("seed", mostly_proof(range(7, 11), [7]))
 def test_three_at_three_stages_do_not_stop_a_run_however_long_they_sit_on_their_work(seed):
     """Ids that went round the holders of all blocks in step met one of the three each time: no step ended.
-    A step takes 3.5 s without them; honest ones that were on the same ways recover for some twenty steps.
+    A step takes 3.5 s without them; in the first, honest ones that count nothing are limited, too.
     """
     layouts, hoarding = (((0, 1), (1, 2), (2, 3), (3, 4)),), ("v1", "v6", "v11")
     config = replace(

@@ -66,8 +66,8 @@ class Assignments:
         self._counted = counted
         self._limits = limits
         self._routes = assign_routes(ids, roster, blocks, speeds, lines, limits, apart)
-        self.taken: Counter[str] = Counter()
-        """Peer → ids that were taken from it because it had not counted them."""
+        self._taken: list[frozenset[str]] = []
+        """For each time that an id was routed another way: peers from which it was taken, uncounted there."""
         self._been = {i: Counter(hop.peer for hop in way) for i, way in self._routes.items()}
         """Id → how often it was sent to each peer."""
         self._attempts: dict[int, int] = {}
@@ -78,6 +78,22 @@ class Assignments:
 
     def __contains__(self, microbatch: int) -> bool:
         return microbatch in self._routes
+
+    @property
+    def taken(self) -> Counter[str]:
+        """Peer → ids that were taken from it because it had not counted them."""
+        return Counter(peer for peers in self._taken for peer in peers)
+
+    def blamed(self, counted: Mapping[str, int]) -> Counter[str]:
+        """Peer → ids that were taken from it and were most likely stuck there; `counted`: ids it counts.
+
+        Nobody knows at which peer of its route an id was stuck. Where some of them count nothing in the whole
+        step, it was at one of these: the others never got it, or have passed it on.
+        """
+        blame = Counter[str]()
+        for peers in self._taken:
+            blame.update({peer for peer in peers if not counted.get(peer)} or peers)
+        return blame
 
     def tasks(self, ids: Iterable[int] | None = None) -> dict[str, tuple[Task, ...]]:
         """First hop → tasks of those of `ids` (default: all) that begin there."""
@@ -258,7 +274,8 @@ class Assignments:
         before = self._routes[microbatch]
         count = {self._counted(block, microbatch) for hop in before for block in range(hop.begin, hop.end)}
         instead = {hop.peer for hop in before} - {hop.peer for hop in way} - count
-        self.taken.update(instead & self._roster.keys())
+        if left := instead & self._roster.keys():
+            self._taken.append(frozenset(left))
         self._on(microbatch, way)
 
     def _on(self, microbatch: int, way: Route) -> None:

@@ -130,10 +130,9 @@ class CoordinatedStep:
         failure, self._failure = self._failure, None
         return failure
 
-    @property
-    def taken(self) -> Mapping[str, int]:
-        """Holder → ids that were taken from it because it had not counted them."""
-        return self._ways.taken
+    def blamed(self) -> Mapping[str, int]:
+        """Holder → ids that were taken from it and were most likely stuck there."""
+        return self._ways.blamed(self.counted())
 
     def counted(self) -> dict[str, int]:
         """Holder → ids that it counts in the latest plan."""

@@ -71,7 +71,7 @@ class StepQueue:
         self.timeouts.committed()
         self._context.disputed_pairs.committed()
         self._context.failures.committed(step.batch)
-        self._context.issue_limits.judge(step.taken, step.counted(), len(step.ledger.ids))
+        self._context.issue_limits.judge(step.blamed(), step.counted(), len(step.ledger.ids))
         self._context.late_work.committed(step.number, step.roster, step.ledger.ids)
         self._steps.remove(step)
 

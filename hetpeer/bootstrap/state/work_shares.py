@@ -16,7 +16,8 @@ handful is that number of ids (`few`), and limits are counted in handfuls a step
 
 - Nobody has a limit at first, and nobody has one where no other volunteer holds the block.
 - A volunteer that counts less than half of the ids that were taken from it in a step gets half a handful, the
-  next time a quarter, and so on. Less than one handful is saved up: an eighth means every eighth step.
+  next time a quarter, and so on. If others on the way of such an id count nothing in the step, it is theirs.
+  Less than one handful is saved up: an eighth means every eighth step.
 - What a volunteer with less than one handful has not counted when half of the step is done, others get as
   well. So it costs the step next to no time to try it again.
 - Each id that it counts raises its limit, until that no longer binds. How deep the next fall is recovers
@@ -240,7 +241,7 @@ class IssueLimits:
         return found
 
     def judge(self, taken: Mapping[str, int], counted: Mapping[str, int], ids: int) -> None:
-        """Adapt limits after a step of `ids`; `taken`, `counted`: peer → ids taken undone, ids it counts."""
+        """Adapt limits after a step of `ids`; `taken`, `counted`: peer → ids stuck there, ids it counts."""
         for peer, number in taken.items():
             if number > 2 * counted.get(peer, 0):
                 self._fall(peer)
