@@ -47,6 +47,7 @@ ATTACKS = (
     Attack(12, "paths", volunteers=False),
     Attack(15, "names", volunteers=False),
     Attack(17, "sessions", volunteers=False),
+    Attack(17, "evidence", volunteers=True),
 )
 
 WITHOUT_HELLO = Attack(17, "ten without a Hello", volunteers=False)

@@ -24,6 +24,8 @@ KEPT = 300
 """Messages that are remembered, to be said again."""
 FAR = 1_000_000
 """An id that no step has."""
+LINES = 40
+"""Lines of false evidence beside each slot that is reported."""
 BOMB = zstandard.ZstdCompressor().compress(bytes(256 << 20))
 
 
@@ -78,12 +80,25 @@ def _sit_on_work(attack: Callable[[], str]) -> None:
 
 def _say_otherwise(attack: Callable[[], str]) -> None:
     from hetpeer.averaging import messages as m
+    from hetpeer.bootstrap.log.volunteer_log import sign_event
     from hetpeer.peer.training.control_session import ControlSession
 
-    tell, said = ControlSession.tell, list[Any]()
+    tell, said, runs = ControlSession.tell, list[Any](), list[str]()
     choose = random.Random(0)
 
+    def boast(self: Any, number: int) -> Any:
+        """A signed line of a kind that is none, or about a step that nobody was in."""
+        identity, kind = self._node.identity, ("boast", "leftover")[number % 2]
+        about = {"kind": kind, "run": runs[-1], "peer": identity.peer_id, "view": 0, "step": FAR + number}
+        more = {"border": 0, "sender": identity.peer_id, "ids": list(range(400))}
+        return m.EventLine(line=sign_event(about | more, identity))
+
     def tells(self: Any, message: Any) -> None:
+        if isinstance(message, m.Hello):
+            runs.append(message.run)
+        if attack() == "evidence" and isinstance(message, m.Sealed):
+            for number in range(LINES):
+                tell(self, boast(self, number))
         if attack() == "reports" and isinstance(message, m.Sealed) and message.contents:
             first, *others = message.contents
             first = first.model_copy(update={"ids": (*first.ids, FAR)})

@@ -59,10 +59,11 @@ class SilentConnections:
         self._is_refused = False
 
     def too_many(self) -> bool:
-        """Note the sockets that p2pd has now. Returns whether there may be too many of them."""
+        """Note the sockets that p2pd has now. Returns whether there may be too many new ones."""
         sockets, now = self._sockets(), time.monotonic()
         self._seen = {inode: self._seen.get(inode, now) for inode in sockets}
-        return not self._is_refused and len(sockets) > MAX_UNKNOWN
+        new = sum(now - since < INTRODUCTION_S for since in self._seen.values())
+        return not self._is_refused and new > MAX_UNKNOWN
 
     def end_some(self, port: int, known: Collection[Socket] | None) -> int:
         """End the oldest unknown connections to `port` that are too many; returns their number.
