@@ -70,7 +70,7 @@ async def connected(where: tuple[str, int]) -> socket.socket:
     return one
 
 
-async def test_whoever_speaks_another_protocol_is_hung_up_on(tmp_path: Path) -> None:
+async def test_connections_in_another_protocol_are_closed(tmp_path: Path) -> None:
     async with a_node_and_its_peer(tmp_path) as (node, peer):
         where = parse_address(node.addresses()[0]).socket
         p2pd, loop = psutil.Process(node.p2pd_pid), asyncio.get_running_loop()
