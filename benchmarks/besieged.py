@@ -221,6 +221,8 @@ async def trial(options: Any, folder: Path) -> dict[str, Any]:
         "seconds": options.seconds,
         "quiet_seconds": options.quiet,
         "attackers_cores": options.cores,
+        "beside_quiet_periods": f"a process that does nothing useful, on {options.cores} processors",
+        "network": "loopback",
         "rows": rows,
         "honest_refused": refused,
         "honest_lost": lost,
