@@ -125,7 +125,7 @@ def without_pickle() -> None:
 
 def folds_falsely(wrong: str) -> None:
     """A worker whose sums of step 3 are wrong by one microbatch: a flipped bit, a scale of 1.001, one that is
-    dropped, or one that is added twice.
+    dropped, or one that is added twice. "slightly": all of its gradients of block 2 are scaled by 1.0001.
     """
     import torch
 
@@ -134,7 +134,11 @@ def folds_falsely(wrong: str) -> None:
     fold, left = HeldBlock.fold, [1]
 
     def false(self, step, slot, room, gradients, here):
-        if step != 3 or not left[0]:
+        if wrong == "slightly" and step == 3 and self.spec.index == 2:
+            scaled = {name: None if part is None else part * 1.0001 for name, part in gradients.items()}
+            fold(self, step, slot, room, scaled, here)
+            return
+        if step != 3 or not left[0] or wrong == "slightly":
             fold(self, step, slot, room, gradients, here)
             return
         left[0] -= 1

@@ -14,9 +14,9 @@ pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 STEPS = 6
 
 
-async def trained(swarm: Swarm, wrong: str = "") -> Replay:
+async def trained(swarm: Swarm, wrong: str = "", rate: float = 0.05) -> Replay:
     """The replay of a short run by two volunteers of all blocks; `wrong`: how one of them lies."""
-    changes = {"steps": STEPS, "learning_rate": 0.05, "slot_size": 6}
+    changes = {"steps": STEPS, "learning_rate": rate, "slot_size": 6}
     training = swarm.run.manifest.training.model_copy(update=changes)
     swarm.run = resign(swarm.run, layouts=(((0, 6),),), training=training)
     bootstrap = await swarm.bootstrap(together=2)
@@ -54,3 +54,13 @@ async def test_an_order_that_was_not_the_own_is_found(swarm: Swarm) -> None:
     replayed = await trained(swarm, "tells_another_order")
     assert not replayed.ok
     assert swarm.children[-1].peer_id in replayed.problems[0]
+
+
+async def test_a_slightly_scaled_gradient_is_found_where_processors_differ(swarm: Swarm) -> None:
+    """Bits are not compared. The other processor's gradients of block 2 are scaled by 1.0001 in one step."""
+    replayed = await trained(swarm, "rounds_otherwise folds_falsely:slightly", rate=1e-3)
+    other = swarm.children[-1].peer_id
+    first, *_ = replayed.problems
+    assert first.startswith("step 3: the norm of block 2 is not what one machine gets (computed by ")
+    assert other in first
+    assert replayed.differences[0].bound < 1e-4, "what rounding makes"

@@ -3,8 +3,8 @@
 WORK has segments (replay_script.py) as JSON. It computes block after block and microbatch after microbatch on
 shapes of the run, and adds gradients in the order that the logs name. So on a machine of the volunteers' kind
 each number is theirs to the last bit. OUT gets JSON lines: {"arithmetic"} (block/arithmetic.py); then, with
-the number of their "segment", {"evaluation": version, "loss"}, and for each step {"step", "loss", "norm",
-"coefficient", "gradients", "states"}.
+the number of their "segment", {"evaluation": version, "loss", "losses"}, and for each step {"step", "loss",
+"norm", "squares", "coefficient", "gradients", "states", "losses", "sketches"}.
 
 If a segment's `arithmetic` is this machine's, it ends after a step whose states are not the run's: later ones
 could not be the run's either. Otherwise its bits cannot be the run's; it goes on, and writes its last states
@@ -38,6 +38,7 @@ from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.block.arithmetic import arithmetic_of
 from hetpeer.stages.block.block_state import dump, layout_of, load_constants
 from hetpeer.stages.block.exact_numerics import squared_norm
+from hetpeer.stages.block.fingerprint import KEY_BYTES, fingerprint
 from hetpeer.stages.block.parameter_groups import BlockRules, segments
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
 from hetpeer.stages.graph.interpreter import SYMBOLS
@@ -81,8 +82,11 @@ class OneMachine:
             for spec in specs
         ]
 
-    def step(self, work: Mapping[str, Any], oldest: int) -> dict[str, Any]:
-        """Compute, add up and apply one step; versions from `oldest` on are kept for later ones."""
+    def step(self, work: Mapping[str, Any], oldest: int, *, sketched: bool) -> dict[str, Any]:
+        """Compute, add up and apply one step; versions from `oldest` on are kept for later ones.
+
+        `sketched`: with a sketch of each block's gradient.
+        """
         number, orders = work["step"], work["orders"]
         folding = [Folding(held, number, order) for held, order in zip(self._blocks, orders, strict=True)]
         losses = {}
@@ -97,7 +101,8 @@ class OneMachine:
         computable = [i for i in work["skipped"] if self._can_compute(number, work, i)]
         totals = self._tied([fold.total() for fold in folding])
         sizes = {microbatch: self._training.samples_of(microbatch) for microbatch in losses}
-        norm = math.sqrt(math.fsum(map(self._squared_norm, range(len(totals)), totals)))
+        squares = list(map(self._squared_norm, range(len(totals)), totals))
+        norm = math.sqrt(math.fsum(squares))
         coefficient = clip_coefficient(norm, self._training.clip_norm)
         for held, total in zip(self._blocks, totals, strict=True):
             held.update(total, self._update(held.spec.index, work, coefficient, oldest))
@@ -105,10 +110,13 @@ class OneMachine:
             "step": number,
             "loss": math.fsum(sizes[i] * losses[i] for i in losses) / sum(sizes.values()),
             "norm": norm,
+            "squares": squares,
             "coefficient": coefficient,
             "gradients": [blake3(total.numpy().data.cast("B")).hexdigest() for total in totals],
             "states": [held.state().digest() for held in self._blocks],
             "computable": computable,
+            "losses": [losses[microbatch] for microbatch in sorted(losses)],
+            "sketches": [_sketch(total) for total in totals] if sketched else [],
         }
 
     def _can_compute(self, step: int, work: Mapping[str, Any], microbatch: int) -> bool:
@@ -127,15 +135,15 @@ class OneMachine:
             return False
         return True
 
-    def evaluate(self, version: int, work: Mapping[str, Any], skipped: Sequence[int]) -> float:
-        """Mean held-out loss as the step `work` measures it, which begins at `version`, without `skipped`."""
+    def evaluate(self, version: int, work: Mapping[str, Any], skipped: Sequence[int]) -> dict[str, Any]:
+        """Held-out losses as the step `work` measures them, which begins at `version`, without `skipped`."""
         losses = []
         for microbatch in self._data.plan.evaluation:
             if microbatch in skipped:
                 continue
             passes, _ = self._forward(version, work, microbatch)
             losses.append(_loss(passes)[1].item())
-        return math.fsum(losses) / len(losses)
+        return {"evaluation": version, "loss": math.fsum(losses) / len(losses), "losses": losses}
 
     def save(self, folder: Path) -> None:
         """Write the present states as `block-N.safetensors` into the new `folder`."""
@@ -234,6 +242,13 @@ def _loss(passes: Sequence[BlockPass]) -> tuple[str, Tensor]:
     return name, passes[-1].outputs[name]
 
 
+def _sketch(vector: Tensor) -> str:
+    """Hex of float32 numbers that are about as far from those of another vector as the two vectors are."""
+    marks = fingerprint(vector.numpy(), 0, 0, bytes(KEY_BYTES))
+    numbers: bytes = marks.reshape(4, -1).sum(axis=0).astype("<f4").tobytes()
+    return numbers.hex()
+
+
 def _constants(run: RunDirectory, blocks: Sequence[BlockSpec]) -> dict[str, Tensor]:
     """Name → buffer of every block."""
     found: dict[str, Tensor] = {}
@@ -256,17 +271,16 @@ def results(machine: OneMachine, work: Mapping[str, Any], *, stops: bool) -> Ite
     steps, wanted = work["steps"], dict(work["evaluations"])
     for at, step in enumerate(steps):
         if step["step"] in wanted:
-            loss = machine.evaluate(step["step"], step, wanted[step["step"]])
-            yield {"evaluation": step["step"], "loss": loss}
+            yield machine.evaluate(step["step"], step, wanted[step["step"]])
         later = [one["step"] - one["behind"] for one in steps[at + 1 :]]
-        done = machine.step(step, min(later, default=step["step"] + 1))
+        done = machine.step(step, min(later, default=step["step"] + 1), sketched=not stops)
         yield done
         if stops and done["states"] != step["states"]:
             return
     version = work["base"]["version"] + len(steps)
     if version in wanted:
         last = {"behind": 0, "batch": version}
-        yield {"evaluation": version, "loss": machine.evaluate(version, last, wanted[version])}
+        yield machine.evaluate(version, last, wanted[version])
 
 
 def main(directory: Path, work_path: Path, out_path: Path) -> None:

@@ -336,4 +336,6 @@ def _difference(step: ReplayStep, computed: Result) -> Difference | None:
     for what in ("loss", "norm", "coefficient"):
         if getattr(step, what) != computed[what]:
             return Difference(step=step.step, what=what)
-    return None
+    told = zip(step.squares, computed["squares"], strict=False)
+    wrong = tuple(block for block, (ours, theirs) in enumerate(told) if ours != theirs)
+    return Difference(step=step.step, what="norm", blocks=wrong) if wrong else None

@@ -45,6 +45,8 @@ class ReplayStep:
     workers: int
     loss: float
     norm: float
+    squares: Sequence[float]
+    """Squared norm of each block's gradient; empty in logs of an earlier version."""
     coefficient: float
     blocks: Sequence[BlockSum]
     """By block index."""
@@ -133,6 +135,7 @@ class ReplayScript:
                     workers=commit.get("workers", 1),
                     loss=commit["loss"],
                     norm=commit["norm"],
+                    squares=commit.get("squares", ()),
                     coefficient=commit["coefficient"],
                     blocks=sums,
                     skipped=one.skipped,

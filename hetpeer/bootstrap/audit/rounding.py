@@ -9,14 +9,15 @@ run is a third such machine. It may be ROOM times as far away as those two are f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hetpeer.bootstrap.audit.replay_script import Difference, Segment
+from hetpeer.bootstrap.audit.replay_script import Difference, ReplayStep, Segment
 from hetpeer.bootstrap.storage.checkpoints import CheckpointStore
 from hetpeer.stages.block import block_state
 from hetpeer.stages.block.block_state import BlockState, Layout
@@ -28,6 +29,9 @@ OTHER_KERNELS: Mapping[str, str] = {
     "ONEDNN_MAX_CPU_ISA": "SSE41",
 }
 """Environment in which torch's libraries compute as on a processor without wide vectors."""
+
+VECTORS = 4.0
+"""The same for whole gradients, and so for their norms: vectors are not equal by accident."""
 
 Result = Mapping[str, Any]
 """A line of one_machine.py."""
@@ -49,29 +53,103 @@ class Agreement:
 
 
 def compare_numbers(segment: Segment, native: Sequence[Result], other: Sequence[Result] | None) -> Agreement:
-    """Compare losses and norms, in order. `other` None: differences are measured and nothing is judged."""
-    found, spread = Agreement(), UNIT
+    """Compare losses, norms of blocks and norms, in order.
+
+    `other` None: differences of losses and norms are measured, and nothing is judged.
+    """
+    found, spread = Agreement(), Spread()
     steps = {one.step: one for one in segment.steps}
     for index, ours in enumerate(native):
-        theirs = None if other is None else other[index]
+        if other is not None:
+            spread.widen(ours, other[index])
         if "evaluation" in ours:
             step = ours["evaluation"]
-            pairs = [("held-out loss", segment.evaluations[step], "loss")]
+            numbers = [Number("held-out loss", segment.evaluations[step], ours["loss"], spread.loss)]
             found.evaluations += 1
         else:
-            step = ours["step"]
-            pairs = [("loss", steps[step].loss, "loss"), ("norm", steps[step].norm, "norm")]
+            step, run = ours["step"], steps[ours["step"]]
+            own = list(map(math.sqrt, ours["squares"]))
+            numbers = [
+                Number("norm", math.sqrt(square), own[block], spread.blocks.get(block, 0.0), (block,))
+                for block, square in enumerate(run.squares)
+            ]
+            numbers.sort(key=lambda one: -one.off / one.bound)
+            numbers += [
+                Number("loss", run.loss, ours["loss"], spread.loss),
+                Number("norm", run.norm, ours["norm"], spread.norm),
+            ]
             found.steps += 1
-        if theirs is not None:
-            spread = max(spread, *(_relative(theirs[key], ours[key]) for _, _, key in pairs))
-            found.bound = ROOM * spread
-        for what, number, key in pairs:
-            off = _relative(number, ours[key])
-            found.farthest = max(found.farthest, off)
-            if other is not None and not off <= found.bound:
-                found.difference = Difference(step=step, what=what, off=off, bound=found.bound)
+        for one in numbers:
+            if not one.blocks:
+                found.farthest = max(found.farthest, one.off)
+                found.bound = max(found.bound, 0.0 if other is None else one.bound)
+            if other is not None and not one.off <= one.bound:
+                found.difference = one.difference(step, steps.get(step))
                 return found
     return found
+
+
+@dataclass(slots=True)
+class Spread:
+    """Bounds on relative differences in a segment, by what two computations of it differed; they only grow.
+
+    Two losses or norms may be equal by accident. So microbatches' losses are compared one by one, and a norm
+    is as far as the vectors are.
+    """
+
+    loss: float = 0.0
+    norm: float = 0.0
+    blocks: dict[int, float] = field(default_factory=dict)
+    """Block → bound on the norm of its gradient."""
+
+    def widen(self, ours: Result, theirs: Result) -> None:
+        """Take in the same step, or evaluation, of both."""
+        pairs = list(zip(ours["losses"], theirs["losses"], strict=True))
+        apart = math.fsum(abs(one - other) for one, other in pairs) / len(pairs)
+        self.loss = max(self.loss, ROOM * _ratio(apart, abs(ours["loss"])))
+        if "evaluation" in ours:
+            return
+        squares = []
+        for block, (one, other) in enumerate(zip(ours["sketches"], theirs["sketches"], strict=True)):
+            apart = float(np.linalg.norm(_numbers(one) - _numbers(other)))
+            squares.append(apart * apart)
+            bound = VECTORS * _ratio(apart, math.sqrt(ours["squares"][block]))
+            self.blocks[block] = max(self.blocks.get(block, 0.0), bound)
+        self.norm = max(self.norm, VECTORS * _ratio(math.sqrt(math.fsum(squares)), ours["norm"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number of the run beside this machine's `own`."""
+
+    what: str
+    run: float
+    own: float
+    spread: float
+    """Largest relative difference by what was measured."""
+    blocks: tuple[int, ...] = ()
+
+    @property
+    def off(self) -> float:
+        """Relative difference."""
+        return _ratio(abs(self.run - self.own), abs(self.own))
+
+    @property
+    def bound(self) -> float:
+        """Largest relative difference that is allowed."""
+        return max(self.spread, ROOM * UNIT)
+
+    def difference(self, step: int, script: ReplayStep | None) -> Difference:
+        """What is said of it if it is too far away."""
+        holders = sorted({peer for block in self.blocks if script for peer in script.blocks[block].holders})
+        return Difference(
+            step=step,
+            what=self.what,
+            blocks=self.blocks,
+            holders=tuple(holders),
+            off=self.off,
+            bound=self.bound,
+        )
 
 
 def compare_states(
@@ -107,6 +185,11 @@ def _load(folder: Path, block: int, layout: Layout, run: BlockState) -> dict[str
     return {name: vectors.get(name, zeros).astype(np.float64) for name in ("", *kept)}
 
 
-def _relative(number: float, reference: float) -> float:
+def _numbers(sketch: str) -> Any:
+    """The numbers of a sketch (one_machine.py), float64."""
+    return np.frombuffer(bytes.fromhex(sketch), "<f4").astype(np.float64)
+
+
+def _ratio(apart: float, length: float) -> float:
     """Relative difference; NaN if one of them is."""
-    return abs(number - reference) / max(abs(reference), 1e-30)
+    return apart / max(length, 1e-30)

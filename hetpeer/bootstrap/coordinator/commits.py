@@ -62,7 +62,10 @@ def _outliers(
 def _commit_record(
     step: CoordinatedStep, decision: Mapping[int, m.BlockVote], context: CoordinatorContext, now: float
 ) -> dict[str, Any]:
-    """Log record of a commit: plan, loss, gradient digests, norm, clip coefficient, volunteers' shares."""
+    """Log record of a commit: plan, loss, gradient digests, norms, clip coefficient, volunteers' shares.
+
+    `squares`: each block's part of the squared norm, so that a replay can name a block.
+    """
     norm = math.sqrt(math.fsum(vote.squared_norm for vote in decision.values()))
     return {
         "kind": "commit",
@@ -76,6 +79,7 @@ def _commit_record(
         **_skipped(step.ledger.skipped & step.sizes.keys()),
         "loss": step.ledger.train_loss(step.sizes),
         "norm": norm,
+        "squares": [vote.squared_norm for _, vote in sorted(decision.items())],
         "coefficient": clip_coefficient(norm, context.config.clip_norm),
         "gradients": {block: vote.digest for block, vote in sorted(decision.items())},
         **written(
