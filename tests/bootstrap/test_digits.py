@@ -85,6 +85,7 @@ def test_three_steps_of_the_reference(digits: RunDirectory) -> None:
     assert list(records["evaluations"]) == [0, 2, 3]
 
 
+@pytest.mark.usefixtures("forked_replay")
 def test_blocks_train_as_the_reference_does(digits: RunDirectory, tmp_path: Path) -> None:
     """Traced, cut and summed slot by slot; then the weights go home under the author's names."""
     Engine(digits, [Identity.create(tmp_path / name) for name in ("a", "b")]).train()
