@@ -14,7 +14,6 @@ from hetpeer.bootstrap.consensus.replica import Replica
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.service.driver import CoordinatorService
 from hetpeer.dht.base.errors import LocalError, RemoteError
-from hetpeer.dht.base.trouble_line import TroubleLine
 from hetpeer.dht.discovery import Advert, Roster
 from hetpeer.dht.identity.addresses import Address, parse_address
 from hetpeer.dht.node.node import Node
@@ -32,7 +31,9 @@ from hetpeer.peer.arrival.invite_file import carried_members
 from hetpeer.peer.reliable.invited_members import InvitedMembers, as_far_as
 
 LOOK_S = 1.0
-"""Seconds between two looks for volunteers that work and are not known yet."""
+"""Seconds between two looks for volunteers that work and are not known yet; the pause doubles for those whose
+adverts are not found.
+"""
 ANSWER_S = 4.0
 """Seconds that a member has to prove its identity at an address of its advert."""
 RENEW_S = 30.0
@@ -65,7 +66,6 @@ class KnownMembers:
         carried = carried_members(run, node.peer_id, others)
         self.invited = InvitedMembers(carried, asyncio.get_running_loop().time())
         """Members whose addresses an invite carries."""
-        self._unsaved = TroubleLine(_log, "addresses of members are saved again")
 
     async def call_and_keep(self, ready: asyncio.Event) -> None:
         """Call the members that were known at the last start; once `ready`, keep the present ones. Never
@@ -75,19 +75,23 @@ class KnownMembers:
         if known is not None:
             self._node.call_others(known.destination.addresses)
         await ready.wait()  # before that the disk may have no room
-        due = 0.0
+        due, pause_s, looked_for = 0.0, LOOK_S, set[str]()
         while True:
             now = asyncio.get_running_loop().time()
             service = self._service()
             working = set(service.core.working()) if service is not None else set()
-            if now >= due or working - self._seen:
-                due = now + RENEW_S
+            missing = working - self._seen
+            if missing - looked_for:
+                due, pause_s = now, LOOK_S
+            if now >= due:
+                looked_for = missing
+                due, pause_s = now + (pause_s if missing else RENEW_S), min(2 * pause_s, RENEW_S)
                 try:
                     await self._keep(working)
                 except RemoteError as error:
                     _log.debug("who is there: %s", error)
-                except LocalError as error:  # there may be room the next time
-                    self._unsaved.lasts(error, error.line())
+                except LocalError as error:  # the log, in the same folder, says it to people
+                    _log.debug("addresses of members are not kept: %s", error.line())
             await asyncio.sleep(LOOK_S)
 
     async def _keep(self, working: set[str]) -> None:
@@ -102,7 +106,6 @@ class KnownMembers:
         if known_run(folder, Destination((), run)) is None:
             await asyncio.to_thread(remember, folder, run, ())
         await asyncio.to_thread(remember_seen, folder, run, seen)
-        self._unsaved.ended()
         await self._prove({peer: advert for peer, advert in adverts.items() if peer not in company})
 
     async def _prove(self, adverts: Mapping[str, Advert]) -> None:
