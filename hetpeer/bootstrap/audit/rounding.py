@@ -30,9 +30,6 @@ OTHER_KERNELS: Mapping[str, str] = {
 }
 """Environment in which torch's libraries compute as on a processor without wide vectors."""
 
-VECTORS = 4.0
-"""The same for whole gradients, and so for their norms: vectors are not equal by accident."""
-
 Result = Mapping[str, Any]
 """A line of one_machine.py."""
 
@@ -113,9 +110,9 @@ class Spread:
         for block, (one, other) in enumerate(zip(ours["sketches"], theirs["sketches"], strict=True)):
             apart = float(np.linalg.norm(_numbers(one) - _numbers(other)))
             squares.append(apart * apart)
-            bound = VECTORS * _ratio(apart, math.sqrt(ours["squares"][block]))
+            bound = ROOM * _ratio(apart, math.sqrt(ours["squares"][block]))
             self.blocks[block] = max(self.blocks.get(block, 0.0), bound)
-        self.norm = max(self.norm, VECTORS * _ratio(math.sqrt(math.fsum(squares)), ours["norm"]))
+        self.norm = max(self.norm, ROOM * _ratio(math.sqrt(math.fsum(squares)), ours["norm"]))
 
 
 @dataclass(frozen=True, slots=True)
