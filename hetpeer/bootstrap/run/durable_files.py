@@ -33,9 +33,6 @@ REMEDIES = {
 """Advice for an error of the operating system; errors without their own text concern permissions."""
 
 
-NO_ROOM_CODE = "HP-DISK-002"
-
-
 @contextmanager
 def disk_errors(path: Path, needed: int = 0) -> Iterator[None]:
     """Context that turns an `OSError` from writing `path` into a `LocalError` HP-DISK-001 or HP-DISK-002.
@@ -61,7 +58,7 @@ def disk_errors(path: Path, needed: int = 0) -> Iterator[None]:
 
 def _no_room(path: Path, why: str) -> LocalError:
     return LocalError(
-        NO_ROOM_CODE,
+        "HP-DISK-002",
         f"no room to write {path}",
         why=why,
         fix="free some space, or choose a folder on another disk",

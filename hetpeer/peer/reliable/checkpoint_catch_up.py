@@ -7,7 +7,6 @@ import logging
 
 from hetpeer.bootstrap.consensus.replica import Replica
 from hetpeer.bootstrap.log.history import Record
-from hetpeer.bootstrap.run.durable_files import NO_ROOM_CODE
 from hetpeer.bootstrap.storage.replication import CheckpointReplication
 from hetpeer.dht.base.errors import LocalError, RemoteError
 from hetpeer.dht.base.trouble_line import TroubleLine
@@ -54,7 +53,7 @@ class CheckpointCatchUp:
                 await self._checkpoints.sealed(last)
             self.uncopied.ended()
         except (RemoteError, LocalError) as error:
-            if isinstance(error, LocalError) and error.code != NO_ROOM_CODE:
+            if isinstance(error, LocalError) and error.code != "HP-DISK-002":
                 raise
             self.uncopied.lasts(error, f"checkpoint {last['version']} could not be copied yet: {error}")
             self._lacking, self._not_before = last, asyncio.get_running_loop().time() + AGAIN_S

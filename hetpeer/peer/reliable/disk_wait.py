@@ -6,7 +6,7 @@ import asyncio
 import logging
 from pathlib import Path
 
-from hetpeer.bootstrap.run.durable_files import NO_ROOM_CODE, probe_room
+from hetpeer.bootstrap.run.durable_files import probe_room
 from hetpeer.dht.base.errors import HetpeerError, LocalError
 from hetpeer.dht.base.trouble_line import TroubleLine
 
@@ -58,4 +58,4 @@ def _no_room(failure: BaseException) -> LocalError | None:
     if isinstance(failure, BaseExceptionGroup):
         found = [_no_room(inner) for inner in failure.exceptions]
         return None if None in found else found[0]
-    return failure if isinstance(failure, LocalError) and failure.code == NO_ROOM_CODE else None
+    return failure if isinstance(failure, LocalError) and failure.code == "HP-DISK-002" else None

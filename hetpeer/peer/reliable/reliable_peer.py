@@ -12,7 +12,6 @@ from hetpeer.averaging.messages import CONTROL_PROTOCOL
 from hetpeer.bootstrap.consensus.reconfiguration import Reconfiguration
 from hetpeer.bootstrap.consensus.replica import Replica, run_logs
 from hetpeer.bootstrap.log.credit_ranking import encode, ranking
-from hetpeer.bootstrap.run.durable_files import NO_ROOM_CODE
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.service.core_interface import LeaderStart, is_over
@@ -127,7 +126,7 @@ class ReliablePeer:
         errors = [self.disk.error, self._catching_up.uncopied.error]
         if self.service is not None:
             errors.append(self.service.unsaved.error)
-        return next((error for error in errors if error is not None and error.code == NO_ROOM_CODE), None)
+        return next((error for error in errors if error is not None and error.code == "HP-DISK-002"), None)
 
     @property
     def answers(self) -> Mapping[str, Answer]:

@@ -30,7 +30,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hetpeer.bootstrap.run.durable_files import NO_ROOM_CODE, atomic_write
+from hetpeer.bootstrap.run.durable_files import atomic_write
 from hetpeer.dht.base.errors import LocalError
 
 TOKEN_FILE = "dashboard.token"  # noqa: S105 - a name
@@ -67,7 +67,7 @@ def token_of(folder: Path) -> str:
     try:
         atomic_write(path, made.encode(), mode=0o600)
     except LocalError as error:
-        if error.code != NO_ROOM_CODE:
+        if error.code != "HP-DISK-002":
             raise
         _log.warning("%s finds no room: the page has another link after the next start", path)
     return made
