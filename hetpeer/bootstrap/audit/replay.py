@@ -70,6 +70,8 @@ class Replay:
     sample: int | None = None
     """Steps that were drawn; None: all steps were compared."""
     differences: list[Difference] = field(default_factory=list)
+    losses: dict[int, float] = field(default_factory=dict)
+    """Step → loss by this machine."""
 
     @property
     def problems(self) -> list[str]:
@@ -82,8 +84,9 @@ class Replay:
         return not self.differences
 
     def document(self) -> dict[str, Any]:
-        """The result as plain data, for JSON."""
-        return {"ok": self.ok, **asdict(self), "problems": self.problems, "undetected": self.undetected}
+        """The result as plain data, for JSON; without `losses`, of which there are as many as steps."""
+        found = {name: value for name, value in asdict(self).items() if name != "losses"}
+        return {"ok": self.ok, **found, "problems": self.problems, "undetected": self.undetected}
 
     @property
     def undetected(self) -> int:
@@ -174,6 +177,7 @@ def _add(found: Replay, one: Replay) -> None:
     found.farthest, found.bound = max(found.farthest, one.farthest), max(found.bound, one.bound)
     found.here, found.why = one.here or found.here, found.why or one.why
     found.differences += one.differences
+    found.losses |= one.losses
 
 
 def _shares(segments: Sequence[Segment], count: int) -> list[list[Segment]]:
@@ -192,18 +196,19 @@ def judge(run: RunDirectory, segments: Sequence[Segment], threads: int) -> list[
     with temporary_folder("replay") as native, temporary_folder("replay") as other:
         here, results = _compute(run, segments, threads, native)
         judges = [SegmentReplay(run, one, here) for one in segments]
-        found = [one.by_bits(own) for one, own in zip(judges, results, strict=True)]
-        near = [number for number, one in enumerate(found) if one is None]
-        if not near:
-            return [one for one in found if one is not None]
+        exact = [one.by_bits(own) for one, own in zip(judges, results, strict=True)]
+        near = [number for number, one in enumerate(exact) if one is None]
+        found = {number: one for number, one in enumerate(exact) if one is not None}
         others: list[list[Result]] = [[] for _ in near]
-        if not run.manifest.links.lossy:
+        if near and not run.manifest.links.lossy:
             again = [segments[number] for number in near]
             _, others = _compute(run, again, threads, other, otherwise=True)
         for turn, number in enumerate(near):
             folders = native / str(number), other / str(turn)
             found[number] = judges[number].by_bounds(results[number], others[turn], *folders)
-        return [one for one in found if one is not None]
+        for number, one in found.items():
+            one.losses = {result["step"]: result["loss"] for result in results[number] if "step" in result}
+        return list(found.values())
 
 
 def _compute(

@@ -1,8 +1,8 @@
 """Last part of the demo: check the run and write the results into OUT.
 
 The audit counts every microbatch in the volunteers' signed logs; the replay computes the run again on one
-machine, to the last bit. The plot also has what plain torch makes of the author's module. Results are
-summary.json, loss.svg, weights.safetensors, weights.metrics.jsonl and sample.txt.
+machine, to the last bit. The plot has both curves. Results are summary.json, loss.svg, weights.safetensors,
+weights.metrics.jsonl and sample.txt.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hetpeer.bootstrap.audit.audit import AuditVerdict, audit
-from hetpeer.bootstrap.audit.reference_run import ReferenceRun, run_reference
 from hetpeer.bootstrap.audit.replay import Replay, replay
 from hetpeer.bootstrap.authoring.export import export, generate
 from hetpeer.bootstrap.log.history import History
@@ -87,15 +85,12 @@ def report(settings: DemoSettings, run: RunDirectory, trained: Trained, view: De
     view.say("counting every microbatch in the volunteers' signed logs")
     verdict = audit(run.path)
     view.say("computing the same run again on one machine, to compare")
-    with ThreadPoolExecutor() as beside:
-        plain = beside.submit(run_reference, run.path, trained.feed.history.version)
-        replayed = replay(run.path)
-        reference = plain.result()
+    replayed = replay(run.path)
     exported = export(run.path, settings.out / "weights.safetensors")
     sample = settings.out / "sample.txt"
     atomic_write(sample, _sample(settings, run))
     plot = settings.out / "loss.svg"
-    atomic_write(plot, _plot(settings, trained, reference).encode())
+    atomic_write(plot, _plot(settings, trained, replayed).encode())
     files = {"checkpoint": run.checkpoints, "export": exported.weights, "plot": plot, "sample": sample}
     paths = {name: str(path.relative_to(settings.out)) for name, path in files.items()}
     summary = summarise(settings, trained, verdict, replayed, paths)
@@ -173,13 +168,12 @@ def _sample(settings: DemoSettings, run: RunDirectory) -> bytes:
     return prompt.encode() + b"".join(pieces) + b"\n"
 
 
-def _plot(settings: DemoSettings, trained: Trained, reference: ReferenceRun) -> str:
+def _plot(settings: DemoSettings, trained: Trained, replayed: Replay) -> str:
     history = trained.feed.history
-    alone: Sequence[float] = reference.records["losses"]
     return loss_curve(
         [(step, float(commit["loss"])) for step, commit in sorted(history.commits.items())],
         evaluations=sorted(history.evaluations.items()),
-        reference=list(enumerate(alone)),
+        reference=sorted(replayed.losses.items()),
         marks=[*_kill_marks(trained.kills), *_rollback_marks(trained.feed)],
         title=f"{settings.steps} steps by {settings.peers} volunteers, "
         f"{len(trained.kills)} killed on the way",

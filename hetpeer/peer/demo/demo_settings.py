@@ -139,7 +139,7 @@ def make_run(settings: DemoSettings, tell: Callable[[str], None] = lambda _: Non
     Raises `LocalError` HP-DEMO-005 for data that is not text, and as `create_run`.
     """
     from hetpeer.bootstrap.authoring.create import FUNCTION, create_run
-    from hetpeer.bootstrap.run.settings import CHECKED_SHARE, TrainingSettings, TrustSettings
+    from hetpeer.bootstrap.run.settings import TrainingSettings
 
     if any(FUNCTION.fullmatch(str(path)) for path in settings.data):
         raise LocalError(
@@ -167,7 +167,6 @@ def make_run(settings: DemoSettings, tell: Callable[[str], None] = lambda _: Non
             eval_every=often,
             checkpoint_every=often,
         ),
-        trust=TrustSettings(spot_checks=CHECKED_SHARE),
         tell=tell,
     )
 
