@@ -38,7 +38,8 @@ async def test_bootstrap_is_killed_and_finds_no_room(swarm: Swarm) -> None:
     full.free_disk()
     await full.says("there is room to write")
     await swarm.finished(full, *volunteers, newcomer)
-    assert full.said.count("HP-DISK-002") == 1
+    assert full.said.count("waits for room: HP-DISK-002") == 1
+    assert full.said.count("HP-DISK-002") <= 2  # a checkpoint that was being saved has a line of its own
     assert [r["term"] for r in swarm.records("reign")] == [1, 2, 3]
     assert not swarm.records("rollback")
     swarm.exact()
