@@ -81,7 +81,7 @@ class Measured:
     joined_s: float | None
     """Seconds until a newcomer contributed; None: it did not within JOIN_S."""
     counts: dict[str, int] = field(default_factory=dict)
-    """What attackers did in it."""
+    """Counts of what attackers sent in it."""
 
 
 class Siege:

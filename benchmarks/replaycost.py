@@ -1,4 +1,4 @@
-"""What does a replay cost? `hetpeer audit --replay` of the demo's run against training by one machine.
+"""Cost of a replay: `hetpeer audit --replay` of the demo's run against training by one machine.
 
 Two commands take turns on the same run: `hetpeer audit --replay`, and a process with the author's module and
 plain torch (benchmarks/alone.py) on the volunteers' number of threads. Processor seconds are those of a

@@ -6,7 +6,7 @@ set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install -q torch==2.13.0 numpy==2.4.6
+"$folder/venv/bin/python" -m pip install -q torch==2.13.0 numpy==2.4.6
 cat > "$folder/bits.py" <<'PY'
 import hashlib
 import json
