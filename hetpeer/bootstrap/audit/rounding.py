@@ -137,7 +137,7 @@ class Number:
         return max(self.spread, ROOM * UNIT)
 
     def difference(self, step: int, script: ReplayStep | None) -> Difference:
-        """What is said of it if it is too far away."""
+        """The difference to report if it is too far away."""
         holders = sorted({peer for block in self.blocks if script for peer in script.blocks[block].holders})
         return Difference(
             step=step,
