@@ -37,6 +37,7 @@ from hetpeer.bootstrap.run.settings import (
     TrainingSettings,
     TrustSettings,
 )
+from hetpeer.bootstrap.samples.formats import data_files
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.stages.data.array_shards import write_samples
@@ -58,12 +59,15 @@ def absolute_data(data: Sequence[Path | str]) -> tuple[str, ...]:
     return (absolute_reference(functions[0], DATA),)
 
 
-def write_data(folder: Path, data: Sequence[str], seed: int, sequence_length: int) -> dict[str, Any]:
+def write_data(
+    folder: Path, data: Sequence[str], seed: int, sequence_length: int, tell: Callable[[str], None] = quietly
+) -> dict[str, Any]:
     """Write `data`'s shards into `folder`; returns fields of `DataSettings`. Raises HP-DATA-*, HP-DISK-*."""
     is_text = not any(map(FUNCTION.fullmatch, data))
     with disk_errors(folder):
         if is_text:
-            paths = [Path(name) for name in data] or python_standard_library_paths()
+            files = data_files(map(Path, data), tell)
+            paths = [file.path for file in files] if data else python_standard_library_paths()
             sample = sample_of(sequence_length)
             train, heldout = write_text(paths, folder, HELDOUT_FRACTION, sequence_length)
         else:
@@ -134,7 +138,7 @@ def create_run(
         tell("reading the data")
         decided: Fields = {
             "seed": seed,
-            "data": write_data(folder / "data", author.data, seed, sequence_length),
+            "data": write_data(folder / "data", author.data, seed, sequence_length, tell),
             "training": training.model_dump(),
         }
         example = MicrobatchReader(folder / "data", DataPlan.of(decided)).microbatch(0, 0)

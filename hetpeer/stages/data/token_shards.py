@@ -48,7 +48,7 @@ def write_text(
     samples of `length` tokens, and OSError if `folder` cannot be written.
     """
     paths = list(paths)
-    texts = [path for path in _files(paths) if _is_text(path)]
+    texts = [path for path in files_under(paths) if _is_text(path)]
     total = sum(path.stat().st_size + 1 for path in texts)
     if not any(path.stat().st_size for path in texts):
         raise _no_text(", ".join(map(str, paths)) or "the data paths", "no UTF-8 text file was found there")
@@ -65,7 +65,7 @@ def python_standard_library_paths() -> list[Path]:
     root = Path(sysconfig.get_paths()["stdlib"])
     chosen: list[Path] = []
     size = 0
-    for path in _files([root]):
+    for path in files_under([root]):
         if path.suffix != ".py" or SKIPPED.intersection(path.relative_to(root).parts):
             continue
         size += path.stat().st_size
@@ -75,14 +75,14 @@ def python_standard_library_paths() -> list[Path]:
     return chosen
 
 
-def _files(paths: Iterable[Path]) -> Iterator[Path]:
+def files_under(paths: Iterable[Path]) -> Iterator[Path]:
     """Regular files under the paths, folders sorted, hidden entries of folders left out."""
     for path in paths:
         if path.is_file():
             yield path
         elif path.is_dir():
             visible = _visible(path)
-            yield from _files(entry for entry in visible if entry.is_file() or not entry.is_symlink())
+            yield from files_under(entry for entry in visible if entry.is_file() or not entry.is_symlink())
         elif not path.exists():
             raise _no_text(str(path), "there is no such file or folder")
 
