@@ -30,13 +30,13 @@ from benchmarks import report
 from benchmarks.networks import network
 from benchmarks.swarm import NEVER, Site, running
 from hetpeer.bootstrap.audit.audit import audit
-from hetpeer.bootstrap.audit.reference_run import run_reference
 from hetpeer.bootstrap.authoring.create import create_run
 from hetpeer.bootstrap.authoring.export import export
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import LinkSettings, TrainingSettings
 from hetpeer.examples.digits import data as digits
 from hetpeer.examples.resnet import ResNet
+from tests.reference.reference_run import run_reference
 from tests.wanlab.lab import Lab
 
 RATIO = 100.0

@@ -18,7 +18,7 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 
 
 def train(run: RunDirectory) -> None:
-    """One line on stdout for each step; as reference.py, which also keeps every figure, trains."""
+    """Train as tests/reference/eager_training.py does, with one line on stdout for each step."""
     settings, batches = run.manifest.training, run.batches()
     model = build_model(run.author().model, run.manifest.seed).train()
     optimizer = torch.optim.AdamW(

@@ -41,11 +41,11 @@ from benchmarks.journal import Journal, sources
 from benchmarks.networks import network
 from benchmarks.swarm import NEVER, Site, running
 from hetpeer.averaging.optim.adam import AdamW, NAdam
-from hetpeer.bootstrap.audit.reference_run import run_reference
 from hetpeer.bootstrap.authoring.create import create_run
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import LinkSettings
 from hetpeer.dht.base.runtime import dying_with_us
+from tests.reference.reference_run import run_reference
 from tests.wanlab.lab import Lab
 
 ADAM, AHEAD = AdamW(), NAdam(name="NAdam", betas=(0.95, 0.95))

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from hetpeer.bootstrap.audit import reference_run, replay
+from hetpeer.bootstrap.audit import replay
 from tests.amounts import EXAMPLES, PROOF_PROFILE, SHARE
+from tests.reference import reference_run
 from tests.swarm.forkserver import ForkServer
 
 # No deadline: a busy machine is no bug, and pytest bounds the whole test.

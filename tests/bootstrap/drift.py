@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from hetpeer.bootstrap.audit.reference_run import ReferenceRun
 from hetpeer.bootstrap.log.history import History, Record
 from hetpeer.bootstrap.log.record_log import read_log
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.storage.checkpoints import CheckpointStore
 from hetpeer.stages.block import block_state
+from tests.reference.reference_run import ReferenceRun
 
 LOSS_GATE = 1e-6
 """Largest relative difference of a training or held-out loss; float32 sums in another order stay below."""

@@ -10,9 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hetpeer.bootstrap.audit import reference
 from hetpeer.bootstrap.audit.audit import audit
-from hetpeer.bootstrap.audit.reference_run import run_reference
 from hetpeer.bootstrap.authoring.create import create_run
 from hetpeer.bootstrap.authoring.export import export, generate
 from hetpeer.bootstrap.authoring.user_code import build_model
@@ -22,6 +20,8 @@ from hetpeer.dht.identity.peer_identity import Identity
 from tests.bootstrap.drift import compare
 from tests.bootstrap.engine import DIGITS, Engine, make_digits_run
 from tests.bootstrap.test_create import assert_fails
+from tests.reference.eager_training import train
+from tests.reference.reference_run import run_reference
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_microbatches_are_the_authors_samples(digits: RunDirectory) -> None:
 
 def test_three_steps_of_the_reference(digits: RunDirectory) -> None:
     """Written down again with nothing but torch: the mean over 23 samples is what a step follows."""
-    records, state = reference.train(digits.path, [0] * 3)
+    records, state = train(digits.path, [0] * 3)
     settings, batches = digits.manifest.training, digits.batches()
     model = build_model(f"{DIGITS}:build", seed=3)
     optimizer = torch.optim.AdamW(
@@ -216,7 +216,7 @@ def test_model_loss_and_data_share_one_module(tmp_path: Path) -> None:
     run = create_run(
         tmp_path / "run", model=f"{module}:Model", loss=f"{module}:loss", data=[f"{module}:data"], stages=[1]
     )
-    assert len(reference.train(run.path, [0])[0]["losses"]) == 1
+    assert len(train(run.path, [0])[0]["losses"]) == 1
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from hetpeer.bootstrap.authoring.drawn_dropout import DrawnDropout
 from hetpeer.stages.block.block import Block, flat_views, run_range, statistic_views
-from hetpeer.stages.data.eager_reference import DrawnDropout
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.graph.block_wire import pack_block
 from hetpeer.stages.graph.own_operators import Pass

@@ -10,9 +10,9 @@ import weakref
 import pytest
 import torch
 
+from hetpeer.bootstrap.authoring.drawn_dropout import DrawnDropout
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.block.block import Block, backpropagate, flat_views, run_range
-from hetpeer.stages.data.eager_reference import DrawnDropout
 from hetpeer.stages.graph.own_operators import Pass, attention
 from hetpeer.stages.tracing.cut import balanced_ranges, cut_blocks
 from tests.amounts import mostly_proof

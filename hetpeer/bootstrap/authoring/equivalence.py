@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from hetpeer.bootstrap.authoring.drawn_dropout import DrawnDropout
 from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
 from hetpeer.stages.block.block import Block, backpropagate
-from hetpeer.stages.data.eager_reference import DrawnDropout
 from hetpeer.stages.graph.block_spec import BlockSpec
 from hetpeer.stages.graph.block_wire import pack_block
 from hetpeer.stages.graph.graph_cost import ANY_DRAW

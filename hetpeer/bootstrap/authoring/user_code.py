@@ -1,6 +1,6 @@
 """The author's Python code: import `module.py:function` and call it for a model, a loss or samples.
 
-Only the author's own machine does this (init, generate, the reference); volunteers get the model and samples
+Only the author's own machine does this (init, generate); volunteers get the model and samples
 as data. An exception in the author's code becomes one plain error with the file and line where it was raised.
 """
 

@@ -1,6 +1,6 @@
 """Arrays of a microbatch, from a manifest and its shards.
 
-The coordinator, volunteers and the reference read data through here. Nothing is fetched, and torch is not
+The coordinator, volunteers and a replay read data through here. Nothing is fetched, and torch is not
 used. The samples of a microbatch are a pure function of the run's seed, so that anybody can compute it again.
 
 A run's training samples are one endless stream: epoch after epoch, each a permutation of the shards and,

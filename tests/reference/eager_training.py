@@ -1,4 +1,4 @@
-"""Eager training by torch alone: `python -m hetpeer.bootstrap.audit.reference DIR OUT.json [0,…]`."""
+"""Eager training by torch alone: `python -m tests.reference.eager_training DIR OUT.json [0,…]`."""
 
 import fnmatch
 import functools
@@ -15,9 +15,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hetpeer.stages.data.eager_reference import DelayedParameters, DrawnDropout
+from hetpeer.bootstrap.authoring.drawn_dropout import DrawnDropout
 from hetpeer.stages.data.microbatches import DataPlan, MicrobatchReader
 from hetpeer.stages.graph.random_draws import Draw
+from tests.reference.delayed_parameters import DelayedParameters
 
 
 def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[str, Tensor]]:
@@ -30,8 +31,7 @@ def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[s
     sys.path[:0] = [str(Path(module).parent) for module, _, _ in names]
     build, *outside = [run(module)[name] for module, _, name in names]
     torch.manual_seed(manifest["seed"])
-    model = build()
-    groups = []
+    model, groups = build(), []
     for name, parameter in model.named_parameters():
         group = next((g for g in settings["groups"] if fnmatch.fnmatchcase(name, g["pattern"])), settings)
         own = [settings[k] if group[k] is None else group[k] for k in ("learning_rate", "weight_decay")]

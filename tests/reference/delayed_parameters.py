@@ -1,0 +1,40 @@
+"""The author's eager module with the parameter delays of a run whose steps overlap (docs/asynchronous.md)."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+
+class DelayedParameters:
+    """A module's parameters as they were some updates ago.
+
+    `behind` gives the delay of each step, in updates. Microbatches before `early` (None: all) use the delayed
+    parameters.
+    """
+
+    def __init__(self, module: nn.Module, behind: Sequence[int], early: int | None = None) -> None:
+        self._weights = [*module.parameters()]
+        self._most, self._early = max(behind, default=0), early
+        self._versions: list[Tensor] = []
+
+    def back(self, behind: int, microbatch: int) -> None:
+        """Microbatch `microbatch` of a step is next; the step uses the parameters `behind` updates ago."""
+        if microbatch == self._early:
+            self.forth()
+        if microbatch:
+            return
+        now = parameters_to_vector(self._weights).detach().clone()
+        self._versions = [*self._versions, now][-1 - self._most :]
+        self._base = self._versions[-1 - behind]
+        vector_to_parameters(self._base.clone(), self._weights)
+
+    def forth(self, compensation: float = 0.0) -> None:
+        """Restore the newest parameters; clipped gradients become g + λ g² (w - w_base) (DC-ASGD, Eq. 10)."""
+        newest = self._versions[-1]
+        vector_to_parameters(newest.clone(), self._weights)
+        changes = torch.split(newest - self._base, [weight.numel() for weight in self._weights])
+        for weight, change in zip(self._weights, changes, strict=True):
+            if compensation and weight.grad is not None:
+                weight.grad += compensation * weight.grad**2 * change.view_as(weight)
