@@ -80,21 +80,29 @@ def test_log_goes_on_after_a_torn_line(tmp_path: Path, volunteers: list[Identity
     assert path.read_text() == f"{first}\n{second}\n"
 
 
-def test_full_disk_leaves_whole_lines(tmp_path: Path, volunteers: list[Identity]) -> None:
+def test_without_room_lines_wait_in_memory_and_the_file_has_whole_ones(
+    tmp_path: Path, volunteers: list[Identity]
+) -> None:
+    """They are in the log for those who read it, and in the file once there is room."""
     path = tmp_path / "log.jsonl"
     log = EventLog(path, volunteers[0])
-    first = log.append(RECORD)
+    lines = [log.append(RECORD)]
+    assert log.trouble is None
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, hard))
     try:
-        with pytest.raises(LocalError) as caught:
-            log.append(RECORD)
+        lines += [log.append(RECORD | {"step": step}) for step in (4, 5)]
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert caught.value.code == "HP-DISK-002"
-    assert path.read_text() == f"{first}\n"
-    log.append(RECORD)
-    assert len(list(read_events(path))) == 2
+    assert log.trouble is not None
+    assert log.trouble.code == "HP-DISK-002"
+    assert path.read_text() == f"{lines[0]}\n"
+    for begin in range(4):
+        assert log.lines(begin, 2) == lines[begin : begin + 2]
+    assert [log.line(number) for number in range(3)] == lines
+    lines.append(log.append(RECORD | {"step": 6}))
+    assert log.trouble is None
+    assert path.read_text().splitlines() == lines == log.lines(0, 9)
     log.close()
 
 

@@ -136,8 +136,6 @@ async def test_credit_survives_broken_streams_and_holds_back_only_its_own_pool()
         def up(self, channel) -> None:
             channel.grant_lane = channel.grant_lane or lane
 
-        beat = down = Kept.beat
-
     theirs = Holds()
     server = ChannelServer(lambda _peer, _key: theirs, 1 << 20)
 

@@ -16,7 +16,7 @@ import pytest
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ExitCode
 from tests.swarm.child import BUSY_S, POLL_S, Child, until
-from tests.swarm.swarm import Swarm
+from tests.swarm.swarm import Swarm, resign
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 DISK = 48 << 20
@@ -120,6 +120,31 @@ async def test_a_volunteer_without_room_ends_and_comes_back(swarm: Swarm, disk: 
     back = swarm.volunteer("full", home=home, before=disk.on_it)
     await swarm.finished(bootstrap, back, other)
     swarm.exact()
+
+
+async def test_the_only_holder_of_a_block_hands_it_over_when_it_has_no_room(
+    swarm: Swarm, disk: SmallDisk
+) -> None:
+    """It cannot write its evidence any more; no committed step is lost, and all of its lines are kept."""
+    training = swarm.run.manifest.training.model_copy(update={"steps": 100_000, "checkpoint_every": 50_000})
+    swarm.run = resign(swarm.run, training=training)
+    await swarm.bootstrap("--keep-places")
+    full = swarm.volunteer("full", home=disk.there / "home", before=disk.on_it)
+    other = swarm.volunteer("other")
+    await swarm.committed(3)
+    disk.fill()
+    assert await full.ended() == ExitCode.TOO_SMALL
+    assert full.said.splitlines()[-1].startswith(f"HP-DISK-002: no room to write {full.home}/"), full.said
+    records = swarm.records()
+    committed = max(record["step"] for record in records if record["kind"] == "commit") + 1
+    assert [r["version"] for r in records if r["kind"] == "checkpoint"][-1] == committed
+    assert all(r["to_version"] == committed for r in records if r["kind"] == "rollback")
+    assert "it hands over what it alone holds, and leaves" in full.said
+    assert "the run goes back to its last checkpoint" not in full.said
+    disk.free()
+    back = swarm.volunteer("full", home=full.home, before=disk.on_it)
+    await swarm.committed(committed + 2)
+    await swarm.left([back, other])
 
 
 async def page_warns(child: Child, *told: tuple[str, str]) -> None:

@@ -188,6 +188,8 @@ async def _take_part(
         _log.info("leaving: saying goodbye to the swarm")
         await say_farewell(volunteer, 0.0 if held else HAND_OVER_S)
         compute.suspend()
+        if (trouble := asked.result()) is not None:
+            raise trouble
         return None
     finally:
         await company.close()
@@ -197,18 +199,27 @@ async def _take_part(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _called_off(volunteer: Volunteer, daemon: VolunteerDaemon) -> None:
-    """Return when this life is to end. After an order to finish: when the current step is over, and what we
-    alone hold is stored.
+async def _called_off(volunteer: Volunteer, daemon: VolunteerDaemon) -> LocalError | None:
+    """Return when this life is to end: as the owner wishes, or with the error of a disk without room.
+
+    What we alone hold is stored first, unless the owner takes the machine back or stops us. After an order to
+    finish this begins when the current step is over.
     """
-    if await daemon.until(Wish.PAUSE, Wish.FINISH, Wish.STOP) is Wish.FINISH:
+    wish = await unless(volunteer.out_of_room(), daemon.until(Wish.PAUSE, Wish.FINISH, Wish.STOP))
+    trouble = volunteer.trouble if wish is None else None
+    if trouble is not None:
+        _log.warning("%s; it hands over what it alone holds, and leaves", trouble.what)
+    if wish is Wish.FINISH:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FINISH_S):
                 await unless(daemon.until(Wish.STOP), volunteer.step_over())
+    if wish in (Wish.FINISH, None):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FINISH_HAND_OVER_S):
                 await unless(daemon.until(Wish.STOP), volunteer.session.farewell(FINISH_HAND_OVER_S))
+    if wish is Wish.FINISH:
         daemon.stop()
+    return trouble
 
 
 async def say_farewell(volunteer: Volunteer, within_s: float) -> None:

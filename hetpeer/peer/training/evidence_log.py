@@ -16,7 +16,7 @@ from hetpeer.averaging import effects as e
 from hetpeer.bootstrap.log.volunteer_log import Record, read_event, sign_event
 from hetpeer.bootstrap.run.durable_files import disk_errors
 from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.base.errors import LocalError, ProtocolError
 from hetpeer.dht.discovery import LeftoverIds
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.process.home import Home
@@ -26,12 +26,15 @@ AT_ONCE = 200
 
 
 class EventLog:
-    """One volunteer's own log, open for appending."""
+    """One volunteer's own log, open for appending. Lines for which the disk has no room wait in memory."""
 
     def __init__(self, path: Path, identity: Identity) -> None:
         """Open or create the file, and cut off an unfinished last line of a killed process."""
         self.path = path
+        self.trouble: LocalError | None = None
+        """Error of the last attempt to write: the newest lines are in memory only."""
         self._identity = identity
+        self._unwritten = b""
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -45,37 +48,56 @@ class EventLog:
     def _end(self) -> int:
         return self._ends[-1] if self._ends else 0
 
+    @property
+    def _written(self) -> int:
+        """Bytes of the lines that are in the file."""
+        return self._end - len(self._unwritten)
+
     def __len__(self) -> int:
         """Number of lines."""
         return len(self._ends)
 
     def line(self, number: int) -> str:
         """Line `number`, counted from 0."""
-        start = self._ends[number - 1] if number else 0
-        return os.pread(self._descriptor, self._ends[number] - start, start).decode().rstrip("\n")
+        (line,) = self.lines(number, 1)
+        return line
 
     def lines(self, begin: int, most: int) -> list[str]:
         """Lines from line `begin` on, at most `most` of them."""
-        end = min(begin + most, len(self))
-        if begin >= end:
+        last = min(begin + most, len(self))
+        if begin >= last:
             return []
-        start = self._ends[begin - 1] if begin else 0
-        return os.pread(self._descriptor, self._ends[end - 1] - start, start).decode().splitlines()
+        start, end, written = self._ends[begin - 1] if begin else 0, self._ends[last - 1], self._written
+        kept = os.pread(self._descriptor, min(end, written) - start, start) if start < written else b""
+        return (kept + self._unwritten[max(start - written, 0) : max(end - written, 0)]).decode().splitlines()
 
     def append(self, record: Record) -> str:
-        """Sign and write a record; returns its line. Raises `LocalError` HP-DISK-002, the file unchanged."""
+        """Sign and write a record, and those that are still unwritten; returns its line.
+
+        If the disk refuses, `trouble` says why, and the file has whole lines only.
+        """
         line = sign_event(record, self._identity)
         data = line.encode() + b"\n"
+        self._ends.append(self._end + len(data))
+        self._unwritten += data
+        try:
+            self._write()
+        except LocalError as error:
+            self.trouble = error
+        else:
+            self.trouble, self._unwritten = None, b""
+        return line
+
+    def _write(self) -> None:
+        """Write all unwritten lines. Raises `LocalError` HP-DISK-*, then with the file as it was."""
         with disk_errors(self.path):
             try:
-                rest = memoryview(data)
+                rest = memoryview(self._unwritten)
                 while rest:
                     rest = rest[os.write(self._descriptor, rest) :]
             except OSError:
-                os.ftruncate(self._descriptor, self._end)
+                os.ftruncate(self._descriptor, self._written)
                 raise
-        self._ends.append(self._end + len(data))
-        return line
 
     def close(self) -> None:
         """Close the file; nothing can be appended any more."""
@@ -96,8 +118,13 @@ class EvidenceLog:
         self._found: set[tuple[str, int, int]] = set()
         """(sender, border, id) of leftovers that are written down for that step."""
 
+    @property
+    def trouble(self) -> LocalError | None:
+        """Error of the disk because of which the newest lines are in memory only."""
+        return self._log.trouble
+
     def applied(self, applied: e.RecordApplied, incarnation: int, arithmetic: str) -> list[str]:
-        """Write one line per block on a step's update; returns the lines. Raises LocalError HP-DISK-002.
+        """Write one line per block on a step's update; returns the lines.
 
         `arithmetic`: what decides the last bits of this machine's numbers (arithmetic.py).
         """

@@ -194,6 +194,16 @@ class Volunteer:
         while step is not None and self.member.work.works_on(step):
             await self.happens()
 
+    @property
+    def trouble(self) -> LocalError | None:
+        """Error of the disk because of which lines of our event log are in memory only."""
+        return self._evidence.trouble
+
+    async def out_of_room(self) -> None:
+        """Return once there is `trouble`."""
+        while self.trouble is None:
+            await self.happens()
+
     async def happens(self) -> None:
         """Return when something has happened here."""
         self._steps.changed.clear()
