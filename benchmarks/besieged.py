@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import signal
 import statistics
 import sys
@@ -36,15 +35,15 @@ import psutil
 
 from benchmarks import report
 from benchmarks.chaos import look
-from benchmarks.goodput import Period, SlowWorkers, Watch
+from benchmarks.goodput import Period, SlowWorkers, Watch, refused
 from benchmarks.loop_lag import VARIABLE as LOOP_LAG
 from benchmarks.loop_lag import lags_between
-from benchmarks.swarm import ENDLESS, START_S, Model, Site, Swarm, make_run, running
+from benchmarks.swarm import START_S, Model, Site, Swarm, endless, make_run, running
 from hetpeer.bootstrap.audit.audit import audit
-from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.peer.demo.demo_report import collect_evidence
 from hetpeer.peer.process.hetpeer_children import Child, end_all
-from tests.hostile.attacks import VARIABLE, WITH_HELLO, WITHOUT_HELLO
+from tests.hostile.attacks import WITH_HELLO, WITHOUT_HELLO, AttackSwitch
 from tests.wanlab.processors import Processor
 
 VOLUNTEERS, STAGES = 4, 2
@@ -59,7 +58,6 @@ CHECKPOINT_S = 10.0
 """Seconds from the commit of a version to its checkpoint, at most."""
 PROBED = (sys.executable, "-P", "-m", "benchmarks.loop_lag")
 ATTACKERS = (sys.executable, "-P", "-m", "tests.hostile.ten_attackers")
-REFUSED = re.compile(r"(\w+) is refused for")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +90,13 @@ class Siege:
         self._swarm = swarm
         self._folder = folder
         self._groups = groups
-        self._under_way = folder / "attack"
-        os.environ[VARIABLE] = str(self._under_way)
+        self._switch = AttackSwitch(folder)
         self._attackers: Child | None = None
         self._idle: Child | None = None
         self._newcomers = 0
 
     async def begin(self) -> None:
         """Start the attackers and the other process, each in its group."""
-        self._under_way.write_text("")
         keys = self._folder / "attackers"
         keys.mkdir()
         where = (self._swarm.address, str(self._swarm.run.path), str(keys))
@@ -128,7 +124,7 @@ class Siege:
         if self._attackers.status is not None:
             raise self._attackers.failure()
         psutil.Process(self._idle.pid).send_signal(signal.SIGSTOP if name else signal.SIGCONT)
-        self._under_way.write_text(name)
+        self._switch.say(name)
 
     async def during(self, name: str, watch: Watch) -> Measured:
         """Figures of a period of `name`, and of a newcomer at its end."""
@@ -178,15 +174,7 @@ class Siege:
 
 async def trial(options: Any, folder: Path) -> dict[str, Any]:
     """Make a run in `folder`, put it through the two attacks, and look at what came of it."""
-    training = TrainingSettings(
-        steps=ENDLESS,
-        batch_size=2 * MICROBATCHES,
-        microbatch_size=2,
-        slot_size=2,
-        eval_every=50,
-        eval_microbatches=2,
-        checkpoint_every=CHECKPOINT_EVERY,
-    )
+    training = endless(MICROBATCHES, CHECKPOINT_EVERY)
     run = make_run(folder, Model(width=96, sequence_length=64), STAGES, training, options.seed)
     lag = folder / "loop-lag.jsonl"
     os.environ[LOOP_LAG] = str(lag)
@@ -205,17 +193,15 @@ async def trial(options: Any, folder: Path) -> dict[str, Any]:
                 await siege.end()
         honest = [Identity.load(swarm.home(n) / "identity.key").peer_id for n in range(1, VOLUNTEERS + 1)]
         rows = _rows(found, watch, swarm, lag)
-        refused = _refused(folder, [*honest, Identity.load(run.path / "identity.key").peer_id])
+        refusals = _refusals(folder, [*honest, Identity.load(run.path / "identity.key").peer_id])
         gone = [one.record for one in swarm.feed.seen if one.record["kind"] == "gone"]
         lost = [record["why"] for record in gone if record["peer"] in honest]
         await end_all([swarm.bootstrap])
         swarm.feed.poll()
-    for number in range(1, VOLUNTEERS + 1):
-        events = swarm.home(number) / "runs" / run.run_id / "events.jsonl"
-        (run.volunteers / f"{honest[number - 1]}.jsonl").write_bytes(events.read_bytes())
+    collect_evidence(run, map(swarm.home, range(1, VOLUNTEERS + 1)))
     verdict = audit(run.path)
     goals = {f"{row['attack']}: {goal}": met for row in rows for goal, met in row["goals"].items()}
-    goals |= {"nobody honest refused or lost": not refused and not lost, "exactly once": verdict.ok}
+    goals |= {"nobody honest refused or lost": not refusals and not lost, "exactly once": verdict.ok}
     return {
         "volunteers": VOLUNTEERS,
         "seconds": options.seconds,
@@ -224,7 +210,7 @@ async def trial(options: Any, folder: Path) -> dict[str, Any]:
         "beside_quiet_periods": f"a process that does nothing useful, on {options.cores} processors",
         "network": "loopback",
         "rows": rows,
-        "honest_refused": refused,
+        "honest_refused": refusals,
         "honest_lost": lost,
         "steps": swarm.feed.history.version,
         "audit_ok": verdict.ok,
@@ -301,12 +287,13 @@ def _checkpoints(swarm: Swarm, period: Period) -> tuple[int, int, float]:
     return len(due), sum(delay <= CHECKPOINT_S for delay in delays), max(delays, default=0.0)
 
 
-def _refused(folder: Path, honest: Sequence[str]) -> list[str]:
+def _refusals(folder: Path, honest: Sequence[str]) -> list[str]:
     """Honest peers that any process refused, by its log."""
     found = []
     for log in [*folder.glob("volunteer-*.log"), *folder.glob("newcomer-*.log"), folder / "bootstrap.log"]:
-        ends = REFUSED.findall(log.read_text(errors="replace"))
-        found += [f"{end} by {log.stem}" for end in ends if any(peer.endswith(end) for peer in honest)]
+        found += [
+            f"{end} by {log.stem}" for end in refused(log) if any(peer.endswith(end) for peer in honest)
+        ]
     return found
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import statistics
 import sys
 import tempfile
@@ -28,12 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from benchmarks.swarm import ENDLESS, Model, Site, Swarm, make_run, running
+from benchmarks.swarm import Model, Site, Swarm, endless, make_run, running
 from hetpeer.bootstrap.audit.audit import audit
 from hetpeer.bootstrap.audit.replay import replay
-from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.bootstrap.run.settings import TrainingSettings
-from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.peer.demo.demo_report import collect_evidence
 from hetpeer.peer.demo.demo_run import recovery_seconds
 from hetpeer.peer.process.hetpeer_children import end_all
 from hetpeer.peer.watching.perfetto import perfetto
@@ -79,15 +76,7 @@ async def train(trial: Trial, folder: Path, beside: Beside = _nothing) -> dict[s
 
 
 async def _train(trial: Trial, lab: Lab, folder: Path, beside: Beside) -> dict[str, Any]:
-    training = TrainingSettings(
-        steps=ENDLESS,
-        batch_size=2 * MICROBATCHES,
-        microbatch_size=2,
-        slot_size=2,
-        eval_every=50,
-        eval_microbatches=2,
-        checkpoint_every=10,
-    )
+    training = endless(MICROBATCHES, checkpoint_every=10)
     run = make_run(folder, Model(width=32, heads=2, sequence_length=32), STAGES, training, trial.seed)
     async with running(run, folder, trial.peers, "--trace", site=Site(lab=lab)) as swarm:
         await swarm.until(WARM_UP_STEPS, 240.0)
@@ -112,7 +101,7 @@ async def _train(trial: Trial, lab: Lab, folder: Path, beside: Beside) -> dict[s
         goes_on = swarm.feed.history.version >= healed
         await end_all([swarm.bootstrap])  # before the volunteers: or their farewells would take the run back
         swarm.feed.poll()
-    collect(run, swarm, trial.peers)
+    collect_evidence(run, map(swarm.home, range(1, trial.peers + 1)))
     executed = forwards(folder)
     steps = swarm.feed.history.version
     verdict = audit(run.path)
@@ -171,16 +160,6 @@ def forwards(folder: Path) -> int:
         for event in perfetto(folder)["traceEvents"]
         if event["ph"] == "X" and event["name"].startswith("Forward") and event["args"]["train"]
     )
-
-
-def collect(run: RunDirectory, swarm: Swarm, peers: int) -> None:
-    """The volunteers' own logs: they say at least as much as what the coordinator received of them."""
-    for number in range(1, peers + 1):
-        home = swarm.home(number)
-        events = home / "runs" / run.run_id / "events.jsonl"
-        if events.exists():
-            peer_id = Identity.load(home / "identity.key").peer_id
-            shutil.copyfile(events, run.volunteers / f"{peer_id}.jsonl")
 
 
 def show(figures: dict[str, Any]) -> None:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import psutil
 
 from benchmarks.chaos import look
 from benchmarks.swarm import Swarm, cpu_seconds
 from tests.wanlab.processors import Processor
+
+REFUSED = re.compile(r"(\w+) is refused for")
+
+
+def refused(log: Path) -> list[str]:
+    """Ends of the ids of peers that a process refused, by its log."""
+    return REFUSED.findall(log.read_text(errors="replace"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,29 +18,27 @@ time-outs, so hoarding is measured after 150 s of it. At the end the volunteers'
 from __future__ import annotations
 
 import asyncio
-import os
-import re
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from benchmarks.chaos import collect, look
-from benchmarks.goodput import SlowWorkers, Watch
-from benchmarks.swarm import ENDLESS, START_S, Model, Site, Swarm, make_run, running
+from benchmarks.chaos import look
+from benchmarks.goodput import SlowWorkers, Watch, refused
+from benchmarks.swarm import START_S, Model, Site, Swarm, endless, make_run, running
 from hetpeer.bootstrap.audit.audit import audit
-from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.bootstrap.run.settings import LinkSettings, TrainingSettings
+from hetpeer.bootstrap.run.settings import LinkSettings
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.peer.demo.demo_report import collect_evidence
 from hetpeer.peer.process.hetpeer_children import Child, end_all
-from tests.hostile.attacks import ATTACKS, NOTHING, VARIABLE, Attack
+from tests.hostile.attacks import ATTACKS, NOTHING, Attack, AttackSwitch
 from tests.wanlab.chaos import homes
 from tests.wanlab.lab import Lab
 
@@ -56,7 +54,6 @@ JOIN_S, SETTLE_S = 90.0, 15.0
 GOODPUT, RSS_MIB = 0.9, 256
 HOSTILE_COMMAND = (sys.executable, "-P", "-m", "tests.hostile.behaviour")
 STRANGER_COMMAND = (sys.executable, "-P", "-m", "tests.hostile.stranger")
-REFUSED = re.compile(r"(\w+) is refused for")
 
 
 class Hostile:
@@ -67,21 +64,16 @@ class Hostile:
         self._folder = folder
         self._site = site
         self._address = address
-        self._under_way = folder / "attack"
+        self.switch = AttackSwitch(folder)
         self._volunteers: list[Child] = []
         self.homes: list[Path] = []
         """Of all that there were."""
         self._stranger: Child | None = None
-        os.environ[VARIABLE] = str(self._under_way)
 
     def pids(self) -> list[int]:
         """Of all that are here."""
         here = [*self._volunteers, *([] if self._stranger is None else [self._stranger])]
         return [child.pid for child in here if child.status is None]
-
-    def attack(self, name: str) -> None:
-        """From now on; empty: none."""
-        self._under_way.write_text(name)
 
     def _at(self, node: int, command: Sequence[str]) -> Sequence[str]:
         return Site(command=command, lab=self._site.lab).at(node)
@@ -100,7 +92,7 @@ class Hostile:
 
     async def join(self, of: Attack) -> None:
         """Three volunteers come, who are nobody known, and begin to work."""
-        self.attack("")
+        self.switch.say("")
         logs = []
         for number in range(HOSTILE):
             node, name = HONEST + 1 + number, f"{of.name.replace(' ', '-')}-{number}"
@@ -124,7 +116,7 @@ class Hostile:
 
     async def leave(self) -> None:
         """The volunteers among them are gone, without a word."""
-        self.attack("")
+        self.switch.say("")
         await asyncio.gather(*(child.kill() for child in self._volunteers if child.status is None))
         self._volunteers.clear()
 
@@ -141,15 +133,7 @@ async def trial(options: Any, folder: Path) -> dict[str, Any]:
 
 
 async def _trial(options: Any, lab: Lab, folder: Path) -> dict[str, Any]:
-    training = TrainingSettings(
-        steps=ENDLESS,
-        batch_size=2 * MICROBATCHES,
-        microbatch_size=2,
-        slot_size=2,
-        eval_every=50,
-        eval_microbatches=2,
-        checkpoint_every=10,
-    )
+    training = endless(MICROBATCHES, checkpoint_every=10)
     links = LinkSettings(codec="topk-int8", ratio=8.0, adaptive=False)  # or there is nothing to be a bomb
     model = Model(width=96, sequence_length=64)
     run = make_run(folder, model, STAGES, training, options.seed, links=links)
@@ -166,8 +150,7 @@ async def _trial(options: Any, lab: Lab, folder: Path) -> dict[str, Any]:
         shown = await _shown(swarm)
         await end_all([swarm.bootstrap])  # before the volunteers: or their farewells would take the run back
         swarm.feed.poll()
-    collect(run, swarm, HONEST)
-    _collect(run, hostile.homes)
+    collect_evidence(run, [*map(swarm.home, range(1, HONEST + 1)), *hostile.homes])
     verdict = audit(run.path)
     grown = {node: (watch.most[node] - watch.before[node]) / 2**20 for node in watch.before}
     ratios = {one["attack"]: one["ratio"] for one in found if one["attack"] != NOTHING.name}
@@ -211,7 +194,7 @@ async def _attacked(options: Any, hostile: Hostile, watch: Watch) -> list[dict[s
         if attack.volunteers:
             await hostile.join(attack)
             await watch.during(SETTLE_S)
-        hostile.attack(attack.name)
+        hostile.switch.say(attack.name)
         lead = await watch.during(attack.lead_s)
         attacked.append((attack, lead, await watch.during(options.seconds)))
         await hostile.leave()
@@ -249,15 +232,6 @@ async def _shown(swarm: Swarm) -> str:
     return "\n".join(lines)
 
 
-def _collect(run: RunDirectory, homes_of: Iterable[Path]) -> None:
-    """The hostile volunteers' own logs: what they counted they have signed, too."""
-    for home in homes_of:
-        events = home / "runs" / run.run_id / "events.jsonl"
-        if events.exists():
-            peer_id = Identity.load(home / "identity.key").peer_id
-            (run.volunteers / f"{peer_id}.jsonl").write_bytes(events.read_bytes())
-
-
 def _ends(swarm: Swarm) -> dict[str, int]:
     """End of the id → honest node."""
     nodes = {
@@ -271,8 +245,7 @@ def _bans(swarm: Swarm, folder: Path) -> list[str]:
     ends, found = _ends(swarm), []
     for node in range(HONEST + 1):
         log = folder / (f"volunteer-{node}.log" if node else "bootstrap.log")
-        refused = REFUSED.findall(log.read_text(errors="replace"))
-        found += [f"{ends[end]} by {node}" for end in refused if end in ends]
+        found += [f"{ends[end]} by {node}" for end in refused(log) if end in ends]
     return found
 
 

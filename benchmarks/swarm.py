@@ -47,6 +47,19 @@ Step = tuple[int, int, int]
 KINDS = ("bootstrap", "bootstrap p2pd", "volunteer", "worker", "volunteer p2pd")
 
 
+def endless(microbatches: int, checkpoint_every: int) -> TrainingSettings:
+    """Settings of a run that is stopped: `microbatches` of two samples in a step, one in each slot."""
+    return TrainingSettings(
+        steps=ENDLESS,
+        batch_size=2 * microbatches,
+        microbatch_size=2,
+        slot_size=2,
+        eval_every=50,
+        eval_microbatches=2,
+        checkpoint_every=checkpoint_every,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """A GPT of examples/gpt.py for bytes of text."""

@@ -33,6 +33,7 @@ from hetpeer.bootstrap.log.record_log import read_log
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings, TrustSettings
 from hetpeer.peer.process.hetpeer_children import end_all
+from tests.authors import memorise
 
 VOLUNTEERS, OTHER = 4, 4
 FROZEN_S = 3.0
@@ -40,40 +41,6 @@ RATES = (5e-4, 5e-3, 5e-2)
 WITHIN_S = 600.0
 ACCUSATIONS = ("banned", "dispute", "quarrel")
 """Kinds of records that say that a volunteer is wrong, or that one of two is."""
-AUTHOR = """
-import torch
-from torch import nn
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        layers = [layer for _ in range(6) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
-        self.layers = nn.Sequential(*layers, nn.Linear(WIDTH, 8))
-
-    def forward(self, x):
-        return self.layers(x)
-
-
-WIDTH = 128
-
-
-def build():
-    return Model()
-
-
-def loss(outputs, batch):
-    return nn.functional.cross_entropy(outputs, batch["label"])
-
-
-def data():
-    generator = torch.Generator().manual_seed(7)
-    for _ in range(96):
-        yield {
-            "x": torch.randn(WIDTH, generator=generator),
-            "label": torch.randint(8, (), generator=generator),
-        }
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +54,7 @@ class MixedSite(Site):
 
 def make_run(folder: Path, steps: int, seed: int, share: float) -> RunDirectory:
     """The run directory; `share` of the contributions are checked."""
-    module = folder / "memorise.py"
-    module.write_text(AUTHOR)
+    module = memorise.__file__
     training = TrainingSettings(
         steps=steps,
         batch_size=32,

@@ -55,6 +55,19 @@ WITH_HELLO = Attack(17, "ten with a Hello", volunteers=False)
 """Ten attackers at once (ten_attackers.py), measured by benchmarks/besieged.py."""
 
 
+class AttackSwitch:
+    """A file in `folder` that says which attack is under way; processes that are started later know it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "attack"
+        os.environ[VARIABLE] = str(self._path)
+        self.say("")
+
+    def say(self, name: str) -> None:
+        """Have `name` under way from now on; empty: none."""
+        self._path.write_text(name)
+
+
 class UnderWay:
     """What the file at `path` says, looked at now and then."""
 

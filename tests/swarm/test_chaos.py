@@ -4,12 +4,12 @@ The long one, with figures, is `make chaos`.
 """
 
 import asyncio
-import shutil
 import signal
 
 import psutil
 import pytest
 
+from hetpeer.peer.demo.demo_report import collect_evidence
 from tests.swarm.child import Child
 from tests.swarm.swarm import Swarm, resign
 from tests.wanlab.chaos import KINDS, Chaos, homes
@@ -74,8 +74,7 @@ async def test_every_microbatch_counts_once_whatever_happens(swarm: Swarm) -> No
         steps = swarm.version
         for child in volunteers:
             await homes_of.kill(int(child.name[1:]))
-            events = child.home / "runs" / swarm.run.run_id / "events.jsonl"
-            shutil.copyfile(events, swarm.run.volunteers / f"{child.peer_id}.jsonl")
+        collect_evidence(swarm.run, [child.home for child in volunteers])
     verdict = swarm.judged()
     assert (verdict.lost, verdict.duplicated, verdict.steps) == (0, 0, steps)
     swarm.exact_so_far()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -81,7 +81,7 @@ class Summary:
 
 def report(settings: DemoSettings, run: RunDirectory, trained: Trained, view: DemoView) -> Summary:
     """Check the run, write everything into OUT. Raises `LocalError` HP-AUDIT-001, HP-DISK-*, HP-CKPT-001."""
-    collect_evidence(settings, run)
+    collect_evidence(run, map(settings.home, range(1, settings.peers + 1)))
     view.say("counting every microbatch in the volunteers' signed logs")
     verdict = audit(run.path)
     view.say("computing the same run again on one machine, to compare")
@@ -99,15 +99,15 @@ def report(settings: DemoSettings, run: RunDirectory, trained: Trained, view: De
     return summary
 
 
-def collect_evidence(settings: DemoSettings, run: RunDirectory) -> None:
-    """Put the volunteers' own logs in place of what the coordinator received of them.
+def collect_evidence(run: RunDirectory, homes: Iterable[Path]) -> None:
+    """Put the logs in the volunteers' home folders in place of what the coordinator received of them.
 
     They say at least as much: a volunteer that was killed may have signed more than it could still send.
     """
-    for number in range(1, settings.peers + 1):
-        events = settings.events_path(number, run.run_id)
+    for home in homes:
+        events = home / "runs" / run.run_id / "events.jsonl"
         if events.exists():
-            peer_id = Identity.load(settings.home(number) / "identity.key").peer_id
+            peer_id = Identity.load(home / "identity.key").peer_id
             shutil.copyfile(events, run.volunteers / f"{peer_id}.jsonl")
 
 

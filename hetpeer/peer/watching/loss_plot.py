@@ -9,15 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from xml.sax.saxutils import escape
+from functools import partial
+
+from hetpeer.peer.watching.svg_shapes import FAINT, INK, text
 
 Point = tuple[float, float]
 """(step, loss)."""
 
 WIDTH, HEIGHT = 880, 460
 LEFT, RIGHT, TOP, BOTTOM = 64, 24, 56, 52
-INK, FAINT, GRID = "#24292f", "#6e7781", "#e6e9ec"
+GRID = "#e6e9ec"
 SWARM, REFERENCE, EVALUATION, KILL, ROLLBACK = "#0969da", "#f0a02f", "#8250df", "#cf222e", "#1a7f37"
+_text = partial(text, fill=FAINT, anchor="middle", size=12)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +72,7 @@ def loss_curve(
     parts.append(_line(LEFT, HEIGHT - BOTTOM, WIDTH - RIGHT, HEIGHT - BOTTOM, FAINT))
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, "step"))
     parts.append(
-        _text(18, HEIGHT / 2, "loss (nats per token)", extra=f' transform="rotate(-90 18 {HEIGHT / 2:g})"')
+        _text(18, HEIGHT / 2, "loss (nats per token)", more=f' transform="rotate(-90 18 {HEIGHT / 2:g})"')
     )
     for mark in marks:
         at, _ = place(mark.step, low)
@@ -125,17 +128,3 @@ def _curve(points: Sequence[Point], colour: str, width: float) -> str:
 
 def _line(x1: float, y1: float, x2: float, y2: float, colour: str, extra: str = "") -> str:
     return f'<line x1="{x1:.2f}" y1="{y1:.2f}" x2="{x2:.2f}" y2="{y2:.2f}" stroke="{colour}"{extra}/>'
-
-
-def _text(
-    x: float,
-    y: float,
-    text: str,
-    *,
-    fill: str = FAINT,
-    anchor: str = "middle",
-    size: int = 12,
-    extra: str = "",
-) -> str:
-    style = f'fill="{fill}" text-anchor="{anchor}" font-size="{size}"'
-    return f'<text x="{x:.2f}" y="{y:.2f}" {style}{extra}>{escape(text)}</text>' if text else ""
