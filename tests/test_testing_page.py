@@ -29,10 +29,10 @@ def proofs(file: Path) -> dict[str, bool]:
 
 
 def test_every_proof_is_named() -> None:
-    rows = re.findall(r"^\| `tests/(\S+\.py)` \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    entries = re.findall(r"^- `tests/(\S+\.py)`\n((?:  - .*\n)+)", PAGE.read_text(), re.MULTILINE)
     told = {
-        file: {name: not more for name, more in re.findall(r"`(test_\w+)`( \(some cases\))?", tests)}
-        for file, tests in rows
+        file: {name: not more for name, more in re.findall(r"- `(test_\w+)`( \(some cases\))?", tests)}
+        for file, tests in entries
     }
     files = {str(file.relative_to(TESTS)): proofs(file) for file in sorted(TESTS.rglob("test_*.py"))}
     assert told == {file: tests for file, tests in files.items() if tests}
