@@ -55,8 +55,8 @@ class UpdateRule(BaseModel, ABC):
     """Settings of an update rule, with the manifest's names, and the rule itself. It holds no other state.
 
     A subclass has a `name: Literal[...]`, its settings with their bounds and defaults, `keeps` and `prepare`.
-    `describe` is its row in help and docs. It is registered in update_rules.py. The demo's plot has
-    the class of that name in torch.optim beside it. See docs/extending.md.
+    `describe` is its row in help and docs. It is registered in update_rules.py. See
+    docs/extending.md.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)

@@ -105,8 +105,8 @@ def init(
     on_bad_sample: Annotated[
         OnBadSample,
         typer.Option(
-            help="When a sample cannot be computed (no label is left, an id is beyond the embedding): halt "
-            "the run and name it, or skip its microbatch."
+            help="What to do if a sample cannot be computed (no label is left, an id is beyond the "
+            "embedding): halt the run and name the sample, or skip its microbatch."
         ),
     ] = OnBadSample.HALT,
     dtype: Annotated[
@@ -163,8 +163,8 @@ def init(
     codec: Annotated[
         str,
         typer.Option(
-            help="Strongest compression of activations and their gradients on slow links; none is bit for "
-            "bit: {codecs}."
+            help="Strongest compression of activations and their gradients on slow links: {codecs}. With "
+            "none, they arrive bit for bit."
         ),
     ] = "none",
     backward_codec: Annotated[
@@ -177,8 +177,8 @@ def init(
     reduce_codec: Annotated[
         str,
         typer.Option(
-            help="Format of gradients and parameters that are sent to be added up; none is bit for bit: "
-            "{dense codecs}."
+            help="Format of gradients and parameters that are sent to be added up: {dense codecs}. With "
+            "none, they arrive bit for bit."
         ),
     ] = "none",
     feedback: Annotated[
@@ -254,9 +254,7 @@ def init(
             help="Id of another reliable peer, as `hetpeer id --reliable` prints it there; name two or four.",
         ),
     ] = None,
-    admission: Annotated[
-        str, typer.Option(metavar="POLICY", help="Who may take part. {admission policies}.")
-    ] = "open",
+    admission: Annotated[str, typer.Option(metavar="POLICY", help="{admission policies}.")] = "open",
     work_bits: Annotated[
         int,
         typer.Option(
