@@ -132,17 +132,17 @@ def test_everybody_finds_a_peer_that_moved_by_asking_a_few_others(
 
 
 def test_an_address_counts_as_left_after_two_looks() -> None:
-    line = OwnLine(hears_many=False)
+    line = OwnLine(silence_counts=False)
     seen = [line.left(there) for there in (["a", "b"], ["a"], ["a", "b"], ["a"], ["c"], ["c"])]
     assert seen == [set(), set(), set(), set(), {"b"}, {"a"}]
 
 
 def test_silence_counts_where_many_call_and_each_time_for_longer() -> None:
-    line, quiet = OwnLine(hears_many=True), OwnLine(hears_many=False)
+    line, quiet = OwnLine(silence_counts=True), OwnLine(silence_counts=False)
     dead = [now for now in range(400) if line.silent(float(now), 10, 1)]
     assert dead[0] == SILENCE_S
     gaps = [after - before for before, after in itertools.pairwise(dead)]
     assert gaps == [min(2 ** (n + 1) * SILENCE_S, LONGEST_S) for n in range(len(gaps))]
     assert not any(quiet.silent(float(now), 10, 1) for now in range(400))
-    assert not any(OwnLine(hears_many=True).silent(float(now), 10, 0) for now in range(400))
-    assert not any(OwnLine(hears_many=True).silent(float(now), now, 3) for now in range(400))
+    assert not any(OwnLine(silence_counts=True).silent(float(now), 10, 0) for now in range(400))
+    assert not any(OwnLine(silence_counts=True).silent(float(now), now, 3) for now in range(400))

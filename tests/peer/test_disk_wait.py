@@ -34,7 +34,7 @@ async def test_a_full_disk_is_told_once(
     with caplog.at_level(logging.INFO):
         await disk.after(ExceptionGroup("of tasks", [FULL]))
         assert disk.error is FULL
-        await disk.over()
+        await disk.until_room()
     assert disk.error is None
     begun, ended = [record.getMessage() for record in caplog.records]
     assert begun == f"the reliable peer waits for room: {FULL.line()}"
@@ -52,9 +52,9 @@ async def test_what_is_no_full_disk_is_raised(tmp_path: Path) -> None:
             await disk.after(failure)
     assert disk.error is None
     with pytest.raises(LocalError, match="HP-DISK-001"):
-        await DiskWait(tmp_path / "gone").over()
+        await DiskWait(tmp_path / "gone").until_room()
 
 
 async def test_room_is_tried_and_nothing_is_left(tmp_path: Path) -> None:
-    await DiskWait(tmp_path).over()
+    await DiskWait(tmp_path).until_room()
     assert not list(tmp_path.iterdir())

@@ -10,7 +10,7 @@ from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.peer.arrival.destinations import Invite, parse_invite
 from hetpeer.peer.arrival.invite_file import Inviting, carried_members
-from hetpeer.peer.reliable.invited_members import MAX_MEMBERS, STALE_S, InvitedMembers, as_far_as
+from hetpeer.peer.reliable.invited_members import MAX_MEMBERS, STALE_S, InvitedMembers, is_as_public
 from tests.bootstrap.engine import make_run
 from tests.dht.identities import identities
 
@@ -55,9 +55,9 @@ def test_a_member_with_another_address_is_carried_with_it() -> None:
 
 def test_an_invite_for_the_internet_carries_no_address_of_a_house() -> None:
     far, near, here = (at_socket(ip, 4000, PEERS[5]) for ip in ("8.8.4.4", "192.168.1.7", "127.0.0.1"))
-    assert [as_far_as([far, near], address) for address in (far, near, here)] == [True, False, False]
-    assert [as_far_as([near], address) for address in (far, near, here)] == [True, True, False]
-    assert as_far_as([here], here)
+    assert [is_as_public([far, near], address) for address in (far, near, here)] == [True, False, False]
+    assert [is_as_public([near], address) for address in (far, near, here)] == [True, True, False]
+    assert is_as_public([here], here)
 
 
 async def test_members_are_kept_in_the_file_and_only_other_changes_are_told(tmp_path: Path) -> None:

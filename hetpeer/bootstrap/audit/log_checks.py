@@ -77,7 +77,7 @@ def undecided(records: Iterable[Record], applied: Iterable[Key]) -> Iterator[Bre
 
 @dataclass(slots=True)
 class MajorityStatements:
-    """Statements after comparison."""
+    """Volunteers' statements on updates, compared with each other."""
 
     applied: dict[Key, list[AppliedEvent]] = field(default_factory=dict)
     """Statements of the majority; all statements if there is no majority."""

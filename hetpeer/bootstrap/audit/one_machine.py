@@ -8,8 +8,9 @@ the number of their "segment", {"evaluation": version, "loss", "losses"}, and fo
 
 If a segment's `arithmetic` is this machine's, it ends after a step whose states are not the run's: later ones
 could not be the run's either. Otherwise its bits cannot be the run's; it goes on, and writes its last states
-into a folder beside OUT, for the comparison with bounds (rounding.py). With WORK's `otherwise` it computes as
-another processor might: orders are turned round, and each operator rounds once (worker/exact_operators.py).
+into a folder beside OUT, for the comparison with bounds (rounding.py). With WORK's `rounds_once` it computes
+as another processor might: orders are turned round, and each operator rounds once
+(worker/exact_operators.py).
 """
 
 from __future__ import annotations
@@ -92,11 +93,9 @@ class OneMachine:
         losses = {}
         for microbatch in ids_in_turn(orders):
             passes, here = self._forward(number, work, microbatch)
-            name, loss = _loss(passes)
-            losses[microbatch] = loss.item()
-            back = {name: torch.full_like(loss, self._share(microbatch))}
-            for one, fold in zip(reversed(passes), reversed(folding), strict=True):
-                back, gradients = backpropagate_block(one, back, parameters=True)
+            losses[microbatch] = _loss(passes)[1].item()
+            backward = self._backward(passes, microbatch)
+            for (_, gradients), fold in zip(backward, reversed(folding), strict=True):
                 fold.add(microbatch, gradients, here)
         computable = [i for i in work["skipped"] if self._can_compute(number, work, i)]
         totals = self._tied([fold.total() for fold in folding])
@@ -123,12 +122,9 @@ class OneMachine:
         """Whether a volunteer could compute `microbatch`: nothing is refused, and all numbers are finite."""
         try:
             passes, _ = self._forward(step, work, microbatch)
-            name, loss = _loss(passes)
-            back = {name: torch.full_like(loss, self._share(microbatch))}
             for one in passes:
                 refuse_not_finite("output", one.outputs)
-            for one in reversed(passes):
-                back, gradients = backpropagate_block(one, back, parameters=True)
+            for back, gradients in self._backward(passes, microbatch):
                 refuse_not_finite("gradient", {n: part for n, part in gradients.items() if part is not None})
                 refuse_not_finite("gradient of input", back)
         except (ProtocolError, NotFiniteError):
@@ -164,7 +160,18 @@ class OneMachine:
         batch = self._training.samples_of(microbatch)
         return run_blocks(self._blocks, weights, {}, data, batch, here, train=train), here
 
+    def _backward(
+        self, passes: Sequence[BlockPass], microbatch: int
+    ) -> Iterator[tuple[Mapping[str, Tensor], Gradients]]:
+        """Gradients of the inputs and of the parameters, from the last block to the first."""
+        name, loss = _loss(passes)
+        back = {name: torch.full_like(loss, self._share(microbatch))}
+        for one in reversed(passes):
+            back, gradients = backpropagate_block(one, back, parameters=True)
+            yield back, gradients
+
     def _share(self, microbatch: int) -> float:
+        """Weight of the microbatch's mean loss in the step's."""
         return self._training.samples_of(microbatch) / self._training.batch_size
 
     def _tied(self, totals: Sequence[Tensor]) -> list[Tensor]:
@@ -292,11 +299,11 @@ def main(directory: Path, work_path: Path, out_path: Path) -> None:
     with out_path.open("w") as out:
         out.write(json.dumps({"arithmetic": arithmetic}) + "\n")
         for number, segment in enumerate(work["segments"]):
-            if work["otherwise"]:
+            if work["rounds_once"]:
                 for step in segment["steps"]:
                     step["orders"] = [reversed_order(order) for order in step["orders"]]
             machine, stops = OneMachine(run, specs, segment["base"]), segment["arithmetic"] == arithmetic
-            with RoundedOnce() if work["otherwise"] else nullcontext():  # type: ignore[no-untyped-call]
+            with RoundedOnce() if work["rounds_once"] else nullcontext():  # type: ignore[no-untyped-call]
                 for result in results(machine, segment, stops=stops):
                     out.write(json.dumps({"segment": number, **result}) + "\n")
             if not stops:

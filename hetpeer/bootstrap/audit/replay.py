@@ -88,6 +88,17 @@ class Replay:
         found = {name: value for name, value in asdict(self).items() if name != "losses"}
         return {"ok": self.ok, **found, "problems": self.problems, "undetected": self.undetected}
 
+    def add(self, part: Replay) -> None:
+        """Take in the result of one segment; `steps` stays."""
+        self.equal += part.equal
+        self.near += part.near
+        self.shown += part.shown
+        self.evaluations += part.evaluations
+        self.farthest, self.bound = max(self.farthest, part.farthest), max(self.bound, part.bound)
+        self.here, self.why = part.here or self.here, self.why or part.why
+        self.differences += part.differences
+        self.losses |= part.losses
+
     @property
     def undetected(self) -> int:
         """Most wrong steps that the sample may have missed, with the confidence SURE; 0: all were compared.
@@ -122,13 +133,13 @@ def replay(directory: Path, *, sample: int | None = None, processes: int | None 
     found = Replay(steps=len(script.steps))
     if sample is not None and sample < found.steps:
         found.sample = sample
-        segments = _cut(segments, SystemRandom().sample(range(found.steps), sample))
+        segments = _with_steps(segments, SystemRandom().sample(range(found.steps), sample))
     threads = _threads_of(segments)
     count = processes or len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(count) as pool:
         for judged in pool.map(lambda some: judge(run, some, threads), _shares(segments, count)):
             for one in judged:
-                _add(found, one)
+                found.add(one)
     return found
 
 
@@ -150,8 +161,8 @@ def _kept_checkpoints(run: RunDirectory, records: Sequence[Record]) -> list[Reco
     return [initial_record(run.manifest), *(record for record in sealed if store.has(record))]
 
 
-def _cut(segments: Iterable[Segment], drawn: Iterable[int]) -> list[Segment]:
-    """The segments with a step of `drawn`, up to the last of these."""
+def _with_steps(segments: Iterable[Segment], drawn: Iterable[int]) -> list[Segment]:
+    """Segments that have steps of `drawn`, each cut behind its last one."""
     found, wanted = [], set(drawn)
     for segment in segments:
         last = max((one.step for one in segment.steps if one.step in wanted), default=None)
@@ -171,15 +182,6 @@ def _threads_of(segments: Iterable[Segment]) -> int:
     return found.pop() if len(found) == 1 else 1
 
 
-def _add(found: Replay, one: Replay) -> None:
-    for name in ("equal", "near", "shown", "evaluations"):
-        setattr(found, name, getattr(found, name) + getattr(one, name))
-    found.farthest, found.bound = max(found.farthest, one.farthest), max(found.bound, one.bound)
-    found.here, found.why = one.here or found.here, found.why or one.why
-    found.differences += one.differences
-    found.losses |= one.losses
-
-
 def _shares(segments: Sequence[Segment], count: int) -> list[list[Segment]]:
     """The segments in at most `count` shares with about as many steps each."""
     shares: list[list[Segment]] = [[] for _ in range(count)]
@@ -189,7 +191,7 @@ def _shares(segments: Sequence[Segment], count: int) -> list[list[Segment]]:
 
 
 def judge(run: RunDirectory, segments: Sequence[Segment], threads: int) -> list[Replay]:
-    """Compute segments by a child, and by another one those that need bounds; compare.
+    """Compute segments in a child process, and those that need bounds in a second one; compare with the run.
 
     Raises `LocalError` HP-AUDIT-001, HP-DISK-*, HP-CKPT-001.
     """
@@ -199,13 +201,13 @@ def judge(run: RunDirectory, segments: Sequence[Segment], threads: int) -> list[
         exact = [one.by_bits(own) for one, own in zip(judges, results, strict=True)]
         near = [number for number, one in enumerate(exact) if one is None]
         found = {number: one for number, one in enumerate(exact) if one is not None}
-        others: list[list[Result]] = [[] for _ in near]
+        rounded: list[list[Result]] = [[] for _ in near]
         if near and not run.manifest.links.lossy:
             again = [segments[number] for number in near]
-            _, others = _compute(run, again, threads, other, otherwise=True)
+            _, rounded = _compute(run, again, threads, other, rounds_once=True)
         for turn, number in enumerate(near):
             folders = native / str(number), other / str(turn)
-            found[number] = judges[number].by_bounds(results[number], others[turn], *folders)
+            found[number] = judges[number].by_bounds(results[number], rounded[turn], *folders)
         for number, one in found.items():
             one.losses = {result["step"]: result["loss"] for result in results[number] if "step" in result}
         return list(found.values())
@@ -217,16 +219,16 @@ def _compute(
     threads: int,
     folder: Path,
     *,
-    otherwise: bool = False,
+    rounds_once: bool = False,
 ) -> tuple[str, list[list[Result]]]:
-    """The arithmetic of one_machine.py, and its results for each segment; its files are in `folder`.
+    """Arithmetic of one_machine.py, and its results for each segment; its files are in `folder`.
 
-    `otherwise`: as another processor might compute it.
+    `rounds_once`: as another processor might compute them.
     """
     work, out = folder / "work.json", folder / "out.jsonl"
-    asked = [one.work() | {"arithmetic": _exact(run, one)} for one in segments]
-    work.write_text(json.dumps({"segments": asked, "threads": threads, "otherwise": otherwise}))
-    environment = OTHER_KERNELS if otherwise else None
+    asked = [one.work() | {"arithmetic": _due_arithmetic(run, one)} for one in segments]
+    work.write_text(json.dumps({"segments": asked, "threads": threads, "rounds_once": rounds_once}))
+    environment = OTHER_KERNELS if rounds_once else None
     status, said = run_child(ONE_MACHINE, [str(run.path), str(work), str(out)], environment)
     if status:
         raise LocalError(
@@ -242,8 +244,8 @@ def _compute(
     return head["arithmetic"], results
 
 
-def _exact(run: RunDirectory, segment: Segment) -> str:
-    """Arithmetic with which one machine gets the segment's bits; empty if there is none."""
+def _due_arithmetic(run: RunDirectory, segment: Segment) -> str:
+    """Arithmetic of a machine that must get the segment's bits; empty if no machine must."""
     return "" if run.manifest.links.lossy else segment.arithmetic
 
 
@@ -260,7 +262,7 @@ class SegmentReplay:
         if wrong := _wrongly_skipped(results):
             return Replay(steps=len(self._segment.steps), here=self._here, differences=wrong)
         exact = self._compare_bits(results)
-        return exact if exact.ok or self._here == _exact(self._run, self._segment) else None
+        return exact if exact.ok or self._here == _due_arithmetic(self._run, self._segment) else None
 
     def by_bounds(
         self, results: Sequence[Result], others: Sequence[Result], native: Path, other: Path

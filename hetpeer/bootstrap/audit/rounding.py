@@ -64,17 +64,8 @@ def compare_numbers(segment: Segment, native: Sequence[Result], other: Sequence[
             numbers = [Number("held-out loss", segment.evaluations[step], ours["loss"], spread.loss)]
             found.evaluations += 1
         else:
-            step, run = ours["step"], steps[ours["step"]]
-            own = list(map(math.sqrt, ours["squares"]))
-            numbers = [
-                Number("norm", math.sqrt(square), own[block], spread.blocks.get(block, 0.0), (block,))
-                for block, square in enumerate(run.squares)
-            ]
-            numbers.sort(key=lambda one: -one.off / one.bound)
-            numbers += [
-                Number("loss", run.loss, ours["loss"], spread.loss),
-                Number("norm", run.norm, ours["norm"], spread.norm),
-            ]
+            step = ours["step"]
+            numbers = _numbers_of(steps[step], ours, spread)
             found.steps += 1
         for one in numbers:
             if not one.blocks:
@@ -84,6 +75,20 @@ def compare_numbers(segment: Segment, native: Sequence[Result], other: Sequence[
                 found.difference = one.difference(step, steps.get(step))
                 return found
     return found
+
+
+def _numbers_of(step: ReplayStep, ours: Result, spread: Spread) -> list[Number]:
+    """Norms of blocks, the one that is farthest beyond its bound first; then loss and norm of all."""
+    own = list(map(math.sqrt, ours["squares"]))
+    blocks = [
+        Number("norm", math.sqrt(square), own[block], spread.blocks.get(block, 0.0), (block,))
+        for block, square in enumerate(step.squares)
+    ]
+    return [
+        *sorted(blocks, key=lambda one: -one.off / one.bound),
+        Number("loss", step.loss, ours["loss"], spread.loss),
+        Number("norm", step.norm, ours["norm"], spread.norm),
+    ]
 
 
 @dataclass(slots=True)
@@ -108,7 +113,7 @@ class Spread:
             return
         squares = []
         for block, (one, other) in enumerate(zip(ours["sketches"], theirs["sketches"], strict=True)):
-            apart = float(np.linalg.norm(_numbers(one) - _numbers(other)))
+            apart = float(np.linalg.norm(_sketched(one) - _sketched(other)))
             squares.append(apart * apart)
             bound = ROOM * _ratio(apart, math.sqrt(ours["squares"][block]))
             self.blocks[block] = max(self.blocks.get(block, 0.0), bound)
@@ -182,7 +187,7 @@ def _load(folder: Path, block: int, layout: Layout, run: BlockState) -> dict[str
     return {name: vectors.get(name, zeros).astype(np.float64) for name in ("", *kept)}
 
 
-def _numbers(sketch: str) -> Any:
+def _sketched(sketch: str) -> Any:
     """The numbers of a sketch (one_machine.py), float64."""
     return np.frombuffer(bytes.fromhex(sketch), "<f4").astype(np.float64)
 

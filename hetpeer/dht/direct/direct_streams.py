@@ -29,7 +29,7 @@ from hetpeer.dht.identity.addresses import relay_in, socket_in
 from hetpeer.dht.kademlia.network_session import NetworkSession
 from hetpeer.dht.p2pd.listener import CONTROL, Listener
 from hetpeer.dht.p2pd.p2pd_process import NodeConfig
-from hetpeer.dht.p2pd.tcp_probe import any_certificate
+from hetpeer.dht.p2pd.tcp_probe import unverified_tls
 from hetpeer.dht.streams.byte_transport import ByteTransport
 from hetpeer.dht.streams.stream import Stream
 
@@ -61,7 +61,7 @@ class DirectStreams:
         self._has_port = config.direct_port is not None
         self._listener = listener
         self._session = session
-        self._context = any_certificate()  # `_dial` compares its bytes
+        self._context = unverified_tls()  # `_dial` compares its bytes
         self.leads: dict[str, DirectPort] = {}
         """Peer → its direct port, to which new streams go for the protocols that may."""
         self._failures: dict[str, tuple[int, float]] = {}

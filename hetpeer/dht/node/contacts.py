@@ -93,8 +93,8 @@ class Contacts:
             if peer_id in self._connected or peer_id in back:
                 await session.ping(peer_id)
 
-    async def worth_dialling(self, control: P2pdControl, peer_id: str) -> bool:
-        """Whether p2pd should dial `peer_id`: it listens somewhere, or we do not know where. Connects to it.
+    async def connect_if_listening(self, control: P2pdControl, peer_id: str) -> bool:
+        """Connect to `peer_id` where a port of it answers. Returns False if none of those that we know does.
 
         libp2p waits longer after each failed dial (6, 9, 14, 21, 30 s …), so it is not asked to dial while
         nothing listens. Then a peer that was away is found within a try of its return. Raises `P2pdError`.
@@ -190,10 +190,12 @@ class Contacts:
             await asyncio.gather(*(self._ask(session.control, other, [peer_id]) for other in asked))
             record = self.book.of(peer_id)
             remote = [socket_in(text) for peer, text in connections if peer == peer_id]
-            if record is not None and (not remote or (record is not before and _elsewhere(remote, record))):
-                await self._go(session.control, record)
+            if record is None:
+                continue
+            if not remote or (record is not before and _leads_elsewhere(remote, record)):
+                await self._reconnect(session.control, record)
 
-    async def _go(self, control: P2pdControl, record: AddressRecord) -> None:
+    async def _reconnect(self, control: P2pdControl, record: AddressRecord) -> None:
         """End all connections to the peer of `record`, and connect where it proves that it is there.
 
         Raises `P2pdError`.
@@ -222,7 +224,7 @@ class Contacts:
                 self.learned(record)
 
 
-def _elsewhere(remote: Iterable[tuple[str, int] | None], record: AddressRecord) -> bool:
+def _leads_elsewhere(remote: Iterable[tuple[str, int] | None], record: AddressRecord) -> bool:
     """Whether no connection leads to an address of `record`, by the `remote` ends of all."""
     ips = {place.socket[0] for place in record.addresses if place.socket is not None}
     return ips.isdisjoint(end[0] for end in remote if end is not None)

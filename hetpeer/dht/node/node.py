@@ -69,7 +69,7 @@ class Node:
         self.peer_id = identity.peer_id
         self._clock = clock
         self._host = config.host
-        self._hears_many = config.reachability == "public"
+        self._listens_for_all = config.reachability == "public"
         self._closed = False
         self.listener = Listener()
         """Incoming streams: limits, offences, who is a stranger, and the byte counts of both directions."""
@@ -231,9 +231,9 @@ class Node:
 
     async def _call_others(self) -> None:
         """Call others, more and more seldom, until one has a stream to us. Raises `PeerLostError`."""
-        if self._hears_many:
+        if self._listens_for_all:
             self._sessions.reaching.forget()
-        for pause_s in CALLS_S if self._hears_many else CALLS_S[:1]:
+        for pause_s in CALLS_S if self._listens_for_all else CALLS_S[:1]:
             await asyncio.sleep(pause_s)
             if pause_s and self.listener.peers - {self.peer_id}:
                 return
@@ -304,7 +304,7 @@ class Node:
             session = await self.session()
             try:
                 await session.refresh_addresses()
-                if await self._sessions.tend(session) and self._hears_many:
+                if await self._sessions.tend(session) and self._listens_for_all:
                     self.call_others()
             except P2pdError as error:
                 silent += 1
@@ -340,7 +340,7 @@ class Node:
                 async with asyncio.timeout(silent_connections.LOOK_S):
                     texts = [text for _, text in await session.control.connections()]
                 ends = {end for text in texts if (end := socket_in(text)) is not None}
-            await asyncio.to_thread(silent.end_some, session.listening_port(), ends)
+            await asyncio.to_thread(silent.end_surplus, session.listening_port(), ends)
 
     async def _guard_relay(self) -> None:
         """Send guests of our relay away that have no business here. Never returns."""
@@ -364,7 +364,7 @@ class Node:
 
     async def _watch_line(self) -> None:
         """Restart p2pd when its connections are dead: this peer has another address. Never returns."""
-        line, counted = OwnLine(hears_many=self._hears_many), self.listener.throttle.down
+        line, counted = OwnLine(silence_counts=self._listens_for_all), self.listener.throttle.down
         while True:
             left = line.left(machine_addresses())
             session = await self.session()

@@ -20,10 +20,10 @@ LONGEST_S = 120.0
 
 
 class OwnLine:
-    """Judges the line by what is seen at each look. `hears_many`: whether silence counts, too."""
+    """Judges the line by what is seen at each look. `silence_counts`: silence tells that it is dead."""
 
-    def __init__(self, *, hears_many: bool) -> None:
-        self._hears_many = hears_many
+    def __init__(self, *, silence_counts: bool) -> None:
+        self._silence_counts = silence_counts
         self._here: frozenset[str] | None = None
         self._missing: frozenset[str] = frozenset()
         """Addresses that the last look did not find any more."""
@@ -49,7 +49,7 @@ class OwnLine:
                 self._patience_s = SILENCE_S
             self._heard, self._heard_at = heard, now
             return False
-        if not self._hears_many or now - self._heard_at < self._patience_s:
+        if not self._silence_counts or now - self._heard_at < self._patience_s:
             return False
         self._heard_at = now
         self._patience_s = min(2 * self._patience_s, LONGEST_S)

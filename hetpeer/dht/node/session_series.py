@@ -70,7 +70,7 @@ class SessionSeries:
         session = await self._p2pd()
         async with _whole(session):
             peer_ids = await session.join(self.contacts.known, alone_ok=self._config.alone_ok)
-            if not await self._otherwise(session):
+            if not await self._reconfigured(session):
                 await self._complete(session, peer_ids, None)
                 return session
             await session.close()
@@ -93,7 +93,7 @@ class SessionSeries:
         Returns whether we have other addresses than at the last time.
         """
         await self.contacts.tend(session)
-        if self._announces_too_long() or await self._otherwise(session):
+        if self._relays_outdated() or await self._reconfigured(session):
             _log.info(
                 "the network process starts again, for what others find of us: %s", self.reaching.estimate
             )
@@ -128,13 +128,13 @@ class SessionSeries:
         return session
 
     async def _gate(self, control: P2pdControl, peer_id: str) -> bool:
-        """Whether dialling `peer_id` directly makes sense, after a wait for relays if those are needed.
+        """Wait for relays if those are needed, and connect to `peer_id`. Returns whether it may be there.
 
         Raises `P2pdError`.
         """
         if self._watch.slots is not None:
             await self._watch.slots.gate(control, peer_id)
-        return await self.contacts.worth_dialling(control, peer_id)
+        return await self.contacts.connect_if_listening(control, peer_id)
 
     async def _started(self) -> NetworkSession:
         self._outdated_since = None
@@ -152,8 +152,8 @@ class SessionSeries:
             await self._watch.slots.refill(session.control)
         await session.start_dht(peer_ids, previous)
 
-    async def _otherwise(self, session: NetworkSession) -> bool:
-        """Ask helpers if it is time; whether p2pd's configuration has to change."""
+    async def _reconfigured(self, session: NetworkSession) -> bool:
+        """Ask helpers if it is time, and adapt p2pd's configuration. Returns whether it has changed."""
         if self._config.reachability == "auto":
             return False
         slots = self._watch.slots
@@ -166,8 +166,8 @@ class SessionSeries:
         self._use(config)
         return True
 
-    def _announces_too_long(self) -> bool:
-        """Whether p2pd has announced the former address of a relay for ANNOUNCED_S.
+    def _relays_outdated(self) -> bool:
+        """Use the relays' present addresses. Returns whether p2pd has announced a former one for ANNOUNCED_S.
 
         Slots are taken at the new address at once. The announcement is less urgent, and changing it breaks
         all streams.

@@ -11,7 +11,7 @@ from pathlib import Path
 from hetpeer.dht.base import landlock
 
 _READ = ("/etc", "/proc", "/sys", "/usr/share/zoneinfo")
-"""Names and addresses, the kernel's words on the machine and on itself, time zones."""
+"""Folders of configuration, of the kernel's figures on processes and devices, and of time zones."""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
 _log = logging.getLogger(__name__)
@@ -19,11 +19,11 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def confined(binary: Path, identity: Path, sockets: Path) -> Iterator[Callable[[], None]]:
-    """What the child calls before it runs p2pd: it may then read `binary`, `identity` and the system's files,
-    and change what is in `sockets`.
+    """Context with a function that the child calls before it runs p2pd.
 
-    TCP stays allowed; signals to processes that it has not started do not. Without Landlock, or with
-    `HETPEER_SANDBOX=off`, the child calls nothing.
+    From then on it may read `binary`, `identity` and the system's files, change what is in `sockets`, use
+    TCP, and signal its own children only. Without Landlock, or with `HETPEER_SANDBOX=off`, the function does
+    nothing.
     """
     resolver = Path("/etc/resolv.conf").resolve().parent
     allowed = [(path, landlock.READ) for path in (binary.resolve(), resolver, *map(Path, _READ))]

@@ -1,4 +1,4 @@
-"""TCP connections to p2pd that have not shown who they are: the newest stay, as many as it can bear.
+"""A limit on TCP connections to p2pd that have not shown who they are: the oldest are ended.
 
 p2pd holds a connection that says nothing for 15 s, and has no limit for them: a stranger without an identity
 could take all its open files, and with them every new stream of everybody else. So we look at its sockets in
@@ -29,7 +29,7 @@ LOOK_S = 1.0
 INTRODUCTION_S = 20.0
 """Seconds after which a connection belongs to a peer: p2pd itself has closed all others by then."""
 QUIET_S = 60.0
-"""Seconds without such a connection after which the next ones are told again."""
+"""Seconds without too many connections after which the next time is logged again."""
 _PIDFD_GETFD = 438
 _ESTABLISHED = "01"
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -65,7 +65,7 @@ class SilentConnections:
         new = sum(now - since < INTRODUCTION_S for since in self._seen.values())
         return not self._is_refused and new > MAX_UNKNOWN
 
-    def end_some(self, port: int, known: Collection[Socket] | None) -> int:
+    def end_surplus(self, port: int, known: Collection[Socket] | None) -> int:
         """End the oldest unknown connections to `port` that are too many; returns their number.
 
         `known`: remote ends of peers' connections. None: p2pd cannot say, because its files are used up. Then
@@ -128,7 +128,7 @@ class SilentConnections:
         try:
             descriptor = _LIBC.syscall(_PIDFD_GETFD, pidfd, one.descriptor, 0)
             if descriptor < 0:
-                return self._refused(ctypes.get_errno())
+                return self._goes_on_after(ctypes.get_errno())
         finally:
             os.close(pidfd)
         with socket.socket(fileno=descriptor) as shared, suppress(OSError):
@@ -136,7 +136,7 @@ class SilentConnections:
                 shared.shutdown(socket.SHUT_RDWR)
         return True
 
-    def _refused(self, error: int) -> bool:
+    def _goes_on_after(self, error: int) -> bool:
         """Whether to go on after `error`: the connection may just be gone."""
         if error == errno.EBADF:
             return True

@@ -72,7 +72,7 @@ def owner_of(certificate: bytes) -> str:
     return peer_id_of(key)
 
 
-def any_certificate() -> ssl.SSLContext:
+def unverified_tls() -> ssl.SSLContext:
     """A client's context for TLS 1.3, which proves only that the listener has its certificate's key."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -88,7 +88,7 @@ async def _certificate_at(ip: str, port: int) -> bytes | None:
         writer.write(_HEADER + _TLS)
         if await reader.readexactly(len(_HEADER) + len(_TLS)) != _HEADER + _TLS:
             return None
-        context = any_certificate()  # `owner_of` checks its own signature
+        context = unverified_tls()  # `owner_of` checks its own signature
         context.set_alpn_protocols(["libp2p"])
         await writer.start_tls(context)
         secured = writer.get_extra_info("ssl_object")

@@ -29,7 +29,7 @@ class DiskWait:
         """HP-DISK-002 while the reliable peer waits for room, else None."""
         return self._full.error
 
-    async def over(self) -> None:
+    async def until_room(self) -> None:
         """Return once START_BYTES can be written. Raises `LocalError` HP-DISK-001."""
         while True:
             try:

@@ -59,8 +59,8 @@ class InvitedMembers:
         return [peer for peer, member in self._carried.items() if now - member.seen_at >= STALE_S]
 
 
-def as_far_as(own: Collection[Address], address: Address) -> bool:
-    """Whether those that an invite with our `own` addresses is for can dial `address`, too.
+def is_as_public(own: Collection[Address], address: Address) -> bool:
+    """Whether everybody who can dial one of our `own` addresses can dial `address`, too.
 
     An invite for the internet carries no addresses of a house, and only one for this machine alone carries
     loopback ones.

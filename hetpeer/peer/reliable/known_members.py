@@ -28,7 +28,7 @@ from hetpeer.peer.arrival.destinations import (
 )
 from hetpeer.peer.arrival.find_run import acquaintances, advertised_places
 from hetpeer.peer.arrival.invite_file import carried_members
-from hetpeer.peer.reliable.invited_members import InvitedMembers, as_far_as
+from hetpeer.peer.reliable.invited_members import InvitedMembers, is_as_public
 
 LOOK_S = 1.0
 """Seconds between two looks for volunteers that work and are not known yet; the pause doubles for those whose
@@ -116,7 +116,7 @@ class KnownMembers:
             for peer, advert in adverts.items()
             if advert.reach == ReachKind.PUBLIC
             and (places := worth_giving(advertised_places(peer, advert)))
-            and as_far_as(own, places[0])
+            and is_as_public(own, places[0])
         }
         now = asyncio.get_running_loop().time()
         asked = self.invited.candidates(places, now)

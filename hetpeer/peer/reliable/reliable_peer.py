@@ -147,7 +147,7 @@ class ReliablePeer:
 
         Raises `LocalError` on failed writes.
         """
-        await self.disk.over()
+        await self.disk.until_room()
         await self._checkpoints.serve()
         refusing = ChannelServer(lambda _peer, _key: None, 0)
         await self._node.serve(CONTROL_PROTOCOL, refusing.handle, CONTROL_BUDGET)

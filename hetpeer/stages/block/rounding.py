@@ -15,14 +15,14 @@ UNIT: Final = 2.0**-24
 
 
 class Rounding(NamedTuple):
-    """2-norms of differences, at a place of some blocks; all zero if nothing was measured."""
+    """2-norms of differences, at a place of consecutive blocks; all zero if nothing was measured."""
 
     output: float = 0.0
-    """Of the bundle that leaves the last block."""
+    """The bundle that leaves the last block."""
     gradient: float = 0.0
-    """Of the gradient of the bundle that entered the first block."""
+    """The gradient of the bundle that entered the first block."""
     sums: tuple[float, ...] = ()
-    """Of each block's gradient, from the first block on."""
+    """Each block's gradient, from the first block on."""
     relative: float = 0.0
     """The largest of these relative to the numbers' own length."""
 

@@ -19,7 +19,10 @@ from torch.utils._pytree import tree_map
 
 
 class RoundedOnce(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Operators that change or view a tensor, and those without a kernel for float64, stay as they are."""
+    """Mode in which operators compute in float64 and round once.
+
+    Operators that change or view a tensor, and those without a kernel for float64, stay as they are.
+    """
 
     def __torch_dispatch__(
         self,
