@@ -8,6 +8,7 @@ from hetpeer.bootstrap.conduct.disputed_pairs import (
     LONGEST,
     MAX_PAIRS,
     REMEMBERED,
+    SHUNNED_REST,
     TIMES,
     DisputedPairs,
 )
@@ -75,20 +76,32 @@ def test_no_more_are_remembered_than_there_is_room_for_and_the_others_are_no_new
     assert known.add(many) == set()
 
 
-def test_who_was_waited_for_in_vain_rests_ever_longer(known):
-    def rested():
-        commits = 0
-        while "a" in known.resting:
-            known.committed()
-            commits += 1
-        return commits
+def rested(known, peer):
+    """Commits until `peer` rests no more."""
+    commits = 0
+    while peer in known.resting:
+        known.committed()
+        commits += 1
+    return commits
 
+
+def test_who_was_waited_for_in_vain_rests_ever_longer(known):
     found = []
     for _ in range(LONGEST + 1):
         known.waited_in_vain("a")
-        found.append(rested())
+        found.append(rested(known, "a"))
     assert found[:4] == [2, 4, 8, 16]
     assert max(found) <= 2**LONGEST
+
+
+def test_who_was_shunned_rests_ever_longer_and_who_was_fenced_otherwise_does_not(known):
+    known.fenced("a", shunned=False)
+    assert rested(known, "a") == 0
+    found = []
+    for _ in range(TIMES - 1):
+        known.fenced("a", shunned=True)
+        found.append(rested(known, "a"))
+    assert found == [SHUNNED_REST, 2 * SHUNNED_REST]
 
 
 # ── who has to go ───────────────────────────────────────────────────────────────────────────────────────────

@@ -20,6 +20,8 @@ TIMES = 3
 """A peer that most others caused to be fenced so often is not admitted again."""
 LONGEST = 6
 """A peer that others waited for in vain rests for 2, 4, 8, … commits: at most 2**LONGEST."""
+SHUNNED_REST = 16
+"""Commits for which a peer rests that most others caused to be fenced; the second time for twice as many."""
 MAX_PAIRS = 1 << 14
 
 Pair = frozenset[str]
@@ -133,15 +135,24 @@ class DisputedPairs:
         return min(peers, key=lambda peer: (-against[peer], fenced[peer], peer != accused, peer))
 
     def fenced(self, peer: str, *, shunned: bool) -> None:
-        """Note that `peer` is fenced; `shunned`: because its statements are against most others'."""
+        """Note that `peer` is fenced; `shunned`: because its statements are against most others'.
+
+        Then it rests, or it would spoil the very next reduce, too.
+        """
         self._conduct.fenced[peer] += 1
-        self._conduct.shunned[peer] += shunned
+        if shunned:
+            self._conduct.shunned[peer] += 1
+            self._rest(peer, SHUNNED_REST * 2 ** (self._conduct.shunned[peer] - 1))
 
     def waited_in_vain(self, peers: Iterable[str]) -> None:
         """Note that others waited for `peers` in vain: they rest, longer each time."""
         for peer in peers:
             self._conduct.vain[peer] += 1
-            self.resting[peer] = self._commits + 2 ** min(self._conduct.vain[peer], LONGEST)
+            self._rest(peer, 2 ** min(self._conduct.vain[peer], LONGEST))
+
+    def _rest(self, peer: str, commits: int) -> None:
+        """Let `peer` rest for at least so many commits from now on."""
+        self.resting[peer] = max(self._commits + commits, self.resting.get(peer, 0))
 
     def is_fickle(self, peer: str) -> bool:
         """Whether others waited for `peer` so often that it should be replaced."""
