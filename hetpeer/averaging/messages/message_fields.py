@@ -180,7 +180,7 @@ class Cover(Schema):
     length: Count = 0
     """Elements of a shard, at least; 0: as many as usual."""
     runs: Many[Annotated[Many[Count], Field(min_length=1)]] = ()
-    """For each of `slots`: lengths of the runs that its ids come in. The ids of a run were added to each
+    """Lengths of the runs that the ids of each of `slots` come in. The ids of a run were added to each
     other in that order; then the runs' sums were. Empty: the ids are in no particular order.
     """
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hetpeer.averaging.optim.update_rule import Change
 
 NOTHING = 1e-30
-"""So small that 1 - NOTHING is 1 in float64."""
+"""A number so small that 1 - NOTHING is 1 in float64."""
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 

@@ -13,7 +13,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hetpeer.bootstrap.audit.log_checks import MajorityStatements, check_credit, out_of_order, undecided
+from hetpeer.bootstrap.audit.log_checks import (
+    Breach,
+    MajorityStatements,
+    check_credit,
+    out_of_order,
+    undecided,
+)
 from hetpeer.bootstrap.log.contributions import Contribution, ContributionLog, Tally
 from hetpeer.bootstrap.log.evidence import AppliedEvent, Evidence, Key, LeftoverEvent
 from hetpeer.bootstrap.log.history import Decision, History, Record, decisions_of
@@ -174,35 +180,29 @@ def _check_steps(
             verdict.complain(f"{one} is of parameters {one.behind} updates old", "S1")
     for one in surviving:
         expected = {*microbatches} - {*one.skipped} if one.trains else one.clusters
-        tallies: list[Counter[int]] = []
+        tallies = []
         for block in range(len(manifest.blocks)):
             events = heard.applied.get((*one.key, block), [])
             tallies += [event.tally() for event in events] or [Counter()]
-            if not events:
-                problem = f"{one} block {block}: no volunteer says it applied a committed plan"
-                verdict.complain(problem, "F3")
-            if one.trains and {event.base for event in events} - {None, one.step - one.behind}:
-                verdict.complain(f"{one} block {block}: computed with another version than was decided", "S1")
-            if torn := heard.torn.get((*one.key, block)):
-                words = (
-                    f"{one} block {block}: nothing is what most say: {', '.join(torn)} contradict each other"
-                )
-                verdict.complain(words, "F2")
-            for problem in _disagreements(one, block, events):
-                verdict.complain(f"{one} block {block}: {problem}", "F2")
-        lost = {m for m in expected if any(tally[m] == 0 for tally in tallies)}
-        duplicated = {m for m in expected if any(tally[m] > 1 for tally in tallies)}
-        strangers = {m for tally in tallies for m in tally if m not in expected}
-        if one.trains:
-            verdict.lost += len(lost)
-            verdict.duplicated += len(duplicated)
-            verdict.counted += len(expected) - len(lost | duplicated)
-        for what, found in (("lost", lost), ("counted twice", duplicated), ("unknown", strangers)):
-            if found:
-                names = ", ".join(map(str, sorted(found)))
-                verdict.complain(
-                    f"{one}: {'microbatches' if one.trains else 'clusters'} {what}: {names}", "F1"
-                )
+            for problem, rule in _contradictions(one, block, events, heard.torn.get((*one.key, block), ())):
+                verdict.complain(f"{one} block {block}: {problem}", rule)
+        _count(one, set(expected), tallies, verdict)
+
+
+def _count(one: Decision, expected: set[int], tallies: Sequence[Counter[int]], verdict: AuditVerdict) -> None:
+    """F1: each `expected` microbatch, or cluster, is in every holder's tally of every block exactly once."""
+    lost = {m for m in expected if any(tally[m] == 0 for tally in tallies)}
+    duplicated = {m for m in expected if any(tally[m] > 1 for tally in tallies)}
+    strangers = {m for tally in tallies for m in tally if m not in expected}
+    if one.trains:
+        verdict.lost += len(lost)
+        verdict.duplicated += len(duplicated)
+        verdict.counted += len(expected) - len(lost | duplicated)
+    for what, found in (("lost", lost), ("counted twice", duplicated), ("unknown", strangers)):
+        if found:
+            names = ", ".join(map(str, sorted(found)))
+            kind = "microbatches" if one.trains else "clusters"
+            verdict.complain(f"{one}: {kind} {what}: {names}", "F1")
 
 
 def _check_credit(
@@ -255,16 +255,26 @@ def _gap(step: int) -> Record:
     return {"kind": "commit", "view": 0, "step": step, "plan": -1, "gradients": {}}
 
 
-def _disagreements(one: Decision, block: int, events: Sequence[AppliedEvent]) -> Iterator[str]:
-    """Contradictions between the holders of a block at a step, and between them and the commit."""
+def _contradictions(
+    one: Decision, block: int, events: Sequence[AppliedEvent], torn: Sequence[str]
+) -> Iterator[Breach]:
+    """F2, F3, S1: contradictions among the holders of a block at a step, and between them and the commit.
+
+    `torn`: volunteers with statements on it if there is no majority.
+    """
     if not events:
+        yield "no volunteer says it applied a committed plan", "F3"
         return
+    if one.trains and {event.base for event in events} - {None, one.step - one.behind}:
+        yield "computed with another version than was decided", "S1"
+    if torn:
+        yield f"nothing is what most say: {', '.join(torn)} contradict each other", "F2"
     if any(event.gradient != one.digests.get(block) for event in events):
-        yield "the gradient applied is not the gradient committed"
+        yield "the gradient applied is not the gradient committed", "F2"
     if len({event.gradient for event in events}) > 1:
-        yield "the holders' gradients differ"
+        yield "the holders' gradients differ", "F2"
     if len({event.state for event in events}) > 1:
-        yield "the holders' states differ"
+        yield "the holders' states differ", "F2"
 
 
 def _check_checkpoints(

@@ -285,7 +285,7 @@ class SegmentReplay:
         return found
 
     def _compare_bits(self, results: Sequence[Result]) -> Replay:
-        """What of `results` is equal to the run, up to the first difference."""
+        """Count the `results` that equal the run's, up to the first difference."""
         found = Replay(steps=len(self._segment.steps), here=self._here)
         steps = {one.step: one for one in self._segment.steps}
         for one in results:

@@ -1,4 +1,4 @@
-"""What one machine must compute again, and what must come out: read from the log and the volunteers' logs.
+"""The steps that one machine must compute again, and their results, read from the run's and volunteers' logs.
 
 Pure. A step of the script says in which order gradients are added up (`FoldingOrder`), so that one machine
 adds in the very same order. Steps are grouped into segments, each from a checkpoint that is kept to the next
@@ -49,7 +49,7 @@ class ReplayStep:
     """Squared norm of each block's gradient; empty in logs of an earlier version."""
     coefficient: float
     blocks: Sequence[BlockSum]
-    """By block index."""
+    """The sums, by block index."""
     arithmetics: frozenset[str]
     """Arithmetics (block/arithmetic.py) of the volunteers whose slots were added; "" if one did not say."""
     skipped: Sequence[int] = ()

@@ -1,4 +1,4 @@
-"""How far rounding may carry two machines apart that begin with the same state: bounds for another processor.
+"""Bounds for another processor: how far rounding carries two machines apart that begin with the same state.
 
 Two processors that round differently soon train different models, since training amplifies differences. So a
 segment begins with the run's own state at a checkpoint: nothing has been amplified before. How far rounding

@@ -67,7 +67,7 @@ class Assignments:
         self._limits = limits
         self._routes = assign_routes(ids, roster, blocks, speeds, lines, limits, apart)
         self._taken: list[frozenset[str]] = []
-        """For each time that an id was routed another way: peers from which it was taken, uncounted there."""
+        """Peers from which an id was taken, uncounted there; a set for each time that one was rerouted."""
         self._been = {i: Counter(hop.peer for hop in way) for i, way in self._routes.items()}
         """Id → how often it was sent to each peer."""
         self._attempts: dict[int, int] = {}

@@ -220,7 +220,7 @@ class Cluster:
         return sorted({block for peer, place in places if peer in leaving for block in range(*place)} - here)
 
     def rest(self, peers: Sequence[str], now: float) -> None:
-        """Nobody rests: others are given the batch, in clusters of their own."""
+        """Do nothing: no volunteer rests, since others are given the batch, in clusters of their own."""
 
     def dissolve(self, why: str, given_up: Mapping[str, Any]) -> None:
         """Note that the cluster falls apart; `given_up`: log fields of the steps that it gives up."""

@@ -19,7 +19,7 @@ PROMISED = 1 << 62
 
 
 class BatchLineage:
-    """Which of `count` batches are in which cluster, and which batch to train next."""
+    """Batches, `count` in all, that are in each cluster, and the batch to train next."""
 
     def __init__(self, count: int) -> None:
         self._count = count

@@ -64,9 +64,9 @@ class AppliedEvent(BaseModel):
     cover: list[tuple[str, list[Count]]]
     """Slots of the reduce plan: holder, microbatch ids."""
     runs: list[list[Count]] = Field(default_factory=list)
-    """For each slot the lengths of the runs in which its ids were added (`Cover.runs`); empty: not known."""
+    """Lengths of the runs in which each slot's ids were added (`Cover.runs`); empty: not known."""
     arithmetic: Annotated[str, Field(max_length=200)] = ""
-    """What decides the last bits of numbers on the writer's machine (arithmetic.py); empty: not stated."""
+    """Text on all that decides last bits on the writer's machine (arithmetic.py); empty: not stated."""
     gradient: Digest
     state: Digest
 

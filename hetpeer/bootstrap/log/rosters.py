@@ -1,4 +1,4 @@
-"""Which volunteer held which blocks in which decided steps, folded from the log.
+"""Blocks that each volunteer held in each decided step, folded from the log.
 
 Pure. A commit names the members of the step's roster by their numbers (`held`: number, begin, end, …), the
 record of an averaging by their ids (`held`: cluster, peer, begin, end). Records of versions before 5 name

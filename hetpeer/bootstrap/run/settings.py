@@ -230,7 +230,7 @@ class TrainingSettings(ManifestPart):
     """λ of the delay compensation of stale gradients (DC-ASGD)."""
 
     on_bad_sample: Literal["halt", "skip"] = "halt"
-    """What follows when a microbatch cannot be computed from its data (docs/trust.md)."""
+    """Consequence of a microbatch that cannot be computed from its data (docs/trust.md)."""
 
     groups: tuple[ParameterGroup, ...] = ()
     """Parameter groups; the first one that matches a parameter's name applies."""

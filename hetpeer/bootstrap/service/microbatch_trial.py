@@ -51,7 +51,7 @@ class MicrobatchTrial:
     def _fault(
         self, batch: int, number: int, data: Mapping[str, Tensor], samples: Sequence[int]
     ) -> str | None:
-        """What fails for these samples of a microbatch; None if nothing does."""
+        """Description of the failure that these samples of a microbatch cause; None if there is none."""
         chosen = {name: tensor[list(samples)] for name, tensor in data.items()}
         held_out = number >= self._plan.microbatches
         draw = None if held_out else Draw(self._plan.seed, batch, number, self._plan.microbatches)
@@ -66,7 +66,7 @@ class MicrobatchTrial:
         return None
 
     def _forward(self, data: Mapping[str, Tensor], size: int, draw: Draw | None) -> list[dict[str, Tensor]]:
-        """What enters each block. Raises as volunteers do if something is not finite, or refused."""
+        """Tensors that enter each block. Raises as volunteers do if something is not finite, or refused."""
         entering: list[dict[str, Tensor]] = [{}]
         for index, spec in enumerate(self._specs):
             with torch.no_grad():

@@ -39,7 +39,7 @@ class SampleTrials:
         """Samples of microbatches that could not be computed: later epochs need no process for them."""
 
     async def find(self, trial: TryMicrobatch, checkpoint: Record) -> BadSample | None:
-        """What is wrong with the microbatch of `trial`; None: nothing, or this machine cannot try it."""
+        """The fault of the microbatch of `trial`; None: it has none, or this machine cannot try it."""
         samples = self._samples(trial)
         async with self._turn:
             if samples not in self._known:

@@ -66,7 +66,7 @@ class VolunteerState:
     witness: bool = False
     """Whether the volunteer made its state of the current version itself, and did not copy another's."""
     leaves_by: float | None = None
-    """When the volunteer goes at the latest, after a farewell; None: it stays."""
+    """Latest time at which the volunteer goes, after a farewell; None: it stays."""
 
     @classmethod
     def of(cls, peer: str, hello: Hello, now: float) -> VolunteerState:

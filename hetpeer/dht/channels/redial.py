@@ -1,4 +1,4 @@
-"""How long a peer that waits for another one may have to wait: the pauses between two tries, and their bound.
+"""Pauses between two tries to reach a peer, and a bound on the wait for a peer that is away.
 
 Pure. A coordinator that was away must wait longer for its volunteers than their longest pause between two
 tries. So both sides take their numbers from here: `channel_server.dial` and the sessions of volunteers try

@@ -41,7 +41,7 @@ class RelayGuests:
     def look(
         self, connected: Collection[str], expected: Collection[str] | None, busy: Collection[str], now: float
     ) -> GuestChanges:
-        """What to do about the `connected` peers at time `now`, in seconds.
+        """Decide about the `connected` peers at time `now`, in seconds.
 
         `expected`: peers of the run; None: peers of any run are. `busy`: peers with an open stream to us.
         """

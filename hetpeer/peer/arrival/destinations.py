@@ -50,7 +50,7 @@ class Invite:
     run: str
     addresses: tuple[Address, ...]
     voucher: bytes = b""
-    """For admission to a run that asks for one (bootstrap/run/vouchers.py); the link is a secret then."""
+    """Voucher for a run that asks for one (bootstrap/run/vouchers.py); the link is a secret then."""
 
     def __str__(self) -> str:
         parts = [_safe(address.text) for address in self.addresses]

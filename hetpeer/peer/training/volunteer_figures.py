@@ -72,7 +72,7 @@ class Offer:
     in_ram: bool = True
     """Whether the worker's part of a place is in RAM, as tensors that travel are."""
     arithmetic: str = ""
-    """What decides the last bits of the worker's numbers (stages/block/arithmetic.py)."""
+    """Text on all that decides the last bits of the worker's numbers (stages/block/arithmetic.py)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What decides the last bits of a worker's numbers: processor, cache, vector width, threads, versions.
+"""A text on all that decides the last bits of a worker's numbers: processor, cache, vector width, threads, …
 
 The same operator on the same tensors gives equal bits on machines with equal texts here, if it computes on a
 processor. A GPU's kernels may add in another order each time, so its text never equals a processor's.

@@ -131,7 +131,7 @@ def _verdict_text(verdict: AuditVerdict, replayed: Replay | None, ok: bool) -> s
 
 
 def _replay_lines(replayed: Replay) -> Iterator[str]:
-    """What one machine got."""
+    """Lines on what one machine got."""
     of = f"of {counted(replayed.steps, 'step')}"
     if replayed.sample is not None:
         yield f"replay        {replayed.sample} {of} drawn, and the steps before them since a checkpoint"

@@ -24,7 +24,7 @@ class Shape(enum.StrEnum):
 
 
 class OnBadSample(enum.StrEnum):
-    """What follows when a sample cannot be computed (docs/trust.md)."""
+    """Consequence of a sample that cannot be computed (docs/trust.md)."""
 
     HALT = "halt"
     SKIP = "skip"
