@@ -50,7 +50,8 @@ from hetpeer.peer.arrival.destinations import Destination
 from hetpeer.peer.arrival.find_run import fetch_manifest
 from hetpeer.peer.process.home import Home
 from hetpeer.peer.reliable.reliable_members import amended, deliver, mirror
-from hetpeer.peer.reliable.reliable_peer import BootstrapOptions, ReliablePeer, serve_run
+from hetpeer.peer.reliable.reliable_peer import ReliablePeer
+from hetpeer.peer.reliable.serve_run import BootstrapOptions, serve_run
 from hetpeer.stages.block import block_state
 from hetpeer.stages.block.block_state import BlockState
 from tests.bootstrap.engine import make_run

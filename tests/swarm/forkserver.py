@@ -120,7 +120,7 @@ def import_daemons() -> None:
     from hetpeer.peer.cli.swarm import bootstrap_command  # noqa: F401
     from hetpeer.peer.cli.volunteer import join_command  # noqa: F401
     from hetpeer.peer.daemon import volunteer_life  # noqa: F401
-    from hetpeer.peer.reliable import reliable_peer  # noqa: F401
+    from hetpeer.peer.reliable import serve_run  # noqa: F401
     from hetpeer.stages.ipc import worker_messages
     from hetpeer.stages.worker import bundle_codec, engine  # noqa: F401
 

@@ -1,18 +1,14 @@
-"""The reliable peer: what `hetpeer bootstrap DIR` does. Rendezvous, files and states, and the coordinator."""
+"""The reliable peer: its part in the run's log, the files and states that it serves, and the coordinator."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
 
 from hetpeer.averaging.messages import CONTROL_PROTOCOL
 from hetpeer.bootstrap.consensus.reconfiguration import Reconfiguration
-from hetpeer.bootstrap.consensus.replica import Replica, run_logs
+from hetpeer.bootstrap.consensus.replica import Replica
 from hetpeer.bootstrap.log.credit_ranking import encode, ranking
-from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.service.core_interface import LeaderStart, is_over
 from hetpeer.bootstrap.service.driver import CoordinatorService
@@ -23,61 +19,18 @@ from hetpeer.bootstrap.state.placement_policies import DEFAULT
 from hetpeer.bootstrap.storage.file_service import PROTOCOL as FILES
 from hetpeer.bootstrap.storage.file_service import Answer, FileService, ServedRunFiles
 from hetpeer.bootstrap.storage.replication import CheckpointReplication
-from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError
+from hetpeer.dht.base.errors import HetpeerError
 from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.dht.channels.channel_server import ChannelServer
-from hetpeer.dht.discovery import Roster
-from hetpeer.dht.identity.addresses import Address
-from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.p2pd.listener import CONTROL as CONTROL_BUDGET
-from hetpeer.peer.arrival.destinations import Invite
-from hetpeer.peer.arrival.find_run import tell_reach_forever
-from hetpeer.peer.arrival.invite_file import Inviting
-from hetpeer.peer.arrival.rendezvous import join_address, limited, near_address, open_config
-from hetpeer.peer.control.owned_daemon import AttendedDaemon, attended
-from hetpeer.peer.limits.settings import DEFAULTS, MergedSettings, Where
-from hetpeer.peer.process.lifecycle import freeze_memory, unless
 from hetpeer.peer.reliable.checkpoint_catch_up import CheckpointCatchUp
 from hetpeer.peer.reliable.disk_wait import DiskWait
-from hetpeer.peer.reliable.known_members import KnownMembers
-from hetpeer.peer.reliable.plan_proposer import PlanProposer
-from hetpeer.peer.reliable.reliable_status import (
-    ReliableProgress,
-    doing,
-    figures_of,
-    notable_of_reliable,
-    reliable_advert,
-)
-from hetpeer.peer.reliable.stand_in import StandIn
-from hetpeer.peer.training.self_advert import anything, publish_forever, take_leave
 
 LAST = ("checkpoint", "evaluation", "dissolved")
 """Kinds of record that can end a grouped run."""
 FOLLOW_S = 0.5
 """Seconds between two looks at the decided records."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BootstrapOptions:
-    """Options of `hetpeer bootstrap DIR`."""
-
-    directory: Path
-    host: str
-    port: int
-    peers: tuple[Address, ...] = ()
-    stand_in: bool = False
-    """Whether to compute blocks that no volunteer holds."""
-    placement: str = DEFAULT
-    """Policy by which places are compared for newcomers (bootstrap/state/placement_policies.py)."""
-    keep_places: bool = False
-    """Whether volunteers choose and keep their blocks by what they hold alone, however slow that is."""
-    dashboard: Where | None = None
-    """Address of its dashboard and metrics; None: none."""
-    lan: bool = False
-    """Whether volunteers of the local network find it there."""
-    limits: MergedSettings = DEFAULTS
-    """Limits of its line (`peer/limits/node_rates.py`)."""
 
 
 class ReliablePeer:
@@ -240,140 +193,3 @@ class ReliablePeer:
             # all of the log is looked at, and leader and followers wait for nobody who is silent for seconds
             return await asyncio.to_thread(is_over, config, averaging, records)
         return False
-
-
-async def serve_run(
-    options: BootstrapOptions, leaving: asyncio.Event, announce: Callable[[str, Invite], None]
-) -> Halt | None:
-    """Take part in the run's log, and coordinate, until the run is over (its Halt) or `leaving` is set
-    (None).
-
-    `announce` gets the address to join at, and the invite, once somebody answers there, and again when
-    another address is learned. Raises `LocalError`.
-    """
-    run = RunDirectory.open(options.directory)
-    await asyncio.to_thread(run.verify)
-    with run_logs(run) as logs:
-        membership_config = MembershipConfig(run.signed, run.path)
-        async with attended(run.path, run.identity_path, leaving) as daemon:
-            rates = limited(daemon, run.path, options.limits)
-            node = await Node.start(
-                open_config(options.host, options.port, options.peers), Identity.load(run.identity_path)
-            )
-
-            rates.use(node.listener.throttle)
-
-            def announced(invite: Invite) -> None:
-                daemon.ready(node.addresses)
-                announce(join_address(node), invite)
-
-            disk = DiskWait(run.path)
-
-            async def life() -> Halt | None:
-                """Take part from what is on the disk, as after a crash, until the run is over.
-
-                Raises `LocalError` when something could not be saved.
-                """
-                replica = Replica(node, run, membership_config, logs, SystemClock())
-                placement = None if options.keep_places else options.placement
-                peer = ReliablePeer(node, run, replica, placement=placement, disk=disk)
-                daemon.follow(lambda: doing(peer))
-                daemon.shows(lambda: figures_of(run, peer), lambda: peer.unsaved)
-                async with _web(options, node, run, peer, daemon):
-                    return await _take_part(peer, node, run, options, leaving, announced)
-
-            try:
-                while not leaving.is_set():
-                    try:
-                        return await life()
-                    except (LocalError, ExceptionGroup) as failure:
-                        await unless(leaving.wait(), disk.after(failure))
-                return None
-            finally:
-                await node.close()
-
-
-def _web(
-    options: BootstrapOptions, node: Node, run: RunDirectory, peer: ReliablePeer, daemon: AttendedDaemon
-) -> contextlib.AbstractAsyncContextManager[None]:
-    """The web server, if one was asked for: nothing of it is loaded otherwise."""
-    if options.dashboard is None:
-        return contextlib.nullcontext()
-    from hetpeer.peer.web.daemon_web import reliable_served
-
-    return reliable_served(options.dashboard, node, run, peer, daemon)
-
-
-async def _take_part(
-    peer: ReliablePeer,
-    node: Node,
-    run: RunDirectory,
-    options: BootstrapOptions,
-    leaving: asyncio.Event,
-    announce: Callable[[Invite], None],
-) -> Halt | None:
-    """Run a reliable peer with all that goes beside: adverts, progress, plans, stand-in, invites."""
-    freeze_memory()
-    roster = Roster(node, run.run_id)
-
-    async def peers_of_the_run() -> Collection[str]:
-        return {*await roster.read(), *peer.replica.members}
-
-    node.relay_guard.expected = peers_of_the_run
-    work = asyncio.ensure_future(peer.run(leaving))
-    left = asyncio.ensure_future(leaving.wait())
-    members = KnownMembers(node, run, peer.replica, lambda: peer.service, options.peers)
-    beside = [
-        asyncio.ensure_future(
-            publish_forever(
-                roster,
-                lambda: reliable_advert(peer.service, node),
-                lambda: notable_of_reliable(peer.service),
-                anything,
-            )
-        ),
-        asyncio.ensure_future(ReliableProgress(peer.replica, lambda: peer.service).show_forever()),
-        asyncio.ensure_future(tell_reach_forever(node, reliable=True)),
-        asyncio.ensure_future(members.call_and_keep(peer.ready)),
-    ]
-    if not options.keep_places:
-        beside.append(
-            asyncio.ensure_future(PlanProposer(run.manifest, roster, lambda: peer.service).look_forever())
-        )
-    if options.stand_in:
-        helper = StandIn(run.path / "stand-in", lambda: peer.service, lambda: near_address(node))
-        beside.append(asyncio.ensure_future(helper.watch_forever()))
-    try:
-        ready = asyncio.ensure_future(peer.ready.wait())
-        await asyncio.wait({work, left, ready}, return_when=asyncio.FIRST_COMPLETED)
-        ready.cancel()
-        if ready.done():
-            inviting = Inviting(node, run, options.peers, lambda: members.invited.addresses)
-            if (invite := inviting.renewed()) is not None:
-                announce(invite)
-            beside.append(asyncio.ensure_future(inviting.renew_forever(announce)))
-            if options.lan:
-                from hetpeer.peer.arrival.lan_discovery import announce_forever
-
-                told = announce_forever(node, options.host, run.run_id, run.manifest.name)
-                beside.append(asyncio.ensure_future(told))
-            await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done() and not peer.is_over:
-            await peer.replica.leave()
-            return None
-        halt = await work
-        if not halt.completed:
-            raise LocalError(
-                "HP-RUN-011",
-                "the run was halted",
-                why=halt.why,
-                fix="repair the cause; hetpeer bootstrap then continues at the last committed step",
-                exit_code=ExitCode.RUN_CLOSED,
-            )
-        return halt
-    finally:
-        tasks = [work, left, *beside]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await take_leave(roster, node, "reliable")

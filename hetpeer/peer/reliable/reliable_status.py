@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 
 def doing(peer: ReliablePeer) -> Does:
-    """While it runs. It waits for room on its disk. A coordinator trains, waits for volunteers, or has
-    finished; the others follow it.
+    """State of a running reliable peer, and its reason.
+
+    It waits for room on its disk. A coordinator trains, waits for volunteers, or has finished; the others
+    follow it.
     """
     service, replica = peer.service, peer.replica
     if peer.disk.error is not None:

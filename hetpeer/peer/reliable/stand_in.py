@@ -49,7 +49,7 @@ class Need:
         self._not_before = now + AGAIN_S
 
     def order(self, wanted: bool, works: bool, now: float) -> StandInOrder | None:
-        """`wanted`: some block has no other holder; `works`: it is there."""
+        """Order at `now`, if any. `wanted`: some block has no other holder; `works`: the stand-in runs."""
         if wanted == works:
             self._since = None
             return None

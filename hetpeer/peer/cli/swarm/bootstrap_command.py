@@ -113,7 +113,7 @@ def bootstrap(
     from hetpeer.bootstrap.run.run_directory import RunDirectory
     from hetpeer.peer.limits.settings import parse_where
     from hetpeer.peer.reliable.reliable_members import mirror
-    from hetpeer.peer.reliable.reliable_peer import BootstrapOptions, serve_run
+    from hetpeer.peer.reliable.serve_run import BootstrapOptions, serve_run
 
     is_there = not known or (directory / "manifest.hetpeer").exists()
     options = BootstrapOptions(
