@@ -205,10 +205,10 @@ def test_without_the_memory_for_it_nothing_is_compared_and_that_is_said(
 
 
 def test_little_text(tmp_path: Path, author: str) -> None:
-    (tmp_path / "short.txt").write_text("x" * 700)
+    (tmp_path / "short.txt").write_text("x" * 100)
     data = [tmp_path / "short.txt"]
     error = assert_fails(
-        tmp_path, "HP-DATA-003", ExitCode.CONFIG, model=author, data=data, sequence_length=100
+        tmp_path, "HP-DATA-003", ExitCode.CONFIG, model=author, data=data, sequence_length=16
     )
     assert "held-out" in error.what
 
@@ -217,7 +217,8 @@ def test_full_disk(tmp_path: Path, author: str) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
     try:
-        assert_fails(tmp_path, "HP-DISK-002", ExitCode.TOO_SMALL, model=author, data=[tmp_path / "author"])
+        arguments = {"model": author, "data": [tmp_path / "author"], "sequence_length": 16}
+        assert_fails(tmp_path, "HP-DISK-002", ExitCode.TOO_SMALL, **arguments)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 

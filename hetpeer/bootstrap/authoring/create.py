@@ -11,21 +11,16 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel
 
+from hetpeer.bootstrap.authoring.data_fit import check_borders, check_extremes, check_vocabulary
 from hetpeer.bootstrap.authoring.package_model import quietly, ship
-from hetpeer.bootstrap.authoring.user_code import (
-    DATA,
-    LOSS,
-    absolute_reference,
-    author_samples,
-    build_objective,
-)
+from hetpeer.bootstrap.authoring.run_data import DataOptions, absolute_data, source_of
+from hetpeer.bootstrap.authoring.user_code import LOSS, absolute_reference, build_model, with_loss
 from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors, sync_folder
 from hetpeer.bootstrap.run.manifest import Manifest, Name, public_bytes, sign, validated
 from hetpeer.bootstrap.run.owner_signature import Coordinators, Count, Positive
@@ -37,49 +32,11 @@ from hetpeer.bootstrap.run.settings import (
     TrainingSettings,
     TrustSettings,
 )
-from hetpeer.bootstrap.samples.formats import data_files
+from hetpeer.bootstrap.samples.source import Wanted
+from hetpeer.bootstrap.samples.tokenizer import Tokenizer
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.stages.data.array_shards import write_samples
-from hetpeer.stages.data.microbatches import DataPlan, MicrobatchReader
-from hetpeer.stages.data.token_shards import python_standard_library_paths, sample_of, write_text
-
-HELDOUT_FRACTION = 0.1
-FUNCTION = re.compile(r".+\.py:[^/]*")
-
-
-def absolute_data(data: Sequence[Path | str]) -> tuple[str, ...]:
-    """`data` with absolute paths: one `module.py:function`, or texts. Raises `LocalError` HP-DATA-004."""
-    names = [str(name) for name in data]
-    functions = [name for name in names if FUNCTION.fullmatch(name)]
-    if not functions:
-        return tuple(str(Path(name).resolve()) for name in names)
-    if len(names) > 1:
-        raise DATA.error(functions[0], "it is not the only --data")
-    return (absolute_reference(functions[0], DATA),)
-
-
-def write_data(
-    folder: Path, data: Sequence[str], seed: int, sequence_length: int, tell: Callable[[str], None] = quietly
-) -> dict[str, Any]:
-    """Write `data`'s shards into `folder`; returns fields of `DataSettings`. Raises HP-DATA-*, HP-DISK-*."""
-    is_text = not any(map(FUNCTION.fullmatch, data))
-    with disk_errors(folder):
-        if is_text:
-            files = data_files(map(Path, data), tell)
-            paths = [file.path for file in files] if data else python_standard_library_paths()
-            sample = sample_of(sequence_length)
-            train, heldout = write_text(paths, folder, HELDOUT_FRACTION, sequence_length)
-        else:
-            samples = author_samples(data[0])
-            sample, train, heldout = write_samples(samples, folder, HELDOUT_FRACTION, seed)
-    return {
-        "kind": "text" if is_text else "arrays",
-        "sample": {name: asdict(spec) for name, spec in sample.items()},
-        "train": [asdict(shard) for shard in train],
-        "heldout": [asdict(shard) for shard in heldout],
-    }
-
+from hetpeer.stages.data.extremes import Extremes
 
 Fields = dict[str, Any]
 
@@ -102,6 +59,7 @@ def create_run(
     name: str | None = None,
     seed: int = 0,
     sequence_length: int = 64,
+    reading: DataOptions | None = None,
     stages: Sequence[int] = (),
     training: TrainingSettings | None = None,
     links: LinkSettings | None = None,
@@ -113,14 +71,15 @@ def create_run(
 ) -> RunDirectory:
     """Make a run directory from the author's functions `model` and `loss`, each a "module.py:function".
 
-    `data` is one such function, which yields the samples, or the paths of texts, which are cut into samples
-    of `sequence_length` tokens; without it, the texts are Python's standard library. `stages` lists numbers
-    of stages: cluster c is a pipeline of `stages[c % len(stages)]` stages. With `averaging` the run is
-    grouped. `reliable` are the ids of the other reliable peers. `tell` gets a line before each part that may
-    take long. Raises `LocalError`: HP-MODEL-*, HP-DATA-*, HP-RUN-001 (a setting), HP-DISK-*; then nothing is
-    left at `directory`.
+    `data` is one such function, which yields the samples, or paths of files, which `reading` turns into
+    samples of `sequence_length` tokens; without it, the texts are Python's standard library. `stages` lists
+    numbers of stages: cluster c is a pipeline of `stages[c % len(stages)]` stages. With `averaging` the run
+    is grouped. `reliable` are the ids of the other reliable peers. `tell` gets a line before each part that
+    may take long. Raises `LocalError`: HP-MODEL-*, HP-DATA-*, HP-RUN-001 (a setting), HP-DISK-*; then nothing
+    is left at `directory`.
     """
     training = training or TrainingSettings()
+    reading = reading or DataOptions()
     author = Author(
         model=absolute_reference(model),
         loss=None if loss is None else absolute_reference(loss, LOSS),
@@ -135,25 +94,35 @@ def create_run(
         validated(_Asked, {**asked, "sequence_length": sequence_length})
         for part in FOLDERS:
             (folder / part).mkdir()
-        tell("reading the data")
-        decided: Fields = {
-            "seed": seed,
-            "data": write_data(folder / "data", author.data, seed, sequence_length, tell),
-            "training": training.model_dump(),
-        }
-        example = MicrobatchReader(folder / "data", DataPlan.of(decided)).microbatch(0, 0)
         tell("building the model")
-        built = build_objective(author.model, author.loss, seed, example)
+        model_itself = build_model(author.model, seed)
+        tokenizer = Tokenizer(reading.tokenizer) if reading.tokenizer else None
+        wanted = Wanted(length=sequence_length, most=reading.max_samples, seed=seed, tell=tell)
+        source = source_of(author.data, reading, wanted, tokenizer, model_itself, training)
+        tell("reading the first samples")
+        example = source.example(training.microbatch_size)
+        built = with_loss(model_itself, author.loss, example)
+        if tokenizer:
+            check_vocabulary(built, example, tokenizer.vocabulary, tokenizer.path)
+        if reading.packed:
+            check_borders(built, example)
         owner_key = _write_owner_key(folder)
+        shipped = ship(folder, built, example, training, stages, tell)
+        tell("reading the data")
+        extremes = Extremes()
+        with disk_errors(folder):
+            written = source.write(folder / "data", extremes)
+        check_extremes(built, example, extremes.found())
         fields: Fields = {
             **asked,
-            **decided,
+            "data": written,
+            "training": training.model_dump(),
             "links": (links or LinkSettings()).model_dump(),
             "averaging": averaging and averaging.model_dump(),
             "admission": (admission or AdmissionSettings()).model_dump(),
             "trust": (trust or TrustSettings()).model_dump(),
             "owner": public_bytes(owner_key),
-            **ship(folder, built, example, training, stages, tell),
+            **shipped,
         }
         atomic_write(folder / "manifest.hetpeer", sign(validated(Manifest, fields), owner_key))
         atomic_write(folder / "author.json", author.model_dump_json(indent=1).encode() + b"\n")

@@ -82,14 +82,19 @@ def build_model(reference: str, seed: int) -> nn.Module:
 
 
 def build_objective(model: str, loss: str | None, seed: int, names: Iterable[str]) -> nn.Module:
+    """`with_loss` of the model at a reference. Raises HP-MODEL-004, HP-MODEL-006, HP-MODEL-008."""
+    return with_loss(build_model(model, seed), loss, names)
+
+
+def with_loss(model: nn.Module, loss: str | None, names: Iterable[str]) -> nn.Module:
     """The author's model as a function of a batch with the arrays `names` that returns the loss.
 
-    Parameters and buffers have the author's names. Raises HP-MODEL-004, HP-MODEL-006, HP-MODEL-008.
+    Parameters and buffers have the author's names. Raises HP-MODEL-004, HP-MODEL-008.
     """
     from hetpeer.bootstrap.authoring.loss_module import objective
 
     function = None if loss is None else _load_function(loss, LOSS)
-    return objective(build_model(model, seed), function, tuple(names))
+    return objective(model, function, tuple(names))
 
 
 def author_samples(reference: str) -> Iterator[Any]:

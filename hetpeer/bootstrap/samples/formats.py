@@ -24,17 +24,38 @@ class Format(enum.Enum):
     """What a data file holds."""
 
     TEXT = "text"
+    JSONL = "jsonl"
+    CSV = "csv"
+    TSV = "tsv"
+    PARQUET = "parquet"
+    DATASET = "datasets"
+    """A folder that `Dataset.save_to_disk` has written."""
 
 
-BY_SUFFIX = dict.fromkeys((*PROSE, *CODE), Format.TEXT)
+BY_SUFFIX = dict.fromkeys((*PROSE, *CODE), Format.TEXT) | {
+    ".jsonl": Format.JSONL,
+    ".ndjson": Format.JSONL,
+    ".csv": Format.CSV,
+    ".tsv": Format.TSV,
+    ".parquet": Format.PARQUET,
+}
+KNOWN = ".txt, .jsonl, .csv, .parquet, a folder of datasets, or a function that yields samples"
+DATASET_FILES = ("dataset_dict.json", "dataset_info.json")
+"""A folder with one of these is read as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file whose format is known."""
+    """A file whose format is known, or a folder of datasets."""
 
     path: Path
     format: Format
+
+    @property
+    def bytes(self) -> int:
+        """Size on the disk."""
+        parts = self.path.rglob("*") if self.format is Format.DATASET else [self.path]
+        return sum(part.stat().st_size for part in parts if part.is_file())
 
 
 def data_files(paths: Iterable[Path], tell: Callable[[str], None]) -> list[DataFile]:
@@ -45,6 +66,9 @@ def data_files(paths: Iterable[Path], tell: Callable[[str], None]) -> list[DataF
     """
     found: list[DataFile] = []
     for path in paths:
+        if any((path / name).is_file() for name in DATASET_FILES):
+            found.append(DataFile(path, Format.DATASET))
+            continue
         left_out = Counter[str]()
         before = len(found)
         for file in files_under([path]):
@@ -68,6 +92,6 @@ def _unknown(what: str, names: str) -> LocalError:
         "HP-DATA-007",
         what,
         why=f"the format is not known ({names})",
-        fix="give text, or a function that yields samples; to train on the bytes themselves, call it .txt",
+        fix=f"give {KNOWN}; to train on the bytes themselves, call it .txt",
         exit_code=ExitCode.CONFIG,
     )

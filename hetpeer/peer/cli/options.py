@@ -5,13 +5,14 @@ Nothing heavy is imported here: `hetpeer --help` must answer at once.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO, TypeVar
 
@@ -285,3 +286,29 @@ def run_loop(work: Coroutine[Any, Any, T]) -> T:
             return runner.run(main())
     except asyncio.CancelledError:
         raise typer.Exit(ExitCode.TERMINATED) from None
+
+
+@contextlib.contextmanager
+def cleaned_up() -> Iterator[None]:
+    """Let the body remove what it has begun on Ctrl-C, SIGTERM and SIGHUP; exit status 130 or 143.
+
+    The signal arrives in the body as a KeyboardInterrupt. Further ones are ignored until the body has ended.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    got: list[int] = []
+
+    def end(number: int, _frame: object) -> None:
+        got.append(number)
+        if len(got) == 1:
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, end) for number in numbers}
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(
+            ExitCode.INTERRUPTED if got[:1] == [signal.SIGINT] else ExitCode.TERMINATED
+        ) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

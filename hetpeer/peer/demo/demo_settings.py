@@ -138,7 +138,8 @@ def make_run(settings: DemoSettings, tell: Callable[[str], None] = lambda _: Non
 
     Raises `LocalError` HP-DEMO-005 for data that is not text, and as `create_run`.
     """
-    from hetpeer.bootstrap.authoring.create import FUNCTION, create_run
+    from hetpeer.bootstrap.authoring.create import create_run
+    from hetpeer.bootstrap.authoring.run_data import FUNCTION
     from hetpeer.bootstrap.run.settings import TrainingSettings
 
     if any(FUNCTION.fullmatch(str(path)) for path in settings.data):

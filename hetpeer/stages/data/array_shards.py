@@ -7,7 +7,7 @@ tail is like the rest whatever their order, and are gathered into shards from th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,29 +38,46 @@ Sample = dict[str, ArraySpec]
 
 
 def write_samples(
-    samples: Iterable[Any], folder: Path, heldout_fraction: float, seed: int
+    samples: Iterable[Any],
+    folder: Path,
+    heldout_fraction: float,
+    seed: int,
+    maker: str = "the data function yields",
+    look: Callable[[Arrays], None] | None = None,
 ) -> tuple[Sample, list[ShardFile], list[ShardFile]]:
     """(arrays of a sample, training shards, held-out shards), after checking and shuffling the samples.
 
-    Raises `LocalError` HP-DATA-005 for the first sample that differs from the first one or cannot be trained
-    on, HP-DATA-003 if there are too few, and OSError if `folder` cannot be written. Errors of `samples` pass
-    through.
+    `maker` begins the message about too few; `look` gets all samples, shard by shard. Raises `LocalError`
+    HP-DATA-005 for the first sample that differs from the first one or cannot be trained on, HP-DATA-003 if
+    there are too few, and OSError if `folder` cannot be written. Errors of `samples` pass through.
     """
     spool = folder / "samples.spool"
     specs, count = _spool(samples, spool)
     if count < MIN_SAMPLES:
-        raise too_little(
-            f"the data function yields {count} samples, at least {MIN_SAMPLES} are needed",
-            fix="let it yield one mapping of names to numpy arrays for each sample",
-        )
+        raise _too_few(maker, count)
     records = np.memmap(spool, dtype=_record(specs), mode="r")
     order = permutation(seed, SPLIT_STREAM, count)
     heldout = max(1, int(count * heldout_fraction))
-    train_shards = _write(records, order[:-heldout], folder, specs)
-    heldout_shards = _write(records, order[-heldout:], folder, specs)
+    train_shards = _write(records, order[:-heldout], folder, specs, look)
+    heldout_shards = _write(records, order[-heldout:], folder, specs, look)
     del records
     spool.unlink()
     return specs, train_shards, heldout_shards
+
+
+def example_of(samples: Sequence[Any], count: int, maker: str) -> Arrays:
+    """Name → array [count, …] of the first `samples`, repeated if there are fewer.
+
+    Raises `LocalError` HP-DATA-003 without any, HP-DATA-005 for one that cannot be used.
+    """
+    if not samples:
+        raise _too_few(maker, 0)
+    found = [_arrays(sample, number) for number, sample in enumerate(samples)]
+    specs = _specs(found[0])
+    for number, arrays in enumerate(found):
+        _check_alike(specs, arrays, number)
+    rows = [found[number % len(found)] for number in range(count)]
+    return {name: np.stack([row[name] for row in rows]) for name in specs}
 
 
 def _spool(samples: Iterable[Any], path: Path) -> tuple[Sample, int]:
@@ -70,14 +87,30 @@ def _spool(samples: Iterable[Any], path: Path) -> tuple[Sample, int]:
     with path.open("wb") as file:
         for sample in samples:
             arrays = _arrays(sample, count)
-            found = {n: ArraySpec(dtype=a.dtype.name, shape=a.shape) for n, a in arrays.items()}
-            specs = specs or found
-            if found != specs:
-                raise _bad(count, _difference(specs, found), "give all samples the same arrays")
+            specs = specs or _specs(arrays)
+            _check_alike(specs, arrays, count)
             for array in arrays.values():
                 file.write(array.tobytes())
             count += 1
     return specs, count
+
+
+def _specs(arrays: Arrays) -> Sample:
+    return {name: ArraySpec(dtype=array.dtype.name, shape=array.shape) for name, array in arrays.items()}
+
+
+def _check_alike(specs: Sample, arrays: Arrays, number: int) -> None:
+    """Raises `LocalError` HP-DATA-005 if sample `number` has other arrays than the first one."""
+    found = _specs(arrays)
+    if found != specs:
+        raise _bad(number, _difference(specs, found), "give all samples the same arrays")
+
+
+def _too_few(maker: str, count: int) -> LocalError:
+    return too_little(
+        f"{maker} {count} samples, at least {MIN_SAMPLES} are needed",
+        fix="give more data; a data function yields one mapping of names to numpy arrays for each sample",
+    )
 
 
 def _arrays(sample: Any, number: int) -> Arrays:
@@ -125,13 +158,20 @@ def _record(specs: Sample) -> np.dtype[Any]:
 
 
 def _write(
-    records: np.ndarray[Any, Any], order: Indices, folder: Path, names: Iterable[str]
+    records: np.ndarray[Any, Any],
+    order: Indices,
+    folder: Path,
+    names: Iterable[str],
+    look: Callable[[Arrays], None] | None,
 ) -> list[ShardFile]:
     """Write the samples `order` in shards of about equal size."""
     shards, begin = [], 0
     for count in even_parts(len(order), max(1, SHARD_BYTES // records.itemsize)):
         rows = records[order[begin : begin + count]]
-        shards.append(write_shard(folder, {name: np.ascontiguousarray(rows[name]) for name in names}, count))
+        arrays = {name: np.ascontiguousarray(rows[name]) for name in names}
+        if look is not None:
+            look(arrays)
+        shards.append(write_shard(folder, arrays, count))
         begin += count
     return shards
 

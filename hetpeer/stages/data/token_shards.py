@@ -39,17 +39,19 @@ def sample_of(length: int) -> dict[str, ArraySpec]:
 
 
 def write_text(
-    paths: Iterable[Path], folder: Path, heldout_fraction: float, length: int
+    paths: Iterable[Path], folder: Path, heldout_fraction: float, length: int, limit: int | None = None
 ) -> tuple[list[ShardFile], list[ShardFile]]:
     """Cut the text under `paths` (files, or folders searched recursively) into (training, held-out) shards.
 
     The texts are joined by newlines in the given order, folders in sorted order; files that are no UTF-8 text
-    are skipped. Raises `LocalError` HP-DATA-001 if there is no text, HP-DATA-003 if there is too little for
-    samples of `length` tokens, and OSError if `folder` cannot be written.
+    are skipped. `limit`: most bytes that are used. Raises `LocalError` HP-DATA-001 if there is no text,
+    HP-DATA-003 if there is too little for samples of `length` tokens, and OSError if `folder` cannot be
+    written.
     """
     paths = list(paths)
     texts = [path for path in files_under(paths) if _is_text(path)]
-    total = sum(path.stat().st_size + 1 for path in texts)
+    whole = sum(path.stat().st_size + 1 for path in texts)
+    total = whole if limit is None else min(whole, limit)
     if not any(path.stat().st_size for path in texts):
         raise _no_text(", ".join(map(str, paths)) or "the data paths", "no UTF-8 text file was found there")
     heldout_tokens = int(total * heldout_fraction)
@@ -58,6 +60,11 @@ def write_text(
     pieces = _cut(_text(texts), [size for part in sizes for size in part])
     shards = [_write_shard(folder, tokens, length) for tokens in pieces]
     return shards[: len(sizes[0])], shards[len(sizes[0]) :]
+
+
+def readable_texts(paths: Iterable[Path]) -> Iterator[bytes]:
+    """What `write_text` cuts, in pieces; files are opened one after the other."""
+    return _text(path for path in files_under(paths) if _is_text(path))
 
 
 def python_standard_library_paths() -> list[Path]:

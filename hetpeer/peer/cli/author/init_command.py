@@ -6,11 +6,12 @@ Heavy imports stand inside the function.
 from __future__ import annotations
 
 import enum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from hetpeer.peer.cli.options import RunDir
+from hetpeer.peer.cli.options import RunDir, cleaned_up
 from hetpeer.peer.limits.amounts import counted
 from hetpeer.peer.process.console import say
 
@@ -47,9 +48,37 @@ def init(
         list[str] | None,
         typer.Option(
             metavar="PATH | MODULE.PY:FUNCTION",
-            help="Text file or folder, repeatable; or a function that yields samples, each a mapping of "
-            "names to numpy"
-            " arrays (default: the source text of Python's library).",
+            help="File or folder, repeatable: text, .jsonl, .csv, .parquet, a folder of datasets. Or a "
+            "function that yields samples, each a mapping of names to numpy arrays (default: the source text "
+            "of Python's library).",
+        ),
+    ] = None,
+    text_field: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Field of a record with its text or chat messages (default: text, or else messages).",
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER | TOKENIZER.JSON",
+            help="The model's tokenizer (default: each byte of the text is a token).",
+        ),
+    ] = None,
+    packed: Annotated[
+        bool,
+        typer.Option(
+            "--packed",
+            help="With --tokenizer: several documents in a sample, which do not see each other, instead of "
+            "padding.",
+        ),
+    ] = False,
+    max_samples: Annotated[
+        int | None,
+        typer.Option(
+            min=2, metavar="N", help="Most samples that are read, held-out ones included (default: all)."
         ),
     ] = None,
     loss: Annotated[
@@ -63,7 +92,7 @@ def init(
     steps: Annotated[int, typer.Option(help="Updates of the parameters.")] = 60,
     batch_size: Annotated[int, typer.Option(help="Samples of one update.")] = 128,
     microbatch_size: Annotated[int, typer.Option(help="Samples that are computed at once.")] = 8,
-    sequence_length: Annotated[int, typer.Option(help="Tokens (bytes) of one sample of text.")] = 64,
+    sequence_length: Annotated[int, typer.Option(help="Tokens of one sample of text.")] = 64,
     optimizer: Annotated[str, typer.Option(help="Update rule. {update rules}.")] = "AdamW",
     optimizer_setting: Annotated[
         list[str] | None,
@@ -292,6 +321,7 @@ def init(
     from hetpeer.averaging.optim.learning_rate import knots_of
     from hetpeer.averaging.optim.update_rules import rule_settings
     from hetpeer.bootstrap.authoring.create import create_run
+    from hetpeer.bootstrap.authoring.run_data import DataOptions
     from hetpeer.bootstrap.run.admission_policies import ADMISSION_POLICIES
     from hetpeer.bootstrap.run.manifest import validated
     from hetpeer.bootstrap.run.settings import (
@@ -344,23 +374,26 @@ def init(
     links = chosen(LinkSettings, backward=backward_codec, adaptive=not uniform, reduce=reduce_codec)
     share = checked_share(spot_checks, admitted, links, unchecked=unchecked, grouped=mode is Mode.GROUPED)
     slot_size = min(settings.microbatches, TrainingSettings.model_fields["slot_size"].default)
-    run = create_run(
-        directory,
-        model=model,
-        loss=loss,
-        data=data or (),
-        name=name,
-        seed=seed,
-        sequence_length=sequence_length,
-        stages=stages or (),
-        training=settings.model_copy(update={"slot_size": slot_size}),
-        links=links,
-        averaging=averaging if mode is Mode.GROUPED else None,
-        reliable=reliable or (),
-        admission=admitted,
-        trust=TrustSettings(spot_checks=share),
-        tell=say,
-    )
+    options = DataOptions(text_field=text_field, tokenizer=tokenizer, max_samples=max_samples, packed=packed)
+    with cleaned_up():
+        run = create_run(
+            directory,
+            model=model,
+            loss=loss,
+            data=data or (),
+            name=name,
+            seed=seed,
+            sequence_length=sequence_length,
+            reading=options,
+            stages=stages or (),
+            training=settings.model_copy(update={"slot_size": slot_size}),
+            links=links,
+            averaging=averaging if mode is Mode.GROUPED else None,
+            reliable=reliable or (),
+            admission=admitted,
+            trust=TrustSettings(spot_checks=share),
+            tell=say,
+        )
     samples = sum(shard.samples for shard in run.manifest.data.train)
     print(f"run {run.manifest.name}  id {run.run_id}")
     sizes = f"{counted(len(run.manifest.blocks), 'block')}, {run.manifest.parameters:,} parameters"

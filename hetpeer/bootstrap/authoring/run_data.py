@@ -1,0 +1,103 @@
+"""What `--data` names, as a source of samples for the author's model (docs/data.md)."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hetpeer.bootstrap.authoring.data_fit import not_apart
+from hetpeer.bootstrap.authoring.user_code import DATA, absolute_reference, author_samples
+from hetpeer.bootstrap.run.settings import TrainingSettings
+from hetpeer.bootstrap.samples.formats import DataFile, Format, data_files
+from hetpeer.bootstrap.samples.packing import POSITIONS
+from hetpeer.bootstrap.samples.record import Progress
+from hetpeer.bootstrap.samples.source import (
+    HELDOUT_FRACTION,
+    SampleSource,
+    Source,
+    TextSource,
+    Wanted,
+    enough,
+    tokenized,
+)
+from hetpeer.bootstrap.samples.tokenizer import Tokenizer
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.stages.data.token_shards import python_standard_library_paths
+
+if TYPE_CHECKING:
+    from torch import nn
+
+FUNCTION = re.compile(r".+\.py:[^/]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataOptions:
+    """How files become samples."""
+
+    text_field: str | None = None
+    """Field of a record that holds a text or the messages of a chat; None: `text`, or else `messages`."""
+    tokenizer: Path | None = None
+    """Folder or tokenizer.json; None: bytes are the tokens."""
+    max_samples: int | None = None
+    packed: bool = False
+    """Several documents in a sample."""
+
+
+def absolute_data(data: Sequence[Path | str]) -> tuple[str, ...]:
+    """`data` with absolute paths: one `module.py:function`, or files. Raises `LocalError` HP-DATA-004."""
+    names = [str(name) for name in data]
+    functions = [name for name in names if FUNCTION.fullmatch(name)]
+    if not functions:
+        return tuple(str(Path(name).resolve()) for name in names)
+    if len(names) > 1:
+        raise DATA.error(functions[0], "it is not the only --data")
+    return (absolute_reference(functions[0], DATA),)
+
+
+def source_of(
+    data: Sequence[str],
+    options: DataOptions,
+    wanted: Wanted,
+    tokenizer: Tokenizer | None,
+    model: nn.Module,
+    training: TrainingSettings,
+) -> Source:
+    """The samples of `data` (`absolute_data`) for `model`. Raises `LocalError` HP-DATA-*, HP-RUN-001."""
+    if any(map(FUNCTION.fullmatch, data)):
+        _check_options(options, tokenizer, "of a data function")
+        samples = author_samples(data[0])
+        if options.max_samples is None:
+            trained = training.steps * training.batch_size
+            samples = enough(samples, int(trained / (1 - HELDOUT_FRACTION)) + 2, wanted.tell)
+        return SampleSource(samples, "the data function yields", wanted, Progress(wanted.tell))
+    files = data_files(map(Path, data), wanted.tell) or [
+        DataFile(path, Format.TEXT) for path in ([] if data else python_standard_library_paths())
+    ]
+    if tokenizer is None:
+        _check_options(options, tokenizer, "without --tokenizer")
+        return TextSource(files, options.text_field, wanted)
+    names = inspect.signature(model.forward).parameters
+    if options.packed and POSITIONS not in names:
+        raise not_apart(f"its forward() takes no {POSITIONS}")
+    return tokenized(
+        files, options.text_field, tokenizer, wanted, pack=options.packed, takes=names.__contains__
+    )
+
+
+def _check_options(options: DataOptions, tokenizer: Tokenizer | None, where: str) -> None:
+    given = {"--tokenizer": tokenizer is not None, "--packed": options.packed}
+    if "function" in where:
+        given["--text-field"] = options.text_field is not None
+    wrong = [name for name, is_given in given.items() if is_given]
+    if wrong:
+        raise LocalError(
+            "HP-RUN-001",
+            f"{' and '.join(wrong)} {'has' if len(wrong) == 1 else 'have'} no effect {where}",
+            why="only texts and chats are tokenized, and only tokens are packed",
+            fix="leave it out, or give files and a --tokenizer",
+            exit_code=ExitCode.CONFIG,
+        )

@@ -1,0 +1,77 @@
+"""Records of parquet files and of folders that `datasets` has saved, read in small batches.
+
+The only module that imports pyarrow and datasets, which belong to the extra `hf`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from hetpeer.bootstrap.samples.record import Progress, Record, bad_record, chosen_field, not_installed
+from hetpeer.dht.base.errors import LocalError
+
+ROWS = 256
+"""Rows in memory at a time."""
+
+
+def parquet_records(path: Path, size: int, asked: str | None, progress: Progress) -> Iterator[Record]:
+    """One record for each row; `size`: bytes of the file.
+
+    Raises `LocalError` HP-DATA-008 if the file is damaged or lacks the field.
+    """
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError as error:
+        raise not_installed("reading parquet", "pyarrow") from error
+    row = 0
+    try:
+        with ParquetFile(path, pre_buffer=False) as file:
+            rows = file.metadata.num_rows
+            name = chosen_field(file.schema_arrow.names, asked, f"row 1 of {path}")
+            for batch in file.iter_batches(ROWS, columns=[name]):
+                for number, content in enumerate(batch.column(name).to_pylist(), row + 1):
+                    yield Record(f"row {number} of {path}", content)
+                row += len(batch)
+                progress.read += size * len(batch) // rows
+    except (ArrowException, OSError) as error:
+        raise _damaged(path, error, "parquet file") from error
+
+
+def dataset_records(path: Path, size: int, asked: str | None, progress: Progress) -> Iterator[Record]:
+    """One record for each row of the split `train`, or of the only split there is.
+
+    Raises `LocalError` HP-DATA-008 if the folder is damaged, has several other splits, or lacks the field.
+    """
+    try:
+        import datasets
+        from pyarrow import ArrowException
+    except ImportError as error:
+        raise not_installed("reading a folder of datasets", "datasets") from error
+    try:
+        found = datasets.load_from_disk(str(path))
+        if isinstance(found, datasets.DatasetDict):
+            if "train" not in found and len(found) != 1:
+                raise bad_record(
+                    str(path),
+                    f"it has several splits, none called train: {', '.join(found)}",
+                    "give the folder of one split",
+                )
+            found = found["train"] if "train" in found else next(iter(found.values()))
+        name = chosen_field(found.column_names, asked, f"row 1 of {path}")
+        row = 0
+        for table in found.select_columns([name]).with_format("arrow").iter(ROWS):
+            for number, content in enumerate(table.column(name).to_pylist(), row + 1):
+                yield Record(f"row {number} of {path}", content)
+            row += len(table)
+            progress.read += size * len(table) // len(found)
+    except IndexError:
+        return  # what `load_from_disk` raises for a set without rows
+    except (ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, error, "folder of datasets") from error
+
+
+def _damaged(path: Path, error: Exception, kind: str) -> LocalError:
+    why = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return bad_record(str(path), f"it is no whole {kind}: {why}", "fetch or write it again")

@@ -1,0 +1,97 @@
+"""Data files to documents: their records one after the other, as text in bytes or as tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from hetpeer.bootstrap.samples.arrow_records import dataset_records, parquet_records
+from hetpeer.bootstrap.samples.formats import DataFile, Format
+from hetpeer.bootstrap.samples.line_records import csv_records, jsonl_records, text_records
+from hetpeer.bootstrap.samples.record import Progress, Record, bad_record
+from hetpeer.bootstrap.samples.tokenizer import Document, Message, Tokenizer
+
+BATCH_CHARACTERS, BATCH_RECORDS = 2**20, 1024
+"""Most that is tokenized at once."""
+
+
+def records(files: Iterable[DataFile], asked: str | None, progress: Progress) -> Iterator[Record]:
+    """All records of `files`, in order. `asked`: the field that is read; None: `text`, or else `messages`."""
+    for file in files:
+        yield from _reader(file, asked)(progress=progress)
+
+
+def texts(found: Iterable[Record]) -> Iterator[bytes]:
+    """Each record's text in UTF-8, a newline before all but the first.
+
+    Raises `LocalError` HP-DATA-008 for other contents.
+    """
+    for number, record in enumerate(found):
+        if not isinstance(record.content, str):
+            raise bad_record(
+                record.where, _no_text(record.content), "give --tokenizer for chats, or another --text-field"
+            )
+        try:
+            yield b"\n" * (number > 0) + record.content.encode()
+        except UnicodeEncodeError as error:
+            raise bad_record(record.where, f"its text is no Unicode: {error.reason}") from error
+
+
+def documents(found: Iterable[Record], tokenizer: Tokenizer) -> Iterator[Document]:
+    """Tokenized texts and chats, in order; empty texts are left out. Raises HP-DATA-008, HP-DATA-009."""
+    batch: list[Record] = []
+    size = 0
+    for record in found:
+        if batch and isinstance(batch[0].content, str) != isinstance(record.content, str):
+            yield from _tokenized(batch, tokenizer)
+            batch, size = [], 0
+        if record.content != "":
+            batch.append(record)
+            size += len(record.content) if isinstance(record.content, str) else 1000
+        if size >= BATCH_CHARACTERS or len(batch) == BATCH_RECORDS:
+            yield from _tokenized(batch, tokenizer)
+            batch, size = [], 0
+    if batch:
+        yield from _tokenized(batch, tokenizer)
+
+
+def _tokenized(batch: Sequence[Record], tokenizer: Tokenizer) -> Iterator[Document]:
+    if isinstance(batch[0].content, str):
+        return tokenizer.texts([record.content for record in batch])
+    return tokenizer.chats([(record.where, _messages(record)) for record in batch])
+
+
+def _messages(record: Record) -> list[Message]:
+    """The messages of a chat. Raises `LocalError` HP-DATA-008 if they are none."""
+    content = record.content
+    if not isinstance(content, list) or not content:
+        raise bad_record(record.where, _no_text(content), "choose another --text-field")
+    for message in content:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise bad_record(
+                record.where, "a message of the chat has no role", "give role and content to each"
+            )
+    return [{key: value for key, value in message.items() if value is not None} for message in content]
+
+
+def _no_text(content: Any) -> str:
+    kind = "nothing" if content is None else f"a value of type {type(content).__name__}"
+    return f"its field holds {kind}, no text or chat"
+
+
+def _reader(file: DataFile, asked: str | None) -> Callable[..., Iterator[Record]]:
+    """Function that reads `file` and takes a `progress`."""
+    match file.format:
+        case Format.TEXT:
+            return partial(text_records, file.path)
+        case Format.JSONL:
+            return partial(jsonl_records, file.path, asked)
+        case Format.CSV:
+            return partial(csv_records, file.path, asked, delimiter=",")
+        case Format.TSV:
+            return partial(csv_records, file.path, asked, delimiter="\t")
+        case Format.PARQUET:
+            return partial(parquet_records, file.path, file.bytes, asked)
+        case Format.DATASET:
+            return partial(dataset_records, file.path, file.bytes, asked)

@@ -1,0 +1,85 @@
+"""Records of text, jsonl and csv files, read as streams: at most one line or piece is in memory."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from hetpeer.bootstrap.samples.record import Progress, Record, bad_record, chosen_field
+
+MOST_LINE = 2**26
+"""Bytes of the longest line of a jsonl file, and characters of the longest field of a csv file."""
+PIECE_BYTES = 2**20
+"""A longer text is cut at an end of a line near each multiple of this."""
+
+
+def text_records(path: Path, progress: Progress) -> Iterator[Record]:
+    """Pieces of a UTF-8 file, each at most about PIECE_BYTES long, unless a line is longer."""
+    with path.open("rb") as file:
+        while lines := file.readlines(PIECE_BYTES):
+            piece = b"".join(lines)
+            progress.read += len(piece)
+            try:
+                yield Record(str(path), piece.decode())
+            except UnicodeDecodeError as error:
+                raise bad_record(str(path), "it is no UTF-8 text", "convert it to UTF-8") from error
+
+
+def jsonl_records(path: Path, asked: str | None, progress: Progress) -> Iterator[Record]:
+    """One record for each line that is not blank. Raises `LocalError` HP-DATA-008, which names the line."""
+    name = None
+    with path.open("rb") as file:
+        for number, line in enumerate(_lines(file), 1):
+            where = f"line {number} of {path}"
+            progress.read += len(line)
+            if len(line) >= MOST_LINE:
+                raise bad_record(where, f"it is longer than {MOST_LINE >> 20} MiB")
+            if not line.strip():
+                continue
+            try:
+                fields = json.loads(line.removeprefix(b"\xef\xbb\xbf"))
+            except (ValueError, RecursionError) as error:
+                raise bad_record(where, f"it is no JSON: {error}") from error
+            if not isinstance(fields, dict):
+                raise bad_record(where, f"it is a JSON {type(fields).__name__}, not an object with fields")
+            name = chosen_field(fields, name or asked, where)
+            yield Record(where, fields[name])
+
+
+def csv_records(path: Path, asked: str | None, progress: Progress, delimiter: str) -> Iterator[Record]:
+    """One record for each row below the header. Raises `LocalError` HP-DATA-008, which names the line."""
+    csv.field_size_limit(MOST_LINE)
+    with path.open("rb") as file:
+        rows = csv.reader(_decoded(file, path, progress), delimiter=delimiter, strict=True)
+        try:
+            header = next(rows, None)
+            if header is None:
+                return
+            name = chosen_field(header, asked, f"line 1 of {path}")
+            for row in rows:
+                where = f"line {rows.line_num} of {path}"
+                if row and len(row) != len(header):
+                    raise bad_record(where, f"it has {len(row)} fields, and the header has {len(header)}")
+                if row:
+                    yield Record(where, row[header.index(name)])
+        except csv.Error as error:
+            raise bad_record(f"line {rows.line_num} of {path}", f"it is no CSV: {error}") from error
+
+
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    while line := file.readline(MOST_LINE):
+        yield line
+
+
+def _decoded(file: IO[bytes], path: Path, progress: Progress) -> Iterator[str]:
+    for number, line in enumerate(_lines(file), 1):
+        progress.read += len(line)
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise bad_record(
+                f"line {number} of {path}", "it is no UTF-8 text", "convert it to UTF-8"
+            ) from error

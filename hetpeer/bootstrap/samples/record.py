@@ -1,0 +1,87 @@
+"""Records of a data file: one mapping of field names to values each, with the place for error messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from hetpeer.dht.base.errors import ExitCode, LocalError
+
+DEFAULT_FIELDS = ("text", "messages")
+"""Fields that are looked for, in this order, if none is named."""
+SHOWN = 8
+"""Field names that an error repeats."""
+EVERY_S = 5.0
+"""Seconds between two lines about progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What the chosen field of one record holds: a text, or a list of chat messages. `where`: its place."""
+
+    where: str
+    content: Any
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the data is read. `tell` gets a line every EVERY_S seconds."""
+
+    tell: Callable[[str], None]
+    total: int = 0
+    """Bytes of all files; 0: unknown, as for a function."""
+    read: int = 0
+    samples: float = 0
+    _begun: float = field(default_factory=time.monotonic)
+    _told: float = field(default_factory=time.monotonic)
+
+    def count(self, samples: Iterable[Any]) -> Iterator[Any]:
+        """Pass `samples` on and count them."""
+        for sample in samples:
+            yield sample
+            self.add(1)
+
+    def add(self, samples: float) -> None:
+        """Count samples that were made."""
+        self.samples += samples
+        now = time.monotonic()
+        if now >= self._told + EVERY_S:
+            self._told = now
+            self.tell(self._line(now - self._begun))
+
+    def _line(self, seconds: float) -> str:
+        line = f"{self.samples:,.0f} samples, {self.samples / seconds:,.0f} a second"
+        if not 0 < self.read <= self.total:
+            return line
+        left = seconds * (self.total - self.read) / self.read
+        return f"{line}, {self.read / self.total:.0%} of the data, about {left:,.0f} s left"
+
+
+def chosen_field(names: Collection[str], asked: str | None, where: str) -> str:
+    """Field to read of those that a record has. Raises `LocalError` HP-DATA-008 if it lacks it."""
+    found = next((name for name in ([asked] if asked else DEFAULT_FIELDS) if name in names), None)
+    if found is None:
+        wanted = repr(asked) if asked else " or ".join(map(repr, DEFAULT_FIELDS))
+        there = ", ".join([*names][:SHOWN]) or "none"
+        raise bad_record(
+            where, f"it has no field {wanted}; its fields: {there}", "name the field with --text-field"
+        )
+    return found
+
+
+def bad_record(where: str, why: str, fix: str = "mend the file, or leave the record out") -> LocalError:
+    """HP-DATA-008: the record at `where` cannot be used."""
+    return LocalError("HP-DATA-008", f"cannot use {where}", why=why, fix=fix, exit_code=ExitCode.CONFIG)
+
+
+def not_installed(what: str, package: str) -> LocalError:
+    """HP-SYS-006: `what` needs a package of the extra `hf`."""
+    return LocalError(
+        "HP-SYS-006",
+        f"{what} is not installed",
+        why=f"it needs the package {package}, which only authors need",
+        fix="pip install 'hetpeer[hf]'",
+        exit_code=ExitCode.CONFIG,
+    )

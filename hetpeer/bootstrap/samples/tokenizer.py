@@ -1,0 +1,141 @@
+"""A tokenizer of the author's: texts and chats to ids. The only module that imports transformers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hetpeer.bootstrap.samples.record import bad_record, not_installed
+from hetpeer.dht.base.errors import ExitCode, LocalError
+
+MARKED = re.compile(r"{%-?\s*generation\b")
+"""A chat template that marks the assistant's words itself."""
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Ids of a text or chat. `learned`: tokens that are targets, one bool per id; None: all."""
+
+    ids: Sequence[int]
+    learned: Sequence[bool] | None = None
+
+
+class Tokenizer:
+    """A `tokenizer.json`, or a folder that `save_pretrained` has written.
+
+    tokenizer = Tokenizer(Path("model/"))
+    (document,) = tokenizer.texts(["Hello"])  # ends with the end-of-text token, if there is one
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises `LocalError` HP-DATA-009 if there is none at `path`, HP-SYS-006 without transformers."""
+        self.path = path
+        self._tokenizer = _load(path)
+        self.vocabulary = max(self._tokenizer.get_vocab().values(), default=-1) + 1
+        """Largest id plus one."""
+        if not self.vocabulary:
+            raise _unusable(path, "it has no tokens")
+
+    @property
+    def pad(self) -> int:
+        """Id that fills samples up; it is never a target."""
+        known = (self._tokenizer.pad_token_id, self._tokenizer.eos_token_id, 0)
+        return next(one for one in known if one is not None)
+
+    def texts(self, texts: Sequence[str]) -> Iterator[Document]:
+        """Documents of `texts`, tokenized in parallel, in order."""
+        end = self._tokenizer.eos_token_id
+        for ids in self._tokenizer(texts, return_attention_mask=False, verbose=False)["input_ids"]:
+            yield Document(ids if end is None or ids[-1:] == [end] else [*ids, end])
+
+    def chats(self, chats: Sequence[tuple[str, Sequence[Message]]]) -> Iterator[Document]:
+        """Documents of chats, each a place and its messages; only the assistant's words are targets.
+
+        Raises `LocalError` HP-DATA-009 if there is no template, or it does not fit; HP-DATA-008 if it fails.
+        """
+        template = self._tokenizer.chat_template
+        if not template:
+            raise _unusable(
+                self.path,
+                "it has no chat template",
+                "give the tokenizer's folder with its chat_template.jinja",
+            )
+        if not self._tokenizer.is_fast:
+            raise _unusable(self.path, "it does not say which token stands for which characters")
+        marked = any(map(MARKED.search, template.values() if isinstance(template, dict) else [template]))
+        if marked:
+            for where, messages in chats:
+                found = self._render(
+                    where, messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+                )
+                yield Document(found["input_ids"], [bool(one) for one in found["assistant_masks"]])
+            return
+        spans = [self._spans(where, messages) for where, messages in chats]
+        encoded = self._tokenizer(
+            [text for text, _ in spans],
+            add_special_tokens=False,  # the template has written them
+            return_offsets_mapping=True,
+            return_attention_mask=False,
+            verbose=False,
+        )
+        for (_, parts), ids, offsets in zip(
+            spans, encoded["input_ids"], encoded["offset_mapping"], strict=True
+        ):
+            yield Document(ids, [any(begin <= at < end for begin, end in parts) for at, _ in offsets])
+
+    def _spans(self, where: str, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
+        """A chat as text, and the character ranges of the assistant's words in it, ends of turns included."""
+        text, spans = self._render(where, messages), []
+        for number, message in enumerate(messages):
+            if message["role"] == "assistant":
+                before = self._render(where, messages[:number], add_generation_prompt=True) if number else ""
+                until = self._render(where, messages[: number + 1])
+                if not text.startswith(until) or not until.startswith(before):
+                    raise _unusable(
+                        self.path,
+                        f"its chat template writes messages of {where} in another way when more follow",
+                        "mark the assistant's words in the template with {% generation %}",
+                    )
+                spans.append((len(before), len(until)))
+        return text, spans
+
+    def _render(self, where: str, messages: Sequence[Message], **options: Any) -> Any:
+        try:
+            return self._tokenizer.apply_chat_template(messages, **({"tokenize": False} | options))
+        except Exception as error:  # a template may raise anything
+            why = f"the chat template of {self.path} fails: {_first_line(error)}"
+            raise bad_record(where, why, "mend the messages, or the template") from error
+
+
+def _load(path: Path) -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise not_installed("reading tokenizers", "transformers") from error
+    if not path.exists():
+        raise _unusable(path, "there is no such file or folder")
+    transformers.logging.set_verbosity_error()
+    try:
+        if path.is_dir():
+            return transformers.AutoTokenizer.from_pretrained(
+                str(path), local_files_only=True, trust_remote_code=False
+            )
+        return transformers.PreTrainedTokenizerFast(tokenizer_file=str(path))
+    except Exception as error:  # its many libraries raise anything
+        raise _unusable(path, _first_line(error)) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _unusable(
+    path: Path, why: str, fix: str = "give --tokenizer a tokenizer.json, or the folder of one"
+) -> LocalError:
+    what = f"cannot use the tokenizer {path}"
+    return LocalError("HP-DATA-009", what, why=why, fix=fix, exit_code=ExitCode.CONFIG)
