@@ -1,17 +1,20 @@
 """What a replay computes, read from logs; and its verdict where the bits cannot be equal."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hetpeer.bootstrap.audit.replay import Replay, replay
+from hetpeer.bootstrap.audit.replay import replay
+from hetpeer.bootstrap.audit.replay_result import Replay
 from hetpeer.bootstrap.audit.replay_script import ReplayScript, ids_in_turn, reversed_order
+from hetpeer.bootstrap.audit.segment_replay import SegmentMachine
 from hetpeer.bootstrap.log.evidence import AppliedEvent, Evidence
 from hetpeer.bootstrap.log.record_log import read_log
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import AveragingSettings
-from hetpeer.bootstrap.storage.checkpoints import record_of
+from hetpeer.bootstrap.storage.checkpoints import initial_record, record_of
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.peer_identity import Identity
 from tests.bootstrap.engine import Engine, rewrite_log
@@ -107,6 +110,32 @@ def test_a_plain_trainer_is_as_near_as_rounding_allows(trained: RunDirectory) ->
     assert 0 < replayed.farthest <= replayed.bound < 1e-5
 
 
+def test_what_makes_bounds_is_computed_to_its_end_whatever_arithmetic_the_run_has(
+    trained: RunDirectory, tmp_path: Path
+) -> None:
+    """Kernels without wide vectors may be just what the run has: its bits are not compared then."""
+    records, evidence = list(read_log(trained.log_path)), Evidence.read(trained.volunteers, trained.run_id)
+    script = ReplayScript.of(records, evidence, len(trained.manifest.blocks))
+    (segment, *_) = script.segments([initial_record(trained.manifest)])
+    machine = SegmentMachine(trained, 1, tmp_path)
+    (known,) = machine.compute([segment])
+    steps = [
+        replace(
+            step,
+            arithmetics=frozenset((machine.arithmetic,)),
+            blocks=[replace(block, ordered=True) for block in step.blocks],
+        )
+        for step in segment.steps
+    ]
+    told = replace(segment, steps=steps)
+    assert told.arithmetic == machine.arithmetic
+    (native,), (noisy,) = machine.compute([told]), machine.compute([told], otherwise=True, noise=1)
+    assert len(native.results) < len(known.results), "its first state is not the run's"
+    assert len(noisy.results) == len(known.results)
+    assert all(one["sketches"] for one in noisy.results if "step" in one)
+    assert noisy.states.exists()
+
+
 @pytest.mark.parametrize("scale", [1.0001, 1.001])
 def test_a_gradient_off_by_a_ten_thousandth_is_found(
     fresh: RunDirectory, volunteers: list[Identity], scale: float
@@ -174,10 +203,9 @@ def test_too_little_memory_is_one_clear_line(
     """The child is limited to less address space than torch takes."""
     import resource
 
-    from hetpeer.bootstrap.audit import child_process
-    from hetpeer.bootstrap.audit import replay as replay_module
+    from hetpeer.bootstrap.audit import child_process, segment_replay
 
-    monkeypatch.setattr(replay_module, "run_child", child_process.run_child)
+    monkeypatch.setattr(segment_replay, "run_child", child_process.run_child)
     tie = child_process.dying_with_us()
 
     def limited() -> None:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 
 from hetpeer.bootstrap.audit.audit import audit
-from hetpeer.bootstrap.audit.replay import Replay
+from hetpeer.bootstrap.audit.replay_result import Replay
 from hetpeer.bootstrap.log.record_log import Log
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.runtime import SystemClock

@@ -5,7 +5,8 @@ import math
 import pytest
 
 from hetpeer.bootstrap.audit.audit import audit
-from hetpeer.bootstrap.audit.replay import Replay, replay
+from hetpeer.bootstrap.audit.replay import replay
+from hetpeer.bootstrap.audit.replay_result import Replay
 from tests.amounts import mostly_proof
 from tests.bootstrap.engine import rewrite_log
 from tests.swarm.swarm import Swarm, resign

@@ -10,7 +10,8 @@ If a segment's `arithmetic` is this machine's, it ends after a step whose states
 could not be the run's either. Otherwise its bits cannot be the run's; it goes on, and writes its last states
 into a folder beside OUT, for the comparison with bounds (rounding.py). With WORK's `rounds_once` it computes
 as another processor might: orders are turned round, and each operator rounds once
-(worker/exact_operators.py).
+(worker/exact_operators.py). With WORK's `noise`, a number, each parameter is moved by up to ROOM roundings
+before each step, at random but alike for the same number.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from hetpeer.stages.block.block_state import dump, layout_of, load_constants
 from hetpeer.stages.block.exact_numerics import squared_norm
 from hetpeer.stages.block.fingerprint import KEY_BYTES, fingerprint
 from hetpeer.stages.block.parameter_groups import BlockRules, segments
+from hetpeer.stages.block.rounding import ROOM, UNIT
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
 from hetpeer.stages.graph.interpreter import SYMBOLS
 from hetpeer.stages.graph.own_operators import Pass
@@ -53,6 +55,8 @@ from hetpeer.stages.worker.microbatch_tasks import BlockPass, Gradients, backpro
 from hetpeer.stages.worker.tensor_staging import NotFiniteError, refuse_not_finite
 
 CPU = torch.device("cpu")
+NOISE_SEEDS = 1 << 10
+"""Numbers that `noise` may have."""
 
 
 class OneMachine:
@@ -117,6 +121,14 @@ class OneMachine:
             "losses": [losses[microbatch] for microbatch in sorted(losses)],
             "sketches": [_sketch(total) for total in totals] if sketched else [],
         }
+
+    def disturb(self, key: int) -> None:
+        """Move each parameter by up to ROOM roundings, at random but alike for the same `key`."""
+        generator = torch.Generator().manual_seed(key)
+        for held in self._blocks:
+            parameters = held.vector[: held.spec.parameter_count]
+            moved = torch.rand(len(parameters), generator=generator).mul_(2).sub_(1).mul_(ROOM * UNIT)
+            parameters.add_(parameters * moved)
 
     def _can_compute(self, step: int, work: Mapping[str, Any], microbatch: int) -> bool:
         """Whether a volunteer could compute `microbatch`: nothing is refused, and all numbers are finite."""
@@ -273,12 +285,19 @@ def _tensor(raw: bytes, spec: TensorSpec) -> Tensor:
     return flat.view(spec.sizes)
 
 
-def results(machine: OneMachine, work: Mapping[str, Any], *, stops: bool) -> Iterator[dict[str, Any]]:
-    """Results of a segment, one by one. `stops`: none after a step whose states are not the run's."""
+def results(
+    machine: OneMachine, work: Mapping[str, Any], noise: int | None, *, stops: bool
+) -> Iterator[dict[str, Any]]:
+    """Results of a segment, one by one, with that `noise` if any.
+
+    `stops`: none after a step whose states are not the run's.
+    """
     steps, wanted = work["steps"], dict(work["evaluations"])
     for at, step in enumerate(steps):
         if step["step"] in wanted:
             yield machine.evaluate(step["step"], step, wanted[step["step"]])
+        if noise is not None:
+            machine.disturb(step["step"] * NOISE_SEEDS + noise)
         later = [one["step"] - one["behind"] for one in steps[at + 1 :]]
         done = machine.step(step, min(later, default=step["step"] + 1), sketched=not stops)
         yield done
@@ -304,7 +323,7 @@ def main(directory: Path, work_path: Path, out_path: Path) -> None:
                     step["orders"] = [reversed_order(order) for order in step["orders"]]
             machine, stops = OneMachine(run, specs, segment["base"]), segment["arithmetic"] == arithmetic
             with RoundedOnce() if work["rounds_once"] else nullcontext():  # type: ignore[no-untyped-call]
-                for result in results(machine, segment, stops=stops):
+                for result in results(machine, segment, work["noise"], stops=stops):
                     out.write(json.dumps({"segment": number, **result}) + "\n")
             if not stops:
                 machine.save(out_path.parent / str(number))

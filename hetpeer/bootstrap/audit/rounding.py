@@ -5,6 +5,10 @@ segment begins with the run's own state at a checkpoint: nothing has been amplif
 carries machines apart within the segment is measured: it is computed twice, the second time as on a processor
 of another kind: by other kernels, by operators in float64 that round once, and adding in another order. The
 run is a third such machine. It may be ROOM times as far away as those two are from each other.
+
+At high learning rates a segment may depend on a single sign that rounding decides, and two computations out
+of three have the same. So a segment that is farther away is computed a few times more, with noise of ROOM
+roundings on the parameters of each step. The run may be NOISE_ROOM times as far away as the farthest of them.
 """
 
 from __future__ import annotations
@@ -30,13 +34,27 @@ OTHER_KERNELS: Mapping[str, str] = {
 }
 """Environment in which torch's libraries compute as on a processor without wide vectors."""
 
+NOISE_ROOM = 4.0
+"""As ROOM, for computations with noise that is by itself ROOM roundings large."""
+
 Result = Mapping[str, Any]
 """A line of one_machine.py."""
 
 
+@dataclass(frozen=True, slots=True)
+class Computation:
+    """One computation of a segment by one_machine.py."""
+
+    results: Sequence[Result]
+    states: Path
+    """Folder with the states at the segment's end."""
+    room: float = ROOM
+    """The run may be so many times as far away from this machine as this computation is."""
+
+
 @dataclass(slots=True)
 class Agreement:
-    """Comparison of a segment of the run with this machine (`native`) and the same by `other` kernels."""
+    """Comparison of a segment of the run with this machine."""
 
     steps: int = 0
     """Steps whose loss and norm are as near as rounding allows."""
@@ -49,16 +67,16 @@ class Agreement:
     """The first number that is too far away."""
 
 
-def compare_numbers(segment: Segment, native: Sequence[Result], other: Sequence[Result] | None) -> Agreement:
-    """Compare losses, norms of blocks and norms, in order.
+def compare_numbers(segment: Segment, own: Computation, others: Sequence[Computation]) -> Agreement:
+    """Compare losses, norms of blocks and norms of the run with this machine's `own`, in order.
 
-    `other` None: differences of losses and norms are measured, and nothing is judged.
+    `others` make the bounds. If there are none, differences are measured, and nothing is judged.
     """
     found, spread = Agreement(), Spread()
     steps = {one.step: one for one in segment.steps}
-    for index, ours in enumerate(native):
-        if other is not None:
-            spread.widen(ours, other[index])
+    for index, ours in enumerate(own.results):
+        for other in others:
+            spread.widen(ours, other.results[index], other.room)
         if "evaluation" in ours:
             step = ours["evaluation"]
             numbers = [Number("held-out loss", segment.evaluations[step], ours["loss"], spread.loss)]
@@ -70,8 +88,8 @@ def compare_numbers(segment: Segment, native: Sequence[Result], other: Sequence[
         for one in numbers:
             if not one.blocks:
                 found.farthest = max(found.farthest, one.off)
-                found.bound = max(found.bound, 0.0 if other is None else one.bound)
-            if other is not None and not one.off <= one.bound:
+                found.bound = max(found.bound, one.bound if others else 0.0)
+            if others and not one.off <= one.bound:
                 found.difference = one.difference(step, steps.get(step))
                 return found
     return found
@@ -104,20 +122,20 @@ class Spread:
     blocks: dict[int, float] = field(default_factory=dict)
     """Block → bound on the norm of its gradient."""
 
-    def widen(self, ours: Result, theirs: Result) -> None:
-        """Take in the same step, or evaluation, of both."""
+    def widen(self, ours: Result, theirs: Result, room: float) -> None:
+        """Take in the same step, or evaluation, of both; the run may be `room` times as far away."""
         pairs = list(zip(ours["losses"], theirs["losses"], strict=True))
         apart = math.fsum(abs(one - other) for one, other in pairs) / len(pairs)
-        self.loss = max(self.loss, ROOM * _ratio(apart, abs(ours["loss"])))
+        self.loss = max(self.loss, room * _ratio(apart, abs(ours["loss"])))
         if "evaluation" in ours:
             return
         squares = []
         for block, (one, other) in enumerate(zip(ours["sketches"], theirs["sketches"], strict=True)):
             apart = float(np.linalg.norm(_sketched(one) - _sketched(other)))
             squares.append(apart * apart)
-            bound = ROOM * _ratio(apart, math.sqrt(ours["squares"][block]))
+            bound = room * _ratio(apart, math.sqrt(ours["squares"][block]))
             self.blocks[block] = max(self.blocks.get(block, 0.0), bound)
-        self.norm = max(self.norm, ROOM * _ratio(math.sqrt(math.fsum(squares)), ours["norm"]))
+        self.norm = max(self.norm, room * _ratio(math.sqrt(math.fsum(squares)), ours["norm"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,26 +173,32 @@ class Number:
 
 
 def compare_states(
-    segment: Segment, store: CheckpointStore, layouts: Sequence[Layout], native: Path, other: Path
+    segment: Segment,
+    store: CheckpointStore,
+    layouts: Sequence[Layout],
+    own: Computation,
+    others: Sequence[Computation],
 ) -> Difference | None:
-    """The first vector of the checkpoint at the segment's end that is too far away: in the 2-norm, relative.
-
-    `native`, `other`: folders with the states of the two computations.
-    """
+    """The first vector of the checkpoint at the segment's end that is too far away (2-norm, relative)."""
     if segment.end is None:
         return None
     for block, layout in enumerate(layouts):
         run = store.load_state(segment.end, block)
-        ours, theirs = (_load(folder, block, layout, run) for folder in (native, other))
+        ours = _load(own.states, block, layout, run)
+        theirs = [_load(other.states, block, layout, run) for other in others]
         for name, vector in ours.items():
             length = float(np.linalg.norm(vector)) or 1.0
-            spread = max(float(np.linalg.norm(theirs[name] - vector)) / length, UNIT)
+            allowed = [
+                other.room * float(np.linalg.norm(vectors[name] - vector)) / length
+                for other, vectors in zip(others, theirs, strict=True)
+            ]
+            bound = max(*allowed, ROOM * UNIT)
             kept = run.vectors().get(name, np.zeros_like(run.parameters)).astype(np.float64)
             off = float(np.linalg.norm(kept - vector)) / length
-            if not off <= ROOM * spread:
+            if not off <= bound:
                 what = f"{name or 'parameters'} of the checkpoint"
                 step = int(segment.end["version"]) - 1
-                return Difference(step=step, what=what, blocks=(block,), off=off, bound=ROOM * spread)
+                return Difference(step=step, what=what, blocks=(block,), off=off, bound=bound)
     return None
 
 

@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hetpeer.bootstrap.audit.audit import AuditVerdict, audit
-from hetpeer.bootstrap.audit.replay import Replay, replay
+from hetpeer.bootstrap.audit.replay import replay
+from hetpeer.bootstrap.audit.replay_result import Replay
 from hetpeer.bootstrap.authoring.export import export, generate
 from hetpeer.bootstrap.log.history import History
 from hetpeer.bootstrap.run.durable_files import atomic_write

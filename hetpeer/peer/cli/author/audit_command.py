@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from hetpeer.bootstrap.audit.audit import AuditVerdict
-    from hetpeer.bootstrap.audit.replay import Replay
+    from hetpeer.bootstrap.audit.replay_result import Replay
     from hetpeer.bootstrap.log.contributions import Contribution, Tally
 
 FIRST = 100
