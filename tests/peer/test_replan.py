@@ -274,15 +274,15 @@ def test_a_seating_is_the_coordinators() -> None:
 
 
 def test_somebody_who_comes_and_goes_every_25_seconds_does_not_put_off_the_search_for_ever() -> None:
-    calm, here = ProposalTiming(), seating(a=(0, (0, 2)), b=(0, (2, 4)))
+    timing, here = ProposalTiming(), seating(a=(0, (0, 2)), b=(0, (2, 4)))
     more = seating(a=(0, (0, 2)), b=(0, (2, 4)), stranger=(1, (0, 2)))
-    looked = [now for now in range(0, 1000, 5) if calm((here, more)[now // 25 % 2], float(now))]
+    looked = [now for now in range(0, 1000, 5) if timing.is_due((here, more)[now // 25 % 2], float(now))]
     assert looked[0] <= LONGEST_S
     assert all(later - earlier <= AGAIN_S + LONGEST_S for earlier, later in itertools.pairwise(looked))
 
 
 def test_it_is_calm_when_nobody_came_or_went_for_a_while() -> None:
-    calm, here, fewer = ProposalTiming(), seating(a=(0, (0, 2)), b=(0, (2, 4))), seating(a=(0, (0, 2)))
+    timing, here, fewer = ProposalTiming(), seating(a=(0, (0, 2)), b=(0, (2, 4))), seating(a=(0, (0, 2)))
     looks = itertools.count(100.0, 5.0)
     changes = [(here, 60), (fewer, 60), (here, 40)]
     due: list[tuple[int, float]] = []
@@ -290,7 +290,7 @@ def test_it_is_calm_when_nobody_came_or_went_for_a_while() -> None:
         began = None
         for now in itertools.islice(looks, times):
             began = now if began is None else began
-            if calm(seats, now):
+            if timing.is_due(seats, now):
                 due.append((which, now - began))
     assert [one for one in due if one[0] == 0] == [
         (0, SETTLED_S),
@@ -303,21 +303,21 @@ def test_it_is_calm_when_nobody_came_or_went_for_a_while() -> None:
 def test_who_has_gone_is_missed_until_something_is_proposed() -> None:
     """Places that nobody has come for yet are no loss."""
     one, two = seating(a=(0, (0, 2))), seating(a=(0, (0, 2)), b=(0, (2, 4)))
-    calm = ProposalTiming()
+    timing = ProposalTiming()
     missed = []
     for seats in (one, two, one, two):
-        calm(seats, 0.0)
-        missed.append(calm.lost)
+        timing.is_due(seats, 0.0)
+        missed.append(timing.lost)
     assert missed == [set(), set(), {0}, {0}]
-    calm.changed(0.0)
-    assert not calm.lost
+    timing.proposed(0.0)
+    assert not timing.lost
 
 
 def test_who_leaves_a_cluster_that_was_never_whole_is_no_loss_nor_is_who_was_moved() -> None:
     front, back = (0, 2), (2, 4)
     filling = seating(a=(0, front), b=(0, back), c=(1, front))
     moved = seating(a=(0, front), b=(1, front), c=(0, back))
-    calm = ProposalTiming()
+    timing = ProposalTiming()
     missed = []
     for seats in (
         filling,
@@ -328,28 +328,28 @@ def test_who_leaves_a_cluster_that_was_never_whole_is_no_loss_nor_is_who_was_mov
         moved,
         seating(a=(0, front), c=(0, back)),
     ):
-        calm(seats, 0.0)
-        missed.append(calm.lost)
-        calm.changed(0.0)
+        timing.is_due(seats, 0.0)
+        missed.append(timing.lost)
+        timing.proposed(0.0)
     assert missed == [set(), set(), set(), {0}, set(), set(), set()]
 
 
 def test_each_change_is_followed_by_a_longer_rest_until_somebody_comes_or_goes() -> None:
     one, other = seating(a=(0, (0, 2)), b=(0, (2, 4))), seating(a=(0, (2, 4)), b=(0, (0, 2)))
-    calm, now, rests = ProposalTiming(), 0.0, []
+    timing, now, rests = ProposalTiming(), 0.0, []
     for seats in (one, other, one, other):
-        calm(seats, now)
+        timing.is_due(seats, now)
         begun = now
-        while not calm(seats, now):
+        while not timing.is_due(seats, now):
             now += 5.0
         rests.append(now - begun)
-        calm.changed(now)
+        timing.proposed(now)
     assert rests == [SETTLED_S, AGAIN_S, 2 * AGAIN_S, 4 * AGAIN_S]
-    assert calm.changes == 4
+    assert timing.changes == 4
     fewer = seating(a=(0, (2, 4)))
-    assert not calm(fewer, now)
-    assert calm.changes == 0
-    assert calm(fewer, now + SETTLED_S)
+    assert not timing.is_due(fewer, now)
+    assert timing.changes == 0
+    assert timing.is_due(fewer, now + SETTLED_S)
 
 
 def waiting(run: RunDirectory, adverts: dict[str, Advert], *peers: str) -> ClusterCut | None:
@@ -429,14 +429,14 @@ async def test_one_failed_look_is_not_the_last(
 
 def test_what_was_moved_is_left_alone_until_it_is_measured_unless_somebody_goes() -> None:
     before, after = seating(a=(0, (0, 2)), b=(0, (2, 4))), seating(a=(0, (2, 4)), b=(0, (0, 2)))
-    calm = ProposalTiming()
-    assert not calm(before, 0.0)
-    assert calm(before, SETTLED_S)
-    calm.changed(SETTLED_S)
-    assert not calm(after, SETTLED_S + 10.0)
-    assert not calm(after, 2 * SETTLED_S + 20.0)
-    assert calm(after, SETTLED_S + AGAIN_S)
+    timing = ProposalTiming()
+    assert not timing.is_due(before, 0.0)
+    assert timing.is_due(before, SETTLED_S)
+    timing.proposed(SETTLED_S)
+    assert not timing.is_due(after, SETTLED_S + 10.0)
+    assert not timing.is_due(after, 2 * SETTLED_S + 20.0)
+    assert timing.is_due(after, SETTLED_S + AGAIN_S)
     fewer = seating(a=(0, (2, 4)))
-    calm.changed(200.0)
-    assert not calm(fewer, 210.0)
-    assert calm(fewer, 210.0 + SETTLED_S)
+    timing.proposed(200.0)
+    assert not timing.is_due(fewer, 210.0)
+    assert timing.is_due(fewer, 210.0 + SETTLED_S)

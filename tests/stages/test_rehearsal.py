@@ -7,7 +7,7 @@ from hetpeer.peer.preparation.state_fetcher import speed_on
 from hetpeer.stages.ipc.worker_messages import CommandFailed, CommandFailedError, Rehearsed
 from hetpeer.stages.tracing.assemble import ComputeMode
 from hetpeer.stages.tracing.cut import cut_blocks
-from hetpeer.stages.worker.microbatch_tasks import RUNS, rehearse
+from hetpeer.stages.worker.rehearsal import RUNS, rehearse
 from tests.amounts import mostly_proof
 from tests.stages.zoo import HERE, ZOO, zoo
 

@@ -55,14 +55,14 @@ class ProposalTiming:
         self.lost: frozenset[int] = frozenset()
         """Complete clusters that a volunteer has left since the last proposal."""
 
-    def changed(self, now: float) -> None:
-        """We have proposed something."""
+    def proposed(self, now: float) -> None:
+        """Note a proposal at `now`: the next one waits longer."""
         self.lost = frozenset()
         self._rested_at = now + AGAIN_S * 2.0 ** min(self.changes, DOUBLINGS)
         self.changes += 1
 
-    def __call__(self, seating: Seating, now: float) -> bool:
-        """`seating`: who is where now."""
+    def is_due(self, seating: Seating, now: float) -> bool:
+        """Note the present `seating`. Returns whether it is time to search for a better one."""
         if seating != self._seating:
             before = seating if self._seating is None else self._seating
             gone = before.seats.keys() - seating.seats.keys()
@@ -91,7 +91,7 @@ class PlanProposer:
         self._manifest = manifest
         self._roster = roster
         self._service = service
-        self._calm = ProposalTiming()
+        self._timing = ProposalTiming()
         self._remembered = RememberedLinks()
         self._seed = 0
 
@@ -107,7 +107,7 @@ class PlanProposer:
                     case Coordinator() as core:
                         await self._look(service, core)
                     case GroupedRun() as grouped:
-                        await self._look_who_waits(service, grouped)
+                        await self._look_at_waiting(service, grouped)
             except RemoteError as error:
                 _log.debug("the volunteers' adverts could not be read: %s", error)
             except ValueError as error:
@@ -125,31 +125,31 @@ class PlanProposer:
             self._manifest,
             seating=seating,
             steps_left=max(1, self._manifest.training.steps - core.done),
-            disappointed=min(self._calm.changes, DOUBLINGS),
-            lost=self._calm.lost,
+            disappointed=min(self._timing.changes, DOUBLINGS),
+            lost=self._timing.lost,
         )
-        found = await self._sought(seating, search)
+        found = await self._searched(seating, search)
         if found is not None:
             self._say(found)
-            self._calm.changed(time.monotonic())
+            self._timing.proposed(time.monotonic())
             service.arrange(found.arrangement)
 
-    async def _look_who_waits(self, service: CoordinatorService, core: GroupedRun) -> None:
+    async def _look_at_waiting(self, service: CoordinatorService, core: GroupedRun) -> None:
         """Cut a forming cluster for the volunteers that wait in it, if they can hold all blocks."""
         forming = core.forming
         if forming is None:
             return
         seating = Seating.of(forming.members, only_worked=False)
         search = partial(cutting, self._manifest, cluster=forming.number, waiting=seating.seats.keys())
-        found = await self._sought(seating, search)
+        found = await self._searched(seating, search)
         if found is not None:
             places = ", ".join(block_range(*place) for _, place in found.seats)
             _log.warning("volunteers that waited now form cluster %d, with blocks %s", found.cluster, places)
             service.recut(found)
 
-    async def _sought(self, seating: Seating, search: Callable[..., T | None]) -> T | None:
+    async def _searched(self, seating: Seating, search: Callable[..., T | None]) -> T | None:
         """Result of `search` within SEARCH_S on the current adverts; None while it is not time to look."""
-        if not self._calm(seating, time.monotonic()):
+        if not self._timing.is_due(seating, time.monotonic()):
             return None
         adverts = self._remembered(await self._roster.read())
         self._seed += 1

@@ -161,7 +161,7 @@ class WarmUp(Command[WarmedUp], kind="warm_up"):
 
 
 class Rehearse(Command[Rehearsed], kind="rehearse"):
-    """Run a prepared block on made-up tensors and time it (microbatch_tasks.py)."""
+    """Run a prepared block on made-up tensors and time it (worker/rehearsal.py)."""
 
     block: Count
 

@@ -29,7 +29,8 @@ from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.links.codec import Codec
 from hetpeer.stages.worker.executor import Executor
 from hetpeer.stages.worker.held_block import HeldBlock, dump_bytes
-from hetpeer.stages.worker.microbatch_tasks import MicrobatchTasks, rehearse
+from hetpeer.stages.worker.microbatch_tasks import MicrobatchTasks
+from hetpeer.stages.worker.rehearsal import rehearse
 from hetpeer.stages.worker.tensor_staging import CommandError, Staging, refuse_not_finite
 from hetpeer.stages.worker.vector_sums import VectorSums, mark
 
