@@ -379,6 +379,26 @@ def test_while_it_is_served_the_last_steps_may_not_have_been_told_of(
     assert set(verdict.broken) == {"F1", "F3", "F4"}
 
 
+def test_of_a_stopped_run_the_last_steps_may_not_have_been_told_of(
+    fresh: RunDirectory, volunteers: list[Identity]
+) -> None:
+    """Its reliable peer ended between a commit and the evidence, which comes once the run goes on."""
+    run = sign_again(fresh, training=fresh.manifest.training.model_copy(update={"steps": 100}))
+    Engine(run, volunteers).train()
+    without(run, volunteers, 2, 3)
+    verdict = audit(run.path)
+    assert (verdict.ok, verdict.problems) == (True, [])
+    assert (verdict.steps, verdict.awaited, verdict.counted) == (2, 2, 8)
+
+
+def test_of_a_stopped_run_a_hole_is_one(fresh: RunDirectory, volunteers: list[Identity]) -> None:
+    run = sign_again(fresh, training=fresh.manifest.training.model_copy(update={"steps": 100}))
+    Engine(run, volunteers).train()
+    without(run, volunteers, 2)
+    verdict = audit(run.path)
+    assert (verdict.ok, verdict.steps, verdict.awaited, verdict.lost) == (False, 4, 0, 4)
+
+
 def test_while_it_is_served_a_hole_is_one(trained: RunDirectory, volunteers: list[Identity]) -> None:
     """Of what came later everything has been told."""
     without(trained, volunteers, 2)

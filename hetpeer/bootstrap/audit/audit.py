@@ -31,7 +31,7 @@ from hetpeer.bootstrap.run.run_directory import RunDirectory
 MAX_PROBLEMS = 100
 """Largest number of listed problems; the counts include all."""
 ON_THE_WAY = 16
-"""Newest committed steps of a cluster that volunteers may not have reported yet while the run is served."""
+"""Newest committed steps of a cluster that volunteers may not have reported yet while the run is not over."""
 
 RULES: Mapping[str, str] = {
     "F1": "each microbatch is counted once at each block of each committed step, except those that it skips",
@@ -59,7 +59,7 @@ class AuditVerdict:
     steps: int = 0
     """Committed steps of the surviving history, without the awaited ones."""
     awaited: int = 0
-    """Newer steps that are not judged: the run is being served, and reports on them are still missing."""
+    """Newer steps that are not judged: the run is not over, and reports on them are still missing."""
     rollbacks: int = 0
     microbatches_expected: int = 0
     """Microbatches of the committed steps, without the skipped ones."""
@@ -109,8 +109,8 @@ class AuditVerdict:
 def audit(directory: Path, *, contributions: bool = False) -> AuditVerdict:
     """Check a run directory: its files, its log and the volunteers' logs in `volunteers/`.
 
-    `contributions`: list all of them, too. The audit may run while the run is served; it then judges the
-    steps up to the last one that all holders reported.
+    `contributions`: list all of them, too. Before the run is over, also while it is served, the audit
+    judges the steps up to the last one that was reported for all blocks.
 
     Raises `LocalError` when the manifest, a file it names or the coordinator's log is damaged; what is wrong
     with the history or with a volunteer's log is a problem in the verdict.
@@ -139,7 +139,8 @@ def audit(directory: Path, *, contributions: bool = False) -> AuditVerdict:
     for problem, rule in (*out_of_order(records), *undecided(decided, said.applied)):
         verdict.complain(problem, rule)
     surviving = _surviving(run.manifest, records, verdict)
-    told, awaited = _told(surviving, said.applied, blocks) if served else (surviving, [])
+    over = not served and _is_over(training.steps, surviving, records)
+    told, awaited = (surviving, []) if over else _told(surviving, said.applied, blocks)
     verdict.awaited = sum(one.trains for one in awaited)
     _check_steps(run.manifest, told, heard, verdict)
     for one in told:
@@ -232,6 +233,12 @@ def _surviving(manifest: Manifest, records: Sequence[Record], verdict: AuditVerd
         names = ", ".join(map(str, sorted(found.twice)))
         verdict.complain(f"batches that are in the parameters twice: {names}", "G1")
     return list(found.decisions)
+
+
+def _is_over(steps: int, surviving: Iterable[Decision], records: Sequence[Record]) -> bool:
+    """Whether all is trained and stored. Holders report an update before they save its state."""
+    kinds = [r["kind"] for r in records if r["kind"] in ("commit", "average", "installed", "checkpoint")]
+    return sum(one.trains for one in surviving) >= steps and kinds[-1:] == ["checkpoint"]
 
 
 def _told(

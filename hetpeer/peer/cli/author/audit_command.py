@@ -96,8 +96,8 @@ def _verdict_text(verdict: AuditVerdict, replayed: Replay | None, ok: bool) -> s
         )
     if verdict.awaited:
         lines.append(
-            f"awaited       {counted(verdict.awaited, 'newer step')}: the run goes on, and their evidence is "
-            "still to come"
+            f"awaited       {counted(verdict.awaited, 'newer step')}: the run is not over, and their "
+            "evidence is still to come from volunteers"
         )
     lines.append(f"contributions {_counts(verdict.contributed)}")
     if any(verdict.staleness):
