@@ -96,11 +96,12 @@ def counting(self, x):
     return self.linear(x).mean()
 
 
-def dropout_for_nothing(self, x):
-    """It would take the number of the one that counts, in eager code but not in the graph."""
+def draws_for_nothing_without_gradient(self, x):
+    """Which of the two is left, and so its number, is not known after the trace."""
     with torch.no_grad():
         nn.functional.dropout(x, 0.5).exp()
-    return nn.functional.dropout(self.linear(x), 0.5).mean()
+        y = nn.functional.dropout(x, 0.5)
+    return nn.functional.dropout(self.linear(x), 0.5).mean() + y.mean()
 
 
 def test_a_dropout_that_draws_nothing_may_be_for_nothing():
@@ -117,7 +118,7 @@ def test_a_dropout_that_draws_nothing_may_be_for_nothing():
     [
         (lambda self, x: self.linear(x * torch.bernoulli(x.sigmoid())).mean(), "HP-MODEL-001", "nn.Dropout"),
         (lambda self, x: torch.linalg.svdvals(self.linear(x)).sum(), "HP-MODEL-001", "svd"),
-        (lambda self, x: self.linear(x + torch.rand_like(x)).mean(), "HP-MODEL-001", "rand_like"),
+        (lambda self, x: self.linear(x * torch.randperm(8)).mean(), "HP-MODEL-001", "randperm"),
         (lambda self, x: self.linear(x).mean() * x.sum().item(), "HP-MODEL-001", "item"),
         (lambda self, x: self.linear(x)[x > 0].mean(), "HP-MODEL-001", "no shape and no number"),
         pytest.param(
@@ -140,7 +141,7 @@ def test_a_dropout_that_draws_nothing_may_be_for_nothing():
         (lambda self, x: self.linear(x), "HP-MODEL-003", "scalar"),
         (lambda self, x: (self.linear(x).mean(), x), "HP-MODEL-003", "2 values"),
         (lambda self, x: x.mean(), "HP-MODEL-003", "no trainable parameter"),
-        (dropout_for_nothing, "HP-MODEL-003", "a dropout of the model"),
+        (draws_for_nothing_without_gradient, "HP-MODEL-003", "a random draw of the model"),
     ],
 )
 def test_refusals_name_what_is_wrong(forward, code, part):

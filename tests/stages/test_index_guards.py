@@ -26,6 +26,16 @@ CASES = [
     ("aten.take_along_dim.default", (X, ids(4, 0, 0).view(1, 3), 0), (X, ids(-1))),
     ("aten.index.Tensor", (X, [None, ids(-3, 2)]), (X, [None, ids(3)])),
     ("aten.index.Tensor", (X, [X[:, 0] > 3, ids(0)]), (X, [ids(-5)])),
+    ("aten.index_add.default", (X, 0, ids(3), X[:1]), (X, 0, ids(4), X[:1])),
+    ("aten.index_put.default", (X, [ids(-4)], X[0]), (X, [None, ids(3)], X[0, 0])),
+    ("aten.scatter.value", (X, 1, ids(2, 0).view(2, 1), 1.0), (X, 1, ids(3, 0).view(2, 1), 1.0)),
+    ("aten.scatter.src", (X, 1, ids(2, 0).view(2, 1), X), (X, 1, ids(3, 0).view(2, 1), X)),
+    ("aten.scatter_add.default", (X, 1, ids(2, 0).view(2, 1), X), (X, 1, ids(-1, 0).view(2, 1), X)),
+    (
+        "aten.scatter_reduce.two",
+        (X, 1, ids(2, 0).view(2, 1), X, "amax"),
+        (X, 1, ids(3, 0).view(2, 1), X, "amax"),
+    ),
     ("aten.one_hot.default", (ids(0, 4), 5), (ids(0, 5), 5)),
     ("aten.cross_entropy_loss.default", (X, ids(0, 1, 2, -100)), (X, ids(0, 1, 3, -100))),
     (

@@ -43,8 +43,35 @@ class EquivalenceGates:
 EXACT = EquivalenceGates(loss=1e-4, gradient=1e-4, floor=1e-5)
 ROUNDED = EquivalenceGates(loss=0.1, gradient=0.5, floor=0.05)
 """Gates of a bf16 run, whose blocks round at every border: only clear errors are found."""
+SMALLEST = 1e-3
+"""`Comparison.worst` measures a smaller gradient by this fraction of the whole gradient's norm."""
 TINY = 1e-30
 """Difference that is allowed to a model whose gradient is zero: it fits its first microbatch already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Numbers of one microbatch by the eager module and by the blocks."""
+
+    loss: float
+    """Loss of the eager module."""
+    found: float
+    """Loss of the blocks."""
+    norms: Mapping[str, float]
+    """Parameter → 2-norm of the eager module's gradient."""
+    differences: Mapping[str, float]
+    """Parameter → 2-norm of the difference of the two gradients."""
+
+    @property
+    def whole(self) -> float:
+        """2-norm of the eager module's gradient."""
+        return math.hypot(*self.norms.values())
+
+    def worst(self) -> tuple[float, float]:
+        """Largest relative difference of the loss, and of a parameter's gradient."""
+        floor = max(SMALLEST * self.whole, TINY)
+        gradients = [self.differences[name] / max(norm, floor) for name, norm in self.norms.items()]
+        return abs(self.found - self.loss) / max(abs(self.loss), TINY), max(gradients, default=0.0)
 
 
 def memory_of(specs: Sequence[BlockSpec]) -> int:
@@ -53,15 +80,14 @@ def memory_of(specs: Sequence[BlockSpec]) -> int:
     return sum(gradients) + max(gradients) + sum(spec.activation_bytes for spec in specs)
 
 
-def check_likeness(
+def compare(
     model: nn.Module, example: Mapping[str, Tensor], dag: OpDag, specs: Sequence[BlockSpec]
-) -> None:
-    """Compare loss and gradients of the microbatch `example` as the run computes them.
+) -> Comparison:
+    """Loss and gradients of the microbatch `example` by the module and by the blocks, as in the run.
 
-    That is with dropout, and under autocast in a bf16 run. It takes a forward and a backward pass by each of
-    the two, and `memory_of(specs)` bytes; the module is unchanged afterwards. Raises LocalError HP-MODEL-011
-    if they differ, HP-MODEL-003 if the module cannot be trained on `example`, HP-MODEL-001 if the blocks
-    cannot compute it.
+    That is with the run's draws, and under autocast in a bf16 run. It takes a forward and a backward pass by
+    each of the two, and `memory_of(specs)` bytes; the module is unchanged afterwards. Raises LocalError
+    HP-MODEL-003 if the module cannot be trained on `example`, HP-MODEL-001 if the blocks cannot compute it.
     """
     autocast = specs[0].autocast
     loss, gradients = _eager(model, example, dag, autocast)
@@ -84,7 +110,20 @@ def check_likeness(
             + (", or let the run compute in float32" if autocast else ""),
             exit_code=ExitCode.CONFIG,
         ) from error
-    gates = ROUNDED if autocast else EXACT
+    differences = {name: float(gradient.norm()) for name, gradient in gradients.items()}
+    return Comparison(loss=loss, found=found, norms=norms, differences=differences)
+
+
+def check_likeness(
+    model: nn.Module, example: Mapping[str, Tensor], dag: OpDag, specs: Sequence[BlockSpec]
+) -> None:
+    """Refuse blocks whose loss or gradients are not the module's.
+
+    Raises LocalError HP-MODEL-011, besides the errors of `compare`.
+    """
+    by_both = compare(model, example, dag, specs)
+    loss, found, norms, differences = by_both.loss, by_both.found, by_both.norms, by_both.differences
+    gates = ROUNDED if specs[0].autocast else EXACT
     if not abs(found - loss) <= gates.loss * (abs(loss) + 1):
         raise _unlike(
             f"the blocks' loss of the first microbatch is {found:.6g}, and the model's own {loss:.6g}",
@@ -93,14 +132,14 @@ def check_likeness(
             "let forward() depend on its inputs, parameters and buffers alone",
         )
     excess = {
-        name: float(gradient.norm()) / max(gates.gradient * norms[name] + gates.floor * whole, TINY)
-        for name, gradient in gradients.items()
+        name: differences[name] / max(gates.gradient * norm + gates.floor * by_both.whole, TINY)
+        for name, norm in norms.items()
     }
     worst = max(excess, key=lambda name: math.inf if math.isnan(excess[name]) else excess[name])
     if not excess[worst] <= 1:
         raise _unlike(
             f"the blocks' gradient of {worst!r} is not the model's own: of {norms[worst]:.2g} it differs by "
-            f"{float(gradients[worst].norm()):.2g}",
+            f"{differences[worst]:.2g}",
             "volunteers run operators, and derive them as torch does: a backward of your own "
             "(torch.autograd.Function) and hooks on gradients or tensors do not travel",
             "leave hooks out; where a value y stands for x in the backward pass write x + (y - x).detach(), "

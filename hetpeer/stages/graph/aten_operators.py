@@ -22,15 +22,16 @@ FAMILY: Mapping[str, Operator] = {
     # Arithmetic
     **aten(
         """
-        abs.default add.Scalar add.Tensor addcdiv.default addcmul.default atan.default atan2.default
-        bitwise_not.default ceil.default clamp.default clamp.Tensor clamp_max.default
-        clamp_min.default cos.default div.Scalar div.Tensor div.Tensor_mode erf.default exp.default
-        exp2.default expm1.default floor.default floor_divide.default fmod.Scalar fmod.Tensor
-        lerp.Scalar lerp.Tensor log.default log10.default log1p.default log2.default maximum.default
-        minimum.default mul.Scalar mul.Tensor nan_to_num.default neg.default pow.Scalar
-        pow.Tensor_Scalar pow.Tensor_Tensor reciprocal.default remainder.Scalar remainder.Tensor
-        round.default rsqrt.default rsub.Scalar sign.default sin.default sqrt.default square.default
-        sub.Scalar sub.Tensor tan.default trunc.default
+        abs.default acos.default add.Scalar add.Tensor addcdiv.default addcmul.default
+        asin.default atan.default atan2.default bitwise_not.default ceil.default clamp.default
+        clamp.Tensor clamp_max.default clamp_min.default cos.default div.Scalar div.Tensor
+        div.Tensor_mode erf.default exp.default exp2.default expm1.default floor.default
+        floor_divide.default fmod.Scalar fmod.Tensor lerp.Scalar lerp.Tensor log.default
+        log10.default log1p.default log2.default max.other maximum.default min.other
+        minimum.default mul.Scalar mul.Tensor multiply.Scalar multiply.Tensor nan_to_num.default
+        neg.default pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor reciprocal.default
+        remainder.Scalar remainder.Tensor round.default rsqrt.default rsub.Scalar sign.default
+        sin.default sqrt.default square.default sub.Scalar sub.Tensor tan.default trunc.default
         """
     ),
     # Activations
@@ -45,10 +46,10 @@ FAMILY: Mapping[str, Operator] = {
     # Products, convolutions, attention, tables
     **aten(
         """
-        addmm.default baddbmm.default bmm.default conv1d.default conv2d.default conv3d.default
-        conv_transpose1d.default conv_transpose2d.input conv_transpose3d.input dot.default
-        embedding.default index_select.default linear.default matmul.default mm.default mv.default
-        outer.default scaled_dot_product_attention.default
+        addmm.default baddbmm.default bmm.default conv1d.default conv1d.padding conv2d.default
+        conv2d.padding conv3d.default conv_transpose1d.default conv_transpose2d.input
+        conv_transpose3d.input dot.default embedding.default index_select.default linear.default
+        matmul.default mm.default mv.default outer.default scaled_dot_product_attention.default
         """
     ),
     **aten("einsum.default", text=EQUATION),
@@ -68,9 +69,10 @@ FAMILY: Mapping[str, Operator] = {
     **aten(
         """
         all.default all.dim amax.default amin.default any.default any.dim argmax.default
-        argmin.default cumprod.default cumsum.default logsumexp.default max.default max.dim
-        mean.default mean.dim min.default min.dim prod.default prod.dim_int sort.default
-        std.correction std.dim sum.default sum.dim_IntList topk.default var.correction var.dim
+        argmin.default argsort.default argsort.stable cumprod.default cumsum.default
+        logsumexp.default max.default max.dim mean.default mean.dim min.default min.dim
+        prod.default prod.dim_int sort.default std.correction std.dim sort.stable sum.default
+        sum.dim_IntList topk.default var.correction var.dim
         """
     ),
     # Shapes
@@ -87,15 +89,17 @@ FAMILY: Mapping[str, Operator] = {
     # Copies, indexing, making tensors
     **aten(
         """
-        _to_copy.default constant_pad_nd.default diff.default full_like.default gather.default
-        index.Tensor new_full.default new_ones.default new_zeros.default ones_like.default
-        pad.default take_along_dim.default tril.default triu.default type_as.default
+        _to_copy.default constant_pad_nd.default diff.default fill.Scalar fill.Tensor
+        full_like.default gather.default index.Tensor new_full.default new_ones.default
+        new_zeros.default ones_like.default pad.default select_scatter.default
+        slice_scatter.default take_along_dim.default tril.default triu.default type_as.default
         upsample_bilinear2d.vec upsample_nearest1d.vec upsample_nearest2d.vec zeros_like.default
         """
     ),
     **aten(
         """
-        cat.default clone.default repeat.default repeat_interleave.self_int stack.default
+        cat.default clone.default concat.default repeat.default repeat_interleave.self_int
+        stack.default
         """,
         moves=True,
     ),
@@ -110,10 +114,11 @@ FAMILY: Mapping[str, Operator] = {
     **aten(
         """
         __and__.Tensor __or__.Tensor bitwise_and.Scalar bitwise_and.Tensor bitwise_or.Tensor
-        eq.Scalar eq.Tensor ge.Scalar ge.Tensor gt.Scalar gt.Tensor isinf.default isnan.default
-        le.Scalar le.Tensor logical_and.default logical_not.default logical_or.default
-        logical_xor.default lt.Scalar lt.Tensor masked_fill.Scalar masked_fill.Tensor ne.Scalar
-        ne.Tensor where.Scalar where.ScalarOther where.ScalarSelf where.self
+        bitwise_or.Scalar bitwise_xor.Tensor eq.Scalar eq.Tensor ge.Scalar ge.Tensor gt.Scalar
+        gt.Tensor _is_all_true.default isfinite.default isinf.default isnan.default le.Scalar
+        le.Tensor logical_and.default logical_not.default logical_or.default logical_xor.default
+        lt.Scalar lt.Tensor masked_fill.Scalar masked_fill.Tensor ne.Scalar ne.Tensor where.Scalar
+        where.ScalarOther where.ScalarSelf where.self
         """
     ),
     # A trace fixes strides that another device's kernels do not give; reshape is a view where one is

@@ -90,6 +90,24 @@ def instance_norm(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, *res
     return aten.instance_norm.default(x, weight, bias, mean, variance, *rest)
 
 
+def copy(x: Any, source: Any, non_blocking: Any = False) -> Any:  # noqa: ARG001 (torch's signature)
+    """`aten.copy`, which has no derivative in torch: `source` in the shape and dtype of `x`."""
+    return source.to(x.dtype).expand(x.shape)
+
+
+def unfold(x: Any, dim: Any, size: Any, step: Any) -> Any:
+    """`aten.unfold` into at most MAX_PARTS windows of a tensor: they are views, which may overlap."""
+    _check_parts((x.shape[dim] - size) // step + 1)
+    return aten.unfold.default(x, dim, size, step)
+
+
+def linalg_norm(x: Any, order: Any = None, dim: Any = None, keepdim: Any = False, **kwargs: Any) -> Any:
+    """`aten.linalg_norm` of vectors: a matrix's norm may take a decomposition, which costs n³."""
+    if order is not None and (dim is None or len(dim) != 1):
+        raise ValueError("a norm of an order is that of vectors: name one dimension")
+    return aten.linalg_norm.default(x, order, dim, keepdim, **kwargs)
+
+
 def one_hot(x: Any, classes: Any = -1) -> Any:
     """`aten.one_hot` with a given number of classes."""
     if type(classes) is not int or classes < 1:
@@ -99,10 +117,13 @@ def one_hot(x: Any, classes: Any = -1) -> Any:
 
 FAMILY: Mapping[str, Operator] = {
     "getitem": Operator(getitem, moves=True),
+    "aten.copy.default": Operator(copy),
     "aten.chunk.default": Operator(chunk, moves=True),
     "aten.split.Tensor": Operator(split, moves=True),
+    "aten.unfold.default": Operator(unfold, moves=True),
     "aten.unbind.int": Operator(unbind, moves=True),
     "aten.gru.input": Operator(gru),
+    "aten.linalg_norm.default": Operator(linalg_norm),
     "aten.lstm.input": Operator(lstm),
     "aten.instance_norm.default": Operator(instance_norm),
     "aten.one_hot.default": Operator(one_hot),

@@ -37,7 +37,7 @@ def _take(x: Tensor, indices: Tensor, dim: int | None = None) -> None:
         _within(indices, x.numel())
 
 
-def _index(x: Tensor, indices: Sequence[Tensor | None]) -> None:
+def _index(x: Tensor, indices: Sequence[Tensor | None], *_: Any, **__: Any) -> None:
     dim = 0
     for one in indices:
         if one is None or one.dtype not in (torch.bool, torch.uint8):
@@ -68,8 +68,16 @@ INDEX_GUARDS: Mapping[str, Guard] = {
     "aten.embedding.default": _embedding,
     "aten.index_select.default": _along,
     "aten.gather.default": _along,
+    "aten.index_add.default": _along,
+    "aten.index_copy.default": _along,
+    "aten.index_fill.int_Scalar": _along,
+    "aten.scatter.src": _along,
+    "aten.scatter.value": _along,
+    "aten.scatter_add.default": _along,
+    "aten.scatter_reduce.two": _along,
     "aten.take_along_dim.default": _take,
     "aten.index.Tensor": _index,
+    "aten.index_put.default": _index,
     "aten.one_hot.default": _one_hot,
     "aten.cross_entropy_loss.default": _classes,
     "aten.nll_loss_nd.default": _classes,

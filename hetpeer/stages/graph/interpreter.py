@@ -27,8 +27,10 @@ KEYWORDS = frozenset(
         "approximate",
         "beta",
         "correction",
+        "descending",
         "dtype",
         "enable_gqa",
+        "include_self",
         "keepdim",
         "log_target",
         "memory_format",
@@ -51,7 +53,24 @@ SYMBOLS: Mapping[str, Mapping[str, Any]] = {
     },
     "text": {
         text: text
-        for text in ("none", "tanh", "floor", "trunc", "constant", "reflect", "replicate", "circular")
+        for text in (
+            "none",
+            "tanh",
+            "floor",
+            "trunc",
+            "constant",
+            "reflect",
+            "replicate",
+            "circular",
+            "same",
+            "valid",
+            "sum",
+            "mean",
+            "amax",
+            "amin",
+            "ij",
+            "xy",
+        )
     },
 }
 """Kind → value → torch's constant."""

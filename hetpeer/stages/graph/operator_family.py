@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,11 @@ class Operator:
     """Arguments that it takes by name, besides those that any operator may take (interpreter.py)."""
     text: re.Pattern[str] | None = None
     """Free text that an argument may be, in full."""
+
+
+def is_abstract(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no values, as in a dry run."""
+    return tensor.device.type == "meta" or isinstance(tensor, FakeTensor)
 
 
 def aten(names: str, **traits: Any) -> dict[str, Operator]:

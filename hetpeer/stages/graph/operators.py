@@ -7,12 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hetpeer.stages.graph import aten_operators, guarded_operators, own_operators
+from hetpeer.stages.graph import (
+    aten_operators,
+    drawn_operators,
+    guarded_operators,
+    indexed_operators,
+    own_operators,
+)
 from hetpeer.stages.graph.operator_family import Operator
 
 FAMILIES: dict[str, Mapping[str, Operator]] = {
     "aten": aten_operators.FAMILY,
+    "drawn": drawn_operators.FAMILY,
     "guarded": guarded_operators.FAMILY,
+    "indexed": indexed_operators.FAMILY,
     "own": own_operators.FAMILY,
 }
 """Family → its operators by their names in a graph; no name is in two families."""

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 (as everybody writes it)
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from hetpeer.stages.graph import philox, random_draws
 from hetpeer.stages.graph.block_spec import BATCH_NORM
-from hetpeer.stages.graph.operator_family import Operator
+from hetpeer.stages.graph.operator_family import Operator, is_abstract
 from hetpeer.stages.graph.random_draws import Draw
 
 DROPOUT, ATTENTION = "hetpeer.dropout", "hetpeer.attention"
@@ -122,7 +121,7 @@ FAMILY: Mapping[str, Operator] = {
 
 
 def _keep_mask(draw: Draw, operator: int, probability: float, like: Tensor) -> Tensor:
-    if like.device.type == "meta" or isinstance(like, FakeTensor):
+    if is_abstract(like):
         return torch.empty_like(like, dtype=torch.bool)
     if like.device.type == "cpu":
         mask = torch.from_numpy(random_draws.keep_mask(draw, operator, probability, like.numel()))

@@ -19,15 +19,14 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.stages.tracing.refusals import author_frame, unfit, unsupported
+from hetpeer.stages.tracing.draws import number_draws
+from hetpeer.stages.tracing.refusals import author_frame, unsupported
 
 _log = logging.getLogger(__name__)
 
 MAX_BATCH = 1 << 20
-DROPOUTS = frozenset({"aten.dropout.default", "aten.dropout_.default", "aten.native_dropout.default"})
 CASTS: Mapping[Any, int] = {torch.ops.aten.to.dtype: 1, torch.ops.aten.to.device: 2}
 """Position of the target dtype in casts, but for `x.cpu()`, whose dtype is not the author's wish."""
-SDPA = "aten.scaled_dot_product_attention.default"
 
 
 def capture(model: nn.Module, example: Mapping[str, Tensor], autocast: bool) -> ExportedProgram:
@@ -35,8 +34,7 @@ def capture(model: nn.Module, example: Mapping[str, Tensor], autocast: bool) -> 
     autocast.
 
     Every tensor of `example` has the batch as its first dimension. Raises LocalError HP-MODEL-001 (a region
-    that is not supported), HP-MODEL-003 (a dropout that nothing needs) or HP-MODEL-002 (torch cannot export
-    the model, with the author's line).
+    that is not supported) or HP-MODEL-002 (torch cannot export the model, with the author's line).
     """
     batch, several = Dim("batch", min=1, max=MAX_BATCH), example
     if next(iter(example.values())).shape[0] == 1:  # export would take a batch of one for a constant
@@ -67,21 +65,14 @@ def _export_fixed(model: nn.Module, example: Mapping[str, Tensor], autocast: boo
 
 
 def _export(model: nn.Module, example: Mapping[str, Tensor], dynamic: Any, autocast: bool) -> ExportedProgram:
-    """Export and decompose `model`. Raises an error if a dropout has no part in the result."""
+    """Export and decompose `model`."""
     with _quiet_torch():
         exported = torch.export.export(model, (), dict(example), strict=False, dynamic_shapes=dynamic)
+        number_draws(exported)
         _keep_no_grad(exported)
         if autocast:
             _keep_casts(exported)
         decomposed: ExportedProgram = exported.run_decompositions({})
-    if _dropouts(exported) != _dropouts(decomposed):
-        # torch drops operators that lead to no result, but eager code runs them: later dropouts would be
-        # numbered differently
-        raise unfit(
-            "a dropout of the model has no part in what forward() returns",
-            "a mask depends on a dropout's place among all",
-            "leave it out, or give it the probability 0",
-        )
     return decomposed
 
 
@@ -123,21 +114,6 @@ def _keep_casts(exported: ExportedProgram) -> None:
 def _graphs(exported: ExportedProgram) -> list[torch.fx.Graph]:
     """The program's own graph, and those of its regions."""
     return [m.graph for m in exported.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
-
-
-def _dropouts(exported: ExportedProgram) -> int:
-    """Number of times the program draws a mask."""
-    return sum(
-        _draws(node) for graph in _graphs(exported) for node in graph.nodes if node.op == "call_function"
-    )
-
-
-def _draws(node: torch.fx.Node) -> bool:
-    """Whether a call draws a mask: dropout [input, p, training], attention […, …, …, mask, p]."""
-    op, args = str(node.target), node.args
-    if op in DROPOUTS:
-        return bool(args[1]) and args[2] is not False
-    return op == SDPA and len(args) > 4 and bool(args[4])
 
 
 def torch_line(error: Exception) -> str:

@@ -15,12 +15,12 @@ from pathlib import Path
 from hetpeer.dht.base.errors import ExitCode, LocalError
 
 HINTS: Mapping[str, str] = {
-    "rand": "take random numbers out of forward (nn.Dropout is understood):"
-    " a redone task must give the same result",
+    "rand": "use torch.rand, torch.randn or nn.Dropout: a redone task must give the same result",
     "bernoulli": "use nn.Dropout for random masks: a task redone by another peer must give the same result",
     "batch_norm": "use nn.BatchNorm with a fixed momentum, once per forward",
 }
 VALUES = "let no shape and no number of the graph depend on the values of a tensor (no x[mask], no item())"
+DRAWS = "draw float32 numbers by torch.rand, torch.randn or nn.Dropout"
 NOT_LISTED = "it is not on the list of operators"
 
 

@@ -29,9 +29,11 @@ from hetpeer.stages.graph.block_spec import (
     TensorSpec,
     Value,
 )
+from hetpeer.stages.graph.drawn_operators import BERNOULLI, KEEP, UNIFORM
 from hetpeer.stages.graph.interpreter import check_call
 from hetpeer.stages.graph.own_operators import ATTENTION, DROPOUT
-from hetpeer.stages.tracing.refusals import VALUES, is_author, unfit, unsupported
+from hetpeer.stages.tracing.draws import SDPA, SIZED, USUAL
+from hetpeer.stages.tracing.refusals import DRAWS, VALUES, is_author, unfit, unsupported
 
 ASSERTIONS = frozenset(
     {
@@ -47,8 +49,16 @@ PLACEMENT = frozenset({"device", "pin_memory", "layout"})
 """Arguments about a tensor's place, which the peer that runs the block decides."""
 
 NATIVE_DROPOUT = "aten.native_dropout.default"
-SDPA = "aten.scaled_dot_product_attention.default"
 NATIVE_BATCH_NORM = "aten._native_batch_norm_legit_functional.default"
+INSTEAD: Mapping[str, str] = {
+    "transformers.grouped_mm_fallback.default": "aten._grouped_mm.default",
+    "aten.empty.memory_format": "aten.zeros.default",
+    "aten.empty_like.default": "aten.zeros_like.default",
+    "aten.new_empty.default": "aten.new_zeros.default",
+}
+"""Operators → others that do the same: zeros stand for memory that nobody wrote."""
+
+CAT, FLOOR, ADD = "aten.cat.default", "aten.floor.default", "aten.add.Tensor"
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -64,7 +74,8 @@ class Rewriter:
     """Value that is the new content of BatchNorm's running mean or variance → that buffer's value name."""
     _first_result: dict[str, str] = field(default_factory=dict)
     """Name of a `getitem 0` → the call whose only result that is now."""
-    _dropouts: int = 0
+    numbers: Mapping[fx.Node, int] = field(default_factory=dict)
+    """Random draw → its number in the program; `read_numbers` has them."""
 
     def add(self, node: fx.Node) -> None:
         """Convert the next node of the author's program. Raises LocalError HP-MODEL-001, HP-MODEL-003."""
@@ -82,7 +93,14 @@ class Rewriter:
             self._add_attention(node)
         elif op == "getitem" and self._is_part_of_ours(node):
             self._add_part(node)
+        elif op in SIZED:
+            self._add_draw(node, op)
+        elif op == FLOOR and (kept := _kept(node)):
+            self._add_keep(node, *kept)
+        elif op == CAT:
+            self._add_cat(node)
         else:
+            op = INSTEAD.get(op, op)
             self._emit(node.name, op, self._arguments(node), self._keywords(node), node.meta["val"])
 
     def _emit(
@@ -97,23 +115,43 @@ class Rewriter:
         self.nodes.append(node)
         self.values[name] = describe(val)
 
+    def _add_cat(self, node: fx.Node) -> None:
+        """Append a `cat` without tensors of shape [0], which torch ignores: empty caches of transformers."""
+        parts, *rest = node.args
+        assert isinstance(parts, (list, tuple))
+        full = [part for part in parts if not isinstance(part, fx.Node) or part.meta["val"].shape != (0,)]
+        args = (self._argument(node, full or parts), *(self._argument(node, one) for one in rest))
+        self._emit(node.name, CAT, args, self._keywords(node), node.meta["val"])
+
     # ── hidden state ───────────────────────────────────────────────────────────────────────────────────────
 
     def _add_dropout(self, node: fx.Node) -> None:
         x, probability, *_ = self._arguments(node)
-        number = self._next_dropout(probability)
+        number = self.numbers.get(node, 0)
         self._emit(node.name, DROPOUT, (x, probability, number), {}, node.meta["val"][0])
 
     def _add_attention(self, node: fx.Node) -> None:
         query, key, value, mask, probability, *causal = self._arguments(node)
-        number = self._next_dropout(probability)
+        number = self.numbers[node]
         args = (query, key, value, mask, probability, bool(causal and causal[0]), number)
         self._emit(node.name, ATTENTION, args, self._keywords(node), node.meta["val"])
 
-    def _next_dropout(self, probability: Argument) -> int:
-        """The dropout's number in the program. One with probability 0 draws nothing and does not count."""
-        self._dropouts += bool(probability)
-        return self._dropouts - 1 if probability else 0
+    def _add_draw(self, node: fx.Node, op: str) -> None:
+        """Append our own draw of the size that torch's has."""
+        own, bounds = SIZED[op], self._arguments(node)[1:]
+        if op in USUAL and bounds != USUAL[op][: len(bounds)]:
+            raise unsupported(op, f"it draws by {bounds}", self.lines[node.name], DRAWS)
+        result = node.meta["val"]
+        if result.dtype != torch.float32:
+            raise unsupported(op, f"it draws {result.dtype}", self.lines[node.name], DRAWS)
+        parameters = (bounds or (0.5,)) if own == BERNOULLI else ()
+        args = (tuple(map(_size, result.shape)), *parameters, self.numbers[node])
+        self._emit(node.name, own, args, {}, result)
+
+    def _add_keep(self, node: fx.Node, draw: fx.Node, probability: float) -> None:
+        """Append `floor(rand + probability)`, the usual drop path, as one call that knows of evaluations."""
+        sizes = tuple(map(_size, node.meta["val"].shape))
+        self._emit(node.name, KEEP, (sizes, probability, self.numbers[draw]), {}, node.meta["val"])
 
     def _add_batch_norm(self, node: fx.Node) -> None:
         """Append our own BatchNorm. Raises an error if its statistics are not plain running values."""
@@ -229,6 +267,14 @@ def _size(size: Any) -> Size:
         "the last microbatch of a step may have fewer samples",
         "let sizes depend on the number of samples by multiplication only",
     )
+
+
+def _kept(node: fx.Node) -> tuple[fx.Node, float] | None:
+    """The draw and the number of `floor(rand + number)`; None if that is not what `node` is."""
+    match node.args[0]:
+        case fx.Node(args=(fx.Node() as draw, float() as number)) as added if str(added.target) == ADD:
+            return (draw, number) if SIZED.get(str(draw.target)) == UNIFORM and 0 <= number <= 1 else None
+    return None
 
 
 def _line(node: fx.Node) -> str:

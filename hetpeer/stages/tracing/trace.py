@@ -18,6 +18,7 @@ from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.graph.block_spec import Batch, OperatorCall, TensorSpec, Value
 from hetpeer.stages.graph.graph_cost import gradient_reach, measure
 from hetpeer.stages.tracing.capture import capture
+from hetpeer.stages.tracing.draws import read_numbers
 from hetpeer.stages.tracing.refusals import unfit, unsupported
 from hetpeer.stages.tracing.rewrite import Rewriter, describe_tensor
 
@@ -85,7 +86,7 @@ def trace(model: nn.Module, example: Mapping[str, Tensor], *, autocast: bool = F
     model.train()
     batch = _batch(example)
     exported = capture(model, example, autocast)
-    rewriter = Rewriter()
+    rewriter = Rewriter(numbers=read_numbers(exported.graph.nodes))
     for node in exported.graph.nodes:
         if node.op == "call_function":
             rewriter.add(node)

@@ -1,0 +1,80 @@
+"""Operators that group or scatter by the values of an index.
+
+A kernel that trusts such values reads or writes beyond its tensors, so they are checked here, or by the CPU's
+kernel and by index_guards.py on a GPU. On tensors without memory only shapes are computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from hetpeer.stages.graph.operator_family import Operator, aten, is_abstract
+
+MAX_GROUPS = 1024
+"""Groups of one product, as `split` allows parts: each is a call of its own."""
+
+
+def grouped_mm(
+    x: Tensor, weights: Tensor, offs: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Rows of `x` [rows, in] times the matrix of their group, `weights` [groups, in, out] → [rows, out].
+
+    Group g has the rows before `offs[g]` that no earlier group has; rows after the last one give zeros. One
+    product a group, so the bits do not depend on how a device tiles.
+    """
+    if bias is not None or dtype not in (None, x.dtype):
+        raise ValueError("a grouped product takes neither a bias nor another dtype")
+    if x.dim() != 2 or weights.dim() != 3 or offs.dim() != 1 or len(offs) != len(weights):
+        raise ValueError("a grouped product takes [rows, in], [groups, in, out] and the end of each group")
+    if not 1 <= len(weights) <= MAX_GROUPS or offs.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"a grouped product has 1 to {MAX_GROUPS} groups, whose ends are integers")
+    matrices = weights.unbind(0)
+    if is_abstract(x):
+        return x @ matrices[0]
+    last = [int(end) for end in offs.tolist()]
+    sizes = [end - begin for begin, end in zip([0, *last], [*last, len(x)], strict=False)]
+    if min(sizes) < 0:
+        raise IndexError(f"the ends of the groups {last[:8]} do not ascend within {len(x)} rows")
+    parts = torch.split(x, sizes)
+    done = [part @ matrix for part, matrix in zip(parts, matrices, strict=False)]
+    return torch.cat([*done, parts[-1] @ torch.zeros_like(matrices[0])] if sizes[-1] else done)
+
+
+def histogram(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:  # noqa: A002 (torch's names)
+    """`aten.histc`, counted on the CPU: a GPU's kernel adds in no fixed order."""
+    if x.requires_grad:
+        raise ValueError("a histogram has no gradient")
+    if is_abstract(x):
+        return torch.ops.aten.histc.default(x, bins, min, max)  # type: ignore[no-any-return]
+    return torch.ops.aten.histc.default(x.cpu(), bins, min, max).to(x.device)  # type: ignore[no-any-return]
+
+
+def index_put(
+    x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Tensor:
+    """`aten.index_put` that writes at most as many places as `x` and `values` have elements.
+
+    Indices are combined as they broadcast, which costs no memory, so a stranger could ask for any number.
+    """
+    numbers = [one.shape for one in indices if one is not None and one.dtype in (torch.int32, torch.int64)]
+    places: Sequence[int] = torch.broadcast_shapes(*numbers)  # type: ignore[no-untyped-call]
+    if math.prod(places) > x.numel() + values.numel():
+        raise ValueError("more places are written than there are elements")
+    return torch.ops.aten.index_put.default(x, indices, values, accumulate)  # type: ignore[no-any-return]
+
+
+FAMILY: Mapping[str, Operator] = {
+    "aten._grouped_mm.default": Operator(grouped_mm, keywords=frozenset({"offs"})),
+    "aten.histc.default": Operator(histogram, keywords=frozenset({"bins", "min", "max"})),
+    "aten.index_put.default": Operator(index_put),
+    **aten(
+        """
+        index_add.default scatter.src scatter.value scatter_add.default scatter_reduce.two
+
+        """
+    ),
+}
