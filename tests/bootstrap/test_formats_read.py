@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hetpeer.bootstrap.samples import record
 from hetpeer.bootstrap.samples.documents import records, texts
 from hetpeer.bootstrap.samples.formats import data_files
 from hetpeer.bootstrap.samples.record import Progress
@@ -125,3 +126,19 @@ def test_a_damaged_folder_of_datasets_is_refused(tmp_path: Path) -> None:
     arrow.write_bytes(arrow.read_bytes()[:200])
     with pytest.raises(LocalError, match="it is no whole folder of datasets"):
         contents(path)
+
+
+def test_progress_says_how_fast_how_far_and_how_long_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(record.time, "monotonic", lambda: now)
+    said: list[str] = []
+    progress = Progress(said.append, total=1000)
+    for _ in progress.count(range(2400)):
+        now += 0.01
+        progress.read = min(1000, progress.read + 1)
+    assert said[0] == "500 samples, 100 a second, 50% of the data, about 5 s left"
+    assert len(said) == 4  # one every five seconds
+    function = Progress(said.append)
+    now += 10
+    function.add(30)
+    assert said[-1] == "30 samples, 3 a second"
