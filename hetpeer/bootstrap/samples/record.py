@@ -34,8 +34,11 @@ class Progress:
     """Bytes of all files; 0: unknown, as for a function."""
     read: int = 0
     samples: float = 0
-    _begun: float = field(default_factory=time.monotonic)
-    _told: float = field(default_factory=time.monotonic)
+    _begun: float = field(init=False)
+    _told: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._begun = self._told = time.monotonic()
 
     def count(self, samples: Iterable[Any]) -> Iterator[Any]:
         """Pass `samples` on and count them."""
