@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 from hetpeer.bootstrap.authoring.create import create_run
 from hetpeer.bootstrap.authoring.run_data import DataOptions
+from hetpeer.bootstrap.authoring.user_code import build_model
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.samples import source
 from hetpeer.dht.base.errors import ExitCode, LocalError
@@ -73,6 +75,22 @@ def test_packed_texts_for_a_model_of_transformers(tmp_path: Path) -> None:
         if (part != 0).all()
     )
     assert found == sorted(f"{text}<|end|>" for text in TEXTS)
+
+    # Each document's loss is what the model gives it alone, under the attention that it chooses itself.
+    model = build_model(run.author().model, run.manifest.seed).eval()
+    for row in range(3):
+        batch = {name: torch.from_numpy(array[row]).unsqueeze(0) for name, array in arrays.items()}
+        alone = [
+            (model(input_ids=ids, labels=ids).loss * (ids.shape[1] - 1), ids.shape[1] - 1)
+            for part in np.split(
+                arrays["input_ids"][row], np.flatnonzero(arrays["position_ids"][row] == 0)[1:]
+            )
+            if (part != 0).all()
+            for ids in [torch.from_numpy(part).unsqueeze(0)]
+        ]
+        assert len(alone) > 1
+        whole = sum(loss for loss, _ in alone) / sum(count for _, count in alone)
+        assert torch.isclose(model(**batch).loss, whole, rtol=1e-5)
 
 
 def test_a_module_that_names_tokens_and_targets_gets_those(tmp_path: Path) -> None:

@@ -5,37 +5,15 @@ Heavy imports stand inside the function.
 
 from __future__ import annotations
 
-import enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from hetpeer.peer.cli.author.init_choices import Mode, OnBadSample, Shape
 from hetpeer.peer.cli.options import RunDir, cleaned_up
 from hetpeer.peer.limits.amounts import counted
 from hetpeer.peer.process.console import say
-
-
-class Shape(enum.StrEnum):
-    """Shape of the learning rate after the warm-up."""
-
-    CONSTANT = "constant"
-    LINEAR = "linear"
-    COSINE = "cosine"
-
-
-class OnBadSample(enum.StrEnum):
-    """Consequence of a sample that cannot be computed (docs/trust.md)."""
-
-    HALT = "halt"
-    SKIP = "skip"
-
-
-class Mode(enum.StrEnum):
-    """Way in which pipelines agree on parameters (docs/training.md)."""
-
-    EXACT = "exact"
-    GROUPED = "grouped"
 
 
 def init(
