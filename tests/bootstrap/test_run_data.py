@@ -259,6 +259,19 @@ def test_labels_out_of_range_are_named(tmp_path: Path, label: str, bad: bool) ->
     assert f"goes from {min(0, int(label))} to {max(99, int(label))}" in error.why
 
 
+def test_a_label_out_of_range_is_only_mentioned_where_such_samples_are_skipped(tmp_path: Path) -> None:
+    (tmp_path / "labels.py").write_text(LABELS.format(label="300"))
+    said: list[str] = []
+    create_run(
+        tmp_path / "run",
+        model=own_model(tmp_path),
+        data=[f"{tmp_path / 'labels.py'}:data"],
+        training=TRAINING.model_copy(update={"on_bad_sample": "skip"}),
+        tell=said.append,
+    )
+    assert "'targets' has the value 300" in said[-1]
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [({"packed": True}, "--packed"), ({"text_field": "a"}, "--text-field"), ({}, "--tokenizer")],

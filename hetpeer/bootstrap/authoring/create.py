@@ -112,7 +112,12 @@ def create_run(
         extremes = Extremes()
         with disk_errors(folder):
             written = source.write(folder / "data", extremes)
-        check_extremes(built, example, extremes.found())
+        try:
+            check_extremes(built, example, extremes.found())
+        except LocalError as error:
+            if training.on_bad_sample != "skip":
+                raise
+            tell(f"such samples will be skipped (--on-bad-sample skip): {error.what}; {error.why}")
         fields: Fields = {
             **asked,
             "data": written,
