@@ -21,6 +21,7 @@ from torch.export import Dim, ExportedProgram
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.tracing.draws import number_draws
 from hetpeer.stages.tracing.refusals import author_frame, unsupported
+from hetpeer.stages.tracing.sanity_checks import checks_pass
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +68,8 @@ def _export_fixed(model: nn.Module, example: Mapping[str, Tensor], autocast: boo
 def _export(model: nn.Module, example: Mapping[str, Tensor], dynamic: Any, autocast: bool) -> ExportedProgram:
     """Export and decompose `model`."""
     with _quiet_torch():
-        exported = torch.export.export(model, (), dict(example), strict=False, dynamic_shapes=dynamic)
+        with checks_pass():
+            exported = torch.export.export(model, (), dict(example), strict=False, dynamic_shapes=dynamic)
         number_draws(exported)
         _keep_no_grad(exported)
         if autocast:
