@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hetpeer.dht.base.runtime import going_on
+from hetpeer.dht.base.runtime import TaskSet, going_on
 
 
 async def fails_after(moment: asyncio.Event) -> int:
@@ -54,3 +54,20 @@ async def test_nobody_is_told_what_nobody_waits_for() -> None:
     del waiting
     gc.collect()
     assert not told
+
+
+async def test_a_task_that_is_spawned_while_its_set_closes_ends_with_it() -> None:
+    """The cleanup of a task may say a last word in a task of its own."""
+    tasks = TaskSet()
+    late: list[asyncio.Task[Any]] = []
+
+    async def with_a_last_word() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            late.append(tasks.spawn(asyncio.Event().wait(), name="last word"))
+
+    tasks.spawn(with_a_last_word(), name="first")
+    await asyncio.sleep(0)
+    await tasks.close()
+    assert [task.cancelled() for task in late] == [True]

@@ -122,11 +122,11 @@ class TaskSet:
         return task
 
     async def close(self) -> None:
-        """Cancel all tasks and return when each has ended."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """Cancel all tasks and return when each has ended, also those that their cleanup spawns."""
+        while tasks := list(self._tasks):
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _finished(self, task: asyncio.Task[Any]) -> None:
         """Log how a task ended; an error other than `RemoteError` goes to `on_error`, if there is one."""
