@@ -4,7 +4,7 @@ PYTHON ?=
 BIN := .venv/bin
 PY := $(BIN)/python
 
-.PHONY: setup lint format quick test proof-tests fuzz hashes audit-deps browser screenshots grid demo proof proof-3 proof-4 proof-5 proof-6 proof-7 proof-8 proof-9 proof-10 proof-churn proof-async proof-averaging chaos hostile besieged gpu clean
+.PHONY: setup lint format quick test proof-tests fuzz hashes audit-deps zoo browser screenshots grid demo proof proof-3 proof-4 proof-5 proof-6 proof-7 proof-8 proof-9 proof-10 proof-churn proof-async proof-averaging chaos hostile besieged gpu clean
 
 setup:
 	@sh scripts/setup.sh $(PYTHON)
@@ -51,6 +51,11 @@ hashes:
 audit-deps: setup
 	$(PY) -m pip install -q -c constraints.txt -e '.[audit]'
 	$(PY) -m benchmarks.advisories
+
+# Architectures of transformers against their eager training: docs/models.md anew. Names alone: `python -m benchmarks.zoo NAME …`
+zoo: setup
+	$(PY) -m pip install -q -c constraints.txt -e '.[examples]'
+	$(PY) -m benchmarks.zoo
 
 # The dashboard in a headless Chromium: `apt-get install chromium`.
 browser: setup
