@@ -32,6 +32,7 @@ from hetpeer.bootstrap.authoring.create import create_run
 from hetpeer.bootstrap.log.record_log import read_log
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings, TrustSettings
+from hetpeer.peer.daemon.join_run import MAX_RESTARTS
 from hetpeer.peer.process.hetpeer_children import end_all
 from tests.authors import memorise
 
@@ -86,6 +87,8 @@ async def hurt(swarm: Swarm, choose: random.Random, steps: int, faults: int) -> 
         if swarm.feed.history.version >= steps:
             return done
         victim, kind = choose.randint(1, VOLUNTEERS), choose.choice(("kill", "kill worker", "freeze"))
+        if done.count(f"kill worker {victim}") == MAX_RESTARTS:
+            kind = "kill"  # it takes its worker for broken after one more
         if kind == "kill worker" and (worker := swarm.worker(victim)) is not None:
             worker.kill()
         elif kind == "freeze":
