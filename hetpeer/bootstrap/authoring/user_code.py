@@ -6,16 +6,13 @@ as data. An exception in the author's code becomes one plain error with the file
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
+from hetpeer.bootstrap.authoring.author_modules import author_imports, author_module
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.tracing.refusals import author_frame
 
@@ -115,33 +112,20 @@ def _load_function(reference: str, role: FunctionRole) -> Callable[..., Any]:
     module_name, _, function_name = absolute_reference(reference, role).rpartition(":")
     path = Path(module_name)
     with _author_errors(reference, role):
-        module = _load_module(path, path.read_bytes())
+        module = author_module(path, path.read_bytes())
     function = getattr(module, function_name, None)
     if not callable(function):
         raise role.error(reference, f"{path.name} has no function {function_name!r}")
     return function  # type: ignore[no-any-return]
 
 
-@lru_cache(8)
-def _load_module(path: Path, _content: bytes) -> ModuleType:
-    """Import a module once per content, with its folder on the import path: model, loss and data share it."""
-    spec = importlib.util.spec_from_file_location(f"hetpeer_author_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path.name} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    sys.path.insert(0, str(path.parent))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(path.parent))
-    return module
-
-
 @contextmanager
 def _author_errors(reference: str, role: FunctionRole) -> Iterator[None]:
+    """Context of the author's code at `reference`: its imports, and its errors as those of the role."""
+    path = Path(reference.rpartition(":")[0]).expanduser().resolve()
     try:
-        yield
+        with author_imports(path):
+            yield
     except (Exception, SystemExit) as error:  # the author's code may raise anything
         frame = None if isinstance(error, SyntaxError) else author_frame(error)  # its text has file and line
         where = "" if frame is None else f" ({Path(frame.filename).name}, line {frame.lineno})"
