@@ -43,7 +43,9 @@ EARLY = "from {0} import VALUE\ndef data():\n    yield VALUE\n"
 
 
 @pytest.mark.parametrize("text", [EARLY, LATE])
-@pytest.mark.parametrize("neighbour", ["beside", ".beside", "ours.beside", "ours.deep.within", ".deep.within"])
+@pytest.mark.parametrize(
+    "neighbour", ["beside", ".beside", "ours.beside", "ours.deep.within", ".deep.within"]
+)
 def test_imports_of_a_file_in_a_package(tmp_path: Path, text: str, neighbour: str) -> None:
     for folder in ("ours", "ours/deep"):
         package(tmp_path / folder)

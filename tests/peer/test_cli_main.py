@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -52,6 +53,32 @@ def run_app(
     root.handlers, root.level = before
     logging.getLogger("hetpeer").setLevel(logging.NOTSET)
     logging.captureWarnings(capture=False)
+
+
+@pytest.mark.parametrize(
+    ("module", "status"), [("typer", -signal.SIGINT), ("hetpeer.peer.cli.author.invite_command", 130)]
+)
+def test_ctrl_c_while_modules_are_imported_shows_no_traceback(module: str, status: int) -> None:
+    """The first is imported by the command line itself, the second when the command is known."""
+    interrupts = f"""
+import os, signal, sys
+from hetpeer.peer.cli.entry import run
+
+
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+sys.meta_path.insert(0, Interrupts())
+sys.argv = ["hetpeer", "invite", "there"]
+run()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", interrupts], env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (status, "", "")
 
 
 SMALLEST = """
