@@ -96,12 +96,13 @@ def exported_loss(run: RunDirectory) -> float:
     model = build_objective(author.model, author.loss, run.manifest.seed + 1, example).eval()
     model.load_state_dict(load_file(exported.weights))
     with torch.no_grad():
-        return fmean(
+        losses = [
             model(
                 **{name: torch.from_numpy(array) for name, array in batches.microbatch(0, id_).items()}
             ).item()
             for id_ in plan.evaluation
-        )
+        ]
+        return fmean(losses, plan.evaluation_weights.values())
 
 
 def main() -> int:

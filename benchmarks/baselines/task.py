@@ -60,7 +60,8 @@ class Task:
     def evaluation(self, model: nn.Module) -> float:
         """The loss on the held-out microbatches."""
         with torch.no_grad():
-            return fmean(float(model(*self.microbatch(0, number))) for number in self.plan.evaluation)
+            losses = [float(model(*self.microbatch(0, number))) for number in self.plan.evaluation]
+            return fmean(losses, self.plan.evaluation_weights.values())
 
 
 def tell(**figures: Any) -> None:

@@ -217,9 +217,9 @@ class Engine:
 
     @torch.no_grad()
     def evaluate(self) -> float:
-        return float(
-            np.mean([self.loss(0, microbatch).item() for microbatch in self.batches.plan.evaluation])
-        )
+        weights = self.batches.plan.evaluation_weights
+        losses = [self.loss(0, microbatch).item() for microbatch in weights]
+        return float(np.average(losses, weights=list(weights.values())))
 
     def backward(self, step: int) -> float:
         """Compute the step's gradient slot by slot. Returns the mean loss."""

@@ -200,6 +200,13 @@ def test_the_run_is_finished_when_the_last_checkpoint_is_durable():
     assert court.core.history.evaluations == {0: 3.0, 1: 2.0}
 
 
+def test_a_held_out_loss_is_the_mean_of_the_samples():
+    court = Court(steps=1, evaluation_microbatches=2, evaluation_weights=[3, 1]).begin("a")
+    court.tell("a", m.Evaluated(line=court.line, step=0, losses={2: 3.0, 3: 7.0}))
+    court.commit("a")
+    assert court.core.history.evaluations == {0: 4.0}
+
+
 def test_a_held_out_loss_counts_of_who_holds_the_last_block():
     court = Court(steps=1, evaluation_microbatches=1, layouts=(((0, 1), (1, 2)),)).begin("a", "b")
     places = {peer: volunteer.place for peer, volunteer in court.core.members.volunteers.items()}

@@ -98,6 +98,18 @@ def test_sizes_of_a_step() -> None:
     assert [uneven.samples_of(number) for number in range(7)] == [8, 8, 8, 8, 3, 8, 8]
 
 
+def test_evaluations_of_so_many_samples() -> None:
+    settings = TrainingSettings(batch_size=32, microbatch_size=8)
+    exact = settings.evaluating(21)
+    assert (exact.eval_microbatches, [exact.samples_of(number) for number in range(3, 7)]) == (
+        3,
+        [8, 8, 8, 5],
+    )
+    assert "eval_samples" not in settings.model_dump(), "earlier versions read such a run"
+    with pytest.raises(ValueError, match="eval_microbatches 4 is not what"):
+        TrainingSettings(batch_size=32, microbatch_size=8, eval_samples=21)
+
+
 def test_the_data_plan_is_the_manifests() -> None:
     plan = validated(Manifest, make_fields()).data_plan
     assert (plan.kind, plan.seed, plan.batch_size, plan.microbatch_size) == ("arrays", 7, 128, 8)

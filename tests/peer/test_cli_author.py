@@ -44,9 +44,7 @@ def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("author")
     model = make_author(folder / "author")
     options = "--steps 4 --batch-size 8 --microbatch-size 2 --sequence-length 16 --eval-every 2 --seed 3"
-    more = (
-        "--eval-microbatches 2 --checkpoint-every 2 --learning-rate 0.002 --clip-norm 0 --stages 2 --stages 1"
-    )
+    more = "--eval-samples 3 --checkpoint-every 2 --learning-rate 0.002 --clip-norm 0 --stages 2 --stages 1"
     text = folder / "author" / "text.txt"
     output = run_command(
         "init", folder / "run", "--model", model, "--data", text, *options.split(), *more.split()
@@ -62,7 +60,8 @@ def test_options_reach_the_manifest(run_path: Path) -> None:
     manifest = RunDirectory.open(run_path).manifest
     training = manifest.training
     assert (training.steps, training.batch_size, training.microbatch_size, training.slot_size) == (4, 8, 2, 4)
-    assert (training.eval_every, training.eval_microbatches, training.checkpoint_every) == (2, 2, 2)
+    assert (training.eval_every, training.checkpoint_every) == (2, 2)
+    assert (training.eval_samples, training.eval_microbatches) == (3, 2)
     assert (training.learning_rate, training.clip_norm) == (0.002, None)
     assert manifest.trust.spot_checks == 0.05
     assert (manifest.seed, manifest.data.tokens_per_sample, manifest.name) == (3, 16, "run")

@@ -53,7 +53,8 @@ def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[s
         if step % settings["eval_every"] == 0 or step == steps:
             model.eval()
             with torch.no_grad():
-                evaluations[step] = fmean(loss_of(step, number).item() for number in plan.evaluation)
+                held_out = [loss_of(step, number).item() for number in plan.evaluation]
+                evaluations[step] = fmean(held_out, plan.evaluation_weights.values())
         if step < steps:
             model.train().zero_grad()
             parts: list[Tensor] = []

@@ -53,6 +53,15 @@ def test_an_epoch_of_microbatches_has_every_training_sample_once(plan: DataPlan,
         assert (part["x"].dtype, part["y"].dtype) == (np.int64, np.float32)
 
 
+def test_an_evaluation_of_all_held_out_samples_has_each_once(plan: DataPlan, tmp_path: Path) -> None:
+    once = replace(plan, microbatch_size=3, eval_microbatches=2, eval_samples=4)
+    batches = MicrobatchReader(tmp_path, once)
+    parts = [batches.microbatch(5, number)["x"] for number in once.evaluation]
+    stored = [x for shard in plan.heldout for x in batches.open(shard)["x"].tolist()]
+    assert (list(map(len, parts)), np.concatenate(parts).tolist()) == ([3, 1], stored)
+    assert (once.evaluation_weights, plan.evaluation_weights) == ({4: 3, 5: 1}, {3: 1, 4: 1})
+
+
 def test_evaluations_take_the_first_held_out_samples_at_every_step(plan: DataPlan, tmp_path: Path) -> None:
     batches = MicrobatchReader(tmp_path, plan)
     stored = [x for shard in plan.heldout for x in batches.open(shard)["x"].tolist()]

@@ -113,3 +113,8 @@ def test_the_last_microbatch_has_what_is_left(batch: int, microbatch: int, sizes
     assert [size_of(number, batch, microbatch) for number in range(len(sizes), len(sizes) + 3)] == [
         microbatch
     ] * 3
+
+
+def test_held_out_microbatches_have_the_stated_samples_in_all() -> None:
+    assert [size_of(number, 10, 4, 9) for number in range(6)] == [4, 4, 2, 4, 4, 1]
+    assert size_of(3, 10, 4, 4) == 4

@@ -28,7 +28,7 @@ SETTINGS = {
     "microbatch-size": 2,
     "sequence-length": 16,
     "eval-every": 8,
-    "eval-microbatches": 2,
+    "eval-samples": 3,
     "checkpoint-every": 5,
     "seed": 3,
 }

@@ -67,7 +67,7 @@ OPTIONS = {
     "batch-size": 23,
     "microbatch-size": 4,
     "eval-every": 4,
-    "eval-microbatches": 2,
+    "eval-samples": 7,
     "checkpoint-every": 4,
     "learning-rate": 1e-3,
     "group": "*.bias:weight_decay=0,learning_rate=2e-3",

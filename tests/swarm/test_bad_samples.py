@@ -17,7 +17,7 @@ SETTINGS = {
     "batch-size": 5,
     "microbatch-size": 1,
     "eval-every": 6,
-    "eval-microbatches": 2,
+    "eval-samples": 2,
     "checkpoint-every": 4,
     "seed": 3,
 }

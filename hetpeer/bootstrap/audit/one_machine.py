@@ -32,7 +32,7 @@ from hetpeer.averaging.optim.outer_optimizer import outer_of
 from hetpeer.averaging.optim.update_rules import rule_of
 from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.bootstrap.audit.replay_script import ids_in_turn, reversed_order
-from hetpeer.bootstrap.coordinator.step_ledger import clip_coefficient
+from hetpeer.bootstrap.coordinator.step_ledger import clip_coefficient, weighted_mean
 from hetpeer.bootstrap.log.evidence import FoldingOrder
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.storage.checkpoints import CheckpointStore
@@ -111,7 +111,7 @@ class OneMachine:
             held.update(total, self._update(held.spec.index, work, coefficient, oldest))
         return {
             "step": number,
-            "loss": math.fsum(sizes[i] * losses[i] for i in losses) / sum(sizes.values()),
+            "loss": weighted_mean(losses, sizes),
             "norm": norm,
             "squares": squares,
             "coefficient": coefficient,
@@ -145,13 +145,13 @@ class OneMachine:
 
     def evaluate(self, version: int, work: Mapping[str, Any], skipped: Sequence[int]) -> dict[str, Any]:
         """Held-out losses as the step `work` measures them, which begins at `version`, without `skipped`."""
-        losses = []
+        losses = {}
         for microbatch in self._data.plan.evaluation:
-            if microbatch in skipped:
-                continue
-            passes, _ = self._forward(version, work, microbatch)
-            losses.append(_loss(passes)[1].item())
-        return {"evaluation": version, "loss": math.fsum(losses) / len(losses), "losses": losses}
+            if microbatch not in skipped:
+                passes, _ = self._forward(version, work, microbatch)
+                losses[microbatch] = _loss(passes)[1].item()
+        mean = weighted_mean(losses, self._data.plan.evaluation_weights)
+        return {"evaluation": version, "loss": mean, "losses": list(losses.values())}
 
     def save(self, folder: Path) -> None:
         """Write the present states as `block-N.safetensors` into the new `folder`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -121,7 +121,7 @@ def create_run(
         fields: Fields = {
             **asked,
             "data": written,
-            "training": training.model_dump(),
+            "training": _evaluating(training, reading.eval_samples, written["heldout"]).model_dump(),
             "links": (links or LinkSettings()).model_dump(),
             "averaging": averaging and averaging.model_dump(),
             "admission": (admission or AdmissionSettings()).model_dump(),
@@ -132,6 +132,15 @@ def create_run(
         atomic_write(folder / "manifest.hetpeer", sign(validated(Manifest, fields), owner_key))
         atomic_write(folder / "author.json", author.model_dump_json(indent=1).encode() + b"\n")
     return RunDirectory.open(directory)
+
+
+def _evaluating(
+    training: TrainingSettings, most: int | None, heldout: Sequence[Mapping[str, Any]]
+) -> TrainingSettings:
+    """`training` with evaluations of at most `most` samples of the `heldout` shards; None: as it is."""
+    if most is None:
+        return training
+    return training.evaluating(min(most, sum(shard["samples"] for shard in heldout)))
 
 
 def name_of(directory: Path) -> str:

@@ -36,7 +36,7 @@ FUNCTION = re.compile(r".+\.py:[^/]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataOptions:
-    """How files become samples."""
+    """How files become samples, and how many held-out ones an evaluation has."""
 
     text_field: str | None = None
     """Field of a record that holds a text or the messages of a chat; None: `text`, or else `messages`."""
@@ -45,6 +45,8 @@ class DataOptions:
     max_samples: int | None = None
     packed: bool = False
     """Several documents in a sample."""
+    eval_samples: int | None = None
+    """Held-out samples of an evaluation, each once, at most those that there are; None: as training says."""
 
 
 def absolute_data(data: Sequence[Path | str]) -> tuple[str, ...]:

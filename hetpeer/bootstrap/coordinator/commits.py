@@ -173,7 +173,7 @@ def _shunned(context: CoordinatorContext, pairs: Iterable[frozenset[str]]) -> se
 def evaluation_record(step: CoordinatedStep) -> dict[str, Any]:
     """Log record of the held-out loss of the state with which `step` began."""
     skipped = _skipped(step.ledger.skipped - step.sizes.keys())
-    loss = step.ledger.evaluation_loss()
+    loss = step.ledger.evaluation_loss(step.evaluation_weights)
     return {"kind": "evaluation", "step": step.number, "batch": step.batch, **skipped, "loss": loss}
 
 

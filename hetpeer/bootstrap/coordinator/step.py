@@ -56,6 +56,9 @@ class CoordinatedStep:
                 self.ledger.skip(microbatch)
         self.sizes = dict(enumerate(config.sizes))
         """Training id → its samples."""
+        weights = config.evaluation_weights or [1] * config.evaluation_microbatches
+        self.evaluation_weights = dict(enumerate(weights, first))
+        """Held-out id → its weight in the mean held-out loss."""
         self._failure: FailedMicrobatch | None = None
         self._timeouts = timeouts
         self.line = context.line

@@ -207,12 +207,16 @@ class StepLedger:
     def train_loss(self, sizes: Mapping[int, int]) -> float:
         """Mean loss of the samples, by the last block's holder of each id; `sizes`: id → its samples."""
         last = self._counted[-1]
-        losses = {i: self._losses[last[i], i] for i in self.ids}
-        return math.fsum(sizes[i] * losses[i] for i in losses) / sum(sizes[i] for i in losses)
+        return weighted_mean({i: self._losses[last[i], i] for i in self.ids}, sizes)
 
-    def evaluation_loss(self) -> float:
-        """Mean loss of the evaluation microbatches."""
-        return math.fsum(self._evaluated[i] for i in sorted(self.evaluation)) / len(self.evaluation)
+    def evaluation_loss(self, weights: Mapping[int, int]) -> float:
+        """Mean loss of the evaluation microbatches by their `weights`."""
+        return weighted_mean({i: self._evaluated[i] for i in self.evaluation}, weights)
+
+
+def weighted_mean(losses: Mapping[int, float], weights: Mapping[int, int]) -> float:
+    """Mean of `losses`, each an id's, by the ids' `weights`."""
+    return math.fsum(weights[i] * losses[i] for i in losses) / sum(weights[i] for i in losses)
 
 
 def clip_coefficient(norm: float, clip_norm: float | None) -> float:

@@ -194,7 +194,7 @@ class AveragingSettings(ManifestPart):
 class TrainingSettings(ManifestPart):
     """Training settings. A step updates the parameters once, with `batch_size` samples."""
 
-    LATER = frozenset({"on_bad_sample"})
+    LATER = frozenset({"eval_samples", "on_bad_sample"})
 
     steps: Positive = 60
     batch_size: Positive = 128
@@ -203,6 +203,8 @@ class TrainingSettings(ManifestPart):
     eval_every: Positive = 10
     """Steps between evaluations; the last step is always evaluated."""
     eval_microbatches: Positive = 4
+    eval_samples: Positive | None = None
+    """Held-out samples of an evaluation, each once; None, as in runs of before: its microbatches are full."""
     checkpoint_every: Positive = 10
     slot_size: Positive = 4
     """Microbatches that a gradient slot may hold: a lost volunteer costs at most so many per block."""
@@ -256,8 +258,13 @@ class TrainingSettings(ManifestPart):
         return 0 if batch < self.fresh_steps else min(self.staleness, step)
 
     def samples_of(self, number: int) -> int:
-        """Samples of microbatch `number`; ids from M on are held-out microbatches, which are always full."""
-        return size_of(number, self.batch_size, self.microbatch_size)
+        """Samples of microbatch `number`; ids from M on are held-out microbatches."""
+        return size_of(number, self.batch_size, self.microbatch_size, self.eval_samples)
+
+    def evaluating(self, samples: int) -> TrainingSettings:
+        """These settings with evaluations of `samples` held-out samples, each once."""
+        microbatches = -(-samples // self.microbatch_size)
+        return self.model_copy(update={"eval_samples": samples, "eval_microbatches": microbatches})
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> TrainingSettings:
@@ -266,6 +273,11 @@ class TrainingSettings(ManifestPart):
             raise ValueError(
                 f"training.microbatch_size {self.microbatch_size} is above training.batch_size "
                 f"{self.batch_size}"
+            )
+        if self.eval_samples and self.eval_microbatches != -(-self.eval_samples // self.microbatch_size):
+            raise ValueError(
+                f"training.eval_microbatches {self.eval_microbatches} is not what training.eval_samples "
+                f"{self.eval_samples} need"
             )
         if any(step >= later for (step, _), (later, _) in pairwise(self.schedule)):
             raise ValueError("the steps of training.schedule do not rise")

@@ -43,6 +43,7 @@ def coordinator_config(run: RunDirectory, *, placement: str | None = DEFAULT) ->
         steps=training.steps,
         sizes=[training.samples_of(number) for number in range(training.microbatches)],
         evaluation_microbatches=training.eval_microbatches,
+        evaluation_weights=list(manifest.data_plan.evaluation_weights.values()),
         evaluate_every=training.eval_every,
         checkpoint_every=training.checkpoint_every,
         clip_norm=training.clip_norm,

@@ -27,6 +27,8 @@ class CoordinatorConfig:
     sizes: Sequence[int]
     """Training id → its samples; an id is an index into this."""
     evaluation_microbatches: int
+    evaluation_weights: Sequence[int] = ()
+    """Weight of each held-out microbatch in the mean held-out loss; empty: all are alike."""
     evaluate_every: int
     checkpoint_every: int
     clip_norm: float | None

@@ -62,9 +62,14 @@ def permutation(seed: int, stream: int, count: int, *counter: int) -> Indices:
     return np.argsort(raw, kind="stable").astype(np.int32)
 
 
-def size_of(number: int, batch_size: int, microbatch_size: int) -> int:
-    """Samples of microbatch `number`; a step's last may have fewer. Held-out ones, from M on, are full."""
+def size_of(number: int, batch_size: int, microbatch_size: int, eval_samples: int | None = None) -> int:
+    """Samples of microbatch `number`; a step's last may have fewer.
+
+    Held-out ones come from M on and have `eval_samples` in all; None: all are full.
+    """
     left = batch_size - number * microbatch_size
+    if left <= 0 and eval_samples is not None:
+        left = eval_samples - (number - -(-batch_size // microbatch_size)) * microbatch_size
     return min(left, microbatch_size) if left > 0 else microbatch_size
 
 
@@ -140,6 +145,8 @@ class DataPlan:
     """Training samples of one step."""
     microbatch_size: int
     eval_microbatches: int
+    eval_samples: int | None = None
+    """Held-out samples of an evaluation, each once; None: all its microbatches are full."""
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> DataPlan:
@@ -154,6 +161,7 @@ class DataPlan:
             batch_size=training["batch_size"],
             microbatch_size=training["microbatch_size"],
             eval_microbatches=training["eval_microbatches"],
+            eval_samples=training.get("eval_samples"),
         )
 
     @property
@@ -173,7 +181,13 @@ class DataPlan:
 
     def size_of(self, number: int) -> int:
         """Samples of microbatch `number`."""
-        return size_of(number, self.batch_size, self.microbatch_size)
+        return size_of(number, self.batch_size, self.microbatch_size, self.eval_samples)
+
+    @property
+    def evaluation_weights(self) -> dict[int, int]:
+        """Held-out id → its weight in the mean held-out loss."""
+        exact = self.eval_samples is not None
+        return {number: self.size_of(number) if exact else 1 for number in self.evaluation}
 
     def pieces(self, step: int, number: int) -> list[tuple[ShardFile, ShardPiece]]:
         """(shard, samples) of a microbatch, in order. Held-out ones are the same at every step."""

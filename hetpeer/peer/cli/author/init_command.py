@@ -107,7 +107,14 @@ def init(
         int, typer.Option(help="Seed of the initial parameters and of the order of the data.")
     ] = 0,
     eval_every: Annotated[int, typer.Option(help="Steps between evaluations.")] = 10,
-    eval_microbatches: Annotated[int, typer.Option(help="Microbatches of one evaluation.")] = 4,
+    eval_samples: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Held-out samples of one evaluation, each once (default: all, at most the batch size).",
+        ),
+    ] = None,
     checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 10,
     on_bad_sample: Annotated[
         OnBadSample,
@@ -326,6 +333,7 @@ def init(
         fresh_steps=(warmup_steps if staleness else 0) if fresh_steps is None else fresh_steps,
         groups=[parameter_group(text) for text in group or ()],
         slot_size=1,  # of a step with few microbatches the default would be too much
+        eval_samples=None,  # it is known when the data is read
     )
     if schedule is not Shape.CONSTANT and warmup_steps >= steps:
         raise LocalError(
@@ -352,7 +360,13 @@ def init(
     links = chosen(LinkSettings, backward=backward_codec, adaptive=not uniform, reduce=reduce_codec)
     share = checked_share(spot_checks, admitted, links, unchecked=unchecked, grouped=mode is Mode.GROUPED)
     slot_size = min(settings.microbatches, TrainingSettings.model_fields["slot_size"].default)
-    options = DataOptions(text_field=text_field, tokenizer=tokenizer, max_samples=max_samples, packed=packed)
+    options = DataOptions(
+        text_field=text_field,
+        tokenizer=tokenizer,
+        max_samples=max_samples,
+        packed=packed,
+        eval_samples=eval_samples or batch_size,
+    )
     with cleaned_up():
         run = create_run(
             directory,

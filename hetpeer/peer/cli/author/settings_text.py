@@ -25,10 +25,12 @@ def settings_lines(manifest: Manifest) -> Iterator[tuple[str, str]]:
         fresh = f", not in the first {training.fresh_steps}" if training.fresh_steps else ""
         overlap = f"{counted(training.staleness, 'step')} in advance"
         yield "staleness", f"each step begins {overlap}{fresh} (docs/asynchronous.md)"
-    yield (
-        "evaluation",
-        f"every {counted(training.eval_every, 'step')}, {training.eval_microbatches} microbatches",
+    evaluated = (
+        counted(training.eval_microbatches, "microbatch", "microbatches")
+        if training.eval_samples is None
+        else f"{counted(training.eval_samples, 'held-out sample')}, each once"
     )
+    yield "evaluation", f"every {counted(training.eval_every, 'step')}, {evaluated}"
     yield "checkpoint", f"every {counted(training.checkpoint_every, 'step')}"
     trained, held = (sum(shard.samples for shard in shards) for shards in (data.train, data.heldout))
     unit = f" of {data.tokens_per_sample} tokens" if data.kind == "text" else ""
