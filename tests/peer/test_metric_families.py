@@ -141,7 +141,8 @@ def test_figures_become_samples():
     assert found["hetpeer_microbatch_duration_seconds_sum", "backward"] == 2.2
     assert found["hetpeer_bundle_coding_duration_seconds_count", "decode"] == 0
     assert found["hetpeer_worker_seconds_total", "room"] == 0.5
-    assert (found["hetpeer_peer_rtt_seconds", "0.5"], found["hetpeer_peer_rtt_seconds", "1"]) == (0.02, 0.3)
+    assert found["hetpeer_peer_rtt_seconds", "median"] == 0.02
+    assert found["hetpeer_peer_rtt_seconds", "slowest"] == 0.3
     assert found["hetpeer_swarm_block_replicas", "1"] == 2
     assert found["hetpeer_swarm_peers", "working"] == 2
     assert found["hetpeer_network_transmit_bytes_total",] == 5000
@@ -205,10 +206,18 @@ def test_what_is_not_limited_has_no_limit():
 def test_labels_are_few():
     """Whatever the daemon does: a name from outside never becomes one."""
     labels = {label for family in everything() for one in family.samples for label in one.labels}
-    words = "version role run state process via phase way activity quantile kind le of block code reason gpu"
+    words = "version role run state process via phase way activity link kind le of block code reason gpu"
     assert labels == {*words.split(), "model"}
     kinds = {labels[0] for name, *labels in samples(log_metrics(*RECORDS)) if name.endswith("records_total")}
     assert kinds == {*KINDS, "other"}
+
+
+def test_labels_that_prometheus_keeps_for_distributions_are_on_these_alone():
+    """`promtool check metrics` complains of others."""
+    kept = {"summary": {"quantile"}, "histogram": {"le"}}
+    for family in everything():
+        labels = {label for one in family.samples for label in one.labels}
+        assert labels & {"quantile", "le"} <= kept.get(family.type, set()), family.name
 
 
 def test_the_docs_name_all_of_them_and_no_others():

@@ -235,8 +235,8 @@ def volunteer_metrics(seen: VolunteerMetricFigures) -> Iterator[Metric]:
         "bundle_transmit_bytes", "Activations and gradients sent, as they were written", seen.sent_bytes
     )
     yield _counter("bundle_raw_bytes", "The same as they lie in memory", seen.raw_bytes)
-    trips = {"0.5": median(seen.trips), "1": max(seen.trips)} if seen.trips else {}
-    yield _gauges("peer_rtt_seconds", "There and back, over its links", ("quantile",), trips)
+    trips = {"median": median(seen.trips), "slowest": max(seen.trips)} if seen.trips else {}
+    yield _gauges("peer_rtt_seconds", "There and back, over its links", ("link",), trips)
     yield _gauge("memory_limit_bytes", "Memory that it offers", seen.memory_limit)
     yield _gauge("credit", "Its tokens, or samples, times blocks in the result", seen.credit)
 
