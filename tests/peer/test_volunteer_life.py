@@ -10,7 +10,7 @@ import pytest
 
 from hetpeer.averaging.effects import Stop
 from hetpeer.averaging.member.member import Phase
-from hetpeer.dht.base.errors import ExitCode
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.runtime import SystemClock
 from hetpeer.peer.control.owned_daemon import Notifier
 from hetpeer.peer.daemon import volunteer_life
@@ -35,6 +35,11 @@ class InAStep:
         self.handed_over = asyncio.Event()
         self.handed_over.set()
         self.session = self
+        self.trouble: LocalError | None = None
+        self.full = asyncio.Event()
+
+    async def out_of_room(self) -> None:
+        await self.full.wait()
 
     async def farewell(self, within_s: float) -> None:
         assert within_s > 0.0
@@ -113,6 +118,19 @@ async def test_who_finishes_may_be_asked_for_more(
     asked(daemon)
     await asyncio.wait_for(waiting, 5.0)
     assert daemon.wish is Wish.STOP
+
+
+async def test_a_volunteer_whose_disk_is_full_hands_over_and_says_why(
+    volunteer: InAStep, daemon: VolunteerDaemon
+) -> None:
+    volunteer.handed_over.clear()
+    waiting = await calling_off(volunteer, daemon)
+    volunteer.trouble = LocalError("HP-DISK-002", "the disk is full", why="no room", fix="make room")
+    volunteer.full.set()
+    await turns()
+    assert not waiting.done()
+    volunteer.handed_over.set()
+    assert await asyncio.wait_for(waiting, 5.0) is volunteer.trouble
 
 
 async def test_a_pause_waits_for_nothing(volunteer: InAStep, daemon: VolunteerDaemon) -> None:
