@@ -137,7 +137,8 @@ def test_losses_come_from_whoever_counts_at_the_last_block():
     assert books.train_loss({0: 1, 1: 1}) == 1.5
     assert books.evaluated({2: 4.0, 3: 6.0, 0: 5.0})
     assert not books.evaluated({2: 100.0})
-    assert books.evaluation_loss() == 5.0
+    assert books.evaluation_loss({2: 1, 3: 1}) == 5.0
+    assert books.evaluation_loss({2: 1, 3: 3}) == 5.5
     assert books.complete()
 
 

@@ -48,13 +48,12 @@ def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[s
         return loss if isinstance(loss, Tensor) else loss["loss" if isinstance(loss, dict) else 0]
 
     delayed = DelayedParameters(model, behind, settings.get("head_start"))
-    losses, norms, evaluations = [], [], {}
+    losses, norms, evaluations, held_out = [], [], {}, plan.evaluation_weights
     for step in range(steps + 1):
         if step % settings["eval_every"] == 0 or step == steps:
             model.eval()
             with torch.no_grad():
-                held_out = [loss_of(step, number).item() for number in plan.evaluation]
-                evaluations[step] = fmean(held_out, plan.evaluation_weights.values())
+                evaluations[step] = fmean([loss_of(step, i).item() for i in held_out], held_out.values())
         if step < steps:
             model.train().zero_grad()
             parts: list[Tensor] = []
