@@ -5,7 +5,8 @@
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-python3 -m pip install -q --target "$folder/packages" datasets==5.2.0 pyarrow==26.0.1
+python3 -m venv "$folder/venv"
+"$folder/venv/bin/python" -m pip install -q datasets==5.2.0 pyarrow==26.0.1
 cat > "$folder/empty.py" <<'PY'
 import sys
 from pathlib import Path
@@ -30,4 +31,4 @@ emptied = loaded("emptied", datasets.Dataset.from_dict({"text": ["one"]}).filter
 print(f"datasets {datasets.__version__}: made without rows: {made}; emptied by a filter: {emptied}")
 sys.exit((made, emptied) != ("0 Arrow files, IndexError: list index out of range", "1 Arrow files, 0 rows"))
 PY
-HF_HUB_OFFLINE=1 HF_HOME="$folder/home" PYTHONPATH="$folder/packages" python3 "$folder/empty.py" "$folder"
+HF_HUB_OFFLINE=1 HF_HOME="$folder/home" "$folder/venv/bin/python" "$folder/empty.py" "$folder"
