@@ -28,7 +28,7 @@ from hetpeer.dht.reach.relay_slots import MAX_SLOTS, Offered, RelaySlots, strang
 
 ANNOUNCED_S = 120.0
 """Seconds until p2pd is started again, to announce the new address of a relay."""
-RELAY_TRIES = 4
+RELAY_TRIES = 8
 """Starts of p2pd until it relays as configured."""
 _RESTART_PAUSE_S = (0.0, 0.2, 0.5, 1.0, 2.0)
 
