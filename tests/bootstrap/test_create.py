@@ -83,13 +83,18 @@ def author(tmp_path: Path) -> str:
     return make_author(tmp_path / "author")
 
 
+def written_in(folder: Path) -> list[Path]:
+    """All files and folders below `folder`, without what Python compiles."""
+    return [path for path in sorted(folder.rglob("*")) if "__pycache__" not in path.parts]
+
+
 def assert_fails(tmp_path: Path, code: str, exit_code: ExitCode, **arguments: object) -> LocalError:
     """Creating the run fails with this code and leaves nothing behind."""
-    before = sorted(tmp_path.rglob("*"))
+    before = written_in(tmp_path)
     with pytest.raises(LocalError) as caught:
         create_run(tmp_path / "run", **arguments)
     assert (caught.value.code, caught.value.exit_code) == (code, exit_code)
-    assert [path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in path.parts] == before
+    assert written_in(tmp_path) == before
     return caught.value
 
 
