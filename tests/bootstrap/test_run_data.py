@@ -337,6 +337,7 @@ def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: int, status: int
             until = time.monotonic() + 120
             while not [*tmp_path.glob(".run.*/data/samples.spool")] and time.monotonic() < until:
                 time.sleep(0.05)
+            assert [*tmp_path.glob(".run.*/data/samples.spool")], "no sample was written in 120 s"
             process.send_signal(number)
             _, said = process.communicate(timeout=60)
         finally:

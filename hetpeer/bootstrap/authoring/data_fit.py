@@ -102,7 +102,7 @@ def not_apart(why: str) -> LocalError:
 
 
 def _failure(model: nn.Module, example: Arrays, batch: Arrays) -> str:
-    """What the model says to `batch`; empty if it computes it, or fails on `example` as well."""
+    """The model's error on `batch`; empty if there is none, or if `example` fails as well."""
     from hetpeer.stages.tracing.capture import torch_line
 
     try:

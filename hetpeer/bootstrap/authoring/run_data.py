@@ -1,4 +1,4 @@
-"""What `--data` names, as a source of samples for the author's model (docs/data.md)."""
+"""The source of samples for the author's model, from the paths of `--data` (docs/data.md)."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ CODE = (
 
 
 class Format(enum.Enum):
-    """What a data file holds."""
+    """Format of a data file."""
 
     TEXT = "text"
     JSONL = "jsonl"

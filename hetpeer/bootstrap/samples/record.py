@@ -19,7 +19,7 @@ EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the chosen field of one record holds: a text, or a list of chat messages. `where`: its place."""
+    """Content of the chosen field of one record: a text, or a list of chat messages. `where`: its place."""
 
     where: str
     content: Any

@@ -63,7 +63,7 @@ def write_text(
 
 
 def readable_texts(paths: Iterable[Path]) -> Iterator[bytes]:
-    """What `write_text` cuts, in pieces; files are opened one after the other."""
+    """Pieces of the texts for `write_text`; files are opened one after the other."""
     return _text(path for path in files_under(paths) if _is_text(path))
 
 

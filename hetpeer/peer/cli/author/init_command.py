@@ -26,9 +26,8 @@ def init(
         list[str] | None,
         typer.Option(
             metavar="PATH | MODULE.PY:FUNCTION",
-            help="File or folder, repeatable: text, .jsonl, .csv, .parquet, a folder of datasets. Or a "
-            "function that yields samples, each a mapping of names to numpy arrays (default: the source text "
-            "of Python's library).",
+            help="File or folder of data, repeatable, or a function that yields samples (default: the source "
+            "text of Python's library).",
         ),
     ] = None,
     text_field: Annotated[
@@ -176,10 +175,7 @@ def init(
     ] = None,
     codec: Annotated[
         str,
-        typer.Option(
-            help="Strongest compression of activations and their gradients on slow links: {codecs}. With "
-            "none, they arrive bit for bit."
-        ),
+        typer.Option(help="Strongest compression on slow links: {codecs}."),
     ] = "none",
     backward_codec: Annotated[
         str | None, typer.Option(help="The same for gradients (default: as --codec).")
