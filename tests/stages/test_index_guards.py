@@ -5,7 +5,7 @@ import torch
 
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.graph.block_spec import OperatorCall, Ref
-from hetpeer.stages.graph.index_guards import INDEX_GUARDS
+from hetpeer.stages.graph.indexed_operators import INDEX_GUARDS
 from hetpeer.stages.graph.interpreter import Program
 from hetpeer.stages.graph.operators import operator_of
 from hetpeer.stages.graph.own_operators import Pass

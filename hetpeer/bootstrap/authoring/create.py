@@ -17,7 +17,9 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel
 
+from hetpeer.bootstrap.authoring.adapters import LoraSettings, adapt
 from hetpeer.bootstrap.authoring.data_fit import check_borders, check_extremes, check_vocabulary
+from hetpeer.bootstrap.authoring.frozen_base import FLOAT32
 from hetpeer.bootstrap.authoring.package_model import quietly, ship
 from hetpeer.bootstrap.authoring.run_data import DataOptions, absolute_data, source_of
 from hetpeer.bootstrap.authoring.user_code import LOSS, absolute_reference, build_model, with_loss
@@ -55,6 +57,8 @@ def create_run(
     *,
     model: str,
     loss: str | None = None,
+    lora: str | None = None,
+    frozen_dtype: str = FLOAT32,
     data: Sequence[Path | str] = (),
     name: str | None = None,
     seed: int = 0,
@@ -71,6 +75,9 @@ def create_run(
 ) -> RunDirectory:
     """Make a run directory from the author's functions `model` and `loss`, each a "module.py:function".
 
+    With `lora` (`LoraSettings.parse`) adapters are trained, and the model itself is frozen. What is frozen is
+    stored in `frozen_dtype` (`FLOAT32` or one of stored_base.FORMS).
+
     `data` is one such function, which yields the samples, or paths of files, which `reading` turns into
     samples of `sequence_length` tokens; without it, the texts are Python's standard library. `stages` lists
     numbers of stages: cluster c is a pipeline of `stages[c % len(stages)]` stages. With `averaging` the run
@@ -84,7 +91,9 @@ def create_run(
         model=absolute_reference(model),
         loss=None if loss is None else absolute_reference(loss, LOSS),
         data=absolute_data(data),
+        lora=lora,
     )
+    adapters = None if lora is None else LoraSettings.parse(lora)
     with made_beside(directory) as folder:
         asked: Fields = {
             "name": name or name_of(directory),
@@ -96,6 +105,8 @@ def create_run(
             (folder / part).mkdir()
         tell("building the model")
         model_itself = build_model(author.model, seed)
+        if adapters:
+            tell(f"adapted layers: {adapt(model_itself, adapters)}; everything else is frozen")
         tokenizer = Tokenizer(reading.tokenizer) if reading.tokenizer else None
         wanted = Wanted(length=sequence_length, most=reading.max_samples, seed=seed, tell=tell)
         source = source_of(author.data, reading, wanted, tokenizer, model_itself, training)
@@ -107,7 +118,7 @@ def create_run(
         if reading.packed:
             check_borders(built, example)
         owner_key = _write_owner_key(folder)
-        shipped = ship(folder, built, example, training, stages, tell)
+        shipped = ship(folder, built, example, training, stages, tell, frozen_dtype=frozen_dtype)
         tell("reading the data")
         extremes = Extremes()
         with disk_errors(folder):

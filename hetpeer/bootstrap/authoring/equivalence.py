@@ -7,7 +7,8 @@ a hook) or a loss (Python state, a cast by autocast). So the author's machine co
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -151,18 +152,23 @@ def _unlike(what: str, why: str, fix: str) -> LocalError:
     return LocalError("HP-MODEL-011", what, why=why, fix=fix, exit_code=ExitCode.CONFIG)
 
 
-def _eager(
-    model: nn.Module, example: Mapping[str, Tensor], dag: OpDag, autocast: bool
-) -> tuple[float, dict[str, Tensor]]:
-    """Loss of the author's module; graph name → gradient of parameters with one here or in the graph."""
+def loss_of(model: nn.Module, example: Mapping[str, Tensor], *, autocast: bool) -> float:
+    """Loss of the eager module in training, with the run's draws; the module is unchanged afterwards.
+
+    Raises LocalError HP-MODEL-003 if the module fails.
+    """
+    with _tried(model, autocast), torch.no_grad():
+        return float(model(**example))
+
+
+@contextmanager
+def _tried(model: nn.Module, autocast: bool) -> Iterator[None]:
+    """Context of the author's module on the first microbatch: draws, autocast, buffers put back, errors."""
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     model.train()
-    model.zero_grad()
     try:
-        with DrawnDropout(ANY_DRAW):
-            with torch.autocast(CPU.type, torch.bfloat16, enabled=autocast):
-                loss = model(**example)
-            loss.backward()
+        with DrawnDropout(ANY_DRAW), torch.autocast(CPU.type, torch.bfloat16, enabled=autocast):
+            yield
     except LocalError:
         raise
     except Exception as error:  # the author's code may raise anything
@@ -175,6 +181,17 @@ def _eager(
         with torch.no_grad():
             for buffer, content in before:
                 buffer.copy_(content)
+
+
+def _eager(
+    model: nn.Module, example: Mapping[str, Tensor], dag: OpDag, autocast: bool
+) -> tuple[float, dict[str, Tensor]]:
+    """Loss of the author's module; graph name → gradient of parameters with one here or in the graph."""
+    model.zero_grad()
+    with _tried(model, autocast):
+        loss = model(**example)
+        with torch.autocast(CPU.type, enabled=False):
+            loss.backward()
     gradients = {}
     for fqn, parameter in model.named_parameters():
         name, gradient = dag.state_dict.get(fqn, fqn), parameter.grad

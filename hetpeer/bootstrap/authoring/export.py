@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hetpeer.bootstrap.authoring.adapters import LoraSettings, adapt
 from hetpeer.bootstrap.authoring.user_code import build_model
 from hetpeer.bootstrap.log.history import History, Record
 from hetpeer.bootstrap.log.lineage import lineage
@@ -121,6 +122,8 @@ def _weights(run: RunDirectory, history: History) -> tuple[dict[str, Tensor], in
     import torch
     from safetensors.torch import load_file
 
+    from hetpeer.stages.tracing.stored_base import restored
+
     manifest, layouts = run.manifest, run.layouts()
     store = CheckpointStore(run, layouts)
     record = history.checkpoint or initial_record(manifest)
@@ -128,7 +131,7 @@ def _weights(run: RunDirectory, history: History) -> tuple[dict[str, Tensor], in
     passes = version * manifest.training.microbatches
     found = {name: torch.tensor(count + passes) for name, count in manifest.counters.items()}
     for path in run.constant_paths():
-        found |= load_file(path)
+        found |= restored(load_file(path))
     for block, layout in enumerate(layouts):
         parts = block_state.split(store.load_state(record, block).parameters, layout)
         found |= {name: torch.from_numpy(part) for name, part in parts}
@@ -141,7 +144,10 @@ def _weights(run: RunDirectory, history: History) -> tuple[dict[str, Tensor], in
 
 def _load_model(run: RunDirectory) -> nn.Module:
     """The author's model with the current state dict."""
-    model = build_model(run.author().model, run.manifest.seed).eval()
+    author = run.author()
+    model = build_model(author.model, run.manifest.seed)
+    if author.lora is not None:
+        adapt(model, LoraSettings.parse(author.lora))
     weights, _ = _weights(run, History.of(read_log(run.log_path)))
     try:
         model.load_state_dict(weights)
@@ -151,12 +157,12 @@ def _load_model(run: RunDirectory) -> nn.Module:
     if why:
         raise LocalError(
             "HP-MODEL-007",
-            f"the model {run.author().model} is not the one of this run any more",
+            f"the model {author.model} is not the one of this run any more",
             why=why,
             fix="restore the module as it was at hetpeer init",
             exit_code=ExitCode.VERSION,
         )
-    return model
+    return model.eval()
 
 
 def _curve(run: RunDirectory, records: Sequence[Record]) -> list[dict[str, Any]]:

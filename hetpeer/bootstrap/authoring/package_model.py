@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from blake3 import blake3
 
+from hetpeer.bootstrap.authoring.frozen_base import FLOAT32, in_form
 from hetpeer.bootstrap.run.durable_files import atomic_write
 from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
@@ -38,10 +39,13 @@ def ship(
     training: TrainingSettings,
     stages: Sequence[int],
     tell: Callable[[str], None] = quietly,
+    *,
+    frozen_dtype: str = FLOAT32,
 ) -> Fields:
     """Write the blocks of `model` under `folder`; returns the manifest's entries about them.
 
-    `example`: the first microbatch. `tell` gets a line before each long part. Raises `LocalError` HP-MODEL-*.
+    `example`: the first microbatch. `frozen_dtype`: form of what is frozen; the model is rounded to it.
+    `tell` gets a line before each long part. Raises `LocalError` HP-MODEL-*, HP-RUN-001.
     """
     import torch
 
@@ -64,6 +68,8 @@ def ship(
             "batch's",
             exit_code=ExitCode.CONFIG,
         )
+    if frozen_dtype != FLOAT32:
+        dag = in_form(model, first, dag, frozen_dtype, autocast=mode.autocast, tell=tell)
     last = training.samples_of(training.microbatches - 1)
     tell("cutting it into blocks")
     specs = cut_blocks(dag, mode=mode)

@@ -41,6 +41,8 @@ class Author(BaseModel):
     """Reference of the loss function; None: the model returns its loss."""
     data: tuple[str, ...]
     """Reference of the function that yields samples, or paths of texts; empty: Python's standard library."""
+    lora: str | None = None
+    """Adapters in the model, in the words of `--lora`; None: there are none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetpeer.bootstrap.run.manifest import Manifest
+from hetpeer.bootstrap.run.manifest import BlockEntry, Manifest
 from hetpeer.bootstrap.run.settings import LinkSettings
 from hetpeer.stages.links.adaptive_ratio import coding_for
 from hetpeer.stages.links.codec import Codec
@@ -22,7 +22,8 @@ def of_manifest(manifest: Manifest, microbatches: int) -> StepDemand:
     vectors = np.array([block.vector_count * FLOAT for block in blocks], dtype=np.float64)
     return StepDemand(
         flops=np.array([block.flops_forward for block in blocks], dtype=np.float64),
-        memory=(2 + manifest.kept + LIVE) * vectors,  # parameters, the gradient, what is kept, slots
+        # parameters, the gradient, what is kept, slots; constants
+        memory=(2 + manifest.kept + LIVE) * vectors + np.array([constant_bytes(block) for block in blocks]),
         kept=np.array([block.activation_bytes for block in blocks], dtype=np.float64),
         crossing=np.array([0, *(block.output_bytes for block in blocks[:-1]), 0], dtype=np.float64),
         reduced=vectors,
@@ -35,6 +36,11 @@ def of_manifest(manifest: Manifest, microbatches: int) -> StepDemand:
         if (own := manifest.averaging) is None
         else Averaging(interval=own.interval, delayed=own.delayed),
     )
+
+
+def constant_bytes(block: BlockEntry) -> int:
+    """Bytes of a block's constants: masks, and what is frozen."""
+    return 0 if block.buffers is None else block.buffers.bytes
 
 
 def of_links(links: LinkSettings) -> Compression:

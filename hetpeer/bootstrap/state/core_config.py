@@ -10,7 +10,7 @@ from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.bootstrap.conduct.reputation import CheckRules
 from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.bootstrap.run.run_directory import RunDirectory
-from hetpeer.bootstrap.run.step_workload import of_links, of_manifest
+from hetpeer.bootstrap.run.step_workload import constant_bytes, of_links, of_manifest
 from hetpeer.bootstrap.state.effects import CoordinatorConfig
 from hetpeer.bootstrap.state.membership import BlockDemand
 from hetpeer.bootstrap.state.placement_policies import DEFAULT
@@ -74,8 +74,9 @@ def coordinator_config(run: RunDirectory, *, placement: str | None = DEFAULT) ->
         costs=[
             BlockDemand(
                 elements=block.vector_count,
-                # parameters, what the optimizer keeps, the gradient, slots; activations
+                # parameters, what the optimizer keeps, the gradient, slots; constants; activations
                 memory_bytes=(2 + manifest.kept + LIVE) * block.parameter_bytes
+                + constant_bytes(block)
                 + IN_FLIGHT * block.activation_bytes,
                 flops=float(block.flops_forward),
             )

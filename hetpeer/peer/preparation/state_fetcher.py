@@ -32,7 +32,7 @@ from hetpeer.stages.block.device import efficiency
 from hetpeer.stages.graph.block_spec import BlockSpec, times_forward
 from hetpeer.stages.graph.block_wire import read_block
 from hetpeer.stages.ipc import block_commands as c
-from hetpeer.stages.ipc.arena import ArenaFullError, Extent
+from hetpeer.stages.ipc.arena import Arena, ArenaFullError, BundleLayout, Extent
 from hetpeer.stages.ipc.compute import Compute
 from hetpeer.stages.ipc.worker_messages import BlockPrepared, CommandFailedError, Loaded
 
@@ -171,7 +171,7 @@ class StateFetcher:
 
     async def _load_into_worker(self, block: int, data: bytearray) -> Loaded:
         """Load a state file into the worker through the arena."""
-        extent = await self._room(len(data))
+        extent = await _room(self._compute.arena, len(data))
         self._compute.arena.view(extent)[:] = data
 
         async def load() -> Loaded:
@@ -182,17 +182,6 @@ class StateFetcher:
 
         # The version may be unwanted by now; the worker reads all the same, and the extent stays until then.
         return await going_on(load())
-
-    async def _room(self, nbytes: int) -> Extent:
-        """Room in the arena, once ending steps have freed it. Raises ArenaFullError if all is too little."""
-        while True:
-            try:
-                return self._compute.arena.allocate(nbytes)
-            except ArenaFullError as error:
-                if nbytes > self._compute.arena.capacity:
-                    raise
-                _log.info("a state waits: %s", error)
-            await asyncio.sleep(RETRY_S)
 
 
 async def prepare_block(compute: Compute, files: RunFiles, block: int) -> tuple[BlockSpec, int]:
@@ -207,10 +196,12 @@ async def prepare_block(compute: Compute, files: RunFiles, block: int) -> tuple[
     with _judged(block):
         spec = await asyncio.to_thread(read_block, graph)
     groups = tuple((group.pattern, group.changes) for group in training.groups)
-    extents: dict[str, Extent] = {}
+    layout = BundleLayout.of(spec.buffer_specs)
+    constants = await _constants(files, spec)
+    whole = await _room(compute.arena, layout.nbytes)
+    extents = layout.within(whole)
     try:
-        for name, data in (await _constants(files, spec)).items():
-            extents[name] = compute.arena.allocate(len(data))
+        for name, data in constants.items():
             compute.arena.view(extents[name])[:] = data
         with _judged(block):
             prepared: BlockPrepared = await compute.submit(
@@ -225,9 +216,20 @@ async def prepare_block(compute: Compute, files: RunFiles, block: int) -> tuple[
                 )
             )
     finally:
-        for extent in extents.values():
-            compute.arena.release(extent)
+        compute.arena.release(whole)
     return spec, prepared.dump_bytes
+
+
+async def _room(arena: Arena, nbytes: int) -> Extent:
+    """Room in the arena, once ending steps have freed it. Raises ArenaFullError if all is too little."""
+    while True:
+        try:
+            return arena.allocate(nbytes)
+        except ArenaFullError as error:
+            if nbytes > arena.capacity:
+                raise
+            _log.info("a block waits: %s", error)
+        await asyncio.sleep(RETRY_S)
 
 
 @contextlib.contextmanager

@@ -47,8 +47,9 @@ def bundles_beside(memory_bytes: int, specs: Sequence[BlockSpec], kept: int, mic
 
 
 def _owned(specs: Sequence[BlockSpec], kept: int) -> int:
-    vectors = 2 + kept + LIVE  # parameters, the gradient, slots
-    return vectors * FLOAT_BYTES * sum(spec.vector_count for spec in specs)
+    """Bytes of parameters, their gradient, slots and what is kept of them; and of constants."""
+    vectors = (2 + kept + LIVE) * FLOAT_BYTES * sum(spec.vector_count for spec in specs)
+    return vectors + sum(one.nbytes for spec in specs for one in spec.buffer_specs.values())
 
 
 def _activations(specs: Sequence[BlockSpec]) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.stages.block.remade_values import RemadeValues
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
 from hetpeer.stages.graph.interpreter import SYMBOLS, Program
 from hetpeer.stages.graph.own_operators import Pass
@@ -51,6 +52,7 @@ class Block:
             _check(f"block {spec.index}: {kind}", specs, tensors)
             self._owned |= {name: tensors[fqn] for name, fqn in names.items()}
         self._programs = {} if programs is None else programs
+        self._remade = RemadeValues(spec, self._owned, device)
 
     def on(self, parameters: Mapping[str, Tensor], statistics: Mapping[str, Tensor]) -> Block:
         """The same block bound to other tensors; its prepared programs are shared."""
@@ -103,8 +105,13 @@ class Block:
     ) -> dict[str, Tensor]:
         """Run `program` on the bundle; floats that cross blocks are in the dtypes that the spec states."""
         entering = {name: bundle[name].to(SYMBOLS["dtype"][s.dtype]) for name, s in spec.entering.items()}
+        values = {**self._owned, **entering, **data}
         with torch.autocast(self._device.type, torch.bfloat16, enabled=spec.autocast):
-            results = program.run({**self._owned, **entering, **data}, here)
+            if self._remade and torch.is_grad_enabled() and not spec.recompute:
+                with self._remade.forward() as observe:
+                    results = program.run(values, here, observe)
+            else:
+                results = program.run(values, here)
         return {name: results[name].to(SYMBOLS["dtype"][s.dtype]) for name, s in spec.outputs.items()}
 
     def sized(self, batch: int) -> BlockSpec:

@@ -31,6 +31,7 @@ from hetpeer.stages.graph.block_spec import (
     TensorSpec,
     Value,
 )
+from hetpeer.stages.graph.frozen_operators import FAMILY as FROZEN
 from hetpeer.stages.graph.interpreter import SYMBOLS, Program
 from hetpeer.stages.graph.operators import operator_of
 from hetpeer.stages.graph.own_operators import Pass
@@ -161,9 +162,12 @@ def kept_bytes(spec: BlockSpec) -> dict[str, int]:
 
     by_call: dict[str, int] = {}
 
-    def observe(node: OperatorCall, _: Any) -> None:
+    def observe(node: OperatorCall, result: Any) -> None:
         nonlocal fresh
         by_call[node.name], fresh = fresh, 0
+        if node.op in FROZEN:  # a block makes it again (block/remade_values.py)
+            keep(result)
+            fresh = 0
 
     with FakeTensorMode(), torch.enable_grad(), torch.autocast("cpu", torch.bfloat16, enabled=spec.autocast):
         values = {name: empty(tensor, cpu) for name, tensor in {**full.owned, **full.inputs}.items()}

@@ -16,7 +16,7 @@ import torch
 
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.graph.block_spec import ITEM_BYTES, Argument, OperatorCall, Ref, Symbol, references
-from hetpeer.stages.graph.index_guards import INDEX_GUARDS, Guard
+from hetpeer.stages.graph.indexed_operators import INDEX_GUARDS, Guard
 from hetpeer.stages.graph.operator_family import Operator
 from hetpeer.stages.graph.operators import find_operator, operator_of
 from hetpeer.stages.graph.own_operators import Pass

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from hetpeer.stages.graph import (
     aten_operators,
     drawn_operators,
+    frozen_operators,
     guarded_operators,
     indexed_operators,
     own_operators,
@@ -19,6 +20,7 @@ from hetpeer.stages.graph.operator_family import Operator
 FAMILIES: dict[str, Mapping[str, Operator]] = {
     "aten": aten_operators.FAMILY,
     "drawn": drawn_operators.FAMILY,
+    "frozen": frozen_operators.FAMILY,
     "guarded": guarded_operators.FAMILY,
     "indexed": indexed_operators.FAMILY,
     "own": own_operators.FAMILY,

@@ -20,6 +20,15 @@ class OnBadSample(enum.StrEnum):
     SKIP = "skip"
 
 
+class FrozenDtype(enum.StrEnum):
+    """Form in which frozen parameters are sent and kept (docs/graph.md)."""
+
+    FLOAT32 = "float32"
+    BF16 = "bf16"
+    INT8 = "int8"
+    INT4 = "int4"
+
+
 class Mode(enum.StrEnum):
     """Way in which pipelines agree on parameters (docs/training.md)."""
 

@@ -10,9 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from hetpeer.peer.cli.author.init_choices import Mode, OnBadSample, Shape
+from hetpeer.peer.cli.author.init_choices import FrozenDtype, Mode, OnBadSample, Shape
 from hetpeer.peer.cli.options import RunDir, cleaned_up
-from hetpeer.peer.limits.amounts import counted
 from hetpeer.peer.process.console import say
 
 
@@ -66,6 +65,17 @@ def init(
             "returns it).",
         ),
     ] = None,
+    lora: Annotated[
+        str | None,
+        typer.Option(
+            metavar="r=16,alpha=32,targets=all-linear,dropout=0.05",
+            help="Train adapters only and freeze the model; targets joined by +, and ,dora for DoRA.",
+        ),
+    ] = None,
+    frozen_dtype: Annotated[
+        FrozenDtype,
+        typer.Option(help="Form in which frozen parameters are sent, and kept on volunteers' devices."),
+    ] = FrozenDtype.FLOAT32,
     steps: Annotated[int, typer.Option(help="Updates of the parameters.")] = 60,
     batch_size: Annotated[int, typer.Option(help="Samples of one update.")] = 128,
     microbatch_size: Annotated[int, typer.Option(help="Samples that are computed at once.")] = 8,
@@ -303,7 +313,6 @@ def init(
     from hetpeer.averaging.optim.update_rules import rule_settings
     from hetpeer.bootstrap.authoring.create import create_run
     from hetpeer.bootstrap.authoring.run_data import DataOptions
-    from hetpeer.bootstrap.run.admission_policies import ADMISSION_POLICIES
     from hetpeer.bootstrap.run.manifest import validated
     from hetpeer.bootstrap.run.settings import (
         AdmissionSettings,
@@ -315,6 +324,7 @@ def init(
         parameter_group,
     )
     from hetpeer.dht.base.errors import ExitCode, LocalError
+    from hetpeer.peer.cli.author.init_summary import summary
 
     def chosen(part: type[Any], **others: Any) -> Any:
         """Settings of `part`: from the options of the same name, and `others`."""
@@ -368,6 +378,8 @@ def init(
             directory,
             model=model,
             loss=loss,
+            lora=lora,
+            frozen_dtype=frozen_dtype,
             data=data or (),
             name=name,
             seed=seed,
@@ -382,15 +394,6 @@ def init(
             trust=TrustSettings(spot_checks=share),
             tell=say,
         )
-    samples = sum(shard.samples for shard in run.manifest.data.train)
-    print(f"run {run.manifest.name}  id {run.run_id}")
-    sizes = f"{counted(len(run.manifest.blocks), 'block')}, {run.manifest.parameters:,} parameters"
-    print(f"{sizes}, {samples:,} training samples, {counted(steps, 'step')}")
-    if not data:
-        print("data: the source text of Python's library; choose other data with --data")
-    checked = f"{share:.0%} of their work is computed a second time and compared"
-    trusted = "their work is not checked (--spot-checks 0.05 checks some of it)"
-    policy = ADMISSION_POLICIES[admission]
-    how = f" ({policy.how})" if policy.how else ""
-    print(f"{policy.describe}{how}; {checked if share else trusted}")
+    for line in summary(run, of_library=not data, adapters=lora is not None):
+        print(line)
     print(f"next: hetpeer bootstrap {directory}")

@@ -1,0 +1,198 @@
+"""Adapters: the model is frozen, only they are trained, and peft reads what comes home."""
+
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hetpeer.bootstrap.authoring.adapters import LoraSettings, adapt, linear_layers, save_adapter
+from hetpeer.bootstrap.authoring.create import create_run
+from hetpeer.bootstrap.authoring.export import export, generate
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.settings import TrainingSettings
+from hetpeer.bootstrap.run.step_workload import of_manifest
+from hetpeer.bootstrap.state.core_config import coordinator_config
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.examples.gpt import build
+from hetpeer.peer.transport.tensor_schema import microbatches_in
+from hetpeer.stages.block import block_state
+from tests.bootstrap.engine import EXAMPLES
+
+TRAINING = TrainingSettings(steps=2, batch_size=4, microbatch_size=2, slot_size=2, eval_microbatches=1)
+LAYERS = "c_attn+c_proj+c_fc"
+
+
+def make_run(folder: Path, sizes: str, **options: object) -> RunDirectory:
+    """A run of a GPT of the given sizes, on eight tokens a sample."""
+    folder.mkdir(exist_ok=True)
+    shutil.copy(EXAMPLES / "gpt.py", folder)
+    (folder / "model.py").write_text(f"import gpt\n\n\ndef build():\n    return gpt.build({sizes})\n")
+    (folder / "text.txt").write_text("".join(f"{n} squared is {n * n}.\n" for n in range(200)))
+    return create_run(
+        folder / "run",
+        model=f"{folder / 'model.py'}:build",
+        data=[folder / "text.txt"],
+        sequence_length=8,
+        training=TRAINING,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+SMALL = "width=32, layers=2, heads=2, context=8"
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("r=4", LoraSettings(r=4, alpha=8)),
+        ("r=16,alpha=32,targets=all-linear,dropout=0.05", LoraSettings(r=16, alpha=32, dropout=0.05)),
+        ("targets=q_proj+v_proj, dora", LoraSettings(alpha=32, targets=("q_proj", "v_proj"), dora=True)),
+    ],
+)
+def test_settings_are_read(text: str, settings: LoraSettings) -> None:
+    assert LoraSettings.parse(text) == settings
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "'' is no setting"),
+        ("rank=4", "'rank' is no setting"),
+        ("r=4,r=8", "'r' is given twice"),
+        ("r", "'r' takes a value"),
+        ("dora=yes", "'dora' takes no value"),
+        ("r=0", "r cannot be '0'"),
+        ("r=four", "r cannot be 'four'"),
+        ("alpha=1.5", "alpha cannot be '1.5'"),
+        ("dropout=1", "dropout cannot be '1'"),
+        ("dropout=nan", "dropout cannot be 'nan'"),
+        ("targets=a++b", "targets cannot be 'a++b'"),
+    ],
+)
+def test_other_settings_are_refused(text: str, why: str) -> None:
+    with pytest.raises(LocalError) as caught:
+        LoraSettings.parse(text)
+    assert (caught.value.code, caught.value.exit_code, caught.value.why) == (
+        "HP-RUN-001",
+        ExitCode.CONFIG,
+        why,
+    )
+
+
+def test_only_adapters_are_in_states_checkpoints_and_sums(tmp_path: Path) -> None:
+    """LoRA r = 16 of a GPT of width 512 with 8,192 tokens: at most 2 % of full training's bytes."""
+    sizes = "width=512, layers=2, heads=4, context=8, vocabulary=8192"
+    run = make_run(tmp_path / "author", sizes, lora=f"r=16,targets={LAYERS},dropout=0.05")
+    model = build(width=512, layers=2, heads=4, context=8, vocabulary=8192)
+    everything = sum(parameter.numel() for parameter in model.parameters())
+
+    names = [name for layout in run.layouts() for name, _ in layout]
+    assert names
+    assert all(".lora_A." in name or ".lora_B." in name for name in names)
+    summed = sum(entry.vector_count for entry in run.manifest.blocks)
+    assert 0 < summed <= 0.02 * everything
+
+    checkpoint = 0
+    for entry, layout in zip(run.manifest.blocks, run.layouts(), strict=True):
+        vector = np.ones(entry.vector_count, dtype=np.float32)
+        moments = dict.fromkeys(run.manifest.optimizer_state, vector)
+        state = block_state.BlockState(version=1, parameters=vector, optimizer=moments)
+        checkpoint += len(block_state.dump(state, entry.index, layout))
+    assert 12 * summed < checkpoint <= 0.02 * 12 * everything
+
+    constants = sum(entry.buffers.bytes for entry in run.manifest.blocks if entry.buffers)
+    assert 4 * everything <= constants <= 4.01 * everything
+
+    # nobody is sent to a place whose constants do not fit into its memory
+    config, demand = coordinator_config(run), of_manifest(run.manifest, 2)
+    for entry, cost, memory in zip(run.manifest.blocks, config.costs, demand.memory, strict=True):
+        assert entry.buffers is not None
+        assert min(cost.memory_bytes, memory) >= entry.buffers.bytes
+        assert microbatches_in(entry.buffers.bytes, [run.block_spec(entry)], run.manifest.kept) == 0
+
+
+@pytest.mark.parametrize("lora", ["r=2,dropout=0.1", "r=2,dora"])
+def test_what_is_trained_comes_home_as_peft_reads_it(tmp_path: Path, lora: str) -> None:
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(5)
+    model = build(width=32, layers=2, heads=2, context=8)
+    base = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert adapt(model, LoraSettings.parse(lora)) == 9
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            assert parameter.requires_grad == ("lora_" in name)
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) / 10)
+    save_adapter(model, tmp_path / "adapter")
+
+    other = build(width=32, layers=2, heads=2, context=8)
+    other.load_state_dict(base)
+    tokens = torch.arange(16).view(2, 8)
+    with torch.no_grad():
+        plain = other.eval()(tokens)
+        loaded = peft.PeftModel.from_pretrained(other, tmp_path / "adapter").eval()(tokens)
+        own = model.eval()(tokens)
+    assert torch.equal(loaded, own)
+    assert not torch.allclose(plain, own, atol=1e-3)
+
+
+def test_a_run_with_adapters_is_exported_and_generates(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "author", SMALL, lora="r=2,dora,dropout=0.1", frozen_dtype="int8")
+    assert run.author().lora == "r=2,dora,dropout=0.1"
+    exported = export(run.path, tmp_path / "weights.safetensors")
+    assert exported.version == 0
+    assert len(b"".join(generate(run.path, "7 sq", tokens=3, temperature=0, seed=0))) == 3
+
+
+@pytest.mark.parametrize(
+    ("lora", "what"),
+    [("targets=q_proj", "q_proj"), ("targets=c_fc+typo", "typo"), ("targets=ln_1", "ln_1")],
+)
+def test_targets_that_cannot_be_adapted_are_named(tmp_path: Path, lora: str, what: str) -> None:
+    with pytest.raises(LocalError) as caught:
+        make_run(tmp_path / "author", SMALL, lora=lora)
+    error = caught.value
+    assert (error.code, error.exit_code) == ("HP-RUN-001", ExitCode.CONFIG)
+    assert what in error.what
+    assert "c_attn, c_proj, c_fc, lm_head" in error.fix
+    assert not (tmp_path / "author" / "run").exists()
+
+
+def test_without_peft_a_line_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "peft", None)
+    with pytest.raises(LocalError, match=r"hetpeer\[hf\]") as caught:
+        make_run(tmp_path / "author", SMALL, lora="r=2")
+    assert caught.value.code == "HP-SYS-006"
+
+
+def test_all_linear_leaves_a_language_models_head_alone() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=20, n_positions=8)
+    names = linear_layers(transformers.GPT2LMHeadModel(config))
+    assert {name.rpartition(".")[2] for name in names} == {"c_attn", "c_proj", "c_fc"}
+
+
+@pytest.mark.parametrize("form", ["bf16", "int8", "int4"])
+def test_a_frozen_base_in_fewer_bytes(tmp_path: Path, form: str) -> None:
+    said: list[str] = []
+    run = make_run(
+        tmp_path / "author", SMALL, lora=f"r=2,targets={LAYERS}", frozen_dtype=form, tell=said.append
+    )
+    assert any(line.startswith(f"frozen tensors in {form} change the loss") for line in said)
+    constants = sum(entry.buffers.bytes for entry in run.manifest.blocks if entry.buffers)
+    model = build(width=32, layers=2, heads=2, context=8)
+    matrices = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
+    vectors = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() == 1)
+    bits = {"bf16": 16, "int8": 8.5, "int4": 4.5}[form]
+    headers = 256 * 60
+    assert constants <= math.ceil(matrices * bits / 8) + 4 * vectors + headers
+
+
+def test_a_frozen_dtype_without_anything_frozen_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LocalError, match="--frozen-dtype int8 has no effect") as caught:
+        make_run(tmp_path / "author", SMALL, frozen_dtype="int8")
+    assert caught.value.code == "HP-RUN-001"
+    assert not (tmp_path / "author" / "run").exists()
