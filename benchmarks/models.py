@@ -28,7 +28,7 @@ from hetpeer.bootstrap.audit.audit import audit
 from hetpeer.bootstrap.audit.replay import replay
 from hetpeer.bootstrap.authoring.create import create_run
 from hetpeer.bootstrap.authoring.export import export
-from hetpeer.bootstrap.authoring.user_code import build_objective
+from hetpeer.bootstrap.authoring.user_code import build_model, with_loss
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings
 
@@ -93,7 +93,7 @@ def exported_loss(run: RunDirectory) -> float:
     exported = export(run.path, run.path.parent / "weights.safetensors")
     author, batches, plan = run.author(), run.batches(), run.manifest.data_plan
     example = batches.microbatch(0, 0)
-    model = build_objective(author.model, author.loss, run.manifest.seed + 1, example).eval()
+    model = with_loss(build_model(author.model, run.manifest.seed + 1), author.loss, example).eval()
     model.load_state_dict(load_file(exported.weights))
     with torch.no_grad():
         losses = [

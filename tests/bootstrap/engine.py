@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from blake3 import blake3
+from safetensors.torch import load_file
 
 from hetpeer.bootstrap.authoring.create import create_run
 from hetpeer.bootstrap.log.credit import written
@@ -146,9 +147,11 @@ class Engine:
         self.views = [flat_views(spec, flat) for spec, flat in zip(self.specs, self.flats, strict=True)]
         for view in (view for views in self.views for view in views.values()):
             view.requires_grad_()
+        buffers = [self.run.buffers_path(block) for block in self.run.manifest.blocks]
+        constants = [load_file(path) if path is not None else {} for path in buffers]
         self.blocks = [
-            Block(spec, views, {}, {}, torch.device("cpu"))
-            for spec, views in zip(self.specs, self.views, strict=True)
+            Block(spec, views, constant, {}, torch.device("cpu"))
+            for spec, views, constant in zip(self.specs, self.views, constants, strict=True)
         ]
         settings = self.run.manifest.training
         self.batches = self.run.batches()

@@ -9,8 +9,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-import hetpeer.bootstrap.authoring.export as exporting
-from hetpeer.bootstrap.authoring.export import export, generate
+from hetpeer.bootstrap.authoring.export import export
+from hetpeer.bootstrap.authoring.generate import BYTES, _logits, generate
 from hetpeer.bootstrap.authoring.user_code import build_model
 from hetpeer.bootstrap.log.record_log import read_log
 from hetpeer.bootstrap.run.run_directory import Author, RunDirectory
@@ -123,7 +123,7 @@ def test_a_model_with_more_outputs_than_text_has_values_writes_bytes() -> None:
     def model(window: torch.Tensor) -> torch.Tensor:
         return torch.arange(50_257.0).expand(1, window.shape[1], -1)
 
-    assert int(exporting._logits(model, torch.tensor([[7]])).argmax()) == 255
+    assert int(_logits(model, torch.tensor([[7]]), BYTES).argmax()) == 255
 
 
 def test_changed_model_is_refused(trained: RunDirectory, tmp_path: Path) -> None:

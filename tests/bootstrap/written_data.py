@@ -43,7 +43,7 @@ CHATS = [
 def _trained() -> str:
     made = Trained(BPE())
     made.pre_tokenizer, made.decoder = ByteLevel(add_prefix_space=False), Decoder()
-    special = ["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
+    special = ["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "<|mask|>"]
     trainer = BpeTrainer(
         vocab_size=VOCABULARY,
         special_tokens=special,
@@ -57,7 +57,10 @@ def _trained() -> str:
 def tokenizer_folder(folder: Path, template: str | None = TEMPLATE) -> Path:
     """A folder as `save_pretrained` writes it: byte-level BPE, VOCABULARY ids at most."""
     made = PreTrainedTokenizerFast(
-        tokenizer_object=Trained.from_str(_trained()), pad_token="<|pad|>", eos_token="<|end|>"
+        tokenizer_object=Trained.from_str(_trained()),
+        pad_token="<|pad|>",
+        eos_token="<|end|>",
+        mask_token="<|mask|>",
     )
     made.chat_template = template
     made.save_pretrained(folder)

@@ -7,10 +7,7 @@ there. The data that `--data` names are written as shards.
 from __future__ import annotations
 
 import re
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +15,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel
 
 from hetpeer.bootstrap.authoring.adapters import LoraSettings, adapt
+from hetpeer.bootstrap.authoring.author_model import author_model
 from hetpeer.bootstrap.authoring.data_fit import check_borders, check_extremes, check_vocabulary
 from hetpeer.bootstrap.authoring.frozen_base import FLOAT32
 from hetpeer.bootstrap.authoring.package_model import quietly, ship
-from hetpeer.bootstrap.authoring.run_data import DataOptions, absolute_data, source_of
-from hetpeer.bootstrap.authoring.user_code import LOSS, absolute_reference, build_model, with_loss
-from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors, sync_folder
+from hetpeer.bootstrap.authoring.run_data import DataOptions, absolute_data, is_function, source_of
+from hetpeer.bootstrap.authoring.user_code import LOSS, absolute_reference, with_loss
+from hetpeer.bootstrap.pretrained.kept import FOLDER, KeptFiles
+from hetpeer.bootstrap.pretrained.tasks import Task
+from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors, made_beside
 from hetpeer.bootstrap.run.manifest import Manifest, Name, public_bytes, sign, validated
 from hetpeer.bootstrap.run.owner_signature import Coordinators, Count, Positive
 from hetpeer.bootstrap.run.run_directory import FOLDERS, Author, RunDirectory
@@ -35,8 +35,7 @@ from hetpeer.bootstrap.run.settings import (
     TrustSettings,
 )
 from hetpeer.bootstrap.samples.source import Wanted
-from hetpeer.bootstrap.samples.tokenizer import Tokenizer
-from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.stages.data.extremes import Extremes
 
@@ -56,6 +55,8 @@ def create_run(
     directory: Path,
     *,
     model: str,
+    task: Task | None = None,
+    classes: int | None = None,
     loss: str | None = None,
     lora: str | None = None,
     frozen_dtype: str = FLOAT32,
@@ -75,8 +76,10 @@ def create_run(
 ) -> RunDirectory:
     """Make a run directory from the author's functions `model` and `loss`, each a "module.py:function".
 
-    With `lora` (`LoraSettings.parse`) adapters are trained, and the model itself is frozen. What is frozen is
-    stored in `frozen_dtype` (`FLOAT32` or one of stored_base.FORMS).
+    `model` may also be the name of a model of transformers, "hf:FOLDER_OR_ID", which is trained for `task`,
+    with `classes` classes if it is a classifier; None: as its checkpoint says. With `lora`
+    (`LoraSettings.parse`) adapters are trained, and the model itself is frozen. What is frozen is stored in
+    `frozen_dtype` (`FLOAT32` or one of stored_base.FORMS).
 
     `data` is one such function, which yields the samples, or paths of files, which `reading` turns into
     samples of `sequence_length` tokens; without it, the texts are Python's standard library. `stages` lists
@@ -89,6 +92,7 @@ def create_run(
     reading = reading or DataOptions()
     author = Author(
         model=absolute_reference(model),
+        task=task,
         loss=None if loss is None else absolute_reference(loss, LOSS),
         data=absolute_data(data),
         lora=lora,
@@ -104,21 +108,28 @@ def create_run(
         for part in FOLDERS:
             (folder / part).mkdir()
         tell("building the model")
-        model_itself = build_model(author.model, seed)
+        own = author_model(
+            author,
+            reading.tokenizer,
+            classes=classes,
+            seed=seed,
+            kept=KeptFiles(folder / FOLDER),
+            tell=tell,
+        )
         if adapters:
-            tell(f"adapted layers: {adapt(model_itself, adapters)}; everything else is frozen")
-        tokenizer = Tokenizer(reading.tokenizer) if reading.tokenizer else None
+            tell(f"adapted layers: {adapt(own.module, adapters)}; everything else is frozen")
         wanted = Wanted(length=sequence_length, most=reading.max_samples, seed=seed, tell=tell)
-        source = source_of(author.data, reading, wanted, tokenizer, model_itself, training)
+        source = source_of(author.data, reading, wanted, own.tokenizer, own.module, own.task, training)
         tell("reading the first samples")
         example = source.example(training.microbatch_size)
-        built = with_loss(model_itself, author.loss, example)
-        if tokenizer:
-            check_vocabulary(built, example, tokenizer.vocabulary, tokenizer.path)
+        built = with_loss(own.module, author.loss, example)
+        if own.tokenizer and not is_function(author.data):
+            check_vocabulary(built, example, own.tokenizer.vocabulary, own.tokenizer.path)
         if reading.packed:
             check_borders(built, example)
         owner_key = _write_owner_key(folder)
         shipped = ship(folder, built, example, training, stages, tell, frozen_dtype=frozen_dtype)
+        training = training.model_copy(update={"recompute": shipped.pop("recompute")})
         tell("reading the data")
         extremes = Extremes()
         with disk_errors(folder):
@@ -141,6 +152,8 @@ def create_run(
             **shipped,
         }
         atomic_write(folder / "manifest.hetpeer", sign(validated(Manifest, fields), owner_key))
+        chats = own.tokenizer is not None and own.tokenizer.chatted
+        author = author.model_copy(update={"task": own.task, "part": own.part, "chats": chats})
         atomic_write(folder / "author.json", author.model_dump_json(indent=1).encode() + b"\n")
     return RunDirectory.open(directory)
 
@@ -157,35 +170,6 @@ def _evaluating(
 def name_of(directory: Path) -> str:
     """Default name of a run in `directory`: the folder's name without characters that names cannot have."""
     return re.sub(r"[^a-z0-9._-]+", "-", directory.resolve().name.lower()).strip("._-")[:64] or "run"
-
-
-@contextmanager
-def made_beside(directory: Path) -> Iterator[Path]:
-    """A folder that becomes `directory` if the body succeeds and vanishes if it does not."""
-    if directory.is_dir() and any(directory.iterdir()):
-        raise LocalError(
-            "HP-DISK-003",
-            f"{directory} exists and is not empty",
-            why="nothing is written over what may be a run",
-            fix="choose another directory, or remove this one",
-            exit_code=ExitCode.CONFIG,
-        )
-    target = directory.resolve()
-    with disk_errors(directory):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        yield folder
-        with disk_errors(directory):
-            folder.chmod(0o755)
-            for part in (*folder.iterdir(), folder):
-                if part.is_dir():
-                    sync_folder(part)
-            folder.rename(target)
-            sync_folder(target.parent)
-    except BaseException:
-        shutil.rmtree(folder)
-        raise
 
 
 def _write_owner_key(folder: Path) -> Ed25519PrivateKey:

@@ -24,7 +24,7 @@ TOLERANCE = 1e-4
 """Largest relative difference of two losses that counts as rounding."""
 
 
-def check_vocabulary(model: nn.Module, example: Arrays, vocabulary: int, tokenizer: Path) -> None:
+def check_vocabulary(model: nn.Module, example: Arrays, vocabulary: int, tokenizer: Path | str) -> None:
     """Raises `LocalError` HP-DATA-009 if the model fails on the tokenizer's largest id, `vocabulary` - 1."""
     tokens, labels = (IDS, LABELS) if IDS in example else (TOKENS, TARGETS)
     ids = np.zeros_like(example[tokens])

@@ -1,20 +1,33 @@
-"""Results for the author: weights under their own parameter names, the loss curve, generated text."""
+"""Results for the author: the weights under their original names, and the loss curve."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from blake3 import blake3
+
 from hetpeer.bootstrap.authoring.adapters import LoraSettings, adapt
 from hetpeer.bootstrap.authoring.user_code import build_model
+from hetpeer.bootstrap.consensus.replica import credit_in
 from hetpeer.bootstrap.log.history import History, Record
 from hetpeer.bootstrap.log.lineage import lineage
 from hetpeer.bootstrap.log.record_log import read_log
-from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors
+from hetpeer.bootstrap.pretrained.card import ModelCard
+from hetpeer.bootstrap.pretrained.formats import Dtype, Format
+from hetpeer.bootstrap.pretrained.kept import FOLDER, KeptFiles
+from hetpeer.bootstrap.pretrained.source import base_of
+from hetpeer.bootstrap.pretrained.tasks import Task
+from hetpeer.bootstrap.pretrained.written import (
+    is_export,
+    not_exported,
+    original_names,
+    write_model,
+)
+from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors, made_beside
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.storage.checkpoints import CheckpointStore, initial_record
 from hetpeer.dht.base.errors import ExitCode, LocalError
@@ -23,97 +36,170 @@ from hetpeer.stages.block import block_state
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-BYTES = 256
-"""Vocabulary size of text: a token is a byte."""
+SUFFIX = ".safetensors"
 FIELDS = ("step", "cluster", "batch", "loss", "norm", "seconds", "term", "view", "plan")
 """Fields of a commit that go into the curve, if the log has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedWeights:
-    """Written files: the weights after `version` updates, and the curve of `steps` steps."""
+    """Written files: the model after `version` updates, and the curve of `steps` steps."""
 
     weights: Path
+    """File, or folder."""
     metrics: Path
     version: int
     steps: int
+    part: str = ""
+    """Name of the part of the author's module whose own names the weights have; empty: the whole module."""
+    left_out: tuple[str, ...] = ()
+    """Weights of the author's module that are no part of the model of transformers in it."""
 
 
-def export(directory: Path, out: Path) -> ExportedWeights:
-    """Write the newest checkpoint to `out` (safetensors), and the curve to `<stem>.metrics.jsonl` beside it.
+def export(
+    directory: Path,
+    out: Path,
+    form: Format | None = None,
+    dtype: Dtype = Dtype.FLOAT32,
+    *,
+    numbered: bool = False,
+) -> ExportedWeights:
+    """Write the newest checkpoint of a run, which may be going on.
 
-    Without a checkpoint the initial state is exported, version 0. Raises `LocalError`: HP-CKPT-001 if the
-    checkpoint is damaged, HP-LOG-001, HP-DISK-*.
+    `form`: None stands for a folder if the run is of a model of transformers and `out` does not end with
+    `.safetensors`. A folder has everything in it; a file gets the curve beside it, `<stem>.metrics.jsonl`.
+    `numbered`: write below `out`, as `checkpoint-` with the number of updates. Without a checkpoint the
+    initial state is exported, version 0. Raises `LocalError`: HP-CKPT-001 if the checkpoint is damaged,
+    HP-MODEL-014 if it cannot have this form, HP-LOG-001, HP-DISK-*.
     """
-    from safetensors.torch import save
-
     run = RunDirectory.open(directory)
-    records = list(read_log(run.log_path))
-    weights, version = _weights(run, History.of(records))
-    with disk_errors(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-    metadata = {"run": json.dumps({"name": run.manifest.name, "id": run.run_id, "version": version})}
-    atomic_write(out, save(weights, metadata=metadata))
-    metrics, curve = out.with_name(f"{out.stem}.metrics.jsonl"), _curve(run, records)
-    atomic_write(metrics, "".join(json.dumps(line) + "\n" for line in curve).encode())
+    kept = KeptFiles(run.path / FOLDER)
+    if form is None:
+        form = Format.HF if kept.has_model and out.suffix != SUFFIX else Format.SAFETENSORS
+    if form is Format.HF and not kept.has_model:
+        raise not_exported(
+            "the run is of a module of your own, or was made by an earlier hetpeer",
+            "give --format safetensors",
+        )
+    records, weights, version = _newest(run)
+    if numbered:
+        out /= f"checkpoint-{version}{'' if form is Format.HF else SUFFIX}"
+    part = _part(run)
+    weights = original_names(weights, part)
+    curve = _curve(run, records)
+    left_out: tuple[str, ...] = ()
+    lines = "".join(json.dumps(line) + "\n" for line in curve)
+    if form is Format.HF:
+        with made_beside(out, lambda folder: is_export(folder, run.run_id)) as folder:
+            left_out = write_model(folder, kept, weights, dtype, _card(run, records, version))
+            metrics = folder / "metrics.jsonl"
+            metrics.write_text(lines)
+        metrics = out / metrics.name
+    else:
+        _write_file(run, out, weights, dtype, version)
+        metrics = out.with_name(f"{out.stem}.metrics.jsonl")
+        atomic_write(metrics, lines.encode())
+    steps = sum(point["kind"] == "step" for point in curve)
     return ExportedWeights(
-        weights=out, metrics=metrics, version=version, steps=sum(p["kind"] == "step" for p in curve)
+        weights=out, metrics=metrics, version=version, steps=steps, part=part or "", left_out=left_out
     )
 
 
-def generate(directory: Path, prompt: str, *, tokens: int, temperature: float, seed: int) -> Iterator[bytes]:
-    """Continue `prompt` byte by byte with the newest checkpoint; temperature 0 takes the likeliest byte.
+def current_model(run: RunDirectory) -> nn.Module:
+    """The author's model with the newest weights, in evaluation mode.
 
-    The author's model is called as `forward(tokens)` and must return logits [1, T, vocabulary]. Raises
-    `LocalError` HP-RUN-008 if the run is not of text, HP-MODEL-006 or HP-MODEL-007 when the module does not
-    fit it any more, HP-MODEL-010 if it gives no logits.
+    Raises `LocalError` HP-MODEL-006 or HP-MODEL-007 if the author's module does not fit the run any more.
     """
-    import torch
-
-    run = RunDirectory.open(directory)
-    if run.manifest.data.kind != "text":
-        raise LocalError(
-            "HP-RUN-008",
-            f"{run.manifest.name} was not trained on text",
-            why=f"its samples consist of {', '.join(run.manifest.data.sample)}",
-            fix="take the weights with hetpeer export, and use them in your own module",
-            exit_code=ExitCode.CONFIG,
-        )
-    model = _load_model(run)
-    generator = torch.Generator().manual_seed(seed)
-    context = list(os.fsencode(prompt)) or list(b"\n")
-    for _ in range(tokens):
-        window = torch.tensor([context[-run.manifest.data.tokens_per_sample :]])
-        with torch.no_grad():
-            logits = _logits(model, window)
-        if temperature > 0:
-            chances = torch.softmax(logits / temperature, dim=-1)
-            token = int(torch.multinomial(chances, 1, generator=generator))
-        else:
-            token = int(logits.argmax())
-        context.append(token)
-        yield bytes([token])
-
-
-def _logits(model: nn.Module, window: Tensor) -> Tensor:
-    """Logits of the byte after `window`. Raises `LocalError` HP-MODEL-010."""
+    _, weights, _ = _newest(run)
+    kept = KeptFiles(run.path / FOLDER)
+    own, author = kept.has_model, run.author()
+    model: nn.Module = kept.model() if own else build_model(author.model, run.manifest.seed)
+    if author.lora is not None:
+        adapt(model, LoraSettings.parse(author.lora))
     try:
-        logits: Tensor = model(window)[0, -1].float()
-    except Exception as error:  # the author's code may raise anything
-        raise _no_logits(f"{type(error).__name__}: {error}") from error
-    if logits.dim() != 1 or logits.isnan().any():
-        raise _no_logits(f"for the last one it gives {list(logits.shape)} numbers, or some that are NaN")
-    return logits[:BYTES]  # a model may have more outputs than text has values
+        if own:
+            weights = original_names(weights, _part(run))
+            weights = {name: weights[name] for name in model.state_dict() if name in weights}
+        model.load_state_dict(weights)
+        why = ""
+    except RuntimeError as error:  # what torch raises for other names and shapes
+        why = str(error).splitlines()[-1].strip()
+    if why:
+        raise LocalError(
+            "HP-MODEL-007",
+            f"the model {author.model} is not the one of this run any more",
+            why=why,
+            fix="restore the module as it was at hetpeer init",
+            exit_code=ExitCode.VERSION,
+        )
+    return model.eval()
 
 
-def _no_logits(why: str) -> LocalError:
-    return LocalError(
-        "HP-MODEL-010",
-        "the model gives no logits for tokens alone",
-        why=why,
-        fix="let forward(tokens) return logits [1, T, vocabulary], or use what hetpeer export writes in your "
-        "own way",
-        exit_code=ExitCode.CONFIG,
+def _part(run: RunDirectory) -> str | None:
+    """Name of the model of transformers in the author's module; None on another machine than the author's."""
+    try:
+        return run.author().part
+    except LocalError:
+        return None
+
+
+def _newest(run: RunDirectory) -> tuple[list[Record], dict[str, Tensor], int]:
+    """Records of the log, the weights of their newest checkpoint, its version.
+
+    While the run goes on its files may be replaced by those of a newer checkpoint: then that one is read.
+    """
+    while True:
+        records: list[Record] = list(read_log(run.log_path))
+        history = History.of(records)
+        try:
+            weights, version = _weights(run, history)
+        except LocalError:
+            if History.of(read_log(run.log_path)).checkpoint == history.checkpoint:
+                raise
+        else:
+            return records, weights, version
+
+
+def _write_file(
+    run: RunDirectory, out: Path, weights: Mapping[str, Tensor], dtype: Dtype, version: int
+) -> None:
+    """Write `weights` as one safetensors file."""
+    import torch
+    from safetensors.torch import save
+
+    kind = getattr(torch, dtype.torch_name)
+    if kind is not torch.float32:
+        weights = {
+            name: tensor.to(kind) if tensor.is_floating_point() else tensor
+            for name, tensor in weights.items()
+        }
+    with disk_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    facts = {"name": run.manifest.name, "id": run.run_id, "version": version}
+    atomic_write(out, save(dict(weights), metadata={"run": json.dumps(facts), "format": "pt"}))
+
+
+def _card(run: RunDirectory, records: Sequence[Record], version: int) -> ModelCard:
+    """Facts about the run as of `records`."""
+    manifest, author, history = run.manifest, run.author(), History.of(records)
+    base, on_hub = base_of(author.model)
+    shards = [shard.blake3 for shard in manifest.data.train]
+    last = max(history.commits, default=None)
+    evaluated = max(history.evaluations, default=None)
+    return ModelCard(
+        name=manifest.name,
+        run_id=run.run_id,
+        base=base,
+        on_hub=on_hub,
+        task=Task(author.task or Task.CAUSAL_LM),
+        version=version,
+        steps=manifest.training.steps,
+        loss=None if last is None else history.commits[last]["loss"],
+        evaluation=None if evaluated is None else history.evaluations[evaluated],
+        samples=sum(shard.samples for shard in manifest.data.train),
+        shards=shards,
+        data=blake3("".join(shards).encode()).hexdigest(),
+        credit=credit_in(manifest, records).of,
     )
 
 
@@ -140,29 +226,6 @@ def _weights(run: RunDirectory, history: History) -> tuple[dict[str, Tensor], in
         for name, source in manifest.state_dict.items()
     }
     return weights, version
-
-
-def _load_model(run: RunDirectory) -> nn.Module:
-    """The author's model with the current state dict."""
-    author = run.author()
-    model = build_model(author.model, run.manifest.seed)
-    if author.lora is not None:
-        adapt(model, LoraSettings.parse(author.lora))
-    weights, _ = _weights(run, History.of(read_log(run.log_path)))
-    try:
-        model.load_state_dict(weights)
-        why = ""
-    except RuntimeError as error:  # what torch raises for other names and shapes
-        why = str(error).splitlines()[-1].strip()
-    if why:
-        raise LocalError(
-            "HP-MODEL-007",
-            f"the model {author.model} is not the one of this run any more",
-            why=why,
-            fix="restore the module as it was at hetpeer init",
-            exit_code=ExitCode.VERSION,
-        )
-    return model.eval()
 
 
 def _curve(run: RunDirectory, records: Sequence[Record]) -> list[dict[str, Any]]:

@@ -6,24 +6,32 @@ memory even for a model that no machine could hold.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hetpeer.bootstrap.authoring.package_model import DEFAULT_STAGES
-from hetpeer.bootstrap.authoring.user_code import build_objective
+from hetpeer.bootstrap.authoring.user_code import build_model, with_loss
+from hetpeer.bootstrap.pretrained.source import ModelSource, is_named
+from hetpeer.bootstrap.pretrained.tasks import Task
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings
+from hetpeer.bootstrap.samples.packing import IDS, LABELS, MASK
+from hetpeer.dht.base.errors import LocalError
 from hetpeer.stages.data.shards import TARGETS, TOKENS
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from hetpeer.bootstrap.run.manifest import Manifest
     from hetpeer.stages.graph.block_spec import BlockSpec
     from hetpeer.stages.graph.graph_cost import BlockCostRow
     from hetpeer.stages.worker.memory_footprint import StageMemory
+
+IMAGE_SIZE = 224
+"""Width and height of an image if the model's configuration does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,37 +86,79 @@ def inspect_run(directory: Path) -> ModelCosts:
 
 def plan_model(
     model: str,
-    sample: Mapping[str, Tensor],
     *,
+    task: Task | None = None,
+    batch: int,
+    sequence_length: int,
     loss: str | None = None,
     stages: Sequence[int] = (),
     training: TrainingSettings,
 ) -> ModelCosts:
-    """Costs of the author's `model` ("module.py:function") for a microbatch like `sample` (meta tensors).
+    """Costs of the author's `model` ("module.py:function", or a name) for a microbatch of `batch` samples.
 
-    `stages` as in `create_run`; of `training` only dtype and recomputation matter. Raises HP-MODEL-*.
+    `task` and `stages` as in `create_run`; of `training` only dtype and recomputation matter. Raises
+    HP-MODEL-*.
     """
-    import torch
-
     from hetpeer.stages.tracing.assemble import ComputeMode
+    from hetpeer.stages.tracing.checkpoints import plain_checkpoints
     from hetpeer.stages.tracing.cut import balanced_ranges, cut_blocks
     from hetpeer.stages.tracing.trace import trace
 
-    with torch.device("meta"):
-        built = build_objective(model, loss, 0, sample)
-    mode = ComputeMode(autocast=training.dtype == "bf16", recompute=training.recompute)
-    specs = cut_blocks(trace(built, sample, autocast=mode.autocast), mode=mode)
+    planned, task = _without_weights(model, task)
+    sample = sample_like(planned, task, batch, sequence_length)
+    autocast = training.dtype == "bf16"
+    with plain_checkpoints() as checkpoints:
+        dag = trace(with_loss(planned, loss, sample), sample, autocast=autocast)
+    mode = ComputeMode(autocast=autocast, recompute=training.recompute or checkpoints.used)
+    specs = cut_blocks(dag, mode=mode)
     counts = stages or [min(DEFAULT_STAGES, len(specs))]
     layouts = [balanced_ranges(specs, count) for count in counts]
     return _inspection(Path(model).name, specs, layouts, len(training.optimizer.keeps), None)
 
 
-def text_sample(batch: int, sequence_length: int) -> dict[str, Tensor]:
-    """A microbatch of text without its content: tokens and targets, int64 [batch, sequence_length]."""
+def _without_weights(model: str, task: Task | None) -> tuple[nn.Module, Task]:
+    """The author's model on torch's meta device, and what it learns.
+
+    A function that reads weights cannot do so there: its model is built with them, and then loses them.
+    """
     import torch
 
-    shape = (batch, sequence_length)
-    return {name: torch.empty(shape, dtype=torch.int64, device="meta") for name in (TOKENS, TARGETS)}
+    from hetpeer.bootstrap.pretrained import load
+
+    if is_named(model):
+        return load.planned(ModelSource.parse(model), task)
+    try:
+        with torch.device("meta"):
+            built = build_model(model, 0)
+    except LocalError:
+        built = build_model(model, 0).to("meta")
+    load.without_cache(built)
+    return built, task or Task.CAUSAL_LM
+
+
+def sample_like(model: nn.Module, task: Task, batch: int, sequence_length: int) -> dict[str, Tensor]:
+    """A microbatch of the arrays that `model` takes for `task`, without their content.
+
+    Ids and labels of tokens are int64 [batch, sequence_length]. Images have the size that the model's
+    configuration says.
+    """
+    import torch
+
+    def empty(*sizes: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.empty((batch, *sizes), dtype=dtype, device="meta")
+
+    names = inspect.signature(model.forward).parameters
+    if task is Task.IMAGE_CLASSIFICATION:
+        config: Any = getattr(model, "config", None)
+        size = getattr(config, "image_size", None) or IMAGE_SIZE
+        sides = (size, size) if isinstance(size, int) else tuple(size)
+        pixels = empty(getattr(config, "num_channels", 3), *sides, dtype=torch.float32)
+        return {"pixel_values": pixels, LABELS: empty()}
+    if IDS not in names:
+        return {name: empty(sequence_length) for name in (TOKENS, TARGETS)}
+    labels = empty() if task is Task.SEQUENCE_CLASSIFICATION else empty(sequence_length)
+    sample = {IDS: empty(sequence_length), LABELS: labels}
+    return sample | ({MASK: empty(sequence_length)} if MASK in names else {})
 
 
 def _inspection(

@@ -44,6 +44,7 @@ def ship(
 ) -> Fields:
     """Write the blocks of `model` under `folder`; returns the manifest's entries about them.
 
+    Besides these there is "recompute": what `training` says, or True if the model uses torch's checkpoints.
     `example`: the first microbatch. `frozen_dtype`: form of what is frozen; the model is rounded to it.
     `tell` gets a line before each long part. Raises `LocalError` HP-MODEL-*, HP-RUN-001.
     """
@@ -52,13 +53,20 @@ def ship(
     from hetpeer.bootstrap.authoring.equivalence import check_likeness, memory_of
     from hetpeer.stages.block.device import survey
     from hetpeer.stages.tracing.assemble import ComputeMode
+    from hetpeer.stages.tracing.checkpoints import plain_checkpoints
     from hetpeer.stages.tracing.cut import balanced_ranges, cut_blocks
     from hetpeer.stages.tracing.trace import trace
 
     first = {name: torch.from_numpy(array) for name, array in example.items()}
-    mode = ComputeMode(autocast=training.dtype == "bf16", recompute=training.recompute)
+    autocast = training.dtype == "bf16"
     tell("tracing the model")
-    dag = trace(model, first, autocast=mode.autocast)
+    with plain_checkpoints() as checkpoints:
+        dag = trace(model, first, autocast=autocast)
+    if checkpoints.used and not training.recompute:
+        tell(
+            "the model uses gradient checkpointing, so its blocks recompute their forward pass (--recompute)"
+        )
+    mode = ComputeMode(autocast=autocast, recompute=training.recompute or checkpoints.used)
     if not dag.dynamic and training.batch_size % training.microbatch_size:
         raise LocalError(
             "HP-MODEL-009",
@@ -77,7 +85,8 @@ def ship(
     takes, free = memory_of(specs), survey().ram_free_bytes
     if takes <= free:
         tell("comparing the blocks with the model on one microbatch")
-        check_likeness(model, first, dag, specs)
+        with plain_checkpoints():
+            check_likeness(model, first, dag, specs)
     else:
         _log.warning(
             "the blocks are not compared with the model: that takes %.1f GiB of memory, and %.1f GiB are "
@@ -93,6 +102,7 @@ def ship(
         "counters": dict(dag.counters),
         "state_dict": dict(dag.state_dict),
         "rest": _write_tensors(folder / "state" / "rest.safetensors", dag.rest) if dag.rest else None,
+        "recompute": mode.recompute,
     }
 
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from hetpeer.bootstrap.authoring.data_fit import not_apart
 from hetpeer.bootstrap.authoring.user_code import DATA, absolute_reference, author_samples
+from hetpeer.bootstrap.pretrained.tasks import ARRAYS, OF_TEXTS, Task
 from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.bootstrap.samples.formats import DataFile, Format, data_files
-from hetpeer.bootstrap.samples.packing import POSITIONS
+from hetpeer.bootstrap.samples.packing import IDS, POSITIONS
 from hetpeer.bootstrap.samples.record import Progress
 from hetpeer.bootstrap.samples.source import (
     HELDOUT_FRACTION,
@@ -66,11 +67,15 @@ def source_of(
     wanted: Wanted,
     tokenizer: Tokenizer | None,
     model: nn.Module,
+    task: Task,
     training: TrainingSettings,
 ) -> Source:
-    """The samples of `data` (`absolute_data`) for `model`. Raises `LocalError` HP-DATA-*, HP-RUN-001."""
-    if any(map(FUNCTION.fullmatch, data)):
-        _check_options(options, tokenizer, "of a data function")
+    """The samples of `data` (`absolute_data`) for `model`.
+
+    Raises `LocalError` HP-DATA-*, HP-RUN-001, HP-MODEL-013 for a task whose samples are not made of texts.
+    """
+    if is_function(data):
+        _check_options(options, "of a data function")
         samples = author_samples(data[0])
         if options.max_samples is None:
             trained = training.steps * training.batch_size
@@ -79,19 +84,45 @@ def source_of(
     files = data_files(map(Path, data), wanted.tell) or [
         DataFile(path, Format.TEXT) for path in ([] if data else python_standard_library_paths())
     ]
+    if task not in OF_TEXTS:
+        raise _needs_function(task, f"a text or chat alone is no sample of {task}")
     if tokenizer is None:
-        _check_options(options, tokenizer, "without --tokenizer")
+        _check_options(options, "without --tokenizer")
         return TextSource(files, options.text_field, wanted)
     names = inspect.signature(model.forward).parameters
+    masked = task is Task.MASKED_LM
+    if masked and IDS not in names:
+        raise _needs_function(task, f"its forward() takes no {IDS}")
     if options.packed and POSITIONS not in names:
         raise not_apart(f"its forward() takes no {POSITIONS}")
     return tokenized(
-        files, options.text_field, tokenizer, wanted, pack=options.packed, takes=names.__contains__
+        files,
+        options.text_field,
+        tokenizer,
+        wanted,
+        pack=options.packed,
+        masked=masked,
+        takes=names.__contains__,
     )
 
 
-def _check_options(options: DataOptions, tokenizer: Tokenizer | None, where: str) -> None:
-    given = {"--tokenizer": tokenizer is not None, "--packed": options.packed}
+def is_function(data: Sequence[str]) -> bool:
+    """Whether the samples come from a function of the author's."""
+    return any(map(FUNCTION.fullmatch, data))
+
+
+def _needs_function(task: Task, why: str) -> LocalError:
+    return LocalError(
+        "HP-MODEL-013",
+        f"cannot make samples for {task} of this data",
+        why=why,
+        fix=f"give --data FILE.PY:FUNCTION, a function that yields samples with {ARRAYS[task]}",
+        exit_code=ExitCode.CONFIG,
+    )
+
+
+def _check_options(options: DataOptions, where: str) -> None:
+    given = {"--tokenizer": options.tokenizer is not None, "--packed": options.packed}
     if "function" in where:
         given["--text-field"] = options.text_field is not None
     wrong = [name for name, is_given in given.items() if is_given]

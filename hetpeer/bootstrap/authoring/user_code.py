@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from hetpeer.bootstrap.authoring.author_modules import author_imports, author_module
+from hetpeer.bootstrap.pretrained.source import ModelSource, is_named
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.tracing.refusals import author_frame
 
@@ -37,7 +38,8 @@ class FunctionRole:
 MODEL: Final = FunctionRole(
     "model",
     "HP-MODEL-006",
-    "give --model path/to/module.py:function, a function without arguments that returns a torch.nn.Module",
+    "give --model path/to/module.py:function, a function without arguments that returns a torch.nn.Module, "
+    "or hf: and a folder or id",
 )
 LOSS: Final = FunctionRole(
     "loss",
@@ -54,7 +56,12 @@ DATA: Final = FunctionRole(
 
 
 def absolute_reference(reference: str, role: FunctionRole = MODEL) -> str:
-    """`module.py:function` with an absolute path. Raises the role's `LocalError` unless the file exists."""
+    """`module.py:function`, or the name of a model, with an absolute path.
+
+    Raises the role's `LocalError` unless the file exists, HP-MODEL-012 for a name that can be none.
+    """
+    if role is MODEL and is_named(reference):
+        return ModelSource.parse(reference).reference
     module, colon, function = reference.rpartition(":")
     path = Path(module).expanduser()
     if not colon or not function.isidentifier():
@@ -76,11 +83,6 @@ def build_model(reference: str, seed: int) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise MODEL.error(reference, f"it returned a {type(model).__name__}, not a torch.nn.Module")
     return model
-
-
-def build_objective(model: str, loss: str | None, seed: int, names: Iterable[str]) -> nn.Module:
-    """`with_loss` of the model at a reference. Raises HP-MODEL-004, HP-MODEL-006, HP-MODEL-008."""
-    return with_loss(build_model(model, seed), loss, names)
 
 
 def with_loss(model: nn.Module, loss: str | None, names: Iterable[str]) -> nn.Module:

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -112,6 +112,47 @@ def atomic_write(path: Path, data: bytes, mode: int = 0o644) -> None:
             Path(temporary).unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
+
+
+@contextmanager
+def made_beside(
+    directory: Path, may_replace: Callable[[Path], bool] = lambda _folder: False
+) -> Iterator[Path]:
+    """A folder that becomes `directory` if the body succeeds and vanishes if it does not.
+
+    A folder that is there already must be empty, or one that `may_replace` knows. Raises `LocalError`
+    HP-DISK-003, HP-DISK-001, HP-DISK-002.
+    """
+    full = directory.is_dir() and any(directory.iterdir())
+    if full and not may_replace(directory):
+        raise LocalError(
+            "HP-DISK-003",
+            f"{directory} exists and is not empty",
+            why="nothing is written over what may still be needed",
+            fix="choose another directory, or remove this one",
+            exit_code=ExitCode.CONFIG,
+        )
+    target = directory.resolve()
+    with disk_errors(directory):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        yield folder
+        with disk_errors(directory):
+            folder.chmod(0o755)
+            for part in (*folder.iterdir(), folder):
+                if part.is_dir():
+                    sync_folder(part)
+            old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent)) if full else None
+            if old is not None:
+                target.rename(old / target.name)
+            folder.rename(target)
+            if old is not None:
+                shutil.rmtree(old)
+            sync_folder(target.parent)
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
 
 
 @contextmanager

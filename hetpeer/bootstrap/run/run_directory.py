@@ -7,6 +7,7 @@ data/              shards of samples                checkpoints/   sealed and gr
 log/ledger.log     the coordinator's decisions      volunteers/    volunteers' signed events, a file each
 amendment.hetpeer  the latest amendment, signed (membership_config.py)
 author.json        paths of the author's modules and texts on the author's machine
+author/            configuration and tokenizer of a model of transformers, on the author's machine
 invite             argument for `hetpeer join`, as of the last time the run was served
 control.sock       control socket of the running reliable peer         daemon.log   its log
 """
@@ -36,7 +37,13 @@ class Author(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     model: str
-    """`/absolute/path/module.py:function`."""
+    """`/absolute/path/module.py:function`, or `hf:` and a folder or the hub's id."""
+    task: str | None = None
+    """Task of the model; None: that of its checkpoint, or causal-lm."""
+    part: str | None = None
+    """Name of the one model of transformers in the module; empty: the module itself; None: there is none."""
+    chats: bool = False
+    """Whether the data are chats, written by the tokenizer's template."""
     loss: str | None = None
     """Reference of the loss function; None: the model returns its loss."""
     data: tuple[str, ...]

@@ -17,6 +17,7 @@ import numpy as np
 
 from hetpeer.bootstrap.samples.documents import documents, records, texts
 from hetpeer.bootstrap.samples.formats import DataFile, Format
+from hetpeer.bootstrap.samples.masking import hidden
 from hetpeer.bootstrap.samples.packing import packed, padded, pieces, shifted
 from hetpeer.bootstrap.samples.record import Progress
 from hetpeer.bootstrap.samples.tokenizer import Tokenizer
@@ -125,15 +126,25 @@ def tokenized(
     wanted: Wanted,
     *,
     pack: bool,
+    masked: bool,
     takes: Callable[[str], bool],
 ) -> SampleSource:
     """Samples of `wanted.length` tokens. `takes(name)`: whether the model takes an array of that name.
 
-    A model that takes `input_ids` gets transformers' arrays, another one `tokens` and `targets`.
+    A model that takes `input_ids` gets transformers' arrays, another one `tokens` and `targets`. `masked`:
+    for a masked language model, whose targets are hidden tokens.
     """
     progress = Progress(wanted.tell, total=sum(file.bytes for file in files))
     parts = pieces(documents(records(files, field, progress), tokenizer), wanted.length)
     samples = (packed if pack else padded)(parts, wanted.length, tokenizer.pad)
+    if masked:
+        samples = hidden(
+            samples,
+            mask=tokenizer.mask,
+            special=tokenizer.special,
+            vocabulary=tokenizer.vocabulary,
+            seed=wanted.seed,
+        )
     if not takes("input_ids"):
         samples = map(shifted, samples)
     needed = {"input_ids", "labels", "tokens", "targets"}

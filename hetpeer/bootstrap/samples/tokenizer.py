@@ -1,4 +1,4 @@
-"""A tokenizer of the author's: texts and chats to ids. The only module that imports transformers."""
+"""A tokenizer of the author's: texts and chats to ids. Only this module of the room imports transformers."""
 
 from __future__ import annotations
 
@@ -32,20 +32,72 @@ class Tokenizer:
     (document,) = tokenizer.texts(["Hello"])  # ends with the end-of-text token, if there is one
     """
 
-    def __init__(self, path: Path) -> None:
-        """Raises `LocalError` HP-DATA-009 if there is none at `path`, HP-SYS-006 without transformers."""
+    def __init__(self, path: Path | str, revision: str | None = None) -> None:
+        """Load the tokenizer at a path, or that of a model of the hub, given as a text.
+
+        Raises `LocalError` HP-DATA-009 if there is none, HP-SYS-006 without transformers.
+        """
         self.path = path
-        self._tokenizer = _load(path)
+        self.chatted = False
+        """Whether chats were tokenized."""
+        self._tokenizer = _load(path) if isinstance(path, Path) else _of_hub(path, revision)
         self.vocabulary = max(self._tokenizer.get_vocab().values(), default=-1) + 1
         """Largest id plus one."""
         if not self.vocabulary:
-            raise _unusable(path, "it has no tokens")
+            raise unusable_tokenizer(path, "it has no tokens")
 
     @property
     def pad(self) -> int:
         """Id that fills samples up; it is never a target."""
         known = (self._tokenizer.pad_token_id, self._tokenizer.eos_token_id, 0)
         return next(one for one in known if one is not None)
+
+    @property
+    def mask(self) -> int:
+        """Id that stands for a hidden token. Raises `LocalError` HP-DATA-009 if there is none."""
+        found: int | None = self._tokenizer.mask_token_id
+        if found is None:
+            raise unusable_tokenizer(self.path, "it has no mask token", "choose another --task or model")
+        return found
+
+    @property
+    def special(self) -> list[int]:
+        """Ids that stand for no part of a text."""
+        return [*self._tokenizer.all_special_ids]
+
+    @property
+    def template(self) -> str | None:
+        """The chat template; None: there is none."""
+        found = self._tokenizer.chat_template
+        return found if isinstance(found, str | None) else found.get("default")
+
+    @property
+    def ends(self) -> set[int]:
+        """Ids that end a text or a message."""
+        return {one for one in (self._tokenizer.eos_token_id,) if one is not None}
+
+    def begun(self, text: str) -> list[int]:
+        """Ids of the beginning of a text."""
+        ids = [*self._tokenizer(text)["input_ids"]]
+        while len(ids) > 1 and ids[-1] in {*self.ends, self._tokenizer.sep_token_id}:
+            del ids[-1]
+        return ids or [self.pad]
+
+    def asked(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of a chat up to where the assistant's message begins. Raises as `chats`."""
+        if not self._tokenizer.chat_template:
+            raise unusable_tokenizer(self.path, "it has no chat template", "use hetpeer generate")
+        text = self._render("the chat", messages, add_generation_prompt=True)
+        return [*self._tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+    def decoded(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, without special tokens."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer into `folder`, so that `Tokenizer(folder)` is the same one."""
+        self._tokenizer.save_pretrained(str(folder))
 
     def texts(self, texts: Sequence[str]) -> Iterator[Document]:
         """Documents of `texts`, tokenized in parallel, in order."""
@@ -58,15 +110,16 @@ class Tokenizer:
 
         Raises `LocalError` HP-DATA-009 if there is no template, or it does not fit; HP-DATA-008 if it fails.
         """
+        self.chatted = True
         template = self._tokenizer.chat_template
         if not template:
-            raise _unusable(
+            raise unusable_tokenizer(
                 self.path,
                 "it has no chat template",
                 "give the tokenizer's folder with its chat_template.jinja",
             )
         if not self._tokenizer.is_fast:
-            raise _unusable(self.path, "it does not say which token stands for which characters")
+            raise unusable_tokenizer(self.path, "it does not say which token stands for which characters")
         marked = any(map(MARKED.search, template.values() if isinstance(template, dict) else [template]))
         if marked:
             for where, messages in chats:
@@ -96,7 +149,7 @@ class Tokenizer:
                 before = self._render(where, messages[:number], add_generation_prompt=True) if number else ""
                 until = self._render(where, messages[: number + 1])
                 if not text.startswith(until) or not until.startswith(before):
-                    raise _unusable(
+                    raise unusable_tokenizer(
                         self.path,
                         f"its chat template writes messages of {where} in another way when more follow",
                         "mark the assistant's words in the template with {% generation %}",
@@ -118,7 +171,7 @@ def _load(path: Path) -> Any:
     except ImportError as error:
         raise not_installed("reading tokenizers", "transformers") from error
     if not path.exists():
-        raise _unusable(path, "there is no such file or folder")
+        raise unusable_tokenizer(path, "there is no such file or folder")
     transformers.logging.set_verbosity_error()
     try:
         if path.is_dir():
@@ -127,15 +180,29 @@ def _load(path: Path) -> Any:
             )
         return transformers.PreTrainedTokenizerFast(tokenizer_file=str(path))
     except Exception as error:  # its many libraries raise anything
-        raise _unusable(path, _first_line(error)) from error
+        raise unusable_tokenizer(path, _first_line(error)) from error
+
+
+def _of_hub(name: str, revision: str | None) -> Any:
+    """The tokenizer of a model of the hub."""
+    try:
+        import transformers
+
+        where = {"revision": revision} if revision else {}
+        return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False, **where)
+    except ImportError as error:
+        raise not_installed("reading tokenizers", "transformers") from error
+    except Exception as error:  # its many libraries raise anything
+        raise unusable_tokenizer(name, _first_line(error)) from error
 
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _unusable(
-    path: Path, why: str, fix: str = "give --tokenizer a tokenizer.json, or the folder of one"
+def unusable_tokenizer(
+    path: Path | str, why: str, fix: str = "give --tokenizer a tokenizer.json, or the folder of one"
 ) -> LocalError:
+    """HP-DATA-009: the tokenizer at `path` cannot be used."""
     what = f"cannot use the tokenizer {path}"
     return LocalError("HP-DATA-009", what, why=why, fix=fix, exit_code=ExitCode.CONFIG)

@@ -7,10 +7,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from hetpeer.bootstrap.authoring.create import made_beside
 from hetpeer.bootstrap.consensus.reconfiguration import offer
 from hetpeer.bootstrap.run.amendment import MembershipChange
-from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors, temporary_folder
+from hetpeer.bootstrap.run.durable_files import (
+    atomic_write,
+    disk_errors,
+    made_beside,
+    temporary_folder,
+)
 from hetpeer.bootstrap.run.membership_config import MembershipConfig, amend
 from hetpeer.bootstrap.run.run_directory import FOLDERS, RunDirectory
 from hetpeer.bootstrap.storage.file_service import fetch_file

@@ -5,11 +5,15 @@ bootstrap/authoring.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hetpeer.bootstrap.pretrained.formats import Dtype, Format
 from hetpeer.peer.cli.options import RunDir
+
+if TYPE_CHECKING:
+    from hetpeer.bootstrap.authoring.export import ExportedWeights
 
 
 def export(
@@ -18,35 +22,69 @@ def export(
         Path,
         typer.Argument(
             metavar="OUT",
-            help="File to write, such as OUT.safetensors; the loss curve goes beside it, as "
-            "OUT.metrics.jsonl.",
+            help="Folder to make, or file to write, such as OUT.safetensors; the loss curve goes into the "
+            "folder, or beside the file as OUT.metrics.jsonl.",
         ),
     ],
+    *,
+    form: Annotated[
+        Format | None,
+        typer.Option(
+            "--format",
+            help="hf: a folder that from_pretrained loads; safetensors: one file (default: hf for a model of "
+            "transformers, unless OUT ends with .safetensors).",
+        ),
+    ] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Number format of the weights.")] = Dtype.FLOAT32,
+    every: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Stay while the run is served, and export the first checkpoint of each N updates, to "
+            "OUT/checkpoint-UPDATES.",
+        ),
+    ] = None,
 ) -> None:
-    """Write the weights of the newest checkpoint.
+    """Write the weights of the newest checkpoint, also while the run goes on.
 
-    They have the author's parameter names.
+    They have their original names. A folder has the tokenizer, too, and a model card.
     """
     from hetpeer.bootstrap.authoring.export import export as run_export
+    from hetpeer.bootstrap.authoring.follow_run import checkpoints
 
-    exported = run_export(directory, out)
+    if every is None:
+        _tell(run_export(directory, out, form, dtype))
+        return
+    for _ in checkpoints(directory, every):
+        _tell(run_export(directory, out, form, dtype, numbered=True))
+
+
+def _tell(exported: ExportedWeights) -> None:
+    """Say what was written."""
     if not exported.version:
         typer.echo("nothing is trained yet: these are the initial parameters", err=True)
     print(f"{exported.weights}: the parameters after {exported.version} of {exported.steps} committed steps")
     print(f"{exported.metrics}: {exported.steps} steps")
+    if exported.part:
+        print(f"names are those of the model of transformers in your module, without '{exported.part}.'")
+    if exported.left_out:
+        print(f"not in the folder: {', '.join(exported.left_out)} (--format safetensors has them)")
 
 
 def generate(
     directory: RunDir,
-    prompt: Annotated[str, typer.Option(help="Text to continue.")],
-    tokens: Annotated[int, typer.Option(min=1, help="Bytes to add to it.")] = 200,
+    prompt: Annotated[
+        str, typer.Option(help="Text to continue; the user's message if the model was trained on chats.")
+    ],
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens to add to it; bytes without a tokenizer.")] = 200,
     temperature: Annotated[
-        float, typer.Option(min=0.0, help="Randomness; 0 always takes the likeliest byte.")
+        float, typer.Option(min=0.0, help="Randomness; 0 always takes the likeliest token.")
     ] = 0.8,
     seed: Annotated[int, typer.Option(min=0, help="Seed: the same one gives the same text.")] = 0,
 ) -> None:
     """Continue a text with the trained model."""
-    from hetpeer.bootstrap.authoring.export import generate as run_generate
+    from hetpeer.bootstrap.authoring.generate import generate as run_generate
 
     pieces = run_generate(directory, prompt, tokens=tokens, temperature=temperature, seed=seed)
     print(prompt + b"".join(pieces).decode(errors="replace"))

@@ -1,8 +1,52 @@
-"""Options of `hetpeer init` that are one of a few words."""
+"""Options of `hetpeer init` that are one of a few words, and those that `hetpeer inspect` has as well."""
 
 from __future__ import annotations
 
 import enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hetpeer.bootstrap.pretrained.tasks import Task
+
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        metavar="MODULE.PY:FUNCTION | hf:FOLDER_OR_ID[@REVISION]",
+        help="Function that returns the model; or a model of transformers: its folder, or its id on the hub.",
+    ),
+]
+TaskOption = Annotated[
+    Task | None,
+    typer.Option(
+        help="What the model learns (default: the task of the checkpoint, or causal-lm). It selects the "
+        "class of transformers, with its loss, and the kind of samples."
+    ),
+]
+ClassesOption = Annotated[
+    int | None,
+    typer.Option(
+        min=2,
+        metavar="N",
+        help="With hf: and a task of classes: how many there are (default: as in the checkpoint).",
+    ),
+]
+DataOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PATH | MODULE.PY:FUNCTION",
+        help="File or folder of data, repeatable, or a function that yields samples (default: the source "
+        "text of Python's library).",
+    ),
+]
+TokenizerOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER | TOKENIZER.JSON",
+        help="The model's tokenizer (default: that of a model hf:; otherwise each byte is a token).",
+    ),
+]
 
 
 class Shape(enum.StrEnum):

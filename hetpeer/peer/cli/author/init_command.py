@@ -5,12 +5,21 @@ Heavy imports stand inside the function.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from hetpeer.peer.cli.author.init_choices import FrozenDtype, Mode, OnBadSample, Shape
+from hetpeer.peer.cli.author.init_choices import (
+    ClassesOption,
+    DataOption,
+    FrozenDtype,
+    Mode,
+    ModelOption,
+    OnBadSample,
+    Shape,
+    TaskOption,
+    TokenizerOption,
+)
 from hetpeer.peer.cli.options import RunDir, cleaned_up
 from hetpeer.peer.process.console import say
 
@@ -18,17 +27,10 @@ from hetpeer.peer.process.console import say
 def init(
     directory: RunDir,
     *,
-    model: Annotated[
-        str, typer.Option(metavar="MODULE.PY:FUNCTION", help="Function that returns the model.")
-    ],
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATH | MODULE.PY:FUNCTION",
-            help="File or folder of data, repeatable, or a function that yields samples (default: the source "
-            "text of Python's library).",
-        ),
-    ] = None,
+    model: ModelOption,
+    task: TaskOption = None,
+    classes: ClassesOption = None,
+    data: DataOption = None,
     text_field: Annotated[
         str | None,
         typer.Option(
@@ -36,18 +38,12 @@ def init(
             help="Field of a record with its text or chat messages (default: text, or else messages).",
         ),
     ] = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER | TOKENIZER.JSON",
-            help="The model's tokenizer (default: each byte of the text is a token).",
-        ),
-    ] = None,
+    tokenizer: TokenizerOption = None,
     packed: Annotated[
         bool,
         typer.Option(
             "--packed",
-            help="With --tokenizer: several documents in a sample, which do not see each other, instead of "
+            help="With a tokenizer: several documents in a sample, which do not see each other, instead of "
             "padding.",
         ),
     ] = False,
@@ -377,6 +373,8 @@ def init(
         run = create_run(
             directory,
             model=model,
+            task=task,
+            classes=classes,
             loss=loss,
             lora=lora,
             frozen_dtype=frozen_dtype,

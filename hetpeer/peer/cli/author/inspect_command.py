@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hetpeer.peer.cli.author.init_choices import TaskOption
 from hetpeer.peer.cli.author.settings_text import settings_lines
 from hetpeer.peer.cli.options import JsonOption, plain
 from hetpeer.peer.limits.amounts import block_range, bytes_text, count_text, counted, flops_text
@@ -45,32 +46,32 @@ def inspect(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="DIR | MODULE.PY:FUNCTION", help="A run directory, or a function that returns a model."
+            metavar="DIR | MODULE.PY:FUNCTION | hf:FOLDER_OR_ID",
+            help="A run directory, a function that returns a model, or a model of transformers.",
         ),
     ],
     *,
+    task: TaskOption = None,
     microbatch_size: Annotated[
         int,
         typer.Option(
             "--microbatch-size",
             "--batch-size",
             min=1,
-            help="For a function: samples that are computed at once.",
+            help="For a model: samples that are computed at once.",
         ),
     ] = 8,
-    sequence_length: Annotated[int, typer.Option(min=1, help="For a function: tokens of one sample.")] = 64,
+    sequence_length: Annotated[int, typer.Option(min=1, help="For a model: tokens of one sample.")] = 64,
     stages: Annotated[
         list[int] | None,
-        typer.Option(metavar="K", help="For a function: stages of a pipeline, repeatable (default: 2)."),
+        typer.Option(metavar="K", help="For a model: stages of a pipeline, repeatable (default: 2)."),
     ] = None,
     loss: Annotated[
         str | None,
-        typer.Option(metavar="MODULE.PY:FUNCTION", help="For a function: as in hetpeer init."),
+        typer.Option(metavar="MODULE.PY:FUNCTION", help="For a model: as in hetpeer init."),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="For a function: as in hetpeer init.")] = "float32",
-    recompute: Annotated[
-        bool, typer.Option("--recompute", help="For a function: as in hetpeer init.")
-    ] = False,
+    dtype: Annotated[str, typer.Option(help="For a model: as in hetpeer init.")] = "float32",
+    recompute: Annotated[bool, typer.Option("--recompute", help="For a model: as in hetpeer init.")] = False,
     block: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="Show the operators of this block.")
     ] = None,
@@ -79,10 +80,10 @@ def inspect(
 ) -> None:
     """Show a run's settings and the cost of its model.
 
-    Blocks, stages and their memory. MODULE.PY:FUNCTION shows the cost of a model that is no run yet. Nothing
-    is trained, and no weights are needed.
+    Blocks, stages and their memory. MODULE.PY:FUNCTION and hf:… show the cost of a model that is no run yet.
+    Nothing is trained, and no weights are needed.
     """
-    from hetpeer.bootstrap.authoring.model_costs import inspect_run, plan_model, text_sample
+    from hetpeer.bootstrap.authoring.model_costs import inspect_run, plan_model
 
     if not Path(target).is_dir() and (":" in target or target.endswith(".py")):
         from hetpeer.bootstrap.run.manifest import validated
@@ -91,7 +92,9 @@ def inspect(
         settings = validated(TrainingSettings, {"dtype": dtype, "recompute": recompute})
         found = plan_model(
             target,
-            text_sample(microbatch_size, sequence_length),
+            task=task,
+            batch=microbatch_size,
+            sequence_length=sequence_length,
             loss=loss,
             stages=stages or (),
             training=settings,
