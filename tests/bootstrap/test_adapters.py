@@ -10,7 +10,8 @@ import torch
 
 from hetpeer.bootstrap.authoring.adapters import LoraSettings, adapt, linear_layers, save_adapter
 from hetpeer.bootstrap.authoring.create import create_run
-from hetpeer.bootstrap.authoring.export import export, generate
+from hetpeer.bootstrap.authoring.export import export
+from hetpeer.bootstrap.authoring.generate import generate
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.bootstrap.run.step_workload import of_manifest
