@@ -14,6 +14,7 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.examples import gpt
 from hetpeer.peer.cli.author import inspect_command
 from hetpeer.peer.limits.amounts import bytes_text, count_text, flops_text
+from tests.bootstrap.pretrained_models import bert, llama, t5, vit
 
 MODEL = f"{gpt.__file__}:build"
 TINY = """
@@ -201,3 +202,30 @@ def test_numbers_as_people_read_them():
         *("1 FLOP", "999 FLOP", "1 kFLOP", "12.3 kFLOP", "1 MFLOP", "3 PFLOP"),
     ]
     assert [count_text(n) for n in (0, 72, 867_072, 1_315_723_264)] == ["0", "72", "867 k", "1.32 B"]
+
+
+READ = """
+from transformers import AutoModelForCausalLM
+
+def build():
+    return AutoModelForCausalLM.from_pretrained("{folder}")
+"""
+
+
+def test_a_model_of_transformers_by_name_and_from_a_function_that_reads_it(tmp_path):
+    folder = llama(tmp_path / "model", tokenizer=False)
+    sizes = ("--microbatch-size", 2, "--sequence-length", 16)
+    named = json.loads(run_command(f"hf:{folder}", "--json", *sizes))
+    assert named["blocks"][0]["data"] == ["input_ids"]
+    assert len(named["blocks"]) > 2
+    (tmp_path / "read.py").write_text(READ.replace("{folder}", str(folder)))
+    read = json.loads(run_command(f"{tmp_path / 'read.py'}:build", "--json", *sizes))
+    assert (read["blocks"], read["layouts"]) == (named["blocks"], named["layouts"])
+
+
+@pytest.mark.parametrize(("build", "task"), [(vit, None), (bert, "sequence-classification"), (t5, None)])
+def test_models_of_other_tasks_are_planned(tmp_path, build, task):
+    more = ("--task", task) if task else ()
+    found = json.loads(run_command(f"hf:{build(tmp_path / 'model')}", "--json", *more))
+    assert len(found["blocks"]) > 1
+    assert found["parameters"] > 0

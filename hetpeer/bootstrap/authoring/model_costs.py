@@ -131,9 +131,33 @@ def _without_weights(model: str, task: Task | None) -> tuple[nn.Module, Task]:
         with torch.device("meta"):
             built = build_model(model, 0)
     except LocalError:
-        built = build_model(model, 0).to("meta")
+        built = build_model(model, 0)
+        _drop_weights(built)
     load.without_cache(built)
     return built, task or Task.CAUSAL_LM
+
+
+def _drop_weights(model: nn.Module) -> None:
+    """Move a model to torch's meta device; unlike `Module.to`, tied parameters stay tied."""
+    import torch
+    from torch import nn
+
+    moved: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def meta(tensor: Tensor) -> Tensor:
+        if id(tensor) not in moved:
+            empty: Tensor = torch.empty_like(tensor, device="meta")
+            if isinstance(tensor, nn.Parameter):
+                empty = nn.Parameter(empty, requires_grad=tensor.requires_grad)
+            moved[id(tensor)] = tensor, empty  # the old one stays alive, so that its id is not used again
+        return moved[id(tensor)][1]
+
+    for module in model.modules():
+        parts: tuple[Any, Any] = module._parameters, module._buffers  # noqa: SLF001 (`Module.to` changes these, too)
+        for tensors in parts:
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    tensors[name] = meta(tensor)
 
 
 def sample_like(model: nn.Module, task: Task, batch: int, sequence_length: int) -> dict[str, Tensor]:
