@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
+import typer
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 from hetpeer.bootstrap.authoring.create import create_run
 from hetpeer.bootstrap.authoring.export import current_model, export
@@ -22,11 +24,14 @@ from hetpeer.bootstrap.pretrained.formats import Dtype, Format
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.peer.cli.author.generate_command import chat
 from tests.bootstrap.engine import TRAINING, Engine
 from tests.bootstrap.pretrained_models import llama, samples_for, t5
 from tests.bootstrap.written_data import CHATS, TEXTS, written
 
 pytestmark = pytest.mark.xdist_group("trained by name")
+chat_app = typer.Typer()
+chat_app.command()(chat)
 IDS = torch.arange(3, 19).unsqueeze(0)
 
 
@@ -167,6 +172,11 @@ def test_generation_answers_a_chat(trained_by_name: RunDirectory, tmp_path: Path
     expected = model.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
     assert said == own.decode(expected, skip_special_tokens=True)
     writer = Writer(trained_by_name.path)
+    asked = CliRunner().invoke(
+        chat_app, [str(trained_by_name.path), "--temperature", "0"], input="where?\n\n"
+    )
+    assert asked.exit_code == 0, asked.output
+    assert asked.stdout.startswith(said)
     drawn = [b"".join(writer.answer(messages, 12, 1.5, seed)) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
 

@@ -20,7 +20,8 @@ from hetpeer.bootstrap.run.settings import (
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.cli.author.audit_command import audit
-from hetpeer.peer.cli.author.export_command import export, generate
+from hetpeer.peer.cli.author.export_command import export
+from hetpeer.peer.cli.author.generate_command import generate
 from hetpeer.peer.cli.author.init_command import init
 from tests.amounts import mostly_proof
 from tests.bootstrap.engine import DIGITS, Engine, make_author

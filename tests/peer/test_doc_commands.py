@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -29,6 +30,7 @@ PAGES = (
     "docs/volunteers.md",
     "docs/operations.md",
     "docs/authors.md",
+    "docs/finetune.md",
     "docs/training.md",
     "docs/machine.md",
     "docs/joining.md",
@@ -146,29 +148,16 @@ def invite_of(process: subprocess.Popen[str]) -> str:
     return line.split()[2]
 
 
-@pytest.mark.proof
-@pytest.mark.swarm
-def test_the_authors_guide_from_a_module_to_its_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its commands in its order, on one machine; only where it listens and the invite are this test's own."""
-    page = (ROOT / "docs" / "authors.md").read_text()
-    ((_, module),) = [block for block in FENCE.findall(page) if block[0] == "python"]
-    author, volunteers = (
-        tmp_path / "author",
-        (tmp_path / "one", tmp_path / "other"),
-    )  # as many as there are stages
-    for folder in (author / "corpus", *volunteers):
-        folder.mkdir(parents=True)
-    (author / "tiny.py").write_text(module)
-    shutil.copy(ROOT / "docs" / "protocol.md", author / "corpus")
-    monkeypatch.chdir(author)
-    monkeypatch.setenv("HETPEER_HOME", str(author / "home"))
+def followed(page: str, author: Path, volunteers: Sequence[Path]) -> dict[str, str]:
+    """What the commands of a page say, by their first words, given in their order on one machine.
+
+    Only where `bootstrap` listens and the invite are this test's own.
+    """
     said: dict[str, str] = {}
     invite = ""
     daemons: list[subprocess.Popen[str]] = []
     try:
-        for command in map(words, fenced("docs/authors.md")):
+        for command in map(words, fenced(page)):
             arguments = [invite if word.startswith("hetpeer://") else word for word in command]
             if command[0] == "bootstrap":
                 daemons.append(started(author, [*arguments, "--port", "0"]))
@@ -176,6 +165,8 @@ def test_the_authors_guide_from_a_module_to_its_weights(
             elif command[0] == "join":
                 daemons += [started(folder, arguments) for folder in volunteers]
                 said["bootstrap"], *joined = map(ended, daemons)
+                said["join"] = "".join(joined)
+                assert all("finished: " in end for end in (said["bootstrap"], *joined))
             else:
                 done = CliRunner().invoke(app, arguments)
                 assert done.exit_code == 0, f"{command}: {done.output} {done.exception}"
@@ -184,10 +175,64 @@ def test_the_authors_guide_from_a_module_to_its_weights(
         for daemon in daemons:
             daemon.kill()
             daemon.communicate()
+    return said
+
+
+def people(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[Path]]:
+    """The author's folder, which is where commands are given, and those of as many volunteers as stages."""
+    author, *volunteers = (tmp_path / name for name in ("author", "one", "other"))
+    for folder in (author, *volunteers):
+        folder.mkdir(parents=True)
+    monkeypatch.chdir(author)
+    monkeypatch.setenv("HETPEER_HOME", str(author / "home"))
+    return author, volunteers
+
+
+@pytest.mark.proof
+@pytest.mark.swarm
+def test_the_authors_guide_from_a_module_to_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs" / "authors.md").read_text()
+    ((_, module),) = [block for block in FENCE.findall(page) if block[0] == "python"]
+    author, volunteers = people(tmp_path, monkeypatch)
+    (author / "corpus").mkdir()
+    (author / "tiny.py").write_text(module)
+    shutil.copy(ROOT / "docs" / "protocol.md", author / "corpus")
+    said = followed("docs/authors.md", author, volunteers)
     assert "20 steps" in said["init"]
     assert "state     waiting: " in said["status"]
-    assert all("finished: " in end for end in (said["bootstrap"], *joined))
     assert "equal to the last bit" in said["audit"]  # with --replay, which comes last
     assert "verdict       exactly once" in said["audit"]
     assert said["generate"].startswith("the ")
     assert (author / "weights.safetensors").stat().st_size > 100_000
+
+
+@pytest.mark.proof
+@pytest.mark.swarm
+def test_a_model_of_transformers_is_fine_tuned_as_its_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from tests.bootstrap.pretrained_models import llama
+    from tests.bootstrap.written_data import CHATS, written
+
+    page = (ROOT / "docs" / "finetune.md").read_text()
+    ((_, program),) = [block for block in FENCE.findall(page) if block[0] == "python"]
+    author, volunteers = people(tmp_path, monkeypatch)
+    llama(author / "model", torch.bfloat16)
+    written(author / "chats.jsonl", CHATS * 10, "messages")
+    said = followed("docs/finetune.md", author, volunteers)
+    assert "10 steps" in said["init"]
+    assert "after 10 of 10 committed steps" in said["export"]
+    assert said["generate"].startswith("Where is the fox?\n")
+    loaded: dict[str, Any] = {}
+    exec(program, loaded)  # the page's own lines
+    before = AutoModelForCausalLM.from_pretrained(author / "model", dtype=torch.float32).state_dict()
+    changed = [
+        name for name, tensor in loaded["model"].state_dict().items() if (tensor != before[name]).any()
+    ]
+    assert len(changed) == len(before)
+    assert loaded["tokenizer"].chat_template

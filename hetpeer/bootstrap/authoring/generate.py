@@ -41,7 +41,8 @@ class Writer:
         data = self._run.manifest.data
         if self._tokenizer is None and data.kind != "text":
             raise _no_text(self._run, f"its samples consist of {', '.join(data.sample)}")
-        self._chats = self._tokenizer is not None and self._run.author().chats
+        self.chats = self._tokenizer is not None and self._run.author().chats
+        """Whether the model was trained on chats, and so answers."""
         self._length = max(shape[0] for array in data.sample.values() if (shape := array.shape))
         self._model = current_model(self._run)
 
@@ -54,7 +55,7 @@ class Writer:
         if self._tokenizer is None:
             ids = [*os.fsencode(prompt)] or [*b"\n"]
             yield from (bytes([one]) for one in self._sampled(ids, tokens, temperature, seed, BYTES))
-        elif self._chats:
+        elif self.chats:
             yield from self.answer([{"role": "user", "content": prompt}], tokens, temperature, seed)
         else:
             yield from self._continued(

@@ -1,6 +1,4 @@
-"""`hetpeer export` and `hetpeer generate`: the trained weights, and text from them. The work is done in
-bootstrap/authoring.
-"""
+"""`hetpeer export`: the trained weights. The work is done in bootstrap/authoring."""
 
 from __future__ import annotations
 
@@ -70,21 +68,3 @@ def _tell(exported: ExportedWeights) -> None:
         print(f"names are those of the model of transformers in your module, without '{exported.part}.'")
     if exported.left_out:
         print(f"not in the folder: {', '.join(exported.left_out)} (--format safetensors has them)")
-
-
-def generate(
-    directory: RunDir,
-    prompt: Annotated[
-        str, typer.Option(help="Text to continue; the user's message if the model was trained on chats.")
-    ],
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens to add to it; bytes without a tokenizer.")] = 200,
-    temperature: Annotated[
-        float, typer.Option(min=0.0, help="Randomness; 0 always takes the likeliest token.")
-    ] = 0.8,
-    seed: Annotated[int, typer.Option(min=0, help="Seed: the same one gives the same text.")] = 0,
-) -> None:
-    """Continue a text with the trained model."""
-    from hetpeer.bootstrap.authoring.generate import generate as run_generate
-
-    pieces = run_generate(directory, prompt, tokens=tokens, temperature=temperature, seed=seed)
-    print(prompt + b"".join(pieces).decode(errors="replace"))
