@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hetpeer.bootstrap.run.manifest import FileRef
+from hetpeer.bootstrap.run.manifest_files import FileRef
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.preparation import disk_room
 from hetpeer.peer.preparation.disk_room import Room, check_room, make_room, taken

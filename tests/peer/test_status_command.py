@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from hetpeer.bootstrap.log.credit_ranking import ranking
-from hetpeer.bootstrap.run.manifest import DataSettings
+from hetpeer.bootstrap.run.manifest_files import DataSettings
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.bootstrap.run.settings import AveragingSettings, LinkSettings, TrustSettings

@@ -1,11 +1,11 @@
 """Eager training by torch alone: `python -m tests.reference.eager_training DIR OUT.json [0,…]`."""
 
-import fnmatch
 import functools
 import inspect
 import json
 import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -19,26 +19,23 @@ from hetpeer.bootstrap.authoring.drawn_dropout import DrawnDropout
 from hetpeer.stages.data.microbatches import DataPlan, MicrobatchReader
 from hetpeer.stages.graph.random_draws import Draw
 from tests.reference.delayed_parameters import DelayedParameters
+from tests.reference.torch_optimizer import optimizer_of
 
 
 def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[str, Tensor]]:
     """Losses, norms, held-out losses, final state by its file's names. `behind`: staleness of each step."""
     manifest = msgpack.unpackb(msgpack.unpackb((directory / "manifest.hetpeer").read_bytes())["manifest"])
     settings, plan = manifest["training"], DataPlan.of(manifest)
+    if file := manifest["data"].get("weights"):
+        plan = replace(plan, weights=np.fromfile(directory / "data" / file["name"], "<f4"))
     data, clip = MicrobatchReader(directory / "data", plan), settings["clip_norm"] or torch.inf
     author, run = json.loads((directory / "author.json").read_text()), functools.cache(runpy.run_path)
     names = [author[part].rpartition(":") for part in ("model", "loss") if author[part]]
     sys.path[:0] = [str(Path(module).parent) for module, _, _ in names]
     build, *outside = [run(module)[name] for module, _, name in names]
     torch.manual_seed(manifest["seed"])
-    model, groups = build(), []
-    for name, parameter in model.named_parameters():
-        group = next((g for g in settings["groups"] if fnmatch.fnmatchcase(name, g["pattern"])), settings)
-        own = [settings[k] if group[k] is None else group[k] for k in ("learning_rate", "weight_decay")]
-        groups.append({"params": [parameter], "lr": own[0], "weight_decay": own[1]})
-    rule, (at, height) = dict(settings["optimizer"]), np.array(settings["schedule"], dtype=np.float64).T
-    optimizer = getattr(torch.optim, rule.pop("name"))(groups, **rule)
-    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: float(np.interp(done + 1, at, height)))
+    model = build()
+    optimizer, rate = optimizer_of(model, settings)
     named, steps = inspect.signature(model.forward).parameters, len(behind)
 
     def loss_of(step: int, number: int) -> Tensor:
@@ -48,7 +45,8 @@ def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[s
         return loss if isinstance(loss, Tensor) else loss["loss" if isinstance(loss, dict) else 0]
 
     delayed = DelayedParameters(model, behind, settings.get("head_start"))
-    losses, norms, evaluations, held_out = [], [], {}, plan.evaluation_weights
+    losses, norms, evaluations = [], [], {}
+    held_out = {number: weight for number, weight in plan.evaluation_weights.items() if weight}
     for step in range(steps + 1):
         if step % settings["eval_every"] == 0 or step == steps:
             model.eval()
@@ -56,13 +54,13 @@ def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[s
                 evaluations[step] = fmean([loss_of(step, i).item() for i in held_out], held_out.values())
         if step < steps:
             model.train().zero_grad()
-            parts: list[Tensor] = []
-            for number, size in enumerate(plan.sizes):
+            parts, weights = {}, plan.training_weights(step)
+            for number, weight in enumerate(weights):
                 delayed.back(behind[step], number)
                 with DrawnDropout(Draw(manifest["seed"], step, number, plan.microbatches)):
-                    parts.append(loss_of(step, number))
-                    torch.autograd.backward(parts[-1] * (size / plan.batch_size))
-            losses.append(fmean([part.item() for part in parts], plan.sizes))
+                    parts[number] = loss_of(step, number) if weight else torch.zeros((), requires_grad=True)
+                    torch.autograd.backward(parts[number] * (weight / sum(weights)))
+            losses.append(fmean([part.item() for part in parts.values()], weights))
             norms.append(nn.utils.clip_grad_norm_(model.parameters(), clip).item())
             delayed.forth(settings.get("compensation", 0.0))
             optimizer.step()
@@ -75,6 +73,6 @@ def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[s
 
 if __name__ == "__main__":
     torch.set_num_threads(2)
-    records, final = train(Path(sys.argv[1]), json.loads(sys.argv[3]))
-    save_file(final, Path(sys.argv[2]).with_suffix(".safetensors"))
-    Path(sys.argv[2]).write_text(json.dumps(records))
+    (records, final), out = train(Path(sys.argv[1]), json.loads(sys.argv[3])), Path(sys.argv[2])
+    save_file(final, out.with_suffix(".safetensors"))
+    out.write_text(json.dumps(records))

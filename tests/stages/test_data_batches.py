@@ -192,3 +192,17 @@ def test_samples_are_read_the_same_whatever_was_read_before(plan: DataPlan, tmp_
         used.microbatch(step, 1)
     assert used.microbatch(4, 2)["x"].tolist() == fresh.microbatch(4, 2)["x"].tolist()
     assert plan.sample == {"x": ArraySpec(dtype="int64", shape=()), "y": ArraySpec(dtype="float32", shape=())}
+
+
+def test_a_microbatch_weighs_what_its_samples_weigh(plan: DataPlan, tmp_path: Path) -> None:
+    batches = MicrobatchReader(tmp_path, plan)
+    stored = [x for shard in (*plan.train, *plan.heldout) for x in batches.open(shard)["x"].tolist()]
+    of = {tuple(x) if isinstance(x, list) else x: 0.1 * (number + 1) for number, x in enumerate(stored)}
+    weighted = replace(plan, weights=np.array(list(of.values()), dtype=np.float32))
+    for step in (0, 3, 8):
+        for number, weight in enumerate(weighted.training_weights(step)):
+            samples = batches.microbatch(step, number)["x"].tolist()
+            assert weight == pytest.approx(sum(of[x] for x in samples))
+    for number, weight in weighted.evaluation_weights.items():
+        assert weight == pytest.approx(sum(of[x] for x in batches.microbatch(0, number)["x"].tolist()))
+    assert plan.training_weights(3) == tuple(plan.sizes)

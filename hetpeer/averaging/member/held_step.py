@@ -55,6 +55,8 @@ class HeldStep:
         self.wire_id = self.id.on_wire
         """The step as others name it."""
         self.delayed = begin.delayed
+        self.weights = begin.weights
+        """Weight of each training microbatch in the mean loss; empty: its samples."""
         self.pipeline = Pipeline(
             me, begin.roster, begin.microbatches, shape.slot_capacity, worker_queue, early
         )

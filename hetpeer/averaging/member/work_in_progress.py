@@ -113,6 +113,11 @@ class WorkInProgress:
         """The gradient slots of `step`, by our name for it or by others'; None if it is not in progress."""
         return next((one.pipeline.slots for one in self.steps if step in (one.id, one.wire_id)), None)
 
+    def weights(self, step: StepId) -> Sequence[float]:
+        """Weight of each training microbatch of `step` in its mean loss; empty: its samples."""
+        found = self.find(step)
+        return () if found is None else found.weights
+
     def works_on(self, step: StepId) -> bool:
         """Whether this step or averaging is in progress."""
         return self.find(step) is not None

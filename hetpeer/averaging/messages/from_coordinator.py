@@ -8,6 +8,7 @@ from pydantic import Field
 
 from hetpeer.averaging.messages.message_fields import (
     MOST_MARKS,
+    Amount,
     Block,
     Count,
     Cover,
@@ -139,6 +140,11 @@ class Begin(OfStep):
     """0 at the step's beginning; n for the n-th volunteer that comes in while it runs."""
     ticket: Ticket = b""
     """Admission ticket of a late joiner, signed by the coordinator (bootstrap/admission/step_tickets.py)."""
+    weights: Many[Amount] = ()
+    """Weight of each training microbatch in the mean loss, for holders of the last block; empty: its samples.
+
+    Since version 5.
+    """
 
 
 class Joined(OfStep):

@@ -143,9 +143,11 @@ def audit(directory: Path, *, contributions: bool = False) -> AuditVerdict:
     told, awaited = (surviving, []) if over else _told(surviving, said.applied, blocks)
     verdict.awaited = sum(one.trains for one in awaited)
     _check_steps(run.manifest, told, heard, verdict)
+    plan = run.weighted_plan()
     for one in told:
+        weights = plan.training_weights(one.batch) if one.skipped else ()
         for microbatch in one.skipped:
-            if (one.batch, microbatch) not in history.bad:
+            if (one.batch, microbatch) not in history.bad and weights[microbatch]:
                 verdict.complain(f"{one} skips microbatch {microbatch}, and the log does not say why", "F1")
     _check_credit(run.manifest, told, records, heard.applied, verdict)
     _check_checkpoints(records, heard.applied, {(one.cluster, one.step + 1) for one in awaited}, verdict)

@@ -43,6 +43,7 @@ from hetpeer.stages.block.exact_numerics import squared_norm
 from hetpeer.stages.block.fingerprint import KEY_BYTES, fingerprint
 from hetpeer.stages.block.parameter_groups import BlockRules, segments
 from hetpeer.stages.block.rounding import ROOM, UNIT
+from hetpeer.stages.data.sample_weights import share
 from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
 from hetpeer.stages.graph.interpreter import SYMBOLS
 from hetpeer.stages.graph.own_operators import Pass
@@ -66,6 +67,7 @@ class OneMachine:
         self._manifest = run.manifest
         self._training = run.manifest.training
         self._data = run.batches()
+        self._plan = run.weighted_plan()
         self._ties = Ties(run.manifest.ties)
         self._specs = specs
         store = CheckpointStore(run, run.layouts())
@@ -94,16 +96,15 @@ class OneMachine:
         """
         number, orders = work["step"], work["orders"]
         folding = [Folding(held, number, order) for held, order in zip(self._blocks, orders, strict=True)]
-        losses = {}
+        losses, weights = {}, self._plan.training_weights(work["batch"])
         for microbatch in ids_in_turn(orders):
             passes, here = self._forward(number, work, microbatch)
             losses[microbatch] = _loss(passes)[1].item()
-            backward = self._backward(passes, microbatch)
+            backward = self._backward(passes, share(weights, microbatch))
             for (_, gradients), fold in zip(backward, reversed(folding), strict=True):
                 fold.add(microbatch, gradients, here)
-        computable = [i for i in work["skipped"] if self._can_compute(number, work, i)]
+        computable = [i for i in work["skipped"] if weights[i] and self._can_compute(number, work, i)]
         totals = self._tied([fold.total() for fold in folding])
-        sizes = {microbatch: self._training.samples_of(microbatch) for microbatch in losses}
         squares = list(map(self._squared_norm, range(len(totals)), totals))
         norm = math.sqrt(math.fsum(squares))
         coefficient = clip_coefficient(norm, self._training.clip_norm)
@@ -111,7 +112,7 @@ class OneMachine:
             held.update(total, self._update(held.spec.index, work, coefficient, oldest))
         return {
             "step": number,
-            "loss": weighted_mean(losses, sizes),
+            "loss": weighted_mean(losses, dict(enumerate(weights))),
             "norm": norm,
             "squares": squares,
             "coefficient": coefficient,
@@ -136,7 +137,8 @@ class OneMachine:
             passes, _ = self._forward(step, work, microbatch)
             for one in passes:
                 refuse_not_finite("output", one.outputs)
-            for back, gradients in self._backward(passes, microbatch):
+            weights = self._plan.training_weights(work["batch"])
+            for back, gradients in self._backward(passes, share(weights, microbatch)):
                 refuse_not_finite("gradient", {n: part for n, part in gradients.items() if part is not None})
                 refuse_not_finite("gradient of input", back)
         except (ProtocolError, NotFiniteError):
@@ -146,11 +148,11 @@ class OneMachine:
     def evaluate(self, version: int, work: Mapping[str, Any], skipped: Sequence[int]) -> dict[str, Any]:
         """Held-out losses as the step `work` measures them, which begins at `version`, without `skipped`."""
         losses = {}
-        for microbatch in self._data.plan.evaluation:
+        for microbatch in self._plan.evaluation:
             if microbatch not in skipped:
                 passes, _ = self._forward(version, work, microbatch)
                 losses[microbatch] = _loss(passes)[1].item()
-        mean = weighted_mean(losses, self._data.plan.evaluation_weights)
+        mean = weighted_mean(losses, self._plan.evaluation_weights)
         return {"evaluation": version, "loss": mean, "losses": list(losses.values())}
 
     def save(self, folder: Path) -> None:
@@ -173,18 +175,17 @@ class OneMachine:
         return run_blocks(self._blocks, weights, {}, data, batch, here, train=train), here
 
     def _backward(
-        self, passes: Sequence[BlockPass], microbatch: int
+        self, passes: Sequence[BlockPass], of_step: float
     ) -> Iterator[tuple[Mapping[str, Tensor], Gradients]]:
-        """Gradients of the inputs and of the parameters, from the last block to the first."""
+        """Gradients of the inputs and of the parameters, from the last block to the first.
+
+        `of_step`: share of the microbatch's mean loss in the step's.
+        """
         name, loss = _loss(passes)
-        back = {name: torch.full_like(loss, self._share(microbatch))}
+        back = {name: torch.full_like(loss, of_step)}
         for one in reversed(passes):
             back, gradients = backpropagate_block(one, back, parameters=True)
             yield back, gradients
-
-    def _share(self, microbatch: int) -> float:
-        """Weight of the microbatch's mean loss in the step's."""
-        return self._training.samples_of(microbatch) / self._training.batch_size
 
     def _tied(self, totals: Sequence[Tensor]) -> list[Tensor]:
         """Gradients in which each tied parameter has the sum of its uses, in the order of the blocks."""

@@ -9,22 +9,34 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel
 
 from hetpeer.bootstrap.authoring.adapters import LoraSettings, adapt
 from hetpeer.bootstrap.authoring.author_model import author_model
-from hetpeer.bootstrap.authoring.data_fit import check_borders, check_extremes, check_vocabulary
+from hetpeer.bootstrap.authoring.data_fit import (
+    check_borders,
+    check_extremes,
+    check_vocabulary,
+    telling_example,
+)
 from hetpeer.bootstrap.authoring.frozen_base import FLOAT32
 from hetpeer.bootstrap.authoring.package_model import quietly, ship
 from hetpeer.bootstrap.authoring.run_data import DataOptions, absolute_data, is_function, source_of
-from hetpeer.bootstrap.authoring.user_code import LOSS, absolute_reference, with_loss
+from hetpeer.bootstrap.authoring.sample_weigher import SampleWeigher, check_steps
+from hetpeer.bootstrap.authoring.user_code import (
+    LOSS,
+    absolute_reference,
+    weights_by_loss,
+    with_loss,
+)
 from hetpeer.bootstrap.pretrained.kept import FOLDER, KeptFiles
 from hetpeer.bootstrap.pretrained.tasks import Task
 from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors, made_beside
-from hetpeer.bootstrap.run.manifest import Manifest, Name, public_bytes, sign, validated
+from hetpeer.bootstrap.run.manifest import Manifest, public_bytes, sign, validated
+from hetpeer.bootstrap.run.manifest_files import Name
 from hetpeer.bootstrap.run.owner_signature import Coordinators, Count, Positive
 from hetpeer.bootstrap.run.run_directory import FOLDERS, Author, RunDirectory
 from hetpeer.bootstrap.run.settings import (
@@ -34,10 +46,13 @@ from hetpeer.bootstrap.run.settings import (
     TrainingSettings,
     TrustSettings,
 )
-from hetpeer.bootstrap.samples.source import Wanted
+from hetpeer.bootstrap.samples.source import Source, Wanted
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.stages.data.extremes import Extremes
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Fields = dict[str, Any]
 
@@ -122,18 +137,23 @@ def create_run(
         source = source_of(author.data, reading, wanted, own.tokenizer, own.module, own.task, training)
         tell("reading the first samples")
         example = source.example(training.microbatch_size)
+        given = weights_by_loss(own.module, author.loss, example)
         built = with_loss(own.module, author.loss, example)
+        example = telling_example(built, source, training.microbatch_size)
         if own.tokenizer and not is_function(author.data):
             check_vocabulary(built, example, own.tokenizer.vocabulary, own.tokenizer.path)
         if reading.packed:
             check_borders(built, example)
         owner_key = _write_owner_key(folder)
-        shipped = ship(folder, built, example, training, stages, tell, frozen_dtype=frozen_dtype)
+        shipped, counted = ship(folder, built, example, training, stages, tell, frozen_dtype=frozen_dtype)
         training = training.model_copy(update={"recompute": shipped.pop("recompute")})
+        weigher = SampleWeigher(given or counted)
+        _compare_batch(built, source, weigher, training, shipped["blocks"], tell)
         tell("reading the data")
         extremes = Extremes()
         with disk_errors(folder):
-            written = source.write(folder / "data", extremes)
+            written = source.write(folder / "data", [extremes.look, weigher.look])
+            written["weights"] = weigher.write(folder / "data")
         try:
             check_extremes(built, example, extremes.found())
         except LocalError as error:
@@ -151,11 +171,35 @@ def create_run(
             "owner": public_bytes(owner_key),
             **shipped,
         }
-        atomic_write(folder / "manifest.hetpeer", sign(validated(Manifest, fields), owner_key))
+        manifest = validated(Manifest, fields)
+        check_steps(manifest.data_plan, weigher.found(), training.steps)
+        atomic_write(folder / "manifest.hetpeer", sign(manifest, owner_key))
         chats = own.tokenizer is not None and own.tokenizer.chatted
         author = author.model_copy(update={"task": own.task, "part": own.part, "chats": chats})
         atomic_write(folder / "author.json", author.model_dump_json(indent=1).encode() + b"\n")
     return RunDirectory.open(directory)
+
+
+def _compare_batch(
+    model: nn.Module,
+    source: Source,
+    weigher: SampleWeigher,
+    training: TrainingSettings,
+    blocks: Sequence[Mapping[str, int]],
+    tell: Callable[[str], None],
+) -> None:
+    """Say so if the first samples at once are not the same as their microbatches."""
+    from hetpeer.bootstrap.authoring.whole_batch import MOST, compare_split
+    from hetpeer.stages.block.device import survey
+
+    takes = sum(2 * block["parameter_bytes"] + MOST * block["activation_bytes"] for block in blocks)
+    if training.microbatches == 1 or takes > survey().ram_free_bytes:
+        return
+    tell("comparing a batch with its microbatches")
+    batch = source.example(min(training.batch_size, MOST * training.microbatch_size))
+    split = compare_split(model, batch, training.microbatch_size, weigher.of(batch))
+    if split is not None and not split.is_same:
+        tell(str(split))
 
 
 def _evaluating(

@@ -6,6 +6,7 @@ it fails on the example already, nothing is said here: tracing names what is wro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,8 +21,30 @@ from hetpeer.stages.data.shards import TARGETS, TOKENS, Arrays
 if TYPE_CHECKING:
     from torch import nn
 
+    from hetpeer.bootstrap.samples.source import Source
+
+LOOKED_AT = 256
+"""Samples among which some are looked for whose loss is finite."""
 TOLERANCE = 1e-4
 """Largest relative difference of two losses that counts as rounding."""
+
+
+def telling_example(model: nn.Module, source: Source, count: int) -> Arrays:
+    """The first `count` samples, or, if their loss is not finite, the first ones whose own loss is.
+
+    A microbatch whose labels are all ignored has the loss 0/0, and would say nothing of the model.
+    """
+    example = source.example(count)
+    if _is_finite(model, example):
+        return example
+    more = source.example(max(LOOKED_AT, count))
+    rows = [
+        row
+        for row in range(len(next(iter(more.values()))))
+        if _is_finite(model, {name: array[row : row + 1] for name, array in more.items()})
+    ]
+    chosen = [rows[number % len(rows)] for number in range(count)] if rows else []
+    return {name: array[chosen] for name, array in more.items()} if chosen else example
 
 
 def check_vocabulary(model: nn.Module, example: Arrays, vocabulary: int, tokenizer: Path | str) -> None:
@@ -99,6 +122,14 @@ def not_apart(why: str) -> LocalError:
         fix="leave --packed out, or let attention respect position_ids, which begin at 0 with each document",
         exit_code=ExitCode.CONFIG,
     )
+
+
+def _is_finite(model: nn.Module, batch: Arrays) -> bool:
+    """Whether the loss of `batch` is finite; True if the model fails: the trace says why."""
+    try:
+        return math.isfinite(_loss(model, batch))
+    except Exception:  # noqa: BLE001 - the author's code may raise anything
+        return True
 
 
 def _failure(model: nn.Module, example: Arrays, batch: Arrays) -> str:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
 
-Loss = Callable[[Any, Mapping[str, Tensor]], Tensor]
-"""(the model's outputs, all arrays of the batch) → the mean loss, a scalar."""
+Loss = Callable[[Any, Mapping[str, Tensor]], Tensor | tuple[Tensor, Tensor]]
+"""(the model's outputs, all arrays of the batch) → the mean loss, a scalar, or (loss, its weight)."""
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -28,11 +28,14 @@ def objective(model: nn.Module, loss: Loss | None, names: Sequence[str]) -> nn.M
     outputs contain no loss.
     """
     author = type(model)
-    inputs = _inputs(model, names)
+    inputs = inputs_of(model, names)
 
     def forward(self: nn.Module, **batch: Tensor) -> Tensor:
         outputs = author.forward(self, **{name: batch[name] for name in inputs})
-        return loss_in(outputs) if loss is None else loss(outputs, batch)
+        if loss is None:
+            return loss_in(outputs)
+        found = loss(outputs, batch)
+        return found[0] if isinstance(found, tuple) else found
 
     # torch.export calls a graph's inputs by the names in the signature.
     parameters = [inspect.Parameter("self", NAMED[0]), *(inspect.Parameter(name, NAMED[1]) for name in names)]
@@ -60,8 +63,8 @@ def loss_in(outputs: Any) -> Tensor:
     return outputs
 
 
-def _inputs(model: nn.Module, names: Sequence[str]) -> list[str]:
-    """Arrays that the author's forward takes."""
+def inputs_of(model: nn.Module, names: Sequence[str]) -> list[str]:
+    """Arrays among `names` that the author's forward takes. Raises `LocalError` HP-MODEL-004."""
     parameters = inspect.signature(model.forward).parameters.values()
     named = [parameter for parameter in parameters if parameter.kind in NAMED]
     required = [parameter.name for parameter in named if parameter.default is inspect.Parameter.empty]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from blake3 import blake3
 
 from hetpeer.bootstrap.authoring.frozen_base import FLOAT32, in_form
+from hetpeer.bootstrap.authoring.sample_weigher import Weigh
 from hetpeer.bootstrap.run.durable_files import atomic_write
 from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
@@ -41,8 +42,9 @@ def ship(
     tell: Callable[[str], None] = quietly,
     *,
     frozen_dtype: str = FLOAT32,
-) -> Fields:
-    """Write the blocks of `model` under `folder`; returns the manifest's entries about them.
+) -> tuple[Fields, Weigh | None]:
+    """Write the blocks of `model` under `folder`; returns the manifest's entries about them, and the weights
+    that its loss gives to samples.
 
     Besides these there is "recompute": what `training` says, or True if the model uses torch's checkpoints.
     `example`: the first microbatch. `frozen_dtype`: form of what is frozen; the model is rounded to it.
@@ -54,6 +56,7 @@ def ship(
     from hetpeer.stages.block.device import survey
     from hetpeer.stages.tracing.assemble import ComputeMode
     from hetpeer.stages.tracing.checkpoints import plain_checkpoints
+    from hetpeer.stages.tracing.counted_targets import counted_targets
     from hetpeer.stages.tracing.cut import balanced_ranges, cut_blocks
     from hetpeer.stages.tracing.trace import trace
 
@@ -95,7 +98,8 @@ def ship(
             free / 2**30,
         )
     tell(f"writing {len(specs)} block{'' if len(specs) == 1 else 's'}")
-    return {
+    targets = counted_targets(dag, first)
+    fields: Fields = {
         "blocks": [_write_block(folder, spec, dag.tensors) for spec in specs],
         "layouts": [balanced_ranges(specs, count) for count in stages or [min(DEFAULT_STAGES, len(specs))]],
         "ties": _ties(specs),
@@ -104,6 +108,7 @@ def ship(
         "rest": _write_tensors(folder / "state" / "rest.safetensors", dag.rest) if dag.rest else None,
         "recompute": mode.recompute,
     }
+    return fields, None if targets is None else targets.weights
 
 
 def _check_last(specs: Sequence[BlockSpec], samples: int) -> None:

@@ -20,6 +20,9 @@ from hetpeer.stages.tracing.refusals import author_frame
 if TYPE_CHECKING:
     from torch import nn
 
+    from hetpeer.bootstrap.authoring.sample_weigher import Weigh
+    from hetpeer.stages.data.shards import Arrays
+
 
 @dataclass(frozen=True, slots=True)
 class FunctionRole:
@@ -58,7 +61,7 @@ DATA: Final = FunctionRole(
 def absolute_reference(reference: str, role: FunctionRole = MODEL) -> str:
     """`module.py:function`, or the name of a model, with an absolute path.
 
-    Raises the role's `LocalError` unless the file exists, HP-MODEL-012 for a name that can be none.
+    Raises the role's `LocalError` unless the file exists, HP-MODEL-015 for a name that can be none.
     """
     if role is MODEL and is_named(reference):
         return ModelSource.parse(reference).reference
@@ -94,6 +97,13 @@ def with_loss(model: nn.Module, loss: str | None, names: Iterable[str]) -> nn.Mo
 
     function = None if loss is None else _load_function(loss, LOSS)
     return objective(model, function, tuple(names))
+
+
+def weights_by_loss(model: nn.Module, loss: str | None, example: Arrays) -> Weigh | None:
+    """`given_weights` of the function `loss`; None without one. Raises HP-MODEL-004, HP-MODEL-015."""
+    from hetpeer.bootstrap.authoring.given_weights import given_weights
+
+    return None if loss is None else given_weights(model, _load_function(loss, LOSS), example)
 
 
 def author_samples(reference: str) -> Iterator[Any]:

@@ -77,7 +77,7 @@ def _commit_record(
         "workers": step.workers,
         "plan": step.reduction.reduce.plan,
         **_skipped(step.ledger.skipped & step.sizes.keys()),
-        "loss": step.ledger.train_loss(step.sizes),
+        "loss": step.ledger.train_loss(step.weights),
         "norm": norm,
         "squares": [vote.squared_norm for _, vote in sorted(decision.items())],
         "coefficient": clip_coefficient(norm, context.config.clip_norm),

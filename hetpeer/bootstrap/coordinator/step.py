@@ -51,14 +51,19 @@ class CoordinatedStep:
         links = link_costs(ready, speeds, config.compression, self._targets, mixed=config.checks is not None)
         apart = context.reputation.apart | shunned(ready)
         self.ledger = StepLedger(train, evaluation, members.blocks)
-        for microbatch in (*train, *evaluation) if config.skips else ():
-            if self.bad_key(microbatch) in context.history.bad:
-                self.ledger.skip(microbatch)
         self.sizes = dict(enumerate(config.sizes))
         """Training id → its samples."""
+        self.weights = self.sizes if config.weights is None else dict(enumerate(config.weights(work.batch)))
+        """Training id → its weight in the mean loss."""
+        self._told = () if config.weights is None else tuple(self.weights.values())
         weights = config.evaluation_weights or [1] * config.evaluation_microbatches
         self.evaluation_weights = dict(enumerate(weights, first))
         """Held-out id → its weight in the mean held-out loss."""
+        counts = {**self.weights, **self.evaluation_weights}
+        for microbatch in (*train, *evaluation):
+            bad = config.skips and self.bad_key(microbatch) in context.history.bad
+            if bad or not counts[microbatch]:
+                self.ledger.skip(microbatch)
         self._failure: FailedMicrobatch | None = None
         self._timeouts = timeouts
         self.line = context.line
@@ -106,6 +111,7 @@ class CoordinatedStep:
             target=self._targets.get(peer, max(self._targets.values(), default=0.0)),
             behind=self.behind,
             entry=entry,
+            weights=self._told if self.roster[peer][1] == self._blocks else (),
         )
 
     @property
@@ -121,7 +127,8 @@ class CoordinatedStep:
             (self._work.evaluates, self.ledger.evaluation, "held-out microbatch"),
         ):
             if needed and not left:
-                return f"no {what} of step {self.number} can be computed"
+                weighed = ", or all have the weight 0" if self._context.config.weights else ""
+                return f"no {what} of step {self.number} can be computed{weighed}"
         return None
 
     def bad_key(self, microbatch: int) -> tuple[int | None, int]:

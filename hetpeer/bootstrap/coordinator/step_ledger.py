@@ -43,7 +43,7 @@ class StepLedger:
         self.ids = frozenset(ids)
         self.evaluation = frozenset(evaluation)
         self.skipped: frozenset[int] = frozenset()
-        """Ids that cannot be computed: they count nowhere."""
+        """Ids that cannot be computed, or have no weight: they count nowhere."""
         self.unused = Unused()
         """Work that was done, or handed out, and does not count."""
         self._counted: list[dict[int, str]] = [{} for _ in range(blocks)]
@@ -204,19 +204,19 @@ class StepLedger:
 
     # ── deciding ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def train_loss(self, sizes: Mapping[int, int]) -> float:
-        """Mean loss of the samples, by the last block's holder of each id; `sizes`: id → its samples."""
+    def train_loss(self, weights: Mapping[int, float]) -> float:
+        """Mean loss of the microbatches by their `weights`, by the last block's holder of each id."""
         last = self._counted[-1]
-        return weighted_mean({i: self._losses[last[i], i] for i in self.ids}, sizes)
+        return weighted_mean({i: self._losses[last[i], i] for i in self.ids}, weights)
 
-    def evaluation_loss(self, weights: Mapping[int, int]) -> float:
+    def evaluation_loss(self, weights: Mapping[int, float]) -> float:
         """Mean loss of the evaluation microbatches by their `weights`."""
         return weighted_mean({i: self._evaluated[i] for i in self.evaluation}, weights)
 
 
-def weighted_mean(losses: Mapping[int, float], weights: Mapping[int, int]) -> float:
+def weighted_mean(losses: Mapping[int, float], weights: Mapping[int, float]) -> float:
     """Mean of `losses`, each an id's, by the ids' `weights`."""
-    return math.fsum(weights[i] * losses[i] for i in losses) / sum(weights[i] for i in losses)
+    return math.fsum(weights[i] * losses[i] for i in losses) / math.fsum(weights[i] for i in losses)
 
 
 def clip_coefficient(norm: float, clip_norm: float | None) -> float:

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from hetpeer.bootstrap.log.volunteer_log import Record, read_event, read_events
-from hetpeer.bootstrap.run.manifest import Digest
+from hetpeer.bootstrap.run.manifest_files import Digest
 from hetpeer.bootstrap.run.owner_signature import Count, PeerId
 from hetpeer.dht.base.errors import ProtocolError
 

@@ -8,11 +8,10 @@ run. Unknown fields at the top are ignored, unless `needs` names them (docs/prot
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from blake3 import blake3
 from cryptography.exceptions import InvalidSignature
@@ -21,13 +20,12 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from hetpeer.averaging.reduce.tied_parameters import Tie
 from hetpeer.bootstrap.run.amendment import SignedAmendment, read_amendment
-from hetpeer.bootstrap.run.durable_files import FILE_NAME
+from hetpeer.bootstrap.run.manifest_files import DataSettings, Digest, FileRef, Name
 from hetpeer.bootstrap.run.owner_signature import (
     MANIFEST,
     Coordinators,
     Count,
     ManifestPart,
-    Positive,
     unknown_field,
 )
 from hetpeer.bootstrap.run.settings import (
@@ -40,10 +38,7 @@ from hetpeer.bootstrap.run.settings import (
 )
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.untrusted import first_wrong
-from hetpeer.stages.data.array_shards import MAX_DIMENSIONS, NAME
 from hetpeer.stages.data.microbatches import DataPlan
-from hetpeer.stages.data.shards import DTYPES, TARGETS, TOKENS
-from hetpeer.stages.graph.block_spec import ITEM_BYTES
 from hetpeer.stages.links.codec import EXACT_TOLERANCE, Codec
 from hetpeer.stages.pipeline.gradient_slots import LIVE
 
@@ -54,25 +49,8 @@ CHECKED: Final = 2
 TOLERANCE: Final[Mapping[str, float]] = {"float32": EXACT_TOLERANCE, "bf16": 0.05}
 """Data type of computation → largest relative distance of two honest sums; codecs have their own."""
 
-Name = Annotated[str, Field(pattern=FILE_NAME)]
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-
 Range = tuple[Count, Count]
 Model = TypeVar("Model", bound=BaseModel)
-
-
-class FileRef(ManifestPart):
-    """A file by name, blake3 (64 hex digits) and size; `name` is relative to its kind's folder of the run."""
-
-    name: Name
-    blake3: Digest
-    bytes: Count
-
-
-class ShardRef(FileRef):
-    """A data shard: a file and the number of samples in it."""
-
-    samples: Positive
 
 
 class BlockEntry(ManifestPart):
@@ -92,62 +70,6 @@ class BlockEntry(ManifestPart):
     flops_forward: Count
     activation_bytes: Count
     output_bytes: Count
-
-
-class ArrayRef(ManifestPart):
-    """One array of a sample, without the dimension of the samples."""
-
-    dtype: Annotated[str, Field(pattern=f"^({'|'.join(DTYPES)})$")]
-    shape: Annotated[tuple[Positive, ...], Field(max_length=MAX_DIMENSIONS)]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in one sample."""
-        return ITEM_BYTES[self.dtype] * math.prod(self.shape)
-
-
-class DataSettings(ManifestPart):
-    """Arrays of a sample, and the shards that hold the samples (stages/data)."""
-
-    kind: Literal["text", "arrays"]
-    """`text`: a shard holds bytes, cut into windows of tokens and targets; `arrays`: a tensor per name."""
-    sample: Annotated[
-        dict[Annotated[str, Field(pattern=NAME)], ArrayRef], Field(min_length=1, max_length=256)
-    ]
-    train: Annotated[tuple[ShardRef, ...], Field(min_length=1)]
-    heldout: Annotated[tuple[ShardRef, ...], Field(min_length=1)]
-
-    @model_validator(mode="after")
-    def _samples_fit(self) -> DataSettings:
-        """Refuse samples that are not of the stated kind, or that do not fit into their shards."""
-        shapes = {name: (array.dtype, len(array.shape)) for name, array in self.sample.items()}
-        if self.kind == "text":
-            if (
-                shapes != dict.fromkeys((TOKENS, TARGETS), ("int64", 1))
-                or len(set(self.sample.values())) != 1
-            ):
-                raise ValueError("data.sample is not that of text")
-            nbytes = self.tokens_per_sample
-        else:
-            nbytes = sum(array.nbytes for array in self.sample.values())
-        for field, shards in (("train", self.train), ("heldout", self.heldout)):
-            for number, shard in enumerate(shards):
-                if shard.samples * nbytes > shard.bytes:
-                    raise ValueError(
-                        f"data.{field}.{number} has {shard.bytes} bytes, too few for {shard.samples} samples "
-                        f"of {nbytes}"
-                    )
-        return self
-
-    @property
-    def tokens_per_sample(self) -> int:
-        """Tokens in a sample of text; 1 for other data, so that speeds are in samples."""
-        return self.sample[TOKENS].shape[0] if self.kind == "text" else 1
-
-    @property
-    def unit(self) -> str:
-        """Unit of speeds, for display."""
-        return "tok" if self.kind == "text" else "samples"
 
 
 class Manifest(ManifestPart):
@@ -231,7 +153,7 @@ class Manifest(ManifestPart):
 
     @property
     def data_plan(self) -> DataPlan:
-        """Samples of each microbatch, and how to read them."""
+        """Samples of each microbatch, and how to read them; weights are in `RunDirectory.weighted_plan`."""
         return DataPlan.of(self.model_dump(include={"seed", "data", "training"}))
 
     @property

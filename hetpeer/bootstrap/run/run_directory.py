@@ -15,17 +15,19 @@ control.sock       control socket of the running reliable peer         daemon.lo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hetpeer.bootstrap.run.durable_files import hash_file, safe_join
-from hetpeer.bootstrap.run.manifest import BlockEntry, FileRef, Manifest, SignedManifest, read_file
+from hetpeer.bootstrap.run.manifest import BlockEntry, Manifest, SignedManifest, read_file
+from hetpeer.bootstrap.run.manifest_files import FileRef
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.block.block_state import Layout, layout_of
-from hetpeer.stages.data.microbatches import MicrobatchReader
+from hetpeer.stages.data.microbatches import DataPlan, MicrobatchReader
+from hetpeer.stages.data.sample_weights import read_weights
 from hetpeer.stages.graph.block_spec import BlockSpec
 
 FOLDERS = ("graph", "state", "data", "checkpoints", "log", "volunteers")
@@ -138,6 +140,8 @@ class RunDirectory:
             yield self.manifest.rest, safe_join(self.path / "state", self.manifest.rest.name)
         for shard in (*self.manifest.data.train, *self.manifest.data.heldout):
             yield shard, safe_join(self.data, shard.name)
+        if self.manifest.data.weights:
+            yield self.manifest.data.weights, safe_join(self.data, self.manifest.data.weights.name)
 
     def constant_paths(self) -> list[Path]:
         """Safetensors of buffers and of what no block needs: not trained. Raises `LocalError` HP-RUN-005."""
@@ -164,6 +168,21 @@ class RunDirectory:
     def batches(self) -> MicrobatchReader:
         """Microbatches of the run, of the shards that are here."""
         return MicrobatchReader(self.data, self.manifest.data_plan)
+
+    def weighted_plan(self) -> DataPlan:
+        """Samples and weights of each microbatch. Raises `LocalError` HP-RUN-005 if the weights are damaged.
+
+        Volunteers do not have that file: `Begin` tells them a step's weights.
+        """
+        file, plan = self.manifest.data.weights, self.manifest.data_plan
+        if file is None:
+            return plan
+        path = safe_join(self.data, file.name)
+        check_file(file, path)
+        try:
+            return replace(plan, weights=read_weights(path))
+        except ValueError as error:
+            raise _not_the_file(path, str(error)) from error
 
     def block_spec(self, block: BlockEntry) -> BlockSpec:
         """The block's graph, checked against the manifest. Raises `LocalError` HP-RUN-005."""
@@ -208,10 +227,14 @@ def check_file(reference: FileRef, path: Path) -> None:
     except OSError as error:
         why = error.strerror or str(error)
     if why:
-        raise LocalError(
-            "HP-RUN-005",
-            f"{path} is not the file the manifest names",
-            why=why,
-            fix="restore it from a copy, or make the run again with hetpeer init",
-            exit_code=ExitCode.VERSION,
-        )
+        raise _not_the_file(path, why)
+
+
+def _not_the_file(path: Path, why: str) -> LocalError:
+    return LocalError(
+        "HP-RUN-005",
+        f"{path} is not the file the manifest names",
+        why=why,
+        fix="restore it from a copy, or make the run again with hetpeer init",
+        exit_code=ExitCode.VERSION,
+    )

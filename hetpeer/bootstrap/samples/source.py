@@ -2,7 +2,7 @@
 
 source = TextSource(files, length=64, ...) or SampleSource(samples, ...)
 example = source.example(8)        # the first eight samples; nothing is written yet
-fields = source.write(folder, Extremes())  # fields of `DataSettings`
+fields = source.write(folder, [Extremes().look])  # fields of `DataSettings`
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from hetpeer.bootstrap.samples.masking import hidden
 from hetpeer.bootstrap.samples.packing import packed, padded, pieces, shifted
 from hetpeer.bootstrap.samples.record import Progress
 from hetpeer.bootstrap.samples.tokenizer import Tokenizer
-from hetpeer.stages.data.array_shards import example_of, write_samples
-from hetpeer.stages.data.extremes import Extremes
+from hetpeer.stages.data.array_shards import Look, example_of, write_samples
 from hetpeer.stages.data.microbatches import windows
 from hetpeer.stages.data.shards import Arrays
 from hetpeer.stages.data.token_shards import readable_texts, sample_of, write_text
@@ -40,10 +39,10 @@ class Source(Protocol):
     def example(self, count: int) -> Arrays:
         """The first `count` samples, repeated if there are fewer. Raises `LocalError` HP-DATA-*."""
 
-    def write(self, folder: Path, extremes: Extremes) -> Fields:
+    def write(self, folder: Path, looks: Sequence[Look]) -> Fields:
         """Write the shards into `folder`; returns fields of `DataSettings`. Raises HP-DATA-*, OSError.
 
-        `extremes` looks at all samples but those of text.
+        `looks` get all samples but those of text.
         """
 
 
@@ -74,7 +73,7 @@ class TextSource:
         found = np.frombuffer(bytes(head) or b"\n", dtype=np.uint8)
         return windows(np.resize(found, size), range(count), self._wanted.length)
 
-    def write(self, folder: Path, extremes: Extremes) -> Fields:  # noqa: ARG002 - bytes fit every model
+    def write(self, folder: Path, looks: Sequence[Look]) -> Fields:  # noqa: ARG002 - all bytes are alike
         """See `Source`."""
         length, most = self._wanted.length, self._wanted.most
         limit = None if most is None else most * length + 1
@@ -112,10 +111,10 @@ class SampleSource:
         self._samples = itertools.chain(head, self._samples)
         return example_of(head, count, self._maker)
 
-    def write(self, folder: Path, extremes: Extremes) -> Fields:
+    def write(self, folder: Path, looks: Sequence[Look]) -> Fields:
         """See `Source`."""
         samples = self._progress.count(self._samples)
-        made = write_samples(samples, folder, HELDOUT_FRACTION, self._wanted.seed, self._maker, extremes.look)
+        made = write_samples(samples, folder, HELDOUT_FRACTION, self._wanted.seed, self._maker, looks)
         return _fields("arrays", *made)
 
 

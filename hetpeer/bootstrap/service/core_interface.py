@@ -71,7 +71,9 @@ class LeaderStart:
         """
         manifest = run.manifest
         return cls(
-            core=new_core(coordinator_config(run, placement=placement), manifest.averaging, records, now),
+            core=new_core(
+                coordinator_config(run, placement=placement, weighted=True), manifest.averaging, records, now
+            ),
             admission=Admission(run.run_id, manifest.owner, manifest.admission, records),
             logs=VolunteerLogs(run.volunteers, run.run_id, manifest, records),
         )

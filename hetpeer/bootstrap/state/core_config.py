@@ -33,17 +33,25 @@ def message_bounds(manifest: Manifest) -> MessageBounds:
     )
 
 
-def coordinator_config(run: RunDirectory, *, placement: str | None = DEFAULT) -> CoordinatorConfig:
-    """Settings of a coordinator of `run`; `placement`: policy for newcomers' places, None: no comparison."""
+def coordinator_config(
+    run: RunDirectory, *, placement: str | None = DEFAULT, weighted: bool = False
+) -> CoordinatorConfig:
+    """Settings of a coordinator of `run`; `placement`: policy for newcomers' places, None: no comparison.
+
+    `weighted`: with the samples' weights, as steps need them. Their file is read, which only reliable peers
+    have; raises `LocalError` HP-RUN-005 if it is damaged.
+    """
     manifest = run.manifest
+    plan = run.weighted_plan() if weighted else manifest.data_plan
     training = manifest.training
     compares = placement is not None and manifest.averaging is None
     return CoordinatorConfig(
         run=run.run_id,
         steps=training.steps,
         sizes=[training.samples_of(number) for number in range(training.microbatches)],
+        weights=None if plan.weights is None else plan.training_weights,
         evaluation_microbatches=training.eval_microbatches,
-        evaluation_weights=list(manifest.data_plan.evaluation_weights.values()),
+        evaluation_weights=list(plan.evaluation_weights.values()),
         evaluate_every=training.eval_every,
         checkpoint_every=training.checkpoint_every,
         clip_norm=training.clip_norm,

@@ -6,7 +6,7 @@ Effects are carried out in order; a `Record` is durable before anything after it
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,8 +26,10 @@ class CoordinatorConfig:
     steps: int
     sizes: Sequence[int]
     """Training id → its samples; an id is an index into this."""
+    weights: Callable[[int], Sequence[float]] | None = None
+    """Batch → the weight of each training id in the mean loss; None: its samples."""
     evaluation_microbatches: int
-    evaluation_weights: Sequence[int] = ()
+    evaluation_weights: Sequence[float] = ()
     """Weight of each held-out microbatch in the mean held-out loss; empty: all are alike."""
     evaluate_every: int
     checkpoint_every: int

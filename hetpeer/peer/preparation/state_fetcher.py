@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hetpeer.averaging.effects import FetchState
-from hetpeer.bootstrap.run.manifest import FileRef
+from hetpeer.bootstrap.run.manifest_files import FileRef
 from hetpeer.bootstrap.run.membership_config import MembershipConfig
 from hetpeer.bootstrap.run.run_directory import RunDirectory, check_file
 from hetpeer.bootstrap.storage.file_service import fetch, fetch_file, state_name

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors, safe_join
-from hetpeer.bootstrap.run.manifest import FileRef, SignedManifest
+from hetpeer.bootstrap.run.manifest import SignedManifest
+from hetpeer.bootstrap.run.manifest_files import FileRef
 from hetpeer.bootstrap.run.run_directory import FOLDERS, RunDirectory
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.identity.peer_identity import Identity

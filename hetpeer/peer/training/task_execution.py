@@ -24,6 +24,7 @@ from hetpeer.peer.transport.link_book import LinkBook
 from hetpeer.peer.transport.tensor_schema import TensorSchema
 from hetpeer.peer.transport.tensor_store import Answer, Tensor, WorkerPosts
 from hetpeer.stages.block.rounding import ROOM
+from hetpeer.stages.data.sample_weights import share
 from hetpeer.stages.graph.random_draws import Draw
 from hetpeer.stages.ipc import block_commands as c
 from hetpeer.stages.ipc.worker_messages import NO_MEMORY, CommandFailedError
@@ -158,7 +159,7 @@ class TaskExecution:
             task=task_name(key),
             output_gradients=given,
             input_gradients={} if back is None else layout.within(back.extent),
-            weight=self._schema.batch(key.id) / self._schema.training.batch_size,
+            weight=self._share(step, key.id),
             slot=work.slot,
             fold=work.fold,
             weigh=weigh,
@@ -183,6 +184,12 @@ class TaskExecution:
             self._perform(self._work.backward_done(step, key, back, done.rounding))
 
         return answer()
+
+    def _share(self, step: e.StepId, microbatch: int) -> float:
+        """Share of the microbatch's mean loss in that of `step`."""
+        given = self._work.weights(step)
+        sizes = [self._schema.batch(number) for number in range(self._schema.microbatches)]
+        return share(given if len(given) == len(sizes) else sizes, microbatch)
 
     def _mind_memory(self, error: CommandFailedError) -> None:
         """Log once that memory was short: others do the task, and the place may be too large."""

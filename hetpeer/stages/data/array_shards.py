@@ -33,6 +33,8 @@ MAX_DIMENSIONS = 15
 MIN_SAMPLES = 2
 """One to train on, one to hold out."""
 
+Look = Callable[[Arrays], None]
+"""Gets samples: name → array [samples, …]."""
 Sample = dict[str, ArraySpec]
 """Name → array of one sample."""
 
@@ -43,11 +45,11 @@ def write_samples(
     heldout_fraction: float,
     seed: int,
     maker: str = "the data function yields",
-    look: Callable[[Arrays], None] | None = None,
+    looks: Sequence[Look] = (),
 ) -> tuple[Sample, list[ShardFile], list[ShardFile]]:
     """(arrays of a sample, training shards, held-out shards), after checking and shuffling the samples.
 
-    `maker` begins the message about too few; `look` gets all samples, shard by shard. Raises `LocalError`
+    `maker` begins the message about too few; `looks` get all samples, shard by shard. Raises `LocalError`
     HP-DATA-005 for the first sample that differs from the first one or cannot be trained on, HP-DATA-003 if
     there are too few, and OSError if `folder` cannot be written. Errors of `samples` pass through.
     """
@@ -58,8 +60,8 @@ def write_samples(
     records = np.memmap(spool, dtype=_record(specs), mode="r")
     order = permutation(seed, SPLIT_STREAM, count)
     heldout = max(1, int(count * heldout_fraction))
-    train_shards = _write(records, order[:-heldout], folder, specs, look)
-    heldout_shards = _write(records, order[-heldout:], folder, specs, look)
+    train_shards = _write(records, order[:-heldout], folder, specs, looks)
+    heldout_shards = _write(records, order[-heldout:], folder, specs, looks)
     del records
     spool.unlink()
     return specs, train_shards, heldout_shards
@@ -162,14 +164,14 @@ def _write(
     order: Indices,
     folder: Path,
     names: Iterable[str],
-    look: Callable[[Arrays], None] | None,
+    looks: Sequence[Look],
 ) -> list[ShardFile]:
     """Write the samples `order` in shards of about equal size."""
     shards, begin = [], 0
     for count in even_parts(len(order), max(1, SHARD_BYTES // records.itemsize)):
         rows = records[order[begin : begin + count]]
         arrays = {name: np.ascontiguousarray(rows[name]) for name in names}
-        if look is not None:
+        for look in looks:
             look(arrays)
         shards.append(write_shard(folder, arrays, count))
         begin += count

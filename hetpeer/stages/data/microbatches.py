@@ -15,9 +15,10 @@ across versions and platforms (NEP 19), unlike the distributions of `Generator`.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -25,6 +26,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from hetpeer.stages.data.sample_weights import Weights
 from hetpeer.stages.data.shards import (
     TARGETS,
     TOKENS,
@@ -147,6 +149,8 @@ class DataPlan:
     eval_microbatches: int
     eval_samples: int | None = None
     """Held-out samples of an evaluation, each once; None: all its microbatches are full."""
+    weights: Weights | None = field(default=None, compare=False, repr=False)
+    """Weight of each sample in the order of the shards, training ones first; None: they count alike."""
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> DataPlan:
@@ -184,10 +188,36 @@ class DataPlan:
         return size_of(number, self.batch_size, self.microbatch_size, self.eval_samples)
 
     @property
-    def evaluation_weights(self) -> dict[int, int]:
+    def evaluation_weights(self) -> dict[int, float]:
         """Held-out id → its weight in the mean held-out loss."""
+        if self.weights is not None:
+            return {number: self._weight(0, number) for number in self.evaluation}
         exact = self.eval_samples is not None
         return {number: self.size_of(number) if exact else 1 for number in self.evaluation}
+
+    def training_weights(self, step: int) -> tuple[float, ...]:
+        """Weight of each training microbatch of a step in its mean loss: by default its samples."""
+        if self.weights is None:
+            return tuple(self.sizes)
+        return tuple(self._weight(step, number) for number in range(self.microbatches))
+
+    def _weight(self, step: int, number: int) -> float:
+        """Sum of the weights of a microbatch's samples."""
+        assert self.weights is not None
+        order, _, begin = self._place(step, number)
+        first = self._begins[number >= self.microbatches]
+        return math.fsum(
+            weight
+            for piece in order.pieces(begin, self.size_of(number))
+            for weight in self.weights[first[piece.shard] + piece.samples].tolist()
+        )
+
+    @cached_property
+    def _begins(self) -> tuple[list[int], list[int]]:
+        """Number of the first sample of each training shard, and of each held-out one."""
+        samples = [shard.samples for shard in (*self.train, *self.heldout)]
+        begins = [0, *accumulate(samples)]
+        return begins[: len(self.train)], begins[len(self.train) : -1]
 
     def pieces(self, step: int, number: int) -> list[tuple[ShardFile, ShardPiece]]:
         """(shard, samples) of a microbatch, in order. Held-out ones are the same at every step."""

@@ -65,11 +65,16 @@ def write_shard(folder: Path, tensors: Mapping[str, Array], samples: int) -> Sha
     data: bytes = save(dict(tensors))
     digest = blake3(data).hexdigest()
     shard = ShardFile(name=f"{digest[:32]}.safetensors", blake3=digest, bytes=len(data), samples=samples)
-    with (folder / shard.name).open("wb") as file:
+    write_durably(folder / shard.name, data)
+    return shard
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write a new file and wait until the disk has it. Raises OSError."""
+    with path.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    return shard
 
 
 def map_shard(path: Path, shard: ShardFile) -> Arrays:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from hetpeer.stages.graph import (
     aten_operators,
+    chunked_loss,
     drawn_operators,
     frozen_operators,
     guarded_operators,
@@ -19,6 +20,7 @@ from hetpeer.stages.graph.operator_family import Operator
 
 FAMILIES: dict[str, Mapping[str, Operator]] = {
     "aten": aten_operators.FAMILY,
+    "chunked": chunked_loss.FAMILY,
     "drawn": drawn_operators.FAMILY,
     "frozen": frozen_operators.FAMILY,
     "guarded": guarded_operators.FAMILY,

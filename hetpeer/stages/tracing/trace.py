@@ -19,6 +19,7 @@ from hetpeer.stages.graph.block_spec import Batch, OperatorCall, TensorSpec, Val
 from hetpeer.stages.graph.graph_cost import gradient_reach, measure
 from hetpeer.stages.tracing.capture import capture
 from hetpeer.stages.tracing.draws import read_numbers
+from hetpeer.stages.tracing.large_losses import without_logits
 from hetpeer.stages.tracing.refusals import unfit, unsupported
 from hetpeer.stages.tracing.rewrite import Rewriter, describe_tensor
 
@@ -91,7 +92,7 @@ def trace(model: nn.Module, example: Mapping[str, Tensor], *, autocast: bool = F
         if node.op == "call_function":
             rewriter.add(node)
     loss = rewriter.name(_loss(exported))
-    nodes = _needed(rewriter.nodes, loss)
+    nodes = _needed(without_logits(_needed(rewriter.nodes, loss), rewriter.values, batch), loss)
     used = {name for node in nodes for name in node.references()}
     starts = {name: start for name, start in _starts(model, exported) if name in used}
     statistics, counters = _mutated(exported, rewriter, starts)
